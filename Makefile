@@ -1,0 +1,94 @@
+# Two commands: `make demo` shows the whole loop, `make test` checks everything. Each sets up what it needs.
+# It takes Python 3.11 or newer, a Rust toolchain and a C compiler; the rest goes into .venv and target.
+
+PYTHON ?= python3
+BIN := .venv/bin
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock rust-toolchain.toml
+PURE_CRATES := -p elasticrec-sample -p elasticrec-table -p elasticrec-cube
+# the crates' tests run graphs with the library inside the onnxruntime wheel
+ORT_LIB = $(shell $(BIN)/python -c 'from elasticrec.serving.onnxruntime import library_path; print(library_path())')
+
+.DEFAULT_GOAL := help
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: prerequisites
+prerequisites:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "missing: Python 3.11 or newer; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+	  || { echo "missing: Python's venv module; install it (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@cargo --version >/dev/null 2>&1 \
+	  || { echo "missing: a Rust toolchain; install it with rustup (https://rustup.rs)" >&2; exit 1; }
+	@cc --version >/dev/null 2>&1 \
+	  || { echo "missing: a C compiler; install one (Debian: apt-get install build-essential)" >&2; exit 1; }
+
+.venv/.created: | prerequisites
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
+	@touch $@
+
+.venv/.built: .venv/.created pyproject.toml $(RUST_SOURCES) | prerequisites
+	@echo "setting up: the Rust extension and the Python packages (some minutes the first time)"
+	PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" $(BIN)/maturin develop --release --extras train,dev --quiet
+	@touch $@
+
+.PHONY: setup
+setup: .venv/.built ## the virtual environment and the extension
+
+.PHONY: demo
+demo: setup ## the whole loop on generated data: train, publish, serve, ask
+	@$(BIN)/elasticrec demo
+
+.PHONY: test
+test: lint types test-rust test-python ## everything that CI runs
+
+.PHONY: quick
+quick: lint types ## the inner loop: what takes seconds
+	ORT_LIB="$(ORT_LIB)" cargo test --quiet --workspace --exclude elasticrec-py
+	$(BIN)/pytest -q -m 'not slow' tests/unit tests/contract
+
+.PHONY: lint
+lint: setup ## formatting and lint, Python and Rust
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	cargo fmt --check
+	cargo clippy --quiet --workspace --all-targets -- -D warnings
+
+.PHONY: types
+types: setup ## mypy, and the stub of the extension against the extension
+	$(BIN)/mypy
+	$(BIN)/stubtest elasticrec._core --mypy-config-file pyproject.toml
+
+.PHONY: test-rust
+test-rust: setup ## tests of the crates, also of the portable twins of SIMD code
+	ORT_LIB="$(ORT_LIB)" cargo test --quiet --workspace --exclude elasticrec-py
+	cargo test --quiet $(PURE_CRATES) --features portable
+
+.PHONY: test-python
+test-python: setup ## tests in Python: units, contracts, the whole loop
+	$(BIN)/pytest
+
+.PHONY: wheel
+wheel: setup ## one abi3 wheel in dist/
+	$(BIN)/maturin build --release --quiet --out dist
+
+.PHONY: bench
+bench: setup ## the speed of the spine and where the time goes
+	$(BIN)/elasticrec bench spine
+
+.PHONY: fuzz
+fuzz: ## fuzz what reads bytes, a minute each (nightly Rust and cargo-fuzz)
+	@for target in lines snapshot cube body; do \
+	  cargo +nightly fuzz run $$target -- -max_total_time=60 || exit 1; done
+
+.PHONY: format
+format: setup ## format Python and Rust
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix --quiet .
+	cargo fmt
+
+.PHONY: clean
+clean: ## remove what the other targets made
+	rm -rf .venv target dist python/elasticrec/*.so

@@ -1,0 +1,306 @@
+//! Cubes as a whole: built, damaged, crafted, and compared with a `HashMap`.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use elasticrec_cube::{Column, Cube, CubeError, CubeWriter, fuzz_open, repair_checksums};
+use elasticrec_table::part::{Kind, PartFile, PartWriter};
+use elasticrec_table::partition::{mix, partition_of};
+use proptest::prelude::*;
+use proptest::sample::Index;
+use serde_json::json;
+use tempfile::TempDir;
+
+const WIDTH: usize = 3;
+
+fn columns() -> Vec<Column> {
+    vec![Column { name: "wide".into(), width: 1 }, Column { name: "deep".into(), width: 2 }]
+}
+
+/// Rows that tell which sign they belong to, never all zero.
+fn row_of(sign: u64) -> [f32; WIDTH] {
+    [1.0, (sign % 1009) as f32, (sign >> 40) as f32]
+}
+
+fn fill_row(sign: u64, values: &mut [f32]) {
+    assert!(values.iter().all(|value| *value == 0.0), "rows start from zero");
+    values.copy_from_slice(&row_of(sign));
+}
+
+/// Writes the partitions `which` of a cube of `signs` to one part file.
+fn write_part(path: &PathBuf, signs: &[u64], num_partitions: u32, which: impl Iterator<Item = u32>) {
+    let mut writer = CubeWriter::create(path, columns(), num_partitions).expect("create");
+    for partition in which {
+        let own = |sign: &&u64| partition_of(**sign, num_partitions) == partition;
+        let own: Vec<u64> = signs.iter().filter(own).copied().collect();
+        writer.write_partition(partition, &own, |i, values| fill_row(own[i], values)).expect("write");
+    }
+    writer.finish().expect("finish");
+}
+
+fn part_bytes(signs: &[u64], num_partitions: u32) -> Vec<u8> {
+    let dir = TempDir::new().expect("temporary folder");
+    let path = dir.path().join("part-00000");
+    write_part(&path, signs, num_partitions, 0..num_partitions);
+    std::fs::read(path).expect("read")
+}
+
+fn open_bytes(bytes: Vec<u8>) -> Result<Cube, CubeError> {
+    Cube::from_parts(vec![PartFile::from_bytes("part-00000", bytes)?])
+}
+
+fn message(result: Result<Cube, CubeError>) -> String {
+    result.err().expect("to be refused").to_string()
+}
+
+/// Signs with one partition of 1 and one home bucket, whatever the number of buckets: the worst there is.
+fn colliding_signs(count: u64) -> Vec<u64> {
+    (0..count).map(|i| unmix(i << 33)).collect()
+}
+
+/// The inverse of `mix`.
+fn unmix(mixed: u64) -> u64 {
+    let unshift = |hash: u64| hash ^ (hash >> 33);
+    let hash = unshift(mixed).wrapping_mul(0x9cb4_b2f8_1293_37db);
+    let hash = unshift(hash).wrapping_mul(0x4f74_430c_22a5_4005);
+    unshift(hash)
+}
+
+fn assert_holds(cube: &Cube, signs: &[u64], absent: &[u64]) {
+    let asked: Vec<u64> = absent.iter().chain(signs).chain(absent).copied().collect();
+    let mut rows = vec![f32::NAN; asked.len() * WIDTH];
+    assert_eq!(cube.lookup(&asked, &mut rows), signs.len());
+    for (sign, row) in asked.iter().zip(rows.chunks(WIDTH)) {
+        let expected = if signs.contains(sign) { row_of(*sign) } else { [0.0; WIDTH] };
+        assert_eq!(row, expected, "row of {sign}");
+        assert_eq!(cube.contains(*sign), signs.contains(sign), "{sign}");
+    }
+}
+
+#[test]
+fn signs_that_all_collide_are_found() {
+    for count in [1, 7, 8, 14, 100, 1000] {
+        let signs = colliding_signs(count + 5);
+        assert_eq!(mix(signs[3]), 3 << 33);
+        let (present, absent) = signs.split_at(count as usize);
+        let cube = open_bytes(part_bytes(present, 1)).unwrap();
+        assert_holds(&cube, present, absent);
+    }
+}
+
+#[test]
+fn an_empty_cube_has_no_rows() {
+    let cube = open_bytes(part_bytes(&[], 256)).unwrap();
+    assert_eq!((cube.num_rows(), cube.num_partitions(), cube.width()), (0, 256, WIDTH));
+    assert_eq!(cube.columns(), columns());
+    assert_holds(&cube, &[], &[0, 1, u64::MAX]);
+    assert_eq!(cube.iter().count(), 0);
+}
+
+#[test]
+fn a_row_of_64_kb_is_found() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("part-00000");
+    let mut writer = CubeWriter::create(&path, vec![Column { name: "deep".into(), width: 16384 }], 1).unwrap();
+    writer.write_partition(0, &[5, 6], |i, values| values.fill(i as f32 + 1.0)).unwrap();
+    writer.finish().unwrap();
+    let cube = Cube::open(&[path]).unwrap();
+    let mut rows = vec![f32::NAN; 3 * 16384];
+    assert_eq!(cube.lookup(&[6, 7, 5], &mut rows), 2);
+    for (row, expected) in rows.chunks(16384).zip([2.0, 0.0, 1.0]) {
+        assert!(row.iter().all(|value| *value == expected));
+    }
+}
+
+#[test]
+fn parts_make_a_cube_only_together() {
+    let dir = TempDir::new().unwrap();
+    let path = |i: u32| dir.path().join(format!("part-0000{i}"));
+    let signs: Vec<u64> = (0..500).collect();
+    for i in 0..3 {
+        write_part(&path(i), &signs, 16, (0..16).filter(|partition| partition % 3 == i));
+    }
+    let cube = Cube::open(&[path(2), path(0), path(1)]).unwrap();
+    assert_holds(&cube, &signs, &[500, u64::MAX]);
+    assert_eq!(cube.num_rows(), 500);
+    let on_disk: u64 = (0..3).map(|i| path(i).metadata().unwrap().len()).sum();
+    assert_eq!(cube.bytes(), on_disk);
+
+    assert_eq!(message(Cube::open(&[])), "cube: expected at least 1 part file, got 0");
+    let missing = message(Cube::open(&[path(0), path(1)]));
+    assert_eq!(missing, "cube of 2 part files: 5 of 16 partitions missing: 2, 5, 8, 11, 14");
+    let many = message(Cube::open(&[path(0)]));
+    assert!(many.ends_with("10 of 16 partitions missing: 1, 2, 4, 5, 7, 8, 10, 11, …"), "{many}");
+    let doubled = message(Cube::open(&[path(0), path(1), path(2), path(1)]));
+    assert!(doubled.contains("part-00001: partition 1 is also in "), "{doubled}");
+
+    write_part(&path(3), &signs, 8, 2..3);
+    let other = message(Cube::open(&[path(0), path(3)]));
+    assert!(other.contains("part-00003: another number of partitions than in "), "{other}");
+    let mut writer = CubeWriter::create(path(4), vec![Column { name: "wide".into(), width: 3 }], 16).unwrap();
+    writer.write_partition(2, &[], |_, _| ()).unwrap();
+    writer.finish().unwrap();
+    let other = message(Cube::open(&[path(0), path(4)]));
+    assert!(other.contains("part-00004: other columns than in "), "{other}");
+}
+
+#[test]
+fn the_writer_refuses_what_no_reader_could_find() {
+    let dir = TempDir::new().unwrap();
+    let mut writer = CubeWriter::create(dir.path().join("part-00000"), columns(), 1).unwrap();
+    let twice = writer.write_partition(0, &[4, 9, 4], |_, _| ()).unwrap_err();
+    assert_eq!(twice.to_string(), "partition 0: sign 4 comes twice");
+    let mut many = colliding_signs(50);
+    many.push(many[20]);
+    assert!(matches!(writer.write_partition(0, &many, |_, _| ()), Err(CubeError::DuplicateSign { .. })));
+
+    let mut writer = CubeWriter::create(dir.path().join("part-00001"), columns(), 256).unwrap();
+    let foreign = writer.write_partition(0, &[0, 1], |_, _| ()).unwrap_err();
+    assert_eq!(foreign.to_string(), "partition 0: sign 1 belongs to partition 180");
+    assert!(CubeWriter::create(dir.path().join("part-00002"), vec![], 256).is_err());
+    assert!(!dir.path().join("part-00002").exists());
+}
+
+#[test]
+fn other_files_are_refused_by_name() {
+    let dir = TempDir::new().unwrap();
+    let write = |name: &str, kind, meta| {
+        let path = dir.path().join(name);
+        PartWriter::create(&path, kind, 1).unwrap().finish(&meta).unwrap();
+        message(Cube::open(&[path]))
+    };
+    let snapshot = write("snapshot", Kind::TableSnapshot, json!({}));
+    assert!(snapshot.ends_with("snapshot: expected kind 2 (cube), got 1"), "{snapshot}");
+    let int8 = write("int8", Kind::Cube, json!({"row_type": "int8"}));
+    assert!(int8.ends_with("int8: row type `int8` is not known, expected `f32`"), "{int8}");
+}
+
+#[test]
+fn every_flipped_bit_is_refused() {
+    let bytes = part_bytes(&[0, 1, 2, 3, u64::MAX], 2);
+    assert_holds(&open_bytes(bytes.clone()).unwrap(), &[0, 1, 2, 3, u64::MAX], &[4]);
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(open_bytes(damaged).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn every_cut_is_refused() {
+    let bytes = part_bytes(&(0..40).collect::<Vec<u64>>(), 3);
+    for length in 0..bytes.len() {
+        let error = message(open_bytes(bytes[..length].to_vec()));
+        assert!(error.contains("cut short"), "{length}: {error}");
+    }
+}
+
+/// Lies with right checksums: (byte in the first bucket, its new value, what is said).
+#[test]
+fn crafted_buckets_are_refused() {
+    let bytes = part_bytes(&colliding_signs(12), 1);
+    let bucket = 64;
+    for (at, value, expected) in [
+        (56, 1, "bucket 0: expected first row 0, got 1"),
+        (59, 255, "bucket 0: expected first row 0, got 4278190080"),
+        (60, 6, "bucket 1: expected first row 6, got 7"),
+        (60, 8, "bucket 0: count or flags are not valid"),
+        (60, 255, "bucket 0: count or flags are not valid"),
+        (61, 0, "cannot be found from its bucket 0"),
+        (61, 2, "bucket 0: count or flags are not valid"),
+        (62, 1, "bucket 0: count or flags are not valid"),
+        (64 + 60, 7, "expected 12 rows, got 14 in the index"),
+    ] {
+        let mut crafted = bytes.clone();
+        crafted[bucket + at] = value;
+        repair_checksums(&mut crafted);
+        let error = message(open_bytes(crafted.clone()));
+        assert!(error.starts_with("part-00000: partition 0: ") && error.contains(expected), "{error}");
+        fuzz_open(&crafted);
+    }
+}
+
+/// Lies in the directory with right checksums: (byte of the entry, its new value).
+#[test]
+fn crafted_directories_are_refused() {
+    let bytes = part_bytes(&colliding_signs(12), 1);
+    let entry = bytes.len() - 128;
+    // rows, then buckets, then the reserved word
+    for (at, value) in [(16, 11), (16, 13), (23, 255), (48, 1), (48, 3), (48, 0), (55, 255), (56, 1)] {
+        let mut crafted = bytes.clone();
+        crafted[entry + at] = value;
+        repair_checksums(&mut crafted);
+        let error = message(open_bytes(crafted.clone()));
+        assert!(error.contains("rows do not make"), "{error}");
+        fuzz_open(&crafted);
+    }
+}
+
+/// Everything flagged as overflowed and nothing further on: a search must come to an end.
+#[test]
+fn flags_that_lead_in_a_circle_end() {
+    let mut bytes = part_bytes(&(0..1000).collect::<Vec<u64>>(), 1);
+    for bucket in 0..1000 * 2 / 11 {
+        bytes[64 + 64 * bucket + 61] = 1;
+    }
+    repair_checksums(&mut bytes);
+    let cube = open_bytes(bytes).unwrap();
+    assert_holds(&cube, &(0..1000).collect::<Vec<u64>>(), &[1000, 1001, u64::MAX]);
+}
+
+fn any_sign() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        4 => any::<u64>(),
+        2 => 0..2000_u64,
+        2 => (0..2000_u64).prop_map(|i| u64::MAX - i),
+        1 => (0..64_u32).prop_map(|bit| 1 << bit),
+        2 => (0..500_u64).prop_map(|i| unmix(i << 33)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn agrees_with_a_hash_map(
+        signs in prop::collection::hash_set(any_sign(), 0..1500),
+        others in prop::collection::vec(any_sign(), 0..300),
+        num_partitions in prop_oneof![Just(1_u32), 2..5_u32, Just(256)],
+    ) {
+        let signs: Vec<u64> = signs.into_iter().collect();
+        let expected: HashMap<u64, [f32; WIDTH]> = signs.iter().map(|sign| (*sign, row_of(*sign))).collect();
+        let bytes = part_bytes(&signs, num_partitions);
+        let cube = open_bytes(bytes).unwrap();
+        prop_assert_eq!(cube.num_rows(), expected.len() as u64);
+
+        let asked: Vec<u64> = others.iter().chain(&signs).chain(&[0, u64::MAX]).copied().collect();
+        let mut rows = vec![f32::NAN; asked.len() * WIDTH];
+        let hits = cube.lookup(&asked, &mut rows);
+        prop_assert_eq!(hits, asked.iter().filter(|sign| expected.contains_key(sign)).count());
+        for (sign, row) in asked.iter().zip(rows.chunks(WIDTH)) {
+            prop_assert_eq!(row, &expected.get(sign).copied().unwrap_or([0.0; WIDTH])[..]);
+            prop_assert_eq!(cube.contains(*sign), expected.contains_key(sign));
+        }
+        let all: HashMap<u64, Vec<f32>> = cube.iter().collect();
+        prop_assert_eq!(all.len(), expected.len());
+        prop_assert!(all.iter().all(|(sign, row)| expected[sign] == row[..]));
+    }
+
+    #[test]
+    fn hostile_bytes_never_panic(
+        signs in prop::collection::hash_set(any_sign(), 0..60),
+        edits in prop::collection::vec((any::<Index>(), any::<u8>()), 0..10),
+        cut in prop::option::weighted(0.1, any::<Index>()),
+    ) {
+        let signs: Vec<u64> = signs.into_iter().collect();
+        let mut bytes = part_bytes(&signs, 2);
+        for (at, byte) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if let Some(length) = cut {
+            bytes.truncate(length.index(bytes.len()));
+        }
+        fuzz_open(&bytes);
+    }
+}

@@ -1,0 +1,223 @@
+//! Lines to batches, for Python: the parser, the reader that runs ahead, and the batch it yields.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use elasticrec_sample::hash::SplitMix64;
+use elasticrec_sample::reader::parse_text;
+use elasticrec_sample::unit::cut;
+use elasticrec_sample::{Features, LabelMode, ParsedBatch, ReaderOptions, Unique, Unit};
+use elasticrec_table::Handle;
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::prelude::*;
+
+use crate::errors::{IntoPyErr, SampleError};
+
+/// The one parser, made from the feature handling of a job or manifest.
+#[pyclass(frozen, module = "elasticrec._core")]
+pub(crate) struct Parser {
+    pub(crate) inner: Arc<elasticrec_sample::Parser>,
+}
+
+#[pymethods]
+impl Parser {
+    #[new]
+    fn new(features_json: &str) -> PyResult<Self> {
+        let features = Features::from_json(features_json).map_err(IntoPyErr::into_py_err)?;
+        let parser = elasticrec_sample::Parser::new(features).map_err(IntoPyErr::into_py_err)?;
+        Ok(Parser { inner: Arc::new(parser) })
+    }
+
+    /// Parses lines in memory; the first bad one raises `SampleError`.
+    #[pyo3(signature = (text, *, labels))]
+    fn parse(&self, py: Python<'_>, text: &[u8], labels: bool) -> PyResult<Batch> {
+        let parser = &self.inner;
+        let parsed = py.detach(|| {
+            let batch = parse_text(parser, text, label_mode(labels))?;
+            let unique = Unique::of(&batch);
+            let counts = unique.counts(&batch);
+            let num_records = batch.num_samples();
+            let name = elasticrec_sample::BatchName { unit: 0, index: 0 };
+            Ok(ParsedBatch { name, batch, unique, counts, num_records, num_bad: 0, bad: Vec::new() })
+        });
+        Ok(Batch::new(py, self.inner.clone(), parsed.map_err(|error: String| SampleError::new_err(error))?))
+    }
+
+    /// The sign of a categorical value in the slot called `slot`.
+    fn sign(&self, slot: &str, value: &[u8]) -> u64 {
+        elasticrec_sample::hash::sign_of(elasticrec_sample::hash::slot_seed(slot), value)
+    }
+}
+
+fn label_mode(required: bool) -> LabelMode {
+    if required { LabelMode::Required } else { LabelMode::Ignored }
+}
+
+/// Cuts a file of `size` bytes into byte ranges.
+#[pyfunction]
+pub(crate) fn cut_units(size: u64, unit_bytes: u64) -> Vec<(u64, u64)> {
+    cut(size, unit_bytes)
+}
+
+/// The order in which `count` units of an epoch are read.
+#[pyfunction]
+pub(crate) fn shuffle_units(count: usize, seed: u64, epoch: u32) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    SplitMix64::from_parts(&[seed, u64::from(epoch)]).shuffle(&mut order);
+    order
+}
+
+/// Samples ready for look-ups. The arrays are views of what the parser wrote.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct Batch {
+    pub(crate) parser: Arc<elasticrec_sample::Parser>,
+    pub(crate) parsed: ParsedBatch,
+    /// Where the last pull found the rows.
+    pub(crate) handles: Vec<Handle>,
+    dense: Py<PyArray2<f32>>,
+    labels: Py<PyArray2<f32>>,
+    weights: Py<PyArray1<f32>>,
+}
+
+impl Batch {
+    fn new(py: Python<'_>, parser: Arc<elasticrec_sample::Parser>, mut parsed: ParsedBatch) -> Self {
+        let batch = &mut parsed.batch;
+        let (rows, num_dense, num_labels) = (batch.num_samples(), batch.num_dense, batch.num_labels);
+        let matrix = |values: Vec<f32>, columns: usize| {
+            let flat = PyArray1::from_vec(py, values);
+            flat.reshape([rows, columns])
+                .map(Bound::unbind)
+                .unwrap_or_else(|_| PyArray2::zeros(py, [rows, columns], false).unbind())
+        };
+        let dense = matrix(std::mem::take(&mut batch.dense), num_dense);
+        let labels = matrix(std::mem::take(&mut batch.labels), num_labels);
+        let weights = batch.shows.iter().map(|&show| show as f32).collect();
+        let weights = PyArray1::from_vec(py, weights).unbind();
+        Batch { parser, parsed, handles: Vec::new(), dense, labels, weights }
+    }
+}
+
+#[pymethods]
+impl Batch {
+    /// The id of its unit.
+    #[getter]
+    fn unit(&self) -> u64 {
+        self.parsed.name.unit
+    }
+
+    /// Its place in the unit.
+    #[getter]
+    fn index(&self) -> u32 {
+        self.parsed.name.index
+    }
+
+    #[getter]
+    fn num_samples(&self) -> usize {
+        self.parsed.batch.num_samples()
+    }
+
+    /// Records read for it, good or bad.
+    #[getter]
+    fn num_records(&self) -> usize {
+        self.parsed.num_records
+    }
+
+    #[getter]
+    fn num_bad(&self) -> usize {
+        self.parsed.num_bad
+    }
+
+    /// The first few bad records of the reader, as `file:line: what`.
+    #[getter]
+    fn bad(&self) -> Vec<String> {
+        self.parsed.bad.clone()
+    }
+
+    /// `[num_samples, num_dense]`
+    #[getter]
+    fn dense(&self, py: Python<'_>) -> Py<PyArray2<f32>> {
+        self.dense.clone_ref(py)
+    }
+
+    /// `[num_samples, num_labels]`
+    #[getter]
+    fn labels(&self, py: Python<'_>) -> Py<PyArray2<f32>> {
+        self.labels.clone_ref(py)
+    }
+
+    /// `[num_samples]`: how often each sample was shown.
+    #[getter]
+    fn weights(&self, py: Python<'_>) -> Py<PyArray1<f32>> {
+        self.weights.clone_ref(py)
+    }
+
+    /// All signs, by sample, then slot.
+    #[getter]
+    fn signs<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        PyArray1::from_slice(py, &self.parsed.batch.signs)
+    }
+
+    /// Where each (sample, slot) begins in `signs`; one more at the end.
+    #[getter]
+    fn offsets<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+        PyArray1::from_slice(py, &self.parsed.batch.offsets)
+    }
+}
+
+/// An iterator over the batches of units, read and parsed ahead by threads of its own.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct BatchReader {
+    parser: Arc<elasticrec_sample::Parser>,
+    /// A channel's end is not `Sync`; only `&mut self` methods touch it.
+    inner: Mutex<Option<elasticrec_sample::BatchReader>>,
+}
+
+impl BatchReader {
+    fn reader(&mut self) -> &mut Option<elasticrec_sample::BatchReader> {
+        self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl BatchReader {
+    /// `units` are (id, path, start, end, epoch).
+    #[new]
+    #[pyo3(signature = (parser, units, *, batch_size, shuffle, seed, labels, workers, skip_batches))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
+    fn new(
+        parser: &Parser,
+        units: Vec<(u64, PathBuf, u64, u64, u32)>,
+        batch_size: usize,
+        shuffle: bool,
+        seed: u64,
+        labels: bool,
+        workers: usize,
+        skip_batches: usize,
+    ) -> Self {
+        let units = units.into_iter().map(|(id, path, start, end, epoch)| Unit { id, path, start, end, epoch });
+        let labels = label_mode(labels);
+        let options = ReaderOptions { batch_size: batch_size.max(1), shuffle, seed, labels, workers, skip_batches };
+        let parser = parser.inner.clone();
+        let inner = elasticrec_sample::BatchReader::start(parser.clone(), units.collect(), options);
+        BatchReader { parser, inner: Mutex::new(Some(inner)) }
+    }
+
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<Batch>> {
+        let Some(reader) = self.reader() else { return Ok(None) };
+        match py.detach(|| reader.next()) {
+            None => Ok(None),
+            Some(Ok(parsed)) => Ok(Some(Batch::new(py, self.parser.clone(), parsed))),
+            Some(Err(error)) => Err(error.into_py_err()),
+        }
+    }
+
+    /// Ends its threads.
+    fn close(&mut self, py: Python<'_>) {
+        let reader = self.reader().take();
+        py.detach(|| drop(reader));
+    }
+}

@@ -1,0 +1,58 @@
+//! Demo data, for Python.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use elasticrec_sample::demo::{DemoError, DemoFormat, DemoSpec, generate};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::errors::{ConfigError, io_error};
+
+/// Writes demo data and returns its summary as JSON; `progress` is told the samples written so far.
+#[pyfunction]
+#[pyo3(signature = (out, *, samples, slots, hours, seed, format, overwrite, threads, progress))]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
+pub(crate) fn write_demo(
+    py: Python<'_>,
+    out: PathBuf,
+    samples: u64,
+    slots: u32,
+    hours: u32,
+    seed: u64,
+    format: &str,
+    overwrite: bool,
+    threads: usize,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<String> {
+    let format = match format {
+        "slots" => DemoFormat::Slots,
+        "criteo" => DemoFormat::Criteo,
+        other => return Err(ConfigError::new_err(format!("format: expected slots or criteo, got `{other}`"))),
+    };
+    let spec = DemoSpec { samples, slots, hours, seed, format };
+    let mut interrupted = None;
+    let summary = py.detach(|| {
+        generate(&spec, &out, overwrite, threads, &mut |written| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (written,)).map(|_| ()))
+            });
+            match told {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    interrupted = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        })
+    });
+    match (summary, interrupted) {
+        (_, Some(error)) => Err(error),
+        (Ok(summary), None) => {
+            serde_json::to_string(&summary).map_err(|error| PyValueError::new_err(error.to_string()))
+        }
+        (Err(DemoError::Io { path, source }), None) => Err(io_error(&source, path.display().to_string())),
+        (Err(error), None) => Err(ConfigError::new_err(error.to_string())),
+    }
+}

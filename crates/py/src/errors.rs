@@ -1,0 +1,79 @@
+//! Errors of the crates as the exceptions of `elasticrec.errors`.
+
+use std::io;
+
+use elasticrec_cube::CubeError;
+use elasticrec_sample::{FeaturesError, ReadError};
+use elasticrec_table::part::PartError;
+use elasticrec_table::{SnapshotError, SpecError};
+use pyo3::PyErr;
+use pyo3::exceptions::PyOSError;
+
+pyo3::import_exception!(elasticrec.errors, ConfigError);
+pyo3::import_exception!(elasticrec.errors, ModelError);
+pyo3::import_exception!(elasticrec.errors, SampleError);
+
+/// An error with the exception that stands for it.
+pub(crate) trait IntoPyErr {
+    fn into_py_err(self) -> PyErr;
+}
+
+impl IntoPyErr for FeaturesError {
+    fn into_py_err(self) -> PyErr {
+        ConfigError::new_err(self.to_string())
+    }
+}
+
+impl IntoPyErr for SpecError {
+    fn into_py_err(self) -> PyErr {
+        ConfigError::new_err(self.to_string())
+    }
+}
+
+impl IntoPyErr for ReadError {
+    fn into_py_err(self) -> PyErr {
+        match self.source.raw_os_error() {
+            Some(_) => io_error(&self.source, self.path.display().to_string()),
+            None => SampleError::new_err(self.to_string()),
+        }
+    }
+}
+
+impl IntoPyErr for PartError {
+    fn into_py_err(self) -> PyErr {
+        match self {
+            PartError::Io { name, source } => io_error(&source, name),
+            error => ModelError::new_err(error.to_string()),
+        }
+    }
+}
+
+impl IntoPyErr for SnapshotError {
+    fn into_py_err(self) -> PyErr {
+        match self {
+            SnapshotError::Part(error) => error.into_py_err(),
+            error => ModelError::new_err(error.to_string()),
+        }
+    }
+}
+
+impl IntoPyErr for CubeError {
+    fn into_py_err(self) -> PyErr {
+        match self {
+            CubeError::Part(error) => error.into_py_err(),
+            error => ModelError::new_err(error.to_string()),
+        }
+    }
+}
+
+/// `OSError(errno, text, path)`, of which Python makes `FileNotFoundError` and its like.
+pub(crate) fn io_error(error: &io::Error, path: String) -> PyErr {
+    match error.raw_os_error() {
+        Some(code) => {
+            let text = error.to_string();
+            let text = text.split(" (os error").next().unwrap_or_default().to_string();
+            PyOSError::new_err((code, text, path))
+        }
+        None => PyOSError::new_err(format!("{path}: {error}")),
+    }
+}

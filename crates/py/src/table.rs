@@ -1,0 +1,145 @@
+//! The table, for Python: pulls pooled rows into a tensor's memory and pushes its gradient back.
+
+use std::path::PathBuf;
+
+use elasticrec_cube::{Cube, write_table};
+use elasticrec_sample::pool::{pool, pool_gradient};
+use elasticrec_table::{Push, TableSpec};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray3, PyReadwriteArray3};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::batch::Batch;
+use crate::errors::IntoPyErr;
+
+/// A sparse table in this process.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct Table {
+    inner: elasticrec_table::Table,
+    /// `[unique signs, width]`: rows on the way out, gradients on the way back; kept to save the allocation.
+    rows: Vec<f32>,
+}
+
+#[pymethods]
+impl Table {
+    #[new]
+    fn new(spec_json: &str) -> PyResult<Self> {
+        let spec = TableSpec::from_json(spec_json).map_err(IntoPyErr::into_py_err)?;
+        let inner = elasticrec_table::Table::new(spec).map_err(IntoPyErr::into_py_err)?;
+        Ok(Table { inner, rows: Vec::new() })
+    }
+
+    fn __len__(&self) -> usize {
+        self.inner.len()
+    }
+
+    /// Bytes held, spare capacity included.
+    #[getter]
+    fn num_bytes(&self) -> usize {
+        self.inner.bytes()
+    }
+
+    /// Weights a row.
+    #[getter]
+    fn width(&self) -> usize {
+        self.inner.width()
+    }
+
+    /// Writes the pooled rows of a batch into `out`, `[num_samples, num_slots, width]`. Creates nothing.
+    fn pull(&mut self, py: Python<'_>, batch: &mut Batch, mut out: PyReadwriteArray3<'_, f32>) -> PyResult<()> {
+        let out = out.as_slice_mut().map_err(|_| PyValueError::new_err("out: expected a contiguous array"))?;
+        let Batch { parser, parsed, handles, .. } = batch;
+        check_shape("out", out.len(), parsed, self.inner.width())?;
+        py.detach(|| {
+            self.rows.resize(parsed.unique.signs.len() * self.inner.width(), 0.0);
+            self.inner.pull(&parsed.unique.signs, &mut self.rows, handles);
+            pool(&parsed.batch, &parsed.unique, parser.poolings(), &self.rows, self.inner.width(), out);
+        });
+        Ok(())
+    }
+
+    /// Applies the gradient of what `pull` wrote, times `scale`; returns (rows created, gradient was not finite).
+    fn push(
+        &mut self,
+        py: Python<'_>,
+        batch: &Batch,
+        gradient: PyReadonlyArray3<'_, f32>,
+        scale: f32,
+        seen: u32,
+    ) -> PyResult<(usize, bool)> {
+        let gradient =
+            gradient.as_slice().map_err(|_| PyValueError::new_err("gradient: expected a contiguous array"))?;
+        let Batch { parser, parsed, handles, .. } = batch;
+        check_shape("gradient", gradient.len(), parsed, self.inner.width())?;
+        if handles.len() != parsed.unique.signs.len() {
+            return Err(PyValueError::new_err("push: expected a batch that was pulled before"));
+        }
+        let pushed = py.detach(|| {
+            self.rows.clear();
+            self.rows.resize(parsed.unique.signs.len() * self.inner.width(), 0.0);
+            pool_gradient(&parsed.batch, &parsed.unique, parser.poolings(), gradient, scale, &mut self.rows);
+            self.inner.push(Push {
+                signs: &parsed.unique.signs,
+                handles,
+                gradients: &self.rows,
+                counts: &parsed.counts,
+                seen,
+            })
+        });
+        Ok((pushed.created, pushed.non_finite))
+    }
+
+    /// (show, click, seen, weights, optimizer state) of a sign, or None.
+    #[expect(clippy::type_complexity, reason = "the shape of a Python tuple")]
+    fn get(&self, sign: u64) -> Option<(u32, u32, u32, Vec<f32>, Vec<f32>)> {
+        let row = self.inner.get(sign)?;
+        Some((row.counters.show, row.counters.click, row.counters.seen, row.weights, row.state))
+    }
+
+    /// Writes a part file; returns its size and sha-256.
+    fn snapshot(&self, py: Python<'_>, path: PathBuf) -> PyResult<(u64, String)> {
+        let written = py.detach(|| self.inner.snapshot(&path)).map_err(IntoPyErr::into_py_err)?;
+        Ok((written.bytes, written.sha256))
+    }
+
+    /// Loads the part files of a snapshot into this empty table.
+    fn load(&mut self, py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
+        if !self.inner.is_empty() {
+            return Err(PyValueError::new_err("load: expected an empty table"));
+        }
+        py.detach(|| self.inner.load(&paths)).map_err(IntoPyErr::into_py_err)
+    }
+
+    /// Writes the weights as a cube part file; returns its size and sha-256.
+    fn write_cube(&self, py: Python<'_>, path: PathBuf) -> PyResult<(u64, String)> {
+        let written = py.detach(|| write_table(&self.inner, path)).map_err(IntoPyErr::into_py_err)?;
+        Ok((written.bytes, written.sha256))
+    }
+}
+
+fn check_shape(what: &str, len: usize, parsed: &elasticrec_sample::ParsedBatch, width: usize) -> PyResult<()> {
+    let batch = &parsed.batch;
+    let expected = batch.num_samples() * batch.num_slots * width;
+    if len == expected {
+        return Ok(());
+    }
+    Err(PyValueError::new_err(format!("{what}: expected {expected} values, got {len}")))
+}
+
+/// Rows of a cube by sign: (rows `[signs, width]`, how many were found).
+#[pyfunction]
+pub(crate) fn read_cube<'py>(
+    py: Python<'py>,
+    paths: Vec<PathBuf>,
+    signs: Vec<u64>,
+) -> PyResult<(Bound<'py, PyArray2<f32>>, usize)> {
+    let (rows, found, width) = py
+        .detach(|| {
+            let cube = Cube::open(&paths)?;
+            let mut rows = vec![0.0; signs.len() * cube.width()];
+            let found = cube.lookup(&signs, &mut rows);
+            Ok((rows, found, cube.width()))
+        })
+        .map_err(|error: elasticrec_cube::CubeError| error.into_py_err())?;
+    Ok((PyArray1::from_vec(py, rows).reshape([signs.len(), width])?, found))
+}

@@ -1,0 +1,168 @@
+//! A batch: samples side by side, signs in one flat array ordered by sample, then slot.
+
+/// Parsed samples. `offsets[b * num_slots + s] .. offsets[b * num_slots + s + 1]` are the signs of sample `b` in slot `s`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Batch {
+    /// Slots a sample.
+    pub num_slots: usize,
+    /// Dense values a sample.
+    pub num_dense: usize,
+    /// Labels a sample.
+    pub num_labels: usize,
+    /// All signs.
+    pub signs: Vec<u64>,
+    /// Where each (sample, slot) begins in `signs`; one more at the end.
+    pub offsets: Vec<u32>,
+    /// `[num_samples, num_dense]`, normalised.
+    pub dense: Vec<f32>,
+    /// `[num_samples, num_labels]`: the share of the shows that had it.
+    pub labels: Vec<f32>,
+    /// Times each sample was shown: its weight.
+    pub shows: Vec<u32>,
+    /// Times each sample was clicked.
+    pub clicks: Vec<u32>,
+}
+
+impl Batch {
+    /// Samples in it.
+    pub fn num_samples(&self) -> usize {
+        self.shows.len()
+    }
+
+    /// The signs of sample `b` in slot `s`.
+    pub fn signs_of(&self, b: usize, s: usize) -> &[u64] {
+        let at = b * self.num_slots + s;
+        &self.signs[self.offsets[at] as usize..self.offsets[at + 1] as usize]
+    }
+}
+
+/// Builds a batch sample by sample; a sample is whole or absent.
+#[derive(Debug)]
+pub struct BatchBuilder {
+    batch: Batch,
+    tokens: Vec<(u16, u64)>,
+    sorted: bool,
+    dense: Vec<f32>,
+    labels: Vec<f32>,
+}
+
+impl BatchBuilder {
+    /// An empty batch of the given shape with room for `capacity` samples.
+    pub fn new(num_slots: usize, num_dense: usize, num_labels: usize, capacity: usize) -> Self {
+        let mut offsets = Vec::with_capacity(capacity * num_slots + 1);
+        offsets.push(0);
+        BatchBuilder {
+            batch: Batch {
+                num_slots,
+                num_dense,
+                num_labels,
+                signs: Vec::with_capacity(capacity * num_slots),
+                offsets,
+                dense: Vec::with_capacity(capacity * num_dense),
+                labels: Vec::with_capacity(capacity * num_labels),
+                shows: Vec::with_capacity(capacity),
+                clicks: Vec::with_capacity(capacity),
+            },
+            tokens: Vec::with_capacity(2 * num_slots),
+            sorted: true,
+            dense: vec![0.0; num_dense],
+            labels: vec![0.0; num_labels],
+        }
+    }
+
+    /// Starts a sample, dropping whatever an unfinished one left.
+    #[inline]
+    pub fn begin(&mut self) {
+        self.tokens.clear();
+        self.sorted = true;
+        self.dense.fill(0.0);
+        self.labels.fill(0.0);
+    }
+
+    /// Adds a sign to a slot of the sample.
+    #[inline]
+    pub fn add_sign(&mut self, slot: u16, sign: u64) {
+        debug_assert!(usize::from(slot) < self.batch.num_slots);
+        self.sorted &= self.tokens.last().is_none_or(|&(last, _)| last <= slot);
+        self.tokens.push((slot, sign));
+    }
+
+    /// Sets a normalised dense value of the sample.
+    #[inline]
+    pub fn set_dense(&mut self, index: usize, value: f32) {
+        self.dense[index] = value;
+    }
+
+    /// Sets a label of the sample.
+    #[inline]
+    pub fn set_label(&mut self, index: usize, value: f32) {
+        self.labels[index] = value;
+    }
+
+    /// Appends the sample to the batch.
+    #[inline]
+    pub fn end(&mut self, show: u32, click: u32) {
+        if !self.sorted {
+            self.tokens.sort_by_key(|&(slot, _)| slot);
+        }
+        let mut next = 0;
+        for slot in 0..self.batch.num_slots as u16 {
+            while let Some(&(at, sign)) = self.tokens.get(next)
+                && at == slot
+            {
+                self.batch.signs.push(sign);
+                next += 1;
+            }
+            self.batch.offsets.push(self.batch.signs.len() as u32);
+        }
+        self.batch.dense.extend_from_slice(&self.dense);
+        self.batch.labels.extend_from_slice(&self.labels);
+        self.batch.shows.push(show);
+        self.batch.clicks.push(click);
+    }
+
+    /// Samples so far.
+    pub fn num_samples(&self) -> usize {
+        self.batch.num_samples()
+    }
+
+    /// The batch.
+    pub fn finish(self) -> Batch {
+        self.batch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signs_are_ordered_by_sample_then_slot_and_keep_their_order_within() {
+        let mut builder = BatchBuilder::new(3, 0, 1, 2);
+        builder.begin();
+        for (slot, sign) in [(2, 9), (0, 5), (2, 8), (0, 5)] {
+            builder.add_sign(slot, sign);
+        }
+        builder.end(1, 0);
+        builder.begin();
+        builder.end(4, 2);
+        let batch = builder.finish();
+        assert_eq!(batch.signs, [5, 5, 9, 8]);
+        assert_eq!(batch.offsets, [0, 2, 2, 4, 4, 4, 4]);
+        assert_eq!(batch.signs_of(0, 2), [9, 8]);
+        assert!(batch.signs_of(1, 0).is_empty());
+    }
+
+    #[test]
+    fn an_unfinished_sample_leaves_nothing() {
+        let mut builder = BatchBuilder::new(1, 1, 1, 1);
+        builder.begin();
+        builder.add_sign(0, 1);
+        builder.set_dense(0, 3.0);
+        builder.begin();
+        builder.end(1, 1);
+        let batch = builder.finish();
+        assert!(batch.signs.is_empty());
+        assert_eq!(batch.dense, [0.0]);
+    }
+}

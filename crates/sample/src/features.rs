@@ -1,0 +1,209 @@
+//! Feature handling in full: what a job declares, what a manifest carries, what the parser is built from.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::hash::HASH_VERSION;
+
+/// The text format of a data set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// `show click sign:slot sign:slot …`
+    Slots,
+    /// Tab separated: label, 13 numbers, 26 categories, empty = missing.
+    Criteo,
+}
+
+/// How the rows of one slot become one vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// Their sum, repeats counted.
+    Sum,
+    /// The sum over the number of signs.
+    Mean,
+    /// The sum over the square root of the number of signs.
+    Sqrtn,
+}
+
+impl Pooling {
+    /// The factor on the sum of `num_signs` rows.
+    #[inline]
+    pub fn factor(self, num_signs: usize) -> f32 {
+        match self {
+            Pooling::Sum => 1.0,
+            Pooling::Mean => 1.0 / num_signs as f32,
+            Pooling::Sqrtn => 1.0 / (num_signs as f32).sqrt(),
+        }
+    }
+}
+
+/// How a dense value is brought to scale; the constants are fixed in the job, never fitted from the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Normalize {
+    /// As it stands.
+    None,
+    /// sign(x) · ln(1 + |x|).
+    Log,
+    /// (x − min) / (max − min), held within 0 and 1.
+    MinMax {
+        /// Becomes 0.
+        min: f32,
+        /// Becomes 1.
+        max: f32,
+    },
+}
+
+impl Normalize {
+    /// The model's input for the value `x`.
+    #[inline]
+    pub fn apply(self, x: f32) -> f32 {
+        match self {
+            Normalize::None => x,
+            Normalize::Log => x.abs().ln_1p().copysign(x),
+            Normalize::MinMax { min, max } => ((x - min) / (max - min)).clamp(0.0, 1.0),
+        }
+    }
+}
+
+/// A sparse slot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slot {
+    /// Its name in the data.
+    pub name: String,
+    /// How its rows are joined.
+    pub pooling: Pooling,
+}
+
+/// A dense column.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dense {
+    /// Its name in the data.
+    pub name: String,
+    /// How it is brought to scale.
+    pub normalize: Normalize,
+}
+
+/// Everything that decides what a line means.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Features {
+    /// The text format.
+    pub format: Format,
+    /// The version of the hash, see [`crate::hash`].
+    pub hash: u32,
+    /// Sparse slots, in the order of the model's input.
+    pub slots: Vec<Slot>,
+    /// Dense columns, in the order of the model's input.
+    pub dense: Vec<Dense>,
+    /// Labels; the first one is the click.
+    pub labels: Vec<String>,
+}
+
+/// A declaration that cannot be served.
+#[derive(Debug, Error)]
+pub enum FeaturesError {
+    /// Not the JSON that this release writes.
+    #[error("features: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Another hash.
+    #[error("features: hash: expected version {HASH_VERSION}, got {0}")]
+    Hash(u32),
+    /// A name or number out of its range.
+    #[error("features: {0}")]
+    Invalid(String),
+}
+
+impl Features {
+    /// Reads the JSON of a job or manifest and checks it.
+    pub fn from_json(json: &str) -> Result<Self, FeaturesError> {
+        let features: Features = serde_json::from_str(json)?;
+        features.check()?;
+        Ok(features)
+    }
+
+    fn check(&self) -> Result<(), FeaturesError> {
+        if self.hash != HASH_VERSION {
+            return Err(FeaturesError::Hash(self.hash));
+        }
+        if self.slots.len() > usize::from(u16::MAX) {
+            return Err(invalid(format!("slots: expected at most 65535, got {}", self.slots.len())));
+        }
+        if self.slots.is_empty() && self.dense.is_empty() {
+            return Err(invalid("expected at least one slot or dense column, got none".into()));
+        }
+        if self.labels.is_empty() {
+            return Err(invalid("labels: expected at least one, got none".into()));
+        }
+        check_unique("slots", self.slots.iter().map(|slot| &slot.name))?;
+        check_unique("dense", self.dense.iter().map(|dense| &dense.name))?;
+        check_unique("labels", self.labels.iter())?;
+        for dense in &self.dense {
+            if let Normalize::MinMax { min, max } = dense.normalize
+                && !(min.is_finite() && max.is_finite() && min < max)
+            {
+                return Err(invalid(format!("dense `{}`: expected min < max, got {min} and {max}", dense.name)));
+            }
+        }
+        match self.format {
+            Format::Slots if !self.dense.is_empty() => {
+                Err(invalid("dense: slot text has no dense columns, expected none".into()))
+            }
+            Format::Criteo if self.labels.len() != 1 => {
+                Err(invalid(format!("labels: criteo rows have 1, got {}", self.labels.len())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn invalid(message: String) -> FeaturesError {
+    FeaturesError::Invalid(message)
+}
+
+fn check_unique<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> Result<(), FeaturesError> {
+    let mut seen = std::collections::HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(invalid(format!("{what}: `{name}` is declared twice")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"format":"criteo","hash":1,"slots":[{"name":"C1","pooling":"sum"}],
+        "dense":[{"name":"I1","normalize":{"kind":"log"}},{"name":"I2","normalize":{"kind":"minmax","min":0,"max":4}}],
+        "labels":["click"]}"#;
+
+    #[test]
+    fn json_goes_there_and_back() {
+        let features = Features::from_json(GOOD).unwrap();
+        let again = Features::from_json(&serde_json::to_string(&features).unwrap()).unwrap();
+        assert_eq!(features, again);
+    }
+
+    #[test]
+    fn wrong_declarations_are_named() {
+        let error = |from: &str, to: &str| Features::from_json(&GOOD.replace(from, to)).unwrap_err().to_string();
+        assert_eq!(error("\"hash\":1", "\"hash\":2"), "features: hash: expected version 1, got 2");
+        assert!(error("\"max\":4", "\"max\":0").contains("expected min < max"));
+        assert!(error("\"I2\"", "\"I1\"").contains("`I1` is declared twice"));
+        assert!(error("\"labels\"", "\"label\"").contains("unknown field `label`"));
+    }
+
+    #[test]
+    fn normalisation() {
+        assert_eq!(Normalize::Log.apply(0.0), 0.0);
+        assert!((Normalize::Log.apply(-2.0) + 3f32.ln()).abs() < 1e-6);
+        let minmax = Normalize::MinMax { min: 1.0, max: 3.0 };
+        assert_eq!([minmax.apply(0.0), minmax.apply(2.0), minmax.apply(9.0)], [0.0, 0.5, 1.0]);
+    }
+}

@@ -1,0 +1,24 @@
+//! Log lines to batches: the part of the data path that training, evaluation and serving share.
+//!
+//! `unit` cuts files into units and a unit into lines, `parser` turns a line into slots, signs, dense values
+//! and labels, `batch` holds the result, `unique` names each sign once, `pool` adds the rows of a slot up, and
+//! `reader` runs all of it ahead of the trainer.
+
+pub mod batch;
+mod criteo;
+pub mod demo;
+pub mod features;
+pub mod hash;
+pub mod parser;
+pub mod pool;
+pub mod reader;
+mod slots;
+pub mod unique;
+pub mod unit;
+
+pub use batch::{Batch, BatchBuilder};
+pub use features::{Features, FeaturesError, Format, Normalize, Pooling};
+pub use parser::{LabelMode, Parser, RecordError};
+pub use reader::{BatchName, BatchReader, ParsedBatch, ReadError, ReaderOptions};
+pub use unique::Unique;
+pub use unit::Unit;

@@ -1,0 +1,248 @@
+//! The one parser: a line of any format, or named values, into a sample of a batch.
+
+use std::collections::HashMap;
+
+use thiserror::Error;
+
+use crate::batch::BatchBuilder;
+use crate::features::{Features, Format, Pooling};
+use crate::{criteo, hash, slots};
+
+/// Whether a line must carry labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LabelMode {
+    /// Training and evaluation: a line without them is bad.
+    Required,
+    /// Prediction: whatever stands in their place is passed over.
+    Ignored,
+}
+
+/// Why a record is bad; the place (file and line) is added by whoever knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct RecordError(pub String);
+
+/// A parser for one declaration of features.
+#[derive(Debug)]
+pub struct Parser {
+    features: Features,
+    /// Slot numbers of names such as `17`, the common case.
+    numeric: Vec<u16>,
+    named: HashMap<Box<[u8]>, u16>,
+    /// Seeds of the slots' hashes.
+    seeds: Vec<u64>,
+    poolings: Vec<Pooling>,
+    /// Where the columns of a criteo row go.
+    columns: criteo::Columns,
+}
+
+/// Marks a slot that the job did not choose.
+const UNUSED: u16 = u16::MAX;
+/// Names below this go through the table instead of the map.
+const NUMERIC_SLOTS: usize = 65_536;
+
+impl Parser {
+    /// Prepares the look-ups for `features`.
+    pub fn new(features: Features) -> Result<Self, crate::FeaturesError> {
+        let mut numeric = Vec::new();
+        let mut named = HashMap::new();
+        for (index, slot) in features.slots.iter().enumerate() {
+            named.insert(slot.name.as_bytes().into(), index as u16);
+            if let Some(number) = canonical_number(slot.name.as_bytes()) {
+                if numeric.len() <= number {
+                    numeric.resize(number + 1, UNUSED);
+                }
+                numeric[number] = index as u16;
+            }
+        }
+        let columns = match features.format {
+            Format::Criteo => criteo::Columns::new(&features)?,
+            Format::Slots => criteo::Columns::default(),
+        };
+        Ok(Parser {
+            seeds: features.slots.iter().map(|slot| hash::slot_seed(&slot.name)).collect(),
+            poolings: features.slots.iter().map(|slot| slot.pooling).collect(),
+            features,
+            numeric,
+            named,
+            columns,
+        })
+    }
+
+    /// What it was made from.
+    pub fn features(&self) -> &Features {
+        &self.features
+    }
+
+    /// The pooling of each slot.
+    pub fn poolings(&self) -> &[Pooling] {
+        &self.poolings
+    }
+
+    /// An empty batch for this parser's samples.
+    pub fn builder(&self, capacity: usize) -> BatchBuilder {
+        let Features { slots, dense, labels, .. } = &self.features;
+        BatchBuilder::new(slots.len(), dense.len(), labels.len(), capacity)
+    }
+
+    /// Parses one line without its line end; a bad line adds nothing to the batch.
+    #[inline]
+    pub fn parse_line(&self, line: &[u8], labels: LabelMode, into: &mut BatchBuilder) -> Result<(), RecordError> {
+        into.begin();
+        let (show, click) = match self.features.format {
+            Format::Slots => slots::parse(self, line, labels, into)?,
+            Format::Criteo => criteo::parse(self, &self.columns, line, labels, into)?,
+        };
+        into.end(show, click);
+        Ok(())
+    }
+
+    /// The number of the slot called `name`, if the job chose it.
+    #[inline]
+    pub fn slot(&self, name: &[u8]) -> Option<u16> {
+        if let Some(number) = canonical_number(name) {
+            return self.numeric.get(number).copied().filter(|&slot| slot != UNUSED);
+        }
+        self.named.get(name).copied()
+    }
+
+    /// The number of the dense column called `name`.
+    pub fn dense(&self, name: &str) -> Option<usize> {
+        self.features.dense.iter().position(|dense| dense.name == name)
+    }
+
+    /// The sign of a categorical value, for formats whose signs are hashes.
+    #[inline]
+    pub fn sign(&self, slot: u16, value: &[u8]) -> u64 {
+        hash::sign_of(self.seeds[usize::from(slot)], value)
+    }
+
+    /// The model's input for a value of dense column `index`; not a number is refused.
+    #[inline]
+    pub fn normalize(&self, index: usize, value: f32) -> Result<f32, RecordError> {
+        let dense = &self.features.dense[index];
+        let normalized = dense.normalize.apply(value);
+        if value.is_finite() && normalized.is_finite() {
+            return Ok(normalized);
+        }
+        Err(RecordError(format!("dense `{}`: expected a finite number, got {value}", dense.name)))
+    }
+}
+
+/// The number that a name such as `17` stands for; `017` and `+17` are names like any other.
+#[inline]
+fn canonical_number(name: &[u8]) -> Option<usize> {
+    if name.is_empty() || name.len() > 5 || (name[0] == b'0' && name.len() > 1) {
+        return None;
+    }
+    let mut number = 0;
+    for &byte in name {
+        if !byte.is_ascii_digit() {
+            return None;
+        }
+        number = number * 10 + usize::from(byte - b'0');
+    }
+    (number < NUMERIC_SLOTS).then_some(number)
+}
+
+/// A decimal u64 without sign or spaces.
+#[inline]
+pub fn parse_u64(text: &[u8]) -> Option<u64> {
+    if text.is_empty() || text.len() > 20 {
+        return None;
+    }
+    let (head, tail) = text.split_at(text.len().min(19));
+    let mut number: u64 = 0;
+    for &byte in head {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        number = number * 10 + u64::from(digit);
+    }
+    match tail {
+        [] => Some(number),
+        [last] if last.is_ascii_digit() => number.checked_mul(10)?.checked_add(u64::from(last - b'0')),
+        _ => None,
+    }
+}
+
+/// Bytes of a record as they may stand in a message: short, printable.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    const LONGEST: usize = 40;
+    let text: String = String::from_utf8_lossy(bytes).chars().take(LONGEST + 1).collect();
+    let printable: String = text.escape_debug().collect();
+    if bytes.len() > LONGEST {
+        format!("{}…", printable.chars().take(LONGEST).collect::<String>())
+    } else {
+        printable
+    }
+}
+
+/// Any bytes as a declaration-and-lines pair: the target of the parser's fuzzer.
+#[doc(hidden)]
+pub fn fuzz_lines(bytes: &[u8]) {
+    let slots = r#"{"format":"slots","hash":1,"slots":[{"name":"0","pooling":"sum"},{"name":"7","pooling":"mean"},
+        {"name":"user","pooling":"sqrtn"}],"dense":[],"labels":["click","buy"]}"#;
+    let criteo = r#"{"format":"criteo","hash":1,"slots":[{"name":"C1","pooling":"sum"},{"name":"C26","pooling":"sum"}],
+        "dense":[{"name":"I1","normalize":{"kind":"log"}}],"labels":["click"]}"#;
+    for json in [slots, criteo] {
+        let Ok(parser) = Features::from_json(json).and_then(Parser::new) else {
+            unreachable!("the declarations above are valid")
+        };
+        for mode in [LabelMode::Required, LabelMode::Ignored] {
+            let mut builder = parser.builder(0);
+            let mut good = 0;
+            for line in bytes.split(|&byte| byte == b'\n') {
+                good += usize::from(parser.parse_line(line, mode, &mut builder).is_ok());
+            }
+            let batch = builder.finish();
+            assert_eq!(batch.num_samples(), good);
+            assert_eq!(batch.offsets.len(), good * batch.num_slots + 1);
+            assert_eq!(batch.offsets.last().copied(), Some(batch.signs.len() as u32));
+            assert!(batch.dense.iter().chain(&batch.labels).all(|value| value.is_finite()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_u64_is_a_sign_and_nothing_else_is() {
+        assert_eq!(parse_u64(b"18446744073709551615"), Some(u64::MAX));
+        assert_eq!(parse_u64(b"0"), Some(0));
+        for bad in
+            ["", "-1", "+1", "18446744073709551616", "99999999999999999999", "1 ", "0x1", "100000000000000000000"]
+        {
+            assert_eq!(parse_u64(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn u64_round_trip(number: u64) {
+            prop_assert_eq!(parse_u64(number.to_string().as_bytes()), Some(number));
+        }
+
+        #[test]
+        fn u64_agrees_with_the_standard_library(text in "[0-9+a]{0,22}") {
+            let expected = if text.starts_with('+') { None } else { text.parse().ok() };
+            prop_assert_eq!(parse_u64(text.as_bytes()), expected);
+        }
+
+        #[test]
+        fn hostile_bytes_give_errors(bytes in prop::collection::vec(prop::sample::select(b"01 \t\n:=79a-.\xff".to_vec()), 0..400)) {
+            fuzz_lines(&bytes);
+        }
+    }
+
+    #[test]
+    fn what_is_shown_is_short_and_printable() {
+        assert_eq!(shown(b"a\x00b"), "a\\0b");
+        assert!(shown(&[b'x'; 1000]).len() < 50);
+    }
+}

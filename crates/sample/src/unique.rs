@@ -1,0 +1,95 @@
+//! Each sign of a batch once: what is looked up, and what one update is applied to.
+
+use crate::batch::Batch;
+
+/// The distinct signs of a batch in the order of their first occurrence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unique {
+    /// Every sign once.
+    pub signs: Vec<u64>,
+    /// For each entry of `Batch::signs` its place in `signs`.
+    pub inverse: Vec<u32>,
+}
+
+/// Room for the next power of two above twice the number of entries keeps probes short.
+const LOAD: usize = 2;
+
+impl Unique {
+    /// Finds the distinct signs of `batch`.
+    pub fn of(batch: &Batch) -> Self {
+        const EMPTY: u32 = u32::MAX;
+        let capacity = (batch.signs.len() * LOAD).next_power_of_two().max(16);
+        let shift = 64 - capacity.trailing_zeros();
+        let mask = capacity - 1;
+        let mut places = vec![EMPTY; capacity];
+        let mut signs: Vec<u64> = Vec::with_capacity(batch.signs.len());
+        let mut inverse = Vec::with_capacity(batch.signs.len());
+        for &sign in &batch.signs {
+            let mut at = (sign.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) as usize;
+            let place = loop {
+                let place = places[at];
+                if place == EMPTY {
+                    places[at] = signs.len() as u32;
+                    signs.push(sign);
+                    break signs.len() as u32 - 1;
+                }
+                if signs[place as usize] == sign {
+                    break place;
+                }
+                at = (at + 1) & mask;
+            };
+            inverse.push(place);
+        }
+        Unique { signs, inverse }
+    }
+
+    /// Shows and clicks of each distinct sign: every occurrence counts the sample's.
+    pub fn counts(&self, batch: &Batch) -> Vec<(u32, u32)> {
+        let mut counts = vec![(0u32, 0u32); self.signs.len()];
+        for b in 0..batch.num_samples() {
+            let start = batch.offsets[b * batch.num_slots] as usize;
+            let end = batch.offsets[(b + 1) * batch.num_slots] as usize;
+            for &place in &self.inverse[start..end] {
+                let (show, click) = &mut counts[place as usize];
+                *show = show.saturating_add(batch.shows[b]);
+                *click = click.saturating_add(batch.clicks[b]);
+            }
+        }
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::BatchBuilder;
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_map(samples in prop::collection::vec((1u32..4, prop::collection::vec((0u16..3, 0u64..20), 0..8)), 0..30)) {
+            let mut builder = BatchBuilder::new(3, 0, 1, samples.len());
+            let mut shows: HashMap<u64, u32> = HashMap::new();
+            for (show, tokens) in &samples {
+                builder.begin();
+                for &(slot, sign) in tokens {
+                    builder.add_sign(slot, sign);
+                    *shows.entry(sign).or_default() += show;
+                }
+                builder.end(*show, 1);
+            }
+            let batch = builder.finish();
+            let unique = Unique::of(&batch);
+            prop_assert_eq!(unique.signs.len(), shows.len());
+            for (&sign, &place) in batch.signs.iter().zip(&unique.inverse) {
+                prop_assert_eq!(unique.signs[place as usize], sign);
+            }
+            for (sign, (show, _)) in unique.signs.iter().zip(unique.counts(&batch)) {
+                prop_assert_eq!(shows[sign], show);
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Table to part file and back: a table's share of a checkpoint.
+//!
+//! Rows stand in the order of their signs, so that equal tables are equal files. The bytes are described in
+//! `docs/formats/table.md`.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::part::{Kind, PartError, PartFile, PartWriter, Written};
+use crate::partition::{mix, partition_of};
+use crate::rows::{ABSENT, Counters};
+use crate::spec::TableSpec;
+use crate::table::Table;
+
+/// Bytes of a row before its weights: sign, show, click, seen, changed.
+const HEADER: usize = 24;
+
+/// Why a snapshot cannot be written or loaded.
+#[derive(Debug, Error)]
+pub enum SnapshotError {
+    /// The file itself.
+    #[error(transparent)]
+    Part(#[from] PartError),
+    /// The file is sound but of another table.
+    #[error("{name}: {what}")]
+    Other {
+        /// The file.
+        name: String,
+        /// What was expected and what came.
+        what: String,
+    },
+}
+
+/// What the file says of the table it was written from.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Meta {
+    table: TableSpec,
+    row_bytes: usize,
+}
+
+impl Table {
+    /// Writes every partition into one part file.
+    pub fn snapshot(&self, path: &Path) -> Result<Written, SnapshotError> {
+        let spec = self.spec();
+        let mut part = PartWriter::create(path, Kind::TableSnapshot, spec.partitions)?;
+        let mut bytes = Vec::with_capacity(self.row_bytes());
+        for (partition, rows) in self.partitions.iter().enumerate() {
+            part.begin_block(partition as u32)?;
+            for row in rows.sorted() {
+                let Counters { show, click, seen, changed } = rows.counters(row);
+                bytes.clear();
+                bytes.extend_from_slice(&rows.sign(row).to_le_bytes());
+                for counter in [show, click, seen, changed] {
+                    bytes.extend_from_slice(&counter.to_le_bytes());
+                }
+                for value in rows.weights(row).iter().chain(rows.state(row)) {
+                    bytes.extend_from_slice(&value.to_le_bytes());
+                }
+                part.write(&bytes)?;
+            }
+            part.end_block(rows.len() as u64, [0, 0])?;
+        }
+        let meta = Meta { table: spec.clone(), row_bytes: self.row_bytes() };
+        let meta = serde_json::to_value(&meta).map_err(|error| other(path.display(), error.to_string()))?;
+        Ok(part.finish(&meta)?)
+    }
+
+    /// Loads part files that together hold every partition exactly once; the table is empty before.
+    pub fn load<P: AsRef<Path>>(&mut self, paths: &[P]) -> Result<(), SnapshotError> {
+        let files: Vec<PartFile> = paths.iter().map(PartFile::open).collect::<Result<_, _>>()?;
+        self.load_files(&files)
+    }
+
+    fn load_files(&mut self, files: &[PartFile]) -> Result<(), SnapshotError> {
+        assert!(self.is_empty(), "a snapshot is loaded into an empty table");
+        let mut held = vec![false; self.partitions.len()];
+        for file in files {
+            file.expect_kind(Kind::TableSnapshot)?;
+            self.check_meta(file)?;
+            file.verify_all()?;
+            for (at, entry) in file.entries().iter().enumerate() {
+                if std::mem::replace(&mut held[entry.partition as usize], true) {
+                    return Err(other(file.name(), format!("partition {} is in two files", entry.partition)));
+                }
+                self.load_partition(entry.partition, file.block(at))
+                    .map_err(|what| other(file.name(), format!("partition {}: {what}", entry.partition)))?;
+            }
+        }
+        match held.iter().position(|held| !held) {
+            None => Ok(()),
+            Some(partition) => {
+                let name = files.first().map_or("snapshot", PartFile::name);
+                Err(other(name, format!("partition {partition} is missing")))
+            }
+        }
+    }
+
+    fn load_partition(&mut self, partition: u32, block: &[u8]) -> Result<(), String> {
+        let (row_bytes, num_partitions) = (self.row_bytes(), self.spec().partitions);
+        if !block.len().is_multiple_of(row_bytes) {
+            return Err(format!("expected whole rows of {row_bytes} bytes, got {} bytes", block.len()));
+        }
+        let rows = &mut self.partitions[partition as usize];
+        let mut last = None;
+        for bytes in block.chunks_exact(row_bytes) {
+            let sign = u64::from_le_bytes(array(bytes, 0));
+            if last.is_some_and(|last| last >= sign) || partition_of(sign, num_partitions) != partition {
+                return Err(format!("sign {sign} does not belong where it stands"));
+            }
+            last = Some(sign);
+            debug_assert_eq!(rows.find(sign, mix(sign)), ABSENT);
+            let row = rows.insert(sign, mix(sign));
+            let counter = |at| u32::from_le_bytes(array(bytes, at));
+            let counters = Counters { show: counter(8), click: counter(12), seen: counter(16), changed: counter(20) };
+            rows.set_counters(row, counters);
+            let (weights, state) = rows.values_mut(row);
+            let values = bytes[HEADER..].as_chunks::<4>().0;
+            for (value, four) in weights.iter_mut().chain(state).zip(values) {
+                *value = f32::from_le_bytes(*four);
+            }
+        }
+        Ok(())
+    }
+
+    /// The step size and the like may change between a snapshot and its load; what a row holds may not.
+    fn check_meta(&self, file: &PartFile) -> Result<(), SnapshotError> {
+        let meta: Meta = serde_json::from_value(file.meta().clone())
+            .map_err(|error| other(file.name(), format!("meta: {error}")))?;
+        let (ours, theirs) = (self.spec(), &meta.table);
+        let columns = |spec: &TableSpec| {
+            spec.columns.iter().map(|column| format!("{}:{}", column.name, column.width)).collect::<Vec<_>>().join(" ")
+        };
+        let pairs = [
+            ("table", ours.name.clone(), theirs.name.clone()),
+            ("seed", ours.seed.to_string(), theirs.seed.to_string()),
+            ("partitions", ours.partitions.to_string(), theirs.partitions.to_string()),
+            ("partitions", ours.partitions.to_string(), file.num_partitions().to_string()),
+            ("columns", columns(ours), columns(theirs)),
+            ("optimizer", ours.optimizer.kind().into(), theirs.optimizer.kind().into()),
+            ("row_bytes", self.row_bytes().to_string(), meta.row_bytes.to_string()),
+        ];
+        for (what, expected, got) in pairs {
+            if expected != got {
+                return Err(other(file.name(), format!("{what}: expected {expected}, got {got}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn row_bytes(&self) -> usize {
+        HEADER + 4 * (self.width() + self.spec().optimizer.state_width(self.width()))
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[at..at + N]);
+    array
+}
+
+fn other(name: impl ToString, what: String) -> SnapshotError {
+    SnapshotError::Other { name: name.to_string(), what }
+}
+
+/// Any bytes as a snapshot, also with its checksums put right: the target of the snapshot's fuzzer.
+#[doc(hidden)]
+pub fn fuzz_load(bytes: &[u8]) {
+    let mut repaired = bytes.to_vec();
+    crate::part::repair_checksums(&mut repaired);
+    for bytes in [bytes.to_vec(), repaired] {
+        let Ok(file) = PartFile::from_bytes("fuzz", bytes) else { continue };
+        let Ok(meta) = serde_json::from_value::<Meta>(file.meta().clone()) else { continue };
+        if let Ok(mut table) = Table::new(meta.table)
+            && table.load_files(&[file]).is_ok()
+        {
+            let _ = table.get(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+    use tempfile::tempdir;
+
+    use super::*;
+    use crate::spec::test_spec;
+    use crate::table::Push;
+
+    fn filled(partitions: u32, signs: &[u64]) -> Table {
+        let mut table = Table::new(test_spec(partitions)).unwrap();
+        for (i, &sign) in signs.iter().enumerate() {
+            let (mut out, mut handles) = ([0.0; 4], Vec::new());
+            table.pull(&[sign], &mut out, &mut handles);
+            let gradients = [i as f32 * 0.01; 4];
+            table.push(Push { signs: &[sign], handles: &handles, gradients: &gradients, counts: &[(2, 1)], seen: 3 });
+        }
+        table
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_what_is_loaded(signs in prop::collection::hash_set(any::<u64>(), 0..200)) {
+            let dir = tempdir().unwrap();
+            let signs: Vec<u64> = signs.into_iter().collect();
+            let table = filled(5, &signs);
+            table.snapshot(&dir.path().join("a")).unwrap();
+            let mut loaded = Table::new(test_spec(5)).unwrap();
+            loaded.load(&[dir.path().join("a")]).unwrap();
+            for &sign in &signs {
+                prop_assert_eq!(table.get(sign), loaded.get(sign));
+            }
+            loaded.snapshot(&dir.path().join("b")).unwrap();
+            prop_assert_eq!(fs::read(dir.path().join("a")).unwrap(), fs::read(dir.path().join("b")).unwrap());
+        }
+
+        #[test]
+        fn hostile_bytes_give_errors(flips in prop::collection::vec((0usize..4000, any::<u8>()), 1..20)) {
+            let dir = tempdir().unwrap();
+            filled(2, &[1, 2, 3, u64::MAX]).snapshot(&dir.path().join("a")).unwrap();
+            let mut bytes = fs::read(dir.path().join("a")).unwrap();
+            let length = bytes.len();
+            for (at, value) in flips {
+                bytes[at % length] = value;
+            }
+            fuzz_load(&bytes);
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_refused() {
+        let dir = tempdir().unwrap();
+        let path = dir.path().join("a");
+        filled(2, &[1, 2, 3]).snapshot(&path).unwrap();
+        let good = fs::read(&path).unwrap();
+        let refused = |bytes: Vec<u8>| match PartFile::from_bytes("a", bytes) {
+            Err(_) => true,
+            Ok(file) => Table::new(test_spec(2)).unwrap().load_files(&[file]).is_err(),
+        };
+        assert!(!refused(good.clone()));
+        for bit in 0..good.len() * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(refused(bytes), "bit {bit}");
+        }
+        for length in 0..good.len() {
+            assert!(refused(good[..length].to_vec()), "length {length}");
+        }
+    }
+
+    #[test]
+    fn a_snapshot_of_another_table_is_named() {
+        let dir = tempdir().unwrap();
+        let path = dir.path().join("a");
+        filled(2, &[1]).snapshot(&path).unwrap();
+        let error = |change: fn(&mut TableSpec)| {
+            let mut spec = test_spec(2);
+            change(&mut spec);
+            Table::new(spec).unwrap().load(&[&path]).unwrap_err().to_string()
+        };
+        assert!(error(|spec| spec.seed = 8).ends_with("a: seed: expected 8, got 7"));
+        assert!(error(|spec| spec.partitions = 3).ends_with("partitions: expected 3, got 2"));
+        assert!(
+            error(|spec| spec.columns[1].width = 5).ends_with("columns: expected wide:1 deep:5, got wide:1 deep:3")
+        );
+        let mut table = Table::new(test_spec(2)).unwrap();
+        assert!(table.load(&[&path, &path]).unwrap_err().to_string().contains("partition 0 is in two files"));
+    }
+}

@@ -1,0 +1,109 @@
+"""The seam between Python and Rust: what must run at memory speed. Checked against the library by stubtest."""
+
+from collections.abc import Callable
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+_F32 = npt.NDArray[np.float32]
+
+@final
+class Parser:
+    """The one parser, made from the feature handling of a job or manifest."""
+    def __new__(cls, features_json: str) -> Parser: ...
+    def parse(self, text: bytes, *, labels: bool) -> Batch:
+        """Parses lines in memory; the first bad one raises `SampleError`."""
+    def sign(self, slot: str, value: bytes) -> int:
+        """The sign of a categorical value in the slot called `slot`."""
+
+@final
+class Batch:
+    """Samples ready for look-ups."""
+    @property
+    def unit(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def num_samples(self) -> int: ...
+    @property
+    def num_records(self) -> int: ...
+    @property
+    def num_bad(self) -> int: ...
+    @property
+    def bad(self) -> list[str]: ...
+    @property
+    def dense(self) -> _F32: ...
+    @property
+    def labels(self) -> _F32: ...
+    @property
+    def weights(self) -> _F32: ...
+    @property
+    def signs(self) -> npt.NDArray[np.uint64]: ...
+    @property
+    def offsets(self) -> npt.NDArray[np.uint32]: ...
+
+@final
+class BatchReader:
+    """An iterator over the batches of units, read and parsed ahead by threads of its own."""
+    def __new__(
+        cls,
+        parser: Parser,
+        units: list[tuple[int, str, int, int, int]],
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        labels: bool,
+        workers: int,
+        skip_batches: int,
+    ) -> BatchReader: ...
+    def __iter__(self) -> BatchReader: ...
+    def __next__(self) -> Batch: ...
+    def close(self) -> None:
+        """Ends its threads."""
+
+@final
+class Table:
+    """A sparse table in this process."""
+    def __new__(cls, spec_json: str) -> Table: ...
+    def __len__(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    def pull(self, batch: Batch, out: _F32) -> None:
+        """Writes the pooled rows of a batch into `out`, `[num_samples, num_slots, width]`. Creates nothing."""
+    def push(self, batch: Batch, gradient: _F32, scale: float, seen: int) -> tuple[int, bool]:
+        """Applies the gradient of what `pull` wrote, times `scale`: (rows created, gradient was not finite)."""
+    def get(self, sign: int) -> tuple[int, int, int, list[float], list[float]] | None:
+        """(show, click, seen, weights, optimizer state) of a sign."""
+    def snapshot(self, path: str) -> tuple[int, str]:
+        """Writes a part file; returns its size and sha-256."""
+    def load(self, paths: list[str]) -> None:
+        """Loads the part files of a snapshot into this empty table."""
+    def write_cube(self, path: str) -> tuple[int, str]:
+        """Writes the weights as a cube part file; returns its size and sha-256."""
+
+def cut_units(size: int, unit_bytes: int) -> list[tuple[int, int]]:
+    """Cuts a file of `size` bytes into byte ranges."""
+
+def shuffle_units(count: int, seed: int, epoch: int) -> list[int]:
+    """The order in which `count` units of an epoch are read."""
+
+def read_cube(paths: list[str], signs: list[int]) -> tuple[_F32, int]:
+    """Rows of a cube by sign: (rows `[signs, width]`, how many were found)."""
+
+def write_demo(
+    out: str,
+    *,
+    samples: int,
+    slots: int,
+    hours: int,
+    seed: int,
+    format: str,
+    overwrite: bool,
+    threads: int,
+    progress: Callable[[int], None] | None,
+) -> str:
+    """Writes demo data and returns its summary as JSON; `progress` is told the samples written so far."""

@@ -1,0 +1,150 @@
+"""YAML text to plain values and back.
+
+Scalars follow the core schema of YAML 1.2, because 1.1 reads `no` as false, `1e-3` as text and `010` as 8.
+"""
+
+import re
+from typing import Any
+
+import yaml
+
+from elasticrec.config.fields import show
+from elasticrec.errors import ConfigError
+
+_TAG = "tag:yaml.org,2002:"
+_FLOAT = re.compile(
+    r"""[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$"""
+)
+_RESOLVERS: list[tuple[str, re.Pattern[str], list[str]]] = [
+    ("null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    # A leading zero makes text: it is the name of a slot, or a mistake that a message should show as written.
+    ("int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789")),
+    ("float", _FLOAT, list("-+0123456789.")),
+]
+_PATTERNS = {kind: pattern for kind, pattern, _ in _RESOLVERS}
+# Python refuses to convert longer ones; no key takes a number near that.
+_MAX_DIGITS = 1000
+# Aliases of aliases can describe more values than there is memory for.
+_MAX_NODES = 1_000_000
+
+
+class _Loader(yaml.SafeLoader):
+    """Finds the nodes; `_Builder` makes the values."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either YAML 1.1 or 1.2 would take for something other than text."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
+        return super().represent_mapping(tag, mapping, flow_style=False)
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Other styles write odd line ends such as U+0085 as they are, and a reader folds them into a space.
+        return self.represent_scalar(f"{_TAG}str", data, style=None if data.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+# The class inherits the resolvers of YAML 1.1; an own empty set leaves only those below.
+_Loader.yaml_implicit_resolvers = {}
+for _name, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
+
+
+def dump(value: Any) -> str:
+    """Block style with lists of plain values on one line; keys in the order given."""
+    return yaml.dump(value, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)
+
+
+def parse(text: str, source: str) -> Any:
+    """The one document of `text`. Messages show no values: one of them may be a secret."""
+    problem = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return None if node is None else _Builder(source).build(node)
+    except yaml.reader.ReaderError as error:
+        problem = f"{source}: character number {error.position + 1} is not allowed in YAML"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        problem = f"{source}{line}: not valid YAML: {_without_values(what)}"
+    except RecursionError:
+        problem = f"{source}: nested too deeply"
+    # Raised here, not in the handlers, so that no error with the text in it becomes the context of this one.
+    raise ConfigError(problem)
+
+
+def _without_values(text: str) -> str:
+    """PyYAML quotes kinds and characters, which help, and aliases and tags, which may be a secret."""
+    return re.sub(r"\s*'(?!<[a-z ]+>'|\\.')[^']{2,}'", "", text)
+
+
+class _Builder:
+    """Plain values from nodes, by hand: constructors of PyYAML let the last of two equal keys win."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._open: set[int] = set()
+        self._num_nodes = 0
+
+    def build(self, node: yaml.Node) -> Any:
+        self._num_nodes += 1
+        if self._num_nodes > _MAX_NODES:
+            raise self._error(node, f"expected at most {_MAX_NODES} values, got more by aliases")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if id(node) in self._open:
+            raise self._error(node, "an alias may not contain itself")
+        self._open.add(id(node))
+        value: Any
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            value = self._mapping(node)
+        elif isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            value = [self.build(item) for item in node.value]
+        else:
+            raise self._error(node, "tags are not supported")
+        self._open.remove(id(node))
+        return value
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
+        lines: dict[str, int] = {}
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._error(key_node, "expected text as a key, got a list or a mapping")
+            key = key_node.value
+            if key in mapping:
+                raise self._error(key_node, f"duplicate key {show(key)}, first on line {lines[key]}")
+            lines[key] = key_node.start_mark.line + 1
+            mapping[key] = self.build(value_node)
+        return mapping
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        text: str = node.value
+        kind = node.tag.removeprefix(_TAG)
+        if kind == "str":
+            return text
+        # Without this an explicit `!!bool abc` would be false.
+        if kind not in _PATTERNS or not _PATTERNS[kind].match(text):
+            raise self._error(node, "tags are not supported")
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return text.lower() == "true"
+        if len(text) > _MAX_DIGITS:
+            raise self._error(node, f"expected a number of at most {_MAX_DIGITS} digits")
+        if kind == "int":
+            return int(text)
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+    def _error(self, node: yaml.Node, text: str) -> ConfigError:
+        return ConfigError(f"{self._source}:{node.start_mark.line + 1}: {text}")

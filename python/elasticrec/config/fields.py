@@ -1,0 +1,149 @@
+"""Values that job keys are made of: names, sizes, paths, and the base class of every section."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, core_schema
+
+# Context key of a validation: the directory that relative paths of a job start from.
+BASE = "base"
+
+# Counts reach Rust as integers of fixed width; a bound here makes an absurd one a message, not an overflow.
+MAX_COUNT = 2**31 - 1
+MAX_SECONDS = 1e9
+
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_SIZE = re.compile(r"([0-9]{1,15})\s*([KMGT]i?B|B)")
+
+
+def expected(what: str) -> PydanticCustomError:
+    """The error `expected WHAT, got VALUE` of one key."""
+    return PydanticCustomError("expected", "expected {expected}", {"expected": what})
+
+
+def problem(text: str) -> PydanticCustomError:
+    """An error of one key in its own words, for those that are not about one wrong value."""
+    return PydanticCustomError("problem", "{problem}", {"problem": text})
+
+
+def show(text: str, limit: int = 60) -> str:
+    """Text of a user as it stands in a message: in backticks, on one line, cut where it gets long."""
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f"`{escaped}`" if len(escaped) <= limit else f"`{escaped[: limit - 3]}...`"
+
+
+def base_of(info: ValidationInfo | core_schema.ValidationInfo) -> Path:
+    """The directory that relative paths start from: that of the job file, or the current one."""
+    base = (info.context or {}).get(BASE)
+    return base if isinstance(base, Path) else Path.cwd()
+
+
+class Section(BaseModel):
+    """A mapping of the job: unknown keys refused, no silent conversions, never changed after loading."""
+
+    # Inputs stay out of pydantic's messages: one of them may be a secret that was written down literally.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_means_defaults(cls, value: Any) -> Any:
+        """A section whose keys are all commented out is `null` in YAML."""
+        return {} if value is None else value
+
+
+def _parse_bytes(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise expected("a size in bytes such as 65536, `64KB` or `16MiB`")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _show_bytes(value: int) -> int | str:
+    """The size as it is best read: `16MiB` where that is exact."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if value > 0 and value % _UNITS[unit] == 0:
+            return f"{value // _UNITS[unit]}{unit}"
+    return value
+
+
+# Sizes of buffers: below a page nothing useful fits, and a forgotten unit (`16` for 16 MiB) gets a message.
+_ByteCount = Annotated[int, Field(ge=4096, le=2**50)]
+Bytes = Annotated[
+    _ByteCount,
+    BeforeValidator(
+        _parse_bytes, json_schema_input_type=_ByteCount | Annotated[str, Field(pattern=f"^{_SIZE.pattern}$")]
+    ),
+    PlainSerializer(_show_bytes, return_type=int | str, when_used="json"),
+]
+
+
+def _check_name(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", value):
+        raise expected("1 to 63 of `a-z 0-9 . _ -`, the first a letter or digit")
+    return value
+
+
+# Names become directories, URL segments and metric labels, hence the narrow alphabet.
+Name = Annotated[str, AfterValidator(_check_name)]
+
+
+def _check_word(value: str) -> str:
+    if not re.fullmatch(r"[^\s:=,]{1,128}", value) or not value.isprintable():
+        raise expected("1 to 128 characters without spaces, `:`, `=` and `,`")
+    return value
+
+
+# Slots, columns and labels: what can stand in a line of slot text without being taken for a separator.
+Word = Annotated[str, AfterValidator(_check_word)]
+
+
+def _absolute(value: str, info: ValidationInfo) -> str:
+    if not value or not value.isprintable():
+        raise expected("a path, a directory or a glob")
+    try:
+        return str(base_of(info) / Path(value).expanduser())
+    except RuntimeError:
+        raise problem("`~` has no home directory here") from None
+
+
+def one_or_list(value: Any) -> Any:
+    """Lets a list of one be written without brackets."""
+    return [value] if isinstance(value, str | int) and not isinstance(value, bool) else value
+
+
+PathText = Annotated[str, AfterValidator(_absolute)]
+Paths = Annotated[
+    tuple[PathText, ...],
+    Field(strict=False),
+    BeforeValidator(one_or_list, json_schema_input_type=str | list[str]),
+]
+SomePaths = Annotated[
+    tuple[PathText, ...],
+    Field(strict=False, min_length=1),
+    BeforeValidator(one_or_list, json_schema_input_type=str | Annotated[list[str], Field(strict=False, min_length=1)]),
+]
+
+Pooling = Literal["sum", "mean", "sqrtn"]

@@ -1,0 +1,52 @@
+"""What of a job decides its parameters: a training may resume only where this is unchanged."""
+
+import hashlib
+import json
+from typing import Any
+
+from elasticrec.config.job import Job
+
+
+def decisive(job: Job) -> dict[str, Any]:
+    """Every key that decides the parameters, dotted, with its value.
+
+    Left out is what may change before a resume: epochs, threads, checkpoints, evaluation, serving.
+    """
+    features = job.features()
+    parts: dict[str, Any] = {
+        "hash": features["hash"],
+        "data.format": features["format"],
+        "data.slots": features["slots"],
+        "data.dense": features["dense"],
+        "data.labels": features["labels"],
+        "data.train": list(job.data.train),
+        "data.unit_bytes": job.data.unit_bytes,
+        "data.shuffle": job.data.shuffle,
+        "train.mode": job.train.mode,
+        "train.batch_size": job.train.batch_size,
+        "train.seed": job.train.seed,
+    }
+    for name, section in (("model", job.model), ("sparse", job.sparse), ("dense", job.dense)):
+        parts.update(_flatten(name, section.model_dump(mode="json")))
+    return parts
+
+
+def fingerprint(job: Job) -> str:
+    """SHA-256 of `decisive`, in hexadecimal."""
+    text = json.dumps(decisive(job), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(a: Job, b: Job) -> list[str]:
+    """Keys by which the parameters of two jobs would differ, sorted; empty where one may resume the other."""
+    left, right = decisive(a), decisive(b)
+    return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+
+
+def _flatten(prefix: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat.update(_flatten(f"{prefix}.{key}", item))
+    return flat

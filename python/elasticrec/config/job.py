@@ -1,0 +1,207 @@
+"""The sections of a job beside `data`, and the job with what the rest of the data path takes from it."""
+
+import ipaddress
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
+
+from elasticrec.config.data import Data
+from elasticrec.config.document import dump
+from elasticrec.config.fields import MAX_COUNT, MAX_SECONDS, Bytes, Name, Section, expected
+from elasticrec.config.secret import REFERENCES, Secret
+
+# Version of hash(slot name, value): a served version must know which one made its rows.
+HASH_VERSION = 1
+
+
+class Model(Section):
+    """The network above the embeddings."""
+
+    kind: Literal["dnn", "wide_deep"] = Field(default="wide_deep", description="Which model.")
+    dim: int = Field(default=9, ge=1, le=1024, description="Length of the vector of a sign.")
+    hidden: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(min_length=1, max_length=64, strict=False)
+    ] = Field(default=(400, 400, 400), description="Widths of the hidden layers, first to last.")
+
+
+class SparseOptimizer(Section):
+    """The optimizer that runs inside the table."""
+
+    kind: Literal["adagrad"] = Field(default="adagrad", description="Which optimizer.")
+    learning_rate: float = Field(default=0.05, gt=0, description="Step size.")
+    initial_accumulator: float = Field(default=0.1, ge=0, description="Start of the sum of squared gradients.")
+    epsilon: float = Field(default=1e-8, ge=0, description="Added to the root of that sum.")
+
+
+class Sparse(Section):
+    """The table of embeddings."""
+
+    partitions: int = Field(
+        default=256,
+        ge=1,
+        le=65536,
+        description="Partitions of the table, fixed for its life; the unit of placement.",
+    )
+    init_scale: float = Field(
+        default=0.01,
+        ge=0,
+        description="New weights are uniform in -init_scale..init_scale; 0 starts at zero.",
+    )
+    optimizer: SparseOptimizer = Field(default=SparseOptimizer(), description="Optimizer of the rows.")
+
+
+class DenseOptimizer(Section):
+    """The optimizer of the network."""
+
+    kind: Literal["adam", "adagrad", "sgd"] = Field(default="adam", description="Which optimizer.")
+    learning_rate: float = Field(default=0.001, gt=0, description="Step size.")
+
+
+class Dense(Section):
+    """The parameters of the network."""
+
+    optimizer: DenseOptimizer = Field(default=DenseOptimizer(), description="Optimizer of the network.")
+
+
+class Checkpoint(Section):
+    """When a training saves itself."""
+
+    every_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS, description="Seconds between checkpoints.")
+    every_steps: int | None = Field(
+        default=None, ge=1, le=2**53, description="Also after so many batches; null for never."
+    )
+    keep: int = Field(default=3, ge=1, le=MAX_COUNT, description="How many checkpoints are kept.")
+
+
+class Train(Section):
+    """How the model is trained."""
+
+    mode: Literal["local"] = Field(default="local", description="`local`: one process, tables in its memory.")
+    epochs: int = Field(default=1, ge=1, le=MAX_COUNT, description="How often the training data is read.")
+    batch_size: int = Field(default=512, ge=1, le=1048576, description="Samples in a batch.")
+    seed: int = Field(default=1, ge=0, le=2**64 - 1, description="Decides initial weights and shuffling.")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Threads of the network, 1 for the same bits each run; null for the cores that `data.workers` leaves.",
+    )
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="When a checkpoint is written.")
+    print_every_s: float = Field(default=1.0, gt=0, le=MAX_SECONDS, description="Seconds between two progress lines.")
+
+
+class Publish(Section):
+    """Where versions of the model go."""
+
+    repository: str = Field(
+        default="models",
+        min_length=1,
+        description="Directory of the model repository, from the current directory.",
+    )
+    # Filled from the name of the job when the job is validated.
+    model: Name = Field(default="", description="Name of the model in the repository; that of the job if not given.")
+
+    @field_validator("repository")
+    @classmethod
+    def _check_repository(cls, value: str) -> str:
+        if not value.isprintable():
+            raise expected("a path")
+        return value
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Serve(Section):
+    """The inference server. `insecure` comes first: what `host` may be depends on it."""
+
+    insecure: bool = Field(
+        default=False,
+        description="Allows a host that other machines reach, without TLS and even without a token.",
+    )
+    host: str = Field(default="127.0.0.1", validate_default=True, description="Address to listen on.")
+    port: int = Field(default=8500, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    token: Secret | None = Field(
+        default=None, description="Token that requests must carry, as `${ENV}` or `file:PATH`; null for none."
+    )
+    threads: int | None = Field(default=None, ge=1, le=4096, description="Threads of the server; null for all cores.")
+    max_body_bytes: Bytes = Field(
+        default=16 * 2**20, description="Largest request body; a larger one is answered with 413."
+    )
+    max_instances: int = Field(
+        default=65536,
+        ge=1,
+        le=MAX_COUNT,
+        description="Most instances in one request; more are answered with 413.",
+    )
+    queue: int = Field(
+        default=1024,
+        ge=1,
+        le=1048576,
+        description="Requests that may wait; those beyond are answered with 429.",
+    )
+
+    @field_validator("host")
+    @classmethod
+    def _check_host(cls, value: str, info: ValidationInfo) -> str:
+        if not value or not value.isprintable() or any(c in value for c in " /@"):
+            raise expected("an address or a host name")
+        if not info.data.get("insecure", True) and not _is_loopback(value):
+            raise expected("a loopback address such as 127.0.0.1 (`serve.insecure: true` allows others, without TLS)")
+        return value
+
+
+class Job(Section):
+    """One job: what is trained on what, and how it is published and served."""
+
+    name: Name = Field(description="Name of the job and of its run.")
+    data: Data = Field(description="What is read, and how a line becomes a sample.")
+    model: Model = Field(default=Model(), description="The network.")
+    sparse: Sparse = Field(default=Sparse(), description="The embeddings and their optimizer.")
+    dense: Dense = Field(default=Dense(), description="How the network is optimized.")
+    train: Train = Field(default=Train(), description="How it is trained.")
+    publish: Publish = Field(default=Publish(), validate_default=True, description="Where versions go.")
+    serve: Serve = Field(default=Serve(), description="The inference server.")
+
+    _source: str = PrivateAttr(default="job")
+
+    @field_validator("publish")
+    @classmethod
+    def _name_the_model(cls, value: Publish, info: ValidationInfo) -> Publish:
+        if value.model or "name" not in info.data:
+            return value
+        return value.model_copy(update={"model": info.data["name"]})
+
+    @property
+    def source(self) -> str:
+        """Where the job was read from, for messages."""
+        return self._source
+
+    def to_dict(self, *, references: bool = False) -> dict[str, Any]:
+        """All keys with defaults filled in, as plain values; secrets are `***`, or references if asked."""
+        return self.model_dump(mode="json", context={REFERENCES: references})
+
+    def to_yaml(self, *, references: bool = False) -> str:
+        """The resolved job as YAML. Only with `references` can one with secrets be loaded again."""
+        return dump(self.to_dict(references=references))
+
+    def features(self) -> dict[str, Any]:
+        """The feature handling as the parser in Rust reads it and as manifests keep it."""
+        return {
+            "format": self.data.format,
+            "hash": HASH_VERSION,
+            "slots": [{"name": slot.name, "pooling": slot.pooling} for slot in self.data.slots],
+            "dense": [{"name": column.name, "normalize": column.normalization()} for column in self.data.dense],
+            "labels": list(self.data.labels),
+        }
+
+
+def job_schema() -> dict[str, Any]:
+    """JSON Schema of a job file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}

@@ -1,0 +1,73 @@
+"""Units: byte ranges of the data files, written down before they are first read and always cut the same way."""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from elasticrec import _core
+from elasticrec.durable import write_atomically
+from elasticrec.errors import SampleError
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The records whose first byte lies in `start..end` of a file, in one epoch."""
+
+    id: int
+    path: str
+    size: int
+    modified_ns: int
+    start: int
+    end: int
+    epoch: int
+    cut: str
+    """Digest of what decides how the unit is cut into batches."""
+
+    def core(self) -> tuple[int, str, int, int, int]:
+        """As the reader in Rust takes it."""
+        return self.id, self.path, self.start, self.end, self.epoch
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What decides how files become units, and units batches."""
+
+    unit_bytes: int
+    shuffle: bool
+    seed: int
+    digest: str
+
+
+def plan_units(files: Iterable[Path], cut: Cut, epoch: int, first_id: int) -> list[Unit]:
+    """The units of one epoch in the order in which they are read."""
+    ranges = []
+    for path in files:
+        stat = path.stat()
+        for start, end in _core.cut_units(stat.st_size, cut.unit_bytes):
+            ranges.append((str(path.absolute()), stat.st_size, stat.st_mtime_ns, start, end))
+    order = _core.shuffle_units(len(ranges), cut.seed, epoch) if cut.shuffle else range(len(ranges))
+    return [Unit(first_id + i, *ranges[at], epoch, cut.digest) for i, at in enumerate(order)]
+
+
+def write_units(path: Path, units: Iterable[Unit]) -> None:
+    """Write the units of an epoch down, whole or not at all."""
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, b"".join(json.dumps(asdict(unit)).encode() + b"\n" for unit in units))
+
+
+def read_units(path: Path) -> list[Unit]:
+    """The units of an epoch as they were written down."""
+    return [Unit(**json.loads(line)) for line in path.read_bytes().splitlines()]
+
+
+def check_unchanged(units: Iterable[Unit]) -> None:
+    """A unit that is read again must find the bytes of its first time."""
+    for path, size, modified_ns in {(unit.path, unit.size, unit.modified_ns) for unit in units}:
+        stat = os.stat(path)
+        if (stat.st_size, stat.st_mtime_ns) != (size, modified_ns):
+            raise SampleError(
+                f"{path}: changed since its units were written down: expected {size} bytes as of "
+                f"{modified_ns} ns, got {stat.st_size} bytes as of {stat.st_mtime_ns} ns"
+            )

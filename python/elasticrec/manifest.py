@@ -1,0 +1,61 @@
+"""Manifests: written last, they make a directory a checkpoint or a version; every file has a size and a sha-256."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticrec.durable import sync_directory, write_atomically
+from elasticrec.errors import ModelError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """What a manifest says of a file."""
+
+    num_bytes: int
+    sha256: str
+
+
+def write_manifest(directory: Path, kind: str, body: dict[str, Any], files: dict[str, FileEntry]) -> None:
+    """Complete a directory: from here on its files never change."""
+    for parent in {(directory / name).parent for name in files}:
+        sync_directory(parent)
+    entries = {name: {"bytes": file.num_bytes, "sha256": file.sha256} for name, file in sorted(files.items())}
+    document = {"format": FORMAT, "kind": kind, **body, "files": entries}
+    write_atomically(directory / MANIFEST, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
+    sync_directory(directory.parent)
+
+
+def read_manifest(directory: Path, kind: str) -> dict[str, Any]:
+    """The manifest of a directory, checked for its format; its files are not read."""
+    path = directory / MANIFEST
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON, the file is damaged: {error}") from None
+    if not isinstance(document, dict):
+        raise ModelError(f"{path}: expected an object, got {type(document).__name__}")
+    for key, expected in (("format", FORMAT), ("kind", kind)):
+        if document.get(key) != expected:
+            raise ModelError(f"{path}: {key}: expected {expected}, got {document.get(key)}")
+    return document
+
+
+def verify_files(directory: Path, document: dict[str, Any]) -> None:
+    """Compare every file of a manifest with its size and checksum."""
+    for name, entry in document["files"].items():
+        path = directory / name
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise ModelError(f"{path}: named in the manifest but missing") from None
+        if size != entry["bytes"]:
+            raise ModelError(f"{path}: expected {entry['bytes']} bytes, got {size}")
+        with open(path, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
+                raise ModelError(f"{path}: sha-256 differs from the manifest, the file is damaged")

@@ -1,0 +1,53 @@
+"""What every model has: the columns it asks the table for, and logits from pooled columns and dense values.
+
+Shapes in names: B samples, S slots, D dense values, L labels, W the width of a column.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Values that a model keeps for every sign."""
+
+    name: str
+    width: int
+    init: Literal["zero", "uniform"] = "uniform"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of the data that a model is built for."""
+
+    num_slots: int
+    num_dense: int
+    num_labels: int
+
+
+class Model(nn.Module):
+    """A network from pooled columns `[B, S, W]` and dense values `[B, D]` to logits `[B, L]`."""
+
+    columns: tuple[Column, ...]
+
+    def __init__(self, shape: Shape, dim: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:
+        """Logits, one a label."""
+        raise NotImplementedError
+
+
+def mlp(num_inputs: int, hidden: Sequence[int], num_outputs: int) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [nn.Linear(num_inputs, width), nn.ReLU()]
+        num_inputs = width
+    return nn.Sequential(*layers, nn.Linear(num_inputs, num_outputs))

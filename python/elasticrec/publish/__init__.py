@@ -1,0 +1,1 @@
+"""Publishing: a checkpoint becomes a version that is served."""

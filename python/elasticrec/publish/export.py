@@ -1,0 +1,118 @@
+"""The network as an ONNX graph whose weights lie outside it, in the flat vector of a version.
+
+The graph depends on the structure alone: versions of one structure share its bytes and differ in `dense.bin`.
+"""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+import onnx
+import torch
+
+from elasticrec.errors import ModelError
+from elasticrec.models import Shape
+from elasticrec.training.dense import FlatTensor
+from elasticrec.training.network import Scorer
+
+DENSE_FILE = "dense.bin"
+OUTPUT = "scores"
+
+
+def input_names(shape: Shape) -> list[str]:
+    """Inputs of the graph: `dense` is there only if the data has dense values."""
+    return ["pooled", "dense"] if shape.num_dense else ["pooled"]
+
+
+def export_graph(scorer: Scorer, tensors: list[FlatTensor]) -> bytes:
+    """The graph as bytes; its initializers point into `dense.bin`."""
+    shape = scorer.model.shape
+    width = sum(column.width for column in scorer.model.columns)
+    module = scorer if shape.num_dense else _WithoutDense(scorer)
+    # 2 samples: a batch of 1 would be taken for a constant
+    inputs = [torch.zeros(2, shape.num_slots, width)]
+    if shape.num_dense:
+        inputs.append(torch.zeros(2, shape.num_dense))
+    batch = torch.export.Dim("batch", min=1, max=1 << 20)
+    scorer.eval()
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                tuple(inputs),
+                dynamo=True,
+                input_names=input_names(shape),
+                output_names=[OUTPUT],
+                dynamic_shapes=tuple({0: batch} for _ in inputs),
+                optimize=False,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise ModelError(f"model: cannot be exported to ONNX: {_root_cause(error)}") from error
+    assert program is not None
+    graph: onnx.ModelProto = program.model_proto
+    _point_outside(graph, {tensor.name: tensor for tensor in tensors})
+    # the producer's notes hold paths of this machine
+    for node in graph.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    del graph.graph.metadata_props[:]
+    del graph.metadata_props[:]
+    content: bytes = graph.SerializeToString(deterministic=True)
+    return content
+
+
+class _WithoutDense(torch.nn.Module):
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__()
+        self.scorer = scorer
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.scorer(pooled, pooled.new_zeros(pooled.shape[0], 0))
+        return scores
+
+
+def _point_outside(graph: onnx.ModelProto, tensors: dict[str, FlatTensor]) -> None:
+    """Replace the values of every parameter by its place in the flat vector."""
+    found = set()
+    for initializer in graph.graph.initializer:
+        name = initializer.name.split("model.", 1)[-1]
+        tensor = tensors.get(name)
+        if tensor is None:
+            continue
+        if tuple(initializer.dims) != tensor.shape or initializer.data_type != onnx.TensorProto.FLOAT:
+            raise ModelError(f"model: `{name}` was changed by the export, expected shape {list(tensor.shape)}")
+        found.add(name)
+        initializer.ClearField("raw_data")
+        initializer.ClearField("float_data")
+        initializer.data_location = onnx.TensorProto.EXTERNAL
+        del initializer.external_data[:]
+        count = 1
+        for dimension in tensor.shape:
+            count *= dimension
+        for key, value in (("location", DENSE_FILE), ("offset", 4 * tensor.offset), ("length", 4 * count)):
+            entry = initializer.external_data.add()
+            entry.key, entry.value = key, str(value)
+    if missing := set(tensors) - found:
+        raise ModelError(f"model: `{min(missing)}` is not in the exported graph; does forward use it?")
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter talks on every channel there is; its errors are raised all the same."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        previous = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(previous)

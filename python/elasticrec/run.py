@@ -1,0 +1,140 @@
+"""A run: the directory that one training writes, and what the other commands find it by.
+
+runs/<name>/job.yaml         the job as it was resolved; secrets stay references
+runs/<name>/checkpoints/     one directory a checkpoint
+runs/<name>/metrics.jsonl    a line a report
+runs/<name>/units/           the units of each epoch, written down before they are read
+"""
+
+import difflib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticrec.config import Job, differences, load_job
+from elasticrec.durable import write_atomically
+from elasticrec.errors import ConfigError
+
+RUNS = Path("runs")
+
+_JOB_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The directory of one training; making the object touches no file."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the run, which is that of its job."""
+        return self.path.name
+
+    @property
+    def job_path(self) -> Path:
+        """The resolved copy of the job."""
+        return self.path / "job.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics_path(self) -> Path:
+        """JSON lines of metrics."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def units(self) -> Path:
+        """Directory of the units, a file an epoch."""
+        return self.path / "units"
+
+    @classmethod
+    def of(cls, job: Job, root: Path = RUNS) -> "Run":
+        """The run of a job, whether it is there or not."""
+        return cls(root / job.name)
+
+    @classmethod
+    def create(cls, job: Job, root: Path = RUNS) -> "Run":
+        """Make the directory of a job and put the copy of the job into it.
+
+        A run that has checkpoints of a job with other parameters is refused before anything is written.
+        """
+        run = cls.of(job, root)
+        if run.has_checkpoints():
+            run.check_resumes(job)
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_atomically(run.job_path, job.to_yaml(references=True).encode())
+        return run
+
+    def exists(self) -> bool:
+        """Whether the directory is that of a run; one with only a `job.yaml` may be a user's own."""
+        return self.job_path.is_file() and self.checkpoints.is_dir()
+
+    def has_checkpoints(self) -> bool:
+        """Whether anything was saved in this run."""
+        return self.exists() and any(self.checkpoints.iterdir())
+
+    def discard(self) -> None:
+        """Remove the run; a directory that is not one is left alone."""
+        if self.exists():
+            shutil.rmtree(self.path)
+
+    def job(self) -> Job:
+        """The job of the run."""
+        return load_job(self.job_path)
+
+    def check_resumes(self, job: Job) -> None:
+        """Refuse a job whose parameters would not be those of this run."""
+        changed = differences(self.job(), job)
+        if changed:
+            keys = ", ".join(f"`{key}`" for key in changed)
+            raise ConfigError(
+                f"{job.source}: differs from the job of {self.path} in {keys}; "
+                f"change it back, give the job another name, or remove {self.path}"
+            )
+
+
+def resolve_run(text: str, root: Path = RUNS) -> Run:
+    """The run that RUN stands for: a job file, a name, or the directory of a run."""
+    if not text:
+        raise ConfigError("run: expected a job file, a name or a directory of a run, got nothing")
+    path = Path(text)
+    if path.is_file() or path.suffix in _JOB_SUFFIXES:
+        return _run_of_job_file(path, root)
+    # A name goes before a directory of the same name: users keep job files in directories named like the job.
+    candidates = [Run(root / text), Run(path)] if path.name == text else [Run(path)]
+    for run in candidates:
+        if run.exists():
+            # `.` and a trailing `..` have no name of their own.
+            return run if run.name not in ("", "..") else Run(run.path.resolve())
+    raise ConfigError(_not_found(text, path, root))
+
+
+def _run_of_job_file(path: Path, root: Path) -> Run:
+    job = load_job(path)
+    run = Run(root / job.name)
+    # The copy inside a run stands for that run, also where it is kept elsewhere than in `root`.
+    own = Run(path.parent)
+    if not run.exists() and path.name == own.job_path.name and own.exists():
+        run = Run(path.resolve().parent)
+    if not run.exists():
+        raise ConfigError(f"{run.path}: no such run, train it first: elasticrec train {path}")
+    return run
+
+
+def _not_found(text: str, path: Path, root: Path) -> str:
+    if path.is_dir() and path.name != text:
+        return f"{text}: not the directory of a run, expected `job.yaml` and `checkpoints` in it"
+    names = sorted(entry.name for entry in root.iterdir() if Run(entry).exists()) if root.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=3)
+    if near:
+        hint = f"did you mean {' or '.join(f'`{name}`' for name in near)}?"
+    elif names:
+        more = ", ..." if len(names) > 5 else ""
+        hint = f"{root} has {', '.join(f'`{name}`' for name in names[:5])}{more}"
+    else:
+        hint = f"{root} has none"
+    return f"{text}: no such run, {hint}"

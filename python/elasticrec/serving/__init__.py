@@ -1,0 +1,1 @@
+"""Serving: starting the server, and asking one."""

@@ -1,0 +1,1 @@
+"""Training: batches through the table and the network, checkpoints, evaluation."""

@@ -1,0 +1,194 @@
+"""Checkpoints: everything a training needs to go on as if it had never stopped.
+
+runs/<name>/checkpoints/step-000001200/
+    table/part-00000   the table's rows with their optimizer state
+    dense.bin          the network's flat vector and its optimizer's vectors, one after the other
+    metrics.npz        the sums behind the running metrics
+    manifest.json      written last
+"""
+
+import io
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elasticrec.config import Job, fingerprint
+from elasticrec.durable import write_synced
+from elasticrec.errors import ModelError
+from elasticrec.manifest import MANIFEST, FileEntry, read_manifest, verify_files, write_manifest
+from elasticrec.run import Run
+from elasticrec.training.dense import FlatParameters
+from elasticrec.training.embedding import Embedding
+from elasticrec.training.metrics import Metrics, MetricSums
+
+_KIND = "checkpoint"
+_TABLE = "table/part-00000"
+_DENSE = "dense.bin"
+_METRICS = "metrics.npz"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training has come: all units below `unit` are complete, and `batches` of that one."""
+
+    epoch: int
+    unit: int
+    batches: int
+    steps: int
+    samples: int
+    records: int
+    bad_records: int
+    finished: bool = False
+    """Nothing of the job's epochs is left."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training had come."""
+        record = self.manifest["progress"]
+        opened = record["open"]
+        return Progress(
+            epoch=record["epoch"],
+            unit=record["watermark"],
+            batches=opened[0]["batches"] if opened else 0,
+            steps=self.manifest["steps"],
+            samples=self.manifest["samples"],
+            records=self.manifest["records"],
+            bad_records=self.manifest["bad_records"],
+            finished=record["finished"],
+        )
+
+    @property
+    def name(self) -> str:
+        """Such as `step-000001200`."""
+        return self.path.name
+
+
+@dataclass
+class State:
+    """What a checkpoint is taken of, and restored into."""
+
+    embedding: Embedding
+    dense: FlatParameters
+    sums: list[MetricSums]
+
+
+def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[Metrics] | None = None) -> Checkpoint:
+    """Write a checkpoint, complete or not at all, and drop those beyond `train.checkpoint.keep`."""
+    path = run.checkpoints / f"step-{progress.steps:09d}"
+    if path.exists():
+        # left by a crash in the middle of this same step, or the same state once more
+        shutil.rmtree(path)
+    (path / "table").mkdir(parents=True)
+    steps, vectors = state.dense.state()
+    files = {
+        _TABLE: FileEntry(*state.embedding.table.snapshot(str(path / _TABLE))),
+        _DENSE: FileEntry(*write_synced(path / _DENSE, b"".join(vector.tobytes() for vector in vectors.values()))),
+        _METRICS: FileEntry(*write_synced(path / _METRICS, _metrics_bytes(state.sums))),
+    }
+    body = {
+        "run": run.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "job": fingerprint(job),
+        "steps": progress.steps,
+        "samples": progress.samples,
+        "records": progress.records,
+        "bad_records": progress.bad_records,
+        "rows": len(state.embedding.table),
+        "progress": {
+            "epoch": progress.epoch,
+            "watermark": progress.unit,
+            "complete": [],
+            "open": [{"unit": progress.unit, "batches": progress.batches}] if progress.batches else [],
+            "finished": progress.finished,
+        },
+        "dense": {
+            "file": _DENSE,
+            "optimizer": state.dense.kind,
+            "steps": steps,
+            "length": len(state.dense.values),
+            "vectors": list(vectors),
+            "tensors": [tensor.to_dict() for tensor in state.dense.tensors],
+        },
+        "metrics": {
+            "train": [sums.result().to_dict() for sums in state.sums],
+            "eval": None if evaluation is None else [metrics.to_dict() for metrics in evaluation],
+        },
+    }
+    write_manifest(path, _KIND, body, files)
+    _drop_old(run, job.train.checkpoint.keep)
+    return Checkpoint(path, read_manifest(path, _KIND))
+
+
+def list_checkpoints(run: Run) -> list[Checkpoint]:
+    """The complete checkpoints of a run, oldest first."""
+    paths = sorted(path.parent for path in run.checkpoints.glob(f"step-*/{MANIFEST}"))
+    return [Checkpoint(path, read_manifest(path, _KIND)) for path in paths]
+
+
+def latest(run: Run) -> Checkpoint | None:
+    """The newest complete checkpoint."""
+    paths = sorted(path.parent for path in run.checkpoints.glob(f"step-*/{MANIFEST}"))
+    return open_checkpoint(paths[-1]) if paths else None
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint by its directory, its manifest checked."""
+    return Checkpoint(path, read_manifest(path, _KIND))
+
+
+def restore(checkpoint: Checkpoint, state: State) -> None:
+    """Load a checkpoint, all files checked, into a model and table that were just made."""
+    path, manifest = checkpoint.path, checkpoint.manifest
+    verify_files(path, manifest)
+    dense = manifest["dense"]
+    expected = [tensor.to_dict() for tensor in state.dense.tensors]
+    if dense["tensors"] != expected or dense["optimizer"] != state.dense.kind:
+        raise ModelError(f"{path}: of another model: {_difference(expected, dense, state.dense.kind)}")
+    state.embedding.table.load([str(path / _TABLE)])
+    flat = np.fromfile(path / _DENSE, np.float32).reshape(len(dense["vectors"]), dense["length"])
+    state.dense.restore(dense["steps"], dict(zip(dense["vectors"], flat, strict=True)))
+    with np.load(path / _METRICS) as arrays:
+        for label, sums in enumerate(state.sums):
+            sums.restore({key: arrays[f"{label}.{key}"] for key in ("used", "buckets", "sums")})
+
+
+def _difference(expected: list[dict[str, Any]], dense: dict[str, Any], optimizer: str) -> str:
+    if dense["optimizer"] != optimizer:
+        return f"dense optimizer: expected {optimizer}, got {dense['optimizer']}"
+    ours = {tensor["name"]: tensor["shape"] for tensor in expected}
+    theirs = {tensor["name"]: tensor["shape"] for tensor in dense["tensors"]}
+    for name in ours | theirs:
+        if ours.get(name) != theirs.get(name):
+            return f"`{name}`: expected {ours.get(name, 'none')}, got {theirs.get(name, 'none')}"
+    return "the order of the tensors"
+
+
+def _metrics_bytes(all_sums: list[MetricSums]) -> bytes:
+    arrays = {f"{label}.{key}": array for label, sums in enumerate(all_sums) for key, array in sums.state().items()}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _drop_old(run: Run, keep: int) -> None:
+    """Remove checkpoints beyond the newest `keep`, and what crashes left unfinished."""
+    complete = sorted(path.parent for path in run.checkpoints.glob(f"step-*/{MANIFEST}"))
+    kept = set(complete[-keep:])
+    for path in run.checkpoints.glob("step-*"):
+        if path in kept:
+            continue
+        # without its manifest the rest of a directory is nothing, wherever a crash stops the removal
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path)

@@ -1,0 +1,114 @@
+"""The network's parameters as one flat vector: what the optimizer steps, a checkpoint keeps and a version carries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from elasticrec.config import Job
+from elasticrec.errors import ModelError
+
+Vector = npt.NDArray[np.float32]
+
+# Tensors begin on a cache line, in memory and in the file.
+_ALIGN = 16
+
+# State vectors of each optimizer, by torch's names.
+_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "adagrad": ("sum",), "sgd": ()}
+
+
+@dataclass(frozen=True)
+class FlatTensor:
+    """Where a parameter or buffer lies in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a manifest keeps it."""
+        return {"name": self.name, "shape": list(self.shape), "offset": self.offset}
+
+
+class FlatParameters:
+    """Moves the parameters and float buffers of a module into one vector and steps them together."""
+
+    def __init__(self, module: nn.Module, job: Job) -> None:
+        parameters = dict(module.named_parameters())
+        buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+        for name, tensor in (parameters | buffers).items():
+            if tensor.dtype != torch.float32:
+                raise ModelError(f"model: `{name}`: expected float32, got {tensor.dtype}")
+        self.tensors: list[FlatTensor] = []
+        end = self._place(parameters, 0)
+        self.num_parameters = end
+        end = self._place(buffers, end)
+        self.values = torch.zeros(end)
+        self._gradient = torch.zeros(self.num_parameters)
+        for place, tensor in zip(self.tensors, (parameters | buffers).values(), strict=True):
+            where = slice(place.offset, place.offset + tensor.numel())
+            self.values[where] = tensor.detach().flatten()
+            tensor.data = self.values[where].view(place.shape)
+            if place.name in parameters:
+                tensor.grad = self._gradient[where].view(place.shape)
+        parameter = nn.Parameter(self.values[: self.num_parameters])
+        parameter.grad = self._gradient
+        self._parameter = parameter
+        self.kind = job.dense.optimizer.kind
+        self._optimizer = _optimizer(self.kind, parameter, job.dense.optimizer.learning_rate)
+
+    def _place(self, tensors: Mapping[str, Tensor], end: int) -> int:
+        for name, tensor in tensors.items():
+            self.tensors.append(FlatTensor(name, tuple(tensor.shape), end))
+            end += -(-tensor.numel() // _ALIGN) * _ALIGN
+        return end
+
+    def zero_gradient(self) -> None:
+        """Forget the gradient of the last batch."""
+        self._gradient.zero_()
+
+    def step(self) -> None:
+        """One step of the optimizer; a gradient that is not finite is an error before anything changes."""
+        self._optimizer.step()
+
+    def gradient_is_finite(self) -> bool:
+        """Whether the gradient may be applied: a sum over it is finite only if all of it is."""
+        return bool(torch.isfinite(self._gradient.sum()))
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of the vectors of a checkpoint, in file order."""
+        return ("value", *_STATE[self.kind])
+
+    def state(self) -> tuple[int, dict[str, Vector]]:
+        """Steps so far, and every vector of a checkpoint, padded to one length."""
+        state = self._optimizer.state.get(self._parameter, {})
+        vectors: dict[str, Vector] = {"value": self.values.numpy().copy()}
+        for name in _STATE[self.kind]:
+            vector = np.zeros(len(self.values), np.float32)
+            if name in state:
+                vector[: self.num_parameters] = state[name].numpy()
+            vectors[name] = vector
+        return int(state.get("step", 0)), vectors
+
+    def restore(self, step: int, vectors: dict[str, Vector]) -> None:
+        """Put back what `state` gave."""
+        self.values.copy_(torch.from_numpy(vectors["value"]))
+        if not step:
+            return
+        state: dict[str, Tensor] = {"step": torch.tensor(float(step))}
+        for name in _STATE[self.kind]:
+            state[name] = torch.from_numpy(vectors[name][: self.num_parameters].copy())
+        self._optimizer.state[self._parameter] = state
+
+
+def _optimizer(kind: str, parameter: nn.Parameter, learning_rate: float) -> torch.optim.Optimizer:
+    if kind == "adam":
+        return torch.optim.Adam([parameter], lr=learning_rate, fused=True)
+    if kind == "adagrad":
+        return torch.optim.Adagrad([parameter], lr=learning_rate)
+    return torch.optim.SGD([parameter], lr=learning_rate)

@@ -1,0 +1,59 @@
+"""The bridge between the table in Rust and the network in torch: pooled rows in, their gradient out."""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elasticrec import _core
+from elasticrec.config import Job
+from elasticrec.models import Column, Inputs
+
+# Initial values depend on the name; a job has one table.
+TABLE = "main"
+
+
+def table_spec(job: Job, columns: tuple[Column, ...]) -> dict[str, Any]:
+    """The declaration of the job's table, as the crate reads it and a snapshot keeps it."""
+    scale = {"zero": 0.0, "uniform": job.sparse.init_scale}
+    return {
+        "name": TABLE,
+        "seed": job.train.seed,
+        "partitions": job.sparse.partitions,
+        "columns": [{"name": c.name, "width": c.width, "init_scale": scale[c.init]} for c in columns],
+        "optimizer": job.sparse.optimizer.model_dump(),
+    }
+
+
+def split_columns(pooled: Tensor, columns: tuple[Column, ...]) -> Inputs:
+    """Views of the columns by name: one look-up serves all of them."""
+    widths = [column.width for column in columns]
+    parts = torch.split(pooled, widths, dim=2)
+    return {column.name: part for column, part in zip(columns, parts, strict=True)}
+
+
+class Embedding:
+    """Pulls the rows of a batch into memory that torch shares, and pushes the gradient of that memory back."""
+
+    def __init__(self, job: Job, columns: tuple[Column, ...]) -> None:
+        self.table = _core.Table(json.dumps(table_spec(job, columns)))
+        self._num_slots = len(job.data.slots)
+        self._buffer = torch.empty(0)
+
+    def pull(self, batch: _core.Batch) -> Tensor:
+        """Pooled rows `[B, S, W]`, a leaf that collects its gradient; valid until the next pull."""
+        shape = (batch.num_samples, self._num_slots, self.table.width)
+        size = shape[0] * shape[1] * shape[2]
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(size)
+        pooled = self._buffer[:size].view(shape)
+        self.table.pull(batch, pooled.numpy())
+        return pooled.requires_grad_()
+
+    def push(self, batch: _core.Batch, pooled: Tensor, scale: float, seen: int) -> bool:
+        """Count the batch and step its rows; false if the gradient was not finite and nothing was stepped."""
+        gradient = pooled.grad
+        assert gradient is not None, "push follows backward"
+        _, non_finite = self.table.push(batch, gradient.contiguous().numpy(), scale, seen)
+        return not non_finite

@@ -1,0 +1,64 @@
+"""The network of a job and its loss: the part of a training step that torch does."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elasticrec import _core
+from elasticrec.config import Job
+from elasticrec.models import ZOO, Model, Shape
+from elasticrec.training.embedding import split_columns
+
+
+def build_model(job: Job) -> Model:
+    """The model of a job with the initial weights that its seed decides."""
+    shape = Shape(len(job.data.slots), len(job.data.dense), len(job.data.labels))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.train.seed)
+        return ZOO[job.model.kind](shape, job.model.dim, job.model.hidden)
+
+
+def num_threads(job: Job) -> int:
+    """Threads of the network: as the job says, or the cores that the reader leaves.
+
+    Threads of one operation wait for each other; one that has to share its core holds all of them up.
+    """
+    return job.train.threads or max(1, len(os.sched_getaffinity(0)) - job.data.workers)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The mean over a batch, and the weight that it is the mean over."""
+
+    mean: Tensor
+    weight: float
+
+
+def loss_of(logits: Tensor, batch: _core.Batch) -> Loss:
+    """Cross entropy, summed over labels, averaged over the times that samples were shown."""
+    weights = torch.from_numpy(batch.weights)
+    total = functional.binary_cross_entropy_with_logits(
+        logits, torch.from_numpy(batch.labels), weight=weights[:, None], reduction="sum"
+    )
+    weight = float(weights.sum())
+    return Loss(total / weight, weight)
+
+
+class Scorer(nn.Module):
+    """What is exported: pooled rows and dense values to probabilities."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pooled: Tensor, dense: Tensor) -> Tensor:
+        """`[B, L]`"""
+        return torch.sigmoid(self.logits(pooled, dense))
+
+    def logits(self, pooled: Tensor, dense: Tensor) -> Tensor:
+        """`[B, L]`"""
+        logits: Tensor = self.model(split_columns(pooled, self.model.columns), dense)
+        return logits

@@ -1,0 +1,47 @@
+"""Scores from a checkpoint: the trainer's own view of a sample, which the server must match."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from elasticrec import _core
+from elasticrec.config import Job
+from elasticrec.errors import ModelError
+from elasticrec.run import Run
+from elasticrec.training import checkpoint as checkpoints
+from elasticrec.training.checkpoint import Checkpoint, State
+from elasticrec.training.dense import FlatParameters
+from elasticrec.training.embedding import Embedding
+from elasticrec.training.evaluate import Scores, logits_of
+from elasticrec.training.metrics import MetricSums
+from elasticrec.training.network import Scorer, build_model
+
+
+@dataclass
+class CheckpointModel:
+    """A checkpoint in memory."""
+
+    job: Job
+    checkpoint: Checkpoint
+    state: State
+    scorer: Scorer
+    parser: _core.Parser
+
+    def predict(self, text: bytes) -> Scores:
+        """Probabilities `[N, L]` of lines in the training format; their labels are passed over."""
+        batch = self.parser.parse(text, labels=False)
+        logits = logits_of(self.state.embedding, self.scorer, batch).astype(np.float64)
+        return (1 / (1 + np.exp(-logits))).astype(np.float32)
+
+
+def load_checkpoint(run: Run) -> CheckpointModel:
+    """The newest checkpoint of a run."""
+    checkpoint = checkpoints.latest(run)
+    if checkpoint is None:
+        raise ModelError(f"{run.path}: expected a checkpoint, got none; train it first")
+    job = run.job()
+    model = build_model(job)
+    state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])
+    checkpoints.restore(checkpoint, state)
+    return CheckpointModel(job, checkpoint, state, Scorer(model), _core.Parser(json.dumps(job.features())))

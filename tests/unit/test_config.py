@@ -1,0 +1,429 @@
+"""The job file: what is accepted, what every mistake says, and what decides the parameters."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticrec.config import (
+    Job,
+    decisive,
+    differences,
+    fingerprint,
+    job_schema,
+    load_job,
+    match_files,
+    parse_job,
+)
+from elasticrec.config.document import parse
+from elasticrec.errors import ConfigError, ElasticRecError, ModelError, SampleError, UnavailableError
+
+BASE = Path("/base")
+SLOTS: dict[str, Any] = {"name": "demo", "data": {"format": "slots", "train": "logs", "slots": ["0-2"]}}
+CRITEO: dict[str, Any] = {"name": "demo", "data": {"format": "criteo", "train": "day_0.tsv"}}
+
+
+def make(*overrides: str, raw: dict[str, Any] = SLOTS) -> Job:
+    return parse_job(raw, base=BASE, source="job.yaml", overrides=overrides)
+
+
+def refusal(*overrides: str, raw: Any = SLOTS) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_job(raw, base=BASE, source="job.yaml", overrides=overrides)
+    return str(caught.value)
+
+
+def refusal_of(section: str, **keys: Any) -> str:
+    """The message for keys of a section that come from the file, not from `--set`."""
+    return refusal(raw={**SLOTS, section: {**SLOTS.get(section, {}), **keys}})
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "job.yaml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_errors_are_also_what_python_calls_them() -> None:
+    assert issubclass(SampleError, ValueError)
+    assert issubclass(UnavailableError, ConnectionError)
+    assert all(issubclass(e, ElasticRecError) for e in (ConfigError, SampleError, ModelError, UnavailableError))
+
+
+def test_defaults_of_slots() -> None:
+    job = make()
+    assert (job.model.kind, job.model.dim, job.model.hidden) == ("wide_deep", 9, (400, 400, 400))
+    assert (job.sparse.partitions, job.sparse.optimizer.epsilon) == (256, 1e-8)
+    assert (job.dense.optimizer.kind, job.dense.optimizer.learning_rate) == ("adam", 0.001)
+    assert (job.train.batch_size, job.train.seed, job.train.threads) == (512, 1, None)
+    assert (job.publish.repository, job.publish.model) == ("models", "demo")
+    assert (job.serve.host, job.serve.port, job.serve.token) == ("127.0.0.1", 8500, None)
+    assert (job.data.labels, job.data.dense, job.data.unit_bytes) == (("click",), (), 16 * 2**20)
+
+
+def test_defaults_of_criteo() -> None:
+    features = make(raw=CRITEO).features()
+    assert [slot["name"] for slot in features["slots"]] == [f"C{i}" for i in range(1, 27)]
+    assert features["dense"][0] == {"name": "I1", "normalize": {"kind": "log"}}
+    assert len(features["dense"]) == 13
+
+
+def test_features_have_the_shape_that_rust_reads() -> None:
+    job = make("data.slots=[0, ab, {name: 7-8, pooling: mean}]", "data.labels=[click, buy]")
+    assert job.features() == {
+        "format": "slots",
+        "hash": 1,
+        "slots": [
+            {"name": "0", "pooling": "sum"},
+            {"name": "ab", "pooling": "sum"},
+            {"name": "7", "pooling": "mean"},
+            {"name": "8", "pooling": "mean"},
+        ],
+        "dense": [],
+        "labels": ["click", "buy"],
+    }
+
+
+def test_features_of_dense_columns() -> None:
+    dense = "data.dense=[I3, {name: I1, normalize: none}, {name: I2, normalize: minmax, min: 0, max: 1}]"
+    assert make(dense, raw=CRITEO).features()["dense"] == [
+        {"name": "I3", "normalize": {"kind": "log"}},
+        {"name": "I1", "normalize": {"kind": "none"}},
+        {"name": "I2", "normalize": {"kind": "minmax", "min": 0.0, "max": 1.0}},
+    ]
+
+
+def test_dense_values_can_be_left_out_of_criteo() -> None:
+    job = make("data.dense=[]", raw=CRITEO)
+    assert job.data.dense == ()
+    assert make(raw=job.to_dict()).data.dense == ()
+
+
+def test_slots_take_the_default_pooling() -> None:
+    job = make("data.pooling=mean", "data.slots=[1, {name: 2, pooling: sum}]")
+    assert [slot.pooling for slot in job.data.slots] == ["mean", "sum"]
+
+
+@pytest.mark.parametrize("slots", ["0-2", "[0-2]", "[0, 1, 2]", "['0', '1-2']", "[0-1, {name: 2}]"])
+def test_ways_to_write_slots(slots: str) -> None:
+    assert [slot.name for slot in make(f"data.slots={slots}").data.slots] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("64KB", 64_000), ("64KiB", 65536), ("16 MiB", 2**24), ("1GB", 10**9), ("5000B", 5000)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert make(f"data.unit_bytes={text}").data.unit_bytes == size
+
+
+def test_paths_start_from_the_job_file(tmp_path: Path) -> None:
+    write(tmp_path, "name: a\ndata: {format: criteo, train: [x/*.tsv, /abs.tsv], eval: y}\n")
+    job = load_job(tmp_path / "job.yaml")
+    assert job.data.train == (f"{tmp_path}/x/*.tsv", "/abs.tsv")
+    assert job.data.eval == (f"{tmp_path}/y",)
+
+
+def test_a_section_without_keys_has_the_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a\ndata: {format: criteo, train: x}\nmodel:\n  # kind: dnn\ntrain:\n")
+    assert load_job(path).model.kind == "wide_deep"
+
+
+def test_numbers_are_read_as_in_yaml_1_2() -> None:
+    assert make("sparse.optimizer.learning_rate=1e-3").sparse.optimizer.learning_rate == 0.001
+    assert make("sparse.init_scale=0").sparse.init_scale == 0.0
+    assert make("train.seed=18446744073709551615").train.seed == 2**64 - 1
+    assert make("publish.model=on").publish.model == "on"
+
+
+def test_a_job_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        make().train.epochs = 2  # type: ignore[misc]
+
+
+def test_the_plain_values_are_left_as_they_are() -> None:
+    raw = copy.deepcopy(SLOTS)
+    make("data.slots.0=5", "train.epochs=3", raw=raw)
+    assert raw == SLOTS
+
+
+@pytest.mark.parametrize(
+    ("section", "keys", "line"),
+    [
+        ("train", {"epoch": 1}, "train.epoch: unknown key, did you mean `epochs`?"),
+        ("train", {"epochs": 0}, "train.epochs: expected at least 1, got 0"),
+        ("train", {"epochs": "3"}, "train.epochs: expected an integer, got `3`"),
+        ("train", {"epochs": 3.0}, "train.epochs: expected an integer, got 3.0"),
+        ("train", {"epochs": True}, "train.epochs: expected an integer, got `true`"),
+        ("train", {"epochs": None}, "train.epochs: expected an integer, got null"),
+        ("train", {"seed": 2**64}, f"train.seed: expected at most {2**64 - 1}, got {2**64}"),
+        ("train", {"seed": -1}, "train.seed: expected at least 0, got -1"),
+        ("train", {"mode": "sync"}, "train.mode: expected `local`, got `sync`"),
+        ("train", {"checkpoint": []}, "train.checkpoint: expected a mapping, got an empty list"),
+        ("train", {"checkpoint": {"every_s": 0}}, "train.checkpoint.every_s: expected more than 0, got 0"),
+        ("train", {"print_every_s": float("nan")}, "train.print_every_s: expected a finite number, got nan"),
+        ("train", {"print_every_s": True}, "train.print_every_s: expected a number, got `true`"),
+        ("model", {"kind": "lr"}, "model.kind: expected `dnn` or `wide_deep`, got `lr`"),
+        ("model", {"hidden": []}, "model.hidden: expected at least 1, got 0"),
+        ("model", {"hidden": [4, 0]}, "model.hidden.1: expected at least 1, got 0"),
+        ("model", {"hidden": 400}, "model.hidden: expected a list, got 400"),
+        ("model", {"dim": 1025}, "model.dim: expected at most 1024, got 1025"),
+        ("sparse", {"init_scale": float("inf")}, "sparse.init_scale: expected a finite number, got inf"),
+        ("data", {"train": []}, "data.train: expected at least 1, got 0"),
+        ("data", {"train": [3]}, "data.train.0: expected text, got 3"),
+        ("data", {"train": ""}, "data.train.0: expected a path, a directory or a glob, got ``"),
+        ("data", {"train": "a\0b"}, "data.train.0: expected a path, a directory or a glob, got `a\\x00b`"),
+        ("data", {"format": "csv"}, "data.format: expected `slots` or `criteo`, got `csv`"),
+        ("data", {"shuffle": 1}, "data.shuffle: expected `true` or `false`, got 1"),
+        ("data", {"max_bad_ratio": 1.5}, "data.max_bad_ratio: expected at most 1, got 1.5"),
+        ("data", {"unit_bytes": 4095}, "data.unit_bytes: expected at least 4096, got 4095"),
+        (
+            "data",
+            {"unit_bytes": "16mb"},
+            "data.unit_bytes: expected a size in bytes such as 65536, `64KB` or `16MiB`, got `16mb`",
+        ),
+        ("data", {"labels": ["a", "a"]}, "data.labels: label `a` is given twice, expected each once"),
+        ("data", {"dense": ["I1"]}, "data.dense: format `slots` has no dense values, expected none"),
+        ("data", {"slots": ["0-3", 2]}, "data.slots: slot `2` is given twice, expected each once"),
+        ("data", {"slots": [True]}, "data.slots.0: expected a mapping, got `true`"),
+        ("data", {"slots": [-1]}, "data.slots.0.name: expected a name or a number from 0, got -1"),
+        (
+            "data",
+            {"slots": [1, "5-3"]},
+            "data.slots.1.name: expected a range that goes up and has at most 65536 slots, got `5-3`",
+        ),
+        (
+            "data",
+            {"slots": ["00-25"]},
+            "data.slots.0.name: expected a range of numbers without leading zeros such as `0-25`, got `00-25`",
+        ),
+        ("data", {"slots": ["0-65535", "x"]}, "data.slots: expected at most 65536 slots, got 65537"),
+        (
+            "data",
+            {"slots": ["a b"]},
+            "data.slots.0.name: expected 1 to 128 characters without spaces, `:`, `=` and `,`, got `a b`",
+        ),
+        (
+            "data",
+            {"slots": [{"name": 1, "pooling": "max"}]},
+            "data.slots.0.pooling: expected `sum`, `mean` or `sqrtn`, got `max`",
+        ),
+        (
+            "data",
+            {"slots": [{"name": 1, "pool": "sum"}]},
+            "data.slots.0.pool: unknown key, did you mean `pooling`?",
+        ),
+        ("serve", {"port": 65536}, "serve.port: expected at most 65535, got 65536"),
+        ("serve", {"host": "a b"}, "serve.host: expected an address or a host name, got `a b`"),
+        (
+            "cube",
+            {},
+            "cube: unknown key, expected one of `name`, `data`, `model`, `sparse`, "
+            "`dense`, `train`, `publish`, `serve`",
+        ),
+    ],
+)
+def test_one_line_says_what_is_wrong(section: str, keys: dict[str, Any], line: str) -> None:
+    assert refusal_of(section, **keys) == f"job.yaml: {line}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"slots": []}, "data.slots: expected at least 1 slot, got none; name those to use"),
+        ({"slots": ["C27"]}, "data.slots: slot `C27` is not in a criteo row, expected `C1` to `C26`, did "),
+        ({"dense": ["I0"]}, "data.dense: column `I0` is not in a criteo row, expected `I1` to `I13`"),
+        ({"dense": ["I1", "I1"]}, "data.dense: column `I1` is given twice, expected each once"),
+        ({"labels": ["a", "b"]}, "data.labels: expected exactly 1 label for format `criteo`, got 2"),
+        (
+            {"dense": [{"name": "I1", "min": 0}]},
+            "data.dense.0: `min` and `max` belong to normalize `minmax`, not",
+        ),
+        (
+            {"dense": [{"name": "I1", "normalize": "minmax"}]},
+            "data.dense.0: normalize `minmax` needs `min` and `max`",
+        ),
+        (
+            {"dense": [{"name": "I1", "normalize": "minmax", "min": 1, "max": 1}]},
+            "data.dense.0: expected `min` below `max`, got 1.0 and 1.0",
+        ),
+    ],
+)
+def test_one_line_says_what_is_wrong_in_criteo(keys: dict[str, Any], line: str) -> None:
+    message = refusal(raw={"name": "demo", "data": {**CRITEO["data"], **keys}})
+    assert message.startswith(f"job.yaml: {line}")
+    assert "\n" not in message
+
+
+def test_slots_are_required_for_slot_text() -> None:
+    message = refusal(raw={"name": "a", "data": {"format": "slots", "train": "x"}})
+    assert message.startswith("job.yaml: data.slots: expected at least 1 slot, got none")
+
+
+def test_every_problem_has_its_line() -> None:
+    raw = {"name": "A", "data": {"train": 3}, "train": {"epochs": 0, "sead": 1}, "epochs": 3}
+    assert refusal(raw=raw).splitlines() == [
+        "job.yaml: name: expected 1 to 63 of `a-z 0-9 . _ -`, the first a letter or digit, got `A`",
+        "job.yaml: data.format: required key is missing",
+        "job.yaml: data.train.0: expected text, got 3",
+        "job.yaml: train.epochs: expected at least 1, got 0",
+        "job.yaml: train.sead: unknown key, did you mean `seed`?",
+        "job.yaml: epochs: unknown key, did you mean `train.epochs`?",
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "-a", ".a", "a/b", "a" * 64, "é", "a\n"])
+def test_names_that_are_no_directory_or_label(name: str) -> None:
+    assert refusal(raw={**SLOTS, "name": name}).startswith("job.yaml: name: expected 1 to 63")
+
+
+def test_a_long_value_is_cut_and_stays_on_its_line() -> None:
+    message = refusal(raw={**SLOTS, "name": "x\n" * 1000})
+    assert "\n" not in message
+    assert len(message) < 200
+
+
+def test_absurd_numbers_get_a_line() -> None:
+    for value in (10**400, -(10**400)):
+        assert refusal_of("sparse", init_scale=value).startswith("job.yaml: sparse.init_scale: ")
+        assert refusal_of("train", threads=value).startswith("job.yaml: train.threads: expected at ")
+
+
+@pytest.mark.parametrize(
+    ("host", "good"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("example.org", False),
+        ("localhost.example.org", False),
+    ],
+)
+def test_only_loopback_without_insecure(host: str, good: bool) -> None:
+    if good:
+        assert make(raw={**SLOTS, "serve": {"host": host}}).serve.host == host
+    else:
+        message = refusal_of("serve", host=host)
+        assert message.startswith("job.yaml: serve.host: expected a loopback address such as 127.0.0.1")
+        assert "serve.insecure: true" in message
+    assert make(raw={**SLOTS, "serve": {"host": host, "insecure": True}}).serve.host == host
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9_]{1,6}", fullmatch=True)
+POOLINGS = st.sampled_from(["sum", "mean", "sqrtn"])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(0, 20).map(str), NAMES), min_size=1, max_size=12, unique=True),
+    st.lists(POOLINGS, min_size=12, max_size=12),
+    POOLINGS,
+)
+def test_a_resolved_job_is_the_same_job(names: list[str], poolings: list[str], pooling: str) -> None:
+    slots = [{"name": name, "pooling": own} for name, own in zip(names, poolings, strict=False)]
+    job = make(raw={"name": "a", "data": {"format": "slots", "train": "x", "slots": slots, "pooling": pooling}})
+    again = parse_job(parse(job.to_yaml(references=True), "copy"), base=Path("/other"))
+    assert again.to_dict() == job.to_dict()
+    assert again.features() == job.features()
+    assert fingerprint(again) == fingerprint(job)
+
+
+def test_the_resolved_job_is_short() -> None:
+    job = make("data.slots=[0-399, 500, 501, {name: 502, pooling: mean}]")
+    assert job.to_dict()["data"]["slots"] == ["0-399", "500", "501", {"name": "502", "pooling": "mean"}]
+    assert job.to_dict()["data"]["unit_bytes"] == "16MiB"
+
+
+@pytest.mark.parametrize(
+    ("override", "keys"),
+    [
+        ("train.batch_size=64", ["train.batch_size"]),
+        ("train.seed=2", ["train.seed"]),
+        ("model.hidden=[8]", ["model.hidden"]),
+        ("sparse.optimizer.learning_rate=1", ["sparse.optimizer.learning_rate"]),
+        (
+            "dense={optimizer: {kind: sgd, learning_rate: 1}}",
+            ["dense.optimizer.kind", "dense.optimizer.learning_rate"],
+        ),
+        ("data.pooling=mean", ["data.slots"]),
+        ("data.train=other", ["data.train"]),
+        ("data.unit_bytes=1MiB", ["data.unit_bytes"]),
+        ("data.slots=[0, 1, 2]", []),
+        ("data.eval=x", []),
+        ("data.workers=4", []),
+        ("train.epochs=9", []),
+        ("train.threads=1", []),
+        ("train.checkpoint.keep=1", []),
+        ("serve.port=1", []),
+        ("publish.model=x", []),
+        ("name=x", []),
+    ],
+)
+def test_the_fingerprint_is_of_what_decides_the_parameters(override: str, keys: list[str]) -> None:
+    job, changed = make(), make(override)
+    assert differences(job, changed) == differences(changed, job) == keys
+    assert (fingerprint(job) == fingerprint(changed)) == (not keys)
+
+
+def test_every_key_is_decisive_or_known_not_to_be() -> None:
+    """A new key must be sorted into one of the two."""
+    free = {
+        "name",
+        "data.eval",
+        "data.workers",
+        "data.max_bad_ratio",
+        "data.pooling",
+        "train.epochs",
+        "train.threads",
+        "train.checkpoint",
+        "train.print_every_s",
+    }
+    known = set(decisive(make()))
+    for section, field in Job.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", {})
+        for key in [f"{section}.{name}" for name in inner] or [section]:
+            is_decisive = any(part == key or part.startswith(f"{key}.") for part in known)
+            assert is_decisive != (key in free or section in ("publish", "serve")), key
+
+
+def test_the_schema_describes_every_key() -> None:
+    schema = json.loads(json.dumps(job_schema()))
+    assert schema["required"] == ["name", "data"]
+    for section in (schema, *schema["$defs"].values()):
+        assert section["additionalProperties"] is False
+        for name, key in section["properties"].items():
+            assert key["description"], name
+    assert schema["$defs"]["Serve"]["properties"]["token"]["anyOf"][0]["type"] == "string"
+    assert {"type": "string"} in schema["$defs"]["Data"]["properties"]["train"]["anyOf"]
+
+
+def test_files_of_a_job(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "h/1", "h/i/0", "h/_SUCCESS", "h/.1.crc", "h/_tmp/2", "x[1].txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    raw = {**SLOTS, "data": {**SLOTS["data"], "train": ["h", "?.txt", "a.txt", "x[1].txt"]}}
+    job = parse_job(raw, base=tmp_path, source="job.yaml")
+    names = [str(path.relative_to(tmp_path)) for path in match_files(job, "train")]
+    assert names == ["h/1", "h/i/0", "a.txt", "b.txt", "x[1].txt"]
+    assert match_files(job, "eval") == []
+
+
+def test_patterns_without_a_file(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a").touch()
+    raw = {**SLOTS, "data": {**SLOTS["data"], "train": ["a", "empty", "*.gz"]}}
+    job = parse_job(raw, base=tmp_path, source="job.yaml")
+    with pytest.raises(ConfigError) as caught:
+        match_files(job, "train")
+    assert str(caught.value).splitlines() == [
+        f"job.yaml: data.train: no file matches `{tmp_path}/empty`",
+        f"job.yaml: data.train: no file matches `{tmp_path}/*.gz`",
+    ]
