@@ -85,6 +85,52 @@ class Table:
     def write_cube(self, path: str) -> tuple[int, str]:
         """Writes the weights as a cube part file; returns its size and sha-256."""
 
+@final
+class Server:
+    """A server on a socket; it answers 503 until a model is loaded."""
+    def __new__(
+        cls,
+        ort_library: str,
+        address: str,
+        *,
+        workers: int,
+        queue: int,
+        max_body_bytes: int,
+        max_instances: int,
+        token: str | None,
+    ) -> Server: ...
+    @property
+    def address(self) -> str:
+        """`host:port`, with the port that was taken."""
+    def load(self, path: str) -> tuple[str, int, int]:
+        """Loads and warms a version and gives it every request from then on: (model, version, rows)."""
+    def wait(self, seconds: float) -> bool:
+        """Waits for the server's end, at most for the time given; true once it has ended."""
+    def stop(self, within_s: float) -> bool:
+        """Stops accepting and finishes what was begun; true if all of it was answered in time."""
+
+@final
+class Predictor:
+    """A version in this process: the server's path without the socket."""
+    def __new__(cls, path: str, ort_library: str) -> Predictor: ...
+    def predict(self, text: bytes) -> _F32:
+        """Scores `[lines, labels]` of lines in the training format; their labels are passed over."""
+
+def engine_rate(path: str, ort_library: str, *, batch: int, seconds: float, threads: int) -> float:
+    """Instances a second through the bare engine on ready tensors."""
+
+def load_test(
+    address: str,
+    path: str,
+    bodies: list[bytes],
+    *,
+    content_type: str,
+    token: str | None,
+    connections: int,
+    seconds: float,
+) -> tuple[int, int, float, float, float, float]:
+    """Requests in a closed loop: (answered, failed, seconds, p50 µs, p99 µs, slowest µs)."""
+
 def cut_units(size: int, unit_bytes: int) -> list[tuple[int, int]]:
     """Cuts a file of `size` bytes into byte ranges."""
 

@@ -29,6 +29,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+data_app = typer.Typer(help="Make data.", rich_markup_mode=None)
+bench_app = typer.Typer(help="Measure ElasticREC and the limits of the machine.", rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
+
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, name of a run, or its directory.")]
 SetOption = Annotated[
@@ -105,6 +110,94 @@ def publish(run: RunArgument) -> None:
     )
 
 
+@app.command()
+def serve(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Directory of a model or of one version, such as models/demo.")
+    ],
+    job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="Job file with a `serve` section.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.")] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Serve a published model over HTTP until it is interrupted."""
+    from elasticrec.config import load_serve
+    from elasticrec.serving.server import serve_model
+
+    settings = load_serve(job, [*(overrides or []), *([f"serve.port={port}"] if port is not None else [])])
+    serve_model(model, settings, _say)
+
+
+@app.command()
+def predict(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Lines in the training format; `-` for standard input.")],
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="RUN", help="Score with the newest checkpoint of a run.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="MODEL", help="Score with a published model, in this process.")
+    ] = None,
+    server: Annotated[str | None, typer.Option("--server", metavar="URL", help="Score with a running server.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="With --server: which model, if it has several.")] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", help="With --server: its token, as ${ENV} or file:PATH.")
+    ] = None,
+) -> None:
+    """Print the scores of samples, a line each; several labels are separated by tabs."""
+    from elasticrec.predict import open_lines, open_scorer, score_file
+
+    with open_scorer(checkpoint, model, server, name, token) as score, open_lines(file) as lines:
+        for scores in score_file(lines, file, score):
+            typer.echo("\n".join("\t".join(f"{value:.9g}" for value in row) for row in scores))
+
+
+@data_app.command("demo")
+def data_demo(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write to.")],
+    samples: Annotated[int, typer.Option(min=1, help="Samples over all hours.")] = 200_000,
+    slots: Annotated[int | None, typer.Option(min=1, help="Slots of a sample; 20 if not given, 26 for criteo.")] = None,
+    hours: Annotated[int, typer.Option(min=1, help="Hours the samples are spread over.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same bytes.")] = 1,
+    format: Annotated[str, typer.Option(help="slots or criteo.")] = "slots",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace hours that are there.")] = False,
+) -> None:
+    """Write click logs whose best possible AUC is known, and a job that trains on them."""
+    from elasticrec.data.demo import summary_lines, write_demo
+
+    summary = write_demo(out, samples=samples, slots=slots, hours=hours, seed=seed, format=format, overwrite=overwrite)
+    for line in summary_lines(summary):
+        typer.echo(line)
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to work.")] = Path("demo"),
+    samples: Annotated[int, typer.Option(min=1000, help="Samples to generate.")] = 400_000,
+) -> None:
+    """Show the whole loop on generated data: train, publish, serve, ask."""
+    from elasticrec.demo import run_demo
+
+    run_demo(directory, samples)
+
+
+@bench_app.command("spine")
+def bench_spine(
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
+    samples: Annotated[int, typer.Option(min=16_384, help="Rows to generate.")] = 200_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of a measurement.")] = 2.0,
+) -> None:
+    """Training against its network alone, serving against its engine alone, parsing."""
+    import json
+
+    from elasticrec.bench import spine
+
+    result = spine.run(samples, repeats, seconds, lambda text: typer.echo(text, err=True))
+    for line in spine.describe(result):
+        typer.echo(line)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command: 0, or 2 for a user's mistake, or 130 for Ctrl-C. A traceback is a bug of ours."""
     try:
@@ -123,6 +216,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(_describe(error))
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+
+
+def _say(message: str) -> None:
+    """A line of a long-running command, at once also through a pipe."""
+    typer.echo(message)
+    sys.stdout.flush()
 
 
 def _fail(message: str) -> int:

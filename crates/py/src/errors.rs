@@ -12,6 +12,7 @@ use pyo3::exceptions::PyOSError;
 pyo3::import_exception!(elasticrec.errors, ConfigError);
 pyo3::import_exception!(elasticrec.errors, ModelError);
 pyo3::import_exception!(elasticrec.errors, SampleError);
+pyo3::import_exception!(elasticrec.errors, UnavailableError);
 
 /// An error with the exception that stands for it.
 pub(crate) trait IntoPyErr {

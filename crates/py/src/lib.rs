@@ -3,6 +3,7 @@
 mod batch;
 mod demo;
 mod errors;
+mod serve;
 mod table;
 
 use pyo3::prelude::*;
@@ -14,6 +15,8 @@ mod _core {
     use crate::batch::{Batch, BatchReader, Parser, cut_units, shuffle_units};
     #[pymodule_export]
     use crate::demo::write_demo;
+    #[pymodule_export]
+    use crate::serve::{Predictor, Server, engine_rate, load_test};
     #[pymodule_export]
     use crate::table::{Table, read_cube};
 }

@@ -84,7 +84,7 @@ class Train(Section):
         default=None,
         ge=1,
         le=4096,
-        description="Threads of the network, 1 for the same bits each run; null for the cores that `data.workers` leaves.",
+        description="Threads of the network, 1 for the same bits each run; null for the cores that readers leave.",
     )
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="When a checkpoint is written.")
     print_every_s: float = Field(default=1.0, gt=0, le=MAX_SECONDS, description="Seconds between two progress lines.")

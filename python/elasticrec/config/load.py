@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from elasticrec.config.document import parse
 from elasticrec.config.fields import BASE, show
-from elasticrec.config.job import Job
+from elasticrec.config.job import Job, Serve
 from elasticrec.config.problems import Location, describe, is_echo, keeps_secret
 from elasticrec.errors import ConfigError
 
@@ -60,6 +60,14 @@ def parse_job(raw: Any, *, base: Path, source: str = "job", overrides: Sequence[
         job._source = source
         return job
     raise ConfigError("\n".join(lines))
+
+
+def load_serve(path: Path | None, overrides: Sequence[str] = ()) -> Serve:
+    """The `serve` section of a job file, or that of a job that says nothing about it."""
+    if path is not None:
+        return load_job(path, overrides).serve
+    bare = {"name": "serve", "data": {"format": "criteo", "train": "."}}
+    return parse_job(bare, base=Path.cwd(), source="serve", overrides=overrides).serve
 
 
 def _parse_override(text: str) -> tuple[_Override, Any]:

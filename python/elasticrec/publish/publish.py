@@ -31,7 +31,6 @@ def publish_run(run: Run) -> Published:
     loaded = load_checkpoint(run)
     job = loaded.job
     repository = Repository(Path(job.publish.repository) / job.publish.model)
-    repository.path.mkdir(parents=True, exist_ok=True)
     # before anything is written: what cannot be exported leaves no trace
     graph = export_graph(loaded.scorer, loaded.state.dense.tensors)
     version, path = repository.begin()

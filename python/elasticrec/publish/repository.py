@@ -35,13 +35,8 @@ class Repository:
 
     def current(self) -> int | None:
         """The version that CURRENT names."""
-        path = self.path / CURRENT
-        if not path.exists():
-            return None
-        try:
-            return int(json.loads(path.read_bytes())["version"])
-        except (ValueError, KeyError, TypeError):
-            raise ModelError(f'{path}: expected {{"version": N, "generation": N}}, the file is damaged') from None
+        current = self._read_current()
+        return None if current is None else current[0]
 
     def begin(self) -> tuple[int, Path]:
         """A new version's number and empty directory; what a crash left of that number is removed."""
@@ -56,14 +51,20 @@ class Repository:
     def offer(self, version: int) -> None:
         """Make a complete version the current one."""
         read_manifest(self.version_path(version), KIND)
-        write_atomically(
-            self.path / CURRENT,
-            json.dumps({"version": version, "generation": self._generation() + 1}).encode(),
-        )
+        _, generation = self._read_current() or (None, 0)
+        content = {"version": version, "generation": generation + 1}
+        write_atomically(self.path / CURRENT, json.dumps(content).encode())
 
-    def _generation(self) -> int:
+    def _read_current(self) -> tuple[int, int] | None:
+        """Version and generation."""
         path = self.path / CURRENT
-        return int(json.loads(path.read_bytes())["generation"]) if path.exists() else 0
+        if not path.exists():
+            return None
+        try:
+            content = json.loads(path.read_bytes())
+            return int(content["version"]), int(content["generation"])
+        except (ValueError, KeyError, TypeError):
+            raise ModelError(f'{path}: expected {{"version": N, "generation": N}}, the file is damaged') from None
 
 
 def find_version(path: Path) -> tuple[Path, dict[str, Any]]:

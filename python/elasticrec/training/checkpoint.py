@@ -70,8 +70,14 @@ class Checkpoint:
         )
 
     @property
+    def evaluation(self) -> list[Metrics] | None:
+        """Metrics of each label at the last evaluation before it."""
+        metrics = self.manifest["metrics"]["eval"]
+        return None if metrics is None else [Metrics(**one) for one in metrics]
+
+    @property
     def name(self) -> str:
-        """Such as `step-000001200`."""
+        """Such as `step-000001200`, or `step-000001200.1` for the end of an epoch if the step was saved before."""
         return self.path.name
 
 
@@ -86,9 +92,9 @@ class State:
 
 def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[Metrics] | None = None) -> Checkpoint:
     """Write a checkpoint, complete or not at all, and drop those beyond `train.checkpoint.keep`."""
-    path = run.checkpoints / f"step-{progress.steps:09d}"
+    path = _new_path(run, progress.steps)
     if path.exists():
-        # left by a crash in the middle of this same step, or the same state once more
+        # left by a crash in the middle of this same step
         shutil.rmtree(path)
     (path / "table").mkdir(parents=True)
     steps, vectors = state.dense.state()
@@ -133,13 +139,12 @@ def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[
 
 def list_checkpoints(run: Run) -> list[Checkpoint]:
     """The complete checkpoints of a run, oldest first."""
-    paths = sorted(path.parent for path in run.checkpoints.glob(f"step-*/{MANIFEST}"))
-    return [Checkpoint(path, read_manifest(path, _KIND)) for path in paths]
+    return [open_checkpoint(path) for path in _complete(run)]
 
 
 def latest(run: Run) -> Checkpoint | None:
     """The newest complete checkpoint."""
-    paths = sorted(path.parent for path in run.checkpoints.glob(f"step-*/{MANIFEST}"))
+    paths = _complete(run)
     return open_checkpoint(paths[-1]) if paths else None
 
 
@@ -182,10 +187,27 @@ def _metrics_bytes(all_sums: list[MetricSums]) -> bytes:
     return buffer.getvalue()
 
 
+def _complete(run: Run) -> list[Path]:
+    """Directories of the complete checkpoints, oldest first."""
+    return sorted(path.parent for path in run.checkpoints.glob(f"step-*/{MANIFEST}"))
+
+
+def _new_path(run: Run, steps: int) -> Path:
+    """Where the next checkpoint goes: never over a complete one, which may be the only one.
+
+    The end of an epoch and the batch before it are the same step; what comes second sorts behind the first.
+    """
+    first = path = run.checkpoints / f"step-{steps:09d}"
+    number = 1
+    while (path / MANIFEST).exists():
+        path = first.with_name(f"{first.name}.{number}")
+        number += 1
+    return path
+
+
 def _drop_old(run: Run, keep: int) -> None:
     """Remove checkpoints beyond the newest `keep`, and what crashes left unfinished."""
-    complete = sorted(path.parent for path in run.checkpoints.glob(f"step-*/{MANIFEST}"))
-    kept = set(complete[-keep:])
+    kept = set(_complete(run)[-keep:])
     for path in run.checkpoints.glob("step-*"):
         if path in kept:
             continue

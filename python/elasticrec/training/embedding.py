@@ -46,7 +46,9 @@ class Embedding:
         shape = (batch.num_samples, self._num_slots, self.table.width)
         size = shape[0] * shape[1] * shape[2]
         if self._buffer.numel() < size:
-            self._buffer = torch.empty(size)
+            # an evaluation may be the first to need so much, and training must be able to use it after
+            with torch.inference_mode(False):
+                self._buffer = torch.empty(size)
         pooled = self._buffer[:size].view(shape)
         self.table.pull(batch, pooled.numpy())
         return pooled.requires_grad_()

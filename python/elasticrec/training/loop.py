@@ -59,6 +59,13 @@ class Trainer:
             return False
         checkpoints.restore(checkpoint, self.state)
         self.progress = checkpoint.progress
+        self.evaluation = checkpoint.evaluation
+        if self.progress.epoch >= self.job.train.epochs:
+            self.reporter.say(
+                f"{self.run.path} is finished: {self.progress.epoch} epochs, {self.progress.samples:,} samples; "
+                "a higher `train.epochs` goes on, `--fresh` starts over"
+            )
+            return True
         self.reporter.say(
             f"resuming {self.run.path} from {checkpoint.name}: epoch {self.progress.epoch + 1}, "
             f"{self.progress.samples:,} samples done"
@@ -158,13 +165,14 @@ class Trainer:
             samples=self.progress.samples + batch.num_samples,
             records=self.progress.records + batch.num_records,
             bad_records=self.progress.bad_records + batch.num_bad,
+            finished=False,
         )
 
     def _finish_epoch(self) -> None:
         """Evaluate, then write a checkpoint that begins the next epoch."""
         self._check_bad_ratio(least=1)
         epoch = self.progress.epoch
-        if not self.progress.records:
+        if not self.progress.batches:
             raise SampleError(
                 f"{self.job.source}: data.train: expected samples, got {len(self.train_files)} files without any"
             )
@@ -228,10 +236,11 @@ class Trainer:
     def _open_units(self) -> tuple[list[Unit], int]:
         """The units of this epoch that are left, and how many batches of the first one are done."""
         path = self._units_path(self.progress.epoch)
-        if path.exists():
+        if self.progress.batches:
             units = [unit for unit in read_units(path) if unit.id >= self.progress.unit]
             check_unchanged(units)
         else:
+            # units that a crash left of this epoch are of no checkpoint, and the job or the data may be others by now
             units = plan_units(self.train_files, self._cut(), self.progress.epoch, self.progress.unit)
             write_units(path, units)
         return units, self.progress.batches

@@ -72,9 +72,10 @@ class MetricSums:
     def state(self) -> dict[str, Array]:
         """What a checkpoint keeps: the buckets that are not empty, and the sums."""
         used = np.flatnonzero(self._buckets.any(axis=0))
-        return {"used": used, "buckets": self._buckets[:, used], "sums": self._sums}
+        return {"used": used, "buckets": self._buckets[:, used], "sums": self._sums.copy()}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Put back what `state` gave."""
+        self._buckets[:] = 0
         self._buckets[:, state["used"]] = state["buckets"]
         self._sums[:] = state["sums"]

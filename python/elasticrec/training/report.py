@@ -101,5 +101,6 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.non_finite:
         lines.append(f"  pushes with a gradient that was not finite, counted but not applied: {summary.non_finite:,}")
     shares = sorted(summary.shares.items(), key=lambda item: -item[1])
-    lines.append("  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
+    if shares:
+        lines.append("  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
     return lines

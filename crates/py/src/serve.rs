@@ -1,0 +1,159 @@
+//! The inference server, for Python, which starts and watches it: no request passes through here.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use elasticrec_serve::http::Token;
+use elasticrec_serve::load::{Load, run};
+use elasticrec_serve::{EngineRate, Model, PredictError, ServerHandle, ServerOptions, init_onnxruntime};
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+
+use crate::errors::{ConfigError, IntoPyErr, ModelError, SampleError, UnavailableError};
+
+/// A server on a socket; it answers 503 until a model is loaded.
+#[pyclass(frozen, module = "elasticrec._core")]
+pub(crate) struct Server {
+    handle: ServerHandle,
+}
+
+#[pymethods]
+impl Server {
+    #[new]
+    #[pyo3(signature = (ort_library, address, *, workers, queue, max_body_bytes, max_instances, token))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
+    fn new(
+        py: Python<'_>,
+        ort_library: PathBuf,
+        address: &str,
+        workers: usize,
+        queue: usize,
+        max_body_bytes: usize,
+        max_instances: usize,
+        token: Option<String>,
+    ) -> PyResult<Self> {
+        let addr = parse_address(address)?;
+        let token = token.map(Token);
+        let options =
+            ServerOptions { addr, workers, queue, max_body_bytes, max_instances, token, ..ServerOptions::default() };
+        let handle = py.detach(|| {
+            init_onnxruntime(&ort_library).map_err(|error| ModelError::new_err(error.to_string()))?;
+            elasticrec_serve::Server::start(options).map_err(|error| PyOSError::new_err(error.to_string()))
+        })?;
+        Ok(Server { handle })
+    }
+
+    /// `host:port`, with the port that was taken.
+    #[getter]
+    fn address(&self) -> String {
+        self.handle.addr().to_string()
+    }
+
+    /// Loads and warms a version and gives it every request from then on; returns (model, version, rows).
+    fn load(&self, py: Python<'_>, path: PathBuf) -> PyResult<(String, u64, u64)> {
+        py.detach(|| {
+            let model = Model::load(&path)?;
+            self.handle.install(&model)?;
+            let manifest = model.manifest();
+            Ok((manifest.model.clone(), manifest.version, manifest.table.rows))
+        })
+        .map_err(|error: elasticrec_serve::ModelError| error.into_py_err())
+    }
+
+    /// Waits for the server's end, at most for the time given; true once it has ended.
+    fn wait(&self, py: Python<'_>, seconds: f64) -> bool {
+        py.detach(|| self.handle.wait(Some(Duration::from_secs_f64(seconds.max(0.0)))).is_some())
+    }
+
+    /// Stops accepting and finishes what was begun; true if all of it was answered in time.
+    fn stop(&self, py: Python<'_>, within_s: f64) -> bool {
+        py.detach(|| self.handle.stop(Duration::from_secs_f64(within_s.max(0.0))).0)
+    }
+}
+
+/// A version in this process: the server's path without the socket.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct Predictor {
+    /// A scorer is made for one thread at a time.
+    inner: Mutex<elasticrec_serve::Predictor>,
+    num_labels: usize,
+}
+
+#[pymethods]
+impl Predictor {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf, ort_library: PathBuf) -> PyResult<Self> {
+        let predictor = py
+            .detach(|| elasticrec_serve::Predictor::load(&path, &ort_library))
+            .map_err(|error: PredictError| error.into_py_err())?;
+        let num_labels = predictor.manifest().features.labels.len();
+        Ok(Predictor { inner: Mutex::new(predictor), num_labels })
+    }
+
+    /// Scores `[lines, labels]` of lines in the training format; their labels are passed over.
+    fn predict<'py>(&mut self, py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let scores = py.detach(|| inner.predict_text(text)).map_err(|error: PredictError| error.into_py_err())?;
+        let num_lines = scores.len() / self.num_labels;
+        PyArray1::from_vec(py, scores).reshape([num_lines, self.num_labels])
+    }
+}
+
+impl IntoPyErr for elasticrec_serve::ModelError {
+    fn into_py_err(self) -> PyErr {
+        ModelError::new_err(self.to_string())
+    }
+}
+
+impl IntoPyErr for PredictError {
+    fn into_py_err(self) -> PyErr {
+        match self {
+            PredictError::Record(message) => SampleError::new_err(message),
+            error => ModelError::new_err(error.to_string()),
+        }
+    }
+}
+
+/// Instances a second through the bare engine on ready tensors.
+#[pyfunction]
+#[pyo3(signature = (path, ort_library, *, batch, seconds, threads))]
+pub(crate) fn engine_rate(
+    py: Python<'_>,
+    path: PathBuf,
+    ort_library: PathBuf,
+    batch: usize,
+    seconds: f64,
+    threads: usize,
+) -> PyResult<f64> {
+    py.detach(|| elasticrec_serve::engine_rate(&path, &ort_library, EngineRate { batch, seconds, threads }))
+        .map_err(IntoPyErr::into_py_err)
+}
+
+/// Requests in a closed loop: (answered, failed, seconds, p50 µs, p99 µs, slowest µs).
+#[pyfunction]
+#[pyo3(signature = (address, path, bodies, *, content_type, token, connections, seconds))]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
+pub(crate) fn load_test(
+    py: Python<'_>,
+    address: &str,
+    path: String,
+    bodies: Vec<Vec<u8>>,
+    content_type: String,
+    token: Option<String>,
+    connections: usize,
+    seconds: f64,
+) -> PyResult<(u64, u64, f64, f64, f64, f64)> {
+    let addr = parse_address(address)?;
+    let load = Load { addr, path, content_type, token: token.map(Token), bodies, connections, seconds };
+    let report = py.detach(|| run(&load)).map_err(|error| UnavailableError::new_err(error.to_string()))?;
+    Ok((report.requests, report.failures, report.seconds, report.p50_us, report.p99_us, report.max_us))
+}
+
+fn parse_address(address: &str) -> PyResult<SocketAddr> {
+    address.parse().map_err(|_| {
+        ConfigError::new_err(format!("address: expected `IP:port`, such as 127.0.0.1:8500, got `{address}`"))
+    })
+}

@@ -1,0 +1,402 @@
+//! The face alone, over real sockets: what stands behind the queue is played by the tests.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::*;
+use crate::decode::DecodeError;
+use crate::deployment::{Job, ModelInfo, Refusal};
+use crate::pool::Pool;
+
+/// Long enough for a slow machine; nothing waits for it unless it is about to fail.
+const LONG: Duration = Duration::from_secs(20);
+
+fn start(options: ServerOptions) -> ServerHandle {
+    Server::start(ServerOptions { io_threads: 1, ..options }).unwrap()
+}
+
+/// Installs a model `demo` whose one scorer is `work`.
+fn install(server: &ServerHandle, version: u64, work: impl FnMut(Job) + Send + 'static) {
+    let pool = Pool::start(server.app.options.queue, vec![work]).unwrap();
+    let info = ModelInfo { name: "demo".into(), version, metadata: Bytes::from_static(b"{\"model\":\"demo\"}") };
+    server.app.switch(Some(Deployment { info, pool }));
+}
+
+/// Answers with the body; `panic` and `bad` do what they say.
+fn echo(job: Job) {
+    let answer = match &job.body[..] {
+        b"panic" => panic!("a planted panic"),
+        b"bad" => Err(Refusal::Decode(DecodeError::Bad("line 1: bad".into()))),
+        b"many" => Err(Refusal::Decode(DecodeError::TooMany { what: "lines", max: 1 })),
+        b"nan" => Err(Refusal::Internal("sample 0: expected a finite score".into())),
+        body => Ok(format!("{:?}:{}", job.content, String::from_utf8_lossy(body)).into_bytes()),
+    };
+    let _ = job.answer.send(answer);
+}
+
+struct Response {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+fn connect(server: &ServerHandle) -> TcpStream {
+    let stream = TcpStream::connect(server.addr()).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
+
+/// Reads until the server closes.
+fn read_to_close(mut stream: TcpStream) -> Response {
+    let mut text = Vec::new();
+    stream.read_to_end(&mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    Response { status: head.split(' ').nth(1).unwrap().parse().unwrap(), head: head.to_lowercase(), body: body.into() }
+}
+
+fn send(server: &ServerHandle, head: &str, body: &str) -> Response {
+    let mut stream = connect(server);
+    let length = body.len();
+    write!(stream, "{head}\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+    read_to_close(stream)
+}
+
+const PREDICT: &str = "POST /v1/models/demo:predict HTTP/1.1\r\ncontent-type: text/plain";
+
+fn predict(server: &ServerHandle, body: &str) -> Response {
+    send(server, PREDICT, body)
+}
+
+fn get(server: &ServerHandle, path: &str) -> Response {
+    send(server, &format!("GET {path} HTTP/1.1"), "")
+}
+
+#[test]
+fn healthy_with_the_socket_ready_with_the_model() {
+    let server = start(ServerOptions::default());
+    assert_eq!(get(&server, "/health").status, 200);
+    let response = get(&server, "/ready");
+    assert_eq!((response.status, response.body.as_str()), (503, r#"{"error":"no model is ready yet"}"#));
+    assert_eq!(predict(&server, "x").status, 503);
+    install(&server, 3, echo);
+    assert_eq!(get(&server, "/ready").status, 200);
+    assert_eq!(get(&server, "/v1/models/demo").body, r#"{"model":"demo"}"#);
+}
+
+#[test]
+fn both_content_types_reach_the_scorer() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    assert_eq!(predict(&server, "a b").body, "Text:a b");
+    let head = "POST /v1/models/demo:predict HTTP/1.1\r\nContent-Type: Application/JSON ; charset=utf-8";
+    let response = send(&server, head, "{}");
+    assert_eq!((response.status, response.body.as_str()), (200, "Json:{}"));
+    assert!(response.head.contains("content-type: application/json"));
+}
+
+#[test]
+fn a_body_in_pieces_arrives_whole() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    let mut stream = connect(&server);
+    write!(stream, "{PREDICT}\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
+    for piece in ["ab", "", "cde", "f"] {
+        if !piece.is_empty() {
+            write!(stream, "{:x}\r\n{piece}\r\n", piece.len()).unwrap();
+        }
+        stream.flush().unwrap();
+    }
+    write!(stream, "0\r\n\r\n").unwrap();
+    assert_eq!(read_to_close(stream).body, "Text:abcdef");
+}
+
+#[test]
+fn every_refusal_has_its_code_and_one_line() {
+    let server = start(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
+    install(&server, 3, echo);
+    let check = |response: Response, status, error: &str| {
+        assert_eq!(response.status, status, "{}", response.body);
+        assert_eq!(response.body, serde_json::json!({ "error": error }).to_string());
+        response.head
+    };
+    let post = |rest: &str| send(&server, &format!("POST {rest}"), "");
+    check(predict(&server, "bad"), 400, "line 1: bad");
+    check(post("/v1/models/other:predict HTTP/1.1"), 404, "no model `other`, there is `demo`");
+    check(get(&server, "/v1/models/other"), 404, "no model `other`, there is `demo`");
+    check(post("/v1/models/demo:explain HTTP/1.1"), 404, "no action `explain`, there is `predict`");
+    check(get(&server, "/nothing/here"), 404, "no such path: /nothing/here");
+    let head = check(get(&server, "/v1/models/demo:predict"), 405, "method: expected POST, got GET");
+    assert!(head.contains("allow: post"));
+    check(post("/v1/models/demo HTTP/1.1"), 405, "method: expected GET, got POST");
+    check(post("/health HTTP/1.1"), 405, "method: expected GET, got POST");
+    check(predict(&server, "many"), 413, "expected at most 1 lines a request, got more");
+    check(predict(&server, "0123456789a"), 413, "body: expected at most 10 bytes, got more");
+    let none = "content type: expected `application/json` or `text/plain`, got none";
+    check(post("/v1/models/demo:predict HTTP/1.1"), 415, none);
+    let form = "content type: expected `application/json` or `text/plain`, got `application/x-www-form-urlencoded`";
+    check(post("/v1/models/demo:predict HTTP/1.1\r\ncontent-type: application/x-www-form-urlencoded"), 415, form);
+    let gzip = format!("{PREDICT}\r\ncontent-encoding: gzip");
+    check(send(&server, &gzip, "x"), 415, "content encoding: expected none, got `gzip`");
+    check(predict(&server, "nan"), 500, "sample 0: expected a finite score");
+}
+
+#[test]
+fn a_chunked_body_is_cut_at_the_limit() {
+    let server = start(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
+    install(&server, 3, echo);
+    let mut stream = connect(&server);
+    write!(stream, "{PREDICT}\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
+    write!(stream, "8\r\n01234567\r\n8\r\n01234567\r\n0\r\n\r\n").unwrap();
+    assert_eq!(read_to_close(stream).status, 413);
+}
+
+#[test]
+fn a_panic_is_the_error_of_one_request() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    let response = predict(&server, "panic");
+    assert_eq!(response.status, 500);
+    assert_eq!(response.body, r#"{"error":"the scorer failed on this request, this is a bug"}"#);
+    assert_eq!(predict(&server, "x").body, "Text:x");
+}
+
+#[test]
+fn the_token_guards_all_but_health_and_readiness() {
+    let token = Some(Token("s3cret".into()));
+    let server = start(ServerOptions { token, ..ServerOptions::default() });
+    install(&server, 3, echo);
+    for path in ["/health", "/ready"] {
+        assert_eq!(get(&server, path).status, 200);
+    }
+    for path in ["/metrics", "/v1/models/demo", "/nothing"] {
+        assert_eq!(get(&server, path).status, 401);
+    }
+    let with = |value: &str| send(&server, &format!("{PREDICT}\r\nauthorization: {value}"), "x");
+    for wrong in ["Bearer s3cre", "Bearer s3cretx", "Bearer S3cret", "Basic s3cret", "Bearer", "s3cret", "Bearer "] {
+        let response = with(wrong);
+        assert_eq!(response.status, 401, "{wrong}");
+        assert!(response.head.contains("www-authenticate: bearer"));
+        assert!(!response.body.contains("s3cret"));
+    }
+    assert_eq!(with("Bearer s3cret").status, 200);
+    assert_eq!(with("bearer s3cret").status, 200);
+    assert!(!format!("{:?}", server.app.options).contains("s3cret"));
+}
+
+/// A scorer that says when it begins and waits to be let go.
+fn gated() -> (impl FnMut(Job) + Send + 'static, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (begun_in, begun) = mpsc::channel();
+    let (go, gate) = mpsc::channel();
+    let work = move |job| {
+        begun_in.send(()).unwrap();
+        gate.recv().unwrap();
+        echo(job);
+    };
+    (work, begun, go)
+}
+
+/// Sends a prediction and leaves its answer for later.
+fn begin_predict(server: &ServerHandle, body: &str) -> TcpStream {
+    let mut stream = connect(server);
+    let length = body.len();
+    write!(stream, "{PREDICT}\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+    stream
+}
+
+fn poll(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn wait_for_queue(server: &ServerHandle, num_queued: usize) {
+    poll("the queue never got there", || server.app.current().unwrap().pool.num_queued() == num_queued);
+}
+
+#[test]
+fn a_full_queue_is_429_at_once() {
+    let server = start(ServerOptions { queue: 1, ..ServerOptions::default() });
+    let (work, begun, go) = gated();
+    install(&server, 3, work);
+    let first = begin_predict(&server, "first");
+    begun.recv_timeout(LONG).unwrap();
+    let second = begin_predict(&server, "second");
+    wait_for_queue(&server, 1);
+    let third = predict(&server, "third");
+    assert_eq!(third.status, 429);
+    assert_eq!(third.body, r#"{"error":"1 requests are waiting already, try again later"}"#);
+    assert!(get(&server, "/metrics").body.contains("elasticrec_serve_queue 1"));
+    go.send(()).unwrap();
+    go.send(()).unwrap();
+    assert_eq!(read_to_close(first).body, "Text:first");
+    assert_eq!(read_to_close(second).body, "Text:second");
+}
+
+#[test]
+fn a_switch_of_versions_leaves_requests_with_the_one_they_began_with() {
+    let server = start(ServerOptions::default());
+    let (work, begun, go) = gated();
+    install(&server, 3, work);
+    let old = begin_predict(&server, "old");
+    begun.recv_timeout(LONG).unwrap();
+    install(&server, 4, |job: Job| {
+        let _ = job.answer.send(Ok(b"version 4".to_vec()));
+    });
+    assert_eq!(predict(&server, "new").body, "version 4");
+    assert!(get(&server, "/metrics").body.contains("elasticrec_serve_model_version 4"));
+    go.send(()).unwrap();
+    assert_eq!(read_to_close(old).body, "Text:old");
+}
+
+#[test]
+fn stopping_finishes_what_was_begun_and_takes_nothing_new() {
+    let server = Arc::new(start(ServerOptions::default()));
+    let (work, begun, go) = gated();
+    install(&server, 3, work);
+    let first = begin_predict(&server, "first");
+    begun.recv_timeout(LONG).unwrap();
+    let second = begin_predict(&server, "second");
+    wait_for_queue(&server, 1);
+    let idle = connect(&server);
+    let stopping = {
+        let server = server.clone();
+        std::thread::spawn(move || server.stop(LONG))
+    };
+    poll("the socket stays open", || TcpStream::connect(server.addr()).is_err());
+    assert_eq!(server.wait(Some(Duration::ZERO)), None);
+    go.send(()).unwrap();
+    go.send(()).unwrap();
+    assert_eq!(read_to_close(first).body, "Text:first");
+    assert_eq!(read_to_close(second).body, "Text:second");
+    assert_eq!(stopping.join().unwrap(), Drained(true));
+    assert_eq!(server.wait(None), Some(Drained(true)));
+    drop(idle);
+}
+
+#[test]
+fn stopping_is_over_at_the_deadline() {
+    let server = start(ServerOptions::default());
+    let (work, begun, go) = gated();
+    install(&server, 3, work);
+    let _stuck = begin_predict(&server, "stuck");
+    begun.recv_timeout(LONG).unwrap();
+    assert_eq!(server.stop(Duration::from_millis(50)), Drained(false));
+    drop(go);
+}
+
+#[test]
+fn slow_clients_are_let_go_and_hold_nobody_up() {
+    let options = ServerOptions {
+        queue: 1,
+        header_timeout: Duration::from_millis(300),
+        body_timeout: Duration::from_millis(300),
+        ..ServerOptions::default()
+    };
+    let server = start(options);
+    install(&server, 3, echo);
+    let mut slow_heads: Vec<TcpStream> = (0..20).map(|_| connect(&server)).collect();
+    let mut slow_bodies: Vec<TcpStream> = (0..20).map(|_| connect(&server)).collect();
+    for stream in &mut slow_heads {
+        write!(stream, "POST /v1/mod").unwrap();
+    }
+    for stream in &mut slow_bodies {
+        write!(stream, "{PREDICT}\r\nhost: x\r\ncontent-length: 9\r\n\r\nab").unwrap();
+    }
+    assert_eq!(predict(&server, "x").body, "Text:x");
+    for stream in slow_bodies {
+        let response = read_to_close(stream);
+        assert_eq!((response.status, response.body.as_str()), (408, r#"{"error":"body: did not arrive in 0.3 s"}"#));
+    }
+    for mut stream in slow_heads {
+        // closed, with or without a 408 before it
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).unwrap();
+    }
+    assert_eq!(predict(&server, "x").body, "Text:x");
+}
+
+#[test]
+fn connections_beyond_the_limit_wait_their_turn() {
+    let server = start(ServerOptions { max_connections: 1, ..ServerOptions::default() });
+    install(&server, 3, echo);
+    let first = connect(&server);
+    let second = begin_predict(&server, "second");
+    drop(first);
+    assert_eq!(read_to_close(second).body, "Text:second");
+}
+
+#[test]
+fn answers_are_counted_by_code_but_probes_are_not() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    predict(&server, "x");
+    predict(&server, "bad");
+    predict(&server, "bad");
+    get(&server, "/health");
+    get(&server, "/ready");
+    get(&server, "/metrics");
+    let response = get(&server, "/metrics");
+    assert!(response.head.contains("content-type: application/openmetrics-text"));
+    for line in [
+        "elasticrec_serve_requests_total{code=\"200\"} 1",
+        "elasticrec_serve_requests_total{code=\"400\"} 2",
+        "elasticrec_serve_request_seconds_count 3",
+        "elasticrec_serve_model_version 3",
+        "elasticrec_serve_stage_seconds_count{stage=\"infer\"} 0",
+        "elasticrec_serve_instances_total 0",
+    ] {
+        assert!(response.body.lines().any(|got| got == line), "{line} is not in\n{}", response.body);
+    }
+}
+
+#[test]
+fn bytes_that_are_not_http_are_answered_or_closed() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00"[..],
+        b"GET / HTTP/9\r\n\r\n",
+        b"POST /v1/models/demo:predict HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+    ] {
+        let mut stream = connect(&server);
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    }
+    assert_eq!(predict(&server, "x").body, "Text:x");
+}
+
+#[test]
+fn an_address_in_use_is_named() {
+    let server = start(ServerOptions::default());
+    let options = ServerOptions { addr: server.addr(), ..ServerOptions::default() };
+    let error = Server::start(options).err().unwrap().to_string();
+    assert!(error.starts_with(&format!("serve: {}: Address already in use", server.addr())), "{error}");
+}
+
+#[test]
+fn the_load_generator_counts_answers_and_failures() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    let load = crate::load::Load {
+        addr: server.addr(),
+        path: "/v1/models/demo:predict".into(),
+        content_type: "text/plain".into(),
+        token: None,
+        bodies: vec![b"x".to_vec(), b"bad".to_vec()],
+        connections: 2,
+        seconds: 0.2,
+    };
+    let report = crate::load::run(&load).unwrap();
+    assert!(report.requests > 0 && report.failures > 0, "{report:?}");
+    assert!(report.p50_us > 0.0 && report.p50_us <= report.p99_us && report.p99_us <= report.max_us);
+    assert!(report.requests.abs_diff(report.failures) <= 2);
+}

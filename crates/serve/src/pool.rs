@@ -1,0 +1,149 @@
+//! Between the sockets and the scorers: a bounded queue and the fixed threads that empty it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// The queue is full; the job was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Full;
+
+struct Queue<J> {
+    state: Mutex<State<J>>,
+    arrived: Condvar,
+    capacity: usize,
+}
+
+struct State<J> {
+    jobs: VecDeque<J>,
+    closed: bool,
+}
+
+impl<J> Queue<J> {
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next job; `None` once the queue is closed and empty.
+    fn pop(&self) -> Option<J> {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            if state.closed {
+                return None;
+            }
+            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Threads that do jobs. When it is dropped, what is queued is still done, and then the threads end.
+pub(crate) struct Pool<J> {
+    queue: Arc<Queue<J>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<J: Send + 'static> Pool<J> {
+    /// Starts a thread for each of `workers`, and a queue of `capacity` jobs before them.
+    pub(crate) fn start<W>(capacity: usize, workers: Vec<W>) -> io::Result<Pool<J>>
+    where
+        W: FnMut(J) + Send + 'static,
+    {
+        let state = Mutex::new(State { jobs: VecDeque::new(), closed: false });
+        let queue = Arc::new(Queue { state, arrived: Condvar::new(), capacity: capacity.max(1) });
+        // threads that did start end with the pool if a later one does not
+        let mut pool = Pool { queue, threads: Vec::with_capacity(workers.len()) };
+        for (number, mut work) in workers.into_iter().enumerate() {
+            let queue = pool.queue.clone();
+            let thread = std::thread::Builder::new().name(format!("scorer-{number}")).spawn(move || {
+                while let Some(job) = queue.pop() {
+                    // whoever waits for the job sees it dropped; the next one does not suffer for it
+                    let _ = catch_unwind(AssertUnwindSafe(|| work(job)));
+                }
+            })?;
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+
+    /// Queues a job, or refuses it at once.
+    pub(crate) fn submit(&self, job: J) -> Result<(), Full> {
+        let mut state = self.queue.lock();
+        if state.jobs.len() >= self.queue.capacity {
+            return Err(Full);
+        }
+        state.jobs.push_back(job);
+        drop(state);
+        self.queue.arrived.notify_one();
+        Ok(())
+    }
+
+    /// Jobs that wait.
+    pub(crate) fn num_queued(&self) -> usize {
+        self.queue.lock().jobs.len()
+    }
+
+    /// Closes the queue and returns the threads, for who wants to see them end.
+    pub(crate) fn close(&mut self) -> Vec<JoinHandle<()>> {
+        self.queue.lock().closed = true;
+        self.queue.arrived.notify_all();
+        std::mem::take(&mut self.threads)
+    }
+}
+
+impl<J> Drop for Pool<J> {
+    fn drop(&mut self) {
+        self.queue.lock().closed = true;
+        self.queue.arrived.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_panic_costs_its_job_only() {
+        let (done, results) = mpsc::channel();
+        let work = move |job: u32| {
+            assert!(job != 1, "a planted panic");
+            done.send(job).unwrap();
+        };
+        let mut pool = Pool::start(8, vec![work]).unwrap();
+        for job in 0..4 {
+            pool.submit(job).unwrap();
+        }
+        for thread in pool.close() {
+            thread.join().unwrap();
+        }
+        assert_eq!(results.iter().collect::<Vec<_>>(), [0, 2, 3]);
+    }
+
+    #[test]
+    fn a_full_queue_refuses_at_once_and_what_is_in_it_is_done_after_the_close() {
+        let (started_in, started) = mpsc::channel();
+        let (go, wait) = mpsc::channel::<()>();
+        let (done, results) = mpsc::channel();
+        let work = move |job: u32| {
+            started_in.send(()).unwrap();
+            wait.recv().unwrap();
+            done.send(job).unwrap();
+        };
+        let pool = Pool::start(2, vec![work]).unwrap();
+        pool.submit(0).unwrap();
+        started.recv().unwrap();
+        assert_eq!([pool.submit(1), pool.submit(2), pool.submit(3)], [Ok(()), Ok(()), Err(Full)]);
+        assert_eq!(pool.num_queued(), 2);
+        drop(pool);
+        for _ in 0..3 {
+            go.send(()).unwrap();
+        }
+        assert_eq!(results.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+}

@@ -1,0 +1,54 @@
+//! The request path without the socket: lines of the training format to scores, for `predict --model`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use elasticrec_sample::LabelMode;
+use elasticrec_sample::reader::parse_text;
+use thiserror::Error;
+
+use crate::engine::init_onnxruntime;
+use crate::model::{Model, ModelError};
+use crate::score::{ScoreError, Scorer};
+use crate::{EngineError, manifest::Manifest};
+
+/// Why there are no scores.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum PredictError {
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error("{0}")]
+    Record(String),
+    #[error(transparent)]
+    Score(#[from] ScoreError),
+}
+
+/// A model version and one scorer in this process.
+pub struct Predictor {
+    model: Arc<Model>,
+    scorer: Scorer,
+}
+
+impl Predictor {
+    /// Loads a version directory, or the current version of a model directory.
+    pub fn load(path: &Path, ort_library: &Path) -> Result<Predictor, PredictError> {
+        init_onnxruntime(ort_library)?;
+        let model = Model::load(path)?;
+        let scorer = model.scorer()?;
+        Ok(Predictor { model, scorer })
+    }
+
+    /// The scores `[num_lines, num_labels]` of lines of the training format; labels are passed over.
+    pub fn predict_text(&mut self, text: &[u8]) -> Result<Vec<f32>, PredictError> {
+        let batch = parse_text(self.model.parser(), text, LabelMode::Ignored).map_err(PredictError::Record)?;
+        Ok(self.scorer.score(&batch)?.to_vec())
+    }
+
+    /// What the version says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        self.model.manifest()
+    }
+}

@@ -1,0 +1,7 @@
+//! Version directories served through ONNX Runtime: one binary, because a process loads the runtime once.
+
+#![allow(clippy::unwrap_used, reason = "test code: a failure is a panic")]
+
+mod model;
+mod serve;
+mod support;

@@ -1,0 +1,132 @@
+//! The whole request path over a real socket: JSON and text in, scores of ONNX Runtime out.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+use elasticrec_serve::http::Drained;
+use elasticrec_serve::{Model, Server, ServerHandle, ServerOptions, init_onnxruntime};
+use serde_json::{Value, json};
+
+use crate::support::{TestModel, assert_close, ort_library};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn serve(model: &TestModel, dir: &Path, library: &Path) -> ServerHandle {
+    init_onnxruntime(library).unwrap();
+    model.write(dir);
+    let server = Server::start(ServerOptions { max_instances: 100, workers: 2, ..ServerOptions::default() }).unwrap();
+    server.install(&Model::load(dir).unwrap()).unwrap();
+    server
+}
+
+fn send(server: &ServerHandle, request: &str, content_type: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(server.addr()).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let length = body.len();
+    let head = format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {content_type}\r\n");
+    write!(stream, "{head}content-length: {length}\r\n\r\n{body}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_string())
+}
+
+fn predict(server: &ServerHandle, content_type: &str, body: &str) -> (u16, String) {
+    send(server, "POST /v1/models/demo:predict", content_type, body)
+}
+
+/// The scores in an answer, in the order of instances and labels.
+fn scores(answer: &(u16, String)) -> Vec<f32> {
+    assert_eq!(answer.0, 200, "{}", answer.1);
+    let answer: Value = serde_json::from_str(&answer.1).unwrap();
+    let predictions = answer["predictions"].as_array().unwrap();
+    let labels = |prediction: &Value| ["click", "buy"].map(|label| prediction[label].as_f64().unwrap() as f32);
+    predictions.iter().flat_map(labels).collect()
+}
+
+#[test]
+fn json_and_text_get_the_scores_of_the_model() {
+    let Some(library) = ort_library() else { return };
+    let (dir, model) = (tempfile::tempdir().unwrap(), TestModel::slots());
+    let server = serve(&model, dir.path(), &library);
+    let expected = [model.expected(&[("0", &[5]), ("7", &[6, u64::MAX, 1_000_000])], &[]), model.expected(&[], &[])];
+    let body = r#"{"instances":[{"7":[6,"18446744073709551615",1000000],"0":5},{}]}"#;
+    let answer = predict(&server, "application/json", body);
+    assert!(answer.1.starts_with(r#"{"model":"demo","version":3,"predictions":[{"click":0."#), "{}", answer.1);
+    assert_close(&scores(&answer), &expected.concat());
+    let text = format!("0 0 5:0 6:7 {}:7 1000000:7\n0 0\n", u64::MAX);
+    assert_eq!(predict(&server, "text/plain", &text), answer);
+    let empty = (200, r#"{"model":"demo","version":3,"predictions":[]}"#.to_string());
+    assert_eq!(predict(&server, "application/json", r#"{"instances":[]}"#), empty);
+    assert_eq!(predict(&server, "text/plain", ""), empty);
+}
+
+#[test]
+fn what_is_refused_and_what_is_counted() {
+    let Some(library) = ort_library() else { return };
+    let (dir, mut model) = (tempfile::tempdir().unwrap(), TestModel::slots());
+    model.rows.insert(666, vec![f32::NAN; 3]);
+    let server = serve(&model, dir.path(), &library);
+    let json = |body: &str| predict(&server, "application/json", body);
+    let error = |message: &str| json!({ "error": message }).to_string();
+    assert_eq!(json(r#"{"instances":[{},{"C99":1}]}"#), (400, error("instances[1]: unknown slot `C99`")));
+    let text = predict(&server, "text/plain", "0 0\n0\n");
+    assert_eq!(text, (400, error("line 2: expected `show click sign:slot …`, got fewer than 2 fields")));
+    let many = "0 0\n".repeat(101);
+    assert_eq!(predict(&server, "text/plain", &many), (413, error("expected at most 100 lines a request, got more")));
+    let nan = (500, error("sample 0: label `click`: expected a finite score, got NaN"));
+    assert_eq!(json(r#"{"instances":[{"0":666}]}"#), nan);
+    assert_eq!(json(r#"{"instances":[{"0":[5,5,6,777777],"7":5},{"0":888888}]}"#).0, 200);
+    let (_, metrics) = send(&server, "GET /metrics", "x", "");
+    for line in [
+        "elasticrec_serve_requests_total{code=\"200\"} 1",
+        "elasticrec_serve_requests_total{code=\"500\"} 1",
+        "elasticrec_serve_instances_total 2",
+        "elasticrec_serve_signs_total 4",
+        "elasticrec_serve_signs_missed_total 2",
+        "elasticrec_serve_model_version 3",
+        "elasticrec_serve_stage_seconds_count{stage=\"infer\"} 1",
+    ] {
+        assert!(metrics.lines().any(|got| got == line), "{line} is not in\n{metrics}");
+    }
+}
+
+#[test]
+fn metadata_says_what_to_send() {
+    let Some(library) = ort_library() else { return };
+    let (dir, model) = (tempfile::tempdir().unwrap(), TestModel::slots());
+    let server = serve(&model, dir.path(), &library);
+    let (status, body) = send(&server, "GET /v1/models/demo", "x", "");
+    let expected = json!({
+        "model": "demo", "version": 3, "created": "2026-01-02T03:04:05Z", "format": "slots", "slots": ["0", "7"],
+        "dense": [], "labels": ["click", "buy"], "columns": [{"name": "wide", "width": 1}, {"name": "deep", "width": 2}],
+        "rows": 100,
+    });
+    assert_eq!((status, serde_json::from_str::<Value>(&body).unwrap()), (200, expected));
+}
+
+#[test]
+fn many_clients_each_get_their_own_scores_across_a_switch_of_versions() {
+    let Some(library) = ort_library() else { return };
+    let (dir, model) = (tempfile::tempdir().unwrap(), TestModel::slots());
+    let server = serve(&model, &dir.path().join("3"), &library);
+    TestModel { version: 4, ..TestModel::slots() }.write(&dir.path().join("4"));
+    std::thread::scope(|scope| {
+        for client in 0..4u64 {
+            let (server, model) = (&server, &model);
+            scope.spawn(move || {
+                for round in 0..25 {
+                    let sign = 1 + (client * 25 + round) % 99;
+                    let answer = predict(server, "text/plain", &format!("0 0 {sign}:0\n"));
+                    assert_close(&scores(&answer), &model.expected(&[("0", &[sign])], &[]));
+                }
+            });
+        }
+        server.install(&Model::load(&dir.path().join("4")).unwrap()).unwrap();
+    });
+    let answer = predict(&server, "text/plain", "");
+    assert_eq!(answer.1, r#"{"model":"demo","version":4,"predictions":[]}"#);
+    assert_eq!(server.stop(LONG), Drained(true));
+}

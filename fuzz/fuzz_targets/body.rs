@@ -1,0 +1,5 @@
+//! Any bytes as the body of a prediction request, JSON and lines.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| elasticrec_serve::fuzz_body(bytes));

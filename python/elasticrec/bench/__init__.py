@@ -1,0 +1,1 @@
+"""What `elasticrec bench` measures: ours, and the limits it is measured against."""

@@ -1,0 +1,246 @@
+"""The speed of the spine: training against its network alone, serving against its engine alone, parsing.
+
+One shape for all of it: Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-400-400, generated Criteo rows.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticrec import _core
+from elasticrec.config import Job, match_files, parse_job
+from elasticrec.data.units import Cut, plan_units
+from elasticrec.publish.publish import publish_run
+from elasticrec.serving.onnxruntime import library_path
+from elasticrec.training.dense import FlatParameters
+from elasticrec.training.loop import train_job
+from elasticrec.training.network import Scorer, build_model, loss_of
+from elasticrec.training.report import Summary
+
+Result = dict[str, Any]
+_CONNECTIONS = 4
+_READY = re.compile(r" on http://([^/]+)/")
+
+
+def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) -> Result:
+    """All figures, each the median of `repeats`."""
+    # runs and models are made in the current directory
+    with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
+        say(f"writing {samples:,} generated Criteo rows")
+        _core.write_demo(
+            "data",
+            samples=samples,
+            slots=26,
+            hours=1,
+            seed=1,
+            format="criteo",
+            overwrite=True,
+            threads=1,
+            progress=None,
+        )
+        job = _job()
+        result: Result = {"samples": samples, "repeats": repeats, "cores": len(os.sched_getaffinity(0))}
+        say("parsing")
+        result["parse_mb_per_s"] = _median(repeats, lambda: _parse_rate(job))
+        # the two sides of the comparison take turns: a noisy neighbour hits both
+        trained, dense_only = [], []
+        for repeat in range(repeats):
+            say(f"training {repeat + 1}/{repeats}: the whole loop, then its network alone")
+            trained.append(_train(job))
+            dense_only.append(_dense_only_rate(job, seconds))
+        middle = sorted(trained, key=lambda summary: summary.samples_per_s)[len(trained) // 2]
+        result["train_samples_per_s"] = middle.samples_per_s
+        result["train_shares"] = {name: round(share, 4) for name, share in middle.shares.items()}
+        result["dense_only_samples_per_s"] = statistics.median(rate for rate, _ in dense_only)
+        result["dense_only_threads"] = statistics.mode(threads for _, threads in dense_only)
+        result["train_ratio"] = result["train_samples_per_s"] / result["dense_only_samples_per_s"]
+        say("publishing")
+        published = publish_run(middle.run)
+        result["rows"] = published.rows
+        say("serving")
+        result.update(_serving(job, published.path, repeats, seconds))
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
+
+
+def describe(result: Result) -> list[str]:
+    """The figures for people, and where the time goes."""
+    shares = sorted(result["train_shares"].items(), key=lambda item: -item[1])
+    stages = result["serve_stages_us_128"]
+    return [
+        f"parsing, Criteo rows, one core: {result['parse_mb_per_s']:,.0f} MB/s",
+        f"training, batch 512: {result['train_samples_per_s']:,.0f} samples/s; the network alone "
+        f"{result['dense_only_samples_per_s']:,.0f} ({result['dense_only_threads']} threads): "
+        f"{result['train_ratio']:.2f} of it",
+        "  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005),
+        f"serving, 1 sample a request: {result['serve_rps_1']:,.0f} requests/s, "
+        f"p50 {result['serve_p50_us_1']:,.0f} µs, p99 {result['serve_p99_us_1']:,.0f} µs",
+        f"serving, 128 samples a request: {result['serve_instances_per_s_128']:,.0f} samples/s; the engine alone "
+        f"{result['engine_instances_per_s_128']:,.0f}: {result['serve_ratio_128']:.2f} of it, "
+        "load generator on the same cores",
+        "  a request: " + ", ".join(f"{name} {micros:,.0f} µs" for name, micros in stages.items()),
+    ]
+
+
+def _job() -> Job:
+    raw = {
+        "name": "bench",
+        "data": {"format": "criteo", "train": ["data"]},
+        "model": {"kind": "wide_deep", "dim": 9, "hidden": [400, 400, 400]},
+        "train": {"batch_size": 512, "print_every_s": 3600, "checkpoint": {"every_s": 3600}},
+    }
+    return parse_job(raw, base=Path.cwd(), source="bench")
+
+
+def _median(repeats: int, measure: Callable[[], float]) -> float:
+    return statistics.median(measure() for _ in range(repeats))
+
+
+def _parse_rate(job: Job) -> float:
+    """Lines in memory to batches, each sign named once: what a reading thread does beside reading."""
+    parser = _core.Parser(json.dumps(job.features()))
+    content = match_files(job, "train")[0].read_bytes()
+    lines = content.splitlines(keepends=True)
+    chunks = [b"".join(lines[at : at + 512]) for at in range(0, len(lines), 512)]
+    start = time.perf_counter()
+    for chunk in chunks:
+        parser.parse(chunk, labels=True)
+    return len(content) / 1e6 / (time.perf_counter() - start)
+
+
+def _train(job: Job) -> Summary:
+    with contextlib.redirect_stderr(io.StringIO()):
+        return train_job(job, fresh=True)
+
+
+def _dense_only_rate(job: Job, seconds: float) -> tuple[float, int]:
+    """The same network, loss and optimizer on ready tensors, at its best number of threads."""
+    rates = {threads: _dense_steps(job, seconds, threads) for threads in range(1, len(os.sched_getaffinity(0)) + 1)}
+    best = max(rates, key=lambda threads: rates[threads])
+    return rates[best], best
+
+
+def _dense_steps(job: Job, seconds: float, threads: int) -> float:
+    torch.set_num_threads(threads)
+    model = build_model(job)
+    dense, scorer = FlatParameters(model, job), Scorer(model)
+    width = sum(column.width for column in model.columns)
+    size = job.train.batch_size
+    units = plan_units(match_files(job, "train"), Cut(job.data.unit_bytes, False, 0, ""), 0, 0)
+    reader = _core.BatchReader(
+        _core.Parser(json.dumps(job.features())),
+        [unit.core() for unit in units],
+        batch_size=size,
+        shuffle=False,
+        seed=0,
+        labels=True,
+        workers=1,
+        skip_batches=0,
+    )
+    with contextlib.closing(reader):
+        batch = next(reader)
+    values = torch.from_numpy(batch.dense)
+    rows = torch.rand(size, model.shape.num_slots, width) * 0.02 - 0.01
+    steps = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        pooled = rows.detach().requires_grad_()
+        loss = loss_of(scorer.logits(pooled, values), batch)
+        dense.zero_gradient()
+        torch.autograd.backward(loss.mean)
+        dense.step()
+        steps += 1
+    return steps * size / (time.perf_counter() - start)
+
+
+def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
+    lines = match_files(job, "train")[0].read_bytes().splitlines(keepends=True)
+    ones = lines[:4096]
+    batches = [b"".join(lines[at : at + 128]) for at in range(0, 128 * 64, 128)]
+    rates: dict[str, list[float]] = {name: [] for name in ("one", "many", "engine", "p50", "p99")}
+    with _server(path) as address:
+
+        def load(bodies: list[bytes]) -> tuple[int, int, float, float, float, float]:
+            report = _core.load_test(
+                address,
+                "/v1/models/bench:predict",
+                bodies,
+                content_type="text/plain",
+                token=None,
+                connections=_CONNECTIONS,
+                seconds=seconds,
+            )
+            assert not report[1], f"{report[1]} requests failed"
+            return report
+
+        for _ in range(repeats):
+            answered, _, took, p50, p99, _ = load(ones)
+            rates["one"].append(answered / took)
+            rates["p50"].append(p50)
+            rates["p99"].append(p99)
+            before = _stages(address)
+            answered, _, took, *_ = load(batches)
+            rates["many"].append(answered * 128 / took)
+            stages = _mean_stages(before, _stages(address))
+            cores = len(os.sched_getaffinity(0))
+            rates["engine"].append(
+                _core.engine_rate(str(path), str(library_path()), batch=128, seconds=seconds, threads=cores)
+            )
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    return {
+        "serve_rps_1": middle["one"],
+        "serve_p50_us_1": middle["p50"],
+        "serve_p99_us_1": middle["p99"],
+        "serve_instances_per_s_128": middle["many"],
+        "engine_instances_per_s_128": middle["engine"],
+        "serve_ratio_128": middle["many"] / middle["engine"],
+        "serve_stages_us_128": stages,
+    }
+
+
+@contextlib.contextmanager
+def _server(path: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "elasticrec.cli", "serve", str(path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if match := _READY.search(line):
+                yield match[1]
+                return
+        raise RuntimeError("the server ended before it served")
+    finally:
+        process.terminate()
+        process.stdout.close()
+        process.wait()
+
+
+def _stages(address: str) -> dict[str, tuple[float, float]]:
+    """(seconds, count) of each stage so far, from the server's own histograms."""
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://{address}/metrics") as response:
+        text = response.read().decode()
+    found: dict[str, dict[str, float]] = {}
+    pattern = re.compile(r'^elasticrec_serve_stage_seconds_(sum|count)\{stage="(\w+)"\} (\S+)$', re.MULTILINE)
+    for kind, stage, value in pattern.findall(text):
+        found.setdefault(stage, {})[kind] = float(value)
+    return {stage: (values["sum"], values["count"]) for stage, values in found.items()}
+
+
+def _mean_stages(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> dict[str, float]:
+    return {
+        stage: round(1e6 * (total - before[stage][0]) / max(count - before[stage][1], 1), 1)
+        for stage, (total, count) in after.items()
+    }

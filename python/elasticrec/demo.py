@@ -1,0 +1,161 @@
+"""The whole loop on generated data, with the commands that a user would type."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from elasticrec import _core
+from elasticrec.errors import ElasticRecError
+from elasticrec.serving.client import Client
+
+_SAMPLES_SHOWN = 5
+_LOAD_SECONDS = 2.0
+_CONNECTIONS = 8
+_SERVING = re.compile(r"serving (\S+) version (\d+) .* on (http://[^/]+)/")
+
+
+def run_demo(directory: Path, samples: int) -> None:
+    """Data, training, publish, serving, requests; each step says what it does and found."""
+    _clear(directory)
+    _title("1. data: click logs whose true click probabilities are known")
+    _elasticrec(directory, "data", "demo", "data", "--samples", str(samples))
+    truth = json.loads((directory / "data/truth.json").read_text())
+    best = truth["hours"][-1]["best_auc"]
+
+    _title("2. training: Wide & Deep over all hours but the last, evaluated on the last")
+    _elasticrec(directory, "train", "data/job.yaml")
+    reached = _last_eval_auc(directory / "runs/demo/metrics.jsonl")
+    typer.echo(f"AUC reached {reached:.4f}; the best possible on that hour is {best:.4f}")
+
+    _title("3. publish: network, rows and manifest as one version")
+    _elasticrec(directory, "publish", "demo")
+
+    _title("4. serving: Rust from the socket to the score")
+    with _server(directory) as (model, url):
+        _ask(directory, model, url)
+
+
+def _ask(directory: Path, model: str, url: str) -> None:
+    hours = sorted((directory / "data").glob("*/*/part-*.txt"))
+    with open(hours[-1], "rb") as file:
+        lines = [next(file) for _ in range(64)]
+    (directory / "samples.txt").write_bytes(b"".join(lines[:_SAMPLES_SHOWN]))
+
+    _title("5. requests: the same samples, scored by the trainer and by the server")
+    trainer = _elasticrec(directory, "predict", "samples.txt", "--checkpoint", "demo", quiet=True).split()
+    server = _elasticrec(directory, "predict", "samples.txt", "--server", url, quiet=True).split()
+    typer.echo(f"{'click':>8}{'trainer':>14}{'server':>14}{'difference':>14}")
+    for line, ours, theirs in zip(lines, trainer, server, strict=False):
+        click = line.split()[1].decode()
+        typer.echo(f"{click:>8}{float(ours):>14.7f}{float(theirs):>14.7f}{abs(float(ours) - float(theirs)):>14.1e}")
+    instance = _instance(lines[0])
+    typer.echo(f"$ curl {url}/v1/models/{model}:predict -H 'Content-Type: application/json' \\")
+    body = json.dumps({"instances": [instance]})
+    typer.echo(f"    -d '{body[:88]}…'")
+    with Client(url) as client:
+        (score,) = client.predict([instance])[0]
+    typer.echo(f"  → click {score:.7f}")
+
+    _title(f"6. speed: {_CONNECTIONS} connections, one sample a request, {_LOAD_SECONDS:.0f} seconds")
+    answered, failed, seconds, p50, p99, _ = _core.load_test(
+        url.removeprefix("http://"),
+        f"/v1/models/{model}:predict",
+        lines,
+        content_type="text/plain",
+        token=None,
+        connections=_CONNECTIONS,
+        seconds=_LOAD_SECONDS,
+    )
+    typer.echo(
+        f"{answered / seconds:,.0f} requests/s, {failed} failed, half within {p50 / 1000:.2f} ms, "
+        f"99 % within {p99 / 1000:.2f} ms"
+    )
+
+
+@contextmanager
+def _server(directory: Path) -> Iterator[tuple[str, str]]:
+    command = ["serve", "models/demo", "--port", "0"]
+    typer.echo(f"$ elasticrec {' '.join(command)}")
+    process = subprocess.Popen(_command(command), cwd=directory, stdout=subprocess.PIPE, text=True, env=_environment())
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            typer.echo(line, nl=False)
+            if match := _SERVING.search(line):
+                yield match[1], match[3]
+                break
+        else:
+            raise ElasticRecError("demo: the server ended before it served")
+        process.terminate()
+        typer.echo(process.stdout.read(), nl=False)
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _elasticrec(directory: Path, *arguments: str, quiet: bool = False) -> str:
+    """Run a command as a user would; `quiet` keeps its output for the caller."""
+    typer.echo(f"$ elasticrec {' '.join(arguments)}")
+    sys.stdout.flush()
+    result = subprocess.run(
+        _command(arguments),
+        cwd=directory,
+        env=_environment(),
+        stdout=subprocess.PIPE if quiet else None,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        raise ElasticRecError(f"demo: `elasticrec {' '.join(arguments)}` failed, see above")
+    return result.stdout or ""
+
+
+def _command(arguments: list[str] | tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-m", "elasticrec.cli", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONUNBUFFERED": "1"}
+
+
+def _clear(directory: Path) -> None:
+    """Forget an earlier demo; a directory that holds anything else is left alone."""
+    directory.mkdir(parents=True, exist_ok=True)
+    strange = {path.name for path in directory.iterdir()} - {"data", "runs", "models", "samples.txt"}
+    if strange:
+        raise ElasticRecError(
+            f"{directory}: expected an empty directory or an earlier demo, got `{min(strange)}` in it"
+        )
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _last_eval_auc(metrics: Path) -> float:
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return float(next(record["eval"][0]["auc"] for record in reversed(records) if record.get("eval")))
+
+
+def _instance(line: bytes) -> dict[str, list[int]]:
+    """A line of slot text as named slots."""
+    instance: dict[str, list[int]] = {}
+    for field in line.split()[2:]:
+        sign, slot = field.decode().split(":")
+        instance.setdefault(slot, []).append(int(sign))
+    return instance
+
+
+def _title(text: str) -> None:
+    typer.secho(f"\n{text}", bold=True)

@@ -1,0 +1,92 @@
+"""A client of the server: lines or named values in, scores out, over one kept connection."""
+
+import http.client
+import json
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticrec.errors import ConfigError, SampleError, UnavailableError
+
+Scores = npt.NDArray[np.float32]
+
+
+class Client:
+    """Asks one model of one server."""
+
+    def __init__(
+        self, url: str, model: str | None = None, *, token: str | None = None, timeout_s: float = 30.0
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(f"server: expected a URL such as http://127.0.0.1:8500, got `{url}`")
+        self._where = f"{parts.hostname}:{parts.port or 80}"
+        self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._labels: list[str] = []
+        self._model = model or self._only_model()
+        self._labels = self._get(f"/v1/models/{self._model}")["labels"]
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self._model
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the scores of a sample."""
+        return self._labels
+
+    def predict_lines(self, text: bytes) -> Scores:
+        """Scores `[lines, labels]` of lines in the training format."""
+        return self._predict(text, "text/plain")
+
+    def predict(self, instances: list[dict[str, Any]]) -> Scores:
+        """Scores `[instances, labels]` of samples given as values by slot and dense name."""
+        return self._predict(json.dumps({"instances": instances}).encode(), "application/json")
+
+    def _predict(self, body: bytes, content_type: str) -> Scores:
+        answer = self._ask("POST", f"/v1/models/{self._model}:predict", body, {"Content-Type": content_type})
+        scores = [[prediction[label] for label in self._labels] for prediction in answer["predictions"]]
+        return np.array(scores, np.float32).reshape(len(scores), len(self._labels))
+
+    def _only_model(self) -> str:
+        models = [model["name"] for model in self._get("/v1/models")["models"]]
+        if len(models) != 1:
+            raise ConfigError(f"{self._where}: expected one model, got {', '.join(models) or 'none'}; name one")
+        return str(models[0])
+
+    def _get(self, path: str) -> Any:
+        return self._ask("GET", path, None, {})
+
+    def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
+        try:
+            self._connection.request(method, path, body, self._headers | headers)
+            response = self._connection.getresponse()
+            content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise UnavailableError(f"{self._where}: did not answer: {error or type(error).__name__}") from None
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            raise UnavailableError(f"{self._where}: expected JSON from {path}, got {content[:60]!r}") from None
+        if response.status == http.client.OK:
+            return answer
+        message = f"{self._where}: {response.status}: {answer.get('error', 'no reason given')}"
+        raise SampleError(message) if response.status == http.client.BAD_REQUEST else UnavailableError(message)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

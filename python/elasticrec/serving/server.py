@@ -1,0 +1,61 @@
+"""Starting the server and watching it; requests are answered in Rust."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from elasticrec import _core
+from elasticrec.config import Serve
+from elasticrec.errors import ConfigError
+from elasticrec.serving.onnxruntime import library_path
+
+# How often the main thread looks up from its wait, so that Python handles signals.
+_TICK_S = 0.2
+# What was accepted before a stop has so long to be answered.
+_DRAIN_S = 10.0
+
+
+def start_server(settings: Serve) -> _core.Server:
+    """Bind the address; the server answers 503 until a model is loaded."""
+    return _core.Server(
+        str(library_path()),
+        _address(settings.host, settings.port),
+        workers=settings.threads or len(os.sched_getaffinity(0)),
+        queue=settings.queue,
+        max_body_bytes=settings.max_body_bytes,
+        max_instances=settings.max_instances,
+        token=settings.token.reveal() if settings.token else None,
+    )
+
+
+def serve_model(path: Path, settings: Serve, say: Callable[[str], None]) -> None:
+    """Serve a version until SIGINT or SIGTERM, then answer what was accepted and return."""
+    server = start_server(settings)
+    url = f"http://{server.address}"
+    say(f"loading {path}")
+    model, version, rows = server.load(str(path))
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    say(f"serving {model} version {version} ({rows:,} rows) on {url}/v1/models/{model}:predict")
+    while not stopping and not server.wait(_TICK_S):
+        pass
+    say("stopping: answering what was accepted")
+    if not server.stop(_DRAIN_S):
+        say(f"stopped with requests that took longer than {_DRAIN_S:.0f} s")
+
+
+def _address(host: str, port: int) -> str:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"serve.host: expected an address, got `{host}`: {error.strerror}") from None
+    ip = str(address[0])
+    return f"[{ip}]:{port}" if family == socket.AF_INET6 else f"{ip}:{port}"

@@ -1,0 +1,127 @@
+"""Bucketed metrics against naive ones over the same samples."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from elasticrec.training.metrics import Metrics, MetricSums
+
+Array = npt.NDArray[np.float64]
+
+
+def samples(count: int, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Logits, soft labels and weights."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(-1, 2, count)
+    weights = random.integers(1, 6, count).astype(np.float64)
+    clicks = random.binomial(weights.astype(int), 1 / (1 + np.exp(-logits - random.normal(0, 1, count))))
+    return logits, clicks / weights, weights
+
+
+def naive_auc(logits: Array, labels: Array, weights: Array) -> float:
+    """Every pair of a click and a non-click, one by one."""
+    above = pairs = 0.0
+    for score, click in zip(logits, labels * weights, strict=True):
+        for other, miss in zip(logits, (1 - labels) * weights, strict=True):
+            pairs += click * miss
+            above += click * miss * (1.0 if score > other else 0.5 if score == other else 0.0)
+    return above / pairs
+
+
+def measure(*batches: tuple[Array, Array, Array]) -> Metrics:
+    sums = MetricSums()
+    for batch in batches:
+        sums.add(*batch)
+    return sums.result()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_auc_is_the_naive_one_to_the_width_of_a_bucket(seed: int) -> None:
+    batch = samples(300, seed)
+    assert measure(batch).auc == pytest.approx(naive_auc(*batch), abs=1e-4)
+
+
+def test_equal_scores_are_half_right() -> None:
+    batch = (np.zeros(10), np.array([1.0, 0.0] * 5), np.ones(10))
+    assert measure(batch).auc == 0.5
+
+
+def test_a_better_order_by_less_than_float32_epsilon_of_the_rate_still_counts() -> None:
+    """Rates of 1e-6 lie far apart in logits, where the buckets are."""
+    logits = np.array([-13.9, -13.8, -13.7, -13.6])
+    assert measure((logits, np.array([0.0, 0.0, 1.0, 1.0]), np.ones(4))).auc == 1.0
+
+
+def test_logits_beyond_the_limits_are_kept_in_the_last_buckets() -> None:
+    metrics = measure((np.array([-1e30, -40.0, 40.0, 1e30]), np.array([0.0, 0.0, 1.0, 1.0]), np.ones(4)))
+    assert metrics.auc == 1.0
+    assert metrics.log_loss == pytest.approx(0.0, abs=1e-12)
+    assert metrics.copc == pytest.approx(1.0)
+
+
+def test_log_loss_and_copc() -> None:
+    logits, labels, weights = samples(5000)
+    metrics = measure((logits, labels, weights))
+    rate = 1 / (1 + np.exp(-logits))
+    loss = -(labels * np.log(rate) + (1 - labels) * np.log(1 - rate))
+    assert metrics.log_loss == pytest.approx((weights * loss).sum() / weights.sum(), rel=1e-12)
+    assert metrics.copc == pytest.approx((labels * weights).sum() / (rate * weights).sum(), rel=1e-12)
+    assert metrics.samples == 5000
+
+
+def test_a_weight_of_n_is_n_samples() -> None:
+    logits, labels, weights = samples(200)
+    times = weights.astype(int)
+    clicks = np.rint(labels * weights).astype(int)
+    outcomes = np.concatenate([np.arange(n) < c for n, c in zip(times, clicks, strict=True)]).astype(float)
+    repeated = measure((np.repeat(logits, times), outcomes, np.ones(times.sum())))
+    weighted = measure((logits, labels, weights))
+    for name in ("auc", "log_loss", "copc"):
+        assert getattr(weighted, name) == pytest.approx(getattr(repeated, name), rel=1e-9), name
+
+
+def test_the_cut_into_batches_does_not_matter() -> None:
+    logits, labels, weights = samples(1000)
+    whole = measure((logits, labels, weights))
+    parts = measure(*[(logits[at::7], labels[at::7], weights[at::7]) for at in range(7)])
+    assert parts.samples == whole.samples
+    for name in ("auc", "log_loss", "copc"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-12), name
+
+
+def test_restored_sums_go_on_bit_for_bit() -> None:
+    first, second = samples(500, 1), samples(500, 2)
+    sums = MetricSums()
+    sums.add(*first)
+    state = sums.state()
+    sums.add(*second)
+    # also into one that has counted something else
+    for used in (False, True):
+        restored = MetricSums()
+        if used:
+            restored.add(*samples(50, 3))
+        restored.restore(state)
+        assert restored.result() == measure(first)
+        restored.add(*second)
+        assert restored.result() == sums.result()
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_outcome_alone_has_no_auc(label: float) -> None:
+    metrics = measure((np.linspace(-1, 1, 9), np.full(9, label), np.ones(9)))
+    assert metrics.auc is None
+    assert metrics.log_loss is not None
+    assert metrics.copc is not None
+
+
+def test_nothing_has_no_metrics() -> None:
+    empty = np.zeros(0)
+    for metrics in (measure(), measure((empty, empty, empty))):
+        assert metrics == Metrics(samples=0, auc=None, log_loss=None, copc=None)
+
+
+def test_float32_of_a_batch() -> None:
+    logits, labels, weights = (array.astype(np.float32) for array in samples(2000))
+    sums = MetricSums()
+    sums.add(logits, labels, weights)
+    assert sums.result().auc == pytest.approx(measure(samples(2000)).auc, abs=1e-4)
