@@ -210,7 +210,7 @@ fn build(environment: &Environment, network: &Network) -> ort::Result<Session> {
         .with_inter_threads(1)?
         .with_parallel_execution(false)?
         .with_optimization_level(GraphOptimizationLevel::All)?
-        // patterns are kept for each batch size that was ever seen, and save next to nothing
+        // a pattern is kept for each batch size that was ever seen, and made no difference that could be measured
         .with_memory_pattern(false)?
         .with_external_initializer_file_in_memory(&network.weights_name, network.weights.clone())?
         .commit_from_memory(&network.graph)

@@ -8,8 +8,8 @@ use crate::prefetch::prefetch_read;
 
 /// 32-bit words before the weights: sign (2), show, click, seen, changed.
 const HEADER: usize = 6;
-/// Rows a chunk.
-const CHUNK: usize = 256;
+/// A chunk has as many rows, a power of two, as fit into so many words: 32 KB.
+const CHUNK_WORDS: usize = 8192;
 /// Grow beyond this share of used places, in eighths.
 const MAX_LOAD_EIGHTHS: usize = 6;
 const SMALLEST: usize = 16;
@@ -37,12 +37,16 @@ pub(crate) struct Rows {
     len: usize,
     /// Words a row.
     stride: usize,
+    /// A chunk has `1 << chunk_bits` rows.
+    chunk_bits: u32,
     width: usize,
 }
 
 impl Rows {
     pub(crate) fn new(width: usize, state_width: usize) -> Self {
-        Rows { index: Vec::new(), chunks: Vec::new(), len: 0, stride: HEADER + width + state_width, width }
+        let stride = HEADER + width + state_width;
+        let chunk_bits = (CHUNK_WORDS / stride).max(1).ilog2();
+        Rows { index: Vec::new(), chunks: Vec::new(), len: 0, stride, chunk_bits, width }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -51,7 +55,7 @@ impl Rows {
 
     /// Bytes held, spare capacity included.
     pub(crate) fn bytes(&self) -> usize {
-        4 * (self.index.capacity() + self.chunks.len() * CHUNK * self.stride)
+        4 * (self.index.capacity() + (self.chunks.len() << self.chunk_bits) * self.stride)
     }
 
     /// Asks for the index entry of a sign with this hash.
@@ -107,8 +111,8 @@ impl Rows {
             self.grow();
         }
         let row = self.len as u32;
-        if self.len == self.chunks.len() * CHUNK {
-            self.chunks.push(vec![0; CHUNK * self.stride].into_boxed_slice());
+        if self.len == self.chunks.len() << self.chunk_bits {
+            self.chunks.push(vec![0; self.stride << self.chunk_bits].into_boxed_slice());
         }
         self.len += 1;
         let words = self.row_mut(row);
@@ -138,15 +142,21 @@ impl Rows {
         self.index[at] = (hash as u32 & !(mask as u32)) | (row + 1);
     }
 
+    /// (chunk, place in it) of a row.
+    #[inline]
+    fn place(&self, row: u32) -> (usize, usize) {
+        (row as usize >> self.chunk_bits, row as usize & ((1 << self.chunk_bits) - 1))
+    }
+
     #[inline]
     fn row(&self, row: u32) -> &[u32] {
-        let (chunk, at) = (row as usize / CHUNK, row as usize % CHUNK);
+        let (chunk, at) = self.place(row);
         &self.chunks[chunk][at * self.stride..(at + 1) * self.stride]
     }
 
     #[inline]
     fn row_mut(&mut self, row: u32) -> &mut [u32] {
-        let (chunk, at) = (row as usize / CHUNK, row as usize % CHUNK);
+        let (chunk, at) = self.place(row);
         &mut self.chunks[chunk][at * self.stride..(at + 1) * self.stride]
     }
 

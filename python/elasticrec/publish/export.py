@@ -108,7 +108,8 @@ def _root_cause(error: BaseException) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporter talks on every channel there is; its errors are raised all the same."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    words = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(words), contextlib.redirect_stderr(words):
         warnings.simplefilter("ignore")
         previous = logging.root.manager.disable
         logging.disable(logging.WARNING)

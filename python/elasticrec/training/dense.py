@@ -23,15 +23,15 @@ _STATE = {"adam": ("exp_avg", "exp_avg_sq"), "adagrad": ("sum",), "sgd": ()}
 
 @dataclass(frozen=True)
 class FlatTensor:
-    """Where a parameter or buffer lies in the flat vector."""
+    """Where a parameter or buffer lies in the flat vector; the offset counts values."""
 
     name: str
     shape: tuple[int, ...]
     offset: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As a manifest keeps it."""
-        return {"name": self.name, "shape": list(self.shape), "offset": self.offset}
+        """As a manifest keeps it: the offset in bytes."""
+        return {"name": self.name, "shape": list(self.shape), "offset": 4 * self.offset}
 
 
 class FlatParameters:

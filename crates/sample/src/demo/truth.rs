@@ -13,15 +13,15 @@ const MAX_ROWS: u32 = 2_000_000;
 /// Slots beyond these carry signs but no effect, as useless features do.
 const NUM_LINEAR_SLOTS: u32 = 40;
 const NUM_PAIRED_SLOTS: usize = 6;
-const LINEAR_STD: f64 = 0.95;
-const PAIRED_STD: f64 = 1.1;
+const LINEAR_STD: f64 = 1.0;
+const PAIRED_STD: f64 = 1.15;
 /// Share of the linear variance that the 13 numbers of Criteo rows have.
 const NUMBERS_SHARE: f64 = 0.2;
 const CLICK_RATE: f64 = 0.22;
-/// Tangent of half the angle the drifting slots turn in an hour: 2 degrees.
-const HALF_TURN: f64 = 0.0;
+/// Tangent of half the angle the drifting slots turn in an hour: 1 degree.
+const HALF_TURN: f64 = 0.008_727;
 /// Effects fade with the rank of a value as `1 / (1 + rank / FADE)`: what is too rare to be learned matters little.
-const FADE: f64 = 15.0;
+const FADE: f64 = 20.0;
 const PILOT_SAMPLES: u64 = 20_000;
 
 /// What a slot looks like. Slots take these in turn.
@@ -38,16 +38,16 @@ struct Kind {
 
 #[rustfmt::skip]
 const KINDS: [Kind; 10] = [
-    Kind { vocabulary: 24,      zipf: 1.1, max_signs: 1, present: 1.0,  linear: 1.0, paired: true,  drifts: false },
+    Kind { vocabulary: 24,      zipf: 1.05, max_signs: 1, present: 1.0,  linear: 1.0, paired: true,  drifts: false },
     Kind { vocabulary: 3_000,   zipf: 1.10, max_signs: 1, present: 1.0,  linear: 1.0, paired: true,  drifts: true  },
-    Kind { vocabulary: 300,     zipf: 1.1, max_signs: 1, present: 1.0,  linear: 0.5, paired: true,  drifts: true  },
+    Kind { vocabulary: 300,     zipf: 1.07, max_signs: 1, present: 1.0,  linear: 0.5, paired: true,  drifts: true  },
     Kind { vocabulary: 100_000, zipf: 1.10, max_signs: 1, present: 1.0,  linear: 1.0, paired: false, drifts: false },
-    Kind { vocabulary: 1_500,   zipf: 1.10, max_signs: 5, present: 0.9,  linear: 0.7, paired: true,  drifts: false },
+    Kind { vocabulary: 1_500,   zipf: 1.08, max_signs: 5, present: 0.9,  linear: 0.7, paired: true,  drifts: false },
     Kind { vocabulary: 60,      zipf: 1.06, max_signs: 1, present: 1.0,  linear: 0.5, paired: false, drifts: true  },
-    Kind { vocabulary: 8_000,   zipf: 1.1, max_signs: 1, present: 0.95, linear: 1.0, paired: false, drifts: false },
-    Kind { vocabulary: 12,      zipf: 1.1, max_signs: 1, present: 1.0,  linear: 0.3, paired: false, drifts: false },
-    Kind { vocabulary: 500,     zipf: 1.1, max_signs: 3, present: 0.7,  linear: 0.7, paired: false, drifts: false },
-    Kind { vocabulary: 20_000,  zipf: 1.1, max_signs: 1, present: 0.8,  linear: 0.5, paired: false, drifts: false },
+    Kind { vocabulary: 8_000,   zipf: 1.10, max_signs: 1, present: 0.95, linear: 1.0, paired: false, drifts: false },
+    Kind { vocabulary: 12,      zipf: 1.05, max_signs: 1, present: 1.0,  linear: 0.3, paired: false, drifts: false },
+    Kind { vocabulary: 500,     zipf: 1.07, max_signs: 3, present: 0.7,  linear: 0.7, paired: false, drifts: false },
+    Kind { vocabulary: 20_000,  zipf: 1.09, max_signs: 1, present: 0.8,  linear: 0.5, paired: false, drifts: false },
 ];
 
 /// The 13 numbers of a Criteo row: how many different ones (from 0 on, Zipf), the smallest, how often not empty.
@@ -267,7 +267,7 @@ fn number_columns(seed: u64) -> Vec<Column> {
         .map(|(column, &(vocabulary, smallest, present))| {
             let mut stream = Stream::new(mix(seed), column as u64);
             let linear = 0.5 + stream.unit();
-            let kind = Kind { vocabulary, zipf: 1.1, max_signs: 1, present, linear, paired: false, drifts: false };
+            let kind = Kind { vocabulary, zipf: 1.08, max_signs: 1, present, linear, paired: false, drifts: false };
             let sign = if stream.next() & 1 == 0 { 1.0 } else { -1.0 };
             let numbers = smallest..smallest + i64::from(vocabulary);
             let mut draft = Draft {
@@ -479,7 +479,7 @@ mod tests {
                 linear.add(drawn.linear, drawn.click);
             }
             let (best, linear) = (best.auc().unwrap(), linear.auc().unwrap());
-            assert!((0.77..0.83).contains(&best), "seed {seed}: best {best}");
+            assert!((0.79..0.84).contains(&best), "seed {seed}: best {best}");
             assert!((0.66..0.74).contains(&linear), "seed {seed}: linear {linear}");
         }
     }

@@ -30,6 +30,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route(HEALTH, get(|| async { json_response(StatusCode::OK, r#"{"status":"up"}"#) }))
         .route(READY, get(ready))
         .route(METRICS, get(scrape))
+        .route("/v1/models", get(models))
         .route("/v1/models/{target}", get(metadata).post(predict))
         .fallback(|uri: Uri| async move { Error::new(StatusCode::NOT_FOUND, format!("no such path: {}", uri.path())) })
         .method_not_allowed_fallback(|method: Method| async move {
@@ -86,6 +87,13 @@ async fn scrape(State(app): State<Arc<App>>) -> Response {
         Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => Error::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
+}
+
+async fn models(State(app): State<Arc<App>>) -> Response {
+    let current = app.current();
+    let names = current.iter().map(|deployment| &deployment.info);
+    let models: Vec<_> = names.map(|info| serde_json::json!({"name": info.name, "version": info.version})).collect();
+    json_response(StatusCode::OK, serde_json::json!({ "models": models }).to_string())
 }
 
 async fn metadata(State(app): State<Arc<App>>, Path(target): Path<String>) -> Result<Response, Error> {

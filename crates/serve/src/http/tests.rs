@@ -86,6 +86,7 @@ fn healthy_with_the_socket_ready_with_the_model() {
     install(&server, 3, echo);
     assert_eq!(get(&server, "/ready").status, 200);
     assert_eq!(get(&server, "/v1/models/demo").body, r#"{"model":"demo"}"#);
+    assert_eq!(get(&server, "/v1/models").body, r#"{"models":[{"name":"demo","version":3}]}"#);
 }
 
 #[test]

@@ -1,0 +1,69 @@
+"""A secret of a job is in none of the outputs of a run, and works all the same."""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from harness import elasticrec, serving, succeed, write_job
+
+SECRET = "correct-horse-7f3a-battery"
+ENV = {"TEST_TOKEN": SECRET}
+
+
+def ask(url: str, token: str | None) -> int:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+@pytest.mark.slow
+def test_a_planted_secret_is_nowhere(tmp_path: Path) -> None:
+    write_job(tmp_path, format="slots", kind="dnn", samples=1000, serve__token="${TEST_TOKEN}")
+    outputs = []
+    for arguments in (["check", "job.yaml"], ["train", "job.yaml"], ["publish", "tiny"]):
+        result = elasticrec(*arguments, cwd=tmp_path, env=ENV)
+        assert result.returncode == 0, result.stderr
+        outputs += [result.stdout, result.stderr]
+    assert "token: '***'" in outputs[0]
+    with serving("models/tiny", "--job", "job.yaml", cwd=tmp_path, env=ENV, log=tmp_path / "serve.log") as server:
+        url = f"{server.url}/v1/models/tiny"
+        assert [ask(url, None), ask(url, "wrong"), ask(url, SECRET)] == [401, 401, 200]
+        assert ask(f"{server.url}/health", None) == 200
+        assert ask(f"{server.url}/metrics", None) == 401
+        command = Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode()
+        outputs.append(command)
+        (part,) = (tmp_path / "data/20260101/01").glob("*.txt")
+        predict = ["predict", str(part), "--server", server.url]
+        scores = succeed(*predict, "--token", "${TEST_TOKEN}", cwd=tmp_path, env=ENV)
+        assert len(scores.splitlines()) == 500
+        refused = elasticrec(*predict, "--token", "${TEST_TOKEN}", cwd=tmp_path, env={"TEST_TOKEN": "wrong"})
+        assert refused.returncode == 2 and "401" in refused.stderr
+        literal = elasticrec(*predict, "--token", SECRET, cwd=tmp_path, env=ENV)
+        assert literal.returncode == 2
+        outputs += [scores, refused.stderr, literal.stdout, literal.stderr]
+    for text in outputs:
+        assert SECRET not in text
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"job.yaml", "manifest.json", "metrics.jsonl", "serve.log"} <= {path.name for path in written}
+    for path in written:
+        assert SECRET.encode() not in path.read_bytes(), path
+
+
+def test_a_literal_secret_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    write_job(tmp_path, format="slots", kind="dnn", samples=100, serve__token=SECRET)
+    for arguments in (["check", "job.yaml"], ["check", "job.yaml", "--set", f"serve.token={SECRET}"]):
+        result = elasticrec(*arguments, cwd=tmp_path)
+        assert result.returncode == 2
+        assert "${ENV}" in result.stderr and SECRET not in result.stdout + result.stderr
+
+
+def test_the_schema_names_the_form_of_a_secret(tmp_path: Path) -> None:
+    schema = json.loads(succeed("schema", cwd=tmp_path))
+    assert "file:" in json.dumps(schema["$defs"]["Serve"]["properties"]["token"])

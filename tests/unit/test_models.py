@@ -1,0 +1,101 @@
+"""The models against naive loops over their formulas."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from elasticrec.models import ZOO, Model, Shape
+from elasticrec.training.embedding import split_columns
+
+Array = npt.NDArray[np.float64]
+
+DIM = 3
+HIDDEN = (5, 4)
+SHAPES = [Shape(num_slots=4, num_dense=2, num_labels=1), Shape(4, 0, 1), Shape(2, 3, 3), Shape(1, 0, 2)]
+
+
+def naive_mlp(weights: dict[str, Array], inputs: Array) -> Array:
+    """Linear layers with max(0, x) between them, neuron by neuron."""
+    places = sorted({int(name.split(".")[1]) for name in weights if name.startswith("deep.")})
+    values = inputs
+    for place in places:
+        matrix, bias = weights[f"deep.{place}.weight"], weights[f"deep.{place}.bias"]
+        sums = []
+        for neuron in range(len(bias)):
+            total = bias[neuron]
+            for weight, value in zip(matrix[neuron], values, strict=True):
+                total += weight * value
+            sums.append(total if place == places[-1] else max(total, 0.0))
+        values = np.array(sums)
+    return values
+
+
+def naive_dnn(weights: dict[str, Array], rows: Array, dense: Array, shape: Shape) -> Array:
+    return naive_mlp(weights, np.array([*[value for slot in rows for value in slot], *dense]))
+
+
+def naive_wide_deep(weights: dict[str, Array], rows: Array, dense: Array, shape: Shape) -> Array:
+    logits = naive_mlp(weights, np.array([*[value for slot in rows for value in slot[shape.num_labels :]], *dense]))
+    for label in range(shape.num_labels):
+        for slot in rows:
+            logits[label] += slot[label]
+        if shape.num_dense:
+            logits[label] += weights["wide.bias"][label]
+            for at, value in enumerate(dense):
+                logits[label] += weights["wide.weight"][label, at] * value
+    return logits
+
+
+NAIVE = {"dnn": naive_dnn, "wide_deep": naive_wide_deep}
+
+
+def build(kind: str, shape: Shape) -> Model:
+    torch.manual_seed(1)
+    return ZOO[kind](shape, DIM, HIDDEN)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", sorted(ZOO))
+def test_forward_is_the_formula(kind: str, shape: Shape) -> None:
+    model = build(kind, shape)
+    width = sum(column.width for column in model.columns)
+    pooled, dense = torch.randn(6, shape.num_slots, width), torch.randn(6, shape.num_dense)
+    logits = model(split_columns(pooled, model.columns), dense)
+    assert logits.shape == (6, shape.num_labels)
+    weights = {name: tensor.numpy().astype(np.float64) for name, tensor in model.state_dict().items()}
+    for row in range(6):
+        expected = NAIVE[kind](weights, pooled[row].double().numpy(), dense[row].double().numpy(), shape)
+        np.testing.assert_allclose(logits[row].detach().numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", sorted(ZOO))
+def test_every_parameter_and_every_column_learns(kind: str) -> None:
+    shape = SHAPES[2]
+    model = build(kind, shape)
+    pooled = torch.randn(16, shape.num_slots, sum(column.width for column in model.columns), requires_grad=True)
+    torch.autograd.backward(model(split_columns(pooled, model.columns), torch.randn(16, shape.num_dense)).sum())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+    assert pooled.grad is not None
+    assert (pooled.grad.abs().sum((0, 1)) > 0).all()
+
+
+def test_columns() -> None:
+    shape = Shape(num_slots=4, num_dense=0, num_labels=2)
+    assert [(column.name, column.width, column.init) for column in build("dnn", shape).columns] == [
+        ("deep", DIM, "uniform")
+    ]
+    assert [(column.name, column.width, column.init) for column in build("wide_deep", shape).columns] == [
+        ("wide", 2, "zero"),
+        ("deep", DIM, "uniform"),
+    ]
+
+
+def test_what_the_table_gives_is_split_by_name() -> None:
+    columns = build("wide_deep", Shape(2, 0, 1)).columns
+    pooled = torch.arange(2 * 2 * 4.0).view(2, 2, 4)
+    parts = split_columns(pooled, columns)
+    assert torch.equal(parts["wide"], pooled[:, :, :1])
+    assert torch.equal(parts["deep"], pooled[:, :, 1:])
+    assert parts["deep"].data_ptr() == pooled[:, :, 1:].data_ptr()
