@@ -31,7 +31,7 @@ prerequisites:
 
 .venv/.built: .venv/.created pyproject.toml $(RUST_SOURCES) | prerequisites
 	@echo "setting up: the Rust extension and the Python packages (some minutes the first time)"
-	PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" $(BIN)/maturin develop --release --extras train,dev --quiet
+	PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PIP_QUIET=1 $(BIN)/maturin develop --release --extras train,dev --quiet
 	@touch $@
 
 .PHONY: setup
@@ -72,7 +72,8 @@ test-python: setup ## tests in Python: units, contracts, the whole loop
 
 .PHONY: wheel
 wheel: setup ## one abi3 wheel in dist/
-	$(BIN)/maturin build --release --quiet --out dist
+	rm -rf dist
+	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist
 
 .PHONY: bench
 bench: setup ## the speed of the spine and where the time goes

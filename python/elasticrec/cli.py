@@ -19,6 +19,9 @@ INTERRUPTED = 130
 # What typer exits with where a command itself writes to a closed pipe.
 BROKEN_PIPE = 1
 
+# What `elasticrec[train]` brings and `elasticrec` alone does without.
+_TRAINING_MODULES = ("torch", "onnx", "onnxscript")
+
 app = typer.Typer(
     name="elasticrec",
     help="Train click-through models on logs, publish them and serve them.",
@@ -214,6 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:
         return _fail(_describe(error))
+    except ModuleNotFoundError as error:
+        if error.name not in _TRAINING_MODULES:
+            raise
+        return _fail(f"this command needs `{error.name}`; install it: pip install 'elasticrec[train]'")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 

@@ -126,7 +126,7 @@ def test_a_current_that_names_a_version_that_is_gone() -> None:
     write_version(repository)
     repository.offer(1)
     (repository.path / CURRENT).write_bytes(b'{"version": 9, "generation": 1}')
-    with pytest.raises(FileNotFoundError, match="models/demo/9/manifest.json"):
+    with pytest.raises(FileNotFoundError, match=r"models/demo/9/manifest\.json"):
         find_version(repository.path)
 
 
@@ -162,7 +162,9 @@ def test_a_published_version_is_the_checkpoint(trained: Job) -> None:
 
 def check_cube(table: _core.Table, path: Path) -> None:
     """Every sign of the data and as many that are not in it."""
-    signs = {int(field.split(":")[0]) for line in Path("train.txt").open() for field in line.split()[2:]}
+    signs = {
+        int(field.split(":")[0]) for line in Path("train.txt").read_text().splitlines() for field in line.split()[2:]
+    }
     assert len(signs) == len(table)
     absent = [sign + 5000 for sign in signs] + [2**64 - 1, 2**63]
     rows, found = _core.read_cube([str(path / "cube/part-00000")], [*signs, *absent])
@@ -176,7 +178,7 @@ def check_cube(table: _core.Table, path: Path) -> None:
 
 def check_scores(job: Job, path: Path) -> None:
     """Rows of the cube, summed by hand, through the graph: the scores of `predict`."""
-    lines = Path("eval.txt").read_text().splitlines()[:50] + ["1 0", "1 0 99999:0 7:2"]
+    lines = [*Path("eval.txt").read_text().splitlines()[:50], "1 0", "1 0 99999:0 7:2"]
     session = onnxruntime.InferenceSession(path / "graph.onnx", providers=["CPUExecutionProvider"])
     pooled = np.zeros((len(lines), 3, 5), np.float32)
     for at, line in enumerate(lines):
@@ -206,7 +208,7 @@ def test_what_cannot_be_exported_leaves_no_trace(trained: Job, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setitem(ZOO, "wide_deep", Branching)
-        with pytest.raises(ModelError, match="^model: cannot be exported to ONNX: "):
+        with pytest.raises(ModelError, match=r"^model: cannot be exported to ONNX: "):
             publish_run(Run.of(trained))
     assert not Path("models").exists()
     published = publish_run(Run.of(trained))
@@ -236,6 +238,6 @@ def test_a_publish_that_broke_off_is_not_offered(trained: Job, monkeypatch: pyte
 
 def test_a_run_without_a_checkpoint(make_job: MakeJob) -> None:
     run = Run.create(make_job())
-    with pytest.raises(ModelError, match="^runs/small: expected a checkpoint, got none; train it first$"):
+    with pytest.raises(ModelError, match=r"^runs/small: expected a checkpoint, got none; train it first$"):
         publish_run(run)
     assert not Path("models").exists()

@@ -97,16 +97,40 @@ def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[
         # left by a crash in the middle of this same step
         shutil.rmtree(path)
     (path / "table").mkdir(parents=True)
+    try:
+        files, dense = _write_files(path, state)
+        body = {"run": run.name, "job": fingerprint(job), **_body(state, progress, evaluation), "dense": dense}
+        write_manifest(path, _KIND, body, files)
+    except BaseException:
+        # a disk that was full should not stay so
+        _remove(path)
+        raise
+    _drop_old(run, job.train.checkpoint.keep)
+    return open_checkpoint(path)
+
+
+def _write_files(path: Path, state: State) -> tuple[dict[str, FileEntry], dict[str, Any]]:
+    """Write everything but the manifest; returns its files and what it says of the network."""
     steps, vectors = state.dense.state()
     files = {
         _TABLE: FileEntry(*state.embedding.table.snapshot(str(path / _TABLE))),
         _DENSE: FileEntry(*write_synced(path / _DENSE, b"".join(vector.tobytes() for vector in vectors.values()))),
         _METRICS: FileEntry(*write_synced(path / _METRICS, _metrics_bytes(state.sums))),
     }
-    body = {
-        "run": run.name,
+    dense = {
+        "file": _DENSE,
+        "optimizer": state.dense.kind,
+        "steps": steps,
+        "length": len(state.dense.values),
+        "vectors": list(vectors),
+        "tensors": [tensor.to_dict() for tensor in state.dense.tensors],
+    }
+    return files, dense
+
+
+def _body(state: State, progress: Progress, evaluation: list[Metrics] | None) -> dict[str, Any]:
+    return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "job": fingerprint(job),
         "steps": progress.steps,
         "samples": progress.samples,
         "records": progress.records,
@@ -119,22 +143,11 @@ def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[
             "open": [{"unit": progress.unit, "batches": progress.batches}] if progress.batches else [],
             "finished": progress.finished,
         },
-        "dense": {
-            "file": _DENSE,
-            "optimizer": state.dense.kind,
-            "steps": steps,
-            "length": len(state.dense.values),
-            "vectors": list(vectors),
-            "tensors": [tensor.to_dict() for tensor in state.dense.tensors],
-        },
         "metrics": {
             "train": [sums.result().to_dict() for sums in state.sums],
             "eval": None if evaluation is None else [metrics.to_dict() for metrics in evaluation],
         },
     }
-    write_manifest(path, _KIND, body, files)
-    _drop_old(run, job.train.checkpoint.keep)
-    return Checkpoint(path, read_manifest(path, _KIND))
 
 
 def list_checkpoints(run: Run) -> list[Checkpoint]:
@@ -209,8 +222,11 @@ def _drop_old(run: Run, keep: int) -> None:
     """Remove checkpoints beyond the newest `keep`, and what crashes left unfinished."""
     kept = set(_complete(run)[-keep:])
     for path in run.checkpoints.glob("step-*"):
-        if path in kept:
-            continue
-        # without its manifest the rest of a directory is nothing, wherever a crash stops the removal
-        (path / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(path)
+        if path not in kept:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Without its manifest the rest of a directory is nothing, wherever a crash stops the removal."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path)

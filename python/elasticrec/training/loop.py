@@ -62,7 +62,8 @@ class Trainer:
         self.evaluation = checkpoint.evaluation
         if self.progress.epoch >= self.job.train.epochs:
             self.reporter.say(
-                f"{self.run.path} is finished: {self.progress.epoch} epochs, {self.progress.samples:,} samples; "
+                f"{self.run.path} is finished: {self.progress.epoch} of {self.job.train.epochs} epochs, "
+                f"{self.progress.samples:,} samples; "
                 "a higher `train.epochs` goes on, `--fresh` starts over"
             )
             return True

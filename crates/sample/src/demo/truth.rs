@@ -32,22 +32,24 @@ struct Kind {
     /// How often the slot has any sign.
     present: f64,
     linear: f64,
-    paired: bool,
+    /// Whether it takes part in pairs, and the axis of the latent that the linear effect leans on. Without that lean
+    /// the latents would be visible in products alone, and an MLP can sit on one axis of them for a whole pass.
+    paired: Option<usize>,
     drifts: bool,
 }
 
 #[rustfmt::skip]
 const KINDS: [Kind; 10] = [
-    Kind { vocabulary: 24,      zipf: 1.05, max_signs: 1, present: 1.0,  linear: 1.0, paired: true,  drifts: false },
-    Kind { vocabulary: 3_000,   zipf: 1.10, max_signs: 1, present: 1.0,  linear: 1.0, paired: true,  drifts: true  },
-    Kind { vocabulary: 300,     zipf: 1.07, max_signs: 1, present: 1.0,  linear: 0.5, paired: true,  drifts: true  },
-    Kind { vocabulary: 100_000, zipf: 1.10, max_signs: 1, present: 1.0,  linear: 1.0, paired: false, drifts: false },
-    Kind { vocabulary: 1_500,   zipf: 1.08, max_signs: 5, present: 0.9,  linear: 0.7, paired: true,  drifts: false },
-    Kind { vocabulary: 60,      zipf: 1.06, max_signs: 1, present: 1.0,  linear: 0.5, paired: false, drifts: true  },
-    Kind { vocabulary: 8_000,   zipf: 1.10, max_signs: 1, present: 0.95, linear: 1.0, paired: false, drifts: false },
-    Kind { vocabulary: 12,      zipf: 1.05, max_signs: 1, present: 1.0,  linear: 0.3, paired: false, drifts: false },
-    Kind { vocabulary: 500,     zipf: 1.07, max_signs: 3, present: 0.7,  linear: 0.7, paired: false, drifts: false },
-    Kind { vocabulary: 20_000,  zipf: 1.09, max_signs: 1, present: 0.8,  linear: 0.5, paired: false, drifts: false },
+    Kind { vocabulary: 24,      zipf: 1.05, max_signs: 1, present: 1.0,  linear: 1.0, paired: Some(0), drifts: false },
+    Kind { vocabulary: 3_000,   zipf: 1.10, max_signs: 1, present: 1.0,  linear: 1.0, paired: Some(1), drifts: true  },
+    Kind { vocabulary: 300,     zipf: 1.07, max_signs: 1, present: 1.0,  linear: 0.5, paired: Some(0), drifts: true  },
+    Kind { vocabulary: 100_000, zipf: 1.10, max_signs: 1, present: 1.0,  linear: 1.0, paired: None,    drifts: false },
+    Kind { vocabulary: 1_500,   zipf: 1.08, max_signs: 5, present: 0.9,  linear: 0.7, paired: Some(1), drifts: false },
+    Kind { vocabulary: 60,      zipf: 1.06, max_signs: 1, present: 1.0,  linear: 0.5, paired: None,    drifts: true  },
+    Kind { vocabulary: 8_000,   zipf: 1.10, max_signs: 1, present: 0.95, linear: 1.0, paired: None,    drifts: false },
+    Kind { vocabulary: 12,      zipf: 1.05, max_signs: 1, present: 1.0,  linear: 0.3, paired: None,    drifts: false },
+    Kind { vocabulary: 500,     zipf: 1.07, max_signs: 3, present: 0.7,  linear: 0.7, paired: None,    drifts: false },
+    Kind { vocabulary: 20_000,  zipf: 1.09, max_signs: 1, present: 0.8,  linear: 0.5, paired: None,    drifts: false },
 ];
 
 /// The 13 numbers of a Criteo row: how many different ones (from 0 on, Zipf), the smallest, how often not empty.
@@ -267,7 +269,7 @@ fn number_columns(seed: u64) -> Vec<Column> {
         .map(|(column, &(vocabulary, smallest, present))| {
             let mut stream = Stream::new(mix(seed), column as u64);
             let linear = 0.5 + stream.unit();
-            let kind = Kind { vocabulary, zipf: 1.08, max_signs: 1, present, linear, paired: false, drifts: false };
+            let kind = Kind { vocabulary, zipf: 1.08, max_signs: 1, present, linear, paired: None, drifts: false };
             let sign = if stream.next() & 1 == 0 { 1.0 } else { -1.0 };
             let numbers = smallest..smallest + i64::from(vocabulary);
             let mut draft = Draft {
@@ -297,7 +299,10 @@ impl Draft {
             .map(|(rank, &sign)| {
                 let mut stream = Stream::new(seed, sign);
                 let mut effect = || fade(rank) * stream.bell();
-                Effects { linear: [effect(), effect()], latent: [effect(), effect()] }
+                let [now, later] = [effect(), effect()];
+                let latent = [effect(), effect()];
+                let leaning = kind.paired.map_or(now, |axis| 0.6 * now + 0.8 * latent[axis]);
+                Effects { linear: [leaning, later], latent }
             })
             .collect();
         let shares = zipf_shares(kind.vocabulary, kind.zipf);
@@ -342,16 +347,17 @@ impl Draft {
 /// Gives the linear part `share` of its variance, the pairwise part all of its own, and lays the columns out for drawing.
 fn finish(mut drafts: Vec<Draft>, share: f64) -> Vec<Column> {
     let total: f64 = drafts.iter().map(|draft| draft.kind.linear * draft.kind.linear).sum();
-    let paired: Vec<usize> = (0..drafts.len()).filter(|&i| drafts[i].kind.paired).take(NUM_PAIRED_SLOTS).collect();
+    let paired: Vec<usize> =
+        (0..drafts.len()).filter(|&i| drafts[i].kind.paired.is_some()).take(NUM_PAIRED_SLOTS).collect();
     // Every axis of every paired slot has variance v; a pair then has 2 v², and the pairs are uncorrelated.
     let num_pairs = (paired.len() * paired.len().saturating_sub(1) / 2).max(1) as f64;
     let latent_variance = PAIRED_STD / (2.0 * num_pairs).sqrt();
     for (index, draft) in drafts.iter_mut().enumerate() {
-        draft.kind.paired = paired.contains(&index);
+        draft.kind.paired = draft.kind.paired.filter(|_| paired.contains(&index));
         let linear_variance = LINEAR_STD * LINEAR_STD * share * draft.kind.linear * draft.kind.linear / total;
         for axis in 0..2 {
             draft.scale(|e| &mut e.linear, axis, linear_variance);
-            draft.scale(|e| &mut e.latent, axis, if draft.kind.paired { latent_variance } else { 0.0 });
+            draft.scale(|e| &mut e.latent, axis, if draft.kind.paired.is_some() { latent_variance } else { 0.0 });
         }
     }
     drafts.into_iter().map(Column::from).collect()
@@ -379,7 +385,7 @@ impl From<Draft> for Column {
             rows,
             max_signs: draft.kind.max_signs,
             present: draft.kind.present,
-            paired: draft.kind.paired,
+            paired: draft.kind.paired.is_some(),
             drifts: draft.kind.drifts,
             absent: draft.absent,
         }

@@ -1,0 +1,1 @@
+"""Data: demo logs, and the units that files are cut into."""

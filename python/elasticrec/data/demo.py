@@ -1,0 +1,123 @@
+"""Demo data: click logs whose true probabilities are known, and a job that trains on them."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from elasticrec import _core
+from elasticrec.durable import write_atomically
+from elasticrec.errors import ConfigError
+
+SLOTS = 20
+CRITEO_SLOTS = 26
+
+
+@dataclass(frozen=True)
+class Hour:
+    """What was written for one hour."""
+
+    hour: int
+    path: str
+    samples: int
+    clicks: int
+    best_auc: float | None
+    linear_auc: float | None
+
+
+@dataclass(frozen=True)
+class DemoSummary:
+    """What was written."""
+
+    out: Path
+    samples: int
+    clicks: int
+    best_auc: float | None
+    """AUC of the true probabilities: no model can do better."""
+    linear_auc: float | None
+    """AUC of the linear part of the truth: no linear model can do better."""
+    hours: list[Hour]
+    num_bytes: int
+    seconds: float
+
+
+def write_demo(
+    out: Path,
+    *,
+    samples: int,
+    slots: int | None = None,
+    hours: int = 4,
+    seed: int = 1,
+    format: str = "slots",
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> DemoSummary:
+    """Write logs, `truth.json` and `job.yaml`; the same arguments write the same bytes."""
+    if format == "criteo" and slots not in (None, CRITEO_SLOTS):
+        raise ConfigError(f"slots: expected {CRITEO_SLOTS} for criteo, got {slots}")
+    slots = slots or (CRITEO_SLOTS if format == "criteo" else SLOTS)
+    raw: dict[str, Any] = json.loads(
+        _core.write_demo(
+            str(out),
+            samples=samples,
+            slots=slots,
+            hours=hours,
+            seed=seed,
+            format=format,
+            overwrite=overwrite,
+            threads=len(os.sched_getaffinity(0)),
+            progress=progress,
+        )
+    )
+    seconds, num_bytes = raw.pop("seconds"), raw.pop("bytes")
+    write_atomically(out / "truth.json", json.dumps(raw, indent=1, sort_keys=True).encode() + b"\n")
+    written = [Hour(**hour) for hour in raw.pop("hours")]
+    write_atomically(out / "job.yaml", _job(written, slots, format).encode())
+    return DemoSummary(out=out, hours=written, num_bytes=num_bytes, seconds=seconds, **raw)
+
+
+def _job(hours: list[Hour], slots: int, format: str) -> str:
+    """A job that trains on all hours but the last and evaluates on that one."""
+    data: dict[str, Any] = {"format": format, "train": [hour.path for hour in hours[:-1] or hours]}
+    if len(hours) > 1:
+        data["eval"] = [hours[-1].path]
+    if format == "slots":
+        data["slots"] = [f"0-{slots - 1}"] if slots > 1 else ["0"]
+    body = yaml.safe_dump({"data": data}, sort_keys=False)
+    return (
+        "# Demo data: `elasticrec train` this job, `elasticrec publish demo`, `elasticrec serve models/demo`.\n"
+        "# Every key that is left out has a default: `elasticrec check` prints them all.\n"
+        "name: demo\n"
+        "# paths start from the directory of this file\n"
+        f"{body}"
+        "model:\n"
+        "  kind: wide_deep\n"
+        "  dim: 9\n"
+        "  hidden: [128, 64]\n"
+        "train:\n"
+        "  epochs: 1\n"
+        "  batch_size: 512\n"
+    )
+
+
+def summary_lines(summary: DemoSummary) -> list[str]:
+    """What was written, for people."""
+    rate = summary.samples / max(summary.seconds, 1e-9)
+    lines = [
+        f"wrote {summary.out}: {summary.samples:,} samples in {len(summary.hours)} hours, "
+        f"{summary.num_bytes / 1e6:,.1f} MB, {rate:,.0f} samples/s",
+        f"  clicks: {summary.clicks / summary.samples:.1%} of the samples",
+        f"  best possible AUC {_auc(summary.best_auc)}; of a linear model at most {_auc(summary.linear_auc)}",
+    ]
+    if len(summary.hours) > 1:
+        last = summary.hours[-1]
+        lines.append(f"  best possible AUC on the last hour, {last.path}: {_auc(last.best_auc)}")
+    return [*lines, f"  train on it: elasticrec train {summary.out / 'job.yaml'}"]
+
+
+def _auc(value: float | None) -> str:
+    return "unknown (one outcome only)" if value is None else f"{value:.4f}"

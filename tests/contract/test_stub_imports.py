@@ -1,0 +1,157 @@
+"""Who may import whom, what works without torch, and that the stub describes the library."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import pkgutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import elasticrec
+
+PACKAGE = Path(elasticrec.__file__).parent
+ROOT = Path(__file__).parents[2]
+
+# What each module or package of elasticrec may import of elasticrec; a package may always import itself.
+_BASE = {"_core", "errors", "config", "durable", "manifest", "run"}
+LAYERS = {
+    "errors": set[str](),
+    "durable": set[str](),
+    "config": {"errors"},
+    "manifest": {"durable", "errors"},
+    "run": {"config", "durable", "errors"},
+    "models": set[str](),
+    "data": {"_core", "config", "durable", "errors"},
+    "serving": _BASE,
+    "training": _BASE | {"data", "models"},
+    "publish": _BASE | {"data", "models", "training"},
+}
+# Only what trains may need torch; `bench` and the commands import it when they run.
+WITH_TORCH = {"models", "training", "publish", "bench"}
+WITHOUT_TORCH = sorted(
+    {
+        "elasticrec",
+        "elasticrec.cli",
+        "elasticrec.run",
+        *(
+            module.name
+            for name in ("config", "data", "serving", "launch")
+            if (PACKAGE / name).is_dir()
+            for module in pkgutil.walk_packages([str(PACKAGE / name)], f"elasticrec.{name}.")
+        ),
+    }
+)
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """`training` for training/loop.py, `run` for run.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports anywhere, with its line."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: expected an absolute import"
+            assert node.module is not None
+            if node.module == "elasticrec":
+                yield from ((f"elasticrec.{alias.name}", node.lineno) for alias in node.names)
+            else:
+                yield node.module, node.lineno
+
+
+def test_imports_point_one_way() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}: {module}"
+        for path in sources()
+        if part_of(path) in LAYERS
+        for module, line in imports(path)
+        if module.split(".")[0] == "elasticrec"
+        and module.split(".")[1] not in LAYERS[part_of(path)] | {part_of(path), "__version__"}
+    ]
+    assert wrong == []
+
+
+def test_every_layer_is_there() -> None:
+    """A package that was renamed must not slip out of the rules."""
+    assert LAYERS.keys() <= {part_of(path) for path in sources()}
+
+
+def test_models_import_torch_alone() -> None:
+    foreign = {
+        module.split(".")[0]
+        for path in sources()
+        if part_of(path) == "models"
+        for module, _ in imports(path)
+        if module.split(".")[0] not in sys.stdlib_module_names
+    }
+    assert foreign == {"torch", "elasticrec"}
+
+
+def test_torch_is_imported_only_where_it_trains() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in sources()
+        if part_of(path) not in WITH_TORCH
+        for module, line in imports(path)
+        if module.split(".")[0] in ("torch", "onnx", "onnxscript")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_import_without_torch(module: str) -> None:
+    """As in an environment that has no torch."""
+    code = f"import sys; sys.modules['torch'] = sys.modules['onnx'] = None; import {module}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["schema"]], ids=" ".join)
+def test_commands_without_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['onnx'] = None\n"
+        f"from elasticrec.cli import main; sys.exit(main({arguments}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_only_the_binding_knows_python() -> None:
+    """Crates point one way too."""
+    order = ["sample", "table", "wire", "cube", "ps", "serve", "py"]
+    for path in sorted((ROOT / "crates").glob("*/Cargo.toml")):
+        crate = path.parent.name
+        manifest = tomllib.loads(path.read_text())
+        dependencies = manifest.get("dependencies", {})
+        assert ("pyo3" in dependencies) == (crate == "py"), crate
+        for name in dependencies:
+            if name.startswith("elasticrec-"):
+                assert order.index(name.removeprefix("elasticrec-")) < order.index(crate), f"{crate} on {name}"
+
+
+@pytest.mark.slow
+def test_the_stub_describes_the_library(tmp_path: Path) -> None:
+    allowed = tmp_path / "allowed.txt"
+    # pyo3 writes it; a stub without it exports everything all the same
+    allowed.write_text("elasticrec._core.__all__\n")
+    command = [sys.executable, "-m", "mypy.stubtest", "elasticrec._core", "--allowlist", str(allowed)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()
+    assert importlib.util.find_spec("elasticrec._core") is not None
+    assert importlib.metadata.version("elasticrec") == elasticrec.__version__

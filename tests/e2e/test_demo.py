@@ -1,0 +1,42 @@
+"""`elasticrec demo`, as `make demo` runs it, on fewer samples; and the benchmark on almost none."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from harness import elasticrec, succeed
+
+
+@pytest.mark.slow
+def test_the_demo_shows_the_whole_loop(tmp_path: Path) -> None:
+    for _ in range(2):  # an earlier demo is replaced
+        output = succeed("demo", "demo", "--samples", "20000", cwd=tmp_path)
+    best = [float(value) for value in re.findall(r"best possible[^\n]*?(0\.\d+)", output)]
+    (reached,) = re.findall(r"AUC reached (0\.\d+)", output)
+    assert best and 0.5 < float(reached) < max(best)
+    assert "published models/demo/1" in output
+    assert re.search(r"serving demo version 1 .* on http://127\.0\.0\.1:\d+/", output)
+    pairs = re.findall(r"^ +[01] +(0\.\d+) +(0\.\d+) +\S+$", output, re.MULTILINE)
+    assert len(pairs) == 5
+    assert all(abs(float(trainer) - float(server)) < 1e-5 for trainer, server in pairs)
+    rate, failed = re.findall(r"([\d,]+) requests/s, (\d+) failed", output)[0]
+    assert int(rate.replace(",", "")) > 0 and failed == "0"
+
+
+def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    result = elasticrec("demo", ".", cwd=tmp_path)
+    assert result.returncode == 2 and "thesis.txt" in result.stderr
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.slow
+def test_the_benchmark_ends_with_one_json_object(tmp_path: Path) -> None:
+    arguments = ["bench", "spine", "--json", "--samples", "16384", "--repeats", "1", "--seconds", "0.2"]
+    result = json.loads(succeed(*arguments, cwd=tmp_path).splitlines()[-1])
+    names = ["train_samples_per_s", "dense_only_samples_per_s", "serve_rps_1"]
+    names += ["serve_instances_per_s_128", "engine_instances_per_s_128", "parse_mb_per_s"]
+    assert all(result[name] > 0 for name in names)
+    assert not any(tmp_path.iterdir()), "a benchmark leaves nothing behind"
