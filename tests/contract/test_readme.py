@@ -11,9 +11,7 @@ import yaml
 from elasticrec.config import parse_job
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], key=lambda path: path.relative_to(ROOT).as_posix()
-)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], key=lambda path: path.relative_to(ROOT).as_posix())
 
 
 def commands() -> list[str]:
@@ -45,7 +43,7 @@ def test_readme_has_commands() -> None:
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for page in PAGES:
-        for target in re.findall(r"`?make ([a-z-]+)`?", page.read_text()):
+        for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), (page.name, target)
 
 

@@ -108,6 +108,7 @@ class Trainer:
         )
         last_save = self.clock.elapsed
         started = self.clock.elapsed, self.progress.samples
+        self.reporter.start()
         with closing(reader):
             for batch in self._timed(reader):
                 self._step(batch)

@@ -41,6 +41,10 @@ class Reporter:
         self._open_line = False
         self._last = time.monotonic()
 
+    def start(self) -> None:
+        """The first progress line is due one interval from now."""
+        self._last = time.monotonic()
+
     def due(self) -> bool:
         """Whether the next progress line is."""
         return time.monotonic() - self._last >= self._every_s
