@@ -1,6 +1,11 @@
 """What all tests share, and the closing list of skipped tests."""
 
+import os
+
 import pytest
+
+# Threads of torch wait for each other: on a busy machine more of them are slower. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

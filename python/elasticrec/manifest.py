@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from elasticrec.errors import ModelError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+
+# A manifest has the sha-256 of its own bytes, with these digits where the checksum stands.
+_SEAL = "self_sha256"
+_NO_DIGITS = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -26,16 +31,18 @@ def write_manifest(directory: Path, kind: str, body: dict[str, Any], files: dict
     for parent in {(directory / name).parent for name in files}:
         sync_directory(parent)
     entries = {name: {"bytes": file.num_bytes, "sha256": file.sha256} for name, file in sorted(files.items())}
-    document = {"format": FORMAT, "kind": kind, **body, "files": entries}
-    write_atomically(directory / MANIFEST, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
+    document = {"format": FORMAT, "kind": kind, _SEAL: _NO_DIGITS, **body, "files": entries}
+    content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+    write_atomically(directory / MANIFEST, content.replace(_NO_DIGITS.encode(), _digest(content).encode(), 1))
     sync_directory(directory.parent)
 
 
 def read_manifest(directory: Path, kind: str) -> dict[str, Any]:
-    """The manifest of a directory, checked for its format; its files are not read."""
+    """The manifest of a directory, checked for its format and its own checksum; its files are not read."""
     path = directory / MANIFEST
+    content = path.read_bytes()
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(content)
     except ValueError as error:
         raise ModelError(f"{path}: not JSON, the file is damaged: {error}") from None
     if not isinstance(document, dict):
@@ -43,7 +50,15 @@ def read_manifest(directory: Path, kind: str) -> dict[str, Any]:
     for key, expected in (("format", FORMAT), ("kind", kind)):
         if document.get(key) != expected:
             raise ModelError(f"{path}: {key}: expected {expected}, got {document.get(key)}")
+    if document.get(_SEAL) != _digest(content):
+        raise ModelError(f"{path}: {_SEAL} differs from the content, the file is damaged")
     return document
+
+
+def _digest(content: bytes) -> str:
+    """Checksum of a manifest, whatever digits stand in it."""
+    blank = re.sub(rb'("%s": ")[0-9a-f]{64}"' % _SEAL.encode(), rb'\g<1>%s"' % _NO_DIGITS.encode(), content, count=1)
+    return hashlib.sha256(blank).hexdigest()
 
 
 def verify_files(directory: Path, document: dict[str, Any]) -> None:

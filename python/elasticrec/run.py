@@ -7,7 +7,10 @@ runs/<name>/units/           the units of each epoch, written down before they a
 """
 
 import difflib
+import fcntl
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +79,18 @@ class Run:
     def has_checkpoints(self) -> bool:
         """Whether anything was saved in this run."""
         return self.exists() and any(self.checkpoints.iterdir())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for one process; a second one is refused. The lock ends with the process, however it ends."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # beside the directory, which may be discarded under the lock
+        with open(self.path.parent / f".{self.name}.lock", "wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"{self.path}: another process is training it") from None
+            yield
 
     def discard(self) -> None:
         """Remove the run; a directory that is not one is left alone."""

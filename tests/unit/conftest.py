@@ -1,6 +1,5 @@
 """Small jobs and their data, for tests that train."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,6 @@ import pytest
 from elasticrec.config import Job
 from elasticrec.config.load import parse_job
 from small import MakeJob, WriteSamples, sample_lines
-
-# Threads of torch wait for each other: on a busy machine more of them are slower. Read when torch is imported.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

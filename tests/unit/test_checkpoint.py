@@ -81,7 +81,7 @@ def test_a_restored_state_goes_on_bit_for_bit(make_job: MakeJob) -> None:
     model = trained(job)
     metrics = [Metrics(samples=9, auc=0.75, log_loss=0.5, copc=None)]
     saved = save(run, job, model.state, START, metrics)
-    assert (saved.progress, saved.evaluation, saved.name) == (START, metrics, "step-000000001")
+    assert (saved.progress, saved.evaluation, saved.name) == (START, metrics, "step-000000000001")
 
     found = latest(run)
     assert found == saved
@@ -124,8 +124,8 @@ def test_the_newest_are_kept(make_job: MakeJob) -> None:
     model = trained(job, 1)
     for steps in (1, 2, 9, 10):
         model.save(run, steps)
-    assert [checkpoint.name for checkpoint in list_checkpoints(run)] == ["step-000000009", "step-000000010"]
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000000009", "step-000000010"]
+    assert [checkpoint.name for checkpoint in list_checkpoints(run)] == ["step-000000000009", "step-000000000010"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000000000009", "step-000000000010"]
 
 
 def test_an_unfinished_one_is_passed_over_and_removed(make_job: MakeJob) -> None:
@@ -135,13 +135,13 @@ def test_an_unfinished_one_is_passed_over_and_removed(make_job: MakeJob) -> None
     assert latest(run) is None
     good = model.save(run, 1)
     for steps in (0, 2, 3):
-        half = run.checkpoints / f"step-{steps:09d}"
+        half = run.checkpoints / f"step-{steps:012d}"
         shutil.copytree(good, half)
         (half / MANIFEST).unlink()
     assert latest(run) == open_checkpoint(good)
     # one of the unfinished ones is in the way
     model.save(run, 2)
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000000001", "step-000000002"]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000000000001", "step-000000000002"]
 
 
 def test_a_complete_one_is_never_removed_to_write_the_next(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

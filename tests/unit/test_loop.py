@@ -276,7 +276,7 @@ def test_the_last_checkpoints_are_kept(make_job: MakeJob, write_samples: WriteSa
     train_job(job)
     names = [checkpoint.name for checkpoint in list_checkpoints(Run.of(job))]
     # the last batch and the end of the epoch are the same step
-    assert names == ["step-000000010", "step-000000010.1"]
+    assert names == ["step-000000000010", "step-000000000010.1"]
     job = make_job(name="timed", train={"checkpoint": {"every_s": 1e-6, "keep": 100}})
     train_job(job)
     assert len(list_checkpoints(Run.of(job))) == 11

@@ -58,6 +58,17 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
     assert refusal(tmp_path) == "part/b: named in the manifest but missing"
 
 
+def test_every_flipped_bit_of_a_manifest_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / MANIFEST
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        assert refusal(tmp_path).startswith("manifest.json: "), bit
+
+
 def test_a_manifest_that_was_cut_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     path = tmp_path / MANIFEST

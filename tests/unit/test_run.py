@@ -137,3 +137,12 @@ def test_a_copy_that_cannot_be_written_leaves_the_old_one(monkeypatch: pytest.Mo
         Run.create(make_job("demo", "train.epochs=2"))
     assert run.job().train.epochs == 1
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "job.yaml"]
+
+
+def test_a_run_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    run = Run(tmp_path / "runs/demo")
+    with run.locked():
+        with pytest.raises(ConfigError, match="another process is training it"), run.locked():
+            pass
+    with run.locked():
+        pass

@@ -17,6 +17,7 @@ pub mod model;
 mod pool;
 mod predictor;
 pub mod score;
+mod seal;
 pub mod version;
 
 #[doc(hidden)]
@@ -30,3 +31,5 @@ pub use manifest::{Manifest, ManifestError};
 pub use model::{Model, ModelError};
 pub use predictor::{PredictError, Predictor};
 pub use score::{ScoreError, ScoreStats, Scorer};
+#[doc(hidden)]
+pub use seal::seal;

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use crate::seal;
+
 /// The manifest's name in a version directory.
 pub const FILE_NAME: &str = "manifest.json";
 /// The format that this release writes and reads.
@@ -39,6 +41,8 @@ pub enum ManifestError {
     Size { path: PathBuf, expected: u64, got: u64 },
     #[error("{}: sha-256 differs from the manifest, the file is damaged", path.display())]
     Checksum { path: PathBuf },
+    #[error("{}: self_sha256 differs from the content, the file is damaged", path.display())]
+    Seal { path: PathBuf },
 }
 
 /// Everything a version says of itself. Keys that this release does not know may change what it means, and are refused.
@@ -49,6 +53,8 @@ pub struct Manifest {
     pub format: u64,
     /// Always `model`.
     pub kind: String,
+    /// The manifest's checksum of itself.
+    pub self_sha256: String,
     /// The model's name.
     pub model: String,
     /// The version's number.
@@ -164,6 +170,9 @@ impl Manifest {
         let Head { format } = serde_json::from_slice(bytes).map_err(json)?;
         if format != FORMAT {
             return Err(ManifestError::Format { path: path.into(), got: format });
+        }
+        if !seal::is_intact(bytes) {
+            return Err(ManifestError::Seal { path: path.into() });
         }
         let manifest: Manifest = serde_json::from_slice(bytes).map_err(json)?;
         // the checks of a declaration are behind `from_json`
@@ -305,7 +314,7 @@ mod tests {
 
     fn good() -> Value {
         json!({
-            "format": 1, "kind": "model", "model": "demo", "version": 3, "created": "2026-01-02T03:04:05Z",
+            "format": 1, "kind": "model", "self_sha256": "0".repeat(64), "model": "demo", "version": 3, "created": "2026-01-02T03:04:05Z",
             "run": "demo", "checkpoint": "runs/demo/checkpoints/7", "base": null,
             "features": {"format": "slots", "hash": 1, "slots": [{"name": "0", "pooling": "sum"}], "dense": [],
                 "labels": ["click"]},
@@ -321,8 +330,14 @@ mod tests {
         })
     }
 
+    fn sealed(manifest: &Value) -> Vec<u8> {
+        let mut bytes = manifest.to_string().into_bytes();
+        seal::seal(&mut bytes);
+        bytes
+    }
+
     fn parse(manifest: &Value) -> Result<Manifest, String> {
-        Manifest::parse(Path::new("m.json"), manifest.to_string().as_bytes()).map_err(|error| error.to_string())
+        Manifest::parse(Path::new("m.json"), &sealed(manifest)).map_err(|error| error.to_string())
     }
 
     fn error_with(pointer: &str, value: Value) -> String {
@@ -378,7 +393,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("cube")).unwrap();
         let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();
-        write("manifest.json", good().to_string().as_bytes());
+        write("manifest.json", &sealed(&good()));
         write("graph.onnx", b"ab");
         write("dense.bin", b"abcd");
         write("cube/part-00000", b"c");
@@ -393,6 +408,11 @@ mod tests {
         assert_eq!(error(), format!("{dense}: expected 4 bytes, got 2"));
         std::fs::remove_file(&dense).unwrap();
         assert!(error().starts_with(&format!("{dense}: No such file")));
+        let mut changed = sealed(&good());
+        let at = changed.iter().position(|&byte| byte == b'3').unwrap();
+        changed[at] = b'4';
+        write("manifest.json", &changed);
+        assert!(Manifest::load(dir.path()).unwrap_err().to_string().contains("self_sha256 differs from the content"));
         write("manifest.json", &good().to_string().as_bytes()[..90]);
         assert!(Manifest::load(dir.path()).unwrap_err().to_string().contains("manifest.json: EOF while parsing"));
     }

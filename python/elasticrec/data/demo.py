@@ -59,7 +59,8 @@ def write_demo(
     """Write logs, `truth.json` and `job.yaml`; the same arguments write the same bytes."""
     if format == "criteo" and slots not in (None, CRITEO_SLOTS):
         raise ConfigError(f"slots: expected {CRITEO_SLOTS} for criteo, got {slots}")
-    slots = slots or (CRITEO_SLOTS if format == "criteo" else SLOTS)
+    if slots is None:
+        slots = CRITEO_SLOTS if format == "criteo" else SLOTS
     raw: dict[str, Any] = json.loads(
         _core.write_demo(
             str(out),

@@ -1,6 +1,6 @@
 """Checkpoints: everything a training needs to go on as if it had never stopped.
 
-runs/<name>/checkpoints/step-000001200/
+runs/<name>/checkpoints/step-000000001200/
     table/part-00000   the table's rows with their optimizer state
     dense.bin          the network's flat vector and its optimizer's vectors, one after the other
     metrics.npz        the sums behind the running metrics
@@ -77,7 +77,7 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Such as `step-000001200`, or `step-000001200.1` for the end of an epoch if the step was saved before."""
+        """Such as `step-000000001200`; with `.1` for the end of an epoch if the step was saved before."""
         return self.path.name
 
 
@@ -210,7 +210,7 @@ def _new_path(run: Run, steps: int) -> Path:
 
     The end of an epoch and the batch before it are the same step; what comes second sorts behind the first.
     """
-    first = path = run.checkpoints / f"step-{steps:09d}"
+    first = path = run.checkpoints / f"step-{steps:012d}"
     number = 1
     while (path / MANIFEST).exists():
         path = first.with_name(f"{first.name}.{number}")

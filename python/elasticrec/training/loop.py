@@ -313,20 +313,24 @@ class Trainer:
 
 def train_job(job: Job, *, fresh: bool = False) -> Summary:
     """Train a job in this process; an unfinished run of it goes on where it was."""
-    if fresh:
-        Run.of(job).discard()
-    run = Run.create(job)
-    reporter = Reporter(run.metrics_path, job.train.print_every_s)
-    with closing(reporter):
-        trainer = Trainer(job, run, reporter)
-        trainer.resume()
-        with _stopping(trainer):
-            try:
-                return trainer.train()
-            except KeyboardInterrupt:
-                if trainer.stop_requested:
-                    reporter.say(f"stopped and saved; the same command goes on from step {trainer.progress.steps}")
-                raise
+    with Run.of(job).locked():
+        if fresh:
+            Run.of(job).discard()
+        run = Run.create(job)
+        reporter = Reporter(run.metrics_path, job.train.print_every_s)
+        with closing(reporter):
+            return _train(Trainer(job, run, reporter))
+
+
+def _train(trainer: Trainer) -> Summary:
+    trainer.resume()
+    with _stopping(trainer):
+        try:
+            return trainer.train()
+        except KeyboardInterrupt:
+            if trainer.stop_requested:
+                trainer.reporter.say(f"stopped and saved; the same command goes on from step {trainer.progress.steps}")
+            raise
 
 
 @contextmanager

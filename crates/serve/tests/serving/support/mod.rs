@@ -144,7 +144,10 @@ pub fn write_manifest(dir: &Path, mut manifest: Value) {
         let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         manifest["files"][name] = json!({"bytes": bytes.len(), "sha256": sha256});
     }
-    std::fs::write(dir.join("manifest.json"), manifest.to_string()).unwrap();
+    manifest["self_sha256"] = json!("0".repeat(64));
+    let mut bytes = manifest.to_string().into_bytes();
+    elasticrec_serve::seal(&mut bytes);
+    std::fs::write(dir.join("manifest.json"), bytes).unwrap();
 }
 
 /// Changes a value of the manifest, the sums staying right.
