@@ -29,7 +29,7 @@ class SparseOptimizer(Section):
 
     kind: Literal["adagrad"] = Field(default="adagrad", description="Which optimizer.")
     learning_rate: float = Field(default=0.05, gt=0, description="Step size.")
-    initial_accumulator: float = Field(default=0.1, ge=0, description="Start of the sum of squared gradients.")
+    initial_accumulator: float = Field(default=1.0, ge=0, description="Start of the sum of squared gradients.")
     epsilon: float = Field(default=1e-8, ge=0, description="Added to the root of that sum.")
 
 
@@ -84,7 +84,7 @@ class Train(Section):
         default=None,
         ge=1,
         le=4096,
-        description="Threads of the network, 1 for the same bits each run; null for the cores that readers leave.",
+        description="Threads of the network; null for all cores, 1 for the same bits each run.",
     )
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="When a checkpoint is written.")
     print_every_s: float = Field(default=1.0, gt=0, le=MAX_SECONDS, description="Seconds between two progress lines.")

@@ -22,11 +22,8 @@ def build_model(job: Job) -> Model:
 
 
 def num_threads(job: Job) -> int:
-    """Threads of the network: as the job says, or the cores that the reader leaves.
-
-    Threads of one operation wait for each other; one that has to share its core holds all of them up.
-    """
-    return job.train.threads or max(1, len(os.sched_getaffinity(0)) - job.data.workers)
+    """Threads of the network: as the job says, or all cores."""
+    return job.train.threads or len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,9 @@ def describe(metrics: Metrics) -> str:
 def summary_lines(summary: Summary) -> list[str]:
     """What a training came to, for people."""
     progress = summary.progress
-    lines = [
-        f"trained {summary.run.path}: {progress.samples:,} samples, {summary.rows:,} rows, "
-        f"{summary.samples_per_s:,.0f} samples/s"
-    ]
+    size = f"{summary.run.path}: {progress.samples:,} samples, {summary.rows:,} rows"
+    speed = f"{summary.samples_per_s:,.0f} samples/s"
+    lines = [f"trained {size}, {speed}" if summary.samples_per_s else f"nothing left to train in {size}"]
     for label, train in summary.train.items():
         text = f"  {label}: train {describe(train)}"
         if summary.evaluation:
