@@ -238,6 +238,16 @@ def test_fresh_forgets(make_job: MakeJob, write_samples: WriteSamples) -> None:
     assert state_of(job) == state
 
 
+def test_fresh_does_not_cost_a_run_if_it_cannot_start(make_job: MakeJob, write_samples: WriteSamples) -> None:
+    write_samples(count=300)
+    job = make_job()
+    train_job(job)
+    before = state_of(job)
+    with pytest.raises(ConfigError, match="no file matches"):
+        train_job(make_job(data={"train": "elsewhere.txt"}), fresh=True)
+    assert state_of(job) == before
+
+
 def test_a_run_that_never_saved_takes_the_job_and_the_data_of_now(
     make_job: MakeJob, write_samples: WriteSamples, stop_after: Any
 ) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ import torch
 
 from elasticrec import _core
 from elasticrec.config import Job, match_files, parse_job
-from elasticrec.data.units import Cut, plan_units
 from elasticrec.publish.publish import publish_run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.dense import FlatParameters
@@ -137,19 +137,8 @@ def _dense_steps(job: Job, seconds: float, threads: int) -> float:
     dense, scorer = FlatParameters(model, job), Scorer(model)
     width = sum(column.width for column in model.columns)
     size = job.train.batch_size
-    units = plan_units(match_files(job, "train"), Cut(job.data.unit_bytes, False, 0, ""), 0, 0)
-    reader = _core.BatchReader(
-        _core.Parser(json.dumps(job.features())),
-        [unit.core() for unit in units],
-        batch_size=size,
-        shuffle=False,
-        seed=0,
-        labels=True,
-        workers=1,
-        skip_batches=0,
-    )
-    with contextlib.closing(reader):
-        batch = next(reader)
+    lines = match_files(job, "train")[0].read_bytes().splitlines(keepends=True)
+    batch = _core.Parser(json.dumps(job.features())).parse(b"".join(lines[:size]), labels=True)
     values = torch.from_numpy(batch.dense)
     rows = torch.rand(size, model.shape.num_slots, width) * 0.02 - 0.01
     steps = 0
@@ -228,8 +217,6 @@ def _server(path: Path) -> Iterator[str]:
 
 def _stages(address: str) -> dict[str, tuple[float, float]]:
     """(seconds, count) of each stage so far, from the server's own histograms."""
-    import urllib.request
-
     with urllib.request.urlopen(f"http://{address}/metrics") as response:
         text = response.read().decode()
     found: dict[str, dict[str, float]] = {}

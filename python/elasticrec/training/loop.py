@@ -96,16 +96,7 @@ class Trainer:
         units, skip = self._open_units()
         if not skip:
             self.state.sums = [MetricSums() for _ in self.job.data.labels]
-        reader = _core.BatchReader(
-            self.parser,
-            [unit.core() for unit in units],
-            batch_size=self.job.train.batch_size,
-            shuffle=self.job.data.shuffle,
-            seed=self.job.train.seed,
-            labels=True,
-            workers=self.job.data.workers,
-            skip_batches=skip,
-        )
+        reader = self._read(units, shuffle=self.job.data.shuffle, skip_batches=skip)
         last_save = self.clock.elapsed
         started = self.clock.elapsed, self.progress.samples
         self.reporter.start()
@@ -120,6 +111,18 @@ class Trainer:
                     last_save = self.clock.elapsed
                 if self.stop_requested:
                     raise KeyboardInterrupt
+
+    def _read(self, units: list[Unit], *, shuffle: bool, skip_batches: int) -> _core.BatchReader:
+        return _core.BatchReader(
+            self.parser,
+            [unit.core() for unit in units],
+            batch_size=self.job.train.batch_size,
+            shuffle=shuffle,
+            seed=self.job.train.seed,
+            labels=True,
+            workers=self.job.data.workers,
+            skip_batches=skip_batches,
+        )
 
     def _timed(self, reader: _core.BatchReader) -> Iterator[_core.Batch]:
         while True:
@@ -209,16 +212,7 @@ class Trainer:
     def _evaluate(self) -> list[Metrics]:
         cut = replace(self._cut(), shuffle=False)
         units = plan_units(self.eval_files, cut, 0, 0)
-        reader = _core.BatchReader(
-            self.parser,
-            [unit.core() for unit in units],
-            batch_size=self.job.train.batch_size,
-            shuffle=False,
-            seed=0,
-            labels=True,
-            workers=self.job.data.workers,
-            skip_batches=0,
-        )
+        reader = self._read(units, shuffle=False, skip_batches=0)
         records = bad = 0
 
         def counted() -> Iterator[_core.Batch]:
@@ -315,6 +309,9 @@ def train_job(job: Job, *, fresh: bool = False) -> Summary:
     """Train a job in this process; an unfinished run of it goes on where it was."""
     with Run.of(job).locked():
         if fresh:
+            # a job that cannot start must not cost the run it would replace
+            for key in ("train", "eval"):
+                match_files(job, key)
             Run.of(job).discard()
         run = Run.create(job)
         reporter = Reporter(run.metrics_path, job.train.print_every_s)
