@@ -6,7 +6,9 @@ Each command imports what it runs when it runs, so that `--help`, clients and se
 import os
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -166,7 +168,17 @@ def data_demo(
     """Write click logs whose best possible AUC is known, and a job that trains on them."""
     from elasticrec.data.demo import summary_lines, write_demo
 
-    summary = write_demo(out, samples=samples, slots=slots, hours=hours, seed=seed, format=format, overwrite=overwrite)
+    with _counting(samples) as progress:
+        summary = write_demo(
+            out,
+            samples=samples,
+            slots=slots,
+            hours=hours,
+            seed=seed,
+            format=format,
+            overwrite=overwrite,
+            progress=progress,
+        )
     for line in summary_lines(summary):
         typer.echo(line)
 
@@ -223,6 +235,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"this command needs `{error.name}`; install it: pip install 'elasticrec[train]'")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+
+
+@contextmanager
+def _counting(total: int) -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many of `total` are done."""
+    shown = 0.0
+
+    def show(done: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and time.monotonic() - shown > 0.2:
+            shown = time.monotonic()
+            typer.echo(f"\r\x1b[2K{done / total:4.0%} {done:,} of {total:,} samples", err=True, nl=False)
+
+    yield show
+    if shown:
+        typer.echo("\r\x1b[2K", err=True, nl=False)
 
 
 def _say(message: str) -> None:

@@ -6,7 +6,6 @@ One shape for all of it: Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-
 import contextlib
 import io
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ import torch
 
 from elasticrec import _core
 from elasticrec.config import Job, match_files, parse_job
+from elasticrec.machine import num_cores
 from elasticrec.publish.publish import publish_run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.dense import FlatParameters
@@ -51,7 +51,7 @@ def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) 
             progress=None,
         )
         job = _job()
-        result: Result = {"samples": samples, "repeats": repeats, "cores": len(os.sched_getaffinity(0))}
+        result: Result = {"samples": samples, "repeats": repeats, "cores": num_cores()}
         say("parsing")
         result["parse_mb_per_s"] = _median(repeats, lambda: _parse_rate(job))
         # the two sides of the comparison take turns: a noisy neighbour hits both
@@ -126,7 +126,7 @@ def _train(job: Job) -> Summary:
 
 def _dense_only_rate(job: Job, seconds: float) -> tuple[float, int]:
     """The same network, loss and optimizer on ready tensors, at its best number of threads."""
-    rates = {threads: _dense_steps(job, seconds, threads) for threads in range(1, len(os.sched_getaffinity(0)) + 1)}
+    rates = {threads: _dense_steps(job, seconds, threads) for threads in range(1, num_cores() + 1)}
     best = max(rates, key=lambda threads: rates[threads])
     return rates[best], best
 
@@ -182,7 +182,7 @@ def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
             answered, _, took, *_ = load(batches)
             rates["many"].append(answered * 128 / took)
             stages = _mean_stages(before, _stages(address))
-            cores = len(os.sched_getaffinity(0))
+            cores = num_cores()
             rates["engine"].append(
                 _core.engine_rate(str(path), str(library_path()), batch=128, seconds=seconds, threads=cores)
             )

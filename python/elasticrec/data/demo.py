@@ -1,7 +1,6 @@
 """Demo data: click logs whose true probabilities are known, and a job that trains on them."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 from elasticrec import _core
 from elasticrec.durable import write_atomically
 from elasticrec.errors import ConfigError
+from elasticrec.machine import num_cores
 
 SLOTS = 20
 CRITEO_SLOTS = 26
@@ -70,7 +70,7 @@ def write_demo(
             seed=seed,
             format=format,
             overwrite=overwrite,
-            threads=len(os.sched_getaffinity(0)),
+            threads=num_cores(),
             progress=progress,
         )
     )

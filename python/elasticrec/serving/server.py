@@ -1,6 +1,5 @@
 """Starting the server and watching it; requests are answered in Rust."""
 
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from pathlib import Path
 from elasticrec import _core
 from elasticrec.config import Serve
 from elasticrec.errors import ConfigError
+from elasticrec.machine import num_cores
 from elasticrec.serving.onnxruntime import library_path
 
 # How often the main thread looks up from its wait, so that Python handles signals.
@@ -22,7 +22,7 @@ def start_server(settings: Serve) -> _core.Server:
     return _core.Server(
         str(library_path()),
         _address(settings.host, settings.port),
-        workers=settings.threads or len(os.sched_getaffinity(0)),
+        workers=settings.threads or num_cores(),
         queue=settings.queue,
         max_body_bytes=settings.max_body_bytes,
         max_instances=settings.max_instances,

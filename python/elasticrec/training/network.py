@@ -1,6 +1,5 @@
 """The network of a job and its loss: the part of a training step that torch does."""
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +8,7 @@ from torch.nn import functional
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.machine import num_cores
 from elasticrec.models import ZOO, Model, Shape
 from elasticrec.training.embedding import split_columns
 
@@ -23,7 +23,7 @@ def build_model(job: Job) -> Model:
 
 def num_threads(job: Job) -> int:
     """Threads of the network: as the job says, or all cores."""
-    return job.train.threads or len(os.sched_getaffinity(0))
+    return job.train.threads or num_cores()
 
 
 @dataclass(frozen=True)

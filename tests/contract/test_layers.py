@@ -18,15 +18,16 @@ PACKAGE = Path(elasticrec.__file__).parent
 ROOT = Path(__file__).parents[2]
 
 # What each module or package of elasticrec may import of elasticrec; a package may always import itself.
-_BASE = {"_core", "errors", "config", "durable", "manifest", "run"}
+_BASE = {"_core", "errors", "config", "durable", "machine", "manifest", "run"}
 LAYERS = {
     "errors": set[str](),
     "durable": set[str](),
+    "machine": set[str](),
     "config": {"errors"},
     "manifest": {"durable", "errors"},
     "run": {"config", "durable", "errors"},
     "models": set[str](),
-    "data": {"_core", "config", "durable", "errors"},
+    "data": {"_core", "config", "durable", "errors", "machine"},
     "serving": _BASE,
     "training": _BASE | {"data", "models"},
     "publish": _BASE | {"data", "models", "training"},
