@@ -6,6 +6,21 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
+__all__ = [
+    "Batch",
+    "BatchReader",
+    "Parser",
+    "Predictor",
+    "Server",
+    "Table",
+    "cut_units",
+    "engine_rate",
+    "load_test",
+    "read_cube",
+    "shuffle_units",
+    "write_demo",
+]
+
 _F32 = npt.NDArray[np.float32]
 
 @final
