@@ -49,6 +49,11 @@ def incomplete(job: Path) -> list[str]:
     return sorted(path.name for path in checkpoints(job).glob("step-*") if not (path / "manifest.json").exists())
 
 
+def steps_of(name: str) -> int:
+    """120 for `step-000000000120` and `step-000000000120.1`."""
+    return int(name.removeprefix("step-").partition(".")[0])
+
+
 def final_state(job: Path) -> dict[str, bytes]:
     path = checkpoints(job) / complete(job)[-1]
     return {name: (path / name).read_bytes() for name in ("table/part-00000", "dense.bin", "metrics.npz")}
@@ -78,8 +83,8 @@ def kill_when(process: subprocess.Popen[str], number: signal.Signals, moment: Ca
 
 def more_than(job: Path, last: str, count: int) -> Callable[[], bool]:
     """The moment when a run has come `count` checkpoints of 5 steps further."""
-    steps = int(last[5:14]) if last else 0
-    return lambda: bool(names := complete(job)) and int(names[-1][5:14]) >= steps + 5 * count
+    steps = steps_of(last) if last else 0
+    return lambda: bool(names := complete(job)) and steps_of(names[-1]) >= steps + 5 * count
 
 
 def finish(job: Path) -> None:
@@ -124,7 +129,7 @@ def test_a_signal_saves_and_says_how_to_go_on(whole: Path, unfinished: Path, num
     assert process.returncode == 130
     assert output == ""
     assert "Traceback" not in errors
-    steps = int(complete(unfinished)[-1][5:14])
+    steps = steps_of(complete(unfinished)[-1])
     assert errors.splitlines()[-1] == f"stopped and saved; the same command goes on from step {steps}"
     finish(unfinished)
     assert final_state(unfinished) == final_state(whole / "job.yaml")
