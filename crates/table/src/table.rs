@@ -140,7 +140,7 @@ impl Table {
                         let row = rows.insert(sign, mix(sign));
                         let (weights, state) = rows.values_mut(row);
                         self.spec.init(sign, weights);
-                        self.spec.optimizer.init_state(state);
+                        self.spec.optimizer.init_state(weights, state);
                         row
                     }
                     row => row,
