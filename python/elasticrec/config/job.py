@@ -9,6 +9,7 @@ from elasticrec.config.data import Data
 from elasticrec.config.document import dump
 from elasticrec.config.fields import MAX_COUNT, MAX_SECONDS, Bytes, Name, Section, expected
 from elasticrec.config.secret import REFERENCES, Secret
+from elasticrec.config.sparse import Sparse
 
 # Version of hash(slot name, value): a served version must know which one made its rows.
 HASH_VERSION = 1
@@ -22,32 +23,6 @@ class Model(Section):
     hidden: Annotated[
         tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(min_length=1, max_length=64, strict=False)
     ] = Field(default=(400, 400, 400), description="Widths of the hidden layers, first to last.")
-
-
-class SparseOptimizer(Section):
-    """The optimizer that runs inside the table."""
-
-    kind: Literal["adagrad"] = Field(default="adagrad", description="Which optimizer.")
-    learning_rate: float = Field(default=0.05, gt=0, description="Step size.")
-    initial_accumulator: float = Field(default=1.0, ge=0, description="Start of the sum of squared gradients.")
-    epsilon: float = Field(default=1e-8, ge=0, description="Added to the root of that sum.")
-
-
-class Sparse(Section):
-    """The table of embeddings."""
-
-    partitions: int = Field(
-        default=256,
-        ge=1,
-        le=65536,
-        description="Partitions of the table, fixed for its life; the unit of placement.",
-    )
-    init_scale: float = Field(
-        default=0.01,
-        ge=0,
-        description="New weights are uniform in -init_scale..init_scale; 0 starts at zero.",
-    )
-    optimizer: SparseOptimizer = Field(default=SparseOptimizer(), description="Optimizer of the rows.")
 
 
 class DenseOptimizer(Section):

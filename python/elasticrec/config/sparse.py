@@ -1,0 +1,69 @@
+"""The `sparse` section: the table of embeddings and the optimizer that runs inside it."""
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from elasticrec.config.fields import Section, problem
+
+# Settings of each optimizer, with their defaults.
+SETTINGS: dict[str, dict[str, float]] = {
+    "sgd": {"learning_rate": 0.05},
+    "adagrad": {"learning_rate": 0.05, "initial_accumulator": 1.0, "epsilon": 1e-8},
+    "row_adagrad": {"learning_rate": 0.05, "initial_accumulator": 1.0, "epsilon": 1e-8},
+    "adam": {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "ftrl": {"learning_rate": 0.05, "beta": 1.0, "l1": 0.0, "l2": 0.0},
+}
+
+
+class SparseOptimizer(Section):
+    """The optimizer of the rows. Settings that are left out have the default of their kind."""
+
+    kind: Literal["sgd", "adagrad", "row_adagrad", "adam", "ftrl"] = Field(
+        default="adagrad",
+        description="Which optimizer; `row_adagrad` keeps one sum a row, `adam` moves only the rows of a batch.",
+    )
+    learning_rate: float | None = Field(default=None, gt=0, description="Step size; 0.05, or 0.001 for `adam`.")
+    initial_accumulator: float | None = Field(
+        default=None, ge=0, description="Adagrad: start of the sum of squared gradients; 1.0."
+    )
+    epsilon: float | None = Field(
+        default=None, ge=0, description="Adagrad, Adam: added to the root that divides; 1e-8."
+    )
+    beta1: float | None = Field(default=None, ge=0, lt=1, description="Adam: decay of the mean gradient; 0.9.")
+    beta2: float | None = Field(default=None, ge=0, lt=1, description="Adam: decay of the mean square; 0.999.")
+    beta: float | None = Field(default=None, gt=0, description="FTRL: smooths the first steps; 1.0.")
+    l1: float | None = Field(default=None, ge=0, description="FTRL: pull to exactly 0; 0.0.")
+    l2: float | None = Field(default=None, ge=0, description="FTRL: pull towards 0; 0.0.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, value: Any) -> Any:
+        kind = value.get("kind", "adagrad") if isinstance(value, dict) else None
+        return {**SETTINGS[kind], **value} if isinstance(kind, str) and kind in SETTINGS else value
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> "SparseOptimizer":
+        for name in type(self).model_fields:
+            if name != "kind" and name not in SETTINGS[self.kind] and getattr(self, name) is not None:
+                names = ", ".join(f"`{setting}`" for setting in SETTINGS[self.kind])
+                raise problem(f"`{name}` is no setting of `{self.kind}`, expected {names}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_own(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class Sparse(Section):
+    """The table of embeddings."""
+
+    partitions: int = Field(
+        default=256, ge=1, le=65536, description="Partitions of the table, fixed for its life; the unit of placement."
+    )
+    init_scale: float = Field(
+        default=0.01, ge=0, description="New weights are uniform in -init_scale..init_scale; 0 starts at zero."
+    )
+    optimizer: SparseOptimizer = Field(
+        default=SparseOptimizer(), description="Optimizer of the rows."
+    )
