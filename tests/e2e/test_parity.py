@@ -17,7 +17,7 @@ def scores_of(text: str) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dnn", "wide_deep"])
+@pytest.mark.parametrize("kind", ["dnn", "wide_deep", "deepfm"])
 @pytest.mark.parametrize("format", ["slots", "criteo"])
 def test_trainer_file_and_server_agree(tmp_path: Path, format: str, kind: str) -> None:
     write_job(tmp_path, format=format, kind=kind, data__pooling="mean" if kind == "dnn" else "sum")

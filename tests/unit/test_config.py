@@ -167,7 +167,11 @@ def test_the_plain_values_are_left_as_they_are() -> None:
         ("train", {"checkpoint": {"every_s": 0}}, "train.checkpoint.every_s: expected more than 0, got 0"),
         ("train", {"print_every_s": float("nan")}, "train.print_every_s: expected a finite number, got nan"),
         ("train", {"print_every_s": True}, "train.print_every_s: expected a number, got `true`"),
-        ("model", {"kind": "lr"}, "model.kind: expected `dnn` or `wide_deep`, got `lr`"),
+        (
+            "model",
+            {"kind": "gbm"},
+            "model.kind: expected `lr`, `fm`, `dnn`, `wide_deep`, `deepfm` or `dcn_v2`, got `gbm`",
+        ),
         ("model", {"hidden": []}, "model.hidden: expected at least 1, got 0"),
         ("model", {"hidden": [4, 0]}, "model.hidden.1: expected at least 1, got 0"),
         ("model", {"hidden": 400}, "model.hidden: expected a list, got 400"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elasticrec.errors import ModelError
-from elasticrec.models import ZOO, Column, Inputs, Model, Shape
+from elasticrec.models import ZOO, Column, Inputs, Model, Options, Shape
 from elasticrec.publish.export import DENSE_FILE, export_graph, input_names
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.network import Scorer
@@ -62,12 +62,12 @@ def check_scores(path: Path, scorer: Scorer) -> None:
 @pytest.mark.parametrize("shape", [Shape(4, 2, 1), Shape(4, 0, 1), Shape(3, 1, 2)], ids=["dense", "sparse", "labels"])
 @pytest.mark.parametrize("kind", sorted(ZOO))
 def test_scores_equal_those_of_torch(make_job: MakeJob, tmp_path: Path, kind: str, shape: Shape) -> None:
-    scorer, flat = make(make_job, ZOO[kind](shape, DIM, (6, 5)))
+    scorer, flat = make(make_job, ZOO[kind](shape, Options(DIM, (6, 5))))
     graph = export_graph(scorer, flat.tensors)
     path = write(tmp_path / "1", graph, flat)
     check_scores(path, scorer)
 
-    other, other_flat = make(make_job, ZOO[kind](shape, DIM, (6, 5)), seed=2)
+    other, other_flat = make(make_job, ZOO[kind](shape, Options(DIM, (6, 5))), seed=2)
     assert not np.array_equal(other_flat.values, flat.values)
     assert export_graph(other, other_flat.tensors) == graph
     # the same graph serves the other weights
@@ -75,7 +75,7 @@ def test_scores_equal_those_of_torch(make_job: MakeJob, tmp_path: Path, kind: st
 
 
 def test_the_graph_holds_no_weights_and_nothing_of_this_machine(make_job: MakeJob) -> None:
-    scorer, flat = make(make_job, ZOO["wide_deep"](Shape(4, 2, 1), DIM, (64, 64)))
+    scorer, flat = make(make_job, ZOO["wide_deep"](Shape(4, 2, 1), Options(DIM, (64, 64))))
     content = export_graph(scorer, flat.tensors)
     assert len(content) < 4 * len(flat.values)
     graph = onnx.load_model_from_string(content)
@@ -105,11 +105,11 @@ def test_the_graph_holds_no_weights_and_nothing_of_this_machine(make_job: MakeJo
 class Normed(Model):
     """With buffers, a product and a branch of tensors: what users write."""
 
-    def __init__(self, shape: Shape, dim: int, hidden: tuple[int, ...]) -> None:
-        super().__init__(shape, dim, hidden)
-        self.columns = (Column("first", 1, init="zero"), Column("second", dim))
-        self.norm = nn.BatchNorm1d(shape.num_slots * dim)
-        self.out = nn.Linear(shape.num_slots * dim, shape.num_labels)
+    def __init__(self, shape: Shape, options: Options) -> None:
+        super().__init__(shape, options)
+        self.columns = (Column("first", 1, init="zero"), Column("second", options.dim))
+        self.norm = nn.BatchNorm1d(shape.num_slots * options.dim)
+        self.out = nn.Linear(shape.num_slots * options.dim, shape.num_labels)
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:  # noqa: N803
@@ -120,7 +120,7 @@ class Normed(Model):
 
 
 def test_buffers_go_with_the_weights(make_job: MakeJob, tmp_path: Path) -> None:
-    scorer, flat = make(make_job, Normed(Shape(3, 0, 1), DIM, ()))
+    scorer, flat = make(make_job, Normed(Shape(3, 0, 1), Options(DIM, ())))
     scorer.train()
     for step in range(3):
         scorer(3 * inputs(scorer.model, 20 + step)["pooled"] + 1, torch.zeros(20 + step, 0))
@@ -142,7 +142,7 @@ class Forgetful(Normed):
 
 
 def test_what_cannot_be_exported_is_said_in_one_line(make_job: MakeJob, capfd: pytest.CaptureFixture[str]) -> None:
-    scorer, flat = make(make_job, Branching(Shape(3, 0, 1), DIM, ()))
+    scorer, flat = make(make_job, Branching(Shape(3, 0, 1), Options(DIM, ())))
     with pytest.raises(ModelError) as caught:
         export_graph(scorer, flat.tensors)
     message = str(caught.value)
@@ -154,6 +154,6 @@ def test_what_cannot_be_exported_is_said_in_one_line(make_job: MakeJob, capfd: p
 
 
 def test_a_parameter_without_use_is_named(make_job: MakeJob) -> None:
-    scorer, flat = make(make_job, Forgetful(Shape(3, 0, 1), DIM, ()))
+    scorer, flat = make(make_job, Forgetful(Shape(3, 0, 1), Options(DIM, ())))
     with pytest.raises(ModelError, match=r"^model: `norm\.bias` is not in the exported graph; does forward use it\?$"):
         export_graph(scorer, flat.tensors)

@@ -5,13 +5,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from elasticrec.models import ZOO, Model, Shape
+from elasticrec.models import ZOO, Model, Options, Shape
 from elasticrec.training.embedding import split_columns
 
 Array = npt.NDArray[np.float64]
 
 DIM = 3
 HIDDEN = (5, 4)
+CROSS_LAYERS = 2
 SHAPES = [Shape(num_slots=4, num_dense=2, num_labels=1), Shape(4, 0, 1), Shape(2, 3, 3), Shape(1, 0, 2)]
 
 
@@ -47,12 +48,63 @@ def naive_wide_deep(weights: dict[str, Array], rows: Array, dense: Array, shape:
     return logits
 
 
-NAIVE = {"dnn": naive_dnn, "wide_deep": naive_wide_deep}
+def naive_linear(weights: dict[str, Array], rows: Array, dense: Array, shape: Shape) -> Array:
+    logits = weights["linear.bias"].copy()
+    for label in range(shape.num_labels):
+        for slot in rows:
+            logits[label] += slot[label]
+        for at, value in enumerate(dense):
+            logits[label] += weights["linear.dense.weight"][label, at] * value
+    return logits
+
+
+def naive_fm(weights: dict[str, Array], rows: Array, dense: Array, shape: Shape) -> Array:
+    logits = naive_linear(weights, rows, dense, shape)
+    for label in range(shape.num_labels):
+        first = shape.num_labels + label * DIM
+        for i in range(len(rows)):
+            for j in range(i + 1, len(rows)):
+                for at in range(first, first + DIM):
+                    logits[label] += rows[i][at] * rows[j][at]
+    return logits
+
+
+def naive_deepfm(weights: dict[str, Array], rows: Array, dense: Array, shape: Shape) -> Array:
+    inputs = np.array([*[value for slot in rows for value in slot[shape.num_labels :]], *dense])
+    return naive_fm(weights, rows, dense, shape) + naive_mlp(weights, inputs)
+
+
+def naive_dcn_v2(weights: dict[str, Array], rows: Array, dense: Array, shape: Shape) -> Array:
+    start = np.array([*[value for slot in rows for value in slot], *dense])
+    x = start.copy()
+    for layer in range(CROSS_LAYERS):
+        matrix, bias = weights[f"cross.{layer}.weight"], weights[f"cross.{layer}.bias"]
+        crossed = []
+        for i in range(len(x)):
+            total = bias[i]
+            for j in range(len(x)):
+                total += matrix[i, j] * x[j]
+            crossed.append(start[i] * total + x[i])
+        x = np.array(crossed)
+    logits = naive_mlp(weights, start)
+    for label in range(shape.num_labels):
+        logits[label] += weights["out.bias"][label] + sum(weights["out.weight"][label, i] * x[i] for i in range(len(x)))
+    return logits
+
+
+NAIVE = {
+    "lr": naive_linear,
+    "fm": naive_fm,
+    "dnn": naive_dnn,
+    "wide_deep": naive_wide_deep,
+    "deepfm": naive_deepfm,
+    "dcn_v2": naive_dcn_v2,
+}
 
 
 def build(kind: str, shape: Shape) -> Model:
     torch.manual_seed(1)
-    return ZOO[kind](shape, DIM, HIDDEN)
+    return ZOO[kind](shape, Options(DIM, HIDDEN, CROSS_LAYERS))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

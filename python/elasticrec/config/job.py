@@ -18,11 +18,14 @@ HASH_VERSION = 1
 class Model(Section):
     """The network above the embeddings."""
 
-    kind: Literal["dnn", "wide_deep"] = Field(default="wide_deep", description="Which model.")
+    kind: Literal["lr", "fm", "dnn", "wide_deep", "deepfm", "dcn_v2"] = Field(
+        default="wide_deep", description="Which model."
+    )
     dim: int = Field(default=9, ge=1, le=1024, description="Length of the vector of a sign.")
     hidden: Annotated[
         tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(min_length=1, max_length=64, strict=False)
     ] = Field(default=(400, 400, 400), description="Widths of the hidden layers, first to last.")
+    cross_layers: int = Field(default=3, ge=1, le=64, description="`dcn_v2`: layers that cross the input with itself.")
 
 
 class DenseOptimizer(Section):

@@ -64,6 +64,4 @@ class Sparse(Section):
     init_scale: float = Field(
         default=0.01, ge=0, description="New weights are uniform in -init_scale..init_scale; 0 starts at zero."
     )
-    optimizer: SparseOptimizer = Field(
-        default=SparseOptimizer(), description="Optimizer of the rows."
-    )
+    optimizer: SparseOptimizer = Field(default=SparseOptimizer(), description="Optimizer of the rows.")

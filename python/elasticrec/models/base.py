@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 Inputs = dict[str, Tensor]
@@ -30,18 +31,41 @@ class Shape:
     num_labels: int
 
 
+@dataclass(frozen=True)
+class Options:
+    """The `model` section of a job; a model takes what it has a use for."""
+
+    dim: int = 9
+    hidden: tuple[int, ...] = (400, 400, 400)
+    cross_layers: int = 3
+
+
 class Model(nn.Module):
     """A network from pooled columns `[B, S, W]` and dense values `[B, D]` to logits `[B, L]`."""
 
     columns: tuple[Column, ...]
 
-    def __init__(self, shape: Shape, dim: int, hidden: Sequence[int]) -> None:
+    def __init__(self, shape: Shape, options: Options) -> None:
         super().__init__()
         self.shape = shape
 
     def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:
         """Logits, one a label."""
         raise NotImplementedError
+
+
+class Linear(nn.Module):
+    """The linear part of a model: a weight for every sign, a weight for every dense value, a bias."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(shape.num_labels))
+        self.dense = nn.Linear(shape.num_dense, shape.num_labels, bias=False) if shape.num_dense else None
+
+    def forward(self, wide_BSL: Tensor, dense_BD: Tensor) -> Tensor:
+        """`[B, L]`"""
+        logits_BL = wide_BSL.sum(1) + self.bias
+        return logits_BL if self.dense is None else logits_BL + self.dense(dense_BD)
 
 
 def mlp(num_inputs: int, hidden: Sequence[int], num_outputs: int) -> nn.Sequential:

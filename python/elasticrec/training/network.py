@@ -9,7 +9,7 @@ from torch.nn import functional
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.machine import num_cores
-from elasticrec.models import ZOO, Model, Shape
+from elasticrec.models import ZOO, Model, Options, Shape
 from elasticrec.training.embedding import split_columns
 
 
@@ -18,7 +18,7 @@ def build_model(job: Job) -> Model:
     shape = Shape(len(job.data.slots), len(job.data.dense), len(job.data.labels))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.train.seed)
-        return ZOO[job.model.kind](shape, job.model.dim, job.model.hidden)
+        return ZOO[job.model.kind](shape, Options(**job.model.model_dump(exclude={"kind"})))
 
 
 def num_threads(job: Job) -> int:
