@@ -39,7 +39,7 @@ pub struct Parser {
 /// Marks a slot that the job did not choose.
 const UNUSED: u16 = u16::MAX;
 /// Names below this go through the table instead of the map.
-const NUMERIC_SLOTS: usize = 65_536;
+pub(crate) const NUMERIC_SLOTS: usize = 65_536;
 
 impl Parser {
     /// Prepares the look-ups for `features`.
@@ -100,10 +100,16 @@ impl Parser {
     /// The number of the slot called `name`, if the job chose it.
     #[inline]
     pub fn slot(&self, name: &[u8]) -> Option<u16> {
-        if let Some(number) = canonical_number(name) {
-            return self.numeric.get(number).copied().filter(|&slot| slot != UNUSED);
+        match canonical_number(name) {
+            Some(number) => self.numbered_slot(number),
+            None => self.named.get(name).copied(),
         }
-        self.named.get(name).copied()
+    }
+
+    /// The number of the slot whose name is a number, such as `17`.
+    #[inline]
+    pub(crate) fn numbered_slot(&self, number: usize) -> Option<u16> {
+        self.numeric.get(number).copied().filter(|&slot| slot != UNUSED)
     }
 
     /// The number of the dense column called `name`.

@@ -203,7 +203,11 @@ fn place(path: &Path, offset: u64) -> String {
 /// Parses lines that are already in memory; the first bad one ends it, as `line 3: what`.
 pub fn parse_text(parser: &Parser, text: &[u8], mode: LabelMode) -> std::result::Result<Batch, String> {
     let mut builder = parser.builder(memchr::memchr_iter(b'\n', text).count() + 1);
-    for (number, line) in text.split(|&byte| byte == b'\n').enumerate() {
+    let ends = memchr::memchr_iter(b'\n', text).chain([text.len()]);
+    let mut start = 0;
+    for (number, end) in ends.enumerate() {
+        let line = &text[start..end];
+        start = end + 1;
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         if line.iter().all(|&byte| byte == b' ' || byte == b'\t') {
             continue;

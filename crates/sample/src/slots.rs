@@ -1,7 +1,7 @@
 //! Slot text: `show click [name=value …] sign:slot sign:slot …`, fields separated by spaces or tabs.
 
 use crate::batch::BatchBuilder;
-use crate::parser::{LabelMode, Parser, RecordError, parse_u64, shown};
+use crate::parser::{LabelMode, NUMERIC_SLOTS, Parser, RecordError, parse_u64, shown};
 
 /// Parses a line into the sample begun in `into` and returns (show, click).
 #[inline]
@@ -22,7 +22,15 @@ pub(crate) fn parse(
         }
     };
     let mut labels_seen = 1;
-    for field in fields {
+    loop {
+        if let Some((sign, number, length)) = plain_token(fields.rest) {
+            fields.rest = &fields.rest[length..];
+            if let Some(slot) = parser.numbered_slot(number) {
+                into.add_sign(slot, sign);
+            }
+            continue;
+        }
+        let Some(field) = fields.next() else { break };
         let Some(colon) = memchr::memrchr(b':', field) else {
             labels_seen += usize::from(parse_label(parser, field, mode, show, into)?);
             continue;
@@ -43,6 +51,69 @@ pub(crate) fn parse(
         return Err(RecordError(format!("expected {num_labels} labels, each once, got {labels_seen}")));
     }
     Ok((show, click))
+}
+
+/// Digits of the longest slot below [`NUMERIC_SLOTS`].
+const MAX_SLOT_DIGITS: usize = 5;
+
+/// A field such as `17241709254077376921:12 ` at the start of `rest`, which nearly all are: its sign, the number of its
+/// slot, and how many bytes it takes with the separator behind it. Anything else is left to the long way.
+#[inline]
+fn plain_token(rest: &[u8]) -> Option<(u64, usize, usize)> {
+    let (sign, digits) = leading_u64(rest)?;
+    if rest.get(digits) != Some(&b':') {
+        return None;
+    }
+    let mut at = digits + 1;
+    let mut number = 0;
+    while at <= digits + MAX_SLOT_DIGITS + 1
+        && let Some(digit) = rest.get(at).map(|byte| byte.wrapping_sub(b'0')).filter(|&digit| digit <= 9)
+    {
+        number = number * 10 + usize::from(digit);
+        at += 1;
+    }
+    let slot_digits = at - digits - 1;
+    let leads_with_zero = slot_digits > 1 && rest[digits + 1] == b'0';
+    let canonical = (1..=MAX_SLOT_DIGITS).contains(&slot_digits) && !leads_with_zero && number < NUMERIC_SLOTS;
+    let ends = matches!(rest.get(at), None | Some(b' ' | b'\t'));
+    (canonical && ends).then_some((sign, number, at + usize::from(at < rest.len())))
+}
+
+/// The decimal number that `text` starts with, and its number of digits: 1 to 20, and no more than a u64 holds.
+#[inline]
+fn leading_u64(text: &[u8]) -> Option<(u64, usize)> {
+    let (mut number, mut at) = (0u64, 0);
+    while at < 16
+        && let Some(eight) = text[at..].first_chunk::<8>()
+        && let Some(digits) = eight_digits(*eight)
+    {
+        number = number * 100_000_000 + digits;
+        at += 8;
+    }
+    while let Some(digit) = text.get(at).map(|byte| byte.wrapping_sub(b'0')).filter(|&digit| digit <= 9) {
+        number = number.checked_mul(10)?.checked_add(u64::from(digit))?;
+        at += 1;
+        if at > 20 {
+            return None;
+        }
+    }
+    (at > 0).then_some((number, at))
+}
+
+/// Eight decimal digits at once, in the eight bytes of one integer.
+#[inline]
+fn eight_digits(bytes: [u8; 8]) -> Option<u64> {
+    const HIGH: u64 = 0xf0f0_f0f0_f0f0_f0f0;
+    let word = u64::from_le_bytes(bytes);
+    // a digit is 0x30 to 0x39: its high half is 3, and stays 3 with 6 added
+    let above = word.wrapping_add(0x0606_0606_0606_0606);
+    if (word & HIGH) != 0x3030_3030_3030_3030 || (above & HIGH) != 0x3030_3030_3030_3030 {
+        return None;
+    }
+    let ones = word & 0x0f0f_0f0f_0f0f_0f0f;
+    let pairs = (ones.wrapping_mul(10).wrapping_add(ones >> 8)) & 0x00ff_00ff_00ff_00ff;
+    let fours = (pairs.wrapping_mul(100).wrapping_add(pairs >> 16)) & 0x0000_ffff_0000_ffff;
+    Some((fours.wrapping_mul(10_000).wrapping_add(fours >> 32)) & 0xffff_ffff)
 }
 
 fn parse_counts(fields: &mut Fields<'_>, into: &mut BatchBuilder) -> Result<(u32, u32), RecordError> {
@@ -119,8 +190,44 @@ impl<'a> Iterator for Fields<'a> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::{Batch, Features};
+
+    proptest! {
+        #[test]
+        fn eight_digits_are_a_number_or_not_digits(bytes in prop::array::uniform8(prop::sample::select(b"0123456789:/ a\xb0\x00".to_vec()))) {
+            let expected = std::str::from_utf8(&bytes).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+            prop_assert_eq!(eight_digits(bytes), expected.map(|text| text.parse().unwrap()));
+        }
+
+        #[test]
+        fn leading_numbers(number: u64, zeros in 0usize..4, rest in "[^0-9]{0,3}") {
+            let text = format!("{}{number}", "0".repeat(zeros));
+            let expected = (text.len() <= 20).then_some((number, text.len()));
+            prop_assert_eq!(leading_u64(format!("{text}{rest}").as_bytes()), expected);
+        }
+
+        #[test]
+        fn the_short_way_agrees_with_the_long_way(line in "1 0( [0-9x]{1,21}:(0|7|70000|007|70001|[0-9]{20,40}|[0-9u]{1,6})[ \t]{0,2}){0,4}") {
+            let features = r#"{"format":"slots","hash":1,"slots":[{"name":"0","pooling":"sum"},{"name":"7","pooling":"sum"},
+                {"name":"70000","pooling":"sum"},{"name":"007","pooling":"sum"}],"dense":[],"labels":["click"]}"#;
+            let parser = Parser::new(Features::from_json(features).unwrap()).unwrap();
+            let mut builder = parser.builder(1);
+            let parsed = parser.parse_line(line.as_bytes(), LabelMode::Required, &mut builder).is_ok();
+            let tokens: Option<Vec<(u16, u64)>> = line.split([' ', '\t']).filter(|field| !field.is_empty()).skip(2).map(|field| {
+                let (sign, slot) = field.split_once(':').unwrap();
+                parse_u64(sign.as_bytes()).map(|sign| (parser.slot(slot.as_bytes()).unwrap_or(u16::MAX), sign))
+            }).collect();
+            prop_assert_eq!(parsed, tokens.is_some());
+            if let Some(mut tokens) = tokens {
+                tokens.retain(|&(slot, _)| slot != u16::MAX);
+                tokens.sort_by_key(|&(slot, _)| slot);
+                prop_assert_eq!(builder.finish().signs, tokens.into_iter().map(|(_, sign)| sign).collect::<Vec<_>>());
+            }
+        }
+    }
 
     fn parse_lines(labels: &str, mode: LabelMode, lines: &[&str]) -> Result<Batch, String> {
         let features = format!(
