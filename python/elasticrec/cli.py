@@ -194,6 +194,24 @@ def demo(
     run_demo(directory, samples)
 
 
+@bench_app.command("parse")
+def bench_parse(
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
+    samples: Annotated[int, typer.Option(min=1000, help="Samples to generate of each format.")] = 100_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
+) -> None:
+    """Lines of each text format to batches, on one core."""
+    import json
+
+    from elasticrec.bench import parse
+
+    result = parse.run(samples, repeats, lambda text: typer.echo(text, err=True))
+    for format in parse.FORMATS:
+        typer.echo(f"{format}: {result[f'{format}_mb_per_s']:,.0f} MB/s a core")
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
 @bench_app.command("spine")
 def bench_spine(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,

@@ -32,6 +32,12 @@ def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+def test_the_benchmark_of_the_parser(tmp_path: Path) -> None:
+    output = succeed("bench", "parse", "--json", "--samples", "1000", "--repeats", "1", cwd=tmp_path)
+    result = json.loads(output.splitlines()[-1])
+    assert result["slots_mb_per_s"] > 0 and result["criteo_mb_per_s"] > 0
+
+
 @pytest.mark.slow
 def test_the_benchmark_ends_with_one_json_object(tmp_path: Path) -> None:
     arguments = ["bench", "spine", "--json", "--samples", "16384", "--repeats", "1", "--seconds", "0.2"]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from elasticrec import _core
+from elasticrec.bench.parse import parse_rate
 from elasticrec.config import Job, match_files, parse_job
 from elasticrec.machine import num_cores
 from elasticrec.publish.publish import publish_run
@@ -53,7 +54,7 @@ def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) 
         job = _job()
         result: Result = {"samples": samples, "repeats": repeats, "cores": num_cores()}
         say("parsing")
-        result["parse_mb_per_s"] = _median(repeats, lambda: _parse_rate(job))
+        result["parse_mb_per_s"] = statistics.median(parse_rate(job) for _ in range(repeats))
         # the two sides of the comparison take turns: a noisy neighbour hits both
         trained, dense_only = [], []
         for repeat in range(repeats):
@@ -101,22 +102,6 @@ def _job() -> Job:
         "train": {"batch_size": 512, "print_every_s": 3600, "checkpoint": {"every_s": 3600}},
     }
     return parse_job(raw, base=Path.cwd(), source="bench")
-
-
-def _median(repeats: int, measure: Callable[[], float]) -> float:
-    return statistics.median(measure() for _ in range(repeats))
-
-
-def _parse_rate(job: Job) -> float:
-    """Lines in memory to batches, each sign named once: what a reading thread does beside reading."""
-    parser = _core.Parser(json.dumps(job.features()))
-    content = match_files(job, "train")[0].read_bytes()
-    lines = content.splitlines(keepends=True)
-    chunks = [b"".join(lines[at : at + 512]) for at in range(0, len(lines), 512)]
-    start = time.perf_counter()
-    for chunk in chunks:
-        parser.parse(chunk, labels=True)
-    return len(content) / 1e6 / (time.perf_counter() - start)
 
 
 def _train(job: Job) -> Summary:
