@@ -64,7 +64,7 @@ class BatchReader:
     def __new__(
         cls,
         parser: Parser,
-        units: list[tuple[int, str, int, int, int]],
+        units: list[tuple[int, str, int, int, int, int, int]],
         *,
         batch_size: int,
         shuffle: bool,

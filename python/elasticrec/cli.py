@@ -21,6 +21,9 @@ INTERRUPTED = 130
 # What typer exits with where a command itself writes to a closed pipe.
 BROKEN_PIPE = 1
 
+# Files of a terabyte and more are not demo data.
+MAX_SAMPLES = 10**9
+
 # What `elasticrec[train]` brings and `elasticrec` alone does without.
 _TRAINING_MODULES = ("torch", "onnx", "onnxscript")
 
@@ -126,10 +129,12 @@ def serve(
 ) -> None:
     """Serve a published model over HTTP until it is interrupted."""
     from elasticrec.config import load_serve
+    from elasticrec.publish.repository import find_version
     from elasticrec.serving.server import serve_model
 
     settings = load_serve(job, [*(overrides or []), *([f"serve.port={port}"] if port is not None else [])])
-    serve_model(model, settings, _say)
+    path, _ = find_version(model)
+    serve_model(path, settings, _say)
 
 
 @app.command()
@@ -158,9 +163,11 @@ def predict(
 @data_app.command("demo")
 def data_demo(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write to.")],
-    samples: Annotated[int, typer.Option(min=1, help="Samples over all hours.")] = 200_000,
-    slots: Annotated[int | None, typer.Option(min=1, help="Slots of a sample; 20 if not given, 26 for criteo.")] = None,
-    hours: Annotated[int, typer.Option(min=1, help="Hours the samples are spread over.")] = 4,
+    samples: Annotated[int, typer.Option(min=1, max=MAX_SAMPLES, help="Samples over all hours.")] = 200_000,
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Slots of a sample; 20 if not given, 26 for criteo.")
+    ] = None,
+    hours: Annotated[int, typer.Option(min=1, max=2**20, help="Hours the samples are spread over.")] = 4,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same bytes.")] = 1,
     format: Annotated[str, typer.Option(help="slots or criteo.")] = "slots",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace hours that are there.")] = False,
@@ -186,7 +193,7 @@ def data_demo(
 @app.command()
 def demo(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to work.")] = Path("demo"),
-    samples: Annotated[int, typer.Option(min=1000, help="Samples to generate.")] = 400_000,
+    samples: Annotated[int, typer.Option(min=1000, max=MAX_SAMPLES, help="Samples to generate.")] = 400_000,
 ) -> None:
     """Show the whole loop on generated data: train, publish, serve, ask."""
     from elasticrec.demo import run_demo
@@ -197,7 +204,9 @@ def demo(
 @bench_app.command("parse")
 def bench_parse(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
-    samples: Annotated[int, typer.Option(min=1000, help="Samples to generate of each format.")] = 100_000,
+    samples: Annotated[
+        int, typer.Option(min=1000, max=MAX_SAMPLES, help="Samples to generate of each format.")
+    ] = 100_000,
     repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
 ) -> None:
     """Lines of each text format to batches, on one core."""
@@ -215,7 +224,7 @@ def bench_parse(
 @bench_app.command("spine")
 def bench_spine(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
-    samples: Annotated[int, typer.Option(min=16_384, help="Rows to generate.")] = 200_000,
+    samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Rows to generate.")] = 200_000,
     repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of a measurement.")] = 2.0,
 ) -> None:

@@ -16,6 +16,8 @@ from elasticrec import _core
 from elasticrec.errors import ElasticRecError
 from elasticrec.serving.client import Client
 
+# Says that a directory is a demo's own, to be replaced by the next one.
+_MARK = ".elasticrec-demo"
 _SAMPLES_SHOWN = 5
 _LOAD_SECONDS = 2.0
 _CONNECTIONS = 8
@@ -129,14 +131,19 @@ def _environment() -> dict[str, str]:
 
 
 def _clear(directory: Path) -> None:
-    """Forget an earlier demo; a directory that holds anything else is left alone."""
+    """Forget an earlier demo; a directory that no demo made is left alone, whatever is in it."""
     directory.mkdir(parents=True, exist_ok=True)
-    strange = {path.name for path in directory.iterdir()} - {"data", "runs", "models", "samples.txt"}
+    strange = {path.name for path in directory.iterdir()} - {_MARK, "data", "runs", "models", "samples.txt"}
+    if not (directory / _MARK).exists():
+        strange |= {path.name for path in directory.iterdir()}
     if strange:
         raise ElasticRecError(
             f"{directory}: expected an empty directory or an earlier demo, got `{min(strange)}` in it"
         )
+    (directory / _MARK).touch()
     for path in directory.iterdir():
+        if path.name == _MARK:
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         else:

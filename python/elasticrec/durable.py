@@ -1,14 +1,35 @@
 """Files that are whole or absent, also after a crash: what checkpoints, versions and runs are written with."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from elasticrec.errors import ConfigError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """A reader finds the old file or the new one, never a part of one."""
+    with _naming(path):
+        _replace(path, content)
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of a write say which file they are about."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def _replace(path: Path, content: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "wb") as file:
@@ -21,16 +42,26 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    sync_directory(path.parent)
 
 
 def write_synced(path: Path, content: bytes) -> tuple[int, str]:
     """Write a new file through to the disk; returns its size and sha-256."""
-    with open(path, "xb") as file:
+    with _naming(path), open(path, "xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     return len(content), hashlib.sha256(content).hexdigest()
+
+
+@contextlib.contextmanager
+def hold(path: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock file; while another process does, raise `refusal`. The lock ends with its process, in any way."""
+    with open(path, "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(refusal) from None
+        yield
 
 
 def sync_directory(path: Path) -> None:

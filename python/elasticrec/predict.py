@@ -1,6 +1,5 @@
 """Lines of a file to scores: the same lines, wherever the scores come from."""
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,24 +11,41 @@ import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Secret
-from elasticrec.errors import ConfigError, SampleError
+from elasticrec.errors import ConfigError, SampleError, UnavailableError
+from elasticrec.publish.repository import find_version
 from elasticrec.serving.client import Client
 from elasticrec.serving.onnxruntime import library_path
 
 Scores = npt.NDArray[np.float32]
 
 _CHUNK_LINES = 1024
+_CHUNK_BYTES = 1 << 20
 
 
 def score_file(file: BinaryIO, name: str, predict: Callable[[bytes], Scores]) -> Iterator[Scores]:
     """Scores of a file, some lines at a time; a bad line is named by its number in the file."""
     first = 0
-    while lines := list(itertools.islice(file, _CHUNK_LINES)):
+    while lines := _take(file):
+        samples = sum(not line.isspace() for line in lines)
         try:
-            yield predict(b"".join(lines))
+            scores = predict(b"".join(lines))
         except SampleError:
             raise _locate(lines, first, name, predict) from None
+        if len(scores) != samples:
+            raise UnavailableError(f"{name}: expected {samples} scores, got {len(scores)}")
+        if samples:
+            yield scores
         first += len(lines)
+
+
+def _take(file: BinaryIO) -> list[bytes]:
+    """The next lines: no more than a server takes at once, unless one line alone is."""
+    lines: list[bytes] = []
+    size = 0
+    while len(lines) < _CHUNK_LINES and size < _CHUNK_BYTES and (line := file.readline()):
+        lines.append(line)
+        size += len(line)
+    return lines
 
 
 def _locate(lines: list[bytes], first: int, name: str, predict: Callable[[bytes], Scores]) -> SampleError:
@@ -68,8 +84,8 @@ def open_scorer(
 
         yield load_checkpoint(resolve_run(checkpoint)).predict
     elif model is not None:
-        yield _core.Predictor(str(model), str(library_path())).predict
+        yield _core.Predictor(str(find_version(model)[0]), str(library_path())).predict
     elif server is not None:
-        secret = Secret(token, Path.cwd()).reveal() if token else None
+        secret = Secret(token, Path.cwd()).reveal_token() if token else None
         with Client(server, name, token=secret) as client:
             yield client.predict_lines

@@ -6,16 +6,15 @@ runs/<name>/metrics.jsonl    a line a report
 runs/<name>/units/           the units of each epoch, written down before they are read
 """
 
+import contextlib
 import difflib
-import fcntl
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from elasticrec.config import Job, differences, load_job
-from elasticrec.durable import write_atomically
+from elasticrec.durable import hold, write_atomically
 from elasticrec.errors import ConfigError
 
 RUNS = Path("runs")
@@ -68,6 +67,11 @@ class Run:
         run = cls.of(job, root)
         if run.has_checkpoints():
             run.check_resumes(job)
+        if not run.exists() and run.job_path.exists():
+            raise ConfigError(
+                f"{run.path}: not the directory of a run, but has a `job.yaml`, which the run would replace; "
+                "give the job another name or move that file"
+            )
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         write_atomically(run.job_path, job.to_yaml(references=True).encode())
         return run
@@ -80,22 +84,25 @@ class Run:
         """Whether anything was saved in this run."""
         return self.exists() and any(self.checkpoints.iterdir())
 
-    @contextmanager
+    @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run for one process; a second one is refused. The lock ends with the process, however it ends."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # beside the directory, which may be discarded under the lock
-        with open(self.path.parent / f".{self.name}.lock", "wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"{self.path}: another process is training it") from None
+        with hold(self.path.parent / f".{self.name}.lock", f"{self.path}: another process is training it"):
             yield
 
     def discard(self) -> None:
-        """Remove the run; a directory that is not one is left alone."""
-        if self.exists():
-            shutil.rmtree(self.path)
+        """Remove what a training writes; a directory that is not a run, and what else is in one, is left alone."""
+        if not self.exists():
+            return
+        # first what makes it a run that has something: a crash in between leaves nothing half
+        for path in (self.checkpoints, self.units):
+            shutil.rmtree(path, ignore_errors=not path.exists())
+        for path in (self.metrics_path, self.job_path):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def job(self) -> Job:
         """The job of the run."""

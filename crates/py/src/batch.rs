@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use elasticrec_sample::hash::SplitMix64;
 use elasticrec_sample::reader::parse_text;
 use elasticrec_sample::unit::cut;
-use elasticrec_sample::{Features, LabelMode, ParsedBatch, ReaderOptions, Unique, Unit};
+use elasticrec_sample::{Features, LabelMode, ParsedBatch, ReaderOptions, Stamp, Unique, Unit};
 use elasticrec_table::Handle;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
@@ -180,13 +180,13 @@ impl BatchReader {
 
 #[pymethods]
 impl BatchReader {
-    /// `units` are (id, path, start, end, epoch).
+    /// `units` are (id, path, start, end, epoch, size, modification time in ns).
     #[new]
     #[pyo3(signature = (parser, units, *, batch_size, shuffle, seed, labels, workers, skip_batches))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         parser: &Parser,
-        units: Vec<(u64, PathBuf, u64, u64, u32)>,
+        units: Vec<(u64, PathBuf, u64, u64, u32, u64, u64)>,
         batch_size: usize,
         shuffle: bool,
         seed: u64,
@@ -194,7 +194,14 @@ impl BatchReader {
         workers: usize,
         skip_batches: usize,
     ) -> Self {
-        let units = units.into_iter().map(|(id, path, start, end, epoch)| Unit { id, path, start, end, epoch });
+        let units = units.into_iter().map(|(id, path, start, end, epoch, size, modified_ns)| Unit {
+            id,
+            path,
+            start,
+            end,
+            epoch,
+            stamp: Some(Stamp { size, modified_ns }),
+        });
         let labels = label_mode(labels);
         let options = ReaderOptions { batch_size: batch_size.max(1), shuffle, seed, labels, workers, skip_batches };
         let parser = parser.inner.clone();

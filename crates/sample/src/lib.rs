@@ -21,4 +21,4 @@ pub use features::{Features, FeaturesError, Format, Normalize, Pooling};
 pub use parser::{LabelMode, Parser, RecordError};
 pub use reader::{BatchName, BatchReader, ParsedBatch, ReadError, ReaderOptions};
 pub use unique::Unique;
-pub use unit::Unit;
+pub use unit::{Stamp, Unit};

@@ -248,7 +248,14 @@ mod tests {
         let size = file.path().metadata().unwrap().len();
         let ranges = cut(size, 300).into_iter().enumerate();
         ranges
-            .map(|(id, (start, end))| Unit { id: id as u64, path: file.path().into(), start, end, epoch: 1 })
+            .map(|(id, (start, end))| Unit {
+                id: id as u64,
+                path: file.path().into(),
+                start,
+                end,
+                epoch: 1,
+                stamp: None,
+            })
             .collect()
     }
 
@@ -302,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_missing_file_is_an_error_of_the_stream() {
-        let unit = Unit { id: 0, path: "no/such/file".into(), start: 0, end: 10, epoch: 0 };
+        let unit = Unit { id: 0, path: "no/such/file".into(), start: 0, end: 10, epoch: 0, stamp: None };
         let mut reader = BatchReader::start(parser(), vec![unit], options(1));
         assert!(reader.next().unwrap().unwrap_err().to_string().starts_with("no/such/file: "));
         assert!(reader.next().is_none());

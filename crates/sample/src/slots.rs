@@ -15,8 +15,15 @@ pub(crate) fn parse(
     let (show, click) = match mode {
         LabelMode::Required => parse_counts(&mut fields, into)?,
         LabelMode::Ignored => {
-            if fields.next().is_none() || fields.next().is_none() {
-                return Err(RecordError("expected `show click sign:slot …`, got fewer than 2 fields".into()));
+            for name in ["show", "click"] {
+                // whatever stands there is passed over, but a sign there is a line without the two
+                match fields.next() {
+                    Some(field) if !field.contains(&b':') => {}
+                    field => {
+                        let got = shown(field.unwrap_or_default());
+                        return Err(RecordError(format!("{name}: expected `show click sign:slot …`, got `{got}`")));
+                    }
+                }
             }
             (1, 0)
         }

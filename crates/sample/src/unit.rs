@@ -22,6 +22,40 @@ pub struct Unit {
     pub end: u64,
     /// Which pass over the data it belongs to.
     pub epoch: u32,
+    /// What the file was when its units were written down; a reader that finds another file refuses it.
+    pub stamp: Option<Stamp>,
+}
+
+/// What a file is known by: it changes with everything that is written to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    /// Bytes.
+    pub size: u64,
+    /// Modification time in nanoseconds since 1970.
+    pub modified_ns: u64,
+}
+
+impl Stamp {
+    fn of(file: &File) -> io::Result<Stamp> {
+        let metadata = file.metadata()?;
+        let since_1970 = metadata.modified()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Ok(Stamp { size: metadata.len(), modified_ns: since_1970.as_nanos() as u64 })
+    }
+
+    /// Refuses a file that is not the one it was.
+    fn check(self, file: &File) -> io::Result<()> {
+        let now = Stamp::of(file)?;
+        if now == self {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!(
+                "changed since its units were written down: expected {} bytes as of {} ns, got {} bytes as of {} ns",
+                self.size, self.modified_ns, now.size, now.modified_ns
+            ),
+        ))
+    }
 }
 
 /// Cuts a file of `size` bytes into ranges of about `unit_bytes`.
@@ -43,7 +77,7 @@ pub struct UnitLines {
 impl UnitLines {
     /// Reads the records of a unit in file order.
     pub fn read(unit: &Unit) -> io::Result<Self> {
-        let bytes = read_range(&unit.path, unit.start, unit.end)?;
+        let bytes = read_range(unit)?;
         let base = unit.start.saturating_sub(1);
         let mut lines = Vec::new();
         // the byte before the range tells whether a record begins at the range's first byte
@@ -86,8 +120,10 @@ impl UnitLines {
 }
 
 /// Reads `start - 1 .. end` and on to the end of the record that crosses `end`.
-fn read_range(path: &Path, start: u64, end: u64) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+fn read_range(unit: &Unit) -> io::Result<Vec<u8>> {
+    let Unit { start, end, stamp, .. } = *unit;
+    let mut file = File::open(&unit.path)?;
+    stamp.map_or(Ok(()), |stamp| stamp.check(&file))?;
     let size = file.metadata()?.len();
     if size < end {
         return Err(io::Error::new(
@@ -116,6 +152,8 @@ fn read_range(path: &Path, start: u64, end: u64) -> io::Result<Vec<u8>> {
             break;
         }
     }
+    // once more: it may have been written to while it was read
+    stamp.map_or(Ok(()), |stamp| stamp.check(&file))?;
     Ok(bytes)
 }
 
@@ -143,7 +181,7 @@ mod tests {
     fn records(path: &Path, ranges: &[(u64, u64)]) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         for &(start, end) in ranges {
-            let unit = Unit { id: 0, path: path.into(), start, end, epoch: 0 };
+            let unit = Unit { id: 0, path: path.into(), start, end, epoch: 0, stamp: None };
             let lines = UnitLines::read(&unit).unwrap();
             for index in 0..lines.num_records() {
                 let record = lines.record(index).to_vec();
@@ -189,10 +227,25 @@ mod tests {
     fn a_cut_file_is_an_error_and_lines_have_numbers() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"a\nb\nc\n").unwrap();
-        let unit = Unit { id: 0, path: file.path().into(), start: 0, end: 7, epoch: 0 };
+        let unit = Unit { id: 0, path: file.path().into(), start: 0, end: 7, epoch: 0, stamp: None };
         assert!(UnitLines::read(&unit).unwrap_err().to_string().contains("expected at least 7 bytes, got 6"));
         assert_eq!(line_number(file.path(), 0).unwrap(), 1);
         assert_eq!(line_number(file.path(), 4).unwrap(), 3);
+    }
+
+    #[test]
+    fn a_file_that_is_not_what_it_was_is_refused() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"a\nb\n").unwrap();
+        let stamp = Stamp::of(file.as_file()).unwrap();
+        let mut unit = Unit { id: 0, path: file.path().into(), start: 0, end: 4, epoch: 0, stamp: Some(stamp) };
+        assert_eq!(UnitLines::read(&unit).unwrap().num_records(), 2);
+        unit.stamp = Some(Stamp { modified_ns: stamp.modified_ns + 1, ..stamp });
+        let error = UnitLines::read(&unit).unwrap_err().to_string();
+        assert!(error.starts_with("changed since its units were written down: expected 4 bytes"), "{error}");
+        unit.stamp = Some(stamp);
+        file.write_all(b"c\n").unwrap();
+        assert!(UnitLines::read(&unit).unwrap_err().to_string().contains("expected 4 bytes"));
     }
 
     #[test]
@@ -203,7 +256,7 @@ mod tests {
         }
         let size = file.path().metadata().unwrap().len();
         let order = |seed, epoch, id| {
-            let unit = Unit { id, path: file.path().into(), start: 0, end: size, epoch };
+            let unit = Unit { id, path: file.path().into(), start: 0, end: size, epoch, stamp: None };
             let mut lines = UnitLines::read(&unit).unwrap();
             lines.shuffle(seed, epoch, id);
             (0..lines.num_records()).map(|index| lines.record(index).to_vec()).collect::<Vec<_>>()

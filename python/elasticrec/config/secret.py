@@ -53,6 +53,13 @@ class Secret:
             raise ConfigError(f"secret `{self._reference}`: expected a value, got an empty one")
         return value
 
+    def reveal_token(self) -> str:
+        """The secret as a token of HTTP, which is visible ASCII."""
+        value = self.reveal()
+        if not all("!" <= character <= "~" for character in value):
+            raise ConfigError(f"secret `{self._reference}`: expected visible ASCII without spaces, got something else")
+        return value
+
     def _read_file(self) -> str:
         try:
             return Path(self._reference.removeprefix(_FILE)).read_text("utf-8").rstrip("\r\n")

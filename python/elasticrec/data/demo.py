@@ -59,6 +59,9 @@ def write_demo(
     """Write logs, `truth.json` and `job.yaml`; the same arguments write the same bytes."""
     if format == "criteo" and slots not in (None, CRITEO_SLOTS):
         raise ConfigError(f"slots: expected {CRITEO_SLOTS} for criteo, got {slots}")
+    for name in ("truth.json", "job.yaml"):
+        if (out / name).exists() and not overwrite:
+            raise ConfigError(f"{out / name}: is there already (--overwrite replaces it)")
     if slots is None:
         slots = CRITEO_SLOTS if format == "criteo" else SLOTS
     raw: dict[str, Any] = json.loads(

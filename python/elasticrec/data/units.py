@@ -1,5 +1,6 @@
 """Units: byte ranges of the data files, written down before they are first read and always cut the same way."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from elasticrec import _core
 from elasticrec.durable import write_atomically
-from elasticrec.errors import SampleError
+from elasticrec.errors import ModelError, SampleError
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Unit:
     cut: str
     """Digest of what decides how the unit is cut into batches."""
 
-    def core(self) -> tuple[int, str, int, int, int]:
+    def core(self) -> tuple[int, str, int, int, int, int, int]:
         """As the reader in Rust takes it."""
-        return self.id, self.path, self.start, self.end, self.epoch
+        return self.id, self.path, self.start, self.end, self.epoch, self.size, self.modified_ns
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,20 @@ def plan_units(files: Iterable[Path], cut: Cut, epoch: int, first_id: int) -> li
 def write_units(path: Path, units: Iterable[Unit]) -> None:
     """Write the units of an epoch down, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, b"".join(json.dumps(asdict(unit)).encode() + b"\n" for unit in units))
+    lines = b"".join(json.dumps(asdict(unit)).encode() + b"\n" for unit in units)
+    write_atomically(path, lines + _seal(lines))
 
 
 def read_units(path: Path) -> list[Unit]:
     """The units of an epoch as they were written down."""
-    return [Unit(**json.loads(line)) for line in path.read_bytes().splitlines()]
+    *lines, seal = path.read_bytes().splitlines(keepends=True) or [b""]
+    if seal != _seal(b"".join(lines)):
+        raise ModelError(f"{path}: the checksum in its last line differs, the file is damaged")
+    return [Unit(**json.loads(line)) for line in lines]
+
+
+def _seal(lines: bytes) -> bytes:
+    return json.dumps({"sha256": hashlib.sha256(lines).hexdigest()}).encode() + b"\n"
 
 
 def check_unchanged(units: Iterable[Unit]) -> None:

@@ -1,5 +1,6 @@
 """Checkpoint to version: the graph, the flat weights, the cube, and the manifest last."""
 
+import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,17 +34,27 @@ def publish_run(run: Run) -> Published:
     repository = Repository(Path(job.publish.repository) / job.publish.model)
     # before anything is written: what cannot be exported leaves no trace
     graph = export_graph(loaded.scorer, loaded.state.dense.tensors)
-    version, path = repository.begin()
-    table = loaded.state.embedding.table
-    files = {
-        _GRAPH: FileEntry(*write_synced(path / _GRAPH, graph)),
-        DENSE_FILE: FileEntry(*write_synced(path / DENSE_FILE, loaded.state.dense.values.numpy().tobytes())),
-        _CUBE: FileEntry(*table.write_cube(str(path / _CUBE))),
-    }
-    write_manifest(path, KIND, _body(loaded, run, version), files)
-    repository.offer(version)
+    with repository.locked():
+        version, path = repository.begin()
+        try:
+            files = _write_files(path, loaded, graph)
+            write_manifest(path, KIND, _body(loaded, run, version), files)
+        except BaseException:
+            # a disk that was full should not stay so
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        repository.offer(version)
     num_bytes = sum(file.num_bytes for file in files.values())
-    return Published(repository.name, version, path, len(table), num_bytes)
+    return Published(repository.name, version, path, len(loaded.state.embedding.table), num_bytes)
+
+
+def _write_files(path: Path, loaded: CheckpointModel, graph: bytes) -> dict[str, FileEntry]:
+    state = loaded.state
+    return {
+        _GRAPH: FileEntry(*write_synced(path / _GRAPH, graph)),
+        DENSE_FILE: FileEntry(*write_synced(path / DENSE_FILE, state.dense.values.numpy().tobytes())),
+        _CUBE: FileEntry(*state.embedding.table.write_cube(str(path / _CUBE))),
+    }
 
 
 def _body(loaded: CheckpointModel, run: Run, version: int) -> dict[str, object]:

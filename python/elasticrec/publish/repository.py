@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticrec.durable import write_atomically
+from elasticrec.durable import hold, write_atomically
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST, read_manifest
 
@@ -38,8 +40,17 @@ class Repository:
         current = self._read_current()
         return None if current is None else current[0]
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the model for one writer; a second one is refused."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with hold(self.path / ".lock", f"{self.path}: another process is publishing it"):
+            yield
+
     def begin(self) -> tuple[int, Path]:
         """A new version's number and empty directory; what a crash left of that number is removed."""
+        # one that is damaged would make the version that is about to be written useless
+        self.current()
         versions = self.versions()
         version = versions[-1] + 1 if versions else 1
         path = self.version_path(version)
@@ -64,7 +75,9 @@ class Repository:
             content = json.loads(path.read_bytes())
             return int(content["version"]), int(content["generation"])
         except (ValueError, KeyError, TypeError):
-            raise ModelError(f'{path}: expected {{"version": N, "generation": N}}, the file is damaged') from None
+            raise ModelError(
+                f'{path}: expected {{"version": N, "generation": N}}, the file is damaged; remove it and publish'
+            ) from None
 
 
 def find_version(path: Path) -> tuple[Path, dict[str, Any]]:

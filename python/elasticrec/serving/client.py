@@ -2,9 +2,11 @@
 
 import http.client
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +16,32 @@ from elasticrec.errors import ConfigError, SampleError, UnavailableError
 Scores = npt.NDArray[np.float32]
 
 
+def _parse(url: str) -> tuple[str, int]:
+    """Host and port of a URL."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, 80 if parts.port is None else parts.port
+        if parts.scheme == "http" and host and not any(c.isspace() for c in url) and host.encode("idna"):
+            return host, port
+    except ValueError:
+        pass
+    raise ConfigError(f"server: expected a URL such as http://127.0.0.1:8500, got `{url}`")
+
+
 class Client:
     """Asks one model of one server."""
 
     def __init__(
         self, url: str, model: str | None = None, *, token: str | None = None, timeout_s: float = 30.0
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigError(f"server: expected a URL such as http://127.0.0.1:8500, got `{url}`")
-        self._where = f"{parts.hostname}:{parts.port or 80}"
-        self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+        host, port = _parse(url)
+        self._where = f"{host}:{port}"
+        self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._labels: list[str] = []
         self._model = model or self._only_model()
-        self._labels = self._get(f"/v1/models/{self._model}")["labels"]
+        with self._expecting_a_server():
+            self._labels = [str(label) for label in self._get(self._path())["labels"]]
 
     @property
     def model(self) -> str:
@@ -49,15 +62,30 @@ class Client:
         return self._predict(json.dumps({"instances": instances}).encode(), "application/json")
 
     def _predict(self, body: bytes, content_type: str) -> Scores:
-        answer = self._ask("POST", f"/v1/models/{self._model}:predict", body, {"Content-Type": content_type})
-        scores = [[prediction[label] for label in self._labels] for prediction in answer["predictions"]]
+        answer = self._ask("POST", f"{self._path()}:predict", body, {"Content-Type": content_type})
+        with self._expecting_a_server():
+            scores = [[float(prediction[label]) for label in self._labels] for prediction in answer["predictions"]]
         return np.array(scores, np.float32).reshape(len(scores), len(self._labels))
 
+    def _path(self) -> str:
+        return f"/v1/models/{quote(self._model, safe='')}"
+
+    @contextmanager
+    def _expecting_a_server(self) -> Iterator[None]:
+        """An answer of another shape comes from something else."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise UnavailableError(
+                f"{self._where}: not a prediction server, expected an answer of another form"
+            ) from None
+
     def _only_model(self) -> str:
-        models = [model["name"] for model in self._get("/v1/models")["models"]]
+        with self._expecting_a_server():
+            models = [str(model["name"]) for model in self._get("/v1/models")["models"]]
         if len(models) != 1:
             raise ConfigError(f"{self._where}: expected one model, got {', '.join(models) or 'none'}; name one")
-        return str(models[0])
+        return models[0]
 
     def _get(self, path: str) -> Any:
         return self._ask("GET", path, None, {})
@@ -72,11 +100,12 @@ class Client:
             raise UnavailableError(f"{self._where}: did not answer: {error or type(error).__name__}") from None
         try:
             answer = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UnavailableError(f"{self._where}: expected JSON from {path}, got {content[:60]!r}") from None
         if response.status == http.client.OK:
             return answer
-        message = f"{self._where}: {response.status}: {answer.get('error', 'no reason given')}"
+        reason = answer.get("error") if isinstance(answer, dict) else None
+        message = f"{self._where}: {response.status}: {reason or 'no reason given'}"
         raise SampleError(message) if response.status == http.client.BAD_REQUEST else UnavailableError(message)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ def start_server(settings: Serve) -> _core.Server:
         queue=settings.queue,
         max_body_bytes=settings.max_body_bytes,
         max_instances=settings.max_instances,
-        token=settings.token.reveal() if settings.token else None,
+        token=settings.token.reveal_token() if settings.token else None,
     )
 
 

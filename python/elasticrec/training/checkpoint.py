@@ -152,12 +152,12 @@ def _body(state: State, progress: Progress, evaluation: list[Metrics] | None) ->
 
 def list_checkpoints(run: Run) -> list[Checkpoint]:
     """The complete checkpoints of a run, oldest first."""
-    return [open_checkpoint(path) for path in _complete(run)]
+    return [open_checkpoint(path) for path in list_paths(run)]
 
 
 def latest(run: Run) -> Checkpoint | None:
     """The newest complete checkpoint."""
-    paths = _complete(run)
+    paths = list_paths(run)
     return open_checkpoint(paths[-1]) if paths else None
 
 
@@ -200,7 +200,7 @@ def _metrics_bytes(all_sums: list[MetricSums]) -> bytes:
     return buffer.getvalue()
 
 
-def _complete(run: Run) -> list[Path]:
+def list_paths(run: Run) -> list[Path]:
     """Directories of the complete checkpoints, oldest first."""
     return sorted(path.parent for path in run.checkpoints.glob(f"step-*/{MANIFEST}"))
 
@@ -220,7 +220,7 @@ def _new_path(run: Run, steps: int) -> Path:
 
 def _drop_old(run: Run, keep: int) -> None:
     """Remove checkpoints beyond the newest `keep`, and what crashes left unfinished."""
-    kept = set(_complete(run)[-keep:])
+    kept = set(list_paths(run)[-keep:])
     for path in run.checkpoints.glob("step-*"):
         if path not in kept:
             _remove(path)

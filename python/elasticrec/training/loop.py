@@ -51,14 +51,20 @@ class Trainer:
         self.evaluation: list[Metrics] | None = None
         self.non_finite = 0
         self.stop_requested = False
+        self._saved: Progress | None = None
 
     def resume(self) -> bool:
         """Go on from the newest checkpoint, if there is one."""
         checkpoint = checkpoints.latest(self.run)
         if checkpoint is None:
             return False
-        checkpoints.restore(checkpoint, self.state)
-        self.progress = checkpoint.progress
+        try:
+            checkpoints.restore(checkpoint, self.state)
+        except ModelError as error:
+            others = len(checkpoints.list_paths(self.run)) - 1
+            hint = f"; without {checkpoint.path} the one before is used, there are {others}" if others else ""
+            raise ModelError(f"{error}{hint}") from None
+        self.progress = self._saved = checkpoint.progress
         self.evaluation = checkpoint.evaluation
         if self.progress.epoch >= self.job.train.epochs:
             self.reporter.say(
@@ -106,11 +112,17 @@ class Trainer:
                 self._check_bad(batch)
                 if self.reporter.due():
                     self._report(units, *started)
-                if self._checkpoint_due(last_save) or self.stop_requested:
+                if self.stop_requested:
+                    self._stop()
+                if self._checkpoint_due(last_save):
                     self._save()
                     last_save = self.clock.elapsed
-                if self.stop_requested:
-                    raise KeyboardInterrupt
+
+    def _stop(self) -> None:
+        """Save and end, as a signal asked for."""
+        self._save()
+        self.reporter.say(f"stopped and saved; the same command goes on from step {self.progress.steps}")
+        raise KeyboardInterrupt
 
     def _read(self, units: list[Unit], *, shuffle: bool, skip_batches: int) -> _core.BatchReader:
         return _core.BatchReader(
@@ -179,9 +191,13 @@ class Trainer:
         epoch = self.progress.epoch
         if not self.progress.batches:
             raise SampleError(
-                f"{self.job.source}: data.train: expected samples, got {len(self.train_files)} files without any"
+                f"{self.job.source}: data.train: expected samples, got {len(self.train_files)} file(s) without any"
             )
+        if self.job.data.slots and not len(self.state.embedding.table):
+            raise SampleError(f"{self.job.source}: data.slots: expected signs in these slots, the data has none")
         if self.eval_files:
+            # an evaluation that fails or is stopped must not cost what was learned
+            self._save()
             with self.clock.stage("evaluate"):
                 self.evaluation = self._evaluate()
         units = read_units(self._units_path(epoch))
@@ -222,6 +238,10 @@ class Trainer:
                 bad += batch.num_bad
                 for line in batch.bad:
                     self.reporter.say(f"bad record: {line}")
+                if self.stop_requested:
+                    self._stop()
+                if self.reporter.due():
+                    self.reporter.progress(f"evaluating: {records:,} records", {"evaluated": records})
                 yield batch
 
         with closing(reader):
@@ -258,8 +278,11 @@ class Trainer:
         return self.clock.elapsed - last_save >= settings.every_s
 
     def _save(self) -> None:
+        if self._saved == self.progress:
+            return
         with self.clock.stage("checkpoint"):
             checkpoints.save(self.run, self.job, self.state, self.progress, self.evaluation)
+        self._saved = self.progress
 
     def _check_bad(self, batch: _core.Batch) -> None:
         for line in batch.bad:
@@ -286,23 +309,20 @@ class Trainer:
         done = sum(unit.end - unit.start for unit in units if unit.id < self.progress.unit)
         epoch = f"epoch {self.progress.epoch + 1}/{self.job.train.epochs}"
 
-        def record() -> dict[str, object]:
-            return {
-                "steps": self.progress.steps,
-                "samples": self.progress.samples,
-                "samples_per_s": round(speed, 1),
-                "rows": len(self.state.embedding.table),
-                "train": [one.to_dict() for one in metrics],
-                "shares": {name: round(share, 4) for name, share in self.clock.shares().items()},
-            }
-
-        self.reporter.progress(
-            lambda: (
-                f"{epoch} {done / max(total, 1):4.0%} {self.progress.samples:>12,} samples "
-                f"{speed:>9,.0f}/s {describe(metrics[0])} rows {len(self.state.embedding.table):,}"
-            ),
-            record,
+        rows = len(self.state.embedding.table)
+        text = (
+            f"{epoch} {done / max(total, 1):4.0%} {self.progress.samples:>12,} samples "
+            f"{speed:>9,.0f}/s {describe(metrics[0])} rows {rows:,}"
         )
+        record = {
+            "steps": self.progress.steps,
+            "samples": self.progress.samples,
+            "samples_per_s": round(speed, 1),
+            "rows": rows,
+            "train": [one.to_dict() for one in metrics],
+            "shares": {name: round(share, 4) for name, share in self.clock.shares().items()},
+        }
+        self.reporter.progress(text, record)
 
 
 def train_job(job: Job, *, fresh: bool = False) -> Summary:
@@ -322,12 +342,7 @@ def train_job(job: Job, *, fresh: bool = False) -> Summary:
 def _train(trainer: Trainer) -> Summary:
     trainer.resume()
     with _stopping(trainer):
-        try:
-            return trainer.train()
-        except KeyboardInterrupt:
-            if trainer.stop_requested:
-                trainer.reporter.say(f"stopped and saved; the same command goes on from step {trainer.progress.steps}")
-            raise
+        return trainer.train()
 
 
 @contextmanager

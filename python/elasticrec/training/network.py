@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.errors import ModelError
 from elasticrec.machine import num_cores
 from elasticrec.models import ZOO, Model, Options, Shape
 from elasticrec.training.embedding import split_columns
@@ -16,9 +17,15 @@ from elasticrec.training.embedding import split_columns
 def build_model(job: Job) -> Model:
     """The model of a job with the initial weights that its seed decides."""
     shape = Shape(len(job.data.slots), len(job.data.dense), len(job.data.labels))
+    options = Options(**job.model.model_dump(exclude={"kind"}))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.train.seed)
-        return ZOO[job.model.kind](shape, Options(**job.model.model_dump(exclude={"kind"})))
+        try:
+            return ZOO[job.model.kind](shape, options)
+        except (RuntimeError, MemoryError) as error:
+            if "memory" not in str(error) and not isinstance(error, MemoryError):
+                raise
+            raise ModelError(f"{job.source}: model: does not fit into the memory of this machine") from None
 
 
 def num_threads(job: Job) -> int:

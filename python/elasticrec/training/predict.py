@@ -8,6 +8,7 @@ import numpy as np
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.errors import ModelError
+from elasticrec.manifest import MANIFEST
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Checkpoint, State
@@ -36,10 +37,19 @@ class CheckpointModel:
 
 
 def load_checkpoint(run: Run) -> CheckpointModel:
-    """The newest checkpoint of a run."""
-    checkpoint = checkpoints.latest(run)
-    if checkpoint is None:
-        raise ModelError(f"{run.path}: expected a checkpoint, got none; train it first")
+    """The newest checkpoint of a run; one that a training at work drops meanwhile gives way to the next."""
+    while True:
+        checkpoint = checkpoints.latest(run)
+        if checkpoint is None:
+            raise ModelError(f"{run.path}: expected a checkpoint, got none; train it first")
+        try:
+            return _load(run, checkpoint)
+        except (ModelError, OSError):
+            if (checkpoint.path / MANIFEST).exists():
+                raise
+
+
+def _load(run: Run, checkpoint: Checkpoint) -> CheckpointModel:
     job = run.job()
     model = build_model(job)
     state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])

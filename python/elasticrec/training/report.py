@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -49,16 +48,16 @@ class Reporter:
         """Whether the next progress line is."""
         return time.monotonic() - self._last >= self._every_s
 
-    def progress(self, text: Callable[[], str], record: Callable[[], dict[str, Any]]) -> None:
+    def progress(self, text: str, record: dict[str, Any]) -> None:
         """A progress line and its record."""
         self._last = time.monotonic()
         if self._overwrites:
-            self._stream.write(f"\r\x1b[2K{text()}")
+            self._stream.write(f"\r\x1b[2K{text}")
             self._open_line = True
         else:
-            self._stream.write(text() + "\n")
+            self._stream.write(text + "\n")
         self._stream.flush()
-        self.record(record())
+        self.record(record)
 
     def say(self, text: str) -> None:
         """A line that stays."""

@@ -96,7 +96,7 @@ pub enum DemoError {
         got: u64,
     },
     /// The output directory has data of an earlier run, or of somebody else.
-    #[error("{}: expected no hours there, got `{hour}` (overwrite replaces them)", .out.display())]
+    #[error("{}: expected no hours there, got `{hour}` (--overwrite replaces them)", .out.display())]
     HoursPresent {
         /// The output directory.
         out: PathBuf,

@@ -118,7 +118,8 @@ fn hour_path(hour: u32) -> String {
 fn clear(out_dir: &Path, overwrite: bool) -> Result<(), DemoError> {
     for day in numeric_dirs(out_dir, 8)? {
         for hour in numeric_dirs(&day, 2)? {
-            if !overwrite {
+            let is_empty = fs::read_dir(&hour).map_err(DemoError::io(&hour))?.next().is_none();
+            if !overwrite && !is_empty {
                 let name = hour.strip_prefix(out_dir).unwrap_or(&hour).display().to_string();
                 return Err(DemoError::HoursPresent { out: out_dir.to_path_buf(), hour: name });
             }
@@ -488,7 +489,7 @@ mod tests {
         let error = write(&small, out.path(), false, 1).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("{}: expected no hours there, got `20260101/00` (overwrite replaces them)", out.path().display())
+            format!("{}: expected no hours there, got `20260101/00` (--overwrite replaces them)", out.path().display())
         );
         write(&DemoSpec { hours: 2, ..small }, out.path(), true, 1).unwrap();
         assert!(out.path().join("20260101/01/.done").exists());

@@ -33,9 +33,9 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{target}", get(metadata).post(predict))
         .fallback(|uri: Uri| async move { Error::new(StatusCode::NOT_FOUND, format!("no such path: {}", uri.path())) })
-        .method_not_allowed_fallback(|method: Method| async move {
-            // the models' path has handlers for both; what is left takes GET alone, or neither
-            Error::method_not_allowed(method.as_str(), "GET")
+        .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
+            // the models' path takes GET, or with an action POST; all others take GET
+            Error::method_not_allowed(method.as_str(), if uri.path().contains(':') { "POST" } else { "GET" })
         })
         .layer(from_fn_with_state(app.clone(), pass))
         .with_state(app)
