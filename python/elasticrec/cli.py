@@ -226,7 +226,7 @@ def bench_spine(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
     samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Rows to generate.")] = 200_000,
     repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of a measurement.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement.")] = 2.0,
 ) -> None:
     """Training against its network alone, serving against its engine alone, parsing."""
     import json

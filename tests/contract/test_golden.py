@@ -41,7 +41,7 @@ def test_a_checkpoint_is_restored(golden: Path) -> None:
     model = build_model(job)
     state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])
     checkpoint = open_checkpoint(golden / "checkpoint")
-    restore(checkpoint, state)
+    restore(checkpoint, job, state)
     assert checkpoint.progress == Progress(
         epoch=2, unit=2, batches=0, steps=16, samples=240, records=240, bad_records=0, finished=True
     )

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 _BASE = {"_core", "errors", "config", "durable", "machine", "manifest", "run"}
 LAYERS = {
     "errors": set[str](),
-    "durable": set[str](),
+    "durable": {"errors"},
     "machine": set[str](),
     "config": {"errors"},
     "manifest": {"durable", "errors"},

@@ -25,6 +25,26 @@ def test_the_demo_shows_the_whole_loop(tmp_path: Path) -> None:
     assert int(rate.replace(",", "")) > 0 and failed == "0"
 
 
+def test_a_directory_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
+    for name in ("data", "runs", "models"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        (tmp_path / "mine" / name / "precious").touch()
+    result = elasticrec("demo", "mine", cwd=tmp_path)
+    assert result.returncode == 2 and "expected an empty directory or an earlier demo" in result.stderr
+    assert len(list((tmp_path / "mine").glob("*/precious"))) == 3
+
+
+def test_demo_data_replaces_nothing_unasked(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("# mine")
+    result = elasticrec("data", "demo", ".", "--samples", "100", cwd=tmp_path)
+    assert result.returncode == 2 and "job.yaml: is there already (--overwrite replaces it)" in result.stderr
+    assert (tmp_path / "job.yaml").read_text() == "# mine"
+    succeed("data", "demo", ".", "--samples", "100", "--overwrite", cwd=tmp_path)
+    assert "name: demo" in (tmp_path / "job.yaml").read_text()
+    again = elasticrec("data", "demo", ".", "--samples", "100", cwd=tmp_path)
+    assert again.returncode == 2 and "--overwrite" in again.stderr
+
+
 def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     result = elasticrec("demo", ".", cwd=tmp_path)

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from elasticrec.config import parse_job
+from elasticrec.errors import ConfigError
+from elasticrec.serving.server import start_server
 from harness import elasticrec, serving, succeed, write_job
 
 SECRET = "correct-horse-7f3a-battery"
 ENV = {"TEST_TOKEN": SECRET}
+
+
+def text_of(url: str, token: str) -> str:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return str(response.read().decode())
 
 
 def ask(url: str, token: str | None) -> int:
@@ -37,6 +46,7 @@ def test_a_planted_secret_is_nowhere(tmp_path: Path) -> None:
         assert [ask(url, None), ask(url, "wrong"), ask(url, SECRET)] == [401, 401, 200]
         assert ask(f"{server.url}/health", None) == 200
         assert ask(f"{server.url}/metrics", None) == 401
+        outputs.append(text_of(f"{server.url}/metrics", SECRET) + text_of(url, SECRET))
         command = Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode()
         outputs.append(command)
         (part,) = (tmp_path / "data/20260101/01").glob("*.txt")
@@ -54,6 +64,22 @@ def test_a_planted_secret_is_nowhere(tmp_path: Path) -> None:
     assert {"job.yaml", "manifest.json", "metrics.jsonl", "serve.log"} <= {path.name for path in written}
     for path in written:
         assert SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("secret", [f"{SECRET}\nsecond line", f"{SECRET}✓", f"{SECRET} {SECRET}"])
+def test_a_token_that_http_cannot_carry_is_refused_and_not_shown(tmp_path: Path, secret: str) -> None:
+    (tmp_path / "token").write_text(secret)
+    (tmp_path / "samples.txt").write_text("1 0 5:0\n")
+    result = elasticrec(
+        *("predict", "samples.txt", "--server", "http://127.0.0.1:9", "--token", "file:token"), cwd=tmp_path
+    )
+    assert result.returncode == 2 and "expected visible ASCII" in result.stderr
+    assert SECRET not in result.stdout + result.stderr
+    settings = parse_job(
+        {"name": "x", "data": {"format": "criteo", "train": "x"}, "serve": {"token": "file:token"}}, base=tmp_path
+    ).serve
+    with pytest.raises(ConfigError, match="expected visible ASCII"):
+        start_server(settings)
 
 
 def test_a_literal_secret_is_refused_and_not_repeated(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from elasticrec.training.checkpoint import latest, list_checkpoints
 from elasticrec.training.loop import Trainer, train_job
 from elasticrec.training.metrics import MetricSums
 from elasticrec.training.predict import load_checkpoint
-from elasticrec.training.report import Summary
+from elasticrec.training.report import Reporter, Summary
 from small import MakeJob, WriteSamples, sample_lines
 
 Capture = pytest.CaptureFixture[str]
@@ -122,7 +122,8 @@ def test_every_epoch_has_its_own_units(make_job: MakeJob, write_samples: WriteSa
     job = make_job(data={"unit_bytes": 4096}, train={"epochs": 3})
     train_job(job)
     units = [
-        [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(Run.of(job).units.iterdir())
+        [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+        for path in sorted(Run.of(job).units.iterdir())
     ]
     assert [len(epoch) for epoch in units] == [len(units[0])] * 3
     assert [unit["id"] for epoch in units for unit in epoch] == list(range(3 * len(units[0])))
@@ -334,7 +335,7 @@ def test_a_batch_of_bad_records_only(make_job: MakeJob, write_samples: WriteSamp
 def test_data_without_samples(make_job: MakeJob, tmp_path: Path, content: str) -> None:
     (tmp_path / "train.txt").write_text(content)
     message = refusal(make_job(), SampleError)
-    assert message == "job.yaml: data.train: expected samples, got 1 files without any"
+    assert message == "job.yaml: data.train: expected samples, got 1 file(s) without any"
     assert latest(Run.of(make_job())) is None
 
 
@@ -343,7 +344,7 @@ def test_data_that_is_empty_in_a_later_epoch(make_job: MakeJob, write_samples: W
     train_job(make_job())
     (tmp_path / "train.txt").write_text("")
     message = refusal(make_job(train={"epochs": 2}), SampleError)
-    assert message == "job.yaml: data.train: expected samples, got 1 files without any"
+    assert message == "job.yaml: data.train: expected samples, got 1 file(s) without any"
 
 
 def test_several_labels(make_job: MakeJob, tmp_path: Path, capsys: Capture) -> None:
@@ -421,3 +422,70 @@ def test_criteo_rows(make_job: MakeJob, tmp_path: Path, kind: str) -> None:
     assert (summary.progress.samples, summary.progress.bad_records) == (2000, 0)
     assert summary.train["click"].auc is not None
     assert summary.train["click"].auc > 0.9
+
+
+@pytest.mark.parametrize("where", ["dense", "sparse"])
+def test_a_gradient_that_is_not_finite_is_counted_and_nothing_of_it_applied(
+    make_job: MakeJob, write_samples: WriteSamples, monkeypatch: pytest.MonkeyPatch, capsys: Capture, where: str
+) -> None:
+    write_samples(count=640)
+    job = make_job()
+    states = []
+    step = Trainer._step
+
+    def broken(self: Trainer, batch: _core.Batch) -> None:
+        if self.progress.steps != 4:
+            return step(self, batch)
+        states.append((self.state.dense.values.clone(), len(self.state.embedding.table)))
+        known = self.state.embedding.table.get(int(batch.signs[0]))
+        with monkeypatch.context() as patch:
+            if where == "dense":
+                patch.setattr(type(self.state.dense), "gradient_is_finite", lambda _: False)
+            else:
+                push = self.state.embedding.push
+                nan = float("nan")
+                patch.setattr(self.state.embedding, "push", lambda b, p, scale, seen: push(b, p, nan, seen))
+            step(self, batch)
+        after = self.state.embedding.table.get(int(batch.signs[0]))
+        assert torch.equal(self.state.dense.values, states[0][0])
+        assert known is not None and after is not None
+        assert after[3] == known[3] and after[0] > known[0], "the weights stay, the shows count"
+
+    monkeypatch.setattr(Trainer, "_step", broken)
+    summary = train_job(job)
+    assert summary.progress.non_finite == 1
+    checkpoint = latest(Run.of(job))
+    assert checkpoint is not None and checkpoint.progress.non_finite == 1
+
+
+def test_the_seed_decides_the_network(make_job: MakeJob, write_samples: WriteSamples) -> None:
+    write_samples(count=1)
+    one, same, other = (
+        Trainer(make_job(train={"seed": seed}), Run(Path("runs/x")), Reporter(None, 1.0)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one.state.dense.values, same.state.dense.values)
+    assert not torch.equal(one.state.dense.values, other.state.dense.values)
+
+
+def test_slots_that_no_sample_has_are_an_error(make_job: MakeJob, write_samples: WriteSamples) -> None:
+    write_samples(count=100)
+    assert "expected signs in these slots" in refusal(make_job(data={"slots": "50-60"}), SampleError)
+
+
+def test_an_evaluation_that_fails_costs_nothing(make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path) -> None:
+    write_samples(count=300)
+    (tmp_path / "eval.txt").write_text("not a sample\n")
+    job = make_job(data={"eval": "eval.txt"})
+    assert "data.eval: 1 of 1 records are bad" in refusal(job, SampleError)
+    saved = latest(Run.of(job))
+    assert saved is not None and saved.progress.samples == 300
+    write_samples("eval.txt", count=50)
+    assert train_job(job).progress.samples == 300, "nothing is trained a second time"
+
+
+def test_a_progress_line_says_how_far_it_is(make_job: MakeJob, write_samples: WriteSamples, capsys: Capture) -> None:
+    write_samples(count=2000)
+    train_job(make_job(train={"print_every_s": 1e-9}))
+    lines = [line for line in capsys.readouterr().err.splitlines() if " samples " in line]
+    assert len(lines) > 10
+    assert re.fullmatch(r"epoch 1/1 +\d+% +[\d,]+ samples +[\d,]+/s loss \S+ auc \S+ copc \S+ rows [\d,]+", lines[-1])

@@ -31,7 +31,7 @@ def test_a_log_has_a_line_a_report(tmp_path: Path) -> None:
     stream, path = io.StringIO(), tmp_path / "metrics.jsonl"
     for number in (1, 2):
         reporter = Reporter(path, every_s=1.0, stream=stream)
-        reporter.progress(lambda: "10%", lambda: {"steps": 1})
+        reporter.progress("10%", {"steps": 1})
         reporter.say("epoch done")
         reporter.record({"epoch": number})
         reporter.close()
@@ -44,10 +44,10 @@ def test_a_log_has_a_line_a_report(tmp_path: Path) -> None:
 def test_a_terminal_has_one_line_that_is_written_over(tmp_path: Path) -> None:
     stream = Terminal()
     reporter = Reporter(None, every_s=1.0, stream=stream)
-    reporter.progress(lambda: "10%", dict)
-    reporter.progress(lambda: "20%", dict)
+    reporter.progress("10%", {})
+    reporter.progress("20%", {})
     reporter.say("epoch done")
-    reporter.progress(lambda: "30%", dict)
+    reporter.progress("30%", {})
     reporter.close()
     assert stream.getvalue() == "\r\x1b[2K10%\r\x1b[2K20%\nepoch done\n\r\x1b[2K30%\n"
 
@@ -59,12 +59,12 @@ def test_a_line_is_due_after_its_interval(monkeypatch: pytest.MonkeyPatch) -> No
     assert not reporter.due()
     now = 102.0
     assert reporter.due()
-    reporter.progress(lambda: "", dict)
+    reporter.progress("", {})
     assert not reporter.due()
 
 
 def test_the_summary(make_job: MakeJob) -> None:
-    progress = Progress(epoch=1, unit=4, batches=0, steps=20, samples=12345, records=12350, bad_records=5)
+    progress = Progress(epoch=1, unit=4, batches=0, steps=20, samples=12345, records=12350, bad_records=5, non_finite=2)
     summary = Summary(
         run=Run.of(make_job()),
         progress=progress,
@@ -73,14 +73,13 @@ def test_the_summary(make_job: MakeJob) -> None:
         rows=6789,
         samples_per_s=1234.5,
         shares={"pull": 0.25, "wait": 0.5, "save": 0.001},
-        non_finite=2,
     )
     assert summary_lines(summary) == [
         "trained runs/small: 12,345 samples, 6,789 rows, 1,234 samples/s",
         f"  click: train {describe(GOOD)} | eval {describe(GOOD)}",
         f"  buy: train {describe(NONE)} | eval {describe(NONE)}",
         "  bad records: 5 of 12,350",
-        "  pushes with a gradient that was not finite, counted but not applied: 2",
+        "  batches with a gradient that was not finite, counted but not applied: 2",
         "  time: wait 50%, pull 25%",
     ]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.errors import ModelError
+from elasticrec.errors import ConfigError, ModelError
 from elasticrec.manifest import FileEntry, read_manifest, verify_files, write_manifest
 from elasticrec.models import ZOO, Inputs, WideDeep
 from elasticrec.publish.publish import publish_run
@@ -113,7 +113,9 @@ def test_a_damaged_current_is_refused_and_not_replaced(content: bytes) -> None:
     write_version(repository)
     current = repository.path / CURRENT
     current.write_bytes(content)
-    message = 'models/demo/CURRENT: expected {"version": N, "generation": N}, the file is damaged'
+    message = (
+        'models/demo/CURRENT: expected {"version": N, "generation": N}, the file is damaged; remove it and publish'
+    )
     assert refusal(repository.path) == message
     with pytest.raises(ModelError) as caught:
         repository.offer(1)
@@ -217,7 +219,7 @@ def test_what_cannot_be_exported_leaves_no_trace(trained: Job, monkeypatch: pyte
         patch.setitem(ZOO, "wide_deep", Branching)
         with pytest.raises(ModelError):
             publish_run(Run.of(trained))
-    assert sorted(path.name for path in Path("models/small").iterdir()) == ["1", CURRENT]
+    assert sorted(path.name for path in Path("models/small").iterdir()) == [".lock", "1", CURRENT]
     assert read_manifest(published.path, KIND) == before
 
 
@@ -241,3 +243,27 @@ def test_a_run_without_a_checkpoint(make_job: MakeJob) -> None:
     with pytest.raises(ModelError, match=r"^runs/small: expected a checkpoint, got none; train it first$"):
         publish_run(run)
     assert not Path("models").exists()
+
+
+def test_one_process_publishes_at_a_time(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "demo")
+    with repository.locked():
+        with pytest.raises(ConfigError, match="another process is publishing it"), repository.locked():
+            pass
+
+
+def test_a_publish_that_fails_leaves_no_part_of_a_version(
+    make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_samples(count=100)
+    job = make_job()
+    train_job(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "elasticrec.publish.publish.write_manifest", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
+        )
+        with pytest.raises(OSError, match="full"):
+            publish_run(Run.of(job))
+    assert [path.name for path in Path("models/small").iterdir()] == [".lock"]
+    assert publish_run(Run.of(job)).version == 1

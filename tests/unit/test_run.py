@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrec.config import Job, load_job
+from elasticrec.config import Job, load_job, parse_job
 from elasticrec.errors import ConfigError
 from elasticrec.run import Run, resolve_run
 
@@ -146,3 +146,27 @@ def test_a_run_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
             pass
     with run.locked():
         pass
+
+
+def test_a_directory_with_a_job_of_the_users_is_not_taken(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    (root / "demo").mkdir(parents=True)
+    (root / "demo/job.yaml").write_text("# mine")
+    with pytest.raises(ConfigError, match="not the directory of a run"):
+        Run.create(make_run_job(tmp_path), root)
+    assert (root / "demo/job.yaml").read_text() == "# mine"
+
+
+def test_discarding_a_run_leaves_what_it_did_not_write(tmp_path: Path) -> None:
+    run = Run.create(make_run_job(tmp_path), tmp_path / "runs")
+    (run.path / "notes.txt").write_text("mine")
+    run.discard()
+    assert [path.name for path in run.path.iterdir()] == ["notes.txt"]
+    (run.path / "notes.txt").unlink()
+    Run.create(make_run_job(tmp_path), tmp_path / "runs").discard()
+    assert not run.path.exists()
+
+
+def make_run_job(directory: Path) -> Job:
+    raw = {"name": "demo", "data": {"format": "slots", "train": "x", "slots": [0]}}
+    return parse_job(raw, base=directory)

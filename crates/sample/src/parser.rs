@@ -247,6 +247,29 @@ mod tests {
     }
 
     #[test]
+    fn a_number_with_a_leading_zero_is_another_name() {
+        let offsets = |names: &[&str], slot: &str| {
+            let slots: Vec<String> =
+                names.iter().map(|name| format!(r#"{{"name":"{name}","pooling":"sum"}}"#)).collect();
+            let slots = slots.join(",");
+            let json = format!(r#"{{"format":"slots","hash":1,"slots":[{slots}],"dense":[],"labels":["click"]}}"#);
+            let parser = Parser::new(Features::from_json(&json).unwrap()).unwrap();
+            let mut builder = parser.builder(1);
+            let line = format!("1 0 5:{slot}");
+            parser.parse_line(line.as_bytes(), LabelMode::Required, &mut builder).unwrap();
+            builder.finish().offsets
+        };
+        assert_eq!(offsets(&["17"], "17"), [0, 1]);
+        assert_eq!(offsets(&["17"], "017"), [0, 0]);
+        assert_eq!(offsets(&["017"], "017"), [0, 1]);
+        assert_eq!(offsets(&["017"], "17"), [0, 0]);
+        for names in [["17", "017"], ["017", "17"]] {
+            assert_eq!(offsets(&names, names[0]), [0, 1, 1]);
+            assert_eq!(offsets(&names, names[1]), [0, 0, 1]);
+        }
+    }
+
+    #[test]
     fn what_is_shown_is_short_and_printable() {
         assert_eq!(shown(b"a\x00b"), "a\\0b");
         assert!(shown(&[b'x'; 1000]).len() < 50);

@@ -1,5 +1,7 @@
 //! Pooling: the rows of a slot become one vector, and the vector's gradient goes back to the rows.
 
+use std::ops::Range;
+
 use crate::batch::Batch;
 use crate::features::Pooling;
 use crate::unique::Unique;
@@ -7,11 +9,25 @@ use crate::unique::Unique;
 /// Writes `[num_samples, num_slots, width]` into `out` from the rows `[num_unique, width]`; an empty slot is zero.
 pub fn pool(batch: &Batch, unique: &Unique, poolings: &[Pooling], rows: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(out.len(), batch.num_samples() * batch.num_slots * width);
+    pool_samples(batch, unique, poolings, rows, 0..batch.num_samples(), out);
+}
+
+/// As [`pool`], for some of the samples: writes `[samples, num_slots, width]`.
+pub fn pool_samples(
+    batch: &Batch,
+    unique: &Unique,
+    poolings: &[Pooling],
+    rows: &[f32],
+    samples: Range<usize>,
+    out: &mut [f32],
+) {
+    let first = samples.start * batch.num_slots;
+    let width = out.len().checked_div(samples.len() * batch.num_slots).unwrap_or(0);
     assert_eq!(rows.len(), unique.signs.len() * width);
     if width == 0 {
         return;
     }
-    for (cell, vector) in out.chunks_exact_mut(width).enumerate() {
+    for (cell, vector) in (first..).zip(out.chunks_exact_mut(width)) {
         let places = places_of(batch, unique, cell);
         let [first, rest @ ..] = places else {
             vector.fill(0.0);

@@ -275,6 +275,24 @@ mod tests {
     }
 
     #[test]
+    fn the_order_depends_on_the_seed_the_epoch_and_the_unit() {
+        let file = file(100, &[]);
+        let size = file.path().metadata().unwrap().len();
+        let order = |seed, epoch, id| {
+            let unit = Unit { id, path: file.path().into(), start: 0, end: size, epoch, stamp: None };
+            BatchReader::start(parser(), vec![unit], ReaderOptions { seed, ..options(2) })
+                .flat_map(|batch| batch.unwrap().batch.signs)
+                .collect::<Vec<_>>()
+        };
+        let first = order(3, 1, 0);
+        assert_eq!(first, order(3, 1, 0));
+        assert_ne!(first, order(4, 1, 0));
+        assert_ne!(first, order(3, 2, 0));
+        assert_ne!(first, order(3, 1, 1));
+        assert_ne!(first, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn skipped_batches_are_those_of_the_first_unit_and_names_stay() {
         let file = file(500, &[]);
         let names = |skip_batches| {

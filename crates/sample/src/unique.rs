@@ -92,4 +92,16 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn counts_stop_at_the_largest() {
+        let mut builder = BatchBuilder::new(1, 0, 1, 2);
+        for (show, click) in [(u32::MAX, u32::MAX - 1), (2, 2)] {
+            builder.begin();
+            builder.add_sign(0, 5);
+            builder.end(show, click);
+        }
+        let batch = builder.finish();
+        assert_eq!(Unique::of(&batch).counts(&batch), [(u32::MAX, u32::MAX)]);
+    }
 }

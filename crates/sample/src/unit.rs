@@ -61,7 +61,9 @@ impl Stamp {
 /// Cuts a file of `size` bytes into ranges of about `unit_bytes`.
 pub fn cut(size: u64, unit_bytes: u64) -> Vec<(u64, u64)> {
     let num_units = size.div_ceil(unit_bytes.max(1));
-    (0..num_units).map(|i| (size * i / num_units, size * (i + 1) / num_units)).collect()
+    // the product of a large file and its units is beyond a u64
+    let at = |i: u64| (u128::from(size) * u128::from(i) / u128::from(num_units)) as u64;
+    (0..num_units).map(|i| (at(i), at(i + 1))).collect()
 }
 
 /// The bytes of a unit and where its records are.
@@ -221,6 +223,33 @@ mod tests {
             }
             prop_assert_eq!(at, size);
         }
+    }
+
+    #[test]
+    fn ranges_cover_a_file_of_32_tib() {
+        let ranges = cut(1 << 45, 1 << 24);
+        assert_eq!(ranges.len(), 1 << 21);
+        assert_eq!((ranges[0].0, ranges[ranges.len() - 1].1), (0, 1 << 45));
+        assert!(ranges.iter().all(|(start, end)| end - start == 1 << 24));
+        assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0));
+    }
+
+    #[test]
+    fn a_record_beyond_the_limit_is_refused() {
+        let read = |record_bytes: usize, line_end: &[u8]| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            // a hole of zeroes: bytes without a line end that take no room on the disk
+            file.as_file().set_len(record_bytes as u64).unwrap();
+            file.seek(SeekFrom::End(0)).unwrap();
+            file.write_all(line_end).unwrap();
+            let unit = Unit { id: 0, path: file.path().into(), start: 0, end: 1, epoch: 0, stamp: None };
+            UnitLines::read(&unit).map(|lines| lines.record(0).len())
+        };
+        assert_eq!(read(MAX_RECORD_BYTES, b"\nb\n").unwrap(), MAX_RECORD_BYTES);
+        // the limit is on what is read beyond the unit, whose one byte is part of the record
+        let error = read(MAX_RECORD_BYTES + 2, b"").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(error.to_string(), "the record that begins before byte 1 is longer than 16777216 bytes");
     }
 
     #[test]

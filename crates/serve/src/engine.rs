@@ -172,7 +172,7 @@ impl Engine {
         }
     }
 
-    /// Runs the network on `num_samples` (at least 1) samples and writes `[num_samples, num_labels]` to `scores`.
+    /// Runs the network on `num_samples` (at least 1) samples and appends `[num_samples, num_labels]` to `scores`.
     pub fn run(
         &mut self,
         num_samples: usize,
@@ -198,7 +198,6 @@ impl Engine {
                 "scores: expected shape [{num_samples}, {num_labels}], got {got:?}"
             )));
         }
-        scores.clear();
         scores.extend_from_slice(values);
         Ok(())
     }

@@ -36,6 +36,7 @@ pub fn engine_rate(path: &Path, ort_library: &Path, rate: EngineRate) -> Result<
         let (started, length) = (Instant::now(), Duration::from_secs_f64(rate.seconds));
         let mut num_runs = 0;
         while started.elapsed() < length {
+            scores.clear();
             engine.run(batch, &pooled, &dense, &mut scores)?;
             num_runs += 1;
         }

@@ -1,9 +1,10 @@
 //! A batch to scores: unique signs → cube lookup → pooling → dense network.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use elasticrec_sample::pool::pool;
+use elasticrec_sample::pool::pool_samples;
 use elasticrec_sample::{Batch, Unique};
 use thiserror::Error;
 
@@ -32,6 +33,11 @@ pub struct ScoreStats {
     /// The dense network.
     pub infer: Duration,
 }
+
+/// Samples that go through the network at once: memory is bounded by it, whatever a request brings.
+const SLICE: usize = 1024;
+/// Values of rows that a scorer keeps room for between batches: 16 MB.
+const KEPT_VALUES: usize = 4 << 20;
 
 /// Scores batches on one thread; its buffers live from one to the next.
 pub struct Scorer {
@@ -66,27 +72,43 @@ impl Scorer {
             return Ok(&self.scores);
         }
         let started = Instant::now();
-        self.look_up(batch);
-        let looked_up = Instant::now();
-        self.engine.run(batch.num_samples(), &self.pooled, &batch.dense, &mut self.scores)?;
-        self.stats.lookup = looked_up - started;
-        self.stats.infer = looked_up.elapsed();
+        let unique = self.look_up(batch);
+        self.stats.lookup = started.elapsed();
+        let num_dense = batch.num_dense;
+        for start in (0..batch.num_samples()).step_by(SLICE) {
+            let samples = start..batch.num_samples().min(start + SLICE);
+            let started = Instant::now();
+            self.pool(batch, &unique, samples.clone());
+            let pooled = Instant::now();
+            let dense = &batch.dense[samples.start * num_dense..samples.end * num_dense];
+            self.engine.run(samples.len(), &self.pooled, dense, &mut self.scores)?;
+            self.stats.lookup += pooled - started;
+            self.stats.infer += pooled.elapsed();
+        }
+        // what one large request took is not kept for ever
+        self.rows.truncate(KEPT_VALUES);
+        self.rows.shrink_to(KEPT_VALUES);
         self.check_finite()?;
         Ok(&self.scores)
     }
 
-    fn look_up(&mut self, batch: &Batch) {
+    /// Finds each sign's row.
+    fn look_up(&mut self, batch: &Batch) -> Unique {
         let cube = self.model.cube();
-        let width = cube.width();
         let unique = Unique::of(batch);
         let num_signs = unique.signs.len();
         // every value is written below; what a longer batch left behind is cut off, not cleared
-        self.rows.resize(num_signs * width, 0.0);
-        self.pooled.resize(batch.num_samples() * batch.num_slots * width, 0.0);
+        self.rows.resize(num_signs * cube.width(), 0.0);
         let hits = cube.lookup(&unique.signs, &mut self.rows);
-        pool(batch, &unique, self.model.parser().poolings(), &self.rows, width, &mut self.pooled);
         self.stats.num_signs = num_signs;
         self.stats.num_missed = num_signs - hits;
+        unique
+    }
+
+    fn pool(&mut self, batch: &Batch, unique: &Unique, samples: Range<usize>) {
+        let width = self.model.cube().width();
+        self.pooled.resize(samples.len() * batch.num_slots * width, 0.0);
+        pool_samples(batch, unique, self.model.parser().poolings(), &self.rows, samples, &mut self.pooled);
     }
 
     fn check_finite(&self) -> Result<(), ScoreError> {

@@ -236,24 +236,29 @@ mod tests {
 
     #[test]
     fn adagrad() {
-        let mut sum = [0.1f64; 2];
-        let optimizer = Optimizer::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-8 };
-        compare(&optimizer, |w, g| {
-            for i in 0..2 {
-                sum[i] += g[i] * g[i];
-                w[i] -= 0.05 * g[i] / (sum[i].sqrt() + 1e-8);
-            }
-        });
+        // the large one shows on which side of the root it stands
+        for epsilon in [1e-8f32, 0.5] {
+            let mut sum = [0.1f64; 2];
+            let optimizer = Optimizer::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon };
+            compare(&optimizer, |w, g| {
+                for i in 0..2 {
+                    sum[i] += g[i] * g[i];
+                    w[i] -= 0.05 * g[i] / (sum[i].sqrt() + f64::from(epsilon));
+                }
+            });
+        }
     }
 
     #[test]
     fn row_adagrad() {
-        let mut sum = 0.1f64;
-        let optimizer = Optimizer::RowAdagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon: 1e-8 };
-        compare(&optimizer, |w, g| {
-            sum += (g[0] * g[0] + g[1] * g[1]) / 2.0;
-            (0..2).for_each(|i| w[i] -= 0.05 * g[i] / (sum.sqrt() + 1e-8));
-        });
+        for epsilon in [1e-8f32, 0.5] {
+            let mut sum = 0.1f64;
+            let optimizer = Optimizer::RowAdagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon };
+            compare(&optimizer, |w, g| {
+                sum += (g[0] * g[0] + g[1] * g[1]) / 2.0;
+                (0..2).for_each(|i| w[i] -= 0.05 * g[i] / (sum.sqrt() + f64::from(epsilon)));
+            });
+        }
     }
 
     #[test]

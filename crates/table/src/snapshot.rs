@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::part::{Kind, PartError, PartFile, PartWriter, Written};
+use crate::part::{Entry, Kind, PartError, PartFile, PartWriter, Written};
 use crate::partition::{mix, partition_of};
 use crate::rows::{ABSENT, Counters};
 use crate::spec::TableSpec;
@@ -85,7 +85,7 @@ impl Table {
                 if std::mem::replace(&mut held[entry.partition as usize], true) {
                     return Err(other(file.name(), format!("partition {} is in two files", entry.partition)));
                 }
-                self.load_partition(entry.partition, file.block(at))
+                self.load_partition(entry, file.block(at))
                     .map_err(|what| other(file.name(), format!("partition {}: {what}", entry.partition)))?;
             }
         }
@@ -98,10 +98,15 @@ impl Table {
         }
     }
 
-    fn load_partition(&mut self, partition: u32, block: &[u8]) -> Result<(), String> {
+    fn load_partition(&mut self, entry: &Entry, block: &[u8]) -> Result<(), String> {
+        let partition = entry.partition;
         let (row_bytes, num_partitions) = (self.row_bytes(), self.spec().partitions);
         if !block.len().is_multiple_of(row_bytes) {
             return Err(format!("expected whole rows of {row_bytes} bytes, got {} bytes", block.len()));
+        }
+        let num_rows = block.len() / row_bytes;
+        if entry.num_rows != num_rows as u64 {
+            return Err(format!("expected {} rows, got {num_rows}", entry.num_rows));
         }
         let rows = &mut self.partitions[partition as usize];
         let mut last = None;
@@ -189,6 +194,7 @@ mod tests {
     use tempfile::tempdir;
 
     use super::*;
+    use crate::optimizer::Optimizer;
     use crate::spec::test_spec;
     use crate::table::Push;
 
@@ -268,7 +274,64 @@ mod tests {
         assert!(
             error(|spec| spec.columns[1].width = 5).ends_with("columns: expected wide:1 deep:5, got wide:1 deep:3")
         );
+        assert!(error(|spec| spec.name = "other".into()).ends_with("a: table: expected other, got main"));
+        let row_adagrad = |spec: &mut TableSpec| {
+            spec.optimizer = Optimizer::RowAdagrad { learning_rate: 0.1, initial_accumulator: 0.25, epsilon: 1e-8 };
+        };
+        assert!(error(row_adagrad).ends_with("a: optimizer: expected row_adagrad, got adagrad"));
         let mut table = Table::new(test_spec(2)).unwrap();
         assert!(table.load(&[&path, &path]).unwrap_err().to_string().contains("partition 0 is in two files"));
+    }
+
+    /// Loads a file of 2 partitions that says of each block how many rows it has, true or not.
+    fn load_blocks(blocks: &[(u32, u64, Vec<u8>)]) -> Result<(), String> {
+        let dir = tempdir().unwrap();
+        let path = dir.path().join("a");
+        let mut table = Table::new(test_spec(2)).unwrap();
+        let mut part = PartWriter::create(&path, Kind::TableSnapshot, 2).unwrap();
+        for (partition, num_rows, bytes) in blocks {
+            part.begin_block(*partition).unwrap();
+            part.write(bytes).unwrap();
+            part.end_block(*num_rows, [0, 0]).unwrap();
+        }
+        let meta = Meta { table: test_spec(2), row_bytes: table.row_bytes() };
+        part.finish(&serde_json::to_value(&meta).unwrap()).unwrap();
+        table.load(&[&path]).map_err(|error| {
+            error.to_string().strip_prefix(&format!("{}: ", path.display())).expect("the file is named").into()
+        })
+    }
+
+    fn rows_of_zeroes(signs: &[u64]) -> Vec<u8> {
+        let row_bytes = Table::new(test_spec(2)).unwrap().row_bytes();
+        signs.iter().flat_map(|sign| [&sign.to_le_bytes()[..], &vec![0; row_bytes - 8]].concat()).collect()
+    }
+
+    #[test]
+    fn rows_that_do_not_belong_where_they_stand_are_refused() {
+        let share = |partition| (0..).filter(|&sign| partition_of(sign, 2) == partition).take(2).collect::<Vec<u64>>();
+        let (first, second) = (share(0), share(1));
+        let load = |signs: &[u64]| load_blocks(&[(0, signs.len() as u64, rows_of_zeroes(signs)), (1, 0, Vec::new())]);
+        assert_eq!(load(&first), Ok(()));
+        let refused = |sign: u64| Err(format!("partition 0: sign {sign} does not belong where it stands"));
+        assert_eq!(load(&second), refused(second[0]), "wrong partition");
+        assert_eq!(load(&[first[0], first[0]]), refused(first[0]), "twice");
+        assert_eq!(load(&[first[1], first[0]]), refused(first[0]), "not sorted");
+    }
+
+    #[test]
+    fn a_missing_partition_is_named() {
+        assert_eq!(load_blocks(&[(0, 0, Vec::new())]), Err("partition 1 is missing".into()));
+        assert_eq!(load_blocks(&[(1, 0, Vec::new())]), Err("partition 0 is missing".into()));
+    }
+
+    #[test]
+    fn the_directory_has_to_count_the_rows_of_the_block() {
+        let load = |num_rows, bytes: &[u8]| load_blocks(&[(0, num_rows, bytes.into()), (1, 0, Vec::new())]);
+        let sign = (0..).find(|&sign| partition_of(sign, 2) == 0).unwrap();
+        let one = rows_of_zeroes(&[sign]);
+        assert_eq!(load(1, &one), Ok(()));
+        assert_eq!(load(2, &one), Err("partition 0: expected 2 rows, got 1".into()));
+        assert_eq!(load(0, &one), Err("partition 0: expected 0 rows, got 1".into()));
+        assert_eq!(load(1, &one[1..]), Err("partition 0: expected whole rows of 56 bytes, got 55 bytes".into()));
     }
 }

@@ -230,6 +230,26 @@ mod tests {
     }
 
     #[test]
+    fn counts_stop_at_the_largest() {
+        let mut table = Table::new(test_spec(1)).unwrap();
+        push(&mut table, &[7], &[0.0; 4], &[(u32::MAX, u32::MAX - 1)]);
+        push(&mut table, &[7], &[0.0; 4], &[(2, 2)]);
+        let counters = table.get(7).unwrap().counters;
+        assert_eq!((counters.show, counters.click), (u32::MAX, u32::MAX));
+    }
+
+    #[test]
+    fn last_seen_never_goes_back() {
+        let mut table = Table::new(test_spec(1)).unwrap();
+        let (mut out, mut handles) = (vec![0.0; 4], Vec::new());
+        table.pull(&[7], &mut out, &mut handles);
+        for (seen, expected) in [(5, 5), (3, 5), (6, 6)] {
+            table.push(Push { signs: &[7], handles: &handles, gradients: &[0.0; 4], counts: &[(1, 0)], seen });
+            assert_eq!(table.get(7).unwrap().counters.seen, expected);
+        }
+    }
+
+    #[test]
     fn a_stale_handle_of_an_absent_sign_finds_the_row_made_since() {
         let mut table = Table::new(test_spec(1)).unwrap();
         let (mut out, mut handles) = (vec![0.0; 4], Vec::new());

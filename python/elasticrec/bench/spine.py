@@ -126,9 +126,12 @@ def _dense_steps(job: Job, seconds: float, threads: int) -> float:
     batch = _core.Parser(json.dumps(job.features())).parse(b"".join(lines[:size]), labels=True)
     values = torch.from_numpy(batch.dense)
     rows = torch.rand(size, model.shape.num_slots, width) * 0.02 - 0.01
-    steps = 0
-    start = time.perf_counter()
-    while time.perf_counter() - start < seconds:
+    warm_up = 10
+    steps = -warm_up
+    start = 0.0
+    while steps < 0 or time.perf_counter() - start < seconds:
+        if not steps:
+            start = time.perf_counter()
         pooled = rows.detach().requires_grad_()
         loss = loss_of(scorer.logits(pooled, values), batch)
         dense.zero_gradient()

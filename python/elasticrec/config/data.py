@@ -28,7 +28,7 @@ from elasticrec.config.fields import (
 
 CRITEO_SLOTS = tuple(f"C{i}" for i in range(1, 27))
 CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
-MAX_SLOTS = 65536
+MAX_SLOTS = 65535
 
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 _NUMBER = re.compile(r"0|[1-9][0-9]*")

@@ -31,6 +31,12 @@ def decisive(job: Job) -> dict[str, Any]:
     return parts
 
 
+def meaning(job: Job) -> dict[str, Any]:
+    """Every key that decides what parameters mean, whatever data they were learned from: what a checkpoint keeps."""
+    learned_from = ("data.train", "data.unit_bytes", "data.shuffle", "train.mode", "train.batch_size")
+    return {key: value for key, value in decisive(job).items() if key not in learned_from}
+
+
 def fingerprint(job: Job) -> str:
     """SHA-256 of `decisive`, in hexadecimal."""
     text = json.dumps(decisive(job), sort_keys=True, separators=(",", ":"))

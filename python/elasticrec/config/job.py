@@ -113,7 +113,7 @@ class Serve(Section):
         default=16 * 2**20, description="Largest request body; a larger one is answered with 413."
     )
     max_instances: int = Field(
-        default=65536,
+        default=10_000,
         ge=1,
         le=MAX_COUNT,
         description="Most instances in one request; more are answered with 413.",

@@ -39,9 +39,13 @@ class Client:
         self._connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._labels: list[str] = []
-        self._model = model or self._only_model()
-        with self._expecting_a_server():
-            self._labels = [str(label) for label in self._get(self._path())["labels"]]
+        try:
+            self._model = model or self._only_model()
+            with self._expecting_a_server():
+                self._labels = [str(label) for label in self._get(self._path())["labels"]]
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def model(self) -> str:
@@ -91,22 +95,29 @@ class Client:
         return self._ask("GET", path, None, {})
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Any:
+        kept = self._connection.sock is not None
         try:
-            self._connection.request(method, path, body, self._headers | headers)
-            response = self._connection.getresponse()
-            content = response.read()
+            status, content = self._send(method, path, body, headers)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
+            # a server closes connections that idle; what was asked changes nothing, so it can be asked again
+            if kept and not isinstance(error, TimeoutError):
+                return self._ask(method, path, body, headers)
             raise UnavailableError(f"{self._where}: did not answer: {error or type(error).__name__}") from None
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):
             raise UnavailableError(f"{self._where}: expected JSON from {path}, got {content[:60]!r}") from None
-        if response.status == http.client.OK:
+        if status == http.client.OK:
             return answer
         reason = answer.get("error") if isinstance(answer, dict) else None
-        message = f"{self._where}: {response.status}: {reason or 'no reason given'}"
-        raise SampleError(message) if response.status == http.client.BAD_REQUEST else UnavailableError(message)
+        message = f"{self._where}: {status}: {reason or 'no reason given'}"
+        raise SampleError(message) if status == http.client.BAD_REQUEST else UnavailableError(message)
+
+    def _send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        self._connection.request(method, path, body, self._headers | headers)
+        response = self._connection.getresponse()
+        return response.status, response.read()
 
     def close(self) -> None:
         """Close the connection."""

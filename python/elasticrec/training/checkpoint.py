@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticrec.config import Job, fingerprint
+from elasticrec.config import Job, meaning
 from elasticrec.durable import write_synced
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST, FileEntry, read_manifest, verify_files, write_manifest
@@ -42,6 +42,8 @@ class Progress:
     samples: int
     records: int
     bad_records: int
+    non_finite: int = 0
+    """Batches whose gradient was not finite: counted, not applied."""
     finished: bool = False
     """Nothing of the job's epochs is left."""
 
@@ -66,6 +68,7 @@ class Checkpoint:
             samples=self.manifest["samples"],
             records=self.manifest["records"],
             bad_records=self.manifest["bad_records"],
+            non_finite=self.manifest["non_finite"],
             finished=record["finished"],
         )
 
@@ -99,7 +102,7 @@ def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[
     (path / "table").mkdir(parents=True)
     try:
         files, dense = _write_files(path, state)
-        body = {"run": run.name, "job": fingerprint(job), **_body(state, progress, evaluation), "dense": dense}
+        body = {"run": run.name, "job": meaning(job), **_body(state, progress, evaluation), "dense": dense}
         write_manifest(path, _KIND, body, files)
     except BaseException:
         # a disk that was full should not stay so
@@ -135,6 +138,7 @@ def _body(state: State, progress: Progress, evaluation: list[Metrics] | None) ->
         "samples": progress.samples,
         "records": progress.records,
         "bad_records": progress.bad_records,
+        "non_finite": progress.non_finite,
         "rows": len(state.embedding.table),
         "progress": {
             "epoch": progress.epoch,
@@ -166,9 +170,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, read_manifest(path, _KIND))
 
 
-def restore(checkpoint: Checkpoint, state: State) -> None:
-    """Load a checkpoint, all files checked, into a model and table that were just made."""
+def restore(checkpoint: Checkpoint, job: Job, state: State) -> None:
+    """Load a checkpoint of the job, all files checked, into a model and table that were just made."""
     path, manifest = checkpoint.path, checkpoint.manifest
+    # keys that one side does not know are those of another release
+    ours = meaning(job)
+    changed = sorted(key for key, value in manifest["job"].items() if key in ours and ours[key] != value)
+    if changed:
+        raise ModelError(f"{path}: of another job, which differs in {', '.join(f'`{key}`' for key in changed)}")
     verify_files(path, manifest)
     dense = manifest["dense"]
     expected = [tensor.to_dict() for tensor in state.dense.tensors]

@@ -72,7 +72,7 @@ class FlatParameters:
         self._gradient.zero_()
 
     def step(self) -> None:
-        """One step of the optimizer; a gradient that is not finite is an error before anything changes."""
+        """One step of the optimizer; the caller has asked `gradient_is_finite`."""
         self._optimizer.step()
 
     def gradient_is_finite(self) -> bool:

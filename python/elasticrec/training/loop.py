@@ -49,7 +49,6 @@ class Trainer:
         self.progress = Progress(epoch=0, unit=0, batches=0, steps=0, samples=0, records=0, bad_records=0)
         self.clock = StageClock()
         self.evaluation: list[Metrics] | None = None
-        self.non_finite = 0
         self.stop_requested = False
         self._saved: Progress | None = None
 
@@ -59,7 +58,7 @@ class Trainer:
         if checkpoint is None:
             return False
         try:
-            checkpoints.restore(checkpoint, self.state)
+            checkpoints.restore(checkpoint, self.job, self.state)
         except ModelError as error:
             others = len(checkpoints.list_paths(self.run)) - 1
             hint = f"; without {checkpoint.path} the one before is used, there are {others}" if others else ""
@@ -95,7 +94,6 @@ class Trainer:
             rows=len(self.state.embedding.table),
             samples_per_s=(self.progress.samples - first_samples) / self.clock.elapsed,
             shares=self.clock.shares(),
-            non_finite=self.non_finite,
         )
 
     def _train_epoch(self) -> None:
@@ -147,6 +145,7 @@ class Trainer:
     def _step(self, batch: _core.Batch) -> None:
         """One batch: pull, forward, backward, push, step. Values are read only after the push before."""
         embedding, dense, clock = self.state.embedding, self.state.dense, self.clock
+        applied = True
         if batch.num_samples:
             self.scorer.train()
             with clock.stage("pull"):
@@ -164,12 +163,12 @@ class Trainer:
                 dense.zero_gradient()
                 torch.autograd.backward(loss.mean)
             with clock.stage("push"):
-                applied = embedding.push(batch, pooled, scale=loss.weight, seen=0)
+                # all of a batch is applied or nothing: without a number for a scale the push only counts
+                scale = loss.weight if dense.gradient_is_finite() else math.nan
+                applied = embedding.push(batch, pooled, scale=scale, seen=0)
             with clock.stage("step"):
-                if applied and dense.gradient_is_finite():
+                if applied:
                     dense.step()
-                else:
-                    self.non_finite += 1
             with clock.stage("metrics"):
                 scores = logits.detach().numpy()
                 for label, sums in enumerate(self.state.sums):
@@ -182,6 +181,7 @@ class Trainer:
             samples=self.progress.samples + batch.num_samples,
             records=self.progress.records + batch.num_records,
             bad_records=self.progress.bad_records + batch.num_bad,
+            non_finite=self.progress.non_finite + (not applied),
             finished=False,
         )
 

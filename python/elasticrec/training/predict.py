@@ -53,5 +53,5 @@ def _load(run: Run, checkpoint: Checkpoint) -> CheckpointModel:
     job = run.job()
     model = build_model(job)
     state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])
-    checkpoints.restore(checkpoint, state)
+    checkpoints.restore(checkpoint, job, state)
     return CheckpointModel(job, checkpoint, state, Scorer(model), _core.Parser(json.dumps(job.features())))

@@ -26,7 +26,6 @@ class Summary:
     """Of this process, without what it resumed from."""
     shares: dict[str, float]
     """Share of the time by stage."""
-    non_finite: int
 
 
 class Reporter:
@@ -100,8 +99,8 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(text)
     if progress.bad_records:
         lines.append(f"  bad records: {progress.bad_records:,} of {progress.records:,}")
-    if summary.non_finite:
-        lines.append(f"  pushes with a gradient that was not finite, counted but not applied: {summary.non_finite:,}")
+    if progress.non_finite:
+        lines.append(f"  batches with a gradient that was not finite, counted but not applied: {progress.non_finite:,}")
     shares = sorted(summary.shares.items(), key=lambda item: -item[1])
     if shares:
         lines.append("  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))

@@ -178,7 +178,11 @@ fn the_token_guards_all_but_health_and_readiness() {
         assert_eq!(get(&server, path).status, 401);
     }
     let with = |value: &str| send(&server, &format!("{PREDICT}\r\nauthorization: {value}"), "x");
-    for wrong in ["Bearer s3cre", "Bearer s3cretx", "Bearer S3cret", "Basic s3cret", "Bearer", "s3cret", "Bearer "] {
+    let wrong_values =
+        ["Bearer s3cre", "Bearer s3cretx", "Bearer S3cret", "Bearer", "s3cret", "Bearer ", "Basic s3cret"];
+    // the token right behind as many bytes as `Bearer ` has
+    let wrong_schemes = ["Digest s3cret", "Basic!!s3cret", "Bearer:s3cret"];
+    for wrong in wrong_values.into_iter().chain(wrong_schemes) {
         let response = with(wrong);
         assert_eq!(response.status, 401, "{wrong}");
         assert!(response.head.contains("www-authenticate: bearer"));
