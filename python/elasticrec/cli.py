@@ -71,7 +71,7 @@ def _root(
 
 @app.command()
 def check(job: JobArgument, overrides: SetOption = None) -> None:
-    """Check a job and its data files, and print the job with all defaults filled in."""
+    """Check a job; print it with all defaults."""
     from elasticrec.config import load_job, match_files
 
     loaded = load_job(job, overrides or [])
@@ -96,7 +96,10 @@ def train(
     overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier run of this job and start over.")] = False,
 ) -> None:
-    """Train a job to the end of its data; an unfinished run goes on where it was."""
+    """Train a job; an unfinished run goes on.
+
+    It ends with the data. What the job wrote so far is in runs/NAME.
+    """
     from elasticrec.config import load_job
     from elasticrec.training.loop import train_job
     from elasticrec.training.report import summary_lines
@@ -107,7 +110,10 @@ def train(
 
 @app.command()
 def publish(run: RunArgument) -> None:
-    """Write the newest checkpoint of a run as a version and make it the current one."""
+    """Publish the newest checkpoint of a run.
+
+    It becomes a version of the model, and the current one.
+    """
     from elasticrec.publish.publish import publish_run
     from elasticrec.run import resolve_run
 
@@ -127,7 +133,7 @@ def serve(
     port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.")] = None,
     overrides: SetOption = None,
 ) -> None:
-    """Serve a published model over HTTP until it is interrupted."""
+    """Serve a published model over HTTP."""
     from elasticrec.config import load_serve
     from elasticrec.publish.repository import find_version
     from elasticrec.serving.server import serve_model
@@ -152,7 +158,10 @@ def predict(
         str | None, typer.Option("--token", help="With --server: its token, as ${ENV} or file:PATH.")
     ] = None,
 ) -> None:
-    """Print the scores of samples, a line each; several labels are separated by tabs."""
+    """Print the scores of samples, a line each.
+
+    Several labels are separated by tabs.
+    """
     from elasticrec.predict import open_lines, open_scorer, score_file
 
     with open_scorer(checkpoint, model, server, name, token) as score, open_lines(file) as lines:
@@ -172,7 +181,10 @@ def data_demo(
     format: Annotated[str, typer.Option(help="slots or criteo.")] = "slots",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace hours that are there.")] = False,
 ) -> None:
-    """Write click logs whose best possible AUC is known, and a job that trains on them."""
+    """Write click logs and a job to train on them.
+
+    Their best possible AUC is known, and printed.
+    """
     from elasticrec.data.demo import summary_lines, write_demo
 
     with _counting(samples) as progress:
@@ -195,7 +207,7 @@ def demo(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to work.")] = Path("demo"),
     samples: Annotated[int, typer.Option(min=1000, max=MAX_SAMPLES, help="Samples to generate.")] = 400_000,
 ) -> None:
-    """Show the whole loop on generated data: train, publish, serve, ask."""
+    """Show the whole loop on generated data."""
     from elasticrec.demo import run_demo
 
     run_demo(directory, samples)

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use elasticrec_serve::http::Token;
 use elasticrec_serve::load::{Load, run};
-use elasticrec_serve::{EngineRate, Model, PredictError, ServerHandle, ServerOptions, init_onnxruntime};
+use elasticrec_serve::{EngineRate, Model, PredictError, ServerError, ServerHandle, ServerOptions, init_onnxruntime};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
-use crate::errors::{ConfigError, IntoPyErr, ModelError, SampleError, UnavailableError};
+use crate::errors::{ConfigError, IntoPyErr, ModelError, SampleError, UnavailableError, io_error};
 
 /// A server on a socket; it answers 503 until a model is loaded.
 #[pyclass(frozen, module = "elasticrec._core")]
@@ -41,7 +41,10 @@ impl Server {
             ServerOptions { addr, workers, queue, max_body_bytes, max_instances, token, ..ServerOptions::default() };
         let handle = py.detach(|| {
             init_onnxruntime(&ort_library).map_err(|error| ModelError::new_err(error.to_string()))?;
-            elasticrec_serve::Server::start(options).map_err(|error| PyOSError::new_err(error.to_string()))
+            elasticrec_serve::Server::start(options).map_err(|error| match error {
+                ServerError::Bind { addr, source } => io_error(&source, addr.to_string()),
+                error => PyOSError::new_err(error.to_string()),
+            })
         })?;
         Ok(Server { handle })
     }

@@ -278,6 +278,9 @@ mod tests {
         let batch = parse_lines(r#"["click","buy"]"#, LabelMode::Ignored, &["- - 5:0", "0 0"]).unwrap();
         assert_eq!(batch.signs, [5]);
         assert_eq!(batch.shows, [1, 1]);
+        let error = |line| parse_lines(r#"["click"]"#, LabelMode::Ignored, &[line]).unwrap_err();
+        assert_eq!(error("5:0 6:7"), "show: expected `show click sign:slot …`, got `5:0`");
+        assert_eq!(error("1 5:0 6:7"), "click: expected `show click sign:slot …`, got `5:0`");
     }
 
     #[test]

@@ -73,7 +73,7 @@ fn what_is_refused_and_what_is_counted() {
     let error = |message: &str| json!({ "error": message }).to_string();
     assert_eq!(json(r#"{"instances":[{},{"C99":1}]}"#), (400, error("instances[1]: unknown slot `C99`")));
     let text = predict(&server, "text/plain", "0 0\n0\n");
-    assert_eq!(text, (400, error("line 2: expected `show click sign:slot …`, got fewer than 2 fields")));
+    assert_eq!(text, (400, error("line 2: click: expected `show click sign:slot …`, got ``")));
     let many = "0 0\n".repeat(101);
     assert_eq!(predict(&server, "text/plain", &many), (413, error("expected at most 100 lines a request, got more")));
     let nan = (500, error("sample 0: label `click`: expected a finite score, got NaN"));
