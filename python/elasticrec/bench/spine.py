@@ -32,6 +32,7 @@ from elasticrec.training.report import Summary
 
 Result = dict[str, Any]
 _CONNECTIONS = 4
+_WARM_UP_STEPS = 10
 _READY = re.compile(r" on http://([^/]+)/")
 
 
@@ -126,17 +127,20 @@ def _dense_steps(job: Job, seconds: float, threads: int) -> float:
     batch = _core.Parser(json.dumps(job.features())).parse(b"".join(lines[:size]), labels=True)
     values = torch.from_numpy(batch.dense)
     rows = torch.rand(size, model.shape.num_slots, width) * 0.02 - 0.01
-    warm_up = 10
-    steps = -warm_up
-    start = 0.0
-    while steps < 0 or time.perf_counter() - start < seconds:
-        if not steps:
-            start = time.perf_counter()
+
+    def step() -> None:
         pooled = rows.detach().requires_grad_()
         loss = loss_of(scorer.logits(pooled, values), batch)
         dense.zero_gradient()
         torch.autograd.backward(loss.mean)
         dense.step()
+
+    for _ in range(_WARM_UP_STEPS):
+        step()
+    steps = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        step()
         steps += 1
     return steps * size / (time.perf_counter() - start)
 
