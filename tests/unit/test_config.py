@@ -198,14 +198,14 @@ def test_the_plain_values_are_left_as_they_are() -> None:
         (
             "data",
             {"slots": [1, "5-3"]},
-            "data.slots.1.name: expected a range that goes up and has at most 65536 slots, got `5-3`",
+            "data.slots.1.name: expected a range that goes up and has at most 65535 slots, got `5-3`",
         ),
         (
             "data",
             {"slots": ["00-25"]},
             "data.slots.0.name: expected a range of numbers without leading zeros such as `0-25`, got `00-25`",
         ),
-        ("data", {"slots": ["0-65535", "x"]}, "data.slots: expected at most 65536 slots, got 65537"),
+        ("data", {"slots": ["0-65535", "x"]}, "data.slots: expected at most 65535 slots, got 65537"),
         (
             "data",
             {"slots": ["a b"]},
