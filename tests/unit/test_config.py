@@ -205,7 +205,7 @@ def test_the_plain_values_are_left_as_they_are() -> None:
             {"slots": ["00-25"]},
             "data.slots.0.name: expected a range of numbers without leading zeros such as `0-25`, got `00-25`",
         ),
-        ("data", {"slots": ["0-65535", "x"]}, "data.slots: expected at most 65535 slots, got 65537"),
+        ("data", {"slots": ["0-65534", "x"]}, "data.slots: expected at most 65535 slots, got 65536"),
         (
             "data",
             {"slots": ["a b"]},
