@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elasticrec import _core
 from elasticrec.data.units import Cut, Unit, check_unchanged, plan_units, read_units, write_units
-from elasticrec.errors import SampleError
+from elasticrec.errors import ModelError, SampleError
 
 FEATURES = {
     "format": "slots",
@@ -181,3 +181,21 @@ def test_a_missing_file_is_an_os_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         read([dataclasses.replace(unit, path=str(tmp_path / "none.txt"))])
     assert caught.value.filename == str(tmp_path / "none.txt")
+
+
+def test_units_that_were_damaged_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "part.txt").write_text("1 0 5:0\n" * 2000)
+    cut = Cut(unit_bytes=4096, shuffle=True, seed=1, digest="x")
+    path = tmp_path / "units" / "epoch-00000.jsonl"
+    write_units(path, plan_units([tmp_path / "part.txt"], cut, 0, 0))
+    content = path.read_bytes()
+    assert len(read_units(path)) == 4
+    for damaged in (
+        b"",
+        content[: len(content) // 2],
+        content.replace(b'"start": 4', b'"start": 5', 1),
+        b'{"id": 1}\n',
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"epoch-00000\.jsonl: the checksum in its last line differs"):
+            read_units(path)
