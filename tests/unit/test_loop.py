@@ -489,3 +489,27 @@ def test_a_progress_line_says_how_far_it_is(make_job: MakeJob, write_samples: Wr
     lines = [line for line in capsys.readouterr().err.splitlines() if " samples " in line]
     assert len(lines) > 10
     assert re.fullmatch(r"epoch 1/1 +\d+% +[\d,]+ samples +[\d,]+/s loss \S+ auc \S+ copc \S+ rows [\d,]+", lines[-1])
+
+
+def test_a_stop_while_it_evaluates_is_saved_before_it_is_said(
+    make_job: MakeJob, write_samples: WriteSamples, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    write_samples(count=300)
+    write_samples("eval.txt", count=100)
+    job = make_job(data={"eval": "eval.txt"})
+    read = Trainer._read
+
+    def stopping(self: Trainer, units: Any, *, shuffle: bool, skip_batches: int) -> _core.BatchReader:
+        # only the evaluation reads in file order
+        self.stop_requested = not shuffle
+        return read(self, units, shuffle=shuffle, skip_batches=skip_batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_read", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train_job(job)
+    assert "stopped and saved; the same command goes on from step 5\n" in capsys.readouterr().err
+    saved = latest(Run.of(job))
+    assert saved is not None and (saved.progress.samples, saved.progress.epoch) == (300, 0)
+    summary = train_job(job)
+    assert summary.progress.samples == 300 and summary.evaluation is not None
