@@ -96,11 +96,16 @@ class Run:
         """Remove what a training writes; a directory that is not a run, and what else is in one, is left alone."""
         if not self.exists():
             return
-        # first what makes it a run that has something: a crash in between leaves nothing half
-        for path in (self.checkpoints, self.units):
-            shutil.rmtree(path, ignore_errors=not path.exists())
+        # it stays a run, without a checkpoint to go on from, until the last step: wherever a crash stops this,
+        # the next training starts over
+        for manifest in self.checkpoints.glob("*/manifest.json"):
+            manifest.unlink()
+        for path in (*self.checkpoints.iterdir(), self.units):
+            if path.exists():
+                shutil.rmtree(path)
         for path in (self.metrics_path, self.job_path):
             path.unlink(missing_ok=True)
+        self.checkpoints.rmdir()
         with contextlib.suppress(OSError):
             self.path.rmdir()
 

@@ -167,6 +167,23 @@ def test_discarding_a_run_leaves_what_it_did_not_write(tmp_path: Path) -> None:
     assert not run.path.exists()
 
 
+def test_a_crash_while_a_run_is_discarded_leaves_one_that_starts_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "runs"
+    run = Run.create(make_run_job(tmp_path), root)
+    for name in ("step-1", "step-2"):
+        (run.checkpoints / name).mkdir()
+        (run.checkpoints / name / "manifest.json").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("elasticrec.run.shutil.rmtree", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run.discard()
+    assert run.exists() and not list(run.checkpoints.glob("*/manifest.json"))
+    Run.create(make_run_job(tmp_path), root).discard()
+    assert not run.path.exists()
+
+
 def make_run_job(directory: Path) -> Job:
     raw = {"name": "demo", "data": {"format": "slots", "train": "x", "slots": [0]}}
     return parse_job(raw, base=directory)
