@@ -166,5 +166,7 @@ def write_demo(
     overwrite: bool,
     threads: int,
     progress: Callable[[int], None] | None,
+    kind: str = "pairwise",
+    structure: bool = True,
 ) -> str:
     """Writes demo data and returns its summary as JSON; `progress` is told the samples written so far."""

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use elasticrec_sample::demo::{DemoError, DemoFormat, DemoSpec, generate};
+use elasticrec_sample::demo::{DemoError, DemoFormat, DemoKind, DemoSpec, generate};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::errors::{ConfigError, io_error};
 
 /// Writes demo data and returns its summary as JSON; `progress` is told the samples written so far.
 #[pyfunction]
-#[pyo3(signature = (out, *, samples, slots, hours, seed, format, overwrite, threads, progress))]
+#[pyo3(signature = (out, *, samples, slots, hours, seed, format, overwrite, threads, progress, kind="pairwise", structure=true))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
 pub(crate) fn write_demo(
     py: Python<'_>,
@@ -24,13 +24,24 @@ pub(crate) fn write_demo(
     overwrite: bool,
     threads: usize,
     progress: Option<Py<PyAny>>,
+    kind: &str,
+    structure: bool,
 ) -> PyResult<String> {
     let format = match format {
         "slots" => DemoFormat::Slots,
         "criteo" => DemoFormat::Criteo,
         other => return Err(ConfigError::new_err(format!("format: expected slots or criteo, got `{other}`"))),
     };
-    let spec = DemoSpec { samples, slots, hours, seed, format };
+    let kind = match kind {
+        "pairwise" => DemoKind::Pairwise,
+        "multitask" => DemoKind::Multitask,
+        "sequence" => DemoKind::Sequence,
+        other => {
+            let message = format!("kind: expected pairwise, multitask or sequence, got `{other}`");
+            return Err(ConfigError::new_err(message));
+        }
+    };
+    let spec = DemoSpec { samples, slots, hours, seed, format, kind, structure };
     let mut interrupted = None;
     let summary = py.detach(|| {
         generate(&spec, &out, overwrite, threads, &mut |written| {

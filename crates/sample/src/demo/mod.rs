@@ -4,6 +4,8 @@
 //! Because the true probability of every sample is known, so is the best AUC that any model can reach.
 
 mod auc;
+mod column;
+mod history;
 mod random;
 mod truth;
 mod write;
@@ -13,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+pub use history::MAX_HISTORY;
 pub use write::generate;
 
 const MAX_SLOTS: u32 = 10_000;
@@ -31,6 +34,24 @@ impl DemoFormat {
     pub const CRITEO_CATEGORIES: u32 = 26;
 }
 
+/// What there is to learn beside linear effects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DemoKind {
+    /// Pairs of slots.
+    Pairwise,
+    /// Two labels: a click, and a rare buy that is much like it.
+    Multitask,
+    /// A slot `history` with items of which those like the slot `item` matter.
+    Sequence,
+}
+
+impl DemoKind {
+    /// The slots `item` and `history` are not among the numbered ones.
+    fn num_own_slots(self) -> u32 {
+        if self == Self::Sequence { 2 } else { 0 }
+    }
+}
+
 /// What to generate. The same spec gives the same bytes on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DemoSpec {
@@ -44,6 +65,10 @@ pub struct DemoSpec {
     pub seed: u64,
     /// How samples are written.
     pub format: DemoFormat,
+    /// What there is to learn.
+    pub kind: DemoKind,
+    /// Whether it can be learned: without, it comes from other samples, and all rates stay as they are.
+    pub structure: bool,
 }
 
 /// What was generated.
@@ -57,6 +82,8 @@ pub struct DemoSummary {
     pub best_auc: Option<f64>,
     /// AUC of the linear part of the truth, the most that a linear model can learn.
     pub linear_auc: Option<f64>,
+    /// The second label of [`DemoKind::Multitask`].
+    pub buy: Option<LabelSummary>,
     /// One entry an hour, in order.
     pub hours: Vec<HourSummary>,
     /// Bytes written.
@@ -80,6 +107,19 @@ pub struct HourSummary {
     pub best_auc: Option<f64>,
     /// As in [`DemoSummary`], of this hour alone.
     pub linear_auc: Option<f64>,
+    /// As in [`DemoSummary`], of this hour alone.
+    pub buy: Option<LabelSummary>,
+}
+
+/// What was generated of a second label.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LabelSummary {
+    /// Samples that have it.
+    pub positives: u64,
+    /// AUC of its true probabilities.
+    pub best_auc: Option<f64>,
+    /// AUC of the linear part of them.
+    pub linear_auc: Option<f64>,
 }
 
 /// Why demo data could not be generated.
@@ -95,6 +135,9 @@ pub enum DemoError {
         /// What was given.
         got: u64,
     },
+    /// Criteo rows have one label and no sequence.
+    #[error("demo data: kind: expected `pairwise` for criteo")]
+    Kind,
     /// The output directory has data of an earlier run, or of somebody else.
     #[error("{}: expected no hours there, got `{hour}` (--overwrite replaces them)", .out.display())]
     HoursPresent {
@@ -138,10 +181,12 @@ impl DemoSpec {
         if self.hours == 0 || u64::from(self.hours) > self.samples {
             return refuse("hours", format!("1 to the number of samples ({})", self.samples), self.hours.into());
         }
+        let min_slots = 1 + self.kind.num_own_slots();
         match self.format {
-            DemoFormat::Slots if !(1..=MAX_SLOTS).contains(&self.slots) => {
-                refuse("slots", format!("1 to {MAX_SLOTS}"), self.slots.into())
+            DemoFormat::Slots if !(min_slots..=MAX_SLOTS).contains(&self.slots) => {
+                refuse("slots", format!("{min_slots} to {MAX_SLOTS}"), self.slots.into())
             }
+            DemoFormat::Criteo if self.kind != DemoKind::Pairwise => Err(DemoError::Kind),
             DemoFormat::Criteo if self.slots != DemoFormat::CRITEO_CATEGORIES => {
                 refuse("slots", format!("{} for criteo", DemoFormat::CRITEO_CATEGORIES), self.slots.into())
             }

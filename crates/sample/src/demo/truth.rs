@@ -1,108 +1,54 @@
 //! The world the demo data are drawn from: which signs a sample has, and how likely it is clicked.
 //!
-//! `logit = bias + Σ linear(sign) + Σ over pairs of slots ⟨latent(slot), latent(other slot)⟩`, where the latent of
-//! a slot is the sum of its signs' vectors in the plane. Slots are independent of each other and the effects of every
-//! slot have mean zero, so the pairwise part is invisible to a linear model, while an FM holds it in two dimensions.
-//! Linear effects and latents of some slots turn with the hour: a model of yesterday is a little wrong today.
+//! `logit = bias + Σ linear(sign) + structure`, where the structure is what one family of models is made to see:
+//!
+//! - `pairwise`: `Σ over pairs of slots ⟨latent(slot), latent(other slot)⟩`, where the latent of a slot is the sum of its
+//!   signs' vectors in the plane. Slots are independent of each other and the effects of every slot have mean zero, so
+//!   the pairwise part is invisible to a linear model, while an FM holds it in two dimensions.
+//! - `multitask`: the same, and a rare `buy` whose logit is mostly that of the click: what is learned from many clicks is
+//!   what the few buys lack.
+//! - `sequence`: how many items of the history are of the same hidden category as the item that is shown.
+//!
+//! Without structure that part is drawn from another sample (for `multitask`: the buy has effects of its own), so
+//! that all rates stay as they are and nothing of it can be learned. Linear effects and latents of some slots turn
+//! with the hour: a model of yesterday is a little wrong today.
 
-use super::random::{Stream, Turn, exp, ln, mix, mix32};
-use super::{DemoFormat, DemoSpec};
+use super::column::{Column, Logit, criteo_columns, slot_columns};
+use super::history::Items;
+use super::random::{Stream, Turn, exp, ln, mix};
+use super::{DemoFormat, DemoKind, DemoSpec};
 
-/// Rows of all slots together stay about here, whatever the number of slots.
-const MAX_ROWS: u32 = 2_000_000;
-/// Slots beyond these carry signs but no effect, as useless features do.
-const NUM_LINEAR_SLOTS: u32 = 40;
-const NUM_PAIRED_SLOTS: usize = 6;
-const LINEAR_STD: f64 = 1.0;
-const PAIRED_STD: f64 = 1.15;
-/// Share of the linear variance that the 13 numbers of Criteo rows have.
-const NUMBERS_SHARE: f64 = 0.2;
 const CLICK_RATE: f64 = 0.22;
+const BUY_RATE: f64 = 0.02;
+/// The weight of the click's logit in that of the buy; the buy's own effects have the rest of the variance.
+const BUY_SHARED: f64 = 0.9;
 /// Tangent of half the angle the drifting slots turn in an hour: 1 degree.
 const HALF_TURN: f64 = 0.008_727;
-/// Effects fade with the rank of a value as `1 / (1 + rank / FADE)`: what is too rare to be learned matters little.
-const FADE: f64 = 20.0;
 const PILOT_SAMPLES: u64 = 20_000;
 
-/// What a slot looks like. Slots take these in turn.
-struct Kind {
-    vocabulary: u32,
-    zipf: f64,
-    max_signs: u32,
-    /// How often the slot has any sign.
-    present: f64,
-    linear: f64,
-    /// Whether it takes part in pairs, and the axis of the latent that the linear effect leans on. Without that lean
-    /// the latents would be visible in products alone, and an MLP can sit on one axis of them for a whole pass.
-    paired: Option<usize>,
-    drifts: bool,
-}
-
-#[rustfmt::skip]
-const KINDS: [Kind; 10] = [
-    Kind { vocabulary: 24,      zipf: 1.05, max_signs: 1, present: 1.0,  linear: 1.0, paired: Some(0), drifts: false },
-    Kind { vocabulary: 3_000,   zipf: 1.10, max_signs: 1, present: 1.0,  linear: 1.0, paired: Some(1), drifts: true  },
-    Kind { vocabulary: 300,     zipf: 1.07, max_signs: 1, present: 1.0,  linear: 0.5, paired: Some(0), drifts: true  },
-    Kind { vocabulary: 100_000, zipf: 1.10, max_signs: 1, present: 1.0,  linear: 1.0, paired: None,    drifts: false },
-    Kind { vocabulary: 1_500,   zipf: 1.08, max_signs: 5, present: 0.9,  linear: 0.7, paired: Some(1), drifts: false },
-    Kind { vocabulary: 60,      zipf: 1.06, max_signs: 1, present: 1.0,  linear: 0.5, paired: None,    drifts: true  },
-    Kind { vocabulary: 8_000,   zipf: 1.10, max_signs: 1, present: 0.95, linear: 1.0, paired: None,    drifts: false },
-    Kind { vocabulary: 12,      zipf: 1.05, max_signs: 1, present: 1.0,  linear: 0.3, paired: None,    drifts: false },
-    Kind { vocabulary: 500,     zipf: 1.07, max_signs: 3, present: 0.7,  linear: 0.7, paired: None,    drifts: false },
-    Kind { vocabulary: 20_000,  zipf: 1.09, max_signs: 1, present: 0.8,  linear: 0.5, paired: None,    drifts: false },
-];
-
-/// The 13 numbers of a Criteo row: how many different ones (from 0 on, Zipf), the smallest, how often not empty.
-#[rustfmt::skip]
-const NUMBERS: [(u32, i64, f64); 13] = [
-    (60, 0, 0.55), (4_000, -2, 1.0), (3_000, 0, 0.78), (50, 0, 0.78), (50_000, 0, 0.97), (8_000, 0, 0.77),
-    (1_500, 0, 0.95), (100, 0, 1.0), (4_000, 0, 0.95), (9, 0, 0.55), (120, 0, 0.95), (200, 0, 0.23), (600, 0, 0.78),
-];
-
-/// The four effects of a sign, or their sum over the signs of a slot.
-#[derive(Clone, Copy, Default)]
-struct Effects {
-    /// The linear effect, and what it turns into with the hours.
-    linear: [f64; 2],
-    latent: [f64; 2],
-}
-
-/// One value of a column: what it does and how it is written, together so that a draw touches one place in memory.
-#[derive(Clone, Copy)]
-struct Row {
-    effects: [f32; 4],
-    text: [u8; TEXT_BYTES],
-    text_bytes: u8,
-}
-
-/// The longest is a separator, 20 digits, a colon and the 4 digits of slot 9999.
-const TEXT_BYTES: usize = 26;
-
-/// A cell of Walker's alias table: the value itself below the threshold, else its alias.
-struct Cell {
-    threshold: u32,
-    alias: u32,
-}
-
-struct Column {
-    cells: Vec<Cell>,
-    rows: Vec<Row>,
-    max_signs: u32,
-    present: f64,
-    paired: bool,
-    drifts: bool,
-    /// What stands for a column without a value.
-    absent: &'static [u8],
+/// One label of a sample as drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Outcome {
+    /// Puts samples in the order of their true probabilities, as far as what is written tells them.
+    pub(super) best: f64,
+    /// The bias and the linear part of the logit.
+    pub(super) linear: f64,
+    pub(super) happened: bool,
 }
 
 /// One sample as drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Drawn {
-    /// Logit of the true click probability.
-    pub(super) logit: f64,
-    /// The bias and the linear part of it.
-    pub(super) linear: f64,
-    pub(super) click: bool,
+    pub(super) click: Outcome,
+    /// Only `multitask` has it; whoever buys has clicked.
+    pub(super) buy: Option<Outcome>,
+}
+
+/// How the logit of the buy is made of the click's and its own.
+struct Buy {
+    bias: f64,
+    shared: f64,
+    own: f64,
 }
 
 /// All that a seed decides before the first sample is drawn.
@@ -110,7 +56,18 @@ pub(super) struct Truth {
     seed: u64,
     label_prefix: &'static [u8],
     columns: Vec<Column>,
+    items: Option<Items>,
     bias: f64,
+    buy: Option<Buy>,
+    /// Whether the structure is that of the sample itself.
+    structured: bool,
+}
+
+/// What the signs of a sample do: to the click, to the buy, and by their sequence.
+struct Signs {
+    click: Logit,
+    buy: Logit,
+    matches: f64,
 }
 
 impl Truth {
@@ -119,8 +76,18 @@ impl Truth {
             DemoFormat::Slots => (slot_columns(spec), b"1 "),
             DemoFormat::Criteo => (criteo_columns(spec.seed), b""),
         };
-        let mut truth = Self { seed: spec.seed, label_prefix, columns, bias: 0.0 };
-        truth.bias = truth.bias_for(CLICK_RATE);
+        let shared = if spec.structure { BUY_SHARED } else { 0.0 };
+        let buy = Buy { bias: 0.0, shared, own: (1.0 - shared * shared).sqrt() };
+        let mut truth = Self {
+            seed: spec.seed,
+            label_prefix,
+            columns,
+            items: (spec.kind == DemoKind::Sequence).then(|| Items::new(spec.seed)),
+            bias: 0.0,
+            buy: (spec.kind == DemoKind::Multitask).then_some(buy),
+            structured: spec.structure || spec.kind == DemoKind::Multitask,
+        };
+        truth.set_biases();
         truth
     }
 
@@ -132,288 +99,126 @@ impl Truth {
     /// Appends the line of sample `index` to `out`. Its signs depend on the seed and the index alone.
     pub(super) fn draw(&self, index: u64, turn: Turn, out: &mut Vec<u8>) -> Drawn {
         let mut stream = Stream::new(self.seed, index);
-        // The label comes first in the line and last in the draw: its place is kept for it.
+        // The labels come first in the line and last in the draw: their places are kept for them.
         out.extend_from_slice(self.label_prefix);
-        let label_at = out.len();
+        let click_at = out.len();
         out.push(b'0');
-        let mut linear = self.bias;
-        let mut latent_sum = [0.0; 2];
-        let mut squares = 0.0;
-        for column in &self.columns {
-            let pooled = column.draw(&mut stream, out);
-            let [now, later] = pooled.linear;
-            let [x, y] = pooled.latent;
-            linear += if column.drifts { turn.cos * now + turn.sin * later } else { now };
-            if column.paired {
-                let turned =
-                    if column.drifts { [turn.cos * x - turn.sin * y, turn.sin * x + turn.cos * y] } else { [x, y] };
-                latent_sum[0] += turned[0];
-                latent_sum[1] += turned[1];
-                squares += x * x + y * y;
-            }
+        if self.buy.is_some() {
+            out.extend_from_slice(b" buy=0");
         }
+        let buy_at = out.len() - 1;
+        let signs = self.draw_signs(&mut stream, turn, out);
+        let end = out.len();
+        let structure = if self.structured { signs.structure() } else { self.foreign_structure(index, turn, out) };
+        out.truncate(end);
         out.push(b'\n');
-        // The sum over all pairs, by the square of the sum.
-        let pairs = 0.5 * (latent_sum[0] * latent_sum[0] + latent_sum[1] * latent_sum[1] - squares);
-        let logit = linear + pairs;
-        let click = stream.unit() < 1.0 / (1.0 + exp(-logit));
-        if click {
-            out[label_at] = b'1';
-        }
-        Drawn { logit, linear, click }
-    }
-
-    /// The bias at which a pilot of the first hour has this click rate.
-    fn bias_for(&self, click_rate: f64) -> f64 {
-        let mut line = Vec::new();
-        let logits: Vec<f64> = (0..PILOT_SAMPLES)
-            .map(|index| {
-                line.clear();
-                self.draw(index, Self::turn(0), &mut line).logit
-            })
-            .collect();
-        let (mut low, mut high) = (-10.0, 10.0);
-        for _ in 0..20 {
-            let bias = 0.5 * (low + high);
-            let clicks: f64 = logits.iter().map(|logit| 1.0 / (1.0 + exp(-logit - bias))).sum();
-            if clicks > click_rate * PILOT_SAMPLES as f64 {
-                high = bias;
-            } else {
-                low = bias;
+        let logit = signs.click.linear + structure;
+        let drawn = match &self.buy {
+            None => {
+                let best = if self.structured { logit } else { signs.click.linear };
+                let happened = stream.unit() < probability(logit);
+                Drawn { click: Outcome { best, linear: signs.click.linear, happened }, buy: None }
             }
-        }
-        0.5 * (low + high)
-    }
-}
-
-impl Column {
-    /// Draws the values of this column, writes them, and gives the sum of their effects.
-    fn draw(&self, stream: &mut Stream, out: &mut Vec<u8>) -> Effects {
-        let mut pooled = Effects::default();
-        if self.present < 1.0 && stream.unit() >= self.present {
-            out.extend_from_slice(self.absent);
-            return pooled;
-        }
-        let num_signs = if self.max_signs > 1 { 1 + below(stream.next(), self.max_signs) } else { 1 };
-        for _ in 0..num_signs {
-            let bits = stream.next();
-            let cell = below(bits, self.cells.len() as u32);
-            let Cell { threshold, alias } = self.cells[cell as usize];
-            let value = if (bits as u32) < threshold { cell } else { alias };
-            let row = &self.rows[value as usize];
-            out.extend_from_slice(&row.text[..usize::from(row.text_bytes)]);
-            pooled.linear[0] += f64::from(row.effects[0]);
-            pooled.linear[1] += f64::from(row.effects[1]);
-            pooled.latent[0] += f64::from(row.effects[2]);
-            pooled.latent[1] += f64::from(row.effects[3]);
-        }
-        pooled
-    }
-}
-
-/// The upper half of `bits`, scaled to `0..limit`.
-fn below(bits: u64, limit: u32) -> u32 {
-    (((bits >> 32) * u64::from(limit)) >> 32) as u32
-}
-
-/// A column before its effects are scaled against those of the others.
-struct Draft {
-    kind: Kind,
-    shares: Vec<f64>,
-    effects: Vec<Effects>,
-    texts: Vec<String>,
-    absent: &'static [u8],
-}
-
-fn slot_columns(spec: &DemoSpec) -> Vec<Column> {
-    let max_vocabulary = (MAX_ROWS / spec.slots).max(20);
-    let drafts = (0..spec.slots)
-        .map(|slot| {
-            let pattern = &KINDS[slot as usize % KINDS.len()];
-            let vocabulary = pattern.vocabulary.min(max_vocabulary);
-            let linear = if slot < NUM_LINEAR_SLOTS { pattern.linear } else { 0.0 };
-            let signs: Vec<u64> = (0..vocabulary).map(|value| sign_of(slot, value)).collect();
-            let texts = signs.iter().map(|sign| format!(" {sign}:{slot}")).collect();
-            Draft::new(spec.seed, Kind { vocabulary, linear, ..*pattern }, &signs, texts, b"")
-        })
-        .collect();
-    finish(drafts, 1.0)
-}
-
-/// Unique over all slots, because `mix` is a bijection.
-fn sign_of(slot: u32, value: u32) -> u64 {
-    mix((u64::from(slot) + 1) << 32 | u64::from(value))
-}
-
-fn criteo_columns(seed: u64) -> Vec<Column> {
-    let mut columns = number_columns(seed);
-    let drafts = (0..DemoFormat::CRITEO_CATEGORIES)
-        .map(|slot| {
-            let pattern = &KINDS[slot as usize % KINDS.len()];
-            let signs: Vec<u64> = (0..pattern.vocabulary).map(|value| sign_of(slot, value)).collect();
-            let texts = (0..pattern.vocabulary)
-                .map(|value| format!("\t{:08x}", mix32(mix(u64::from(slot) + 1) as u32 ^ value)))
-                .collect();
-            Draft::new(seed, Kind { max_signs: 1, ..*pattern }, &signs, texts, b"\t")
-        })
-        .collect();
-    columns.extend(finish(drafts, 1.0 - NUMBERS_SHARE));
-    columns
-}
-
-/// Numbers act by their logarithm, and only linearly.
-fn number_columns(seed: u64) -> Vec<Column> {
-    let drafts = NUMBERS
-        .iter()
-        .enumerate()
-        .map(|(column, &(vocabulary, smallest, present))| {
-            let mut stream = Stream::new(mix(seed), column as u64);
-            let linear = 0.5 + stream.unit();
-            let kind = Kind { vocabulary, zipf: 1.08, max_signs: 1, present, linear, paired: None, drifts: false };
-            let sign = if stream.next() & 1 == 0 { 1.0 } else { -1.0 };
-            let numbers = smallest..smallest + i64::from(vocabulary);
-            let mut draft = Draft {
-                shares: zipf_shares(kind.vocabulary, kind.zipf),
-                effects: vec![Effects::default(); vocabulary as usize],
-                texts: numbers.clone().map(|number| format!("\t{number}")).collect(),
-                kind,
-                absent: b"\t",
-            };
-            for (effects, number) in draft.effects.iter_mut().zip(numbers) {
-                effects.linear[0] = sign * ln(1.0 + number.max(0) as f64);
-            }
-            draft.centre(|_| 1.0);
-            draft
-        })
-        .collect();
-    finish(drafts, NUMBERS_SHARE)
-}
-
-impl Draft {
-    /// Random effects: a function of the seed and the sign, fading with its rank.
-    fn new(seed: u64, kind: Kind, signs: &[u64], texts: Vec<String>, absent: &'static [u8]) -> Self {
-        let fade = |rank: usize| 1.0 / (1.0 + rank as f64 / FADE);
-        let effects = signs
-            .iter()
-            .enumerate()
-            .map(|(rank, &sign)| {
-                let mut stream = Stream::new(seed, sign);
-                let mut effect = || fade(rank) * stream.bell();
-                let [now, later] = [effect(), effect()];
-                let latent = [effect(), effect()];
-                let leaning = kind.paired.map_or(now, |axis| 0.6 * now + 0.8 * latent[axis]);
-                Effects { linear: [leaning, later], latent }
-            })
-            .collect();
-        let shares = zipf_shares(kind.vocabulary, kind.zipf);
-        let mut draft = Self { kind, shares, effects, texts, absent };
-        draft.centre(fade);
-        draft
-    }
-
-    /// Makes the mean effect zero by moving values in proportion to `weight`: the rare ones, which a model may never
-    /// have seen and reads as zero, must not carry the correction for the frequent ones.
-    fn centre(&mut self, weight: impl Fn(usize) -> f64) {
-        let total: f64 = self.shares.iter().enumerate().map(|(rank, share)| share * weight(rank)).sum();
-        let mean = |of: fn(&Effects) -> f64| -> f64 {
-            self.shares.iter().zip(&self.effects).map(|(share, effects)| share * of(effects)).sum::<f64>() / total
+            Some(buy) => buy.draw(self.bias, &signs, &mut stream),
         };
-        let linear = [mean(|e| e.linear[0]), mean(|e| e.linear[1])];
-        let latent = [mean(|e| e.latent[0]), mean(|e| e.latent[1])];
-        for (rank, effects) in self.effects.iter_mut().enumerate() {
-            for axis in 0..2 {
-                effects.linear[axis] -= weight(rank) * linear[axis];
-                effects.latent[axis] -= weight(rank) * latent[axis];
+        if drawn.click.happened {
+            out[click_at] = b'1';
+        }
+        if drawn.buy.is_some_and(|buy| buy.happened) {
+            out[buy_at] = b'1';
+        }
+        drawn
+    }
+
+    /// Draws and writes all signs of a sample.
+    fn draw_signs(&self, stream: &mut Stream, turn: Turn, out: &mut Vec<u8>) -> Signs {
+        let mut logits = [Logit::default(); 2];
+        logits[0].linear = self.bias;
+        for column in &self.columns {
+            column.draw(stream, turn, &mut logits, out);
+        }
+        let mut matches = 0.0;
+        if let Some(items) = &self.items {
+            let drawn = items.draw(stream, out);
+            logits[0].linear += drawn.linear;
+            matches = drawn.matches;
+        }
+        let [click, buy] = logits;
+        Signs { click, buy, matches }
+    }
+
+    /// The structure of a sample that nobody sees; what it writes behind the end of `out` is the caller's to drop.
+    fn foreign_structure(&self, index: u64, turn: Turn, out: &mut Vec<u8>) -> f64 {
+        self.draw_signs(&mut Stream::new(mix(self.seed), index), turn, out).structure()
+    }
+
+    /// Sets the biases at which a pilot of the first hour has the rates wanted.
+    fn set_biases(&mut self) {
+        let mut line = Vec::new();
+        let (mut clicks, mut buys) = (Vec::new(), Vec::new());
+        for index in 0..PILOT_SAMPLES {
+            line.clear();
+            let signs = self.draw_signs(&mut Stream::new(self.seed, index), Self::turn(0), &mut line);
+            clicks.push(signs.click.linear + signs.structure());
+            if let Some(buy) = &self.buy {
+                buys.push(buy.logit(0.0, &signs));
             }
         }
-    }
-
-    /// How many signs the slot has in the mean: sums of independent, centred effects have this times their variance.
-    fn mean_signs(&self) -> f64 {
-        self.kind.present * 0.5 * f64::from(1 + self.kind.max_signs)
-    }
-
-    fn scale(&mut self, pick: fn(&mut Effects) -> &mut [f64; 2], axis: usize, variance: f64) {
-        let shares = &self.shares;
-        let present: f64 =
-            shares.iter().zip(&mut self.effects).map(|(share, e)| share * pick(e)[axis] * pick(e)[axis]).sum();
-        let factor = if present > 0.0 { (variance / (present * self.mean_signs())).sqrt() } else { 0.0 };
-        for effects in &mut self.effects {
-            pick(effects)[axis] *= factor;
+        self.bias = bias_for(&clicks, CLICK_RATE);
+        if let Some(buy) = &mut self.buy {
+            buy.bias = bias_for(&buys, BUY_RATE);
         }
     }
 }
 
-/// Gives the linear part `share` of its variance, the pairwise part all of its own, and lays the columns out for drawing.
-fn finish(mut drafts: Vec<Draft>, share: f64) -> Vec<Column> {
-    let total: f64 = drafts.iter().map(|draft| draft.kind.linear * draft.kind.linear).sum();
-    let paired: Vec<usize> =
-        (0..drafts.len()).filter(|&i| drafts[i].kind.paired.is_some()).take(NUM_PAIRED_SLOTS).collect();
-    // Every axis of every paired slot has variance v; a pair then has 2 v², and the pairs are uncorrelated.
-    let num_pairs = (paired.len() * paired.len().saturating_sub(1) / 2).max(1) as f64;
-    let latent_variance = PAIRED_STD / (2.0 * num_pairs).sqrt();
-    for (index, draft) in drafts.iter_mut().enumerate() {
-        draft.kind.paired = draft.kind.paired.filter(|_| paired.contains(&index));
-        let linear_variance = LINEAR_STD * LINEAR_STD * share * draft.kind.linear * draft.kind.linear / total;
-        for axis in 0..2 {
-            draft.scale(|e| &mut e.linear, axis, linear_variance);
-            draft.scale(|e| &mut e.latent, axis, if draft.kind.paired.is_some() { latent_variance } else { 0.0 });
-        }
+impl Signs {
+    fn structure(&self) -> f64 {
+        self.click.pairs() + self.matches
     }
-    drafts.into_iter().map(Column::from).collect()
 }
 
-impl From<Draft> for Column {
-    fn from(draft: Draft) -> Self {
-        let rows = draft
-            .effects
-            .iter()
-            .zip(&draft.texts)
-            .map(|(effects, text)| {
-                let mut row = Row {
-                    effects: [effects.linear[0], effects.linear[1], effects.latent[0], effects.latent[1]]
-                        .map(|effect| effect as f32),
-                    text: [0; TEXT_BYTES],
-                    text_bytes: text.len() as u8,
-                };
-                row.text[..text.len()].copy_from_slice(text.as_bytes());
-                row
-            })
-            .collect();
-        Self {
-            cells: alias_cells(&draft.shares),
-            rows,
-            max_signs: draft.kind.max_signs,
-            present: draft.kind.present,
-            paired: draft.kind.paired.is_some(),
-            drifts: draft.kind.drifts,
-            absent: draft.absent,
+impl Buy {
+    /// `click_bias` is in the logit of the click and has no place in that of the buy.
+    fn logit(&self, click_bias: f64, signs: &Signs) -> f64 {
+        self.linear(click_bias, signs) + self.shared * signs.structure() + self.own * signs.buy.pairs()
+    }
+
+    fn linear(&self, click_bias: f64, signs: &Signs) -> f64 {
+        self.bias + self.shared * (signs.click.linear - click_bias) + self.own * signs.buy.linear
+    }
+
+    /// Buys are drawn by their own probability and count as clicks; others click by that of the click.
+    fn draw(&self, click_bias: f64, signs: &Signs, stream: &mut Stream) -> Drawn {
+        let buy_logit = self.logit(click_bias, signs);
+        let buy = stream.unit() < probability(buy_logit);
+        let click_logit = signs.click.linear + signs.structure();
+        let click = stream.unit() < probability(click_logit) || buy;
+        // the odds of a union: neither happens with the product of both chances not to
+        let odds = (1.0 + exp(click_logit)) * (1.0 + exp(buy_logit)) - 1.0;
+        Drawn {
+            click: Outcome { best: ln(odds), linear: signs.click.linear, happened: click },
+            buy: Some(Outcome { best: buy_logit, linear: self.linear(click_bias, signs), happened: buy }),
         }
     }
 }
 
-/// The probability of each rank.
-fn zipf_shares(vocabulary: u32, exponent: f64) -> Vec<f64> {
-    let weights: Vec<f64> = (1..=vocabulary).map(|rank| exp(-exponent * ln(f64::from(rank)))).collect();
-    let total: f64 = weights.iter().sum();
-    weights.into_iter().map(|weight| weight / total).collect()
+fn probability(logit: f64) -> f64 {
+    1.0 / (1.0 + exp(-logit))
 }
 
-/// Vose's construction: each cell holds what is left of one value and fills up with one other.
-fn alias_cells(shares: &[f64]) -> Vec<Cell> {
-    let mut left: Vec<f64> = shares.iter().map(|share| share * shares.len() as f64).collect();
-    let mut cells: Vec<Cell> =
-        (0..shares.len()).map(|value| Cell { threshold: u32::MAX, alias: value as u32 }).collect();
-    let (mut small, mut large): (Vec<usize>, Vec<usize>) = (0..shares.len()).partition(|&value| left[value] < 1.0);
-    while let (Some(low), Some(&high)) = (small.pop(), large.last()) {
-        cells[low] = Cell { threshold: (left[low] * f64::from(u32::MAX)) as u32, alias: high as u32 };
-        left[high] -= 1.0 - left[low];
-        if left[high] < 1.0 {
-            large.pop();
-            small.push(high);
+/// The bias that gives the logits this rate.
+fn bias_for(logits: &[f64], rate: f64) -> f64 {
+    let (mut low, mut high) = (-10.0, 10.0);
+    for _ in 0..20 {
+        let bias = 0.5 * (low + high);
+        let happened: f64 = logits.iter().map(|logit| probability(logit + bias)).sum();
+        if happened > rate * logits.len() as f64 {
+            high = bias;
+        } else {
+            low = bias;
         }
     }
-    cells
+    0.5 * (low + high)
 }
 
 #[cfg(test)]
@@ -421,52 +226,47 @@ mod tests {
     use super::super::auc::Ranking;
     use super::*;
 
-    fn spec(slots: u32, seed: u64) -> DemoSpec {
-        DemoSpec { samples: 1, slots, hours: 1, seed, format: DemoFormat::Slots }
+    fn spec(kind: DemoKind, structure: bool, seed: u64) -> DemoSpec {
+        DemoSpec { samples: 1, slots: 20, hours: 1, seed, format: DemoFormat::Slots, kind, structure }
     }
 
-    #[test]
-    fn alias_cells_keep_the_shares() {
-        let shares = zipf_shares(50, 1.05);
-        let mut seen = vec![0.0; 50];
-        for (value, cell) in alias_cells(&shares).iter().enumerate() {
-            let own = f64::from(cell.threshold) / f64::from(u32::MAX);
-            seen[value] += own / 50.0;
-            seen[cell.alias as usize] += (1.0 - own) / 50.0;
-        }
-        for (share, seen) in shares.iter().zip(&seen) {
-            assert!((share - seen).abs() < 1e-8, "{share} {seen}");
-        }
-    }
-
-    #[test]
-    fn effects_of_every_slot_have_mean_zero() {
-        for column in slot_columns(&spec(10, 5)) {
-            let mut mean = [0.0f64; 4];
-            let num_cells = column.cells.len() as f64;
-            for (value, cell) in column.cells.iter().enumerate() {
-                let own = f64::from(cell.threshold) / f64::from(u32::MAX);
-                for (axis, mean) in mean.iter_mut().enumerate() {
-                    *mean += (own * f64::from(column.rows[value].effects[axis])
-                        + (1.0 - own) * f64::from(column.rows[cell.alias as usize].effects[axis]))
-                        / num_cells;
+    /// (rate, best AUC, linear AUC) of each label over the first samples.
+    fn measure(spec: &DemoSpec) -> Vec<(f64, f64, f64)> {
+        const SAMPLES: u64 = 40_000;
+        let truth = Truth::new(spec);
+        let mut rankings: Vec<(u64, Ranking, Ranking)> = Vec::new();
+        let mut line = Vec::new();
+        for index in 0..SAMPLES {
+            line.clear();
+            let drawn = truth.draw(index, Truth::turn(0), &mut line);
+            assert!(!drawn.buy.is_some_and(|buy| buy.happened) || drawn.click.happened, "a buy is a click");
+            for (at, outcome) in [Some(drawn.click), drawn.buy].into_iter().flatten().enumerate() {
+                if rankings.len() == at {
+                    rankings.push((0, Ranking::new(), Ranking::new()));
                 }
+                rankings[at].0 += u64::from(outcome.happened);
+                rankings[at].1.add(outcome.best, outcome.happened);
+                rankings[at].2.add(outcome.linear, outcome.happened);
             }
-            assert!(mean.iter().all(|mean| mean.abs() < 1e-5), "{mean:?}");
         }
+        let rate = |count: u64| count as f64 / SAMPLES as f64;
+        rankings
+            .iter()
+            .map(|(count, best, linear)| (rate(*count), best.auc().unwrap(), linear.auc().unwrap()))
+            .collect()
     }
 
     #[test]
     fn an_old_truth_is_worse_after_a_day() {
-        let truth = Truth::new(&spec(20, 7));
+        let truth = Truth::new(&spec(DemoKind::Pairwise, true, 7));
         let (mut fresh, mut stale) = (Ranking::new(), Ranking::new());
         let mut line = Vec::new();
         for index in 0..60_000 {
             line.clear();
-            let now = truth.draw(index, Truth::turn(23), &mut line);
-            let then = truth.draw(index, Truth::turn(0), &mut line);
-            fresh.add(now.logit, now.click);
-            stale.add(then.logit, now.click);
+            let now = truth.draw(index, Truth::turn(23), &mut line).click;
+            let then = truth.draw(index, Truth::turn(0), &mut line).click;
+            fresh.add(now.best, now.happened);
+            stale.add(then.best, now.happened);
         }
         let lost = fresh.auc().unwrap() - stale.auc().unwrap();
         assert!((0.005..0.08).contains(&lost), "a day costs {lost}");
@@ -475,18 +275,52 @@ mod tests {
     #[test]
     fn pairs_are_worth_what_the_demo_says() {
         for seed in 0..4 {
-            let truth = Truth::new(&spec(20, seed));
-            let (mut best, mut linear) = (Ranking::new(), Ranking::new());
-            let mut line = Vec::new();
-            for index in 0..60_000 {
-                line.clear();
-                let drawn = truth.draw(index, Truth::turn(0), &mut line);
-                best.add(drawn.logit, drawn.click);
-                linear.add(drawn.linear, drawn.click);
-            }
-            let (best, linear) = (best.auc().unwrap(), linear.auc().unwrap());
+            let (rate, best, linear) = measure(&spec(DemoKind::Pairwise, true, seed))[0];
+            assert!((0.21..0.23).contains(&rate), "seed {seed}: rate {rate}");
             assert!((0.79..0.84).contains(&best), "seed {seed}: best {best}");
             assert!((0.66..0.74).contains(&linear), "seed {seed}: linear {linear}");
+        }
+    }
+
+    #[test]
+    fn buys_are_rare_clicks() {
+        for seed in 0..2 {
+            let [(click_rate, click_best, _), (buy_rate, buy_best, buy_linear)] =
+                measure(&spec(DemoKind::Multitask, true, seed))[..]
+            else {
+                panic!("expected two labels");
+            };
+            assert!((0.21..0.25).contains(&click_rate), "seed {seed}: clicks {click_rate}");
+            assert!((0.015..0.025).contains(&buy_rate), "seed {seed}: buys {buy_rate}");
+            assert!((0.79..0.84).contains(&click_best), "seed {seed}: clicks {click_best}");
+            assert!((0.9..0.96).contains(&buy_best), "seed {seed}: buys {buy_best}");
+            assert!((0.64..0.8).contains(&buy_linear), "seed {seed}: buys, linear {buy_linear}");
+        }
+    }
+
+    #[test]
+    fn matches_are_worth_more_than_all_linear_effects() {
+        for seed in 0..2 {
+            let (rate, best, linear) = measure(&spec(DemoKind::Sequence, true, seed))[0];
+            assert!((0.21..0.23).contains(&rate), "seed {seed}: rate {rate}");
+            assert!(best > linear + 0.05, "seed {seed}: best {best}, linear {linear}");
+        }
+    }
+
+    #[test]
+    fn without_structure_the_rates_stay_and_a_linear_model_is_the_best() {
+        for kind in [DemoKind::Pairwise, DemoKind::Sequence] {
+            let (rate, _, linear) = measure(&spec(kind, true, 5))[0];
+            let (shuffled_rate, best, shuffled_linear) = measure(&spec(kind, false, 5))[0];
+            assert!((rate - shuffled_rate).abs() < 0.01, "{kind:?}: {rate} and {shuffled_rate}");
+            assert!((linear - shuffled_linear).abs() < 0.015, "{kind:?}: {linear} and {shuffled_linear}");
+            assert_eq!(best, shuffled_linear, "{kind:?}");
+        }
+        let with = measure(&spec(DemoKind::Multitask, true, 5));
+        let without = measure(&spec(DemoKind::Multitask, false, 5));
+        for (with, without) in with.iter().zip(&without) {
+            assert!((with.0 - without.0).abs() < 0.02, "{with:?} and {without:?}");
+            assert!((with.1 - without.1).abs() < 0.04, "{with:?} and {without:?}");
         }
     }
 }

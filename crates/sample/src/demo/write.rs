@@ -9,8 +9,8 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Instant;
 
 use super::auc::Ranking;
-use super::truth::Truth;
-use super::{DemoError, DemoSpec, DemoSummary, HourSummary, Progress};
+use super::truth::{Outcome, Truth};
+use super::{DemoError, DemoSpec, DemoSummary, HourSummary, LabelSummary, Progress};
 
 const MAX_PART_SAMPLES: u64 = 1_000_000;
 /// Samples between two writes to the file and two reports of progress.
@@ -170,23 +170,52 @@ fn remove_hour(dir: &Path) -> Result<(), DemoError> {
 /// Counts of one part, one hour or everything.
 struct Tally {
     samples: u64,
-    clicks: u64,
     bytes: u64,
+    click: LabelTally,
+    /// Made by the first sample that has this label.
+    buy: Option<LabelTally>,
+}
+
+struct LabelTally {
+    positives: u64,
     best: Ranking,
     linear: Ranking,
 }
 
 impl Tally {
     fn new() -> Self {
-        Self { samples: 0, clicks: 0, bytes: 0, best: Ranking::new(), linear: Ranking::new() }
+        Self { samples: 0, bytes: 0, click: LabelTally::new(), buy: None }
     }
 
     fn merge(&mut self, other: &Self) {
         self.samples += other.samples;
-        self.clicks += other.clicks;
         self.bytes += other.bytes;
+        self.click.merge(&other.click);
+        if let Some(buy) = &other.buy {
+            self.buy.get_or_insert_with(LabelTally::new).merge(buy);
+        }
+    }
+}
+
+impl LabelTally {
+    fn new() -> Self {
+        Self { positives: 0, best: Ranking::new(), linear: Ranking::new() }
+    }
+
+    fn add(&mut self, outcome: Outcome) {
+        self.positives += u64::from(outcome.happened);
+        self.best.add(outcome.best, outcome.happened);
+        self.linear.add(outcome.linear, outcome.happened);
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.positives += other.positives;
         self.best.merge(&other.best);
         self.linear.merge(&other.linear);
+    }
+
+    fn summary(&self) -> LabelSummary {
+        LabelSummary { positives: self.positives, best_auc: self.best.auc(), linear_auc: self.linear.auc() }
     }
 }
 
@@ -251,9 +280,10 @@ impl Worker<'_> {
             block.clear();
             for index in first..end {
                 let drawn = self.truth.draw(index, turn, &mut block);
-                tally.clicks += u64::from(drawn.click);
-                tally.best.add(drawn.logit, drawn.click);
-                tally.linear.add(drawn.linear, drawn.click);
+                tally.click.add(drawn.click);
+                if let Some(buy) = drawn.buy {
+                    tally.buy.get_or_insert_with(LabelTally::new).add(buy);
+                }
             }
             file.write_all(&block).map_err(DemoError::io(path))?;
             tally.samples += end - first;
@@ -327,9 +357,10 @@ impl<'a> Collector<'a> {
             hour: part.hour,
             path,
             samples: hour.samples,
-            clicks: hour.clicks,
-            best_auc: hour.best.auc(),
-            linear_auc: hour.linear.auc(),
+            clicks: hour.click.positives,
+            best_auc: hour.click.best.auc(),
+            linear_auc: hour.click.linear.auc(),
+            buy: hour.buy.as_ref().map(LabelTally::summary),
         });
         Ok(())
     }
@@ -338,9 +369,10 @@ impl<'a> Collector<'a> {
         self.hours.sort_by_key(|hour| hour.hour);
         DemoSummary {
             samples: self.total.samples,
-            clicks: self.total.clicks,
-            best_auc: self.total.best.auc(),
-            linear_auc: self.total.linear.auc(),
+            clicks: self.total.click.positives,
+            best_auc: self.total.click.best.auc(),
+            linear_auc: self.total.click.linear.auc(),
+            buy: self.total.buy.as_ref().map(LabelTally::summary),
             hours: self.hours,
             bytes: self.total.bytes,
             seconds,
@@ -350,10 +382,18 @@ impl<'a> Collector<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::DemoFormat;
+    use super::super::{DemoFormat, DemoKind};
     use super::*;
 
-    const SPEC: DemoSpec = DemoSpec { samples: 20_000, slots: 12, hours: 5, seed: 7, format: DemoFormat::Slots };
+    const SPEC: DemoSpec = DemoSpec {
+        samples: 20_000,
+        slots: 12,
+        hours: 5,
+        seed: 7,
+        format: DemoFormat::Slots,
+        kind: DemoKind::Pairwise,
+        structure: true,
+    };
 
     fn write(spec: &DemoSpec, out: &Path, overwrite: bool, threads: usize) -> Result<DemoSummary, DemoError> {
         generate(spec, out, overwrite, threads, &mut |_| ControlFlow::Continue(()))

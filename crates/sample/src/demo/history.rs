@@ -1,0 +1,162 @@
+//! The sequence of the demo data: the item that is shown, and the items that somebody looked at before.
+//!
+//! Items belong to hidden categories. Half of the samples have items of the shown item's category in their history, one
+//! to three of them among others of a few categories that the person likes, and the more there are the likelier is
+//! the click. Categories are all alike, the number of matches does not depend on the length of the history, and it is in
+//! no single sign: a linear model cannot see it, and the mean of the history blurs it. Categories also have linear
+//! effects, without which they could be told apart by the matches alone, and a network might not find them.
+
+use super::column::{Cell, alias_cells, below, pick, sign_of, zipf_shares};
+use super::random::{Stream, mix};
+
+const NUM_CATEGORIES: u32 = 8;
+const CATEGORY_ITEMS: u32 = 16;
+const ZIPF: f64 = 1.05;
+const NUM_INTERESTS: u32 = 3;
+const MIN_LENGTH: u32 = 4;
+/// The longest history; the job beside the data says so, too.
+pub const MAX_HISTORY: u32 = 20;
+/// How often there are so many matches, in sixteenths.
+const MATCH_SIXTEENTHS: [u32; 4] = [8, 3, 3, 2];
+/// What so many matches do; the mean is zero.
+const MATCH_EFFECTS: [f64; 4] = [-1.3, 0.9, 1.5, 1.6];
+const ITEM_STD: f64 = 0.3;
+const CATEGORY_STD: f64 = 0.5;
+/// Of one item of a history.
+const HISTORY_STD: f64 = 0.15;
+/// Slots are numbered; items take a number that no slot has.
+const ITEM_SIGNS: u32 = u32::MAX - 1;
+
+/// What an item does, shown or in a history, and how it is written.
+struct Item {
+    shown_effect: f64,
+    history_effect: f64,
+    shown_text: String,
+    history_text: String,
+}
+
+/// All items, those of a category one after another.
+pub(super) struct Items {
+    items: Vec<Item>,
+    cells: Vec<Cell>,
+}
+
+/// What the item and its history do to the logit.
+pub(super) struct DrawnItems {
+    pub(super) linear: f64,
+    pub(super) matches: f64,
+}
+
+impl Items {
+    pub(super) fn new(seed: u64) -> Self {
+        let categories: Vec<[f64; 2]> = (0..NUM_CATEGORIES)
+            .map(|category| {
+                let mut stream = Stream::new(mix(seed), category.into());
+                [CATEGORY_STD * stream.bell(), HISTORY_STD * stream.bell()]
+            })
+            .collect();
+        let items = (0..NUM_CATEGORIES * CATEGORY_ITEMS)
+            .map(|value| {
+                let sign = sign_of(ITEM_SIGNS, value);
+                let [shown, history] = categories[(value / CATEGORY_ITEMS) as usize];
+                Item {
+                    shown_effect: shown + ITEM_STD * Stream::new(seed, sign).bell(),
+                    history_effect: history,
+                    shown_text: format!(" {sign}:item"),
+                    history_text: format!(" {sign}:history"),
+                }
+            })
+            .collect();
+        Self { items, cells: alias_cells(&zipf_shares(CATEGORY_ITEMS, ZIPF)) }
+    }
+
+    /// Draws and writes an item and a history.
+    pub(super) fn draw(&self, stream: &mut Stream, out: &mut Vec<u8>) -> DrawnItems {
+        let category = below(stream.next(), NUM_CATEGORIES);
+        let shown = self.pick(category, stream);
+        out.extend_from_slice(shown.shown_text.as_bytes());
+        let mut linear = shown.shown_effect;
+        let num_matches = draw_num_matches(stream);
+        let length = MIN_LENGTH + below(stream.next(), MAX_HISTORY - MIN_LENGTH + 1);
+        let interests = draw_interests(category, stream);
+        let mut matches_left = num_matches;
+        for left in (1..=length).rev() {
+            // the matches are spread evenly: so many of the places that are left
+            let category = if below(stream.next(), left) < matches_left {
+                matches_left -= 1;
+                category
+            } else {
+                interests[below(stream.next(), NUM_INTERESTS) as usize]
+            };
+            let item = self.pick(category, stream);
+            out.extend_from_slice(item.history_text.as_bytes());
+            linear += item.history_effect;
+        }
+        DrawnItems { linear, matches: MATCH_EFFECTS[num_matches as usize] }
+    }
+
+    fn pick(&self, category: u32, stream: &mut Stream) -> &Item {
+        &self.items[category as usize * CATEGORY_ITEMS as usize + pick(&self.cells, stream)]
+    }
+}
+
+fn draw_num_matches(stream: &mut Stream) -> u32 {
+    let mut sixteenth = below(stream.next(), 16);
+    let mut num_matches = 0;
+    while sixteenth >= MATCH_SIXTEENTHS[num_matches] {
+        sixteenth -= MATCH_SIXTEENTHS[num_matches];
+        num_matches += 1;
+    }
+    num_matches as u32
+}
+
+/// Different categories, none of them that of the shown item.
+fn draw_interests(shown: u32, stream: &mut Stream) -> [u32; NUM_INTERESTS as usize] {
+    let mut others = [0; NUM_CATEGORIES as usize - 1];
+    for (other, category) in others.iter_mut().zip((0..NUM_CATEGORIES).filter(|&category| category != shown)) {
+        *other = category;
+    }
+    let mut interests = [0; NUM_INTERESTS as usize];
+    for (taken, interest) in interests.iter_mut().enumerate() {
+        let at = taken + below(stream.next(), (others.len() - taken) as u32) as usize;
+        others.swap(taken, at);
+        *interest = others[taken];
+    }
+    interests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matches_have_mean_zero_and_are_counted_right() {
+        let mean: f64 =
+            MATCH_SIXTEENTHS.iter().zip(MATCH_EFFECTS).map(|(&share, effect)| f64::from(share) * effect / 16.0).sum();
+        assert!(mean.abs() < 1e-9, "{mean}");
+        let items = Items::new(3);
+        let category_of = |text: &str| {
+            let at = items.items.iter().position(|item| item.shown_text.contains(text)).unwrap();
+            at as u32 / CATEGORY_ITEMS
+        };
+        let mut lengths = [0; MAX_HISTORY as usize + 1];
+        for index in 0..2000 {
+            let mut line = Vec::new();
+            let drawn = items.draw(&mut Stream::new(3, index), &mut line);
+            let line = String::from_utf8(line).unwrap();
+            let (mut shown, mut history) = (Vec::new(), Vec::new());
+            for field in line.split_whitespace() {
+                let (sign, slot) = field.split_once(':').unwrap();
+                if slot == "item" { shown.push(category_of(sign)) } else { history.push(category_of(sign)) }
+            }
+            let num_matches = history.iter().filter(|&&category| category == shown[0]).count();
+            assert_eq!((shown.len(), drawn.matches), (1, MATCH_EFFECTS[num_matches]));
+            history.sort_unstable();
+            history.dedup();
+            assert!(history.len() <= 1 + NUM_INTERESTS as usize);
+            lengths[line.split_whitespace().count() - 1] += 1;
+        }
+        assert!(lengths[..MIN_LENGTH as usize].iter().all(|&count| count == 0));
+        assert!(lengths[MIN_LENGTH as usize..].iter().all(|&count| count > 50), "{lengths:?}");
+    }
+}
