@@ -75,6 +75,11 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
     from elasticrec.config import load_job, match_files
 
     loaded = load_job(job, overrides or [])
+    if loaded.model.own:
+        # only what trains and publishes can tell whether the user's code does
+        from elasticrec.publish.export import check_exports
+
+        check_exports(loaded)
     num_train, num_eval = len(match_files(loaded, "train")), len(match_files(loaded, "eval"))
     typer.echo(loaded.to_yaml(), nl=False)
     typer.echo(f"ok: files to train on: {num_train}, to evaluate on: {num_eval}", err=True)
@@ -179,6 +184,16 @@ def data_demo(
     hours: Annotated[int, typer.Option(min=1, max=2**20, help="Hours the samples are spread over.")] = 4,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same bytes.")] = 1,
     format: Annotated[str, typer.Option(help="slots or criteo.")] = "slots",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="What there is to learn: pairwise (pairs of slots), multitask (clicks and rare buys) or "
+            "sequence (a history of items)."
+        ),
+    ] = "pairwise",
+    structure: Annotated[
+        bool, typer.Option("--structure/--no-structure", help="Without, that is shuffled away and cannot be learned.")
+    ] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace hours that are there.")] = False,
 ) -> None:
     """Write click logs and a job to train on them.
@@ -195,6 +210,8 @@ def data_demo(
             hours=hours,
             seed=seed,
             format=format,
+            kind=kind,
+            structure=structure,
             overwrite=overwrite,
             progress=progress,
         )

@@ -1,6 +1,7 @@
 """A run: the directory that one training writes, and what the other commands find it by.
 
 runs/<name>/job.yaml         the job as it was resolved; secrets stay references
+runs/<name>/model.py         the model, where it is one of the user's own
 runs/<name>/checkpoints/     one directory a checkpoint
 runs/<name>/metrics.jsonl    a line a report
 runs/<name>/units/           the units of each epoch, written down before they are read
@@ -39,6 +40,11 @@ class Run:
         return self.path / "job.yaml"
 
     @property
+    def model_path(self) -> Path:
+        """The copy of the file of a model of the user's own: the run can be loaded when the original is gone."""
+        return self.path / "model.py"
+
+    @property
     def checkpoints(self) -> Path:
         """Directory of the checkpoints."""
         return self.path / "checkpoints"
@@ -67,13 +73,17 @@ class Run:
         run = cls.of(job, root)
         if run.has_checkpoints():
             run.check_resumes(job)
-        if not run.exists() and run.job_path.exists():
-            raise ConfigError(
-                f"{run.path}: not the directory of a run, but has a `job.yaml`, which the run would replace; "
-                "give the job another name or move that file"
-            )
+        source = job.model_source()
+        for path in [run.job_path, *([run.model_path] if source is not None else [])]:
+            if not run.exists() and path.exists():
+                raise ConfigError(
+                    f"{run.path}: not the directory of a run, but has a `{path.name}`, which the run would replace; "
+                    "give the job another name or move that file"
+                )
         run.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_atomically(run.job_path, job.to_yaml(references=True).encode())
+        if source is not None:
+            write_atomically(run.model_path, source)
+        write_atomically(run.job_path, _with_copied_model(job, run).to_yaml(references=True).encode())
         return run
 
     def exists(self) -> bool:
@@ -103,7 +113,7 @@ class Run:
         for path in (*self.checkpoints.iterdir(), self.units):
             if path.exists():
                 shutil.rmtree(path)
-        for path in (self.metrics_path, self.job_path):
+        for path in (self.metrics_path, self.job_path, self.model_path):
             path.unlink(missing_ok=True)
         self.checkpoints.rmdir()
         with contextlib.suppress(OSError):
@@ -122,6 +132,14 @@ class Run:
                 f"{job.source}: differs from the job of {self.path} in {keys}; "
                 f"change it back, give the job another name, or remove {self.path}"
             )
+
+
+def _with_copied_model(job: Job, run: Run) -> Job:
+    """The job as it stands in the run, whose model is the copy beside it."""
+    if job.model.own is None:
+        return job
+    kind = f"{run.model_path.name}:{job.model.own[1]}"
+    return job.model_copy(update={"model": job.model.model_copy(update={"kind": kind})})
 
 
 def resolve_run(text: str, root: Path = RUNS) -> Run:

@@ -120,7 +120,8 @@ def _check_word(value: str) -> str:
 Word = Annotated[str, AfterValidator(_check_word)]
 
 
-def _absolute(value: str, info: ValidationInfo) -> str:
+def absolute(value: str, info: ValidationInfo) -> str:
+    """A path from the directory of the job file."""
     if not value or not value.isprintable():
         raise expected("a path, a directory or a glob")
     try:
@@ -134,7 +135,7 @@ def one_or_list(value: Any) -> Any:
     return [value] if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
-PathText = Annotated[str, AfterValidator(_absolute)]
+PathText = Annotated[str, AfterValidator(absolute)]
 Paths = Annotated[
     tuple[PathText, ...],
     Field(strict=False),

@@ -28,6 +28,11 @@ def decisive(job: Job) -> dict[str, Any]:
     }
     for name, section in (("model", job.model), ("sparse", job.sparse), ("dense", job.dense)):
         parts.update(_flatten(name, section.model_dump(mode="json")))
+    source = job.model_source()
+    if job.model.own and source is not None:
+        # wherever the file lies, what is in it decides
+        parts["model.kind"] = job.model.own[1]
+        parts["model.source"] = hashlib.sha256(source).hexdigest()
     return parts
 
 

@@ -1,31 +1,79 @@
 """The sections of a job beside `data`, and the job with what the rest of the data path takes from it."""
 
 import ipaddress
+import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator
 
 from elasticrec.config.data import Data
 from elasticrec.config.document import dump
-from elasticrec.config.fields import MAX_COUNT, MAX_SECONDS, Bytes, Name, Section, expected
+from elasticrec.config.fields import MAX_COUNT, MAX_SECONDS, Bytes, Name, Section, absolute, expected, problem
 from elasticrec.config.secret import REFERENCES, Secret
 from elasticrec.config.sparse import Sparse
+from elasticrec.errors import ConfigError
 
 # Version of hash(slot name, value): a served version must know which one made its rows.
 HASH_VERSION = 1
 
 
+MODELS = ("lr", "fm", "dnn", "wide_deep", "deepfm", "dcn_v2", "mmoe")
+
+_OWN_MODEL = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def _check_kind(value: str, info: ValidationInfo) -> str:
+    """A model by its name as it is; one of the user's own with its path made absolute."""
+    if value in MODELS:
+        return value
+    match = _OWN_MODEL.fullmatch(value)
+    if match is None or not value.isprintable():
+        names = ", ".join(f"`{name}`" for name in MODELS)
+        raise expected(f"{names} or a class of your own such as `my_model.py:MyModel`")
+    return f"{absolute(match[1], info)}:{match[2]}"
+
+
+_Widths = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(min_length=1, max_length=64, strict=False)]
+
+
 class Model(Section):
     """The network above the embeddings."""
 
-    kind: Literal["lr", "fm", "dnn", "wide_deep", "deepfm", "dcn_v2"] = Field(
-        default="wide_deep", description="Which model."
+    kind: Annotated[str, AfterValidator(_check_kind)] = Field(
+        default="wide_deep",
+        description="Which model: `lr`, `fm`, `dnn`, `wide_deep`, `deepfm`, `dcn_v2`, `mmoe`, or a class of your own "
+        "as FILE.py:CLASS, the file relative to the job file.",
     )
     dim: int = Field(default=9, ge=1, le=1024, description="Length of the vector of a sign.")
-    hidden: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(min_length=1, max_length=64, strict=False)
-    ] = Field(default=(400, 400, 400), description="Widths of the hidden layers, first to last.")
+    hidden: _Widths = Field(
+        default=(400, 400, 400),
+        description="Widths of the hidden layers, first to last; `mmoe`: those of the tower of each label.",
+    )
     cross_layers: int = Field(default=3, ge=1, le=64, description="`dcn_v2`: layers that cross the input with itself.")
+    experts: int = Field(default=4, ge=1, le=256, description="`mmoe`: networks that the labels share.")
+    expert_hidden: _Widths = Field(default=(128,), description="`mmoe`: widths of the layers of an expert.")
+    options: dict[str, Any] = Field(
+        default={}, description="Whatever a model of your own takes beyond these; it finds it in `options.extra`."
+    )
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _empty_means_none(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if value and info.data.get("kind") in MODELS:
+            raise problem(f"`{info.data['kind']}` has no such options; they are for a model of your own")
+        return value
+
+    @property
+    def own(self) -> tuple[Path, str] | None:
+        """File and class of a model of the user's own."""
+        match = _OWN_MODEL.fullmatch(self.kind)
+        return (Path(match[1]), match[2]) if match else None
 
 
 class DenseOptimizer(Section):
@@ -148,6 +196,7 @@ class Job(Section):
     serve: Serve = Field(default=Serve(), description="The inference server.")
 
     _source: str = PrivateAttr(default="job")
+    _model_source: bytes | None = PrivateAttr(default=None)
 
     @field_validator("publish")
     @classmethod
@@ -160,6 +209,18 @@ class Job(Section):
     def source(self) -> str:
         """Where the job was read from, for messages."""
         return self._source
+
+    def model_source(self) -> bytes | None:
+        """The file of a model of the user's own; read once: a change of it does not reach a training at work."""
+        if self.model.own is None or self._model_source is not None:
+            return self._model_source
+        path = self.model.own[0]
+        try:
+            self._model_source = path.read_bytes()
+        except OSError as error:
+            reason = (error.strerror or "cannot be read").lower()
+            raise ConfigError(f"{self._source}: model.kind: {path}: {reason}") from None
+        return self._model_source
 
     def to_dict(self, *, references: bool = False) -> dict[str, Any]:
         """All keys with defaults filled in, as plain values; secrets are `***`, or references if asked."""

@@ -15,6 +15,24 @@ from elasticrec.machine import num_cores
 
 SLOTS = 20
 CRITEO_SLOTS = 26
+# Longest history of kind `sequence`.
+MAX_HISTORY = 20
+
+# The model that each kind is made for.
+_MODELS = {
+    "pairwise": {"kind": "wide_deep", "dim": 9, "hidden": [128, 64]},
+    "multitask": {"kind": "mmoe", "dim": 9, "experts": 4, "expert_hidden": [64], "hidden": [32]},
+    "sequence": {"kind": "din", "dim": 8, "hidden": [64, 32]},
+}
+
+
+@dataclass(frozen=True)
+class Label:
+    """What was written of a second label."""
+
+    positives: int
+    best_auc: float | None
+    linear_auc: float | None
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,7 @@ class Hour:
     clicks: int
     best_auc: float | None
     linear_auc: float | None
+    buy: Label | None
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,8 @@ class DemoSummary:
     """AUC of the true probabilities: no model can do better."""
     linear_auc: float | None
     """AUC of the linear part of the truth: no linear model can do better."""
+    buy: Label | None
+    """The second label of kind `multitask`."""
     hours: list[Hour]
     num_bytes: int
     seconds: float
@@ -53,6 +74,8 @@ def write_demo(
     hours: int = 4,
     seed: int = 1,
     format: str = "slots",
+    kind: str = "pairwise",
+    structure: bool = True,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> DemoSummary:
@@ -75,33 +98,42 @@ def write_demo(
             overwrite=overwrite,
             threads=num_cores(),
             progress=progress,
+            kind=kind,
+            structure=structure,
         )
     )
     seconds, num_bytes = raw.pop("seconds"), raw.pop("bytes")
     write_atomically(out / "truth.json", json.dumps(raw, indent=1, sort_keys=True).encode() + b"\n")
-    written = [Hour(**hour) for hour in raw.pop("hours")]
-    write_atomically(out / "job.yaml", _job(written, slots, format).encode())
-    return DemoSummary(out=out, hours=written, num_bytes=num_bytes, seconds=seconds, **raw)
+    written = [Hour(**(hour | {"buy": _label(hour["buy"])})) for hour in raw.pop("hours")]
+    write_atomically(out / "job.yaml", _job(written, slots, format, kind).encode())
+    buy = _label(raw.pop("buy"))
+    return DemoSummary(out=out, buy=buy, hours=written, num_bytes=num_bytes, seconds=seconds, **raw)
 
 
-def _job(hours: list[Hour], slots: int, format: str) -> str:
+def _label(raw: dict[str, Any] | None) -> Label | None:
+    return None if raw is None else Label(**raw)
+
+
+def _job(hours: list[Hour], slots: int, format: str, kind: str) -> str:
     """A job that trains on all hours but the last and evaluates on that one."""
     data: dict[str, Any] = {"format": format, "train": [hour.path for hour in hours[:-1] or hours]}
     if len(hours) > 1:
         data["eval"] = [hours[-1].path]
     if format == "slots":
-        data["slots"] = [f"0-{slots - 1}"] if slots > 1 else ["0"]
+        numbered = slots - 2 if kind == "sequence" else slots
+        data["slots"] = [f"0-{numbered - 1}" if numbered > 1 else "0"]
+    if kind == "sequence":
+        data["slots"] += ["item", {"name": "history", "share": "item", "sequence": MAX_HISTORY}]
+    if kind == "multitask":
+        data["labels"] = ["click", "buy"]
     body = yaml.safe_dump({"data": data}, sort_keys=False)
+    model = yaml.safe_dump({"model": _MODELS[kind]}, sort_keys=False, default_flow_style=None)
     return (
         "# Demo data: `elasticrec train` this job, `elasticrec publish demo`, `elasticrec serve models/demo`.\n"
         "# Every key that is left out has a default: `elasticrec check` prints them all.\n"
         "name: demo\n"
         "# paths start from the directory of this file\n"
-        f"{body}"
-        "model:\n"
-        "  kind: wide_deep\n"
-        "  dim: 9\n"
-        "  hidden: [128, 64]\n"
+        f"{body}{model}"
         "train:\n"
         "  epochs: 1\n"
         "  batch_size: 512\n"
@@ -117,9 +149,15 @@ def summary_lines(summary: DemoSummary) -> list[str]:
         f"  clicks: {summary.clicks / summary.samples:.1%} of the samples",
         f"  best possible AUC {_auc(summary.best_auc)}; of a linear model at most {_auc(summary.linear_auc)}",
     ]
+    if summary.buy:
+        lines.append(
+            f"  buys: {summary.buy.positives / summary.samples:.1%} of the samples; best possible AUC "
+            f"{_auc(summary.buy.best_auc)}; of a linear model at most {_auc(summary.buy.linear_auc)}"
+        )
     if len(summary.hours) > 1:
         last = summary.hours[-1]
-        lines.append(f"  best possible AUC on the last hour, {last.path}: {_auc(last.best_auc)}")
+        buy = f", of buys {_auc(last.buy.best_auc)}" if last.buy else ""
+        lines.append(f"  best possible AUC on the last hour, {last.path}: {_auc(last.best_auc)}{buy}")
     return [*lines, f"  train on it: elasticrec train {summary.out / 'job.yaml'}"]
 
 

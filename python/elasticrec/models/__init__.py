@@ -1,11 +1,12 @@
 """The networks above the embeddings: one short file a model, torch only."""
 
-from elasticrec.models.base import Column, Inputs, Model, Options, Shape
+from elasticrec.models.base import Column, Inputs, Model, Options, Shape, mlp
 from elasticrec.models.dcn_v2 import DCNv2
 from elasticrec.models.deepfm import DeepFM
 from elasticrec.models.dnn import DNN
 from elasticrec.models.fm import FM
 from elasticrec.models.lr import LR
+from elasticrec.models.mmoe import MMoE
 from elasticrec.models.wide_deep import WideDeep
 
 ZOO: dict[str, type[Model]] = {
@@ -15,6 +16,22 @@ ZOO: dict[str, type[Model]] = {
     "wide_deep": WideDeep,
     "deepfm": DeepFM,
     "dcn_v2": DCNv2,
+    "mmoe": MMoE,
 }
 
-__all__ = ["DNN", "FM", "LR", "ZOO", "Column", "DCNv2", "DeepFM", "Inputs", "Model", "Options", "Shape", "WideDeep"]
+__all__ = [
+    "DNN",
+    "FM",
+    "LR",
+    "ZOO",
+    "Column",
+    "DCNv2",
+    "DeepFM",
+    "Inputs",
+    "MMoE",
+    "Model",
+    "Options",
+    "Shape",
+    "WideDeep",
+    "mlp",
+]

@@ -3,9 +3,9 @@
 Shapes in names: B samples, S slots, D dense values, L labels, W the width of a column.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,10 @@ class Options:
     dim: int = 9
     hidden: tuple[int, ...] = (400, 400, 400)
     cross_layers: int = 3
+    experts: int = 4
+    expert_hidden: tuple[int, ...] = (128,)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """`model.options` of the job: what a model of the user's own has beyond these."""
 
 
 class Model(nn.Module):

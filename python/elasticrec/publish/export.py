@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import onnx
 import torch
 
+from elasticrec.config import Job
 from elasticrec.errors import ModelError
 from elasticrec.models import Shape
-from elasticrec.training.dense import FlatTensor
-from elasticrec.training.network import Scorer
+from elasticrec.training.dense import FlatParameters, FlatTensor
+from elasticrec.training.network import Scorer, build_model
 
 DENSE_FILE = "dense.bin"
 OUTPUT = "scores"
@@ -62,6 +63,12 @@ def export_graph(scorer: Scorer, tensors: list[FlatTensor]) -> bytes:
     del graph.metadata_props[:]
     content: bytes = graph.SerializeToString(deterministic=True)
     return content
+
+
+def check_exports(job: Job) -> None:
+    """Refuse a job whose model cannot be built or published, before hours of training."""
+    model = build_model(job)
+    export_graph(Scorer(model), FlatParameters(model, job).tensors)
 
 
 class _WithoutDense(torch.nn.Module):

@@ -328,6 +328,9 @@ class Trainer:
 def train_job(job: Job, *, fresh: bool = False) -> Summary:
     """Train a job in this process; an unfinished run of it goes on where it was."""
     with Run.of(job).locked():
+        if job.model.own:
+            # a model that does not work must leave no trace, and its file may lie in the run that is discarded
+            build_model(job)
         if fresh:
             # a job that cannot start must not cost the run it would replace
             for key in ("train", "eval"):

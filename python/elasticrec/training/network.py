@@ -12,16 +12,17 @@ from elasticrec.errors import ModelError
 from elasticrec.machine import num_cores
 from elasticrec.models import ZOO, Model, Options, Shape
 from elasticrec.training.embedding import split_columns
+from elasticrec.training.own_model import build_own
 
 
 def build_model(job: Job) -> Model:
     """The model of a job with the initial weights that its seed decides."""
     shape = Shape(len(job.data.slots), len(job.data.dense), len(job.data.labels))
-    options = Options(**job.model.model_dump(exclude={"kind"}))
+    options = Options(**job.model.model_dump(exclude={"kind", "options"}), extra=job.model.options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.train.seed)
         try:
-            return ZOO[job.model.kind](shape, options)
+            return build_own(job, shape, options) if job.model.own else ZOO[job.model.kind](shape, options)
         except (RuntimeError, MemoryError) as error:
             if "memory" not in str(error) and not isinstance(error, MemoryError):
                 raise

@@ -14,8 +14,8 @@ const CATEGORY_ITEMS: u32 = 16;
 const ZIPF: f64 = 1.05;
 const NUM_INTERESTS: u32 = 3;
 const MIN_LENGTH: u32 = 4;
-/// The longest history; the job beside the data says so, too.
-pub const MAX_HISTORY: u32 = 20;
+/// The job beside the data says it, too.
+const MAX_HISTORY: u32 = 20;
 /// How often there are so many matches, in sixteenths.
 const MATCH_SIXTEENTHS: [u32; 4] = [8, 3, 3, 2];
 /// What so many matches do; the mean is zero.

@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-pub use history::MAX_HISTORY;
 pub use write::generate;
 
 const MAX_SLOTS: u32 = 10_000;
