@@ -174,7 +174,7 @@ class Job(Section):
         return {
             "format": self.data.format,
             "hash": HASH_VERSION,
-            "slots": [{"name": slot.name, "pooling": slot.pooling} for slot in self.data.slots],
+            "slots": [slot.model_dump(exclude_none=True) for slot in self.data.slots],
             "dense": [{"name": column.name, "normalize": column.normalization()} for column in self.data.dense],
             "labels": list(self.data.labels),
         }
