@@ -46,6 +46,9 @@ class Batch:
     @property
     def num_bad(self) -> int: ...
     @property
+    def num_unused(self) -> int:
+        """Signs in slots that the job does not use."""
+    @property
     def bad(self) -> list[str]: ...
     @property
     def dense(self) -> _F32: ...
@@ -88,7 +91,7 @@ class Table:
     @property
     def width(self) -> int: ...
     def pull(self, batch: Batch, out: _F32) -> None:
-        """Writes the pooled rows of a batch into `out`, `[num_samples, num_slots, width]`. Creates nothing."""
+        """Writes the pooled rows of a batch into `out`, `[num_samples, num_cells, width]`. Creates nothing."""
     def push(self, batch: Batch, gradient: _F32, scale: float, seen: int) -> tuple[int, bool]:
         """Applies the gradient of what `pull` wrote, times `scale`: (rows created, gradient was not finite)."""
     def get(self, sign: int) -> tuple[int, int, int, list[float], list[float]] | None:

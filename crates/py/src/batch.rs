@@ -91,8 +91,7 @@ impl Batch {
         };
         let dense = matrix(std::mem::take(&mut batch.dense), num_dense);
         let labels = matrix(std::mem::take(&mut batch.labels), num_labels);
-        let weights = batch.shows.iter().map(|&show| show as f32).collect();
-        let weights = PyArray1::from_vec(py, weights).unbind();
+        let weights = PyArray1::from_vec(py, std::mem::take(&mut batch.weights)).unbind();
         Batch { parser, parsed, handles: Vec::new(), dense, labels, weights }
     }
 }
@@ -125,6 +124,12 @@ impl Batch {
     #[getter]
     fn num_bad(&self) -> usize {
         self.parsed.num_bad
+    }
+
+    /// Signs in slots that the job does not use.
+    #[getter]
+    fn num_unused(&self) -> u64 {
+        self.parsed.batch.num_unused
     }
 
     /// The first few bad records of the reader, as `file:line: what`.

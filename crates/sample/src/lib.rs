@@ -6,9 +6,11 @@
 
 pub mod batch;
 mod criteo;
+pub mod csv;
 pub mod demo;
 pub mod features;
 pub mod hash;
+mod paddlerec;
 pub mod parser;
 pub mod pool;
 pub mod reader;
@@ -19,6 +21,7 @@ pub mod unit;
 pub use batch::{Batch, BatchBuilder};
 pub use features::{Features, FeaturesError, Format, Normalize, Pooling};
 pub use parser::{LabelMode, Parser, RecordError};
+pub use pool::Layout;
 pub use reader::{BatchName, BatchReader, ParsedBatch, ReadError, ReaderOptions};
 pub use unique::Unique;
 pub use unit::{Stamp, Unit};

@@ -52,8 +52,17 @@ class Slot(Section):
         default=None,
         description="How several signs of one sample become one vector; `data.pooling` if not given.",
     )
+    share: Word | None = Field(
+        default=None, description="Slot whose rows it shares: equal values of the two slots have one row."
+    )
+    sequence: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Not pooled: its last so many signs reach the model one by one, in their order.",
+    )
 
-    @field_validator("name", mode="before")
+    @field_validator("name", "share", mode="before")
     @classmethod
     def _number_is_a_name(cls, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -169,7 +178,12 @@ class Data(Section):
             raise problem("expected at least 1 slot, got none; name those to use, such as `[0-25]`")
         if num_slots > MAX_SLOTS:
             raise problem(f"expected at most {MAX_SLOTS} slots, got {num_slots}")
-        slots = tuple(Slot(name=name, pooling=slot.pooling or default) for slot in value for name in _expand(slot.name))
+        slots = tuple(
+            slot.model_copy(update={"name": name, "pooling": slot.pooling or default})
+            for slot in value
+            for name in _expand(slot.name)
+        )
+        _check_sharing(slots)
         _check_columns([slot.name for slot in slots], "slot", info, CRITEO_SLOTS)
         return slots
 
@@ -202,7 +216,8 @@ class Data(Section):
         shown: list[Any] = []
         run: list[int] = []
         for slot in slots:
-            if slot.pooling == self.pooling and _NUMBER.fullmatch(slot.name):
+            plain = slot.model_dump(exclude_none=True).keys() == {"name", "pooling"} and slot.pooling == self.pooling
+            if plain and _NUMBER.fullmatch(slot.name):
                 number = int(slot.name)
                 if run and number != run[-1] + 1:
                     shown += _show_run(run)
@@ -211,7 +226,7 @@ class Data(Section):
                 continue
             shown += _show_run(run)
             run = []
-            shown.append(slot.name if slot.pooling == self.pooling else slot.model_dump())
+            shown.append(slot.name if plain else slot.model_dump(exclude_none=True))
         return shown + _show_run(run)
 
     @field_serializer("dense", when_used="json")
@@ -226,6 +241,17 @@ def _expand(name: str) -> Iterable[str]:
 
 def _show_run(run: list[int]) -> list[str]:
     return [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+
+
+def _check_sharing(slots: Iterable[Slot]) -> None:
+    own = {slot.name: slot.share is None for slot in slots}
+    for slot in slots:
+        if slot.share is not None and not own.get(slot.share):
+            what = "which is not among the slots" if slot.share not in own else "which shares those of another"
+            raise problem(f"slot `{slot.name}` shares the rows of `{slot.share}`, {what}")
+    num_cells = sum(slot.sequence or 1 for slot in slots)
+    if num_cells > MAX_SLOTS:
+        raise problem(f"expected at most {MAX_SLOTS} slots and places of sequences, got {num_cells}")
 
 
 def _check_unique(names: Iterable[str], kind: str) -> None:

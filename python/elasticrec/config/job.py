@@ -18,7 +18,7 @@ from elasticrec.errors import ConfigError
 HASH_VERSION = 1
 
 
-MODELS = ("lr", "fm", "dnn", "wide_deep", "deepfm", "dcn_v2", "mmoe")
+MODELS = ("lr", "fm", "dnn", "wide_deep", "deepfm", "dcn_v2", "mmoe", "din")
 
 _OWN_MODEL = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -42,8 +42,8 @@ class Model(Section):
 
     kind: Annotated[str, AfterValidator(_check_kind)] = Field(
         default="wide_deep",
-        description="Which model: `lr`, `fm`, `dnn`, `wide_deep`, `deepfm`, `dcn_v2`, `mmoe`, or a class of your own "
-        "as FILE.py:CLASS, the file relative to the job file.",
+        description="Which model: `lr`, `fm`, `dnn`, `wide_deep`, `deepfm`, `dcn_v2`, `mmoe`, `din`, or a class of your "
+        "own as FILE.py:CLASS, the file relative to the job file.",
     )
     dim: int = Field(default=9, ge=1, le=1024, description="Length of the vector of a sign.")
     hidden: _Widths = Field(
@@ -53,6 +53,9 @@ class Model(Section):
     cross_layers: int = Field(default=3, ge=1, le=64, description="`dcn_v2`: layers that cross the input with itself.")
     experts: int = Field(default=4, ge=1, le=256, description="`mmoe`: networks that the labels share.")
     expert_hidden: _Widths = Field(default=(128,), description="`mmoe`: widths of the layers of an expert.")
+    attention_hidden: _Widths = Field(
+        default=(36,), description="`din`: widths of the layers that weigh a place of a sequence."
+    )
     options: dict[str, Any] = Field(
         default={}, description="Whatever a model of your own takes beyond these; it finds it in `options.extra`."
     )
@@ -183,6 +186,17 @@ class Serve(Section):
         return value
 
 
+def _check_din(data: Data) -> None:
+    sequences = {slot.name: slot.share for slot in data.slots if slot.sequence}
+    if not sequences:
+        raise problem(
+            "`din` needs a sequence, such as `data.slots: [item, {name: history, share: item, sequence: 20}]`"
+        )
+    for name, share in sequences.items():
+        if share is None or share in sequences:
+            raise problem(f"`din` weighs slot `{name}` by an ordinary slot; name it: `data.slots[].share`")
+
+
 class Job(Section):
     """One job: what is trained on what, and how it is published and served."""
 
@@ -197,6 +211,13 @@ class Job(Section):
 
     _source: str = PrivateAttr(default="job")
     _model_source: bytes | None = PrivateAttr(default=None)
+
+    @field_validator("model")
+    @classmethod
+    def _check_sequences(cls, value: Model, info: ValidationInfo) -> Model:
+        if value.kind == "din" and "data" in info.data:
+            _check_din(info.data["data"])
+        return value
 
     @field_validator("publish")
     @classmethod
@@ -235,7 +256,7 @@ class Job(Section):
         return {
             "format": self.data.format,
             "hash": HASH_VERSION,
-            "slots": [{"name": slot.name, "pooling": slot.pooling} for slot in self.data.slots],
+            "slots": [slot.model_dump(exclude_none=True) for slot in self.data.slots],
             "dense": [{"name": column.name, "normalize": column.normalization()} for column in self.data.dense],
             "labels": list(self.data.labels),
         }

@@ -1,8 +1,9 @@
 """The networks above the embeddings: one short file a model, torch only."""
 
-from elasticrec.models.base import Column, Inputs, Model, Options, Shape, mlp
+from elasticrec.models.base import Column, Inputs, Model, Options, Sequence, Shape, mlp
 from elasticrec.models.dcn_v2 import DCNv2
 from elasticrec.models.deepfm import DeepFM
+from elasticrec.models.din import DIN
 from elasticrec.models.dnn import DNN
 from elasticrec.models.fm import FM
 from elasticrec.models.lr import LR
@@ -17,9 +18,11 @@ ZOO: dict[str, type[Model]] = {
     "deepfm": DeepFM,
     "dcn_v2": DCNv2,
     "mmoe": MMoE,
+    "din": DIN,
 }
 
 __all__ = [
+    "DIN",
     "DNN",
     "FM",
     "LR",
@@ -31,6 +34,7 @@ __all__ = [
     "MMoE",
     "Model",
     "Options",
+    "Sequence",
     "Shape",
     "WideDeep",
     "mlp",

@@ -3,7 +3,7 @@
 Shapes in names: B samples, S slots, D dense values, L labels, W the width of a column.
 """
 
-from collections.abc import Mapping, Sequence
+import collections.abc
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,12 +23,26 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Sequence:
+    """A slot whose signs are not pooled: cells `first` to `first + length`, filled from the front, then zero."""
+
+    first: int
+    length: int
+    target: int | None
+    """The cell of the slot whose rows it shares."""
+
+
+@dataclass(frozen=True)
 class Shape:
-    """The sizes of the data that a model is built for."""
+    """The sizes of the data that a model is built for.
+
+    `num_slots` counts the vectors of a sample: one for each slot, and one for each place of a sequence.
+    """
 
     num_slots: int
     num_dense: int
     num_labels: int
+    sequences: tuple[Sequence, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,8 @@ class Options:
     cross_layers: int = 3
     experts: int = 4
     expert_hidden: tuple[int, ...] = (128,)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    attention_hidden: tuple[int, ...] = (36,)
+    extra: collections.abc.Mapping[str, Any] = field(default_factory=dict)
     """`model.options` of the job: what a model of the user's own has beyond these."""
 
 
@@ -72,7 +87,7 @@ class Linear(nn.Module):
         return logits_BL if self.dense is None else logits_BL + self.dense(dense_BD)
 
 
-def mlp(num_inputs: int, hidden: Sequence[int], num_outputs: int) -> nn.Sequential:
+def mlp(num_inputs: int, hidden: collections.abc.Sequence[int], num_outputs: int) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     layers: list[nn.Module] = []
     for width in hidden:
