@@ -42,8 +42,8 @@ class Model(Section):
 
     kind: Annotated[str, AfterValidator(_check_kind)] = Field(
         default="wide_deep",
-        description="Which model: `lr`, `fm`, `dnn`, `wide_deep`, `deepfm`, `dcn_v2`, `mmoe`, `din`, or a class of your "
-        "own as FILE.py:CLASS, the file relative to the job file.",
+        description=f"Which model: {', '.join(f'`{name}`' for name in MODELS)}, "
+        "or a class of your own as FILE.py:CLASS, the file relative to the job file.",
     )
     dim: int = Field(default=9, ge=1, le=1024, description="Length of the vector of a sign.")
     hidden: _Widths = Field(

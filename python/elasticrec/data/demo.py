@@ -16,13 +16,26 @@ from elasticrec.machine import num_cores
 SLOTS = 20
 CRITEO_SLOTS = 26
 # Longest history of kind `sequence`.
-MAX_HISTORY = 20
+MAX_HISTORY = 12
 
-# The model that each kind is made for.
-_MODELS = {
-    "pairwise": {"kind": "wide_deep", "dim": 9, "hidden": [128, 64]},
-    "multitask": {"kind": "mmoe", "dim": 9, "experts": 4, "expert_hidden": [64], "hidden": [32]},
-    "sequence": {"kind": "din", "dim": 8, "hidden": [64, 32]},
+# The model that each kind is made for, and what it takes to learn it from so few samples.
+_FITTING: dict[str, dict[str, Any]] = {
+    "pairwise": {
+        "model": {"kind": "wide_deep", "dim": 9, "hidden": [128, 64]},
+        "train": {"epochs": 1, "batch_size": 512},
+    },
+    "multitask": {
+        "model": {"kind": "mmoe", "dim": 4, "experts": 4, "expert_hidden": [32], "hidden": [16]},
+        "sparse": {"init_scale": 0.05},
+        "dense": {"optimizer": {"learning_rate": 0.003}},
+        "train": {"epochs": 1, "batch_size": 128},
+    },
+    "sequence": {
+        "model": {"kind": "din", "dim": 8, "hidden": [32, 16]},
+        "sparse": {"init_scale": 0.05, "optimizer": {"learning_rate": 0.1}},
+        "dense": {"optimizer": {"learning_rate": 0.003}},
+        "train": {"epochs": 1, "batch_size": 128},
+    },
 }
 
 
@@ -127,16 +140,13 @@ def _job(hours: list[Hour], slots: int, format: str, kind: str) -> str:
     if kind == "multitask":
         data["labels"] = ["click", "buy"]
     body = yaml.safe_dump({"data": data}, sort_keys=False)
-    model = yaml.safe_dump({"model": _MODELS[kind]}, sort_keys=False, default_flow_style=None)
+    rest = yaml.safe_dump(_FITTING[kind], sort_keys=False, default_flow_style=None)
     return (
         "# Demo data: `elasticrec train` this job, `elasticrec publish demo`, `elasticrec serve models/demo`.\n"
         "# Every key that is left out has a default: `elasticrec check` prints them all.\n"
         "name: demo\n"
         "# paths start from the directory of this file\n"
-        f"{body}{model}"
-        "train:\n"
-        "  epochs: 1\n"
-        "  batch_size: 512\n"
+        f"{body}{rest}"
     )
 
 

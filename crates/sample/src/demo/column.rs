@@ -14,6 +14,8 @@ const LINEAR_STD: f64 = 1.0;
 const PAIRED_STD: f64 = 1.15;
 /// Share of the linear variance that the 13 numbers of Criteo rows have.
 const NUMBERS_SHARE: f64 = 0.2;
+/// Share of the usual variance that the numbered slots have beside an item and its history.
+const SEQUENCE_SHARE: f64 = 0.25;
 /// Effects fade with the rank of a value as `1 / (1 + rank / FADE)`: what is too rare to be learned matters little.
 const FADE: f64 = 20.0;
 
@@ -200,7 +202,7 @@ fn seeded_columns(spec: &DemoSpec, seed: u64) -> Vec<Column> {
             Draft::new(seed, Kind { vocabulary, linear, paired, ..*pattern }, &signs, texts, b"")
         })
         .collect();
-    finish(drafts, 1.0)
+    finish(drafts, if spec.kind == DemoKind::Sequence { SEQUENCE_SHARE } else { 1.0 })
 }
 
 /// Unique over all slots, because `mix` is a bijection.

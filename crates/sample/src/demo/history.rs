@@ -2,28 +2,30 @@
 //!
 //! Items belong to hidden categories. Half of the samples have items of the shown item's category in their history, one
 //! to three of them among others of a few categories that the person likes, and the more there are the likelier is
-//! the click. Categories are all alike, the number of matches does not depend on the length of the history, and it is in
-//! no single sign: a linear model cannot see it, and the mean of the history blurs it. Categories also have linear
+//! the click. Categories match equally often, the number of matches does not depend on the length of the history, and it
+//! is in no single sign: a linear model cannot see it, and the mean of the history blurs it. Categories also have linear
 //! effects, without which they could be told apart by the matches alone, and a network might not find them.
 
 use super::column::{Cell, alias_cells, below, pick, sign_of, zipf_shares};
 use super::random::{Stream, mix};
 
-const NUM_CATEGORIES: u32 = 8;
+const NUM_CATEGORIES: u32 = 6;
 const CATEGORY_ITEMS: u32 = 16;
 const ZIPF: f64 = 1.05;
 const NUM_INTERESTS: u32 = 3;
 const MIN_LENGTH: u32 = 4;
 /// The job beside the data says it, too.
-const MAX_HISTORY: u32 = 20;
+const MAX_HISTORY: u32 = 12;
 /// How often there are so many matches, in sixteenths.
 const MATCH_SIXTEENTHS: [u32; 4] = [8, 3, 3, 2];
 /// What so many matches do; the mean is zero.
-const MATCH_EFFECTS: [f64; 4] = [-1.3, 0.9, 1.5, 1.6];
+const MATCH_EFFECTS: [f64; 4] = [-1.5, 1.0, 1.6, 2.1];
 const ITEM_STD: f64 = 0.3;
-const CATEGORY_STD: f64 = 0.5;
-/// Of one item of a history.
-const HISTORY_STD: f64 = 0.15;
+/// Categories lie on a circle; one axis is the linear effect of a shown item, the other that of a history, which is the
+/// mean over its items: so the linear effects tell all categories apart.
+const CIRCLE: [[f64; 2]; NUM_CATEGORIES as usize] =
+    [[1.0, 0.0], [0.5, 0.866], [-0.5, 0.866], [-1.0, 0.0], [-0.5, -0.866], [0.5, -0.866]];
+const RADIUS: f64 = 1.1;
 /// Slots are numbered; items take a number that no slot has.
 const ITEM_SIGNS: u32 = u32::MAX - 1;
 
@@ -49,19 +51,18 @@ pub(super) struct DrawnItems {
 
 impl Items {
     pub(super) fn new(seed: u64) -> Self {
-        let categories: Vec<[f64; 2]> = (0..NUM_CATEGORIES)
-            .map(|category| {
-                let mut stream = Stream::new(mix(seed), category.into());
-                [CATEGORY_STD * stream.bell(), HISTORY_STD * stream.bell()]
-            })
-            .collect();
+        let mut categories = CIRCLE;
+        let mut stream = Stream::new(mix(seed), 0);
+        for at in (1..categories.len()).rev() {
+            categories.swap(at, below(stream.next(), at as u32 + 1) as usize);
+        }
         let items = (0..NUM_CATEGORIES * CATEGORY_ITEMS)
             .map(|value| {
                 let sign = sign_of(ITEM_SIGNS, value);
                 let [shown, history] = categories[(value / CATEGORY_ITEMS) as usize];
                 Item {
-                    shown_effect: shown + ITEM_STD * Stream::new(seed, sign).bell(),
-                    history_effect: history,
+                    shown_effect: RADIUS * shown + ITEM_STD * Stream::new(seed, sign).bell(),
+                    history_effect: RADIUS * history,
                     shown_text: format!(" {sign}:item"),
                     history_text: format!(" {sign}:history"),
                 }
@@ -90,7 +91,7 @@ impl Items {
             };
             let item = self.pick(category, stream);
             out.extend_from_slice(item.history_text.as_bytes());
-            linear += item.history_effect;
+            linear += item.history_effect / f64::from(length);
         }
         DrawnItems { linear, matches: MATCH_EFFECTS[num_matches as usize] }
     }
