@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from elasticrec.models import ZOO, Model, Options, Shape
+from elasticrec.models import ZOO, Model, Options, Sequence, Shape
 from elasticrec.training.embedding import split_columns
 
 Array = npt.NDArray[np.float64]
@@ -13,15 +13,21 @@ Array = npt.NDArray[np.float64]
 DIM = 3
 HIDDEN = (5, 4)
 CROSS_LAYERS = 2
+OPTIONS = Options(DIM, HIDDEN, CROSS_LAYERS, experts=3, expert_hidden=(4, 3), attention_hidden=(5,))
 SHAPES = [Shape(num_slots=4, num_dense=2, num_labels=1), Shape(4, 0, 1), Shape(2, 3, 3), Shape(1, 0, 2)]
+# two ordinary slots and a history of three; two histories of one item, in between and last
+SEQUENCES = [
+    Shape(5, 2, 1, (Sequence(first=2, length=3, target=1),)),
+    Shape(8, 0, 2, (Sequence(1, 2, 3), Sequence(5, 3, 3))),
+]
 
 
-def naive_mlp(weights: dict[str, Array], inputs: Array) -> Array:
+def naive_mlp(weights: dict[str, Array], inputs: Array, name: str = "deep") -> Array:
     """Linear layers with max(0, x) between them, neuron by neuron."""
-    places = sorted({int(name.split(".")[1]) for name in weights if name.startswith("deep.")})
+    places = sorted({int(key.removeprefix(f"{name}.").split(".")[0]) for key in weights if key.startswith(f"{name}.")})
     values = inputs
     for place in places:
-        matrix, bias = weights[f"deep.{place}.weight"], weights[f"deep.{place}.bias"]
+        matrix, bias = weights[f"{name}.{place}.weight"], weights[f"{name}.{place}.bias"]
         sums = []
         for neuron in range(len(bias)):
             total = bias[neuron]
@@ -92,6 +98,42 @@ def naive_dcn_v2(weights: dict[str, Array], rows: Array, dense: Array, shape: Sh
     return logits
 
 
+def naive_mmoe(weights: dict[str, Array], rows: Array, dense: Array, shape: Shape) -> Array:
+    x = np.array([*[value for slot in rows for value in slot], *dense])
+    experts = [[max(value, 0.0) for value in naive_mlp(weights, x, f"experts.{i}")] for i in range(OPTIONS.experts)]
+    logits = []
+    for label in range(shape.num_labels):
+        powers = []
+        for i in range(OPTIONS.experts):
+            powers.append(np.exp(sum(weights[f"gates.{label}.weight"][i, at] * x[at] for at in range(len(x)))))
+        mixed = np.zeros(OPTIONS.expert_hidden[-1])
+        for i in range(OPTIONS.experts):
+            for at in range(len(mixed)):
+                mixed[at] += powers[i] / sum(powers) * experts[i][at]
+        logits.append(naive_mlp(weights, mixed, f"towers.{label}")[0])
+    return np.array(logits)
+
+
+def naive_din(weights: dict[str, Array], rows: Array, dense: Array, shape: Shape) -> Array:
+    inputs: list[float] = []
+    sequences = {sequence.first: (number, sequence) for number, sequence in enumerate(shape.sequences)}
+    cell = 0
+    while cell < len(rows):
+        if cell not in sequences:
+            inputs.extend(rows[cell])
+            cell += 1
+            continue
+        number, sequence = sequences[cell]
+        assert sequence.target is not None
+        target, attended = rows[sequence.target], np.zeros(DIM)
+        for e in rows[cell : cell + sequence.length]:
+            activation = np.array([*e, *target, *(e - target), *(e * target)])
+            attended += naive_mlp(weights, activation, f"attention.{number}")[0] * e
+        inputs.extend(attended)
+        cell += sequence.length
+    return naive_mlp(weights, np.array([*inputs, *dense]))
+
+
 NAIVE = {
     "lr": naive_linear,
     "fm": naive_fm,
@@ -99,15 +141,17 @@ NAIVE = {
     "wide_deep": naive_wide_deep,
     "deepfm": naive_deepfm,
     "dcn_v2": naive_dcn_v2,
+    "mmoe": naive_mmoe,
+    "din": naive_din,
 }
 
 
 def build(kind: str, shape: Shape) -> Model:
     torch.manual_seed(1)
-    return ZOO[kind](shape, Options(DIM, HIDDEN, CROSS_LAYERS))
+    return ZOO[kind](shape, OPTIONS)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *SEQUENCES], ids=str)
 @pytest.mark.parametrize("kind", sorted(ZOO))
 def test_forward_is_the_formula(kind: str, shape: Shape) -> None:
     model = build(kind, shape)
@@ -123,7 +167,7 @@ def test_forward_is_the_formula(kind: str, shape: Shape) -> None:
 
 @pytest.mark.parametrize("kind", sorted(ZOO))
 def test_every_parameter_and_every_column_learns(kind: str) -> None:
-    shape = SHAPES[2]
+    shape = SEQUENCES[0] if kind == "din" else SHAPES[2]
     model = build(kind, shape)
     pooled = torch.randn(16, shape.num_slots, sum(column.width for column in model.columns), requires_grad=True)
     torch.autograd.backward(model(split_columns(pooled, model.columns), torch.randn(16, shape.num_dense)).sum())
@@ -131,6 +175,15 @@ def test_every_parameter_and_every_column_learns(kind: str) -> None:
         assert parameter.grad is not None, name
     assert pooled.grad is not None
     assert (pooled.grad.abs().sum((0, 1)) > 0).all()
+
+
+def test_places_without_an_item_add_nothing_to_din() -> None:
+    model = build("din", SEQUENCES[0])
+    pooled, dense = torch.randn(4, 5, DIM), torch.randn(4, 2)
+    pooled[:, 3:] = 0
+    longer = build("din", Shape(9, 2, 1, (Sequence(2, 7, 1),)))
+    padded = torch.cat([pooled, torch.zeros(4, 4, DIM)], 1)
+    assert torch.equal(model({"deep": pooled}, dense), longer({"deep": padded}, dense))
 
 
 def test_columns() -> None:

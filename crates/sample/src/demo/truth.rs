@@ -235,7 +235,7 @@ mod tests {
 
     /// (rate, best AUC, linear AUC) of each label over the first samples.
     fn measure(spec: &DemoSpec) -> Vec<(f64, f64, f64)> {
-        const SAMPLES: u64 = 40_000;
+        const SAMPLES: u64 = 20_000;
         let truth = Truth::new(spec);
         let mut rankings: Vec<(u64, Ranking, Ranking)> = Vec::new();
         let mut line = Vec::new();
