@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
+    Discriminator,
     Field,
     SerializerFunctionWrapHandler,
+    Tag,
     ValidationInfo,
     field_serializer,
     field_validator,
@@ -76,6 +78,13 @@ class Holdout(Section):
         return self
 
 
+# What `data.eval` is given as; a tag in angle brackets is left out of messages.
+_Eval = Annotated[
+    Annotated[Paths, Tag("<files>")] | Annotated[Holdout, Tag("<part>")],
+    Discriminator(lambda value: "<part>" if isinstance(value, dict | Holdout) else "<files>"),
+]
+
+
 def seconds_of(text: str) -> float:
     """Seconds since 1970 of a date and time; UTC unless it has an offset."""
     try:
@@ -102,7 +111,7 @@ class Data(Section):
         description="Files to train on: paths, globs or directories, relative to the job file; "
         "each file is read once an epoch however many of them match it."
     )
-    eval: Paths | Holdout = Field(
+    eval: _Eval = Field(
         default=(), description="Files to evaluate on, given like `train`; or a part of those of `train`."
     )
     pooling: Pooling = Field(default="sum", description="Pooling of the slots that do not name their own.")
@@ -208,9 +217,12 @@ class Data(Section):
             return getattr(columns, "sparse" if info.field_name == "slots" else str(info.field_name))
         if is_given or info.field_name == "labels":
             return value
-        # without a format that is a problem of its own, and any slots do
-        own = {"slots": CRITEO_SLOTS, "dense": CRITEO_DENSE}
-        return own[str(info.field_name)] if info.data.get("format", "criteo") == "criteo" else ()
+        format = info.data.get("format")
+        if info.field_name == "dense":
+            return CRITEO_DENSE if format == "criteo" else ()
+        # a wrong format, or wrong columns, are a problem of their own: any slots do
+        is_known = info.data.keys() >= {"format", "columns"}
+        return () if is_known and format != "criteo" else CRITEO_SLOTS
 
     @field_validator("slots")
     @classmethod
