@@ -73,8 +73,9 @@ def _root(
 def check(job: JobArgument, overrides: SetOption = None) -> None:
     """Check a job; print it with all defaults."""
     from elasticrec.config import load_job, match_files
+    from elasticrec.data.header import with_names
 
-    loaded = load_job(job, overrides or [])
+    loaded = with_names(load_job(job, overrides or []))
     if loaded.model.own:
         # only what trains and publishes can tell whether the user's code does
         from elasticrec.publish.export import check_exports

@@ -392,7 +392,8 @@ def test_a_loss_that_is_not_finite_names_its_batch(make_job: MakeJob, write_samp
     write_samples(count=500)
     job = make_job(dense={"optimizer": {"kind": "sgd", "learning_rate": 1e30}})
     assert re.fullmatch(
-        r"unit 0 batch \d+: expected a finite loss, got (nan|inf); lower the learning rates or look at the data",
+        r"unit 0 batch \d+: expected a finite loss, got (nan|inf); lower the learning rates or look at the data: "
+        r".*/train.txt: lines \d+, \d+, .* more up to \d+",
         refusal(job, ModelError),
     )
 
@@ -497,15 +498,14 @@ def test_a_stop_while_it_evaluates_is_saved_before_it_is_said(
     write_samples(count=300)
     write_samples("eval.txt", count=100)
     job = make_job(data={"eval": "eval.txt"})
-    read = Trainer._read
+    evaluate = Trainer._evaluate
 
-    def stopping(self: Trainer, units: Any, *, shuffle: bool, skip_batches: int) -> _core.BatchReader:
-        # only the evaluation reads in file order
-        self.stop_requested = not shuffle
-        return read(self, units, shuffle=shuffle, skip_batches=skip_batches)
+    def stopping(self: Trainer) -> Any:
+        self.stop_requested = True
+        return evaluate(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_read", stopping)
+        patch.setattr(Trainer, "_evaluate", stopping)
         with pytest.raises(KeyboardInterrupt):
             train_job(job)
     assert "stopped and saved; the same command goes on from step 5\n" in capsys.readouterr().err

@@ -33,6 +33,22 @@ impl Batch {
         self.shows.len()
     }
 
+    /// Whether its arrays have the lengths of one batch, and its offsets stay inside the signs.
+    pub fn is_consistent(&self) -> bool {
+        let n = self.num_samples();
+        let lengths = [
+            (self.offsets.len(), n * self.num_slots + 1),
+            (self.dense.len(), n * self.num_dense),
+            (self.labels.len(), n * self.num_labels),
+            (self.weights.len(), n),
+            (self.clicks.len(), n),
+        ];
+        lengths.iter().all(|(got, expected)| got == expected)
+            && self.offsets.first() == Some(&0)
+            && self.offsets.is_sorted()
+            && self.offsets.last().copied() == Some(self.signs.len() as u32)
+    }
+
     /// The signs of sample `b` in slot `s`.
     pub fn signs_of(&self, b: usize, s: usize) -> &[u64] {
         let at = b * self.num_slots + s;

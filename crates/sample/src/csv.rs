@@ -172,7 +172,7 @@ impl Sample<'_> {
     }
 }
 
-fn split_values<'a>(field: &'a [u8], separator: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+pub(crate) fn split_values<'a>(field: &'a [u8], separator: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let mut rest = Some(field);
     std::iter::from_fn(move || {
         let text = rest?;

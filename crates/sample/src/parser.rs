@@ -60,13 +60,16 @@ impl Parser {
     pub fn new(features: Features) -> Result<Self, crate::FeaturesError> {
         let mut numeric = Vec::new();
         let mut named = HashMap::new();
-        for (index, slot) in features.slots.iter().enumerate() {
-            named.insert(slot.name.as_bytes().into(), index as u16);
-            if let Some(number) = canonical_number(slot.name.as_bytes()) {
+        // a slot is known by its name and by that of its column, which goes first
+        let names = features.slots.iter().map(|slot| slot.name.as_str()).zip(0u16..);
+        let columns = features.slots.iter().map(crate::features::Slot::column).zip(0u16..);
+        for (name, index) in names.chain(columns) {
+            named.insert(name.as_bytes().into(), index);
+            if let Some(number) = canonical_number(name.as_bytes()) {
                 if numeric.len() <= number {
                     numeric.resize(number + 1, UNUSED);
                 }
-                numeric[number] = index as u16;
+                numeric[number] = index;
             }
         }
         let columns = match features.format {

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
+from elasticrec.config.data import Holdout
 from elasticrec.config.job import Job
 
 
@@ -19,6 +21,12 @@ def decisive(job: Job) -> dict[str, Any]:
         "data.slots": features["slots"],
         "data.dense": features["dense"],
         "data.labels": features["labels"],
+        "data.columns": features.get("columns"),
+        "data.modulo": features.get("modulo"),
+        "data.padding": features.get("padding"),
+        "data.separate_slots": features.get("separate_slots", False),
+        "data.reader": _reader(job.data.reader),
+        "data.eval": job.data.eval.model_dump(exclude_none=True) if isinstance(job.data.eval, Holdout) else None,
         "data.train": list(job.data.train),
         "data.unit_bytes": job.data.unit_bytes,
         "data.shuffle": job.data.shuffle,
@@ -30,15 +38,22 @@ def decisive(job: Job) -> dict[str, Any]:
         parts.update(_flatten(name, section.model_dump(mode="json")))
     source = job.model_source()
     if job.model.own and source is not None:
-        # wherever the file lies, what is in it decides
-        parts["model.kind"] = job.model.own[1]
-        parts["model.source"] = hashlib.sha256(source).hexdigest()
+        # as for a reader
+        parts["model.kind"] = {"class": job.model.own[1], "sha256": hashlib.sha256(source).hexdigest()}
     return parts
 
 
 def meaning(job: Job) -> dict[str, Any]:
     """Every key that decides what parameters mean, whatever data they were learned from: what a checkpoint keeps."""
-    learned_from = ("data.train", "data.unit_bytes", "data.shuffle", "train.mode", "train.batch_size")
+    learned_from = (
+        "data.train",
+        "data.eval",
+        "data.reader",
+        "data.unit_bytes",
+        "data.shuffle",
+        "train.mode",
+        "train.batch_size",
+    )
     return {key: value for key, value in decisive(job).items() if key not in learned_from}
 
 
@@ -54,8 +69,16 @@ def differences(a: Job, b: Job) -> list[str]:
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 
 
+def _reader(reader: str | None) -> dict[str, str] | None:
+    """A reader of the user's own by what its file says, wherever it lies."""
+    if reader is None:
+        return None
+    path, _, name = reader.rpartition(":")
+    return {"class": name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
+
+
 def _flatten(prefix: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not value:
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, item in value.items():

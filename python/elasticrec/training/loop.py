@@ -13,6 +13,8 @@ import torch
 
 from elasticrec import _core
 from elasticrec.config import Job, fingerprint, match_files
+from elasticrec.data.batches import Batches, open_batches
+from elasticrec.data.header import check_headers, with_names
 from elasticrec.data.units import Cut, Unit, check_unchanged, plan_units, read_units, write_units
 from elasticrec.errors import ModelError, SampleError
 from elasticrec.run import Run
@@ -41,6 +43,7 @@ class Trainer:
         self.parser = _core.Parser(json.dumps(job.features()))
         self.train_files = match_files(job, "train")
         self.eval_files = match_files(job, "eval")
+        check_headers(job, [*self.train_files, *self.eval_files])
         self.model = build_model(job)
         self.scorer = Scorer(self.model)
         embedding = Embedding(job, self.model.columns)
@@ -100,7 +103,7 @@ class Trainer:
         units, skip = self._open_units()
         if not skip:
             self.state.sums = [MetricSums() for _ in self.job.data.labels]
-        reader = self._read(units, shuffle=self.job.data.shuffle, skip_batches=skip)
+        reader = open_batches(self.job, self.parser, units, shuffle=self.job.data.shuffle, skip_batches=skip)
         last_save = self.clock.elapsed
         started = self.clock.elapsed, self.progress.samples
         self.reporter.start()
@@ -122,19 +125,7 @@ class Trainer:
         self.reporter.say(f"stopped and saved; the same command goes on from step {self.progress.steps}")
         raise KeyboardInterrupt
 
-    def _read(self, units: list[Unit], *, shuffle: bool, skip_batches: int) -> _core.BatchReader:
-        return _core.BatchReader(
-            self.parser,
-            [unit.core() for unit in units],
-            batch_size=self.job.train.batch_size,
-            shuffle=shuffle,
-            seed=self.job.train.seed,
-            labels=True,
-            workers=self.job.data.workers,
-            skip_batches=skip_batches,
-        )
-
-    def _timed(self, reader: _core.BatchReader) -> Iterator[_core.Batch]:
+    def _timed(self, reader: Batches) -> Iterator[_core.Batch]:
         while True:
             with self.clock.stage("wait"):
                 batch = next(reader, None)
@@ -157,7 +148,7 @@ class Trainer:
             if not math.isfinite(mean):
                 raise ModelError(
                     f"unit {batch.unit} batch {batch.index}: expected a finite loss, got {mean}; "
-                    "lower the learning rates or look at the data"
+                    f"lower the learning rates or look at the data: {batch.places}"
                 )
             with clock.stage("backward"):
                 dense.zero_gradient()
@@ -228,7 +219,7 @@ class Trainer:
     def _evaluate(self) -> list[Metrics]:
         cut = replace(self._cut(), shuffle=False)
         units = plan_units(self.eval_files, cut, 0, 0)
-        reader = self._read(units, shuffle=False, skip_batches=0)
+        reader = open_batches(self.job, self.parser, units, shuffle=False, held_out=True)
         records = bad = 0
 
         def counted() -> Iterator[_core.Batch]:
@@ -266,7 +257,7 @@ class Trainer:
 
     def _cut(self) -> Cut:
         data, train = self.job.data, self.job.train
-        return Cut(data.unit_bytes, data.shuffle, train.seed, fingerprint(self.job)[:16])
+        return Cut(data.unit_bytes, data.shuffle, train.seed, fingerprint(self.job)[:16], data.format)
 
     def _train_metrics(self) -> list[Metrics]:
         return [sums.result() for sums in self.state.sums]
@@ -327,6 +318,7 @@ class Trainer:
 
 def train_job(job: Job, *, fresh: bool = False) -> Summary:
     """Train a job in this process; an unfinished run of it goes on where it was."""
+    job = with_names(job)
     with Run.of(job).locked():
         if job.model.own:
             # a model that does not work must leave no trace, and its file may lie in the run that is discarded

@@ -1,12 +1,13 @@
 """Scores from a checkpoint: the trainer's own view of a sample, which the server must match."""
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.data.batches import line_parser
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST
 from elasticrec.run import Run
@@ -27,11 +28,11 @@ class CheckpointModel:
     checkpoint: Checkpoint
     state: State
     scorer: Scorer
-    parser: _core.Parser
+    parse: Callable[[bytes], _core.Batch]
 
     def predict(self, text: bytes) -> Scores:
         """Probabilities `[N, L]` of lines in the training format; their labels are passed over."""
-        batch = self.parser.parse(text, labels=False)
+        batch = self.parse(text)
         logits = logits_of(self.state.embedding, self.scorer, batch).astype(np.float64)
         return (1 / (1 + np.exp(-logits))).astype(np.float32)
 
@@ -54,4 +55,4 @@ def _load(run: Run, checkpoint: Checkpoint) -> CheckpointModel:
     model = build_model(job)
     state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])
     checkpoints.restore(checkpoint, job, state)
-    return CheckpointModel(job, checkpoint, state, Scorer(model), _core.Parser(json.dumps(job.features())))
+    return CheckpointModel(job, checkpoint, state, Scorer(model), line_parser(job))
