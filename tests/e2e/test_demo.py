@@ -45,6 +45,39 @@ def test_demo_data_replaces_nothing_unasked(tmp_path: Path) -> None:
     assert again.returncode == 2 and "--overwrite" in again.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "model", "labels"), [("multitask", "mmoe", 2), ("sequence", "din", 1)])
+def test_every_kind_comes_with_a_job_that_fits(tmp_path: Path, kind: str, model: str, labels: int) -> None:
+    output = succeed("data", "demo", "data", "--kind", kind, "--samples", "4000", "--slots", "6", cwd=tmp_path)
+    assert len(re.findall(r"best possible AUC (0\.\d+)", output)) == labels
+    assert "best possible AUC on the last hour" in output
+    shuffled = succeed(
+        "data", "demo", "other", "--kind", kind, "--samples", "4000", "--slots", "6", "--no-structure", cwd=tmp_path
+    )
+    assert shuffled != output
+    assert f"kind: {model}" in (tmp_path / "data/job.yaml").read_text()
+    succeed("train", "data/job.yaml", "--set", "train.threads=1", cwd=tmp_path)
+    succeed("publish", "demo", cwd=tmp_path)
+    (part,) = (tmp_path / "data/20260101/03").glob("*.txt")
+    trainer = succeed("predict", str(part), "--checkpoint", "demo", cwd=tmp_path).splitlines()
+    version = succeed("predict", str(part), "--model", "models/demo", cwd=tmp_path).splitlines()
+    assert len(trainer) == len(version) == 1000 and len(set(trainer)) > 500
+    for ours, theirs in zip(trainer, version, strict=True):
+        pairs = list(zip(ours.split("\t"), theirs.split("\t"), strict=True))
+        assert len(pairs) == labels
+        assert all(abs(float(a) - float(b)) < 1e-5 for a, b in pairs)
+
+
+def test_a_kind_that_there_is_not(tmp_path: Path) -> None:
+    result = elasticrec("data", "demo", "data", "--kind", "triples", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "error: kind: expected pairwise, multitask or sequence, got `triples`\n"
+    result = elasticrec("data", "demo", "data", "--kind", "sequence", "--format", "criteo", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "error: demo data: kind: expected `pairwise` for criteo\n"
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     result = elasticrec("demo", ".", cwd=tmp_path)

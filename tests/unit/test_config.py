@@ -170,8 +170,17 @@ def test_the_plain_values_are_left_as_they_are() -> None:
         (
             "model",
             {"kind": "gbm"},
-            "model.kind: expected `lr`, `fm`, `dnn`, `wide_deep`, `deepfm` or `dcn_v2`, got `gbm`",
+            "model.kind: expected `lr`, `fm`, `dnn`, `wide_deep`, `deepfm`, `dcn_v2`, `mmoe`, `din` or a class of your "
+            "own such as `my_model.py:MyModel`, got `gbm`",
         ),
+        ("model", {"experts": 0}, "model.experts: expected at least 1, got 0"),
+        ("model", {"expert_hidden": []}, "model.expert_hidden: expected at least 1, got 0"),
+        (
+            "model",
+            {"options": {"a": 1}},
+            "model.options: `wide_deep` has no such options; they are for a model of your own",
+        ),
+        ("model", {"options": []}, "model.options: expected a mapping, got an empty list"),
         ("model", {"hidden": []}, "model.hidden: expected at least 1, got 0"),
         ("model", {"hidden": [4, 0]}, "model.hidden.1: expected at least 1, got 0"),
         ("model", {"hidden": 400}, "model.hidden: expected a list, got 400"),
@@ -379,6 +388,32 @@ def test_the_fingerprint_is_of_what_decides_the_parameters(override: str, keys: 
     job, changed = make(), make(override)
     assert differences(job, changed) == differences(changed, job) == keys
     assert (fingerprint(job) == fingerprint(changed)) == (not keys)
+
+
+@pytest.mark.parametrize(
+    ("slots", "line"),
+    [
+        ("[1, 2]", "`din` needs a sequence, such as `data.slots: [item, {name: history, share: item, sequence: 20}]`"),
+        ("[1, {name: 2, sequence: 5}]", "`din` weighs slot `2` by an ordinary slot; name it: `data.slots[].share`"),
+        (
+            "[{name: 1, sequence: 3}, {name: 2, sequence: 5, share: 1}]",
+            "`din` weighs slot `1` by an ordinary slot; name it: `data.slots[].share`",
+        ),
+    ],
+)
+def test_din_needs_a_sequence_of_an_ordinary_slot(slots: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make("model.kind=din", f"data.slots={slots}")
+    assert str(caught.value).endswith(f"model: {line}")
+    assert make("model.kind=din", "data.slots=[1, {name: 2, sequence: 5, share: 1}]").model.kind == "din"
+
+
+def test_a_model_of_ones_own_is_found_from_the_job(tmp_path: Path) -> None:
+    raw = {**SLOTS, "model": {"kind": "nets/my_model.py:MyModel", "options": {"depth": 3, "names": ["a"]}}}
+    job = parse_job(raw, base=tmp_path)
+    assert job.model.own == (tmp_path / "nets/my_model.py", "MyModel")
+    assert parse_job(job.to_dict(), base=Path("/")).model == job.model
+    assert make().model.own is None
 
 
 def test_every_key_is_decisive_or_known_not_to_be() -> None:

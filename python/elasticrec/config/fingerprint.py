@@ -35,7 +35,8 @@ def decisive(job: Job) -> dict[str, Any]:
         "train.seed": job.train.seed,
     }
     for name, section in (("model", job.model), ("sparse", job.sparse), ("dense", job.dense)):
-        parts.update(_flatten(name, section.model_dump(mode="json")))
+        parts.update(_flatten(name, section.model_dump(mode="json", exclude={"options"})))
+    parts["model.options"] = job.model.options
     source = job.model_source()
     if job.model.own and source is not None:
         # as for a reader
@@ -78,7 +79,7 @@ def _reader(reader: str | None) -> dict[str, str] | None:
 
 
 def _flatten(prefix: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
+    if not isinstance(value, dict):
         return {prefix: value}
     flat: dict[str, Any] = {}
     for key, item in value.items():

@@ -1,0 +1,21 @@
+"""NFM (He and Chua 2017): the products of all pairs of slots, added up, through a network."""
+
+import torch
+from torch import Tensor
+
+from elasticrec.models import Column, Inputs, Model, Options, Shape, mlp
+
+
+class MyModel(Model):
+    def __init__(self, shape: Shape, options: Options) -> None:
+        super().__init__(shape, options)
+        # what the table keeps for every sign: a weight for each label, and a vector
+        self.columns = (Column("wide", shape.num_labels, init="zero"), Column("deep", options.dim))
+        self.scale = options.extra.get("scale", 1.0)
+        self.deep = mlp(options.dim + shape.num_dense, options.hidden, shape.num_labels)
+
+    def forward(self, columns: Inputs, dense: Tensor) -> Tensor:
+        vectors = columns["deep"]  # [samples, slots, dim]
+        pairs = (vectors.sum(1).square() - vectors.square().sum(1)) / 2
+        logits: Tensor = self.deep(torch.cat([self.scale * pairs, dense], 1))
+        return logits + columns["wide"].sum(1)

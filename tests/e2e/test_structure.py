@@ -1,0 +1,112 @@
+"""On data made for its structure each model beats the one that cannot see it, and not when that is shuffled away."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrec.config import parse_job
+from elasticrec.data.demo import MAX_HISTORY, write_demo
+from elasticrec.training.loop import train_job
+
+# Margins in AUC; those reached are several times as large, those without structure about zero.
+BETTER = 0.02
+BETTER_ON_BUYS = 0.01
+
+DEEP = {"dim": 4, "hidden": [32, 16]}
+MMOE = {"kind": "mmoe", "dim": 4, "experts": 4, "expert_hidden": [32], "hidden": [16]}
+ORDINARY = ["0-3", "item"]
+
+Auc = Callable[..., float]
+
+
+@pytest.fixture(scope="module")
+def auc(tmp_path_factory: pytest.TempPathFactory) -> Auc:
+    """Trains a model on one hour of demo data and gives its AUC on the next; the same question is answered once."""
+
+    @cache
+    def data(kind: str, structure: bool, only_buys: bool) -> Path:
+        directory = tmp_path_factory.mktemp(kind)
+        samples = 300_000 if kind == "multitask" else 200_000
+        slots = 6 if kind == "sequence" else 8
+        write_demo(directory, samples=samples, slots=slots, hours=2, seed=3, kind=kind, structure=structure)
+        for part in directory.glob("*/*/part-*.txt") if only_buys else ():
+            part.write_text(re.sub(r"^1 [01] buy=", "1 ", part.read_text(), flags=re.MULTILINE))
+        return directory
+
+    answers: dict[str, float] = {}
+
+    def ask(
+        kind: str,
+        structure: bool,
+        model: dict[str, Any],
+        *,
+        slots: list[Any] | None = None,
+        labels: tuple[str, ...] = ("click",),
+        only_buys: bool = False,
+        learning_rate: float = 0.05,
+    ) -> float:
+        directory = data(kind, structure, only_buys)
+        raw = {
+            "name": "tiny",
+            "data": {
+                "format": "slots",
+                "train": "20260101/00",
+                "eval": "20260101/01",
+                "slots": slots or ["0-7"],
+                "labels": list(labels),
+            },
+            "model": model,
+            "sparse": {"partitions": 4, "init_scale": 0.05, "optimizer": {"learning_rate": learning_rate}},
+            "dense": {"optimizer": {"learning_rate": 0.003}},
+            "train": {"batch_size": 128, "threads": 1},
+        }
+        question = repr((directory, raw))
+        if question not in answers:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(tmp_path_factory.mktemp("run"))
+                evaluation = train_job(parse_job(raw, base=directory)).evaluation
+            assert evaluation is not None
+            answers[question] = evaluation[labels[-1]].auc
+        return answers[question]
+
+    return ask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fm", "dnn", "wide_deep", "deepfm", "dcn_v2"])
+def test_pairs_are_seen_by_all_but_a_linear_model(auc: Auc, kind: str) -> None:
+    lr, model = {"kind": "lr"}, {"kind": kind, **DEEP}
+    assert auc("pairwise", True, model) > auc("pairwise", True, lr) + BETTER
+    assert auc("pairwise", False, model) < auc("pairwise", False, lr) + BETTER
+
+
+@pytest.mark.slow
+def test_rare_buys_are_learned_from_clicks_by_mmoe(auc: Auc) -> None:
+    """Against the same network trained on buys alone."""
+
+    def gain(structure: bool) -> float:
+        together = auc("multitask", structure, MMOE, labels=("click", "buy"))
+        return together - auc("multitask", structure, MMOE, only_buys=True, labels=("buy",))
+
+    assert gain(structure=True) > BETTER_ON_BUYS
+    assert gain(structure=False) < BETTER_ON_BUYS
+
+
+@pytest.mark.slow
+def test_the_history_is_weighed_by_din(auc: Auc) -> None:
+    """Against the same layers over the mean of the history."""
+
+    def gain(structure: bool) -> float:
+        sequence = {"name": "history", "share": "item", "sequence": MAX_HISTORY}
+        mean = {"name": "history", "share": "item", "pooling": "mean"}
+        network = {"dim": 8, "hidden": [32, 16]}
+        din = auc("sequence", structure, {"kind": "din", **network}, slots=[*ORDINARY, sequence], learning_rate=0.1)
+        dnn = auc("sequence", structure, {"kind": "dnn", **network}, slots=[*ORDINARY, mean], learning_rate=0.1)
+        return din - dnn
+
+    assert gain(structure=True) > BETTER
+    assert gain(structure=False) < BETTER
