@@ -388,6 +388,8 @@ def test_every_key_is_decisive_or_known_not_to_be() -> None:
         "train.epochs",
         "train.threads",
         "train.checkpoint",
+        "train.evaluate",
+        "train.metrics",
         "train.print_every_s",
     }
     known = set(decisive(make()))

@@ -76,7 +76,7 @@ class Checkpoint:
     def evaluation(self) -> list[Metrics] | None:
         """Metrics of each label at the last evaluation before it."""
         metrics = self.manifest["metrics"]["eval"]
-        return None if metrics is None else [Metrics(**one) for one in metrics]
+        return None if metrics is None else [Metrics.from_dict(one) for one in metrics]
 
     @property
     def name(self) -> str:
