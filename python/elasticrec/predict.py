@@ -70,19 +70,27 @@ def open_lines(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_scorer(
-    checkpoint: str | None, model: Path | None, server: str | None, name: str | None, token: str | None
+    checkpoint: str | None,
+    model: Path | None,
+    server: str | None,
+    name: str | None,
+    token: str | None,
+    *,
+    best: bool = False,
 ) -> Iterator[Callable[[bytes], Scores]]:
     """What turns lines into scores: exactly one of a checkpoint, a published model and a server."""
     if sum(source is not None for source in (checkpoint, model, server)) != 1:
         raise ConfigError("predict: expected one of --checkpoint, --model and --server")
     if server is None and (name or token):
         raise ConfigError("predict: --name and --token go with --server")
+    if checkpoint is None and best:
+        raise ConfigError("predict: --best goes with --checkpoint")
     if checkpoint is not None:
         # the only source that needs torch
         from elasticrec.run import resolve_run
         from elasticrec.training.predict import load_checkpoint
 
-        yield load_checkpoint(resolve_run(checkpoint)).predict
+        yield load_checkpoint(resolve_run(checkpoint), best=best).predict
     elif model is not None:
         yield _core.Predictor(str(find_version(model)[0]), str(library_path())).predict
     elif server is not None:

@@ -388,11 +388,19 @@ def test_a_sample_shown_n_times_weighs_n(make_job: MakeJob, tmp_path: Path) -> N
         assert getattr(summary.train["click"], metric) == pytest.approx(getattr(other.train["click"], metric), rel=1e-5)
 
 
-def test_a_loss_that_is_not_finite_names_its_batch(make_job: MakeJob, write_samples: WriteSamples) -> None:
-    write_samples(count=500)
-    job = make_job(dense={"optimizer": {"kind": "sgd", "learning_rate": 1e30}})
+@pytest.mark.parametrize(("shuffle", "lines"), [(True, r"64 of the lines \d+-\d+"), (False, r"lines 66-129")])
+def test_a_loss_that_is_not_finite_names_its_batch_and_lines(
+    make_job: MakeJob, write_samples: WriteSamples, shuffle: bool, lines: str
+) -> None:
+    path = write_samples(count=500)
+    # blank lines are no records, but lines; the second unit begins in the middle of one
+    path.write_text("\n" + path.read_text())
+    job = make_job(
+        data={"shuffle": shuffle, "unit_bytes": 8192}, dense={"optimizer": {"kind": "sgd", "learning_rate": 1e30}}
+    )
     assert re.fullmatch(
-        r"unit 0 batch \d+: expected a finite loss, got (nan|inf); lower the learning rates or look at the data",
+        rf"unit 0 batch 1 \(train.txt: {lines}\): expected a finite loss, got (nan|inf); "
+        "lower the learning rates or look at the data",
         refusal(job, ModelError),
     )
 
@@ -488,7 +496,9 @@ def test_a_progress_line_says_how_far_it_is(make_job: MakeJob, write_samples: Wr
     train_job(make_job(train={"print_every_s": 1e-9}))
     lines = [line for line in capsys.readouterr().err.splitlines() if " samples " in line]
     assert len(lines) > 10
-    assert re.fullmatch(r"epoch 1/1 +\d+% +[\d,]+ samples +[\d,]+/s loss \S+ auc \S+ copc \S+ rows [\d,]+", lines[-1])
+    assert re.fullmatch(
+        r"epoch 1/1 +\d+% +[\d,]+ samples +[\d,]+/s loss \S+ auc \S+ copc \S+ rows [\d,]+ \| .*", lines[-1]
+    )
 
 
 def test_a_stop_while_it_evaluates_is_saved_before_it_is_said(

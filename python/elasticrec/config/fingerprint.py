@@ -34,7 +34,14 @@ def decisive(job: Job) -> dict[str, Any]:
 
 def meaning(job: Job) -> dict[str, Any]:
     """Every key that decides what parameters mean, whatever data they were learned from: what a checkpoint keeps."""
-    learned_from = ("data.train", "data.unit_bytes", "data.shuffle", "train.mode", "train.batch_size", "train.warm_start")
+    learned_from = (
+        "data.train",
+        "data.unit_bytes",
+        "data.shuffle",
+        "train.mode",
+        "train.batch_size",
+        "train.warm_start",
+    )
     return {key: value for key, value in decisive(job).items() if key not in learned_from}
 
 

@@ -1,4 +1,4 @@
-"""AUC, log loss, COPC and calibration over buckets of the logit: sums that merge over batches, resumes and processes."""
+"""AUC, log loss, COPC and calibration over buckets of the logit: sums that merge over batches and resumes."""
 
 import math
 from dataclasses import dataclass, field

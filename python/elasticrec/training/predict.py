@@ -3,8 +3,6 @@
 import json
 from dataclasses import dataclass
 
-import numpy as np
-
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.errors import ModelError
@@ -14,7 +12,7 @@ from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Checkpoint, State
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.embedding import Embedding
-from elasticrec.training.evaluate import Scores, logits_of
+from elasticrec.training.evaluate import Scores, logits_of, probabilities
 from elasticrec.training.metrics import MetricSums
 from elasticrec.training.network import Scorer, build_model
 
@@ -32,25 +30,26 @@ class CheckpointModel:
     def predict(self, text: bytes) -> Scores:
         """Probabilities `[N, L]` of lines in the training format; their labels are passed over."""
         batch = self.parser.parse(text, labels=False)
-        logits = logits_of(self.state.embedding, self.scorer, batch).astype(np.float64)
-        return (1 / (1 + np.exp(-logits))).astype(np.float32)
+        return probabilities(logits_of(self.state.embedding, self.scorer, batch))
 
 
-def load_checkpoint(run: Run) -> CheckpointModel:
-    """The newest checkpoint of a run; one that a training at work drops meanwhile gives way to the next."""
+def load_checkpoint(run: Run, *, best: bool = False) -> CheckpointModel:
+    """The newest or the best checkpoint of a run; one that a training at work drops meanwhile gives way to the next."""
     while True:
-        checkpoint = checkpoints.latest(run)
+        checkpoint = checkpoints.best(run, run.job()) if best else checkpoints.latest(run)
         if checkpoint is None:
-            raise ModelError(f"{run.path}: expected a checkpoint, got none; train it first")
+            what = "a checkpoint that was evaluated" if best else "a checkpoint"
+            how = "; train it with `data.eval`" if best else "; train it first"
+            raise ModelError(f"{run.path}: expected {what}, got none{how}")
         try:
-            return _load(run, checkpoint)
+            return load(run.job(), checkpoint)
         except (ModelError, OSError):
             if (checkpoint.path / MANIFEST).exists():
                 raise
 
 
-def _load(run: Run, checkpoint: Checkpoint) -> CheckpointModel:
-    job = run.job()
+def load(job: Job, checkpoint: Checkpoint) -> CheckpointModel:
+    """A checkpoint of a job, all files checked."""
     model = build_model(job)
     state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])
     checkpoints.restore(checkpoint, job, state)
