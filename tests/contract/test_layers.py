@@ -38,6 +38,7 @@ WITH_TORCH = {"models", "training", "publish", "bench"}
 WITHOUT_TORCH = sorted(
     {
         "elasticrec",
+        "elasticrec.api",
         "elasticrec.cli",
         "elasticrec.run",
         *(
