@@ -28,7 +28,7 @@ __all__ = ["ConfigError", "ElasticRecError", "Result", "__version__", "load_job"
 def __getattr__(name: str) -> Any:
     """What the API offers, imported when it is first used."""
     if name in __all__:
-        from elasticrec import api
+        from elasticrec import api, errors
 
-        return getattr(api, name)
+        return getattr(errors if name.endswith("Error") else api, name)
     raise AttributeError(f"module `elasticrec` has no `{name}`")

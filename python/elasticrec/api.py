@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from elasticrec.config import Job
 from elasticrec.config import load_job as _load_job
-from elasticrec.errors import ConfigError, ElasticRecError
 from elasticrec.predict import score_file
 from elasticrec.run import Run, resolve_run
 
