@@ -117,7 +117,8 @@ class Result:
                 "history needs `pandas`; install it: pip install 'elasticrec[notebook]'", name="pandas"
             ) from None
         labels = self.run.job().data.labels
-        return pd.DataFrame([_flat(record, labels) for record in self.records])
+        told = [record for record in self.records if record.get("event") != "evaluating"]
+        return pd.DataFrame([_flat(record, labels) for record in told])
 
     def score(self, samples: Path | str | bytes | Iterable[str]) -> Scores:
         """Probabilities `[samples, labels]` by the newest checkpoint: of a file (a `Path`), of text, or of lines."""

@@ -319,3 +319,32 @@ def test_an_auc_that_is_worse_than_chance_is_pointed_out(make_job: MakeJob, tmp_
     assert lines and "is under 0.5 by" in lines[-1] and "labels of `data.train` or `data.eval` swapped" in lines[-1]
     train_job(make_job(name="right", data={"eval": "train.txt"}, train={"epochs": 3}))
     assert "is under 0.5" not in capsys.readouterr().err
+
+
+class CountingReader:
+    """A reader that tells the seconds of its threads."""
+
+    def __init__(self, reader: _core.BatchReader) -> None:
+        self._reader = reader
+        self._batches = 0
+
+    def __next__(self) -> _core.Batch:
+        batch = next(self._reader)
+        self._batches += 1
+        return batch
+
+    def times(self) -> tuple[float, float]:
+        return 1000.0 * self._batches, 4000.0 * self._batches
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def test_the_threads_of_the_reader_are_told_beside_the_loop(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Trainer._read
+    monkeypatch.setattr(Trainer, "_read", lambda *args, **options: CountingReader(read(*args, **options)))
+    summary = train_job(make_job(data={"workers": 2}, train={"epochs": 2}))
+    assert summary.read is not None and summary.parse is not None
+    assert summary.parse == pytest.approx(2 * summary.read), "twice the seconds for each of two workers"
+    assert not {"read", "parse"} & summary.shares.keys()
+    assert sum(summary.shares.values()) <= 1

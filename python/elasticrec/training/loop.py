@@ -284,7 +284,8 @@ class Trainer:
         if self.stop_requested:
             raise Stopped
         if self.reporter.due():
-            self.reporter.progress(f"evaluating: {records:,} records", {"evaluated": records})
+            values = {"event": "evaluating", "steps": self.progress.steps, "records": records}
+            self.reporter.progress(f"evaluating: {records:,} records", values)
 
     def _is_best(self) -> bool:
         """Whether these parameters were just evaluated as the best so far, and the best is to be kept."""

@@ -1,5 +1,6 @@
 """What a training says of itself: a line on the terminal, a line in a log, a line of JSON."""
 
+import io
 import json
 import shutil
 import sys
@@ -52,7 +53,7 @@ class Reporter:
     """Prints progress and appends to the metrics file. On a terminal the progress line is written over."""
 
     def __init__(self, path: Path | None, every_s: float, stream: TextIO | None = None) -> None:
-        self._file = open(path, "a", encoding="utf-8") if path else None
+        self._file = _append_to(path) if path else None
         self._every_s = every_s
         self._stream = stream or sys.stderr
         self._overwrites = self._stream.isatty()
@@ -99,6 +100,17 @@ class Reporter:
             self._stream.write("\n")
         if self._file:
             self._file.close()
+
+
+def _append_to(path: Path) -> TextIO:
+    """The file at its end, on a line of its own: a crash may have cut the last one short."""
+    file = open(path, "a+b")
+    end = file.tell()
+    if end:
+        file.seek(end - 1)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return io.TextIOWrapper(file, encoding="utf-8")
 
 
 def describe(metrics: Metrics) -> str:
