@@ -14,9 +14,9 @@ from elasticrec.config.job import Job, job_schema
 _HEAD = """\
 # `job.yaml`, key by key
 
-Made from the code by `make reference`; `elasticrec schema` prints the same as JSON Schema for editors. Every key that is left
-out has the default of this page, unknown keys are refused with a suggestion, and `--set a.b=c` overrides any of them. Relative
-paths start from the directory of the job file unless a key says otherwise.
+Made from the code by `make reference`; `elasticrec schema` prints the same as JSON Schema for editors. Every key that
+is left out has the default of this page, unknown keys are refused with a suggestion, and `--set a.b=c` overrides any of
+them. Relative paths start from the directory of the job file unless a key says otherwise.
 """
 
 _BOUNDS = {
