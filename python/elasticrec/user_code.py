@@ -1,6 +1,8 @@
 """Classes out of the user's own files: loaded by path, and what goes wrong in them told with file and line."""
 
+import hashlib
 import importlib.util
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +18,12 @@ def load_class(place: str) -> type[Any]:
     path = Path(file)
     if not path.is_file():
         raise FileNotFoundError(2, "No such file or directory", file)
-    spec = importlib.util.spec_from_file_location(f"elasticrec_user_{path.stem}", path)
+    digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"elasticrec_user_{path.stem}_{digest}", path)
     assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
+    # dataclasses and pickle look a class up by the name of its module
+    sys.modules[spec.name] = module
     with told_with_line(path):
         spec.loader.exec_module(module)
     found = getattr(module, name, None)

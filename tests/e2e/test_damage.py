@@ -194,6 +194,20 @@ def test_a_full_disk_while_an_interrupted_training_saves(small_disk: Path, capsy
     assert "resuming runs/tiny from step-000000000004: " in capsys.readouterr().err
 
 
+def test_a_full_disk_while_the_metrics_are_written(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(small_disk, format="slots", kind="dnn", samples=2000, train__batch_size=16)
+    here = Here(capsys, small_disk)
+    here.succeed("train", "job.yaml")
+    before = state(small_disk)
+    # the job still has a place, and lines of metrics as far as their file's last block goes
+    filler = fill(small_disk, leave=8192)
+    error = here.fail("train", "job.yaml", "--set", "train.epochs=9", "--set", "train.print_every_s=0.000001")
+    assert error == "runs/tiny/metrics.jsonl: no space left on device"
+    assert state(small_disk) == before
+    filler.unlink()
+    here.succeed("train", "job.yaml", "--set", "train.epochs=2")
+
+
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`tiny`, and `wide` with another network."""

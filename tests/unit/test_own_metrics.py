@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrec.errors import ModelError
+from elasticrec.errors import ConfigError, ModelError
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import best, latest, list_checkpoints
 from elasticrec.training.loop import train_job
@@ -136,3 +136,40 @@ def test_what_fails_later_costs_nothing_that_was_learned(
 def test_a_file_that_is_not_there(make_job: MakeJob) -> None:
     with pytest.raises(FileNotFoundError, match=r"mine\.py"):
         train_job(make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Error"}))
+
+
+def test_a_best_by_a_metric_that_is_not_there(make_job: MakeJob) -> None:
+    Path("mine.py").write_text(GOOD)
+    train = {"metrics": "mine.py:Error", "checkpoint": {"keep_best": "msa"}}
+    job = make_job(data={"eval": "eval.txt"}, train=train)
+    with pytest.raises(ConfigError) as caught:
+        train_job(job)
+    assert str(caught.value) == (
+        "job.yaml: train.checkpoint.keep_best: expected one of `auc`, `log_loss`, `mse`, `most`, got `msa`"
+    )
+    saved = latest(Run.of(job))
+    assert saved is not None and saved.progress.samples == 640
+    with pytest.raises(ConfigError, match=r"`checkpoint\.keep_best`: expected `auc` or `log_loss`"):
+        make_job(data={"eval": "eval.txt"}, train={"checkpoint": {"keep_best": "msa"}})
+
+
+def test_a_fresh_start_with_a_bad_file_does_not_cost_the_run(make_job: MakeJob) -> None:
+    job = make_job(data={"eval": "eval.txt"})
+    train_job(job)
+    before = latest(Run.of(job))
+    Path("mine.py").write_text("class Error\n")
+    with pytest.raises(ModelError, match="SyntaxError"):
+        train_job(make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Error"}), fresh=True)
+    assert latest(Run.of(job)) == before
+
+
+def test_a_dataclass_will_do(make_job: MakeJob) -> None:
+    Path("mine.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass, field\n\n\n"
+        "@dataclass\nclass Count:\n    seen: list[int] = field(default_factory=list)\n\n"
+        "    def update(self, scores, labels, weights):\n        self.seen.append(len(scores))\n\n"
+        "    def result(self):\n        return {'count': sum(self.seen)}\n"
+    )
+    evaluation = train_job(make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Count"})).evaluation
+    assert evaluation is not None and evaluation["click"].own == {"count": 200.0}

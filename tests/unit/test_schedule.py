@@ -180,7 +180,8 @@ def test_the_best_is_never_dropped(
 ) -> None:
     # after 2, 4, 6, 8 and 10 batches, and at the end of the epoch
     scripted(monkeypatch, 0.6, 0.7, 0.8, 0.8, 0.61, 0.61)
-    train = {"evaluate": {"every_steps": 2}, "checkpoint": {"keep": 1, **settings}}
+    Path("mine.py").write_text("class Mine:\n    def update(self, *_): ...\n    def result(self): ...\n")
+    train = {"evaluate": {"every_steps": 2}, "checkpoint": {"keep": 1, **settings}, "metrics": "mine.py:Mine"}
     job = make_job(data={"eval": "eval.txt"}, train=train)
     train_job(job)
     last = names(job)[-1]

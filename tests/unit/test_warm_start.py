@@ -139,6 +139,20 @@ def test_what_is_not_there_is_refused(make_job: MakeJob, first: Job) -> None:
         train_job(warm(make_job))
 
 
+def test_a_fresh_start_that_cannot_be_does_not_cost_the_run(make_job: MakeJob) -> None:
+    job = warm(make_job)
+    train_job(job)
+    before = parameters(job)
+    for start, message in (("warm", "expected another run, got the job's own"), ("nothing", "no such run")):
+        with pytest.raises(ConfigError, match=message):
+            train_job(warm(make_job, start), fresh=True)
+    with pytest.raises(ElasticRecError, match=r"differs in `model\.hidden`"):
+        train_job(warm(make_job, model={"hidden": [9]}), fresh=True)
+    assert parameters(job) == before
+    train_job(job, fresh=True)
+    assert parameters(job) == before
+
+
 def test_it_decides_the_parameters(make_job: MakeJob) -> None:
     train_job(warm(make_job))
     with pytest.raises(ConfigError, match=r"differs from the job of runs/warm in `train.warm_start`"):

@@ -3,9 +3,9 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from elasticrec.config.fields import MAX_COUNT, Seconds, Section, base_of, expected, one_or_list
+from elasticrec.config.fields import MAX_COUNT, Seconds, Section, base_of, expected, one_or_list, problem, show
 
 # Metrics that every evaluation has; the user's own must not take their names.
 METRICS = ("auc", "log_loss", "copc")
@@ -114,6 +114,16 @@ class Train(Section):
         "from the directory of the job file.",
     )
     print_every_s: Seconds = Field(default=1.0, description="Seconds between two progress lines.")
+
+    @model_validator(mode="after")
+    def _check_best(self) -> "Train":
+        best = self.checkpoint.keep_best
+        if best and not self.metrics and best not in ("auc", "log_loss"):
+            raise problem(
+                f"`checkpoint.keep_best`: expected `auc` or `log_loss`, or one of the user's own with `metrics`, "
+                f"got {show(best)}"
+            )
+        return self
 
     def needs_evaluation(self) -> str | None:
         """The first key that is of no use without data to evaluate on."""

@@ -200,11 +200,7 @@ def restore(
     Its job must have the same values as `job` in every key that `equal` gives, or `meaning`.
     """
     path, manifest = checkpoint.path, checkpoint.manifest
-    # keys that one side does not know are those of another release
-    ours = (equal or meaning)(job)
-    changed = sorted(key for key, value in manifest["job"].items() if key in ours and ours[key] != value)
-    if changed:
-        raise ModelError(f"{path}: of another job, which differs in {', '.join(f'`{key}`' for key in changed)}")
+    check_job(checkpoint, (equal or meaning)(job))
     verify_files(path, manifest)
     dense = manifest["dense"]
     expected = [tensor.to_dict() for tensor in state.dense.tensors]
@@ -216,6 +212,16 @@ def restore(
     with np.load(path / _METRICS) as arrays:
         for label, sums in enumerate(state.sums):
             sums.restore({key: arrays[f"{label}.{key}"] for key in ("used", "buckets", "sums")})
+
+
+def check_job(checkpoint: Checkpoint, ours: dict[str, Any]) -> None:
+    """Refuse a checkpoint of a job with other values than `ours`."""
+    theirs = checkpoint.manifest["job"]
+    # keys that one side does not know are those of another release
+    changed = sorted(key for key, value in theirs.items() if key in ours and ours[key] != value)
+    if changed:
+        keys = ", ".join(f"`{key}`" for key in changed)
+        raise ModelError(f"{checkpoint.path}: of another job, which differs in {keys}")
 
 
 def _difference(expected: list[dict[str, Any]], dense: dict[str, Any], optimizer: str) -> str:

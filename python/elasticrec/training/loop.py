@@ -12,8 +12,10 @@ import torch
 
 from elasticrec import _core
 from elasticrec.config import Job, match_files
+from elasticrec.config.fields import show
+from elasticrec.config.train import METRICS
 from elasticrec.data.units import Unit, check_unchanged, plan_units, read_units, write_units
-from elasticrec.errors import ModelError, SampleError
+from elasticrec.errors import ConfigError, ModelError, SampleError
 from elasticrec.machine import num_cores
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
@@ -38,7 +40,7 @@ from elasticrec.training.report import (
 )
 from elasticrec.training.schedule import Schedule
 from elasticrec.training.stop import Stopped, stopping
-from elasticrec.training.warm_start import warm_start
+from elasticrec.training.warm_start import find_start, warm_start
 
 Callback = Callable[[Event], object]
 
@@ -250,7 +252,7 @@ class Trainer:
             batches=0,
             finished=epoch + 1 >= self.job.train.epochs,
         )
-        if due or self._is_best():
+        if self._is_best() or due:
             self._save()
         self._report_epoch()
 
@@ -291,11 +293,22 @@ class Trainer:
         """Whether these parameters were just evaluated as the best so far, and the best is to be kept."""
         if not self.job.train.checkpoint.keep_best or self.progress.evaluated != self.progress.steps:
             return False
+        self._check_best_metric()
         value = checkpoints.best_value(self.evaluation, self.job)
         if value is None or (self._best is not None and value <= self._best):
             return False
         self._best = value
         return True
+
+    def _check_best_metric(self) -> None:
+        """Only an evaluation tells the names of the user's own metrics."""
+        name = self.job.train.checkpoint.keep_best
+        known = [*METRICS[:2], *(self.evaluation[0].own if self.evaluation else ())]
+        if name not in known:
+            names = ", ".join(f"`{one}`" for one in known)
+            raise ConfigError(
+                f"{self.job.source}: train.checkpoint.keep_best: expected one of {names}, got {show(str(name))}"
+            )
 
     def _open_units(self) -> tuple[list[Unit], int]:
         """The units of this epoch that are left, and how many batches of the first one are done."""
@@ -421,14 +434,21 @@ def train_job(
     """
     with Run.of(job).locked():
         if fresh:
-            # a job that cannot start must not cost the run it would replace
-            for key in ("train", "eval"):
-                match_files(job, key)
+            _check_start(job)
             Run.of(job).discard()
         run = Run.create(job)
         reporter = Reporter(run.metrics_path, job.train.print_every_s, stream)
         with closing(reporter):
             return _train(Trainer(job, run, reporter, callback))
+
+
+def _check_start(job: Job) -> None:
+    """A job that cannot start must not cost the run it would replace."""
+    for key in ("train", "eval"):
+        match_files(job, key)
+    load_metrics(job)
+    if job.train.warm_start:
+        find_start(job)
 
 
 def _train(trainer: Trainer) -> Summary:

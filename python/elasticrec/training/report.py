@@ -1,5 +1,6 @@
 """What a training says of itself: a line on the terminal, a line in a log, a line of JSON."""
 
+import contextlib
 import io
 import json
 import shutil
@@ -53,6 +54,7 @@ class Reporter:
     """Prints progress and appends to the metrics file. On a terminal the progress line is written over."""
 
     def __init__(self, path: Path | None, every_s: float, stream: TextIO | None = None) -> None:
+        self._path = path
         self._file = _append_to(path) if path else None
         self._every_s = every_s
         self._stream = stream or sys.stderr
@@ -90,16 +92,23 @@ class Reporter:
 
     def record(self, values: dict[str, Any]) -> None:
         """A line of the metrics file."""
-        if self._file:
+        if self._file is None:
+            return
+        try:
             self._file.write(json.dumps({"time": round(time.time(), 3), **values}) + "\n")
             self._file.flush()
+        except OSError as error:
+            error.filename = error.filename or str(self._path)
+            raise
 
     def close(self) -> None:
         """End the line and the file."""
         if self._open_line:
             self._stream.write("\n")
         if self._file:
-            self._file.close()
+            # what could not be written was told when it was tried
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def _append_to(path: Path) -> TextIO:

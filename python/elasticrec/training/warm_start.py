@@ -1,27 +1,44 @@
 """Warm start: a new run begins with the parameters of another one, whose model has the same structure."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from elasticrec.config import Job, structure
-from elasticrec.errors import ElasticRecError, ModelError
+from elasticrec.errors import ConfigError, ElasticRecError, ModelError
 from elasticrec.manifest import MANIFEST
-from elasticrec.run import resolve_run
+from elasticrec.run import Run, resolve_run
 from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Checkpoint, State
 from elasticrec.training.metrics import MetricSums
 
 
+def find_start(job: Job) -> Checkpoint:
+    """The checkpoint that a new run of the job begins with, by what its manifest says."""
+    with _naming_the_key(job):
+        checkpoint = _find(str(job.train.warm_start))
+        if checkpoint.path.resolve().is_relative_to(Run.of(job).path.resolve()):
+            raise ConfigError(f"{checkpoint.path}: expected another run, got the job's own, which `train` goes on with")
+        checkpoints.check_job(checkpoint, structure(job))
+    return checkpoint
+
+
 def warm_start(job: Job, state: State) -> Checkpoint:
     """Load rows, network and the state of both optimizers; settings such as learning rates are the new job's."""
-    assert job.train.warm_start is not None
-    try:
-        checkpoint = _find(job.train.warm_start)
+    checkpoint = find_start(job)
+    with _naming_the_key(job):
         checkpoints.restore(checkpoint, job, state, equal=structure)
-    except ElasticRecError as error:
-        raise type(error)(f"{job.source}: train.warm_start: {error}") from None
     # the metrics are of this run's samples alone
     state.sums = [MetricSums() for _ in job.data.labels]
     return checkpoint
+
+
+@contextmanager
+def _naming_the_key(job: Job) -> Iterator[None]:
+    try:
+        yield
+    except ElasticRecError as error:
+        raise type(error)(f"{job.source}: train.warm_start: {error}") from None
 
 
 def _find(text: str) -> Checkpoint:
