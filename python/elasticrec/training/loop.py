@@ -64,7 +64,7 @@ class Trainer:
         own = load_metrics(job)
         self.evaluator = Evaluator(job, eval_files, own, reporter.say, self._watch_evaluation)
         self.model = build_model(job)
-        self.scorer = Scorer(self.model)
+        self.scorer = Scorer(self.model, job.data.negative_rate)
         embedding = Embedding(job, self.model.columns)
         sums = [MetricSums() for _ in job.data.labels]
         self.state = State(embedding, FlatParameters(self.model, job), sums)

@@ -6,6 +6,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.data.batches import line_parser
@@ -17,7 +19,7 @@ from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Checkpoint, State
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.embedding import Embedding
-from elasticrec.training.evaluate import Scores, logits_of, probabilities
+from elasticrec.training.evaluate import Scores, logits_of
 from elasticrec.training.metrics import MetricSums
 from elasticrec.training.network import Scorer, build_model
 from elasticrec.training.read import cut_of
@@ -53,7 +55,8 @@ class CheckpointModel:
                 yield self._scores(batch)
 
     def _scores(self, batch: _core.Batch) -> Scores:
-        return probabilities(logits_of(self.state.embedding, self.scorer, batch))
+        logits = torch.from_numpy(logits_of(self.state.embedding, self.scorer, batch)).double()
+        return self.scorer.probabilities(logits).float().numpy()
 
 
 def load_checkpoint(run: Run, *, best: bool = False) -> CheckpointModel:
@@ -77,4 +80,6 @@ def load(job: Job, checkpoint: Checkpoint) -> CheckpointModel:
     state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])
     checkpoints.restore(checkpoint, job, state)
     parser = _core.Parser(json.dumps(job.features()))
-    return CheckpointModel(job, checkpoint, state, Scorer(model), parser, line_parser(job, parser))
+    return CheckpointModel(
+        job, checkpoint, state, Scorer(model, job.data.negative_rate), parser, line_parser(job, parser)
+    )
