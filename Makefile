@@ -75,6 +75,11 @@ wheel: setup ## one abi3 wheel in dist/
 	rm -rf dist
 	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist
 
+.PHONY: reference
+reference: setup ## the reference of job.yaml, from the code
+	@mkdir -p docs/reference
+	$(BIN)/python -m elasticrec.config.reference > docs/reference/job.md
+
 .PHONY: bench
 bench: setup ## the speed of the spine and where the time goes
 	$(BIN)/elasticrec bench spine

@@ -1,10 +1,16 @@
 """ElasticREC: click-through models from a log line to a served score.
 
+In a notebook: `job = elasticrec.load_job("job.yaml")`, `result = elasticrec.train(job)`, `result.history`.
 Importing the package imports neither torch nor the extension: each command and class loads what it uses.
 """
 
 import os
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elasticrec.api import Result, load_job, load_run, train
+    from elasticrec.errors import ConfigError, ElasticRecError
 
 # Threads of one torch operation spin while they wait for each other; on a busy machine the one that is waited for has
 # lost its core to a spinning one. Spinning for a short while only is as fast on a quiet machine, and twice as fast on a
@@ -16,4 +22,13 @@ try:
 except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0+unknown"
 
-__all__ = ["__version__"]
+__all__ = ["ConfigError", "ElasticRecError", "Result", "__version__", "load_job", "load_run", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """What the API offers, imported when it is first used."""
+    if name in __all__:
+        from elasticrec import api, errors
+
+        return getattr(errors if name.endswith("Error") else api, name)
+    raise AttributeError(f"module `elasticrec` has no `{name}`")

@@ -49,6 +49,10 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.epochs=3; may be repeated."),
 ]
 
+BestOption = Annotated[
+    bool, typer.Option("--best", help="The best checkpoint of the run by its evaluations, not the newest.")
+]
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -114,16 +118,89 @@ def train(
         typer.echo(line)
 
 
+@app.command("eval")
+def evaluate(
+    run: RunArgument,
+    epochs: Annotated[
+        str | None,
+        typer.Option(
+            "--range",
+            metavar="FIRST:END",
+            help="Snapshots of these epochs, counted from 0, without END: 0:4 are 0, 1, 2 and 3.",
+        ),
+    ] = None,
+    best: BestOption = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data", metavar="FILES", help="File, directory or pattern instead of data.eval; may be repeated."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on a line for each checkpoint.")] = False,
+) -> None:
+    """Evaluate checkpoints of a run: the newest, or the snapshots of a range of epochs."""
+    import json
+
+    from elasticrec.run import resolve_run
+    from elasticrec.training.report import worse_than_chance
+    from elasticrec.training.snapshots import choose, evaluate_run, table_lines
+
+    found = resolve_run(run)
+    results = []
+    for one in evaluate_run(
+        found, choose(found, epochs, best=best), data or [], lambda text: typer.echo(text, err=True)
+    ):
+        for label, metrics in one.metrics.items():
+            if warning := worse_than_chance(metrics):
+                typer.echo(f"{one.checkpoint.name} {label}: {warning}", err=True)
+        if as_json:
+            _say(json.dumps(one.to_dict()))
+        results.append(one)
+    if not as_json:
+        for line in table_lines(results):
+            typer.echo(line)
+
+
 @app.command()
-def publish(run: RunArgument) -> None:
-    """Publish the newest checkpoint of a run.
+def explain(
+    sample: Annotated[
+        str,
+        typer.Argument(
+            metavar="SAMPLE", help="A line in the training format, `@FILE:LINE`, or `-` for standard input."
+        ),
+    ],
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="RUN", help="Explain by the newest checkpoint of a run.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="MODEL", help="Explain by a published model.")
+    ] = None,
+    best: BestOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all values.")] = False,
+) -> None:
+    """Show what a model makes of a sample.
+
+    Signs, their rows with shows and clicks, pooled values, dense values, scores.
+    """
+    import json
+
+    from elasticrec import explain as explaining
+
+    result = explaining.explain(explaining.read_sample(sample), explaining.open_source(checkpoint, model, best=best))
+    for line in [json.dumps(result)] if as_json else explaining.lines_of(result):
+        typer.echo(line)
+
+
+@app.command()
+def publish(run: RunArgument, best: BestOption = False) -> None:
+    """Publish the newest or the best checkpoint of a run.
 
     It becomes a version of the model, and the current one.
     """
     from elasticrec.publish.publish import publish_run
     from elasticrec.run import resolve_run
 
-    published = publish_run(resolve_run(run))
+    published = publish_run(resolve_run(run), best=best)
     typer.echo(
         f"published {published.path}: version {published.version} of {published.model}, "
         f"{published.rows:,} rows, {published.num_bytes:,} bytes"
@@ -155,6 +232,7 @@ def predict(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="RUN", help="Score with the newest checkpoint of a run.")
     ] = None,
+    best: BestOption = False,
     model: Annotated[
         Path | None, typer.Option("--model", metavar="MODEL", help="Score with a published model, in this process.")
     ] = None,
@@ -168,10 +246,10 @@ def predict(
 
     Several labels are separated by tabs.
     """
-    from elasticrec.predict import open_lines, open_scorer, score_file
+    from elasticrec.predict import open_scorer, scores_of
 
-    with open_scorer(checkpoint, model, server, name, token) as score, open_lines(file) as lines:
-        for scores in score_file(lines, file, score):
+    with open_scorer(checkpoint, model, server, name, token, best=best) as source:
+        for scores in scores_of(source, file):
             typer.echo("\n".join("\t".join(f"{value:.9g}" for value in row) for row in scores))
 
 
@@ -247,6 +325,27 @@ def bench_parse(
     result = parse.run(samples, repeats, lambda text: typer.echo(text, err=True))
     for format in parse.FORMATS:
         typer.echo(f"{format}: {result[f'{format}_mb_per_s']:,.0f} MB/s a core")
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+@bench_app.command("train")
+def bench_train(
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
+    samples: Annotated[int, typer.Option(min=100_000, max=MAX_SAMPLES, help="Samples to generate.")] = 300_000,
+    rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the table.")] = 10_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement of the network.")] = 3.0,
+    rivals: Annotated[bool, typer.Option("--rivals", help="In a clone: also run plain PyTorch.")] = False,
+) -> None:
+    """Training against its network alone, over ten million rows."""
+    import json
+
+    from elasticrec.bench import train
+
+    result = train.run(samples, rows, repeats, seconds, lambda text: typer.echo(text, err=True), rivals)
+    for line in train.describe(result):
+        typer.echo(line)
     if as_json:
         typer.echo(json.dumps(result))
 

@@ -1,7 +1,9 @@
 """Damage that disks do to a run: one clear line, exit 2, and the checkpoint before is still good."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from elasticrec import api, cli
 from harness import elasticrec, succeed, write_job
 
 pytestmark = pytest.mark.slow
@@ -126,3 +129,139 @@ def test_a_damaged_checkpoint_is_refused_by_every_command(tmp_path: Path) -> Non
         assert error.startswith(f"{path.relative_to(tmp_path)}/{name}: {message}")
     assert newest(tmp_path) == path
     assert not (tmp_path / "models").exists()
+
+
+class Here:
+    """Commands in this process, which has torch in its memory: the same code from the arguments to the exit code."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], directory: Path) -> None:
+        self._capsys = capsys
+        self._directory = directory
+
+    def succeed(self, *arguments: str) -> str:
+        self._capsys.readouterr()
+        with contextlib.chdir(self._directory):
+            assert cli.main(arguments) == 0
+        return self._capsys.readouterr().out
+
+    def fail(self, *arguments: str) -> str:
+        """The one line of a command that fails."""
+        self._capsys.readouterr()
+        with contextlib.chdir(self._directory):
+            assert cli.main(arguments) == 2
+        *_, error = self._capsys.readouterr().err.splitlines()
+        assert error.startswith("error: ")
+        return error.removeprefix("error: ")
+
+
+def test_a_full_disk_costs_neither_the_best_nor_the_snapshots(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(small_disk, format="slots", kind="dnn", samples=2000)
+    here = Here(capsys, small_disk)
+    keep = "train.checkpoint={keep: 1, keep_epochs: true, keep_best: auc}"
+    train = ("train", "job.yaml", "--set", keep, "--set")
+    here.succeed(*train, "train.epochs=2")
+    directory = small_disk / "runs/tiny/checkpoints"
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    best = here.succeed("eval", "tiny", "--best", "--json")
+
+    size = sum(file.stat().st_size for file in newest(small_disk).rglob("*") if file.is_file())
+    filler = fill(small_disk, leave=size // 2)
+    assert here.fail(*train, "train.epochs=4").endswith("no space left on device")
+    assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
+    filler.unlink()
+    assert here.succeed("eval", "tiny", "--best", "--json") == best
+    here.succeed(*train, "train.epochs=4")
+    assert len(here.succeed("eval", "tiny", "--range", "0:4", "--json").splitlines()) == 4
+
+
+def test_a_full_disk_while_an_interrupted_training_saves(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C with no room for a checkpoint: the error of the disk, and the checkpoint before is what goes on."""
+    write_job(small_disk, format="slots", kind="dnn", samples=2000, train__checkpoint={"every_steps": 4})
+
+    def fill_and_stop(event: Any) -> None:
+        if event.steps == 6:
+            fill(small_disk, leave=0)
+            signal.raise_signal(signal.SIGINT)
+
+    with contextlib.chdir(small_disk), pytest.raises(OSError, match="No space left on device"):
+        api.train(api.load_job("job.yaml", set={"train.print_every_s": 1e-9}), fill_and_stop, quiet=True)
+    assert newest(small_disk).name == "step-000000000004"
+    (small_disk / "filler").unlink()
+    with contextlib.chdir(small_disk):
+        assert cli.main(["train", "job.yaml"]) == 0
+    assert "resuming runs/tiny from step-000000000004: " in capsys.readouterr().err
+
+
+def test_a_full_disk_while_the_metrics_are_written(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(small_disk, format="slots", kind="dnn", samples=2000, train__batch_size=16)
+    here = Here(capsys, small_disk)
+    here.succeed("train", "job.yaml")
+    before = state(small_disk)
+    # the job still has a place, and lines of metrics as far as their file's last block goes
+    filler = fill(small_disk, leave=8192)
+    error = here.fail("train", "job.yaml", "--set", "train.epochs=9", "--set", "train.print_every_s=0.000001")
+    assert error == "runs/tiny/metrics.jsonl: no space left on device"
+    assert state(small_disk) == before
+    filler.unlink()
+    here.succeed("train", "job.yaml", "--set", "train.epochs=2")
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny`, and `wide` with another network."""
+    directory = tmp_path_factory.mktemp("two")
+    job = write_job(directory, format="slots", kind="wide_deep", samples=1000)
+    with contextlib.chdir(directory):
+        api.train(job, quiet=True)
+        api.train(api.load_job(job, set={"name": "wide", "model.hidden": [12]}), quiet=True)
+    return directory
+
+
+COMMANDS = {
+    "train": ("train", "job.yaml", "--set", "train.epochs=2"),
+    "warm start": ("train", "job.yaml", "--set", "name=warm", "--set", "train.warm_start=tiny"),
+    "eval": ("eval", "tiny"),
+    "explain": ("explain", "1 0 5:0", "--checkpoint", "tiny"),
+    "predict": ("predict", "--best", "--checkpoint", "tiny", "data/20260101/01/part-00000.txt"),
+    "publish": ("publish", "tiny"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_every_command_refuses_damage_with_one_line(
+    two_runs: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    here = Here(capsys, two_runs)
+    path = newest(two_runs)
+    for name in ("table/part-00000", "dense.bin", "metrics.npz"):
+        content = (path / name).read_bytes()
+        for damaged in (content[:-1], content[:100] + bytes([content[100] ^ 4]) + content[101:]):
+            (path / name).write_bytes(damaged)
+            try:
+                error = here.fail(*command)
+            finally:
+                (path / name).write_bytes(content)
+            where = f"{path.relative_to(two_runs)}/{name}"
+            assert f"{where}: expected {len(content)} bytes" in error or f"{where}: sha-256 differs" in error
+        assert (newest(two_runs) / name).read_bytes() == content
+    assert not (two_runs / "models").exists()
+
+
+@pytest.mark.parametrize("command", [COMMANDS["train"], COMMANDS["eval"], COMMANDS["publish"]], ids=lambda c: c[0])
+def test_a_checkpoint_of_another_model_is_refused(
+    two_runs: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    here = Here(capsys, two_runs)
+    other = sorted((two_runs / "runs/wide/checkpoints").glob("step-*"))[-1]
+    intruder = two_runs / "runs/tiny/checkpoints/step-999999999999"
+    shutil.copytree(other, intruder)
+    try:
+        error = here.fail(*command)
+    finally:
+        shutil.rmtree(intruder)
+    expected = f"{intruder.relative_to(two_runs)}: of another job, which differs in `model.hidden`"
+    assert error.startswith(expected)
+    # without it the run is what it was
+    assert "click" in here.succeed("eval", "tiny")

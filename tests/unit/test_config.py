@@ -168,6 +168,33 @@ def test_the_plain_values_are_left_as_they_are() -> None:
         ("train", {"print_every_s": float("nan")}, "train.print_every_s: expected a finite number, got nan"),
         ("train", {"print_every_s": True}, "train.print_every_s: expected a number, got `true`"),
         (
+            "train",
+            {"checkpoint": {"every_s": "30x"}},
+            "train.checkpoint.every_s: expected a number of seconds such as 90, or `90s`, `30m` or `2h`, got `30x`",
+        ),
+        ("train", {"checkpoint": {"every_s": "0m"}}, "train.checkpoint.every_s: expected more than 0, got 0.0"),
+        (
+            "train",
+            {"checkpoint": {"keep_epochs": [-1]}},
+            "train.checkpoint.keep_epochs: expected `true`, `false` or a list of epochs counted from 0, got a list",
+        ),
+        (
+            "train",
+            {"checkpoint": {"keep_epochs": 3}},
+            "train.checkpoint.keep_epochs: expected `true`, `false` or a list of epochs counted from 0, got 3",
+        ),
+        (
+            "train",
+            {"checkpoint": {"keep_best": "copc"}},
+            "train.checkpoint.keep_best: expected a metric of which more or less is better, such as `auc`, got `copc`",
+        ),
+        ("train", {"evaluate": {"every_steps": 0}}, "train.evaluate.every_steps: expected at least 1, got 0"),
+        (
+            "train",
+            {"metrics": ["mine.py"]},
+            "train.metrics.0: expected a file and a class such as `metrics.py:MyMetric`, got `mine.py`",
+        ),
+        (
             "model",
             {"kind": "gbm"},
             "model.kind: expected `lr`, `fm`, `dnn`, `wide_deep`, `deepfm`, `dcn_v2`, `mmoe`, `din` or a class of your "
@@ -428,6 +455,8 @@ def test_every_key_is_decisive_or_known_not_to_be() -> None:
         "train.epochs",
         "train.threads",
         "train.checkpoint",
+        "train.evaluate",
+        "train.metrics",
         "train.print_every_s",
     }
     known = set(decisive(make()))
@@ -471,3 +500,37 @@ def test_patterns_without_a_file(tmp_path: Path) -> None:
         f"job.yaml: data.train: no file matches `{tmp_path}/empty`",
         f"job.yaml: data.train: no file matches `{tmp_path}/*.gz`",
     ]
+
+
+def test_durations_have_units() -> None:
+    texts = {"90": 90.0, "90s": 90.0, "1.5m": 90.0, "2h": 7200.0, "1d": 86400.0, "500ms": 0.5, "2 h": 7200.0}
+    for text, seconds in texts.items():
+        job = make(f"train.checkpoint.every_s={text}")
+        assert job.train.checkpoint.every_s == seconds
+        assert make(raw=job.to_dict()).train.checkpoint.every_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.checkpoint.keep_best=auc", "`train.checkpoint.keep_best` needs `data.eval`"),
+        ("train.evaluate.every_s=1h", "`train.evaluate.every_s` needs `data.eval`"),
+        ("train.evaluate.every_steps=9", "`train.evaluate.every_steps` needs `data.eval`"),
+    ],
+)
+def test_what_needs_data_to_evaluate_on(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(override)
+    make(override, "data.eval=eval.txt")
+
+
+def test_the_label_of_the_best_is_one_of_the_labels() -> None:
+    with pytest.raises(ConfigError, match=r"`train\.checkpoint\.best_label`: expected one of `click`, got `buy`"):
+        make("train.checkpoint.best_label=buy")
+    make("train.checkpoint.best_label=buy", "data.labels=[click, buy]")
+
+
+def test_own_metrics_are_found_from_the_job_file(tmp_path: Path) -> None:
+    raw = {**SLOTS, "train": {"metrics": ["mine.py:A", "sub/other.py:B_2"]}}
+    job = parse_job(raw, base=tmp_path)
+    assert job.train.metrics == (f"{tmp_path}/mine.py:A", f"{tmp_path}/sub/other.py:B_2")

@@ -1,5 +1,8 @@
 """Bucketed metrics against naive ones over the same samples."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -125,3 +128,89 @@ def test_float32_of_a_batch() -> None:
     sums = MetricSums()
     sums.add(logits, labels, weights)
     assert sums.result().auc == pytest.approx(measure(samples(2000)).auc, abs=1e-4)
+
+
+def naive_deciles(logits: Array, labels: Array, weights: Array) -> list[tuple[float, float]]:
+    """Repeat every sample by its weight, sort by score, cut into ten."""
+    times = weights.astype(int)
+    order = np.argsort(logits, kind="stable")
+    scores = np.repeat((1 / (1 + np.exp(-logits)))[order], times[order])
+    clicks = np.repeat(labels[order], times[order])
+    parts = zip(np.split(scores, 10), np.split(clicks, 10), strict=True)
+    return [(float(score.mean()), float(click.mean())) for score, click in parts]
+
+
+def calibrate(*batch: Array) -> Metrics:
+    sums = MetricSums()
+    sums.add(*batch)
+    return sums.result(calibration=True)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_calibration_is_by_tenths_of_equal_weight(weighted: bool) -> None:
+    logits, labels, weights = samples(1000)
+    weights = weights if weighted else np.ones(1000)
+    # tenths of a whole number of repeats, for the naive way
+    weights[-1] += -weights.sum() % 10
+    deciles = calibrate(logits, labels, weights).calibration
+    assert [decile.weight for decile in deciles] == [weights.sum() / 10] * 10
+    for decile, (predicted, observed) in zip(deciles, naive_deciles(logits, labels, weights), strict=True):
+        assert decile.predicted == pytest.approx(predicted, rel=2e-4)
+        assert decile.observed == pytest.approx(observed, abs=1e-3), "but for samples in the bucket of a border"
+
+
+def test_calibration_adds_up_to_copc() -> None:
+    metrics = calibrate(*samples(777))
+    clicks = sum(decile.observed * decile.weight for decile in metrics.calibration)
+    predicted = sum(decile.predicted * decile.weight for decile in metrics.calibration)
+    assert clicks / predicted == pytest.approx(metrics.copc, rel=1e-4)
+
+
+def test_equal_scores_have_equal_tenths() -> None:
+    deciles = calibrate(np.zeros(7), np.array([1.0, 0, 0, 1, 0, 0, 0]), np.ones(7)).calibration
+    assert all(decile.predicted == pytest.approx(0.5, abs=1e-3) for decile in deciles)
+    assert all(decile.observed == pytest.approx(2 / 7) for decile in deciles)
+
+
+def test_metrics_survive_json() -> None:
+    metrics = replace(calibrate(*samples(50)), own={"mine": 0.25})
+    assert Metrics.from_dict(json.loads(json.dumps(metrics.to_dict()))) == metrics
+    assert measure(samples(50)).to_dict().keys() == {"samples", "auc", "log_loss", "copc"}
+    assert calibrate(*(np.zeros(0),) * 3).calibration == ()
+
+
+def test_a_metric_by_name() -> None:
+    metrics = Metrics(samples=1, auc=0.5, log_loss=None, copc=float("nan"), own={"mine": 0.25})
+    assert [metrics.value(name) for name in ("auc", "log_loss", "copc", "mine", "other")] == [
+        0.5,
+        None,
+        None,
+        0.25,
+        None,
+    ]
+
+
+def test_an_auc_below_a_half_counts_only_beyond_chance() -> None:
+    rng = np.random.default_rng(1)
+    chance = [
+        calibrate(rng.normal(size=2000), rng.integers(0, 2, 2000).astype(float), np.ones(2000)) for _ in range(50)
+    ]
+    assert all(metrics.errors_below_chance() is None for metrics in chance)
+    assert any(metrics.auc is not None and metrics.auc < 0.5 for metrics in chance)
+    logits = rng.normal(size=2000)
+    labels = (rng.normal(size=2000) > 2 * logits).astype(float)
+    below = calibrate(logits, labels, np.ones(2000)).errors_below_chance()
+    assert below is not None and below > 20
+    assert calibrate(-logits, labels, np.ones(2000)).errors_below_chance() is None
+    # the same share of so few says nothing
+    assert calibrate(logits[:6], np.array([1.0, 0, 1, 0, 1, 0]), np.ones(6)).errors_below_chance() is None
+    assert calibrate(logits, np.zeros(2000), np.ones(2000)).errors_below_chance() is None
+
+
+def test_the_standard_error_is_that_of_random_scores() -> None:
+    rng = np.random.default_rng(2)
+    labels = (np.arange(400) < 40).astype(float)
+    aucs = [measure((rng.normal(size=400), labels, np.ones(400))).auc for _ in range(400)]
+    spread = float(np.std([auc for auc in aucs if auc is not None]))
+    metrics = replace(calibrate(rng.normal(size=400), labels, np.ones(400)), auc=0.5 - 4 * spread)
+    assert metrics.errors_below_chance() == pytest.approx(4.0, rel=0.15)

@@ -123,20 +123,20 @@ BROKEN = {
     "raises": ("\n\nraise RuntimeError('two\\nlines')\n", "3: RuntimeError: two"),
     "exits": ("raise SystemExit(3)\n", "1: SystemExit: 3"),
     "no_class": (MODEL.replace("MyModel", "Mine"), " expected a class `MyModel`, it has `Column`, `Model`, `Mine`"),
-    "no_model": ("class MyModel:\n    pass\n", " expected `MyModel` to be a subclass of `elasticrec.models.Model`"),
-    "constructor": (MODEL.replace("options.dim)", "options.size)"), "10: MyModel(): AttributeError: 'Options' object"),
+    "no_model": ("class MyModel:\n    pass\n", " `MyModel`: expected a subclass of `elasticrec.models.Model`"),
+    "constructor": (MODEL.replace("options.dim)", "options.size)"), "10: AttributeError: 'Options' object"),
     "columns": (
         MODEL.replace("self.columns =", "self.cols ="),
-        " MyModel: columns: expected a tuple of `Column`, got NoneT",
+        " `MyModel`: columns: expected a tuple of `Column`, got NoneT",
     ),
     "widths": (
         MODEL.replace('("deep", options.dim)', '("deep", 0)'),
-        " MyModel: columns: expected different names and wid",
+        " `MyModel`: columns: expected different names and wid",
     ),
-    "forward": (MODEL.replace('"deep"].', '"deap"].'), "14: MyModel.forward: KeyError: 'deap'"),
+    "forward": (MODEL.replace('"deep"].', '"deap"].'), "14: KeyError: 'deap'"),
     "logits": (
         MODEL.replace(".flatten(1))", ".flatten(1))[:, 0]"),
-        " MyModel.forward: expected a tensor [2, 1] for 2 samp",
+        " `MyModel`: forward: expected a tensor [2, 1] for 2 samp",
     ),
 }
 
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_said_in_one_line(
     with pytest.raises(ElasticRecError) as caught:
         train_job(own_job(make_job, source))
     line = str(caught.value)
-    assert line.startswith(f"job.yaml: model.kind: {Path.cwd()}/my_model.py:{message}")
+    assert line.startswith(f"{Path.cwd()}/my_model.py:{message}")
     assert "\n" not in line
     assert not Path("runs/small").exists(), "nothing is written before it is sound"
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ class Terminal(io.StringIO):
 def test_metrics_in_words() -> None:
     assert describe(GOOD) == "loss 0.4312 auc 0.7904 copc 1.01"
     assert describe(NONE) == "loss - auc - copc -"
+    assert describe(replace(GOOD, own={"mse": 0.25})) == "loss 0.4312 auc 0.7904 copc 1.01 mse 0.2500"
 
 
 def test_a_log_has_a_line_a_report(tmp_path: Path) -> None:
@@ -52,6 +54,25 @@ def test_a_terminal_has_one_line_that_is_written_over(tmp_path: Path) -> None:
     assert stream.getvalue() == "\r\x1b[2K10%\r\x1b[2K20%\nepoch done\n\r\x1b[2K30%\n"
 
 
+def test_a_terminal_has_no_line_that_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    reporter = Reporter(None, every_s=1.0, stream=stream)
+    reporter.progress("0123456789" * 5, {})
+    assert stream.getvalue() == "\r\x1b[2K0123456789012345678"
+
+
+def test_a_line_that_a_crash_cut_short_stays_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"steps": 1}\n{"st')
+    reporter = Reporter(path, every_s=1.0, stream=io.StringIO())
+    reporter.record({"steps": 2})
+    reporter.close()
+    lines = path.read_text().splitlines()
+    assert lines[:2] == ['{"steps": 1}', '{"st']
+    assert json.loads(lines[2])["steps"] == 2
+
+
 def test_a_line_is_due_after_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("elasticrec.training.report.time.monotonic", lambda: now)
@@ -73,6 +94,9 @@ def test_the_summary(make_job: MakeJob) -> None:
         rows=6789,
         samples_per_s=1234.5,
         shares={"pull": 0.25, "wait": 0.5, "save": 0.001},
+        read=0.1,
+        parse=0.8,
+        bottleneck="waiting for data 50 %: raise `data.workers` (1 for 2 cores)",
     )
     assert summary_lines(summary) == [
         "trained runs/small: 12,345 samples, 6,789 rows, 1,234 samples/s",
@@ -80,7 +104,8 @@ def test_the_summary(make_job: MakeJob) -> None:
         f"  buy: train {describe(NONE)} | eval {describe(NONE)}",
         "  bad records: 5 of 12,350",
         "  batches with a gradient that was not finite, counted but not applied: 2",
-        "  time: wait 50%, pull 25%",
+        "  time: wait 50%, pull 25%; beside it read 10%, parse 80%",
+        "  waiting for data 50 %: raise `data.workers` (1 for 2 cores)",
     ]
 
 
@@ -94,3 +119,17 @@ def test_the_clock_adds_up_stages_also_those_that_fail() -> None:
     assert set(clock.seconds) == {"pull", "push"}
     assert 0 < sum(clock.seconds.values()) <= clock.elapsed
     assert all(0 < share < 1 for share in clock.shares().values())
+
+
+def test_a_lap_is_since_the_lap_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("elasticrec.training.clock.time.perf_counter", lambda: now)
+    clock = StageClock()
+    with clock.stage("pull"):
+        now = 1.0
+    now = 4.0
+    assert clock.lap() == {"pull": 0.25}
+    with clock.stage("push"):
+        now = 6.0
+    assert clock.lap() == {"pull": 0.0, "push": 1.0}
+    assert clock.shares() == {"pull": 1 / 6, "push": 2 / 6}

@@ -4,7 +4,7 @@ Reads `job.yaml` and `--set` into frozen objects, or into one `ConfigError` that
 """
 
 from elasticrec.config.files import match_files
-from elasticrec.config.fingerprint import decisive, differences, fingerprint, meaning
+from elasticrec.config.fingerprint import decisive, differences, fingerprint, meaning, structure
 from elasticrec.config.job import Job, Serve, job_schema
 from elasticrec.config.load import load_job, load_serve, parse_job
 from elasticrec.config.secret import Secret
@@ -22,4 +22,5 @@ __all__ = [
     "match_files",
     "meaning",
     "parse_job",
+    "structure",
 ]

@@ -37,6 +37,10 @@ _UNITS = {
 _SIZE = re.compile(r"([0-9]{1,15})\s*([KMGT]i?B|B)")
 
 
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d)")
+
+
 def expected(what: str) -> PydanticCustomError:
     """The error `expected WHAT, got VALUE` of one key."""
     return PydanticCustomError("expected", "expected {expected}", {"expected": what})
@@ -97,6 +101,25 @@ Bytes = Annotated[
         _parse_bytes, json_schema_input_type=_ByteCount | Annotated[str, Field(pattern=f"^{_SIZE.pattern}$")]
     ),
     PlainSerializer(_show_bytes, return_type=int | str, when_used="json"),
+]
+
+
+def _parse_seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value)
+    if match is None:
+        raise expected("a number of seconds such as 90, or `90s`, `30m` or `2h`")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+# Durations: a number is seconds, as the `_s` in the names of their keys says.
+_SecondCount = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+Seconds = Annotated[
+    _SecondCount,
+    BeforeValidator(
+        _parse_seconds, json_schema_input_type=_SecondCount | Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]
+    ),
 ]
 
 

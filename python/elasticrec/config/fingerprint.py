@@ -12,7 +12,7 @@ from elasticrec.config.job import Job
 def decisive(job: Job) -> dict[str, Any]:
     """Every key that decides the parameters, dotted, with its value.
 
-    Left out is what may change before a resume: epochs, threads, checkpoints, evaluation, serving.
+    Left out is what may change before a resume: epochs, threads, checkpoints, evaluation and its metrics, serving.
     """
     features = job.features()
     parts: dict[str, Any] = {
@@ -33,6 +33,7 @@ def decisive(job: Job) -> dict[str, Any]:
         "train.mode": job.train.mode,
         "train.batch_size": job.train.batch_size,
         "train.seed": job.train.seed,
+        "train.warm_start": job.train.warm_start,
     }
     for name, section in (("model", job.model), ("sparse", job.sparse), ("dense", job.dense)):
         parts.update(_flatten(name, section.model_dump(mode="json", exclude={"options"})))
@@ -54,8 +55,18 @@ def meaning(job: Job) -> dict[str, Any]:
         "data.shuffle",
         "train.mode",
         "train.batch_size",
+        "train.warm_start",
     )
     return {key: value for key, value in decisive(job).items() if key not in learned_from}
+
+
+def structure(job: Job) -> dict[str, Any]:
+    """Every key that a warm start needs unchanged: `meaning` without the settings of the optimizers."""
+
+    def is_setting(key: str) -> bool:
+        return key == "sparse.init_scale" or (".optimizer." in key and not key.endswith(".kind"))
+
+    return {key: value for key, value in meaning(job).items() if not is_setting(key)}
 
 
 def fingerprint(job: Job) -> str:

@@ -5,14 +5,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from elasticrec.config.columns import Columns
 from elasticrec.config.data import Data
 from elasticrec.config.document import dump
-from elasticrec.config.fields import MAX_COUNT, MAX_SECONDS, Bytes, Name, Section, absolute, expected, problem
+from elasticrec.config.fields import MAX_COUNT, Bytes, Name, Section, absolute, expected, problem
 from elasticrec.config.secret import REFERENCES, Secret
 from elasticrec.config.sparse import Sparse
+from elasticrec.config.train import Train
 from elasticrec.errors import ConfigError
 
 # Version of hash(slot name, value): a served version must know which one made its rows.
@@ -91,33 +92,6 @@ class Dense(Section):
     """The parameters of the network."""
 
     optimizer: DenseOptimizer = Field(default=DenseOptimizer(), description="Optimizer of the network.")
-
-
-class Checkpoint(Section):
-    """When a training saves itself."""
-
-    every_s: float = Field(default=600.0, gt=0, le=MAX_SECONDS, description="Seconds between checkpoints.")
-    every_steps: int | None = Field(
-        default=None, ge=1, le=2**53, description="Also after so many batches; null for never."
-    )
-    keep: int = Field(default=3, ge=1, le=MAX_COUNT, description="How many checkpoints are kept.")
-
-
-class Train(Section):
-    """How the model is trained."""
-
-    mode: Literal["local"] = Field(default="local", description="`local`: one process, tables in its memory.")
-    epochs: int = Field(default=1, ge=1, le=MAX_COUNT, description="How often the training data is read.")
-    batch_size: int = Field(default=512, ge=1, le=1048576, description="Samples in a batch.")
-    seed: int = Field(default=1, ge=0, le=2**64 - 1, description="Decides initial weights and shuffling.")
-    threads: int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Threads of the network; null for all cores, 1 for the same bits each run.",
-    )
-    checkpoint: Checkpoint = Field(default=Checkpoint(), description="When a checkpoint is written.")
-    print_every_s: float = Field(default=1.0, gt=0, le=MAX_SECONDS, description="Seconds between two progress lines.")
 
 
 class Publish(Section):
@@ -227,6 +201,17 @@ class Job(Section):
             return value
         return value.model_copy(update={"model": info.data["name"]})
 
+    @model_validator(mode="after")
+    def _check_evaluation(self) -> "Job":
+        if not self.data.eval and (key := self.train.needs_evaluation()):
+            raise problem(f"`{key}` needs `data.eval`, expected files to evaluate on, got none")
+        if self.train.checkpoint.best_label not in (None, *self.data.labels):
+            names = ", ".join(f"`{label}`" for label in self.data.labels)
+            raise problem(
+                f"`train.checkpoint.best_label`: expected one of {names}, got `{self.train.checkpoint.best_label}`"
+            )
+        return self
+
     @property
     def source(self) -> str:
         """Where the job was read from, for messages."""
@@ -246,7 +231,14 @@ class Job(Section):
 
     def with_columns(self, columns: Columns) -> "Job":
         """The same job with its columns completed."""
-        job = self.model_copy(update={"data": self.data.model_copy(update={"columns": columns})})
+        return self._with_data(columns=columns)
+
+    def without_holdout(self) -> "Job":
+        """The same job over all samples of its files."""
+        return self._with_data(eval=())
+
+    def _with_data(self, **changes: Any) -> "Job":
+        job = self.model_copy(update={"data": self.data.model_copy(update=changes)})
         job._source = self._source
         return job
 

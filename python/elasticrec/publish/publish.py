@@ -27,9 +27,9 @@ class Published:
     num_bytes: int
 
 
-def publish_run(run: Run) -> Published:
-    """Publish the newest checkpoint of a run and make it the current version."""
-    loaded = load_checkpoint(run)
+def publish_run(run: Run, *, best: bool = False) -> Published:
+    """Publish the newest or the best checkpoint of a run and make it the current version."""
+    loaded = load_checkpoint(run, best=best)
     job = loaded.job
     repository = Repository(Path(job.publish.repository) / job.publish.model)
     # before anything is written: what cannot be exported leaves no trace

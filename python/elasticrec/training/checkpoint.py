@@ -7,8 +7,10 @@ runs/<name>/checkpoints/step-000000001200/
     manifest.json      written last
 """
 
+import contextlib
 import io
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +48,10 @@ class Progress:
     """Batches whose gradient was not finite: counted, not applied."""
     finished: bool = False
     """Nothing of the job's epochs is left."""
+    evaluated: int = 0
+    """Steps at the last evaluation."""
+    warm_start: str | None = None
+    """The checkpoint that the run began with, if that of another one."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,27 @@ class Checkpoint:
             bad_records=self.manifest["bad_records"],
             non_finite=self.manifest["non_finite"],
             finished=record["finished"],
+            evaluated=self.manifest.get("evaluated", 0),
+            warm_start=self.manifest.get("warm_start"),
         )
 
     @property
     def evaluation(self) -> list[Metrics] | None:
         """Metrics of each label at the last evaluation before it."""
         metrics = self.manifest["metrics"]["eval"]
-        return None if metrics is None else [Metrics(**one) for one in metrics]
+        return None if metrics is None else [Metrics.from_dict(one) for one in metrics]
+
+    @property
+    def snapshot(self) -> int | None:
+        """The epoch, counted from 0, whose end it is."""
+        progress = self.progress
+        return progress.epoch - 1 if progress.epoch and not progress.batches else None
+
+    @property
+    def own_evaluation(self) -> list[Metrics] | None:
+        """The evaluation of these very parameters, if there was one."""
+        progress = self.progress
+        return self.evaluation if progress.steps and progress.evaluated == progress.steps else None
 
     @property
     def name(self) -> str:
@@ -94,7 +114,7 @@ class State:
 
 
 def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[Metrics] | None = None) -> Checkpoint:
-    """Write a checkpoint, complete or not at all, and drop those beyond `train.checkpoint.keep`."""
+    """Write a checkpoint, complete or not at all, and drop those that `train.checkpoint` does not keep."""
     path = _new_path(run, progress.steps)
     if path.exists():
         # left by a crash in the middle of this same step
@@ -108,7 +128,7 @@ def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[
         # a disk that was full should not stay so
         _remove(path)
         raise
-    _drop_old(run, job.train.checkpoint.keep)
+    _drop_old(run, job)
     return open_checkpoint(path)
 
 
@@ -147,6 +167,8 @@ def _body(state: State, progress: Progress, evaluation: list[Metrics] | None) ->
             "open": [{"unit": progress.unit, "batches": progress.batches}] if progress.batches else [],
             "finished": progress.finished,
         },
+        "evaluated": progress.evaluated,
+        "warm_start": progress.warm_start,
         "metrics": {
             "train": [sums.result().to_dict() for sums in state.sums],
             "eval": None if evaluation is None else [metrics.to_dict() for metrics in evaluation],
@@ -170,14 +192,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, read_manifest(path, _KIND))
 
 
-def restore(checkpoint: Checkpoint, job: Job, state: State) -> None:
-    """Load a checkpoint of the job, all files checked, into a model and table that were just made."""
+def restore(
+    checkpoint: Checkpoint, job: Job, state: State, *, equal: Callable[[Job], dict[str, Any]] | None = None
+) -> None:
+    """Load a checkpoint, all files checked, into a model and table that were just made.
+
+    Its job must have the same values as `job` in every key that `equal` gives, or `meaning`.
+    """
     path, manifest = checkpoint.path, checkpoint.manifest
-    # keys that one side does not know are those of another release
-    ours = meaning(job)
-    changed = sorted(key for key, value in manifest["job"].items() if key in ours and ours[key] != value)
-    if changed:
-        raise ModelError(f"{path}: of another job, which differs in {', '.join(f'`{key}`' for key in changed)}")
+    check_job(checkpoint, (equal or meaning)(job))
     verify_files(path, manifest)
     dense = manifest["dense"]
     expected = [tensor.to_dict() for tensor in state.dense.tensors]
@@ -189,6 +212,16 @@ def restore(checkpoint: Checkpoint, job: Job, state: State) -> None:
     with np.load(path / _METRICS) as arrays:
         for label, sums in enumerate(state.sums):
             sums.restore({key: arrays[f"{label}.{key}"] for key in ("used", "buckets", "sums")})
+
+
+def check_job(checkpoint: Checkpoint, ours: dict[str, Any]) -> None:
+    """Refuse a checkpoint of a job with other values than `ours`."""
+    theirs = checkpoint.manifest["job"]
+    # keys that one side does not know are those of another release
+    changed = sorted(key for key, value in theirs.items() if key in ours and ours[key] != value)
+    if changed:
+        keys = ", ".join(f"`{key}`" for key in changed)
+        raise ModelError(f"{checkpoint.path}: of another job, which differs in {keys}")
 
 
 def _difference(expected: list[dict[str, Any]], dense: dict[str, Any], optimizer: str) -> str:
@@ -227,9 +260,53 @@ def _new_path(run: Run, steps: int) -> Path:
     return path
 
 
-def _drop_old(run: Run, keep: int) -> None:
-    """Remove checkpoints beyond the newest `keep`, and what crashes left unfinished."""
-    kept = set(list_paths(run)[-keep:])
+def best(run: Run, job: Job) -> Checkpoint | None:
+    """Of the checkpoints whose parameters were evaluated, the best by `train.checkpoint.keep_best`, or by AUC.
+
+    Nothing marks it: it follows from the manifests, and the best so far is never dropped.
+    """
+    return _best(_readable(run), job)
+
+
+def best_value(evaluation: list[Metrics] | None, job: Job) -> float | None:
+    """What `best` compares: more is better."""
+    if evaluation is None:
+        return None
+    settings = job.train.checkpoint
+    metric = settings.keep_best or "auc"
+    label = job.data.labels.index(settings.best_label) if settings.best_label else 0
+    value = evaluation[label].value(metric)
+    lowest = (settings.best_is or ("lowest" if metric == "log_loss" else "highest")) == "lowest"
+    return -value if lowest and value is not None else value
+
+
+def _best(found: list[Checkpoint], job: Job) -> Checkpoint | None:
+    measured = [(value, one) for one in found if (value := best_value(one.own_evaluation, job)) is not None]
+    # of equals the first, which took the least training
+    return max(measured, key=lambda item: item[0])[1] if measured else None
+
+
+def _readable(run: Run) -> list[Checkpoint]:
+    """The complete checkpoints whose manifests are sound, oldest first."""
+    found = []
+    for path in list_paths(run):
+        with contextlib.suppress(ModelError):
+            found.append(open_checkpoint(path))
+    return found
+
+
+def _drop_old(run: Run, job: Job) -> None:
+    """Remove checkpoints that are not kept, and what crashes left unfinished."""
+    settings = job.train.checkpoint
+    paths = list_paths(run)
+    kept = set(paths[-settings.keep :])
+    if settings.keep_best or settings.keep_epochs:
+        found = _readable(run)
+        # one that cannot be judged is for people to remove
+        kept |= set(paths) - {one.path for one in found}
+        kept |= {one.path for one in found if one.snapshot is not None and settings.keeps_epoch(one.snapshot)}
+        if settings.keep_best and (chosen := _best(found, job)):
+            kept.add(chosen.path)
     for path in run.checkpoints.glob("step-*"):
         if path not in kept:
             _remove(path)

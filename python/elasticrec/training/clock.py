@@ -6,11 +6,13 @@ from contextlib import contextmanager
 
 
 class StageClock:
-    """Adds up the seconds spent in each stage of the loop."""
+    """Adds up the seconds spent in each stage of the loop. Stages do not nest: their shares are of one whole."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._start = time.perf_counter()
+        self._lap_start = 0.0
+        self._lap_seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -19,7 +21,11 @@ class StageClock:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.add(name, time.perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere, such as those of the reader's threads."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     @property
     def elapsed(self) -> float:
@@ -28,5 +34,13 @@ class StageClock:
 
     def shares(self) -> dict[str, float]:
         """Share of the time since the start, by stage."""
-        elapsed = self.elapsed
+        elapsed = max(self.elapsed, 1e-9)
         return {name: seconds / elapsed for name, seconds in self.seconds.items()}
+
+    def lap(self) -> dict[str, float]:
+        """Share of the time since the last lap, by stage."""
+        now = self.elapsed
+        took = max(now - self._lap_start, 1e-9)
+        shares = {name: (seconds - self._lap_seconds.get(name, 0.0)) / took for name, seconds in self.seconds.items()}
+        self._lap_start, self._lap_seconds = now, dict(self.seconds)
+        return shares

@@ -2,31 +2,48 @@
 
 import json
 import math
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 
 from elasticrec import _core
-from elasticrec.config import Job, fingerprint, match_files
+from elasticrec.config import Job, match_files
+from elasticrec.config.fields import show
+from elasticrec.config.train import METRICS
 from elasticrec.data.batches import Batches, open_batches
 from elasticrec.data.header import check_headers, with_names
-from elasticrec.data.units import Cut, Unit, check_unchanged, plan_units, read_units, write_units
-from elasticrec.errors import ModelError, SampleError
+from elasticrec.data.units import Unit, check_unchanged, plan_units, read_units, write_units
+from elasticrec.errors import ConfigError, ModelError, SampleError
+from elasticrec.machine import num_cores
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
+from elasticrec.training.bottleneck import Setup, Shares, bottleneck
 from elasticrec.training.checkpoint import Progress, State
 from elasticrec.training.clock import StageClock
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.embedding import Embedding
-from elasticrec.training.evaluate import evaluate
+from elasticrec.training.evaluate import Evaluator
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer, build_model, loss_of, num_threads
-from elasticrec.training.report import Reporter, Summary, describe
+from elasticrec.training.own_metrics import load_metrics
+from elasticrec.training.read import cut_of, refuse_bad, thread_seconds
+from elasticrec.training.report import (
+    Event,
+    Reporter,
+    Summary,
+    describe,
+    describe_shares,
+    worse_than_chance,
+)
+from elasticrec.training.schedule import Schedule
+from elasticrec.training.stop import Stopped, stopping
+from elasticrec.training.warm_start import find_start, warm_start
+
+Callback = Callable[[Event], object]
 
 # A share of bad records says something only of so many.
 _MIN_RECORDS_FOR_RATIO = 10_000
@@ -35,30 +52,37 @@ _MIN_RECORDS_FOR_RATIO = 10_000
 class Trainer:
     """One process that trains a job: it holds the table and the network."""
 
-    def __init__(self, job: Job, run: Run, reporter: Reporter) -> None:
+    def __init__(self, job: Job, run: Run, reporter: Reporter, callback: Callback | None = None) -> None:
         torch.set_num_threads(num_threads(job))
         self.job = job
         self.run = run
         self.reporter = reporter
         self.parser = _core.Parser(json.dumps(job.features()))
         self.train_files = match_files(job, "train")
-        self.eval_files = match_files(job, "eval")
-        check_headers(job, [*self.train_files, *self.eval_files])
+        eval_files = match_files(job, "eval")
+        check_headers(job, [*self.train_files, *eval_files])
+        own = load_metrics(job)
+        self.evaluator = Evaluator(job, eval_files, own, reporter.say, self._watch_evaluation)
         self.model = build_model(job)
-        self.scorer = Scorer(self.model)
+        self.scorer = Scorer(self.model, job.data.negative_rate)
         embedding = Embedding(job, self.model.columns)
         sums = [MetricSums() for _ in job.data.labels]
         self.state = State(embedding, FlatParameters(self.model, job), sums)
         self.progress = Progress(epoch=0, unit=0, batches=0, steps=0, samples=0, records=0, bad_records=0)
         self.clock = StageClock()
+        self.schedule = Schedule(job.train)
         self.evaluation: list[Metrics] | None = None
         self.stop_requested = False
+        self._callback = callback
+        self._stopped_by_callback = False
         self._saved: Progress | None = None
+        self._best: float | None = None
 
     def resume(self) -> bool:
-        """Go on from the newest checkpoint, if there is one."""
+        """Go on from the newest checkpoint, if there is one; a new run may begin with the parameters of another."""
         checkpoint = checkpoints.latest(self.run)
         if checkpoint is None:
+            self._begin()
             return False
         try:
             checkpoints.restore(checkpoint, self.job, self.state)
@@ -68,6 +92,8 @@ class Trainer:
             raise ModelError(f"{error}{hint}") from None
         self.progress = self._saved = checkpoint.progress
         self.evaluation = checkpoint.evaluation
+        if self.job.train.checkpoint.keep_best and (best := checkpoints.best(self.run, self.job)):
+            self._best = checkpoints.best_value(best.own_evaluation, self.job)
         if self.progress.epoch >= self.job.train.epochs:
             self.reporter.say(
                 f"{self.run.path} is finished: {self.progress.epoch} of {self.job.train.epochs} epochs, "
@@ -79,61 +105,87 @@ class Trainer:
             f"resuming {self.run.path} from {checkpoint.name}: epoch {self.progress.epoch + 1}, "
             f"{self.progress.samples:,} samples done"
         )
+        self._tell("start", {"checkpoint": checkpoint.name})
         return True
+
+    def _begin(self) -> None:
+        if self.job.train.warm_start:
+            start = warm_start(self.job, self.state)
+            self.progress = replace(self.progress, warm_start=str(start.path))
+            self.reporter.say(
+                f"starting {self.run.path} with the parameters of {start.path}: "
+                f"{len(self.state.embedding.table):,} rows, {start.progress.samples:,} samples"
+            )
+        self._tell("start", {"checkpoint": None, "warm_start": self.progress.warm_start})
 
     def train(self) -> Summary:
         """Train every epoch that is left and leave a checkpoint of the end."""
         first_samples = self.progress.samples
+        self.restart_clock()
+        self.schedule.start()
+        try:
+            while self.progress.epoch < self.job.train.epochs:
+                self._train_epoch()
+                self._finish_epoch()
+        except Stopped:
+            if not self._stopped_by_callback:
+                raise KeyboardInterrupt from None
+        return self._summary(first_samples)
+
+    def restart_clock(self) -> StageClock:
+        """A clock that begins now."""
         self.clock = StageClock()
-        while self.progress.epoch < self.job.train.epochs:
-            self._train_epoch()
-            self._finish_epoch()
-        labels = self.job.data.labels
-        return Summary(
-            run=self.run,
-            progress=self.progress,
-            train=dict(zip(labels, self._train_metrics(), strict=True)),
-            evaluation=dict(zip(labels, self.evaluation, strict=True)) if self.evaluation else None,
-            rows=len(self.state.embedding.table),
-            samples_per_s=(self.progress.samples - first_samples) / self.clock.elapsed,
-            shares=self.clock.shares(),
-        )
+        return self.clock
 
     def _train_epoch(self) -> None:
         units, skip = self._open_units()
         if not skip:
             self.state.sums = [MetricSums() for _ in self.job.data.labels]
         reader = open_batches(self.job, self.parser, units, shuffle=self.job.data.shuffle, skip_batches=skip)
-        last_save = self.clock.elapsed
         started = self.clock.elapsed, self.progress.samples
         self.reporter.start()
         with closing(reader):
-            for batch in self._timed(reader):
-                self._step(batch)
+            self._follow_schedule()
+            for batch in self.timed(reader):
+                self.step(batch)
                 self._check_bad(batch)
                 if self.reporter.due():
                     self._report(units, *started)
-                if self.stop_requested:
-                    self._stop()
-                if self._checkpoint_due(last_save):
-                    self._save()
-                    last_save = self.clock.elapsed
+                self._follow_schedule()
+
+    def _follow_schedule(self) -> None:
+        """Between two batches: evaluate, stop or save, as is due."""
+        if self.schedule.evaluation_due(self.progress, self.clock.elapsed):
+            self._evaluate()
+            self._tell("evaluation", {"eval": _dicts(self.evaluation)})
+            if self._is_best():
+                self._save()
+        if self.stop_requested:
+            self._stop()
+        if self.progress.batches and self.schedule.checkpoint_due(self.progress, self.clock.elapsed):
+            self._save()
 
     def _stop(self) -> None:
-        """Save and end, as a signal asked for."""
+        """Save and end, as a signal or the callback asked for."""
         self._save()
         self.reporter.say(f"stopped and saved; the same command goes on from step {self.progress.steps}")
-        raise KeyboardInterrupt
+        raise Stopped
 
-    def _timed(self, reader: Batches) -> Iterator[_core.Batch]:
+    def timed(self, reader: Batches) -> Iterator[_core.Batch]:
+        """The batches of a reader, with the time that they are waited for, and that of the reader's own threads."""
+        before = (0.0, 0.0)
         while True:
             with self.clock.stage("wait"):
                 batch = next(reader, None)
+            if (after := thread_seconds(reader)) is not None:
+                for name, seconds, past in zip(("read", "parse"), after, before, strict=True):
+                    self.clock.add(name, seconds - past)
+                before = after
             if batch is None:
                 return
             yield batch
 
-    def _step(self, batch: _core.Batch) -> None:
+    def step(self, batch: _core.Batch) -> None:
         """One batch: pull, forward, backward, push, step. Values are read only after the push before."""
         embedding, dense, clock = self.state.embedding, self.state.dense, self.clock
         applied = True
@@ -147,8 +199,8 @@ class Trainer:
                 mean = loss.mean.item()
             if not math.isfinite(mean):
                 raise ModelError(
-                    f"unit {batch.unit} batch {batch.index}: expected a finite loss, got {mean}; "
-                    f"lower the learning rates or look at the data: {batch.places}"
+                    f"unit {batch.unit} batch {batch.index} ({batch.places}): expected a finite loss, got {mean}; "
+                    "lower the learning rates or look at the data"
                 )
             with clock.stage("backward"):
                 dense.zero_gradient()
@@ -186,11 +238,12 @@ class Trainer:
             )
         if self.job.data.slots and not len(self.state.embedding.table):
             raise SampleError(f"{self.job.source}: data.slots: expected signs in these slots, the data has none")
-        if self.eval_files:
-            # an evaluation that fails or is stopped must not cost what was learned
-            self._save()
-            with self.clock.stage("evaluate"):
-                self.evaluation = self._evaluate()
+        due = self.schedule.epoch_checkpoint_due(epoch)
+        if self.evaluator.files:
+            if due:
+                # a crash in the middle of an evaluation must not cost what was learned
+                self._save()
+            self._evaluate()
         units = read_units(self._units_path(epoch))
         self.progress = replace(
             self.progress,
@@ -199,46 +252,63 @@ class Trainer:
             batches=0,
             finished=epoch + 1 >= self.job.train.epochs,
         )
-        train = self._train_metrics()
-        self._save()
+        if self._is_best() or due:
+            self._save()
+        self._report_epoch()
+
+    def _report_epoch(self) -> None:
+        train = [sums.result(calibration=True) for sums in self.state.sums]
         for at, label in enumerate(self.job.data.labels):
-            text = f"epoch {epoch + 1}/{self.job.train.epochs} {label}: train {describe(train[at])}"
+            text = f"epoch {self.progress.epoch}/{self.job.train.epochs} {label}: train {describe(train[at])}"
             if self.evaluation:
                 text += f" | eval {describe(self.evaluation[at])}"
             self.reporter.say(text)
-        self.reporter.record(
-            {
-                "epoch": epoch + 1,
-                "steps": self.progress.steps,
-                "samples": self.progress.samples,
-                "train": [metrics.to_dict() for metrics in train],
-                "eval": None if not self.evaluation else [metrics.to_dict() for metrics in self.evaluation],
-            }
-        )
+        values = {"epoch": self.progress.epoch, "train": _dicts(train), "eval": _dicts(self.evaluation)}
+        self._tell("epoch", values)
 
-    def _evaluate(self) -> list[Metrics]:
-        cut = replace(self._cut(), shuffle=False)
-        units = plan_units(self.eval_files, cut, 0, 0)
-        reader = open_batches(self.job, self.parser, units, shuffle=False, held_out=True)
-        records = bad = 0
+    def _evaluate(self) -> None:
+        """Measure the parameters as they are; what is learned so far is saved if that fails or is stopped."""
+        try:
+            with self.clock.stage("evaluate"):
+                self.evaluation = self.evaluator.run(self.state.embedding, self.scorer, self.parser)
+        except Stopped:
+            self._stop()
+        except Exception:
+            self._save()
+            raise
+        self.schedule.evaluated(self.clock.elapsed)
+        self.progress = replace(self.progress, evaluated=self.progress.steps)
+        for label, metrics in zip(self.job.data.labels, self.evaluation or [], strict=True):
+            if warning := worse_than_chance(metrics):
+                self.reporter.say(f"eval {label}: {warning}")
 
-        def counted() -> Iterator[_core.Batch]:
-            nonlocal records, bad
-            for batch in reader:
-                records += batch.num_records
-                bad += batch.num_bad
-                for line in batch.bad:
-                    self.reporter.say(f"bad record: {line}")
-                if self.stop_requested:
-                    self._stop()
-                if self.reporter.due():
-                    self.reporter.progress(f"evaluating: {records:,} records", {"evaluated": records})
-                yield batch
+    def _watch_evaluation(self, records: int) -> None:
+        if self.stop_requested:
+            raise Stopped
+        if self.reporter.due():
+            values = {"event": "evaluating", "steps": self.progress.steps, "records": records}
+            self.reporter.progress(f"evaluating: {records:,} records", values)
 
-        with closing(reader):
-            metrics = evaluate(self.state.embedding, self.scorer, counted(), len(self.state.sums))
-        self._refuse_bad(records, bad, "data.eval")
-        return metrics
+    def _is_best(self) -> bool:
+        """Whether these parameters were just evaluated as the best so far, and the best is to be kept."""
+        if not self.job.train.checkpoint.keep_best or self.progress.evaluated != self.progress.steps:
+            return False
+        self._check_best_metric()
+        value = checkpoints.best_value(self.evaluation, self.job)
+        if value is None or (self._best is not None and value <= self._best):
+            return False
+        self._best = value
+        return True
+
+    def _check_best_metric(self) -> None:
+        """Only an evaluation tells the names of the user's own metrics."""
+        name = self.job.train.checkpoint.keep_best
+        known = [*METRICS[:2], *(self.evaluation[0].own if self.evaluation else ())]
+        if name not in known:
+            names = ", ".join(f"`{one}`" for one in known)
+            raise ConfigError(
+                f"{self.job.source}: train.checkpoint.keep_best: expected one of {names}, got {show(str(name))}"
+            )
 
     def _open_units(self) -> tuple[list[Unit], int]:
         """The units of this epoch that are left, and how many batches of the first one are done."""
@@ -248,25 +318,15 @@ class Trainer:
             check_unchanged(units)
         else:
             # units that a crash left of this epoch are of no checkpoint, and the job or the data may be others by now
-            units = plan_units(self.train_files, self._cut(), self.progress.epoch, self.progress.unit)
+            units = plan_units(self.train_files, cut_of(self.job), self.progress.epoch, self.progress.unit)
             write_units(path, units)
         return units, self.progress.batches
 
     def _units_path(self, epoch: int) -> Path:
         return self.run.units / f"epoch-{epoch:05d}.jsonl"
 
-    def _cut(self) -> Cut:
-        data, train = self.job.data, self.job.train
-        return Cut(data.unit_bytes, data.shuffle, train.seed, fingerprint(self.job)[:16], data.format)
-
     def _train_metrics(self) -> list[Metrics]:
         return [sums.result() for sums in self.state.sums]
-
-    def _checkpoint_due(self, last_save: float) -> bool:
-        settings = self.job.train.checkpoint
-        if settings.every_steps and self.progress.steps % settings.every_steps == 0:
-            return True
-        return self.clock.elapsed - last_save >= settings.every_s
 
     def _save(self) -> None:
         if self._saved == self.progress:
@@ -274,6 +334,7 @@ class Trainer:
         with self.clock.stage("checkpoint"):
             checkpoints.save(self.run, self.job, self.state, self.progress, self.evaluation)
         self._saved = self.progress
+        self.schedule.saved(self.clock.elapsed)
 
     def _check_bad(self, batch: _core.Batch) -> None:
         for line in batch.bad:
@@ -283,79 +344,122 @@ class Trainer:
 
     def _check_bad_ratio(self, least: int) -> None:
         if self.progress.records >= least:
-            self._refuse_bad(self.progress.records, self.progress.bad_records, "data.train")
-
-    def _refuse_bad(self, records: int, bad: int, key: str) -> None:
-        limit = self.job.data.max_bad_ratio
-        if bad > limit * records:
-            raise SampleError(
-                f"{self.job.source}: {key}: {bad:,} of {records:,} records are bad ({bad / records:.2%}), "
-                f"expected at most {limit:.2%} (data.max_bad_ratio)"
-            )
+            refuse_bad(self.job, self.progress.records, self.progress.bad_records, "data.train")
 
     def _report(self, units: list[Unit], started_s: float, started_samples: int) -> None:
         metrics = self._train_metrics()
         speed = (self.progress.samples - started_samples) / max(self.clock.elapsed - started_s, 1e-9)
         total = sum(unit.end - unit.start for unit in units)
         done = sum(unit.end - unit.start for unit in units if unit.id < self.progress.unit)
-        epoch = f"epoch {self.progress.epoch + 1}/{self.job.train.epochs}"
-
         rows = len(self.state.embedding.table)
+        shares = self._shares(self.clock.lap())
+        reason = bottleneck(shares, self._setup())
         text = (
-            f"{epoch} {done / max(total, 1):4.0%} {self.progress.samples:>12,} samples "
-            f"{speed:>9,.0f}/s {describe(metrics[0])} rows {rows:,}"
+            f"epoch {self.progress.epoch + 1}/{self.job.train.epochs} {done / max(total, 1):4.0%} "
+            f"{self.progress.samples:>12,} samples {speed:>9,.0f}/s {describe(metrics[0])} rows {rows:,} "
+            f"| {describe_shares(shares)}{f' | {reason}' if reason else ''}"
         )
-        record = {
-            "steps": self.progress.steps,
-            "samples": self.progress.samples,
+        values = {
             "samples_per_s": round(speed, 1),
             "rows": rows,
-            "train": [one.to_dict() for one in metrics],
-            "shares": {name: round(share, 4) for name, share in self.clock.shares().items()},
+            "train": _dicts(metrics),
+            "shares": shares.to_dict(),
+            "bottleneck": reason,
         }
-        self.reporter.progress(text, record)
+        self._tell("progress", values, text)
+
+    def _tell(self, kind: str, values: dict[str, Any], text: str | None = None) -> None:
+        """A record of the metrics file, a line where there is one, and an event for the callback."""
+        record = {"event": kind, "steps": self.progress.steps, "samples": self.progress.samples, **values}
+        if text is None:
+            self.reporter.record(record)
+        else:
+            self.reporter.progress(text, record)
+        if self._callback is None:
+            return
+        try:
+            wanted = self._callback(Event(kind, self.progress.steps, self.progress.samples, values))
+        except BaseException:
+            # it is called between batches, where the state is whole
+            if self.progress.steps:
+                self._save()
+            raise
+        if wanted is False:
+            self.stop_requested = self._stopped_by_callback = True
+
+    def _shares(self, seconds: dict[str, float]) -> Shares:
+        """Shares of the clock, with those of the reader's threads apart."""
+        stages = {name: share for name, share in seconds.items() if name not in ("read", "parse")}
+        parse = seconds.get("parse")
+        return Shares(stages, seconds.get("read"), None if parse is None else parse / self.job.data.workers)
+
+    def _setup(self) -> Setup:
+        return Setup(
+            workers=self.job.data.workers,
+            threads=num_threads(self.job),
+            cores=num_cores(),
+            every_steps=self.job.train.checkpoint.every_steps is not None,
+            evaluates_inside=self.job.train.evaluate.every_steps is not None
+            or self.job.train.evaluate.every_s is not None,
+        )
+
+    def _summary(self, first_samples: int) -> Summary:
+        labels = self.job.data.labels
+        num_samples = self.progress.samples - first_samples
+        shares = self._shares(self.clock.shares())
+        return Summary(
+            run=self.run,
+            progress=self.progress,
+            train=dict(zip(labels, self._train_metrics(), strict=True)),
+            evaluation=dict(zip(labels, self.evaluation, strict=True)) if self.evaluation else None,
+            rows=len(self.state.embedding.table),
+            samples_per_s=num_samples / self.clock.elapsed,
+            shares=shares.stages,
+            read=shares.read,
+            parse=shares.parse,
+            bottleneck=bottleneck(shares, self._setup()) if num_samples else None,
+        )
 
 
-def train_job(job: Job, *, fresh: bool = False) -> Summary:
-    """Train a job in this process; an unfinished run of it goes on where it was."""
+def _dicts(metrics: list[Metrics] | None) -> list[dict[str, Any]] | None:
+    return None if metrics is None else [one.to_dict() for one in metrics]
+
+
+def train_job(
+    job: Job, *, fresh: bool = False, callback: Callback | None = None, stream: TextIO | None = None
+) -> Summary:
+    """Train a job in this process; an unfinished run of it goes on where it was.
+
+    `callback` is told every event; when it returns False the training stops with a checkpoint, and when it raises, too.
+    """
     job = with_names(job)
     with Run.of(job).locked():
         if job.model.own:
             # a model that does not work must leave no trace, and its file may lie in the run that is discarded
             build_model(job)
         if fresh:
-            # a job that cannot start must not cost the run it would replace
-            for key in ("train", "eval"):
-                match_files(job, key)
+            _check_start(job)
             Run.of(job).discard()
         run = Run.create(job)
-        reporter = Reporter(run.metrics_path, job.train.print_every_s)
+        reporter = Reporter(run.metrics_path, job.train.print_every_s, stream)
         with closing(reporter):
-            return _train(Trainer(job, run, reporter))
+            return _train(Trainer(job, run, reporter, callback))
+
+
+def _check_start(job: Job) -> None:
+    """A job that cannot start must not cost the run it would replace."""
+    for key in ("train", "eval"):
+        match_files(job, key)
+    load_metrics(job)
+    if job.train.warm_start:
+        find_start(job)
 
 
 def _train(trainer: Trainer) -> Summary:
     trainer.resume()
-    with _stopping(trainer):
-        return trainer.train()
 
-
-@contextmanager
-def _stopping(trainer: Trainer) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the training after the batch at hand, with a checkpoint; a second one at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def stop(number: int, _: object) -> None:
+    def request_stop() -> None:
         trainer.stop_requested = True
-        signal.signal(number, before[signal.Signals(number)])
 
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with stopping(request_stop):
+        return trainer.train()

@@ -1,6 +1,7 @@
-"""AUC, log loss and COPC over buckets of the logit: sums that merge over batches, resumes and processes."""
+"""AUC, log loss, COPC and calibration over buckets of the logit: sums that merge over batches and resumes."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,21 @@ Array = npt.NDArray[Any]
 # Even steps of the logit: as fine for a click rate of 0.0001 as for one of 0.5.
 _NUM_BUCKETS = 1 << 17
 _LOGIT_LIMIT = 16.0
+_NUM_DECILES = 10
+
+# An AUC below 0.5 by fewer standard errors may be chance.
+_MIN_ERRORS = 3.0
+
+
+@dataclass(frozen=True)
+class Decile:
+    """A tenth of the weight, by rising prediction."""
+
+    predicted: float
+    """Mean prediction."""
+    observed: float
+    """Clicks over weight."""
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -23,10 +39,46 @@ class Metrics:
     log_loss: float | None
     copc: float | None
     """Clicks over predicted clicks."""
+    calibration: tuple[Decile, ...] = ()
+    """Only of an evaluation and of a whole epoch."""
+    own: dict[str, float] = field(default_factory=dict)
+    """Metrics of the user's own, by name."""
 
-    def to_dict(self) -> dict[str, float | int | None]:
-        """For JSON."""
-        return {"samples": self.samples, "auc": self.auc, "log_loss": self.log_loss, "copc": self.copc}
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; what is empty is left out."""
+        values: dict[str, Any] = {
+            "samples": self.samples,
+            "auc": self.auc,
+            "log_loss": self.log_loss,
+            "copc": self.copc,
+        }
+        if self.calibration:
+            values["calibration"] = [[one.predicted, one.observed, one.weight] for one in self.calibration]
+        if self.own:
+            values["own"] = self.own
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Metrics":
+        """What `to_dict` gave."""
+        deciles = tuple(Decile(*one) for one in values.get("calibration", ()))
+        return cls(**{**values, "calibration": deciles})
+
+    def value(self, name: str) -> float | None:
+        """A metric by its name in JSON, or one of the user's own; none where it has no value."""
+        value = self.own.get(name) if name in self.own else getattr(self, name, None)
+        return value if isinstance(value, float) and math.isfinite(value) else None
+
+    def errors_below_chance(self) -> float | None:
+        """How many standard errors the AUC lies under 0.5, where that is too far to be chance."""
+        clicks = sum(one.observed * one.weight for one in self.calibration)
+        misses = sum(one.weight for one in self.calibration) - clicks
+        if self.auc is None or clicks <= 0 or misses <= 0:
+            return None
+        # of scores that have nothing to do with the labels (Mann and Whitney 1947)
+        error = math.sqrt((clicks + misses + 1) / (12 * clicks * misses))
+        below = (0.5 - self.auc) / error
+        return below if below >= _MIN_ERRORS else None
 
 
 class MetricSums:
@@ -55,7 +107,7 @@ class MetricSums:
             (weights * np.exp(logits - softplus)).sum(),
         )
 
-    def result(self) -> Metrics:
+    def result(self, *, calibration: bool = False, own: dict[str, float] | None = None) -> Metrics:
         """The metrics of everything added so far."""
         samples, weight, loss, clicks, predicted = self._sums.tolist()
         negative, positive = self._buckets
@@ -67,7 +119,25 @@ class MetricSums:
             auc=float((positive * below).sum() / pairs) if pairs else None,
             log_loss=loss / weight if weight else None,
             copc=clicks / predicted if predicted else None,
+            calibration=self._deciles() if calibration and weight else (),
+            own=own or {},
         )
+
+    def _deciles(self) -> tuple[Decile, ...]:
+        """Tenths of equal weight: a bucket across a border counts to both sides by its share."""
+        used = np.flatnonzero(self._buckets.any(axis=0))
+        weights, clicks = self._buckets[:, used].sum(axis=0), self._buckets[1, used]
+        middle = ((used + 0.5) / (_NUM_BUCKETS / 2) - 1) * _LOGIT_LIMIT
+        predicted = weights / (1 + np.exp(-middle))
+        ends = np.concatenate([[0.0], np.cumsum(weights)])
+        borders = np.linspace(0.0, ends[-1], _NUM_DECILES + 1)
+
+        def within(values: Array) -> Array:
+            return np.diff(np.interp(borders, ends, np.concatenate([[0.0], np.cumsum(values)])))
+
+        weight = ends[-1] / _NUM_DECILES
+        pairs = zip((within(predicted) / weight).tolist(), (within(clicks) / weight).tolist(), strict=True)
+        return tuple(Decile(mean, rate, float(weight)) for mean, rate in pairs)
 
     def state(self) -> dict[str, Array]:
         """What a checkpoint keeps: the buckets that are not empty, and the sums."""

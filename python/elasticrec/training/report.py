@@ -1,6 +1,9 @@
 """What a training says of itself: a line on the terminal, a line in a log, a line of JSON."""
 
+import contextlib
+import io
 import json
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -8,8 +11,21 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from elasticrec.run import Run
+from elasticrec.training.bottleneck import Shares
 from elasticrec.training.checkpoint import Progress
 from elasticrec.training.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a callback is told, and the metrics file keeps."""
+
+    kind: str
+    """`start`, `progress`, `evaluation` or `epoch`."""
+    steps: int
+    samples: int
+    values: dict[str, Any]
+    """The rest of the record: see docs/guide/metrics.md."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +42,20 @@ class Summary:
     """Of this process, without what it resumed from."""
     shares: dict[str, float]
     """Share of the time by stage."""
+    read: float | None = None
+    """Share of the time of the thread that reads; none where it is not counted."""
+    parse: float | None = None
+    """Share of the time of the threads that parse."""
+    bottleneck: str | None = None
+    """What held it up, in words."""
 
 
 class Reporter:
     """Prints progress and appends to the metrics file. On a terminal the progress line is written over."""
 
     def __init__(self, path: Path | None, every_s: float, stream: TextIO | None = None) -> None:
-        self._file = open(path, "a", encoding="utf-8") if path else None
+        self._path = path
+        self._file = _append_to(path) if path else None
         self._every_s = every_s
         self._stream = stream or sys.stderr
         self._overwrites = self._stream.isatty()
@@ -51,7 +74,8 @@ class Reporter:
         """A progress line and its record."""
         self._last = time.monotonic()
         if self._overwrites:
-            self._stream.write(f"\r\x1b[2K{text}")
+            # a line that wraps could not be written over
+            self._stream.write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
             self._open_line = True
         else:
             self._stream.write(text + "\n")
@@ -68,22 +92,65 @@ class Reporter:
 
     def record(self, values: dict[str, Any]) -> None:
         """A line of the metrics file."""
-        if self._file:
+        if self._file is None:
+            return
+        try:
             self._file.write(json.dumps({"time": round(time.time(), 3), **values}) + "\n")
             self._file.flush()
+        except OSError as error:
+            error.filename = error.filename or str(self._path)
+            raise
 
     def close(self) -> None:
         """End the line and the file."""
         if self._open_line:
             self._stream.write("\n")
         if self._file:
-            self._file.close()
+            # what could not be written was told when it was tried
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
+def _append_to(path: Path) -> TextIO:
+    """The file at its end, on a line of its own: a crash may have cut the last one short."""
+    file = open(path, "a+b")
+    end = file.tell()
+    if end:
+        file.seek(end - 1)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return io.TextIOWrapper(file, encoding="utf-8")
 
 
 def describe(metrics: Metrics) -> str:
-    """Such as `loss 0.4312 auc 0.7904 copc 1.01`."""
-    values = (("loss", metrics.log_loss, 4), ("auc", metrics.auc, 4), ("copc", metrics.copc, 2))
+    """Such as `loss 0.4312 auc 0.7904 copc 1.01`, and the user's own."""
+    values: list[tuple[str, float | None, int]] = [
+        ("loss", metrics.log_loss, 4),
+        ("auc", metrics.auc, 4),
+        ("copc", metrics.copc, 2),
+        *((name, value, 4) for name, value in metrics.own.items()),
+    ]
     return " ".join(f"{name} {'-' if value is None else f'{value:.{digits}f}'}" for name, value, digits in values)
+
+
+def describe_shares(shares: Shares) -> str:
+    """The stages that take time, largest first, and how busy the reader's threads are."""
+    stages = sorted(shares.stages.items(), key=lambda item: -item[1])
+    text = ", ".join(f"{name} {share:.0%}" for name, share in stages if share >= 0.005)
+    threads = [(name, share) for name, share in (("read", shares.read), ("parse", shares.parse)) if share is not None]
+    beside = ", ".join(f"{name} {share:.0%}" for name, share in threads)
+    return f"{text}; beside it {beside}" if beside else text
+
+
+def worse_than_chance(metrics: Metrics) -> str | None:
+    """A warning for an AUC that is too far under 0.5 to be chance."""
+    below = metrics.errors_below_chance()
+    if below is None:
+        return None
+    return (
+        f"auc {metrics.auc:.4f} is under 0.5 by {below:.0f} standard errors, worse than chance: are the labels of "
+        "`data.train` or `data.eval` swapped, or do the two come from different times, formats or slots?"
+    )
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -101,7 +168,8 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"  bad records: {progress.bad_records:,} of {progress.records:,}")
     if progress.non_finite:
         lines.append(f"  batches with a gradient that was not finite, counted but not applied: {progress.non_finite:,}")
-    shares = sorted(summary.shares.items(), key=lambda item: -item[1])
-    if shares:
-        lines.append("  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
+    if summary.shares:
+        lines.append(f"  time: {describe_shares(Shares(summary.shares, summary.read, summary.parse))}")
+    if summary.bottleneck:
+        lines.append(f"  {summary.bottleneck}")
     return lines

@@ -1,0 +1,110 @@
+"""The reference of `job.yaml` as a page, from the sections themselves: `python -m elasticrec.config.reference`."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import PlainSerializer
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from elasticrec.config.document import dump
+from elasticrec.config.fields import Section
+from elasticrec.config.job import Job, job_schema
+
+_HEAD = """\
+# `job.yaml`, key by key
+
+Made from the code by `make reference`; `elasticrec schema` prints the same as JSON Schema for editors. Every key that
+is left out has the default of this page, unknown keys are refused with a suggestion, and `--set a.b=c` overrides any of
+them. Relative paths start from the directory of the job file unless a key says otherwise.
+"""
+
+_BOUNDS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+    "minItems": "at least {} of them",
+    "maxItems": "at most {} of them",
+}
+# What says nothing to a person: bounds that only keep a number from overflowing.
+_LARGE = 10**9
+# Text of a certain form, by a part of its pattern.
+_PATTERNS = {"[KMGT]": "a size such as `16MiB`", "ms|s|m": "a duration such as `30m`"}
+
+
+def reference() -> str:
+    """The whole page."""
+    definitions = job_schema()["$defs"]
+    parts = [_HEAD, *_section(Job, "", definitions)]
+    return "\n".join(parts)
+
+
+def _section(section: type[Section], prefix: str, definitions: dict[str, Any]) -> Iterator[str]:
+    title = f"## `{prefix.rstrip('.')}`" if prefix else "## The job"
+    words = (section.__doc__ or "").strip().split("\n\n")[0]
+    schema = definitions.get(section.__name__) or section.model_json_schema()
+    rows = [
+        f"| `{prefix}{name}` | {_kind(schema['properties'][name], definitions)} | {_default(field)} | {_words(field)} |"
+        for name, field in section.model_fields.items()
+    ]
+    yield "\n".join([title, "", words, "", "| key | value | default | meaning |", "|---|---|---|---|", *rows, ""])
+    for name, field in section.model_fields.items():
+        inner, many = _inner(field.annotation)
+        if inner is not None:
+            yield from _section(inner, f"{prefix}{name}{'[]' if many else ''}.", definitions)
+
+
+def _inner(annotation: Any, many: bool = False) -> tuple[type[Section] | None, bool]:
+    """The section that a key holds, and whether it holds several."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, many
+    for argument in get_args(annotation):
+        inner, repeated = _inner(argument, many or getattr(annotation, "__origin__", None) is tuple)
+        if inner is not None:
+            return inner, repeated
+    return None, False
+
+
+def _kind(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        inner = definitions[schema["$ref"].rpartition("/")[2]]
+        return "section" if inner.get("type") == "object" else _kind(inner, definitions)
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    if "anyOf" in schema:
+        kinds = [_kind(one, definitions) for one in schema["anyOf"]]
+        return " or ".join(dict.fromkeys(kinds))
+    kind = schema.get("type", "any")
+    if kind == "array":
+        kind = f"list of {_kind(schema['items'], definitions)}" if "items" in schema else "list"
+    elif kind == "string":
+        kind = next((words for mark, words in _PATTERNS.items() if mark in schema.get("pattern", "")), "text")
+    bounds = [words.format(schema[key]) for key, words in _BOUNDS.items() if key in schema and schema[key] < _LARGE]
+    kind = {"boolean": "`true` or `false`"}.get(kind, kind)
+    return f"{kind} ({', '.join(bounds)})" if bounds else kind
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    value = field.default
+    if isinstance(value, Section):
+        return ""
+    if value is None:
+        return "`null`"
+    if value in ("", ()):
+        return ""
+    for part in field.metadata:
+        if isinstance(part, PlainSerializer):
+            value = part.func(value)  # type: ignore[call-arg]
+    text = dump(list(value) if isinstance(value, tuple) else value).removesuffix("...\n").strip()
+    return f"`{text}`"
+
+
+def _words(field: FieldInfo) -> str:
+    return (field.description or "").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,135 @@
+"""The `train` section: how often the data is read, when it is evaluated on and when a training saves itself."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from elasticrec.config.fields import MAX_COUNT, Seconds, Section, base_of, expected, one_or_list, problem, show
+
+# Metrics that every evaluation has; the user's own must not take their names.
+METRICS = ("auc", "log_loss", "copc")
+
+
+class Checkpoint(Section):
+    """When a training saves itself, and what is kept."""
+
+    every_s: Seconds = Field(default=600.0, description="Seconds between checkpoints, or a duration such as `30m`.")
+    every_steps: int | None = Field(
+        default=None, ge=1, le=2**53, description="Also after so many batches; null for never."
+    )
+    every_epochs: int = Field(
+        default=1, ge=1, le=MAX_COUNT, description="Also at the end of every so many epochs, and of the last one."
+    )
+    keep: int = Field(default=3, ge=1, le=MAX_COUNT, description="How many of the newest checkpoints are kept.")
+    keep_epochs: bool | Annotated[tuple[int, ...], Field(strict=False)] = Field(
+        default=False,
+        description="Snapshots to keep for good, beside the newest: those at the ends of these epochs, counted from 0, "
+        "or `true` for all.",
+    )
+    keep_best: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Metric of the evaluation (`auc`, `log_loss`, or one of the user's own) by which the best "
+        "checkpoint is kept, beside the newest; null for none.",
+    )
+    best_label: str | None = Field(
+        default=None, description="Label that `keep_best` looks at; the first one if not given."
+    )
+    best_is: Literal["highest", "lowest"] | None = Field(
+        default=None, description="Which value is best; lowest for `log_loss` and highest for others if not given."
+    )
+
+    @field_validator("keep_epochs", mode="before")
+    @classmethod
+    def _check_epochs(cls, value: Any) -> Any:
+        """All of it here: of a union pydantic would tell what is wrong with each side."""
+        epochs = value if isinstance(value, list | tuple) else []
+        if isinstance(value, bool) or (epochs and all(type(epoch) is int and 0 <= epoch for epoch in epochs)):
+            return value
+        raise expected("`true`, `false` or a list of epochs counted from 0")
+
+    @field_validator("keep_best")
+    @classmethod
+    def _check_metric(cls, value: str | None) -> str | None:
+        if value == "copc":
+            raise expected("a metric of which more or less is better, such as `auc`")
+        return value
+
+    def keeps_epoch(self, epoch: int) -> bool:
+        """Whether the snapshot at the end of an epoch, counted from 0, is kept for good."""
+        return self.keep_epochs if isinstance(self.keep_epochs, bool) else epoch in self.keep_epochs
+
+
+class Evaluate(Section):
+    """When `data.eval` is evaluated on, beside the end of each epoch."""
+
+    every_steps: int | None = Field(default=None, ge=1, le=2**53, description="After so many batches; null for never.")
+    every_s: Seconds | None = Field(
+        default=None, description="Seconds between evaluations, or a duration such as `30m`; null for never."
+    )
+
+
+_METRIC = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def _own_metric(value: str, info: ValidationInfo) -> str:
+    match = _METRIC.fullmatch(value)
+    if match is None or not value.isprintable():
+        raise expected("a file and a class such as `metrics.py:MyMetric`")
+    return f"{base_of(info) / match[1]}:{match[2]}"
+
+
+OwnMetrics = Annotated[
+    tuple[Annotated[str, AfterValidator(_own_metric)], ...],
+    Field(strict=False),
+    BeforeValidator(one_or_list, json_schema_input_type=str | list[str]),
+]
+
+
+class Train(Section):
+    """How the model is trained."""
+
+    mode: Literal["local"] = Field(default="local", description="`local`: one process, tables in its memory.")
+    epochs: int = Field(default=1, ge=1, le=MAX_COUNT, description="How often the training data is read.")
+    batch_size: int = Field(default=512, ge=1, le=1048576, description="Samples in a batch.")
+    seed: int = Field(default=1, ge=0, le=2**64 - 1, description="Decides initial weights and shuffling.")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Threads of the network; null for all cores, 1 for the same bits each run.",
+    )
+    warm_start: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Parameters that a new run begins with: those of another run (its job file, name or directory) or "
+        "of one checkpoint (its directory); paths start from the current directory. Not read when a run goes on.",
+    )
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="When a checkpoint is written, and which stay.")
+    evaluate: Evaluate = Field(default=Evaluate(), description="When it is evaluated inside an epoch.")
+    metrics: OwnMetrics = Field(
+        default=(),
+        description="Metrics of the user's own over the evaluation: files and classes such as `metrics.py:MyMetric`, "
+        "from the directory of the job file.",
+    )
+    print_every_s: Seconds = Field(default=1.0, description="Seconds between two progress lines.")
+
+    @model_validator(mode="after")
+    def _check_best(self) -> "Train":
+        best = self.checkpoint.keep_best
+        if best and not self.metrics and best not in ("auc", "log_loss"):
+            raise problem(
+                f"`checkpoint.keep_best`: expected `auc` or `log_loss`, or one of the user's own with `metrics`, "
+                f"got {show(best)}"
+            )
+        return self
+
+    def needs_evaluation(self) -> str | None:
+        """The first key that is of no use without data to evaluate on."""
+        keys: dict[str, Any] = {
+            "train.evaluate.every_steps": self.evaluate.every_steps,
+            "train.evaluate.every_s": self.evaluate.every_s,
+            "train.checkpoint.keep_best": self.checkpoint.keep_best,
+        }
+        return next((key for key, value in keys.items() if value is not None), None)

@@ -1,0 +1,199 @@
+"""Why a sample has its score: its signs, the rows they have or lack, what the network sees of them."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticrec import _core
+from elasticrec.errors import ConfigError, SampleError
+from elasticrec.publish.repository import find_version
+from elasticrec.serving.onnxruntime import library_path
+
+Values = npt.NDArray[np.float32]
+
+# Values of a vector that are shown to people; JSON has all.
+_SHOWN_VALUES = 6
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a model has for a sign."""
+
+    weights: list[float]
+    show: int | None = None
+    """None where only weights are kept."""
+    click: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint or a published version, as an explanation needs it."""
+
+    name: str
+    features: dict[str, Any]
+    rows: Callable[[list[int]], list[Row | None]]
+    """Rows by sign; none where there is none."""
+    width: int
+    parse: Callable[[bytes], _core.Batch]
+    predict: Callable[[bytes], Values]
+    pull: Callable[[_core.Batch], Values] | None = None
+    """Pooled rows `[1, cells, width]` from the table itself; without it they are pooled here."""
+
+
+def explain(line: bytes, source: Source) -> dict[str, Any]:
+    """Everything between a line and its scores, for JSON."""
+    batch = source.parse(line)
+    if batch.num_samples != 1:
+        raise SampleError(f"sample: expected 1 line, got {batch.num_samples}")
+    signs = batch.signs.tolist()
+    offsets = batch.offsets.tolist()
+    rows = source.rows(signs)
+    pulled = None if source.pull is None else source.pull(batch)[0]
+    slots = []
+    cell = 0
+    for at, slot in enumerate(source.features["slots"]):
+        within = slice(offsets[at], offsets[at + 1])
+        # a sequence has a cell for each of its places, any other slot has one
+        cells = slice(cell, cell + (slot.get("sequence") or 1))
+        cell = cells.stop
+        pooled = _pool(rows[within], source.width, slot) if pulled is None else pulled[cells]
+        slots.append(
+            {
+                **slot,
+                "signs": [_sign(sign, row) for sign, row in zip(signs[within], rows[within], strict=True)],
+                "pooled": pooled.flatten().tolist(),
+            }
+        )
+    scores = source.predict(line)[0].tolist()
+    names = [column["name"] for column in source.features["dense"]]
+    return {
+        "source": source.name,
+        "slots": slots,
+        "dense": dict(zip(names, batch.dense[0].tolist(), strict=True)),
+        "scores": dict(zip(source.features["labels"], scores, strict=True)),
+    }
+
+
+def _sign(sign: int, row: Row | None) -> dict[str, Any]:
+    if row is None:
+        return {"sign": sign, "found": False}
+    return {"sign": sign, "found": True, "show": row.show, "click": row.click, "weights": row.weights}
+
+
+def _pool(rows: list[Row | None], width: int, slot: dict[str, Any]) -> Values:
+    """As the table does it: absent reads as zero and counts as a sign; the signs of a sequence stay apart."""
+    vectors = np.array([row.weights if row else [0.0] * width for row in rows], np.float32).reshape(-1, width)
+    length = slot.get("sequence")
+    if length:
+        cells = np.zeros((length, width), np.float32)
+        last = vectors[-length:]
+        cells[: len(last)] = last
+        return cells
+    divisor = {"sum": 1.0, "mean": max(len(rows), 1), "sqrtn": max(len(rows), 1) ** 0.5}[slot["pooling"]]
+    pooled: Values = vectors.sum(axis=0) / np.float32(divisor)
+    return pooled
+
+
+def lines_of(explanation: dict[str, Any]) -> list[str]:
+    """An explanation for people."""
+    signs = [sign for slot in explanation["slots"] for sign in slot["signs"]]
+    found = [sign for sign in signs if sign["found"]]
+    lines = [f"{explanation['source']}: {len(found)} of {len(signs)} signs have a row"]
+    if found and found[0]["show"] is None:
+        lines.append("shows and clicks are not published; a checkpoint has them")
+    for slot in explanation["slots"]:
+        if not slot["signs"]:
+            lines.append(f"slot {slot['name']}: empty, reads as zero")
+            continue
+        lines.append(f"slot {slot['name']}: {slot['pooling']} {_vector(slot['pooled'])}")
+        lines += [f"  {_sign_line(sign)}" for sign in slot["signs"]]
+    lines += [f"dense {name}: {value:.6g}" for name, value in explanation["dense"].items()]
+    return lines + [f"{label}: {score:.9g}" for label, score in explanation["scores"].items()]
+
+
+def _sign_line(sign: dict[str, Any]) -> str:
+    if not sign["found"]:
+        return f"{sign['sign']}: no row, reads as zero"
+    counts = "" if sign["show"] is None else f"show {sign['show']:,} click {sign['click']:,} "
+    return f"{sign['sign']}: {counts}weights {_vector(sign['weights'])}"
+
+
+def _vector(values: list[float]) -> str:
+    shown = " ".join(f"{value:.4g}" for value in values[:_SHOWN_VALUES])
+    return f"[{shown} … {len(values)} values]" if len(values) > _SHOWN_VALUES else f"[{shown}]"
+
+
+def read_sample(text: str) -> bytes:
+    """The line that SAMPLE stands for: itself, the first line of standard input (`-`), or `@FILE:LINE`."""
+    if text == "-":
+        return sys.stdin.buffer.readline()
+    if not text.startswith("@"):
+        return text.encode()
+    file, _, number = text[1:].rpartition(":")
+    if not number.isdecimal():
+        file, number = text[1:], "1"
+    with open(file, "rb") as lines:
+        count = 0
+        for count, line in enumerate(lines, 1):
+            if count == int(number):
+                return line
+    raise SampleError(f"{file}: expected a line {number}, got {count} lines")
+
+
+def open_source(checkpoint: str | None, model: Path | None, *, best: bool = False) -> Source:
+    """Exactly one of a run's checkpoint and a published model."""
+    if (checkpoint is None) == (model is None):
+        raise ConfigError("explain: expected one of --checkpoint and --model")
+    if checkpoint is not None:
+        return _of_checkpoint(checkpoint, best)
+    if best:
+        raise ConfigError("explain: --best goes with --checkpoint")
+    assert model is not None
+    return _of_version(model)
+
+
+def _of_checkpoint(run: str, best: bool) -> Source:
+    # the only source that needs torch
+    from elasticrec.run import resolve_run
+    from elasticrec.training.predict import load_checkpoint
+
+    loaded = load_checkpoint(resolve_run(run), best=best)
+    table = loaded.state.embedding.table
+
+    def rows(signs: list[int]) -> list[Row | None]:
+        found = [table.get(sign) for sign in signs]
+        return [None if row is None else Row(row[3], row[0], row[1]) for row in found]
+
+    def pull(batch: _core.Batch) -> Values:
+        pooled: Values = loaded.state.embedding.pull(batch).detach().numpy()
+        return pooled
+
+    return Source(
+        str(loaded.checkpoint.path), loaded.job.features(), rows, table.width, loaded.parse, loaded.predict, pull
+    )
+
+
+def _of_version(model: Path) -> Source:
+    path, manifest = find_version(model)
+    parts = sorted(str(path / name) for name in manifest["files"] if name.startswith("cube/"))
+
+    def rows(signs: list[int]) -> list[Row | None]:
+        weights, _ = _core.read_cube(parts, signs)
+        # a row of zeros may be there or not, which only the count of a look-up of its own tells
+        there = [
+            bool(row.any()) or _core.read_cube(parts, [sign])[1] == 1 for sign, row in zip(signs, weights, strict=True)
+        ]
+        return [Row(row.tolist()) if found else None for row, found in zip(weights, there, strict=True)]
+
+    width = sum(column["width"] for column in manifest["table"]["columns"])
+    predictor = _core.Predictor(str(path), str(library_path()))
+    parser = _core.Parser(json.dumps(manifest["features"]))
+    return Source(
+        str(path), manifest["features"], rows, width, lambda text: parser.parse(text, labels=False), predictor.predict
+    )

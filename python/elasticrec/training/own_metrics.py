@@ -1,0 +1,67 @@
+"""Metrics of the user's own: classes with `update` and `result`, run over an evaluation beside AUC and the rest."""
+
+import math
+import numbers
+from pathlib import Path
+from typing import Any
+
+from elasticrec.config import Job
+from elasticrec.config.train import METRICS
+from elasticrec.errors import ModelError
+from elasticrec.training.metrics import Array
+from elasticrec.user_code import load_class, told_with_line
+
+_METHODS = ("update", "result")
+
+
+class OwnMetric:
+    """One class of the user's, and an object of it for each evaluation and label."""
+
+    def __init__(self, place: str) -> None:
+        self.path = Path(place.rpartition(":")[0])
+        self._class = load_class(place)
+        for method in _METHODS:
+            if not callable(getattr(self._class, method, None)):
+                raise ModelError(f"{self.path}: `{self._class.__name__}`: expected a method `{method}`, got none")
+        # a constructor that fails should do so before anything is trained
+        self.start()
+
+    def start(self) -> "Measurement":
+        """Begin one evaluation of one label."""
+        with told_with_line(self.path):
+            return Measurement(self.path, self._class.__name__, self._class())
+
+
+class Measurement:
+    """An object of the user's class at work."""
+
+    def __init__(self, path: Path, name: str, metric: Any) -> None:
+        self._path = path
+        self._name = name
+        self._metric = metric
+
+    def update(self, scores: Array, labels: Array, weights: Array) -> None:
+        """A batch: predictions, labels and weights, `[N]` each."""
+        with told_with_line(self._path):
+            self._metric.update(scores, labels, weights)
+
+    def result(self) -> dict[str, float]:
+        """The user's values, checked: names that are free, and finite numbers."""
+        with told_with_line(self._path):
+            values = self._metric.result()
+        where = f"{self._path}: `{self._name}.result`"
+        if not isinstance(values, dict):
+            raise ModelError(f"{where}: expected a dict of names and numbers, got {type(values).__name__}")
+        for name, value in values.items():
+            if not isinstance(name, str) or not name or not name.isprintable():
+                raise ModelError(f"{where}: expected names as keys, got {name!r}")
+            if name in (*METRICS, "samples", "calibration"):
+                raise ModelError(f"{where}: `{name}` is taken, expected another name")
+            if not isinstance(value, numbers.Real) or not math.isfinite(value):
+                raise ModelError(f"{where}: `{name}`: expected a finite number, got {value!r}")
+        return {name: float(value) for name, value in values.items()}
+
+
+def load_metrics(job: Job) -> list[OwnMetric]:
+    """The classes that `train.metrics` names."""
+    return [OwnMetric(place) for place in job.train.metrics]

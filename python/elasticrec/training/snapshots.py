@@ -1,0 +1,126 @@
+"""Evaluation after the training: the checkpoints of a run, one or a range of epochs, over any data."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elasticrec.config import Job, match_files
+from elasticrec.errors import ConfigError, ModelError
+from elasticrec.run import Run
+from elasticrec.training import checkpoint as checkpoints
+from elasticrec.training.checkpoint import Checkpoint
+from elasticrec.training.evaluate import Evaluator
+from elasticrec.training.metrics import Metrics
+from elasticrec.training.network import num_threads
+from elasticrec.training.own_metrics import load_metrics
+from elasticrec.training.predict import load
+
+_RANGE = re.compile(r"([0-9]{0,9}):([0-9]{0,9})|([0-9]{1,9})")
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A checkpoint and what was measured of it, by label."""
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Metrics]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        progress = self.checkpoint.progress
+        return {
+            "snapshot": self.checkpoint.snapshot,
+            "checkpoint": self.checkpoint.name,
+            "steps": progress.steps,
+            "samples": progress.samples,
+            "eval": {label: metrics.to_dict() for label, metrics in self.metrics.items()},
+        }
+
+
+def choose(run: Run, epochs: str | None, *, best: bool = False) -> list[Checkpoint]:
+    """The newest checkpoint, the best, or the snapshots at the ends of a range of epochs."""
+    if epochs is not None and best:
+        raise ConfigError("eval: expected one of --range and --best")
+    if epochs is not None:
+        return _in_range(run, epochs)
+    chosen = checkpoints.best(run, run.job()) if best else checkpoints.latest(run)
+    if chosen is None:
+        what = "a checkpoint that was evaluated" if best else "a checkpoint"
+        raise ModelError(f"{run.path}: expected {what}, got none")
+    return [chosen]
+
+
+def _in_range(run: Run, epochs: str) -> list[Checkpoint]:
+    """`0:4` are the epochs 0, 1, 2 and 3, counted from 0; `2:` those from 2 on; `3` that one."""
+    match = _RANGE.fullmatch(epochs)
+    if match is None:
+        raise ConfigError(f"--range: expected epochs such as `0:4`, `2:` or `3`, got `{epochs}`")
+    found = {one.snapshot: one for one in checkpoints.list_checkpoints(run) if one.snapshot is not None}
+    first = int(match[1] or match[3] or 0)
+    end = int(match[3]) + 1 if match[3] else int(match[2]) if match[2] else max(found, default=-1) + 1
+    wanted = range(first, end)
+    missing = [str(epoch) for epoch in wanted if epoch not in found]
+    if missing or not wanted:
+        has = ", ".join(map(str, sorted(found))) or "none"
+        raise ModelError(
+            f"{run.path}: expected snapshots of the epochs {epochs}, got {has}; "
+            "`train.checkpoint.keep_epochs: true` keeps them all"
+        )
+    return [found[epoch] for epoch in wanted]
+
+
+def evaluate_run(
+    run: Run, chosen: Sequence[Checkpoint], patterns: Sequence[str], say: Callable[[str], None]
+) -> Iterator[Evaluated]:
+    """Measure each checkpoint over `data.eval` of its job, or over the files given."""
+    job = _with_data(run.job(), patterns)
+    torch.set_num_threads(num_threads(job))
+    files = match_files(job, "eval")
+    if not files:
+        raise ConfigError(f"{run.path}: its job has no `data.eval`, expected --data FILES")
+    evaluator = Evaluator(job, files, load_metrics(job), say)
+    for checkpoint in chosen:
+        loaded = load(job, checkpoint)
+        metrics = evaluator.run(loaded.state.embedding, loaded.scorer, loaded.parser)
+        yield Evaluated(checkpoint, dict(zip(job.data.labels, metrics, strict=True)))
+
+
+def _with_data(job: Job, patterns: Sequence[str]) -> Job:
+    if not patterns:
+        return job
+    paths = tuple(str(Path(pattern).expanduser().absolute()) for pattern in patterns)
+    changed = job.model_copy(update={"data": job.data.model_copy(update={"eval": paths})})
+    changed._source = "--data"
+    return changed
+
+
+def table_lines(evaluated: Sequence[Evaluated]) -> list[str]:
+    """A line for each checkpoint and label, and the calibration where there is one checkpoint."""
+    own = sorted({name for one in evaluated for metrics in one.metrics.values() for name in metrics.own})
+    header = ["snapshot", "checkpoint", "label", "samples", "loss", "auc", "copc", *own]
+    rows = [header]
+    for one in evaluated:
+        snapshot = "-" if one.checkpoint.snapshot is None else str(one.checkpoint.snapshot)
+        for label, metrics in one.metrics.items():
+            values = [metrics.log_loss, metrics.auc, metrics.copc, *(metrics.own.get(name) for name in own)]
+            shown = ["-" if value is None else f"{value:.4f}" for value in values]
+            rows.append([snapshot, one.checkpoint.name, label, f"{metrics.samples:,}", *shown])
+    lines = _aligned(rows)
+    if len(evaluated) == 1:
+        for label, metrics in evaluated[0].metrics.items():
+            lines += ["", f"calibration of {label}, by tenths of the weight with rising prediction:"]
+            tenths = [["predicted", "observed", "observed/predicted"]]
+            for tenth in metrics.calibration:
+                ratio = f"{tenth.observed / tenth.predicted:.2f}" if tenth.predicted else "-"
+                tenths.append([f"{tenth.predicted:.5f}", f"{tenth.observed:.5f}", ratio])
+            lines += [f"  {line}" for line in _aligned(tenths)]
+    return lines
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,196 @@
+"""The Python API: a job, a training with a callback, its history and scores, from any thread."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import elasticrec
+from elasticrec.api import Result
+from elasticrec.run import Run
+from elasticrec.training.checkpoint import latest
+from elasticrec.training.loop import Trainer
+from small import WriteSamples
+
+JOB = """\
+name: small
+data: {format: slots, train: train.txt, eval: eval.txt, slots: 0-2, workers: 2}
+model: {dim: 4, hidden: [8, 8]}
+sparse: {partitions: 4}
+train: {threads: 1, batch_size: 64, evaluate: {every_steps: 4}, print_every_s: 1e-9}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_samples: WriteSamples) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_samples(count=640)
+    write_samples("eval.txt", count=200, seed=2)
+    Path("job.yaml").write_text(JOB)
+
+
+def num_threads() -> int:
+    """Threads of this process, those of Rust as well."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def children() -> list[str]:
+    return [entry for task in Path("/proc/self/task").iterdir() for entry in (task / "children").read_text().split()]
+
+
+def test_importing_the_package_imports_neither_torch_nor_the_extension() -> None:
+    code = (
+        "import sys, elasticrec\n"
+        "assert not {'torch', 'pandas', 'numpy', 'elasticrec._core'} & sys.modules.keys()\n"
+        "elasticrec.load_job, elasticrec.train, elasticrec.load_run, elasticrec.Result, elasticrec.ConfigError\n"
+        "assert not {'torch', 'pandas'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="module `elasticrec` has no `trian`"):
+        _ = elasticrec.trian  # type: ignore[attr-defined]
+
+
+def test_a_job_with_overrides() -> None:
+    by_name = elasticrec.load_job("job.yaml", set={"train.epochs": 3, "model.hidden": [4], "data.eval": "train.txt"})
+    assert (by_name.train.epochs, by_name.model.hidden, len(by_name.data.eval)) == (3, (4,), 1)
+    as_text = elasticrec.load_job("job.yaml", set=["train.epochs=3", "model.hidden=[4]", "data.eval=train.txt"])
+    assert as_text.to_dict() == by_name.to_dict()
+    with pytest.raises(elasticrec.ConfigError, match="did you mean `epochs`"):
+        elasticrec.load_job("job.yaml", set={"train.epoch": 3})
+
+
+def test_train_look_and_score(capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[Any] = []
+    result = elasticrec.train("job.yaml", callback=events.append, quiet=True)
+    assert capsys.readouterr().err == ""
+    assert result.finished and repr(result) == "Result('runs/small')"
+    assert [event.kind for event in events if event.kind != "progress"] == [
+        "start",
+        "evaluation",
+        "evaluation",
+        "epoch",
+    ]
+
+    history = result.history
+    assert list(history["event"]) == [event.kind for event in events]
+    assert list(history["steps"]) == [event.steps for event in events]
+    epoch = history[history["event"] == "epoch"].iloc[0]
+    metrics = result.metrics["click"]
+    assert (epoch["eval_click_auc"], epoch["eval_click_samples"]) == (metrics.auc, 200)
+    assert {"train_click_log_loss", "share_wait", "share_forward", "samples_per_s", "rows"} <= set(history.columns)
+    assert not [name for name in history.columns if "calibration" in name]
+
+    path = Path("eval.txt")
+    scores = result.score(path)
+    assert scores.shape == (200, 1) and scores.dtype == np.float32
+    lines = path.read_text().splitlines()
+    for same in (lines, path.read_text(), path.read_bytes(), [line + "\n" for line in lines]):
+        np.testing.assert_array_equal(result.score(same), scores)
+    assert result.score([]).shape == (0, 1)
+    with pytest.raises(elasticrec.ElasticRecError, match=r"^samples:2: slot `0`: sign `x` is not a u64"):
+        result.score(["1 0 5:0", "1 0 x:0"])
+    found = elasticrec.load_run("small")
+    np.testing.assert_array_equal(found.score(path), scores)
+    assert found.metrics == result.metrics
+
+
+def test_without_an_evaluation_the_metrics_are_of_the_training() -> None:
+    result = elasticrec.train(elasticrec.load_job("job.yaml", set={"data.eval": [], "train.evaluate": {}}), quiet=True)
+    assert result.metrics["click"].samples == 640
+
+
+def test_the_history_leaves_out_what_a_crash_took_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = elasticrec.load_job("job.yaml", set={"train.checkpoint.every_steps": 3})
+
+    def crash(event: Any) -> None:
+        if event.steps == 8:
+            os._exit(9)
+
+    pid = os.fork()
+    if pid == 0:
+        elasticrec.train(job, callback=crash, quiet=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    with open("runs/small/metrics.jsonl", "a") as file:
+        file.write('{"time": 1')
+    result = elasticrec.train(job, quiet=True)
+    progress = result.history.query("event == 'progress'")
+    assert list(progress["steps"]) == list(range(1, 11)), "the steps 7 and 8 stand there once"
+    assert len(json.loads(Path("runs/small/metrics.jsonl").read_text().splitlines()[0])) > 1
+
+
+def test_false_stops_and_the_next_call_goes_on() -> None:
+    first = elasticrec.train("job.yaml", callback=lambda event: event.steps < 5, quiet=True)
+    assert not first.finished
+    assert first.score(["1 0 1:0"]).shape == (1, 1)
+    assert elasticrec.train("job.yaml", quiet=True).finished
+    again = elasticrec.train("job.yaml", callback=lambda event: event.steps < 5, fresh=True, quiet=True)
+    assert not again.finished
+
+
+def test_an_interrupt_leaves_a_checkpoint_and_no_thread_or_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    elasticrec.train("job.yaml", quiet=True)
+    before = num_threads()
+    inside = []
+
+    def interrupt(event: Any) -> None:
+        if event.steps == 3:
+            inside.append(num_threads())
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        elasticrec.train("job.yaml", callback=interrupt, fresh=True, quiet=True)
+    assert inside[0] > before, "a reader was at work"
+    assert (num_threads(), children()) == (before, [])
+    saved = latest(Run(Path("runs/small")))
+    assert saved is not None and saved.progress.steps == 3
+    assert elasticrec.train("job.yaml", quiet=True).finished
+
+
+def test_an_interrupt_in_the_middle_of_a_batch_saves_nothing_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a second Ctrl-C, or an exception that a thread is sent: half a batch must not become a checkpoint."""
+    elasticrec.train("job.yaml", quiet=True, fresh=True)
+    before = num_threads()
+
+    def torn(self: Trainer, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", torn)
+        with pytest.raises(KeyboardInterrupt):
+            elasticrec.train("job.yaml", fresh=True, quiet=True)
+    assert num_threads() == before
+    assert latest(Run(Path("runs/small"))) is None
+
+
+def test_a_training_beside_the_main_thread() -> None:
+    results: list[Result] = []
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    wanted = threading.Event()
+
+    def callback(event: Any) -> bool:
+        if event.steps == 4:
+            wanted.set()
+        return event.steps < 6
+
+    thread = threading.Thread(target=lambda: results.append(elasticrec.train("job.yaml", callback, quiet=True)))
+    thread.start()
+    assert wanted.wait(60)
+    thread.join(60)
+    assert not results[0].finished
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert elasticrec.train("job.yaml", quiet=True).finished
+
+
+def test_history_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = elasticrec.train("job.yaml", quiet=True)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'elasticrec\[notebook\]'"):
+        _ = result.history

@@ -1,0 +1,74 @@
+"""What holds a training up, in words."""
+
+import pytest
+
+from elasticrec.training.bottleneck import Setup, Shares, bottleneck
+from elasticrec.training.report import describe_shares
+
+SETUP = Setup(workers=1, threads=2, cores=4)
+
+
+@pytest.mark.parametrize(
+    ("shares", "setup", "words"),
+    [
+        (Shares({"wait": 0.61, "forward": 0.2}), SETUP, "waiting for data 61 %: raise `data.workers` (1 for 4 cores)"),
+        (
+            Shares({"wait": 0.61}, read=0.1, parse=0.99),
+            SETUP,
+            "waiting for data 61 %: raise `data.workers` (1 for 4 cores)",
+        ),
+        (
+            Shares({"wait": 0.9}, read=0.97, parse=0.1),
+            SETUP,
+            "waiting for data 90 %: the disk is slow, reading takes 97 % of its thread; copy the data to a faster one",
+        ),
+        (
+            Shares({"wait": 0.9}, read=0.1, parse=0.9),
+            Setup(workers=4, threads=4, cores=4),
+            "waiting for data 90 %: parsing takes all cores; fewer `data.slots` are less to parse",
+        ),
+        (
+            Shares({"wait": 0.9}),
+            Setup(workers=4, threads=4, cores=4),
+            "waiting for data 90 %: a faster disk or more cores; `data.workers` are as many as there are cores",
+        ),
+        (
+            Shares({"pull": 0.3, "push": 0.25, "forward": 0.2, "backward": 0.2}),
+            SETUP,
+            "pulling and pushing rows 55 %: a smaller `model.dim` or fewer `data.slots` make rows cheaper",
+        ),
+        (
+            Shares({"wait": 0.3, "forward": 0.2, "backward": 0.25, "step": 0.05}),
+            SETUP,
+            "the network 50 %: raise `train.threads` (2 for 4 cores), or a smaller `model.hidden`",
+        ),
+        (
+            Shares({"forward": 0.4, "backward": 0.4}),
+            Setup(workers=1, threads=4, cores=4),
+            "the network 80 %: all else keeps up; a smaller `model.hidden` or a larger `train.batch_size` is faster",
+        ),
+        (Shares({"checkpoint": 0.6}), SETUP, "saving checkpoints 60 %: raise `train.checkpoint.every_s`"),
+        (
+            Shares({"checkpoint": 0.6}),
+            Setup(1, 2, 4, every_steps=True),
+            "saving checkpoints 60 %: raise `train.checkpoint.every_steps`",
+        ),
+        (Shares({"evaluate": 0.5}), SETUP, "evaluating 50 %: give `data.eval` fewer files"),
+        (
+            Shares({"evaluate": 0.5}),
+            Setup(1, 2, 4, evaluates_inside=True),
+            "evaluating 50 %: raise `train.evaluate.every_steps` or `every_s`, or give `data.eval` fewer files",
+        ),
+        (Shares({}), SETUP, None),
+        (Shares({"wait": 0.1, "metrics": 0.9}), SETUP, None),
+    ],
+)
+def test_the_largest_share_and_what_to_do(shares: Shares, setup: Setup, words: str | None) -> None:
+    assert bottleneck(shares, setup) == words
+
+
+def test_shares_in_words() -> None:
+    assert describe_shares(Shares({"pull": 0.25, "wait": 0.5, "save": 0.001})) == "wait 50%, pull 25%"
+    shares = Shares({"wait": 0.5}, read=0.031, parse=0.97)
+    assert describe_shares(shares) == "wait 50%; beside it read 3%, parse 97%"
+    assert shares.to_dict() == {"wait": 0.5, "read": 0.031, "parse": 0.97}

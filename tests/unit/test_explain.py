@@ -1,0 +1,148 @@
+"""`explain`: a sample's signs and rows as the audit of the data counts them, and the scores of `predict`."""
+
+import collections
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticrec import _core, cli
+from elasticrec.config import Job
+from elasticrec.explain import explain, lines_of, open_source, read_sample
+from elasticrec.publish.publish import publish_run
+from elasticrec.run import Run
+from elasticrec.training.loop import train_job
+from elasticrec.training.predict import load_checkpoint
+from small import MakeJob, WriteSamples
+
+Capture = pytest.CaptureFixture[str]
+# A sign seen often, one in two slots and repeated, one that nobody has seen; slot 2 is empty.
+SAMPLE = "1 0 1:0 999999:0 1001:1 1001:1"
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, write_samples: WriteSamples) -> Job:
+    monkeypatch.chdir(tmp_path)
+    write_samples(count=640)
+    slots = ["0", {"name": "1", "pooling": "mean"}, {"name": "2", "pooling": "sqrtn"}]
+    job = make_job(data={"slots": slots, "labels": ["click"]}, train={"epochs": 2})
+    train_job(job)
+    return job
+
+
+def counted(path: str, sign: str, epochs: int) -> tuple[int, int]:
+    """Shows and clicks of a sign, from the file: once for each time that it stands in a line."""
+    show = click = 0
+    for line in Path(path).read_text().splitlines():
+        shows, clicks, *fields = line.split()
+        times = collections.Counter(field.partition(":")[0] for field in fields)[sign]
+        show += int(shows) * times
+        click += int(clicks) * times
+    return epochs * show, epochs * click
+
+
+def test_a_checkpoint(job: Job) -> None:
+    result = explain(SAMPLE.encode(), open_source("small", None))
+    loaded = load_checkpoint(Run.of(job))
+    batch = loaded.parser.parse(SAMPLE.encode(), labels=False)
+    assert result["source"] == str(loaded.checkpoint.path)
+    assert [[sign["sign"] for sign in slot["signs"]] for slot in result["slots"]] == [[1, 999999], [1001, 1001], []]
+    known, unknown = result["slots"][0]["signs"]
+    assert unknown == {"sign": 999999, "found": False}
+    row = loaded.state.embedding.table.get(1)
+    assert row is not None
+    assert (known["found"], known["show"], known["click"], known["weights"]) == (True, row[0], row[1], row[3])
+    assert (row[0], row[1]) == counted("train.txt", "1", 2)
+    pooled = loaded.state.embedding.pull(batch).detach().numpy()[0]
+    np.testing.assert_array_equal([slot["pooled"] for slot in result["slots"]], pooled)
+    assert result["scores"] == {"click": float(loaded.predict(SAMPLE.encode())[0, 0])}
+
+
+def test_a_published_model_pools_as_the_checkpoint_does(job: Job) -> None:
+    publish_run(Run.of(job))
+    ours, theirs = (
+        explain(SAMPLE.encode(), open_source("small", None)),
+        explain(SAMPLE.encode(), open_source(None, Path("models/small"))),
+    )
+    for left, right in zip(ours["slots"], theirs["slots"], strict=True):
+        np.testing.assert_allclose(left["pooled"], right["pooled"], rtol=1e-6)
+        assert [sign["found"] for sign in left["signs"]] == [sign["found"] for sign in right["signs"]]
+        assert all(sign["show"] is None for sign in right["signs"] if sign["found"])
+    assert theirs["scores"]["click"] == pytest.approx(ours["scores"]["click"], abs=1e-5)
+    assert "shows and clicks are not published; a checkpoint has them" in lines_of(theirs)
+
+
+def test_a_row_of_zeros_is_a_row(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_run(Run.of(job))
+    read = _core.read_cube
+    monkeypatch.setattr(
+        "elasticrec.explain._core.read_cube", lambda paths, signs: (0 * read(paths, signs)[0], read(paths, signs)[1])
+    )
+    result = explain(SAMPLE.encode(), open_source(None, Path("models/small")))
+    assert [sign["found"] for sign in result["slots"][0]["signs"]] == [True, False]
+
+
+def test_for_people(job: Job, capsys: Capture) -> None:
+    capsys.readouterr()
+    assert cli.main(["explain", SAMPLE, "--checkpoint", "small"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    show, click = counted("train.txt", "1", 2)
+    assert lines[0] == "runs/small/checkpoints/step-000000000020: 3 of 4 signs have a row"
+    assert lines[1].startswith("slot 0: sum [")
+    assert lines[2].startswith(f"  1: show {show:,} click {click:,} weights [")
+    assert lines[3] == "  999999: no row, reads as zero"
+    assert lines[4].startswith("slot 1: mean [") and lines[5] == lines[6]
+    assert lines[7] == "slot 2: empty, reads as zero"
+    assert lines[8].startswith("click: 0.") and len(lines) == 9
+    assert cli.main(["explain", SAMPLE, "--checkpoint", "small", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == explain(SAMPLE.encode(), open_source("small", None))
+
+
+def test_dense_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = "\t".join(["1", "3", *["0"] * 12, *[f"{column:08x}" for column in range(26)]])
+    Path("train.txt").write_text(f"{row}\n")
+    train_job(make_job(data={"format": "criteo", "slots": None, "dense": None}))
+    result = explain(row.encode(), open_source("small", None))
+    assert list(result["dense"]) == [f"I{number}" for number in range(1, 14)]
+    assert result["dense"]["I1"] == pytest.approx(np.log(4))
+    assert result["slots"][0]["signs"][0]["show"] == 1
+    assert "dense I1: 1.38629" in lines_of(result)
+
+
+def test_where_a_sample_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a:b.txt"
+    path.write_text("one\ntwo\n")
+    assert read_sample("1 0 5:0") == b"1 0 5:0"
+    assert read_sample(f"@{path}:2") == b"two\n"
+    assert read_sample(f"@{path}") == b"one\n"
+
+    class Input:
+        buffer = io.BytesIO(b"first\nsecond\n")
+
+    monkeypatch.setattr("sys.stdin", Input)
+    assert read_sample("-") == b"first\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([SAMPLE], "explain: expected one of --checkpoint and --model"),
+        ([SAMPLE, "--checkpoint", "small", "--model", "m"], "explain: expected one of --checkpoint and --model"),
+        ([SAMPLE, "--model", "m", "--best"], "explain: --best goes with --checkpoint"),
+        ([SAMPLE, "--model", "m"], "m: no such model, expected"),
+        (["1 0 x:0", "--checkpoint", "small"], "line 1: slot `0`: sign `x` is not a u64"),
+        ([f"{SAMPLE}\n{SAMPLE}", "--checkpoint", "small"], "sample: expected 1 line, got 2"),
+        (["", "--checkpoint", "small"], "sample: expected 1 line, got 0"),
+        (["@train.txt:641", "--checkpoint", "small"], "train.txt: expected a line 641, got 640 lines"),
+        (["@none.txt:1", "--checkpoint", "small"], "none.txt: no such file or directory"),
+    ],
+)
+def test_mistakes(job: Job, capsys: Capture, arguments: list[Any], message: str) -> None:
+    capsys.readouterr()
+    assert cli.main(["explain", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
