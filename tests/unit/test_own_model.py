@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from elasticrec import _core, cli
 from elasticrec.config import Job, differences, fingerprint, load_job, match_files
@@ -69,6 +70,11 @@ def test_the_example_is_trained_published_and_scored(tmp_path: Path) -> None:
     np.testing.assert_allclose(scored, expected, atol=1e-5)
 
 
+def test_the_guide_shows_the_example() -> None:
+    _, _, code = (EXAMPLE / "my_model.py").read_text().partition('"""\n\n')
+    assert code in (EXAMPLE.parents[1] / "docs/guide/model.md").read_text()
+
+
 def test_the_run_goes_on_when_the_file_is_gone(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples()
     job = own_job(make_job)
@@ -109,6 +115,24 @@ def test_a_change_of_the_file_does_not_reach_a_training_at_work(make_job: MakeJo
     Path("my_model.py").write_text("raise ValueError")
     assert fingerprint(job) == before
     build_model(job)
+
+
+def test_dropout_is_the_same_whenever_a_batch_is_trained(make_job: MakeJob, write_samples: WriteSamples) -> None:
+    write_samples()
+    source = MODEL.replace(
+        'columns["deep"].flatten(1)', 'nn.functional.dropout(columns["deep"].flatten(1), 0.5, self.training)'
+    )
+    job = own_job(make_job, source)
+    train_job(job)
+    once = scores(Run.of(job))
+    train_job(load_job(Run.of(job).job_path, ["train.epochs=2"]))
+    resumed = scores(Run.of(job))
+    torch.manual_seed(7)
+    train_job(load_job(Run.of(job).job_path, ["train.epochs=2"]), fresh=True)
+    assert np.array_equal(scores(Run.of(job)), resumed)
+    assert not np.array_equal(once, resumed)
+    train_job(own_job(make_job), fresh=True)
+    assert not np.array_equal(scores(Run.of(job)), once), "dropout changes what is learned"
 
 
 def test_options_reach_the_model(make_job: MakeJob) -> None:

@@ -30,6 +30,7 @@ from elasticrec.training.evaluate import Evaluator
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer, build_model, loss_of, num_threads
 from elasticrec.training.own_metrics import load_metrics
+from elasticrec.training.own_model import seeded
 from elasticrec.training.read import cut_of, refuse_bad, thread_seconds
 from elasticrec.training.report import (
     Event,
@@ -193,7 +194,7 @@ class Trainer:
             self.scorer.train()
             with clock.stage("pull"):
                 pooled = embedding.pull(batch)
-            with clock.stage("forward"):
+            with clock.stage("forward"), seeded(self.job, batch):
                 logits = self.scorer.logits(pooled, torch.from_numpy(batch.dense))
                 loss = loss_of(logits, batch)
                 mean = loss.mean.item()

@@ -3,8 +3,13 @@
 What is wrong with it is said in one line, with the line of the file, before anything is trained or written.
 """
 
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
+from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.errors import ModelError
 from elasticrec.models import Column, Model, Options, Shape
@@ -35,6 +40,18 @@ def build_own(job: Job, shape: Shape, options: Options) -> Model:
         wanted = f"a tensor [2, {shape.num_labels}] for 2 samples and {shape.num_labels} label(s)"
         raise ModelError(f"{where}: forward: expected {wanted}, got {_show(logits)}")
     return model.train()
+
+
+@contextmanager
+def seeded(job: Job, batch: _core.Batch) -> Iterator[None]:
+    """Random numbers of a batch, of dropout say, are the same whenever it is trained: after a resume, too."""
+    if job.model.own is None:
+        yield
+        return
+    name = f"{job.train.seed} {batch.unit} {batch.index}"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
+        yield
 
 
 def _show(value: object) -> str:
