@@ -1,27 +1,42 @@
 """The seam between Python and Rust: what must run at memory speed. Checked against the library by stubtest."""
 
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
     "Batch",
+    "BatchMaker",
     "BatchReader",
+    "Cut",
     "Parser",
     "Predictor",
+    "RecordBatch",
+    "RecordReader",
     "Server",
     "Table",
+    "batch_from_parts",
+    "batch_of_columns",
+    "batch_to_parts",
     "cut_units",
     "engine_rate",
+    "first_line",
+    "held_out",
+    "is_compressed",
     "load_test",
     "read_cube",
+    "shuffle_records",
     "shuffle_units",
     "write_demo",
 ]
 
 _F32 = npt.NDArray[np.float32]
+_I64 = npt.NDArray[np.int64]
+_Bool = npt.NDArray[np.bool_]
+# (id, path, start, end, epoch, size, modification time in ns)
+_Unit = tuple[int, str, int, int, int, int, int]
 
 @final
 class Parser:
@@ -46,7 +61,16 @@ class Batch:
     @property
     def num_bad(self) -> int: ...
     @property
+    def num_unused(self) -> int:
+        """Signs in slots that the job does not use."""
+    @property
     def bad(self) -> list[str]: ...
+    @property
+    def places(self) -> str:
+        """Where its records stand, as `file: lines 3, 8 and 510 more up to 1530`."""
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its file that were read when it was cut; 0 if unknown."""
     @property
     def dense(self) -> _F32: ...
     @property
@@ -59,24 +83,60 @@ class Batch:
     def offsets(self) -> npt.NDArray[np.uint32]: ...
 
 @final
-class BatchReader:
-    """An iterator over the batches of units, read and parsed ahead by threads of its own."""
+class Cut:
+    """How units are cut into batches."""
     def __new__(
         cls,
-        parser: Parser,
-        units: list[tuple[int, str, int, int, int, int, int]],
         *,
         batch_size: int,
         shuffle: bool,
         seed: int,
-        labels: bool,
-        workers: int,
         skip_batches: int,
-    ) -> BatchReader: ...
+        piece_bytes: int,
+        select: tuple[str, float, bool] | None,
+    ) -> Cut:
+        """`select`: (`ratio` or `time`, share or seconds since 1970, whether to take what is held out)."""
+
+@final
+class BatchReader:
+    """An iterator over the batches of units, read and parsed ahead by threads of its own."""
+    def __new__(cls, parser: Parser, units: list[_Unit], cut: Cut, *, labels: bool, workers: int) -> BatchReader: ...
+    def times(self) -> tuple[float, float]:
+        """Seconds that its threads spent reading, and parsing."""
     def __iter__(self) -> BatchReader: ...
     def __next__(self) -> Batch: ...
     def close(self) -> None:
         """Ends its threads."""
+
+@final
+class RecordReader:
+    """An iterator over batches of records that are not parsed yet."""
+    def __new__(cls, parser: Parser, units: list[_Unit], cut: Cut) -> RecordReader: ...
+    def __iter__(self) -> RecordReader: ...
+    def __next__(self) -> RecordBatch: ...
+
+@final
+class RecordBatch:
+    """Records of a batch."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> bytes: ...
+    def place(self, index: int) -> str:
+        """Where a record stands, as `file:line`."""
+    @property
+    def unit(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def places(self) -> str: ...
+
+@final
+class BatchMaker:
+    """Makes a batch of named values."""
+    def __new__(cls, parser: Parser, *, labels: bool) -> BatchMaker: ...
+    def add(self, sample: dict[str, Any]) -> None:
+        """Adds a sample: values of slots, dense columns, labels and `weight` by name. A bad one adds nothing."""
+    def finish(self, *, unit: int, index: int, num_records: int, bad: list[str], num_bad: int, places: str) -> Batch:
+        """The batch of the samples so far; the maker is empty after it."""
 
 @final
 class Table:
@@ -88,7 +148,7 @@ class Table:
     @property
     def width(self) -> int: ...
     def pull(self, batch: Batch, out: _F32) -> None:
-        """Writes the pooled rows of a batch into `out`, `[num_samples, num_slots, width]`. Creates nothing."""
+        """Writes the pooled rows of a batch into `out`, `[num_samples, num_cells, width]`. Creates nothing."""
     def push(self, batch: Batch, gradient: _F32, scale: float, seen: int) -> tuple[int, bool]:
         """Applies the gradient of what `pull` wrote, times `scale`: (rows created, gradient was not finite)."""
     def get(self, sign: int) -> tuple[int, int, int, list[float], list[float]] | None:
@@ -130,6 +190,39 @@ class Predictor:
     def __new__(cls, path: str, ort_library: str) -> Predictor: ...
     def predict(self, text: bytes) -> _F32:
         """Scores `[lines, labels]` of lines in the training format; their labels are passed over."""
+
+def batch_of_columns(
+    parser: Parser,
+    *,
+    unit: int,
+    index: int,
+    path: str,
+    rows: _I64,
+    slots: list[tuple[_I64 | None, _I64, npt.NDArray[np.uint8]]],
+    dense: list[tuple[_F32, _Bool | None]],
+    labels: list[tuple[_F32, _Bool | None]] | None,
+    weights: tuple[_F32, _Bool | None] | None,
+    shown: int,
+) -> Batch:
+    """A batch of columns; `rows` are the places of its rows in the file, for messages."""
+
+def batch_to_parts(batch: Batch) -> Any:
+    """The content of a batch as plain arrays, for another process."""
+
+def batch_from_parts(parser: Parser, parts: Any) -> Batch:
+    """A batch from what `batch_to_parts` gave in another process."""
+
+def first_line(path: str) -> bytes | None:
+    """The first line of a file, plain or compressed; None if it is empty."""
+
+def shuffle_records(count: int, seed: int, epoch: int, unit: int) -> _I64:
+    """The order in which the `count` records of a unit are read."""
+
+def held_out(rows: _I64, file: str, ratio: float) -> _Bool:
+    """Which rows of a file are in the share that is held out, by their place in it."""
+
+def is_compressed(start: bytes) -> bool:
+    """Whether a file with these first bytes is compressed, and so is one unit."""
 
 def engine_rate(path: str, ort_library: str, *, batch: int, seconds: float, threads: int) -> float:
     """Instances a second through the bare engine on ready tensors."""

@@ -77,8 +77,9 @@ def _root(
 def check(job: JobArgument, overrides: SetOption = None) -> None:
     """Check a job; print it with all defaults."""
     from elasticrec.config import load_job, match_files
+    from elasticrec.data.header import with_names
 
-    loaded = load_job(job, overrides or [])
+    loaded = with_names(load_job(job, overrides or []))
     num_train, num_eval = len(match_files(loaded, "train")), len(match_files(loaded, "eval"))
     typer.echo(loaded.to_yaml(), nl=False)
     typer.echo(f"ok: files to train on: {num_train}, to evaluate on: {num_eval}", err=True)

@@ -37,6 +37,7 @@ class Source:
 
     name: str
     features: dict[str, Any]
+    parse: Callable[[bytes], _core.Batch]
     rows: Callable[[list[int]], list[Row | None]]
     """Rows by sign; none where there is none."""
     width: int
@@ -47,8 +48,7 @@ class Source:
 
 def explain(line: bytes, source: Source) -> dict[str, Any]:
     """Everything between a line and its scores, for JSON."""
-    parser = _core.Parser(json.dumps(source.features))
-    batch = parser.parse(line, labels=False)
+    batch = source.parse(line)
     if batch.num_samples != 1:
         raise SampleError(f"sample: expected 1 line, got {batch.num_samples}")
     signs = batch.signs.tolist()
@@ -174,7 +174,9 @@ def _of_checkpoint(run: str, best: bool) -> Source:
         pooled: Values = loaded.state.embedding.pull(batch).detach().numpy()
         return pooled
 
-    return Source(str(loaded.checkpoint.path), loaded.job.features(), rows, table.width, loaded.predict, pull)
+    return Source(
+        str(loaded.checkpoint.path), loaded.job.features(), loaded.parse, rows, table.width, loaded.predict, pull
+    )
 
 
 def _of_version(model: Path) -> Source:
@@ -191,4 +193,9 @@ def _of_version(model: Path) -> Source:
 
     width = sum(column["width"] for column in manifest["table"]["columns"])
     predictor = _core.Predictor(str(path), str(library_path()))
-    return Source(str(path), manifest["features"], rows, width, predictor.predict)
+    parser = _core.Parser(json.dumps(manifest["features"]))
+
+    def parse(line: bytes) -> _core.Batch:
+        return parser.parse(line, labels=False)
+
+    return Source(str(path), manifest["features"], parse, rows, width, predictor.predict)

@@ -208,7 +208,11 @@ def test_the_plain_values_are_left_as_they_are() -> None:
         ("data", {"train": [3]}, "data.train.0: expected text, got 3"),
         ("data", {"train": ""}, "data.train.0: expected a path, a directory or a glob, got ``"),
         ("data", {"train": "a\0b"}, "data.train.0: expected a path, a directory or a glob, got `a\\x00b`"),
-        ("data", {"format": "csv"}, "data.format: expected `slots` or `criteo`, got `csv`"),
+        (
+            "data",
+            {"format": "tsv"},
+            "data.format: expected `slots`, `paddlerec`, `criteo`, `csv`, `parquet` or `reader`, got `tsv`",
+        ),
         ("data", {"shuffle": 1}, "data.shuffle: expected `true` or `false`, got 1"),
         ("data", {"max_bad_ratio": 1.5}, "data.max_bad_ratio: expected at most 1, got 1.5"),
         ("data", {"unit_bytes": 4095}, "data.unit_bytes: expected at least 4096, got 4095"),
@@ -408,7 +412,8 @@ def test_every_key_is_decisive_or_known_not_to_be() -> None:
     """A new key must be sorted into one of the two."""
     free = {
         "name",
-        "data.eval",
+        "data.negative_rate",
+        "data.slot_conf",
         "data.workers",
         "data.max_bad_ratio",
         "data.pooling",

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.data.batches import Batches, open_batches
 from elasticrec.errors import ModelError
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import Checkpoint, best, latest, list_checkpoints
@@ -87,15 +89,14 @@ def test_an_evaluation_that_was_stopped_is_made_up_for(
     job = make_job(data={"eval": "eval.txt"}, train={"evaluate": {"every_steps": 4}})
     whole = make_job(name="whole", data={"eval": "eval.txt"}, train={"evaluate": {"every_steps": 4}})
     expected = train_job(whole)
-    read = Trainer._read
+    evaluate = Trainer._evaluate
 
-    def stopping(self: Trainer, units: Any, *, shuffle: bool, skip_batches: int) -> _core.BatchReader:
-        # only an evaluation reads in file order
-        self.stop_requested = not shuffle
-        return read(self, units, shuffle=shuffle, skip_batches=skip_batches)
+    def stopping(self: Trainer) -> None:
+        self.stop_requested = True
+        evaluate(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_read", stopping)
+        patch.setattr(Trainer, "_evaluate", stopping)
         with pytest.raises(KeyboardInterrupt):
             train_job(job)
     assert capsys.readouterr().err.endswith("stopped and saved; the same command goes on from step 4\n")
@@ -322,30 +323,50 @@ def test_an_auc_that_is_worse_than_chance_is_pointed_out(make_job: MakeJob, tmp_
     assert "is under 0.5" not in capsys.readouterr().err
 
 
-class CountingReader:
-    """A reader that tells the seconds of its threads."""
+def test_the_threads_of_the_reader_are_told_beside_the_loop(make_job: MakeJob) -> None:
+    events = []
+    train = {"epochs": 2, "print_every_s": 1e-9}
+    summary = train_job(make_job(data={"workers": 2}, train=train), callback=events.append)
+    assert summary.read is not None and summary.parse is not None
+    assert 0 < summary.read < 1 and 0 < summary.parse < 1
+    assert not {"read", "parse"} & summary.shares.keys()
+    assert sum(summary.shares.values()) <= 1
+    shares = [event.values["shares"] for event in events if event.kind == "progress"]
+    assert all({"read", "parse"} <= one.keys() for one in shares)
 
-    def __init__(self, reader: _core.BatchReader) -> None:
+
+class CountingReader:
+    """A reader that tells the seconds of its threads, or does not."""
+
+    def __init__(self, reader: Batches, tells: bool) -> None:
         self._reader = reader
         self._batches = 0
+        if tells:
+            self.times = lambda: (1000.0 * self._batches, 4000.0 * self._batches)
+
+    def __iter__(self) -> Iterator[_core.Batch]:
+        return self
 
     def __next__(self) -> _core.Batch:
         batch = next(self._reader)
         self._batches += 1
         return batch
 
-    def times(self) -> tuple[float, float]:
-        return 1000.0 * self._batches, 4000.0 * self._batches
-
     def close(self) -> None:
         self._reader.close()
 
 
-def test_the_threads_of_the_reader_are_told_beside_the_loop(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Trainer._read
-    monkeypatch.setattr(Trainer, "_read", lambda *args, **options: CountingReader(read(*args, **options)))
+@pytest.mark.parametrize("tells", [True, False])
+def test_the_shares_of_the_reader_are_of_each_thread(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    def opened(*arguments: Any, **options: Any) -> CountingReader:
+        return CountingReader(open_batches(*arguments, **options), tells)
+
+    monkeypatch.setattr("elasticrec.training.loop.open_batches", opened)
     summary = train_job(make_job(data={"workers": 2}, train={"epochs": 2}))
+    if not tells:
+        assert (summary.read, summary.parse) == (None, None)
+        return
     assert summary.read is not None and summary.parse is not None
     assert summary.parse == pytest.approx(2 * summary.read), "twice the seconds for each of two workers"
-    assert not {"read", "parse"} & summary.shares.keys()
-    assert sum(summary.shares.values()) <= 1

@@ -35,12 +35,11 @@ def read(
     reader = _core.BatchReader(
         PARSER,
         [unit.core() for unit in units],
-        batch_size=batch_size,
-        shuffle=shuffle,
-        seed=5,
+        _core.Cut(
+            batch_size=batch_size, shuffle=shuffle, seed=5, skip_batches=skip_batches, piece_bytes=1 << 20, select=None
+        ),
         labels=True,
         workers=workers,
-        skip_batches=skip_batches,
     )
     batches = {}
     for batch in reader:

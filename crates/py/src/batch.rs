@@ -6,9 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use elasticrec_sample::hash::SplitMix64;
 use elasticrec_sample::reader::parse_text;
 use elasticrec_sample::unit::cut;
-use elasticrec_sample::{Features, LabelMode, ParsedBatch, ReaderOptions, Stamp, Unique, Unit};
+use elasticrec_sample::{
+    BatchName, Features, LabelMode, ParsedBatch, ReaderOptions, RecordOptions, Selection, Stamp, Unit,
+};
 use elasticrec_table::Handle;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::errors::{IntoPyErr, SampleError};
@@ -34,22 +37,24 @@ impl Parser {
         let parser = &self.inner;
         let parsed = py.detach(|| {
             let batch = parse_text(parser, text, label_mode(labels))?;
-            let unique = Unique::of(&batch);
-            let counts = unique.counts(&batch);
-            let num_records = batch.num_samples();
-            let name = elasticrec_sample::BatchName { unit: 0, index: 0 };
-            Ok(ParsedBatch { name, batch, unique, counts, num_records, num_bad: 0, bad: Vec::new() })
+            Ok(ParsedBatch::of(BatchName { unit: 0, index: 0 }, batch))
         });
         Ok(Batch::new(py, self.inner.clone(), parsed.map_err(|error: String| SampleError::new_err(error))?))
     }
 
     /// The sign of a categorical value in the slot called `slot`.
-    fn sign(&self, slot: &str, value: &[u8]) -> u64 {
-        elasticrec_sample::hash::sign_of(elasticrec_sample::hash::slot_seed(slot), value)
+    fn sign(&self, slot: &str, value: &[u8]) -> PyResult<u64> {
+        let number = self.inner.slot(slot.as_bytes()).ok_or_else(|| unknown("slot", slot))?;
+        Ok(self.inner.sign(number, value))
     }
 }
 
-fn label_mode(required: bool) -> LabelMode {
+/// A name that the job does not have.
+pub(crate) fn unknown(kind: &str, name: &str) -> PyErr {
+    SampleError::new_err(format!("unknown {kind} `{name}`"))
+}
+
+pub(crate) fn label_mode(required: bool) -> LabelMode {
     if required { LabelMode::Required } else { LabelMode::Ignored }
 }
 
@@ -57,6 +62,12 @@ fn label_mode(required: bool) -> LabelMode {
 #[pyfunction]
 pub(crate) fn cut_units(size: u64, unit_bytes: u64) -> Vec<(u64, u64)> {
     cut(size, unit_bytes)
+}
+
+/// Whether a file with these first bytes is compressed, and so is one unit.
+#[pyfunction]
+pub(crate) fn is_compressed(start: &[u8]) -> bool {
+    elasticrec_sample::lines::is_compressed(start)
 }
 
 /// The order in which `count` units of an epoch are read.
@@ -77,10 +88,12 @@ pub(crate) struct Batch {
     dense: Py<PyArray2<f32>>,
     labels: Py<PyArray2<f32>>,
     weights: Py<PyArray1<f32>>,
+    /// Where its records stand, for batches that come from no lines.
+    pub(crate) place: Option<String>,
 }
 
 impl Batch {
-    fn new(py: Python<'_>, parser: Arc<elasticrec_sample::Parser>, mut parsed: ParsedBatch) -> Self {
+    pub(crate) fn new(py: Python<'_>, parser: Arc<elasticrec_sample::Parser>, mut parsed: ParsedBatch) -> Self {
         let batch = &mut parsed.batch;
         let (rows, num_dense, num_labels) = (batch.num_samples(), batch.num_dense, batch.num_labels);
         let matrix = |values: Vec<f32>, columns: usize| {
@@ -91,9 +104,20 @@ impl Batch {
         };
         let dense = matrix(std::mem::take(&mut batch.dense), num_dense);
         let labels = matrix(std::mem::take(&mut batch.labels), num_labels);
-        let weights = batch.shows.iter().map(|&show| show as f32).collect();
-        let weights = PyArray1::from_vec(py, weights).unbind();
-        Batch { parser, parsed, handles: Vec::new(), dense, labels, weights }
+        let weights = PyArray1::from_vec(py, std::mem::take(&mut batch.weights)).unbind();
+        Batch { parser, parsed, handles: Vec::new(), dense, labels, weights, place: None }
+    }
+
+    pub(crate) fn dense_array<'py>(&self, py: Python<'py>) -> &Bound<'py, PyArray2<f32>> {
+        self.dense.bind(py)
+    }
+
+    pub(crate) fn labels_array<'py>(&self, py: Python<'py>) -> &Bound<'py, PyArray2<f32>> {
+        self.labels.bind(py)
+    }
+
+    pub(crate) fn weights_array<'py>(&self, py: Python<'py>) -> &Bound<'py, PyArray1<f32>> {
+        self.weights.bind(py)
     }
 }
 
@@ -127,10 +151,29 @@ impl Batch {
         self.parsed.num_bad
     }
 
+    /// Signs in slots that the job does not use.
+    #[getter]
+    fn num_unused(&self) -> u64 {
+        self.parsed.batch.num_unused
+    }
+
     /// The first few bad records of the reader, as `file:line: what`.
     #[getter]
     fn bad(&self) -> Vec<String> {
         self.parsed.bad.clone()
+    }
+
+    /// Where its records stand, as `file: lines 3, 8 and 510 more up to 1530`.
+    #[getter]
+    fn places(&self) -> String {
+        let source = self.parsed.source.as_ref().map(elasticrec_sample::RecordBatch::places);
+        source.or_else(|| self.place.clone()).unwrap_or_default()
+    }
+
+    /// Bytes of its file that were read when it was cut; 0 if unknown.
+    #[getter]
+    fn file_bytes(&self) -> u64 {
+        self.parsed.source.as_ref().map_or(0, elasticrec_sample::RecordBatch::file_bytes)
     }
 
     /// `[num_samples, num_dense]`
@@ -164,6 +207,43 @@ impl Batch {
     }
 }
 
+/// (id, path, start, end, epoch, size, modification time in ns).
+pub(crate) type UnitTuple = (u64, PathBuf, u64, u64, u32, u64, u64);
+
+pub(crate) fn unit_of((id, path, start, end, epoch, size, modified_ns): UnitTuple) -> Unit {
+    Unit { id, path, start, end, epoch, stamp: Some(Stamp { size, modified_ns }) }
+}
+
+/// How units are cut into batches.
+#[pyclass(frozen, module = "elasticrec._core")]
+pub(crate) struct Cut {
+    pub(crate) options: RecordOptions,
+}
+
+#[pymethods]
+impl Cut {
+    /// `select` is ("ratio" or "time", share or seconds since 1970, whether to take what is held out).
+    #[new]
+    #[pyo3(signature = (*, batch_size, shuffle, seed, skip_batches, piece_bytes, select))]
+    fn new(
+        batch_size: usize,
+        shuffle: bool,
+        seed: u64,
+        skip_batches: usize,
+        piece_bytes: usize,
+        select: Option<(String, f64, bool)>,
+    ) -> PyResult<Self> {
+        let selection = match select {
+            None => Selection::All,
+            Some((kind, ratio, held_out)) if kind == "ratio" => Selection::Ratio { ratio, held_out },
+            Some((kind, from, held_out)) if kind == "time" => Selection::Time { from, held_out },
+            Some((kind, ..)) => return Err(PyValueError::new_err(format!("select: unknown kind `{kind}`"))),
+        };
+        let batch_size = batch_size.max(1);
+        Ok(Cut { options: RecordOptions { batch_size, shuffle, seed, skip_batches, piece_bytes, selection } })
+    }
+}
+
 /// An iterator over the batches of units, read and parsed ahead by threads of its own.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct BatchReader {
@@ -182,31 +262,18 @@ impl BatchReader {
 impl BatchReader {
     /// `units` are (id, path, start, end, epoch, size, modification time in ns).
     #[new]
-    #[pyo3(signature = (parser, units, *, batch_size, shuffle, seed, labels, workers, skip_batches))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
-    fn new(
-        parser: &Parser,
-        units: Vec<(u64, PathBuf, u64, u64, u32, u64, u64)>,
-        batch_size: usize,
-        shuffle: bool,
-        seed: u64,
-        labels: bool,
-        workers: usize,
-        skip_batches: usize,
-    ) -> Self {
-        let units = units.into_iter().map(|(id, path, start, end, epoch, size, modified_ns)| Unit {
-            id,
-            path,
-            start,
-            end,
-            epoch,
-            stamp: Some(Stamp { size, modified_ns }),
-        });
-        let labels = label_mode(labels);
-        let options = ReaderOptions { batch_size: batch_size.max(1), shuffle, seed, labels, workers, skip_batches };
+    #[pyo3(signature = (parser, units, cut, *, labels, workers))]
+    fn new(parser: &Parser, units: Vec<UnitTuple>, cut: &Cut, labels: bool, workers: usize) -> Self {
+        let units = units.into_iter().map(unit_of).collect();
+        let options = ReaderOptions { records: cut.options.clone(), labels: label_mode(labels), workers };
         let parser = parser.inner.clone();
-        let inner = elasticrec_sample::BatchReader::start(parser.clone(), units.collect(), options);
+        let inner = elasticrec_sample::BatchReader::start(parser.clone(), units, options);
         BatchReader { parser, inner: Mutex::new(Some(inner)) }
+    }
+
+    /// Seconds that its threads spent reading, and parsing.
+    fn times(&mut self) -> (f64, f64) {
+        self.reader().as_ref().map_or((0.0, 0.0), elasticrec_sample::BatchReader::times)
     }
 
     fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {

@@ -3,6 +3,7 @@
 mod batch;
 mod demo;
 mod errors;
+mod samples;
 mod serve;
 mod table;
 
@@ -12,9 +13,14 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use crate::batch::{Batch, BatchReader, Parser, cut_units, shuffle_units};
+    use crate::batch::{Batch, BatchReader, Cut, Parser, cut_units, is_compressed, shuffle_units};
     #[pymodule_export]
     use crate::demo::write_demo;
+    #[pymodule_export]
+    use crate::samples::{
+        BatchMaker, RecordBatch, RecordReader, batch_from_parts, batch_of_columns, batch_to_parts, first_line,
+        held_out, shuffle_records,
+    };
     #[pymodule_export]
     use crate::serve::{Predictor, Server, engine_rate, load_test};
     #[pymodule_export]

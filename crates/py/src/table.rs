@@ -45,15 +45,15 @@ impl Table {
         self.inner.width()
     }
 
-    /// Writes the pooled rows of a batch into `out`, `[num_samples, num_slots, width]`. Creates nothing.
+    /// Writes the pooled rows of a batch into `out`, `[num_samples, num_cells, width]`. Creates nothing.
     fn pull(&mut self, py: Python<'_>, batch: &mut Batch, mut out: PyReadwriteArray3<'_, f32>) -> PyResult<()> {
         let out = out.as_slice_mut().map_err(|_| PyValueError::new_err("out: expected a contiguous array"))?;
         let Batch { parser, parsed, handles, .. } = batch;
-        check_shape("out", out.len(), parsed, self.inner.width())?;
+        check_shape("out", out.len(), batch_cells(parser, parsed), self.inner.width())?;
         py.detach(|| {
             self.rows.resize(parsed.unique.signs.len() * self.inner.width(), 0.0);
             self.inner.pull(&parsed.unique.signs, &mut self.rows, handles);
-            pool(&parsed.batch, &parsed.unique, parser.poolings(), &self.rows, self.inner.width(), out);
+            pool(&parsed.batch, &parsed.unique, parser.layout(), &self.rows, self.inner.width(), out);
         });
         Ok(())
     }
@@ -70,14 +70,14 @@ impl Table {
         let gradient =
             gradient.as_slice().map_err(|_| PyValueError::new_err("gradient: expected a contiguous array"))?;
         let Batch { parser, parsed, handles, .. } = batch;
-        check_shape("gradient", gradient.len(), parsed, self.inner.width())?;
+        check_shape("gradient", gradient.len(), batch_cells(parser, parsed), self.inner.width())?;
         if handles.len() != parsed.unique.signs.len() {
             return Err(PyValueError::new_err("push: expected a batch that was pulled before"));
         }
         let pushed = py.detach(|| {
             self.rows.clear();
             self.rows.resize(parsed.unique.signs.len() * self.inner.width(), 0.0);
-            pool_gradient(&parsed.batch, &parsed.unique, parser.poolings(), gradient, scale, &mut self.rows);
+            pool_gradient(&parsed.batch, &parsed.unique, parser.layout(), gradient, scale, &mut self.rows);
             self.inner.push(Push {
                 signs: &parsed.unique.signs,
                 handles,
@@ -117,9 +117,13 @@ impl Table {
     }
 }
 
-fn check_shape(what: &str, len: usize, parsed: &elasticrec_sample::ParsedBatch, width: usize) -> PyResult<()> {
-    let batch = &parsed.batch;
-    let expected = batch.num_samples() * batch.num_slots * width;
+/// Vectors of a batch.
+fn batch_cells(parser: &elasticrec_sample::Parser, parsed: &elasticrec_sample::ParsedBatch) -> usize {
+    parsed.batch.num_samples() * parser.layout().num_cells()
+}
+
+fn check_shape(what: &str, len: usize, num_cells: usize, width: usize) -> PyResult<()> {
+    let expected = num_cells * width;
     if len == expected {
         return Ok(());
     }

@@ -17,16 +17,36 @@ pub struct Batch {
     pub dense: Vec<f32>,
     /// `[num_samples, num_labels]`: the share of the shows that had it.
     pub labels: Vec<f32>,
-    /// Times each sample was shown: its weight.
+    /// What each sample counts in the loss: the times it was shown, unless the data says otherwise.
+    pub weights: Vec<f32>,
+    /// Times each sample was shown.
     pub shows: Vec<u32>,
     /// Times each sample was clicked.
     pub clicks: Vec<u32>,
+    /// Signs in slots that the job does not use.
+    pub num_unused: u64,
 }
 
 impl Batch {
     /// Samples in it.
     pub fn num_samples(&self) -> usize {
         self.shows.len()
+    }
+
+    /// Whether its arrays have the lengths of one batch, and its offsets stay inside the signs.
+    pub fn is_consistent(&self) -> bool {
+        let n = self.num_samples();
+        let lengths = [
+            (self.offsets.len(), n * self.num_slots + 1),
+            (self.dense.len(), n * self.num_dense),
+            (self.labels.len(), n * self.num_labels),
+            (self.weights.len(), n),
+            (self.clicks.len(), n),
+        ];
+        lengths.iter().all(|(got, expected)| got == expected)
+            && self.offsets.first() == Some(&0)
+            && self.offsets.is_sorted()
+            && self.offsets.last().copied() == Some(self.signs.len() as u32)
     }
 
     /// The signs of sample `b` in slot `s`.
@@ -44,6 +64,11 @@ pub struct BatchBuilder {
     sorted: bool,
     dense: Vec<f32>,
     labels: Vec<f32>,
+    num_unused: u64,
+    /// How often a dense name stood in the line so far, by its first column.
+    dense_seen: Vec<u16>,
+    /// How many signs of each slot are kept, the last ones; empty if no slot has a bound.
+    longest: Vec<usize>,
 }
 
 impl BatchBuilder {
@@ -60,14 +85,25 @@ impl BatchBuilder {
                 offsets,
                 dense: Vec::with_capacity(capacity * num_dense),
                 labels: Vec::with_capacity(capacity * num_labels),
+                weights: Vec::with_capacity(capacity),
                 shows: Vec::with_capacity(capacity),
                 clicks: Vec::with_capacity(capacity),
+                num_unused: 0,
             },
             tokens: Vec::with_capacity(2 * num_slots),
             sorted: true,
             dense: vec![0.0; num_dense],
             labels: vec![0.0; num_labels],
+            num_unused: 0,
+            dense_seen: vec![0; num_dense],
+            longest: Vec::new(),
         }
+    }
+
+    /// Keeps only the last signs of each slot, as many as `longest` has for it.
+    pub(crate) fn with_longest(mut self, longest: &[usize]) -> Self {
+        self.longest = longest.to_vec();
+        self
     }
 
     /// Starts a sample, dropping whatever an unfinished one left.
@@ -77,6 +113,22 @@ impl BatchBuilder {
         self.sorted = true;
         self.dense.fill(0.0);
         self.labels.fill(0.0);
+        self.dense_seen.fill(0);
+        self.num_unused = 0;
+    }
+
+    /// How often the dense name with the first column `first` stood in this sample before.
+    #[inline]
+    pub(crate) fn next_dense(&mut self, first: usize) -> usize {
+        let seen = self.dense_seen[first];
+        self.dense_seen[first] = seen.saturating_add(1);
+        usize::from(seen)
+    }
+
+    /// Counts a sign of the sample that is in no slot of the job.
+    #[inline]
+    pub fn pass_over(&mut self) {
+        self.num_unused += 1;
     }
 
     /// Adds a sign to a slot of the sample.
@@ -99,9 +151,15 @@ impl BatchBuilder {
         self.labels[index] = value;
     }
 
-    /// Appends the sample to the batch.
+    /// Appends the sample to the batch; it counts as often as it was shown.
     #[inline]
     pub fn end(&mut self, show: u32, click: u32) {
+        self.end_weighted(show, click, show as f32);
+    }
+
+    /// Appends the sample to the batch with a weight of its own.
+    #[inline]
+    pub fn end_weighted(&mut self, show: u32, click: u32, weight: f32) {
         if !self.sorted {
             self.tokens.sort_by_key(|&(slot, _)| slot);
         }
@@ -113,12 +171,24 @@ impl BatchBuilder {
                 self.batch.signs.push(sign);
                 next += 1;
             }
+            if !self.longest.is_empty() {
+                self.cut(slot);
+            }
             self.batch.offsets.push(self.batch.signs.len() as u32);
         }
         self.batch.dense.extend_from_slice(&self.dense);
         self.batch.labels.extend_from_slice(&self.labels);
+        self.batch.weights.push(weight);
         self.batch.shows.push(show);
         self.batch.clicks.push(click);
+        self.batch.num_unused += self.num_unused;
+    }
+
+    /// Leaves out the first signs of a slot that has too many.
+    fn cut(&mut self, slot: u16) {
+        let start = self.batch.offsets.last().map_or(0, |&start| start as usize);
+        let excess = (self.batch.signs.len() - start).saturating_sub(self.longest[usize::from(slot)]);
+        self.batch.signs.drain(start..start + excess);
     }
 
     /// Samples so far.
@@ -151,6 +221,19 @@ mod tests {
         assert_eq!(batch.offsets, [0, 2, 2, 4, 4, 4, 4]);
         assert_eq!(batch.signs_of(0, 2), [9, 8]);
         assert!(batch.signs_of(1, 0).is_empty());
+    }
+
+    #[test]
+    fn the_last_signs_of_a_sequence_stay() {
+        let mut builder = BatchBuilder::new(2, 0, 1, 2).with_longest(&[2, usize::MAX]);
+        builder.begin();
+        for (slot, sign) in [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)] {
+            builder.add_sign(slot, sign);
+        }
+        builder.end(1, 0);
+        let batch = builder.finish();
+        assert_eq!(batch.signs, [2, 3, 4, 5, 6]);
+        assert_eq!(batch.offsets, [0, 2, 5]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub(crate) fn parse(
         if let &Some(slot) = column
             && !field.is_empty()
         {
-            into.add_sign(slot, parser.sign(slot, field));
+            parser.add_value(slot, field, into);
         }
     }
     Ok((1, click))

@@ -5,14 +5,29 @@ use thiserror::Error;
 
 use crate::hash::HASH_VERSION;
 
-/// The text format of a data set.
+/// The format of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     /// `show click sign:slot sign:slot …`
     Slots,
+    /// `click:0 dense_feature:0.05 … slot:value slot:value …`
+    PaddleRec,
     /// Tab separated: label, 13 numbers, 26 categories, empty = missing.
     Criteo,
+    /// Lines of fields in a fixed order, see [`Columns`].
+    Csv,
+    /// Columns by name; has no lines.
+    Parquet,
+    /// Lines that a reader of the user's own turns into named values.
+    Reader,
+}
+
+impl Format {
+    /// Whether signs stand in the data as they are; they are hashes of values otherwise.
+    pub fn has_signs(self) -> bool {
+        matches!(self, Format::Slots)
+    }
 }
 
 /// How the rows of one slot become one vector.
@@ -76,6 +91,25 @@ pub struct Slot {
     pub name: String,
     /// How its rows are joined.
     pub pooling: Pooling,
+    /// The slot whose rows it shares: equal values of the two are one sign.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<String>,
+    /// Not pooled: its last so many signs are laid out one after the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sequence: Option<u16>,
+    /// The column it is read from, if that has another name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub column: Option<String>,
+    /// What stands between several values in one field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub separator: Option<String>,
+}
+
+impl Slot {
+    /// The column it is read from.
+    pub fn column(&self) -> &str {
+        self.column.as_deref().unwrap_or(&self.name)
+    }
 }
 
 /// A dense column.
@@ -86,13 +120,51 @@ pub struct Dense {
     pub name: String,
     /// How it is brought to scale.
     pub normalize: Normalize,
+    /// The column it is read from, if that has another name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub column: Option<String>,
+}
+
+impl Dense {
+    /// The column it is read from.
+    pub fn column(&self) -> &str {
+        self.column.as_deref().unwrap_or(&self.name)
+    }
+}
+
+/// What CSV and Parquet need beside slots, dense columns and labels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Columns {
+    /// CSV: the columns in the order of a line.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// CSV: a line with these names is no sample.
+    #[serde(default)]
+    pub header: bool,
+    /// CSV: what stands between two fields.
+    #[serde(default = "comma")]
+    pub delimiter: char,
+    /// How often a sample counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<String>,
+    /// When a sample was logged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<String>,
+    /// Texts that mean that there is no value, beside the empty one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub null: Vec<String>,
+}
+
+fn comma() -> char {
+    ','
 }
 
 /// Everything that decides what a line means.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Features {
-    /// The text format.
+    /// The format.
     pub format: Format,
     /// The version of the hash, see [`crate::hash`].
     pub hash: u32,
@@ -102,6 +174,18 @@ pub struct Features {
     pub dense: Vec<Dense>,
     /// Labels; the first one is the click.
     pub labels: Vec<String>,
+    /// Signs are taken modulo this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modulo: Option<u64>,
+    /// The sign, or the value that is hashed to one, that only fills a place: it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub padding: Option<String>,
+    /// Slot text: a sign is hashed with its slot, so that equal signs of two slots have rows of their own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub separate_slots: bool,
+    /// CSV and Parquet: the rest of the columns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<Columns>,
 }
 
 /// A declaration that cannot be served.
@@ -149,15 +233,49 @@ impl Features {
                 return Err(invalid(format!("dense `{}`: expected min < max, got {min} and {max}", dense.name)));
             }
         }
+        for slot in &self.slots {
+            if let Some(share) = &slot.share
+                && !self.slots.iter().any(|other| other.name == *share && other.share.is_none())
+            {
+                let name = &slot.name;
+                return Err(invalid(format!(
+                    "slot `{name}`: share: expected a slot with rows of its own, got `{share}`"
+                )));
+            }
+            if slot.sequence == Some(0) {
+                return Err(invalid(format!("slot `{}`: sequence: expected at least 1, got 0", slot.name)));
+            }
+        }
+        if self.num_cells() > usize::from(u16::MAX) {
+            return Err(invalid(format!("slots: expected at most 65535 cells, got {}", self.num_cells())));
+        }
+        if self.modulo == Some(0) {
+            return Err(invalid("modulo: expected at least 1, got 0".into()));
+        }
+        self.check_format()
+    }
+
+    fn check_format(&self) -> Result<(), FeaturesError> {
         match self.format {
             Format::Slots if !self.dense.is_empty() => {
                 Err(invalid("dense: slot text has no dense columns, expected none".into()))
             }
+            Format::Slots if self.padding.as_ref().is_some_and(|padding| padding.parse::<u64>().is_err()) => {
+                Err(invalid("padding: expected a u64 for slot text".into()))
+            }
             Format::Criteo if self.labels.len() != 1 => {
                 Err(invalid(format!("labels: criteo rows have 1, got {}", self.labels.len())))
             }
+            Format::Csv | Format::Parquet if self.columns.is_none() => {
+                Err(invalid("columns: expected, got none".into()))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// Vectors a sample: one for each slot, and one for each place of a sequence.
+    pub fn num_cells(&self) -> usize {
+        self.slots.iter().map(|slot| slot.sequence.map_or(1, usize::from)).sum()
     }
 }
 

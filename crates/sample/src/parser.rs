@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use thiserror::Error;
 
 use crate::batch::BatchBuilder;
-use crate::features::{Features, Format, Pooling};
-use crate::{criteo, hash, slots};
+use crate::features::{Features, Format};
+use crate::pool::Layout;
+use crate::{criteo, csv, hash, paddlerec, slots};
 
 /// Whether a line must carry labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,9 +32,22 @@ pub struct Parser {
     named: HashMap<Box<[u8]>, u16>,
     /// Seeds of the slots' hashes.
     seeds: Vec<u64>,
-    poolings: Vec<Pooling>,
-    /// Where the columns of a criteo row go.
-    columns: criteo::Columns,
+    layout: Layout,
+    /// How many signs of each slot are kept; empty if there is no sequence.
+    longest: Vec<usize>,
+    /// Signs of slot text are keys as they stand.
+    plain: bool,
+    padding_sign: Option<u64>,
+    columns: Columns,
+}
+
+/// Where the fields of a line go, for formats that have places or names for them.
+#[derive(Debug)]
+enum Columns {
+    None,
+    PaddleRec(paddlerec::Names),
+    Criteo(Box<criteo::Columns>),
+    Csv(csv::Fields),
 }
 
 /// Marks a slot that the job did not choose.
@@ -46,22 +60,34 @@ impl Parser {
     pub fn new(features: Features) -> Result<Self, crate::FeaturesError> {
         let mut numeric = Vec::new();
         let mut named = HashMap::new();
-        for (index, slot) in features.slots.iter().enumerate() {
-            named.insert(slot.name.as_bytes().into(), index as u16);
-            if let Some(number) = canonical_number(slot.name.as_bytes()) {
+        // a slot is known by its name and by that of its column, which goes first
+        let names = features.slots.iter().map(|slot| slot.name.as_str()).zip(0u16..);
+        let columns = features.slots.iter().map(crate::features::Slot::column).zip(0u16..);
+        for (name, index) in names.chain(columns) {
+            named.insert(name.as_bytes().into(), index);
+            if let Some(number) = canonical_number(name.as_bytes()) {
                 if numeric.len() <= number {
                     numeric.resize(number + 1, UNUSED);
                 }
-                numeric[number] = index as u16;
+                numeric[number] = index;
             }
         }
         let columns = match features.format {
-            Format::Criteo => criteo::Columns::new(&features)?,
-            Format::Slots => criteo::Columns::default(),
+            Format::PaddleRec => Columns::PaddleRec(paddlerec::Names::new(&features)?),
+            Format::Criteo => Columns::Criteo(Box::new(criteo::Columns::new(&features)?)),
+            Format::Csv => Columns::Csv(csv::Fields::new(&features)?),
+            Format::Slots | Format::Parquet | Format::Reader => Columns::None,
         };
+        // slots that share rows hash alike
+        let seed = |slot: &crate::features::Slot| hash::slot_seed(slot.share.as_ref().unwrap_or(&slot.name));
+        let has_sequence = features.slots.iter().any(|slot| slot.sequence.is_some());
+        let longest = |slot: &crate::features::Slot| slot.sequence.map_or(usize::MAX, usize::from);
         Ok(Parser {
-            seeds: features.slots.iter().map(|slot| hash::slot_seed(&slot.name)).collect(),
-            poolings: features.slots.iter().map(|slot| slot.pooling).collect(),
+            seeds: features.slots.iter().map(seed).collect(),
+            layout: Layout::of(&features),
+            longest: if has_sequence { features.slots.iter().map(longest).collect() } else { Vec::new() },
+            plain: !features.separate_slots && features.modulo.is_none() && features.padding.is_none(),
+            padding_sign: features.padding.as_ref().and_then(|padding| parse_u64(padding.as_bytes())),
             features,
             numeric,
             named,
@@ -74,27 +100,59 @@ impl Parser {
         &self.features
     }
 
-    /// The pooling of each slot.
-    pub fn poolings(&self) -> &[Pooling] {
-        &self.poolings
+    /// Where the rows of each slot go.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// An empty batch for this parser's samples.
     pub fn builder(&self, capacity: usize) -> BatchBuilder {
         let Features { slots, dense, labels, .. } = &self.features;
-        BatchBuilder::new(slots.len(), dense.len(), labels.len(), capacity)
+        BatchBuilder::new(slots.len(), dense.len(), labels.len(), capacity).with_longest(&self.longest)
     }
 
     /// Parses one line without its line end; a bad line adds nothing to the batch.
     #[inline]
     pub fn parse_line(&self, line: &[u8], labels: LabelMode, into: &mut BatchBuilder) -> Result<(), RecordError> {
         into.begin();
-        let (show, click) = match self.features.format {
-            Format::Slots => slots::parse(self, line, labels, into)?,
-            Format::Criteo => criteo::parse(self, &self.columns, line, labels, into)?,
+        let (show, click) = match &self.columns {
+            Columns::PaddleRec(names) => paddlerec::parse(self, names, line, labels, into)?,
+            Columns::Criteo(columns) => criteo::parse(self, columns, line, labels, into)?,
+            Columns::Csv(fields) => {
+                let (show, click, weight) = csv::parse(self, fields, line, labels, into)?;
+                into.end_weighted(show, click, weight);
+                return Ok(());
+            }
+            Columns::None => match self.features.format {
+                Format::Parquet => return Err(RecordError("parquet has no lines, expected named values".into())),
+                Format::Reader => {
+                    return Err(RecordError("lines of this format go through the reader of the job".into()));
+                }
+                _ => slots::parse(self, line, labels, into)?,
+            },
         };
         into.end(show, click);
         Ok(())
+    }
+
+    /// Whether a line is a record: not blank, and not the header of a CSV file.
+    pub fn is_record(&self, line: &[u8]) -> bool {
+        if line.iter().all(|&byte| byte == b' ' || byte == b'\t') {
+            // in a row of tabs each field is empty; it is bad, not blank
+            return matches!(self.columns, Columns::Csv(_)) && line.contains(&b'\t');
+        }
+        match &self.columns {
+            Columns::Csv(fields) => !fields.is_header(line),
+            _ => true,
+        }
+    }
+
+    /// When the sample of a line was logged, in seconds since 1970, for formats whose lines say so.
+    pub fn time_of(&self, line: &[u8]) -> Option<f64> {
+        match &self.columns {
+            Columns::Csv(fields) => fields.time_of(line),
+            _ => None,
+        }
     }
 
     /// The number of the slot called `name`, if the job chose it.
@@ -117,10 +175,42 @@ impl Parser {
         self.features.dense.iter().position(|dense| dense.name == name)
     }
 
-    /// The sign of a categorical value, for formats whose signs are hashes.
+    /// The row key of a categorical value, for formats whose signs are hashes.
     #[inline]
     pub fn sign(&self, slot: u16, value: &[u8]) -> u64 {
-        hash::sign_of(self.seeds[usize::from(slot)], value)
+        self.wrap(hash::sign_of(self.seeds[usize::from(slot)], value))
+    }
+
+    /// Adds a categorical value to the sample, unless it is the padding.
+    #[inline]
+    pub fn add_value(&self, slot: u16, value: &[u8], into: &mut BatchBuilder) {
+        if self.features.padding.as_ref().is_none_or(|padding| padding.as_bytes() != value) {
+            into.add_sign(slot, self.sign(slot, value));
+        }
+    }
+
+    /// Adds a sign of slot text to the sample, unless it is the padding.
+    #[inline]
+    pub fn add_sign(&self, slot: u16, sign: u64, into: &mut BatchBuilder) {
+        if self.plain {
+            into.add_sign(slot, sign);
+        } else if self.padding_sign != Some(sign) {
+            let key = match self.features.separate_slots {
+                true => hash::sign_of(self.seeds[usize::from(slot)], &sign.to_le_bytes()),
+                false => sign,
+            };
+            into.add_sign(slot, self.wrap(key));
+        }
+    }
+
+    #[inline]
+    fn wrap(&self, sign: u64) -> u64 {
+        self.features.modulo.map_or(sign, |modulo| sign % modulo)
+    }
+
+    /// The number of the label called `name`.
+    pub fn label(&self, name: &[u8]) -> Option<usize> {
+        self.features.labels.iter().position(|label| label.as_bytes() == name)
     }
 
     /// The model's input for a value of dense column `index`; not a number is refused.
@@ -173,6 +263,22 @@ pub fn parse_u64(text: &[u8]) -> Option<u64> {
     }
 }
 
+/// A number as text; spaces around it, `nan` and the like are left to the caller.
+pub(crate) fn parse_f32(text: &[u8]) -> Option<f32> {
+    std::str::from_utf8(text).ok()?.trim_ascii().parse().ok()
+}
+
+/// A label as text: a share of the shows, or a truth value.
+pub(crate) fn parse_label(name: &str, text: &[u8]) -> Result<f32, RecordError> {
+    match text {
+        b"0" | b"false" | b"False" => Ok(0.0),
+        b"1" | b"true" | b"True" => Ok(1.0),
+        _ => parse_f32(text).filter(|label| (0.0..=1.0).contains(label)).ok_or_else(|| {
+            RecordError(format!("label `{name}`: expected a number from 0 to 1, got `{}`", shown(text)))
+        }),
+    }
+}
+
 /// Bytes of a record as they may stand in a message: short, printable.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     const LONGEST: usize = 40;
@@ -192,7 +298,13 @@ pub fn fuzz_lines(bytes: &[u8]) {
         {"name":"user","pooling":"sqrtn"}],"dense":[],"labels":["click","buy"]}"#;
     let criteo = r#"{"format":"criteo","hash":1,"slots":[{"name":"C1","pooling":"sum"},{"name":"C26","pooling":"sum"}],
         "dense":[{"name":"I1","normalize":{"kind":"log"}}],"labels":["click"]}"#;
-    for json in [slots, criteo] {
+    let paddlerec = r#"{"format":"paddlerec","hash":1,"slots":[{"name":"1","pooling":"sum"},{"name":"user","pooling":"sum",
+        "sequence":3}],"dense":[{"name":"d.0","normalize":{"kind":"log"}},{"name":"d.1","normalize":{"kind":"none"}}],
+        "labels":["click","buy"],"modulo":1000001,"padding":"0"}"#;
+    let csv = r#"{"format":"csv","hash":1,"slots":[{"name":"1","pooling":"sum","separator":"|"},
+        {"name":"user","pooling":"sum","share":"1"}],"dense":[{"name":"d","normalize":{"kind":"log"}}],
+        "labels":["click"],"columns":{"names":["click","1","user","d","w","t"],"header":true,"weight":"w","time":"t"}}"#;
+    for json in [slots, criteo, paddlerec, csv] {
         let Ok(parser) = Features::from_json(json).and_then(Parser::new) else {
             unreachable!("the declarations above are valid")
         };

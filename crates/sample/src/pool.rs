@@ -1,77 +1,142 @@
 //! Pooling: the rows of a slot become one vector, and the vector's gradient goes back to the rows.
+//!
+//! The vectors of a sample are its *cells*: one for each slot, but a sequence of T signs has T of its own, filled from
+//! the front; those behind the last sign are zero.
 
 use std::ops::Range;
 
 use crate::batch::Batch;
-use crate::features::Pooling;
+use crate::features::{Features, Pooling};
 use crate::unique::Unique;
 
-/// Writes `[num_samples, num_slots, width]` into `out` from the rows `[num_unique, width]`; an empty slot is zero.
-pub fn pool(batch: &Batch, unique: &Unique, poolings: &[Pooling], rows: &[f32], width: usize, out: &mut [f32]) {
-    assert_eq!(out.len(), batch.num_samples() * batch.num_slots * width);
-    pool_samples(batch, unique, poolings, rows, 0..batch.num_samples(), out);
+/// Where the signs of each slot go.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    slots: Vec<Cells>,
+    num_cells: usize,
 }
 
-/// As [`pool`], for some of the samples: writes `[samples, num_slots, width]`.
+#[derive(Debug, Clone, Copy)]
+enum Cells {
+    Pooled(Pooling),
+    Sequence(usize),
+}
+
+impl Layout {
+    /// The layout of a declaration.
+    pub fn of(features: &Features) -> Self {
+        let cells = |slot: &crate::features::Slot| match slot.sequence {
+            Some(length) => Cells::Sequence(usize::from(length)),
+            None => Cells::Pooled(slot.pooling),
+        };
+        Layout { slots: features.slots.iter().map(cells).collect(), num_cells: features.num_cells() }
+    }
+
+    /// Vectors a sample.
+    pub fn num_cells(&self) -> usize {
+        self.num_cells
+    }
+}
+
+/// Writes `[num_samples, num_cells, width]` into `out` from the rows `[num_unique, width]`; an empty cell is zero.
+pub fn pool(batch: &Batch, unique: &Unique, layout: &Layout, rows: &[f32], width: usize, out: &mut [f32]) {
+    assert_eq!(out.len(), batch.num_samples() * layout.num_cells * width);
+    pool_samples(batch, unique, layout, rows, 0..batch.num_samples(), out);
+}
+
+/// As [`pool`], for some of the samples: writes `[samples, num_cells, width]`.
 pub fn pool_samples(
     batch: &Batch,
     unique: &Unique,
-    poolings: &[Pooling],
+    layout: &Layout,
     rows: &[f32],
     samples: Range<usize>,
     out: &mut [f32],
 ) {
-    let first = samples.start * batch.num_slots;
-    let width = out.len().checked_div(samples.len() * batch.num_slots).unwrap_or(0);
+    let width = out.len().checked_div(samples.len() * layout.num_cells).unwrap_or(0);
     assert_eq!(rows.len(), unique.signs.len() * width);
     if width == 0 {
         return;
     }
-    for (cell, vector) in (first..).zip(out.chunks_exact_mut(width)) {
+    let mut rest = out;
+    for cell in samples.start * batch.num_slots..samples.end * batch.num_slots {
         let places = places_of(batch, unique, cell);
-        let [first, rest @ ..] = places else {
-            vector.fill(0.0);
-            continue;
-        };
-        vector.copy_from_slice(row(rows, *first, width));
-        for &place in rest {
-            for (sum, value) in vector.iter_mut().zip(row(rows, place, width)) {
-                *sum += value;
+        match layout.slots[cell % batch.num_slots] {
+            Cells::Pooled(pooling) => {
+                let (vector, behind) = rest.split_at_mut(width);
+                rest = behind;
+                pool_cell(places, pooling, rows, vector);
             }
-        }
-        let factor = poolings[cell % batch.num_slots].factor(places.len());
-        if factor != 1.0 {
-            vector.iter_mut().for_each(|value| *value *= factor);
+            Cells::Sequence(length) => {
+                let (vectors, behind) = rest.split_at_mut(length * width);
+                rest = behind;
+                let (filled, empty) = vectors.split_at_mut(places.len() * width);
+                for (vector, &place) in filled.chunks_exact_mut(width).zip(places) {
+                    vector.copy_from_slice(row(rows, place, width));
+                }
+                empty.fill(0.0);
+            }
         }
     }
 }
 
-/// Adds the gradient `[num_samples, num_slots, width]`, times `scale`, to the rows' gradients `[num_unique, width]`.
+#[inline]
+fn pool_cell(places: &[u32], pooling: Pooling, rows: &[f32], vector: &mut [f32]) {
+    let width = vector.len();
+    let [first, rest @ ..] = places else {
+        vector.fill(0.0);
+        return;
+    };
+    vector.copy_from_slice(row(rows, *first, width));
+    for &place in rest {
+        for (sum, value) in vector.iter_mut().zip(row(rows, place, width)) {
+            *sum += value;
+        }
+    }
+    let factor = pooling.factor(places.len());
+    if factor != 1.0 {
+        vector.iter_mut().for_each(|value| *value *= factor);
+    }
+}
+
+/// Adds the gradient `[num_samples, num_cells, width]`, times `scale`, to the rows' gradients `[num_unique, width]`.
 pub fn pool_gradient(
     batch: &Batch,
     unique: &Unique,
-    poolings: &[Pooling],
+    layout: &Layout,
     gradient: &[f32],
     scale: f32,
     row_gradients: &mut [f32],
 ) {
-    let num_cells = batch.num_samples() * batch.num_slots;
+    let num_cells = batch.num_samples() * layout.num_cells;
     let width = gradient.len().checked_div(num_cells).unwrap_or(0);
     assert_eq!(gradient.len(), num_cells * width);
     if width == 0 {
         return;
     }
     assert_eq!(row_gradients.len(), unique.signs.len() * width);
-    for (cell, vector) in gradient.chunks_exact(width).enumerate() {
-        let places = places_of(batch, unique, cell);
-        if places.is_empty() {
-            continue;
+    let mut add = |place: u32, factor: f32, vector: &[f32]| {
+        let start = place as usize * width;
+        for (sum, value) in row_gradients[start..start + width].iter_mut().zip(vector) {
+            *sum += factor * value;
         }
-        let factor = scale * poolings[cell % batch.num_slots].factor(places.len());
-        for &place in places {
-            let start = place as usize * width;
-            for (sum, value) in row_gradients[start..start + width].iter_mut().zip(vector) {
-                *sum += factor * value;
+    };
+    let mut rest = gradient;
+    for cell in 0..batch.num_samples() * batch.num_slots {
+        let places = places_of(batch, unique, cell);
+        match layout.slots[cell % batch.num_slots] {
+            Cells::Pooled(pooling) => {
+                let (vector, behind) = rest.split_at(width);
+                rest = behind;
+                let factor = scale * pooling.factor(places.len());
+                places.iter().for_each(|&place| add(place, factor, vector));
+            }
+            Cells::Sequence(length) => {
+                let (vectors, behind) = rest.split_at(length * width);
+                rest = behind;
+                for (&place, vector) in places.iter().zip(vectors.chunks_exact(width)) {
+                    add(place, scale, vector);
+                }
             }
         }
     }
@@ -104,15 +169,19 @@ mod tests {
         (batch, unique)
     }
 
+    fn pooled(poolings: [Pooling; 3]) -> Layout {
+        Layout { slots: poolings.map(Cells::Pooled).to_vec(), num_cells: 3 }
+    }
+
     const ROWS: [f32; 4] = [1.0, 2.0, 10.0, 20.0];
 
     #[test]
     fn repeats_count_and_empty_slots_are_zero() {
         let (batch, unique) = sample();
         let mut out = [9.0; 6];
-        pool(&batch, &unique, &[Pooling::Sum, Pooling::Mean, Pooling::Sum], &ROWS, 2, &mut out);
+        pool(&batch, &unique, &pooled([Pooling::Sum, Pooling::Mean, Pooling::Sum]), &ROWS, 2, &mut out);
         assert_eq!(out, [2.0, 4.0, 31.0 / 4.0, 62.0 / 4.0, 0.0, 0.0]);
-        pool(&batch, &unique, &[Pooling::Sqrtn; 3], &ROWS, 2, &mut out);
+        pool(&batch, &unique, &pooled([Pooling::Sqrtn; 3]), &ROWS, 2, &mut out);
         assert_eq!(out[2..4], [15.5, 31.0]);
     }
 
@@ -121,7 +190,22 @@ mod tests {
         let (batch, unique) = sample();
         let gradient = [1.0, 2.0, 4.0, 8.0, 100.0, 100.0];
         let mut rows = [0.0; 4];
-        pool_gradient(&batch, &unique, &[Pooling::Sum, Pooling::Mean, Pooling::Sum], &gradient, 2.0, &mut rows);
+        let layout = pooled([Pooling::Sum, Pooling::Mean, Pooling::Sum]);
+        pool_gradient(&batch, &unique, &layout, &gradient, 2.0, &mut rows);
         assert_eq!(rows, [2.0 * (2.0 + 1.0), 2.0 * (4.0 + 2.0), 2.0 * 3.0, 2.0 * 6.0]);
+    }
+
+    #[test]
+    fn a_sequence_has_a_cell_for_each_place() {
+        let (batch, unique) = sample();
+        let slots = vec![Cells::Sequence(3), Cells::Pooled(Pooling::Sum), Cells::Sequence(1)];
+        let layout = Layout { slots, num_cells: 5 };
+        let mut out = [9.0; 10];
+        pool(&batch, &unique, &layout, &ROWS, 2, &mut out);
+        assert_eq!(out, [1.0, 2.0, 1.0, 2.0, 0.0, 0.0, 31.0, 62.0, 0.0, 0.0]);
+        let mut rows = [0.0; 4];
+        let gradient = [1.0, 2.0, 3.0, 4.0, 50.0, 50.0, 1.0, 1.0, 70.0, 70.0];
+        pool_gradient(&batch, &unique, &layout, &gradient, 1.0, &mut rows);
+        assert_eq!(rows, [1.0 + 3.0 + 1.0, 2.0 + 4.0 + 1.0, 3.0, 3.0]);
     }
 }

@@ -1,35 +1,30 @@
 //! Reads units ahead of the trainer: one thread loads, several parse, batches come out in order and by name.
 
 use std::io;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use thiserror::Error;
 
 use crate::batch::Batch;
 use crate::parser::{LabelMode, Parser};
+use crate::records::{RecordBatch, RecordBatches, RecordOptions};
 use crate::unique::Unique;
-use crate::unit::{Unit, UnitLines, line_number};
+use crate::unit::Unit;
 
-/// How a reader cuts and orders batches.
+/// How a reader cuts, orders and parses batches.
 #[derive(Debug, Clone)]
 pub struct ReaderOptions {
-    /// Records a batch; the last one of a unit may have fewer.
-    pub batch_size: usize,
-    /// Permute the records of a unit by (seed, epoch, unit).
-    pub shuffle: bool,
-    /// Seed of the permutation.
-    pub seed: u64,
+    /// How units are cut into batches of records.
+    pub records: RecordOptions,
     /// Whether records must have labels.
     pub labels: LabelMode,
     /// Parsing threads.
     pub workers: usize,
-    /// Batches of the first unit to leave out: they were done before.
-    pub skip_batches: usize,
 }
 
 /// The name of a batch: the same records whoever reads it, whenever.
@@ -58,6 +53,18 @@ pub struct ParsedBatch {
     pub num_bad: usize,
     /// The first few bad ones of this reader, as `file:line: what`.
     pub bad: Vec<String>,
+    /// Where its records stand, if they came from a file.
+    pub source: Option<RecordBatch>,
+}
+
+impl ParsedBatch {
+    /// A batch of samples that came from no file.
+    pub fn of(name: BatchName, batch: Batch) -> Self {
+        let unique = Unique::of(&batch);
+        let counts = unique.counts(&batch);
+        let num_records = batch.num_samples();
+        ParsedBatch { name, batch, unique, counts, num_records, num_bad: 0, bad: Vec::new(), source: None }
+    }
 }
 
 /// A unit that could not be read.
@@ -71,18 +78,22 @@ pub struct ReadError {
 }
 
 /// Bad records that are shown in full; the rest are only counted.
-const SHOWN_BAD: usize = 5;
+pub const SHOWN_BAD: usize = 5;
 /// Batches parsed ahead, beyond one for each worker.
 const AHEAD: usize = 4;
 
 type Result<T> = std::result::Result<T, ReadError>;
 
 struct Task {
-    unit: Arc<Unit>,
-    lines: Arc<UnitLines>,
-    index: u32,
-    records: Range<usize>,
+    records: RecordBatch,
     done: SyncSender<Result<ParsedBatch>>,
+}
+
+/// What the threads of a reader did so far.
+#[derive(Debug, Default)]
+struct Times {
+    read_ns: AtomicU64,
+    parse_ns: AtomicU64,
 }
 
 /// An iterator over the batches of units.
@@ -91,6 +102,7 @@ pub struct BatchReader {
     /// In batch order; each holds one batch as soon as its worker is done.
     queue: Option<Receiver<Receiver<Result<ParsedBatch>>>>,
     threads: Vec<JoinHandle<()>>,
+    times: Arc<Times>,
 }
 
 impl BatchReader {
@@ -101,22 +113,33 @@ impl BatchReader {
         let (tasks_in, tasks) = sync_channel::<Task>(workers + AHEAD);
         let tasks = Arc::new(Mutex::new(tasks));
         let shown = Arc::new(AtomicUsize::new(0));
+        let times = Arc::new(Times::default());
         let mut threads = Vec::with_capacity(workers + 1);
         for _ in 0..workers {
-            let (parser, tasks, shown) = (parser.clone(), tasks.clone(), shown.clone());
+            let (parser, tasks, shown, times) = (parser.clone(), tasks.clone(), shown.clone(), times.clone());
             let mode = options.labels;
             threads.push(std::thread::spawn(move || {
                 loop {
                     let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok(task) = task else { return };
-                    let parsed = parse(&parser, &task, mode, &shown);
+                    let started = Instant::now();
+                    let parsed = parse(&parser, task.records, mode, &shown);
+                    times.parse_ns.fetch_add(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
                     // nobody waits for it once the reader is dropped
                     let _ = task.done.send(Ok(parsed));
                 }
             }));
         }
-        threads.push(std::thread::spawn(move || load(units, &options, &queue_in, &tasks_in)));
-        BatchReader { queue: Some(queue), threads }
+        let batches = RecordBatches::new(parser, units, options.records);
+        let loader_times = times.clone();
+        threads.push(std::thread::spawn(move || load(batches, &queue_in, &tasks_in, &loader_times)));
+        BatchReader { queue: Some(queue), threads, times }
+    }
+
+    /// Seconds that its threads spent reading, and parsing.
+    pub fn times(&self) -> (f64, f64) {
+        let seconds = |nanos: &AtomicU64| nanos.load(Ordering::Relaxed) as f64 / 1e9;
+        (seconds(&self.times.read_ns), seconds(&self.times.parse_ns))
     }
 }
 
@@ -141,63 +164,46 @@ impl Drop for BatchReader {
 
 /// Reads the units one after the other and hands their batches out; ends early when the reader is dropped.
 fn load(
-    units: Vec<Unit>,
-    options: &ReaderOptions,
+    mut batches: RecordBatches,
     queue: &SyncSender<Receiver<Result<ParsedBatch>>>,
     tasks: &SyncSender<Task>,
+    times: &Times,
 ) {
-    let mut skip = options.skip_batches;
-    for unit in units {
-        let mut lines = match UnitLines::read(&unit) {
-            Ok(lines) => lines,
-            Err(source) => {
-                let (done, batch) = sync_channel(1);
-                let _ = done.send(Err(ReadError { path: unit.path, source }));
+    loop {
+        let started = Instant::now();
+        let next = batches.next();
+        times.read_ns.fetch_add(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        let (done, batch) = sync_channel(1);
+        match next {
+            None => return,
+            Some(Err(error)) => {
+                let _ = done.send(Err(error));
                 let _ = queue.send(batch);
                 return;
             }
-        };
-        if options.shuffle {
-            lines.shuffle(options.seed, unit.epoch, unit.id);
-        }
-        let (unit, lines) = (Arc::new(unit), Arc::new(lines));
-        for index in skip..lines.num_records().div_ceil(options.batch_size) {
-            let start = index * options.batch_size;
-            let (done, batch) = sync_channel(1);
-            let records = start..lines.num_records().min(start + options.batch_size);
-            let task = Task { unit: unit.clone(), lines: lines.clone(), index: index as u32, records, done };
-            if queue.send(batch).is_err() || tasks.send(task).is_err() {
-                return;
+            Some(Ok(records)) => {
+                if queue.send(batch).is_err() || tasks.send(Task { records, done }).is_err() {
+                    return;
+                }
             }
         }
-        skip = 0;
     }
 }
 
-fn parse(parser: &Parser, task: &Task, mode: LabelMode, shown: &AtomicUsize) -> ParsedBatch {
-    let num_records = task.records.len();
+fn parse(parser: &Parser, records: RecordBatch, mode: LabelMode, shown: &AtomicUsize) -> ParsedBatch {
+    let num_records = records.len();
     let mut builder = parser.builder(num_records);
     let (mut num_bad, mut bad) = (0, Vec::new());
-    for index in task.records.clone() {
-        if let Err(error) = parser.parse_line(task.lines.record(index), mode, &mut builder) {
+    for index in 0..num_records {
+        if let Err(error) = parser.parse_line(records.get(index), mode, &mut builder) {
             num_bad += 1;
             if shown.fetch_add(1, Ordering::Relaxed) < SHOWN_BAD {
-                bad.push(format!("{}: {error}", place(&task.unit.path, task.lines.file_offset(index))));
+                bad.push(format!("{}: {error}", records.place(index)));
             }
         }
     }
-    let batch = builder.finish();
-    let unique = Unique::of(&batch);
-    let counts = unique.counts(&batch);
-    let name = BatchName { unit: task.unit.id, index: task.index };
-    ParsedBatch { name, batch, unique, counts, num_records, num_bad, bad }
-}
-
-fn place(path: &Path, offset: u64) -> String {
-    match line_number(path, offset) {
-        Ok(line) => format!("{}:{line}", path.display()),
-        Err(_) => format!("{} at byte {offset}", path.display()),
-    }
+    let parsed = ParsedBatch::of(records.name, builder.finish());
+    ParsedBatch { num_records, num_bad, bad, source: Some(records), ..parsed }
 }
 
 /// Parses lines that are already in memory; the first bad one ends it, as `line 3: what`.
@@ -209,7 +215,7 @@ pub fn parse_text(parser: &Parser, text: &[u8], mode: LabelMode) -> std::result:
         let line = &text[start..end];
         start = end + 1;
         let line = line.strip_suffix(b"\r").unwrap_or(line);
-        if line.iter().all(|&byte| byte == b' ' || byte == b'\t') {
+        if !parser.is_record(line) {
             continue;
         }
         parser.parse_line(line, mode, &mut builder).map_err(|error| format!("line {}: {error}", number + 1))?;
@@ -223,6 +229,7 @@ mod tests {
 
     use super::*;
     use crate::Features;
+    use crate::records::Selection;
     use crate::unit::cut;
 
     fn parser() -> Arc<Parser> {
@@ -232,7 +239,21 @@ mod tests {
     }
 
     fn options(workers: usize) -> ReaderOptions {
-        ReaderOptions { batch_size: 7, shuffle: true, seed: 3, labels: LabelMode::Required, workers, skip_batches: 0 }
+        let records = RecordOptions {
+            batch_size: 7,
+            shuffle: true,
+            seed: 3,
+            skip_batches: 0,
+            piece_bytes: 1 << 20,
+            selection: Selection::All,
+        };
+        ReaderOptions { records, labels: LabelMode::Required, workers }
+    }
+
+    fn with(change: impl FnOnce(&mut RecordOptions), workers: usize) -> ReaderOptions {
+        let mut options = options(workers);
+        change(&mut options.records);
+        options
     }
 
     fn file(lines: usize, bad: &[usize]) -> tempfile::NamedTempFile {
@@ -280,7 +301,7 @@ mod tests {
         let size = file.path().metadata().unwrap().len();
         let order = |seed, epoch, id| {
             let unit = Unit { id, path: file.path().into(), start: 0, end: size, epoch, stamp: None };
-            BatchReader::start(parser(), vec![unit], ReaderOptions { seed, ..options(2) })
+            BatchReader::start(parser(), vec![unit], with(|records| records.seed = seed, 2))
                 .flat_map(|batch| batch.unwrap().batch.signs)
                 .collect::<Vec<_>>()
         };
@@ -296,7 +317,7 @@ mod tests {
     fn skipped_batches_are_those_of_the_first_unit_and_names_stay() {
         let file = file(500, &[]);
         let names = |skip_batches| {
-            BatchReader::start(parser(), units(&file), ReaderOptions { skip_batches, ..options(2) })
+            BatchReader::start(parser(), units(&file), with(|records| records.skip_batches = skip_batches, 2))
                 .map(|batch| batch.map(|batch| (batch.name, batch.batch.signs)).unwrap())
                 .collect::<Vec<_>>()
         };
@@ -307,7 +328,7 @@ mod tests {
     fn bad_records_are_counted_and_the_first_few_shown_with_their_line() {
         let bad: Vec<usize> = (10..30).collect();
         let file = file(100, &bad);
-        let options = ReaderOptions { shuffle: false, ..options(1) };
+        let options = with(|records| records.shuffle = false, 1);
         let batches: Vec<ParsedBatch> =
             BatchReader::start(parser(), units(&file), options).collect::<Result<_>>().unwrap();
         assert_eq!(batches.iter().map(|batch| batch.num_bad).sum::<usize>(), 20);

@@ -32,8 +32,9 @@ pub(crate) fn parse(
     loop {
         if let Some((sign, number, length)) = plain_token(fields.rest) {
             fields.rest = &fields.rest[length..];
-            if let Some(slot) = parser.numbered_slot(number) {
-                into.add_sign(slot, sign);
+            match parser.numbered_slot(number) {
+                Some(slot) => parser.add_sign(slot, sign, into),
+                None => into.pass_over(),
             }
             continue;
         }
@@ -49,8 +50,9 @@ pub(crate) fn parse(
         if slot.is_empty() {
             return Err(RecordError(format!("sign `{sign}`: expected a slot after the colon, got nothing")));
         }
-        if let Some(slot) = parser.slot(slot) {
-            into.add_sign(slot, sign);
+        match parser.slot(slot) {
+            Some(slot) => parser.add_sign(slot, sign, into),
+            None => into.pass_over(),
         }
     }
     let num_labels = parser.features().labels.len();

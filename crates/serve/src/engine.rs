@@ -64,7 +64,7 @@ fn environment() -> Result<Environment, EngineError> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Slots, each pooled to one row.
-    pub num_slots: usize,
+    pub num_cells: usize,
     /// Values in a row.
     pub width: usize,
     /// Dense values.
@@ -78,7 +78,7 @@ impl Shape {
     pub fn of(manifest: &Manifest) -> Shape {
         let features = &manifest.features;
         Shape {
-            num_slots: features.slots.len(),
+            num_cells: features.num_cells(),
             width: manifest.table.width(),
             num_dense: features.dense.len(),
             num_labels: features.labels.len(),
@@ -99,7 +99,7 @@ pub struct Network {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Input {
-    /// `[num_samples, num_slots, width]`
+    /// `[num_samples, num_cells, width]`
     Pooled,
     /// `[num_samples, num_dense]`
     Dense,
@@ -151,7 +151,7 @@ impl Engine {
     }
 
     fn check(&self) -> Result<(), EngineError> {
-        let Shape { num_slots, width, num_dense, num_labels } = self.shape;
+        let Shape { num_cells, width, num_dense, num_labels } = self.shape;
         let names: Vec<&str> = self.session.inputs().iter().map(Outlet::name).collect();
         let expected: Vec<&str> = self.inputs.iter().map(|input| input.name()).collect();
         if names != expected {
@@ -159,7 +159,7 @@ impl Engine {
         }
         for (input, outlet) in self.inputs.iter().zip(self.session.inputs()) {
             match input {
-                Input::Pooled => check_outlet("input", outlet, &[None, Some(num_slots), Some(width)])?,
+                Input::Pooled => check_outlet("input", outlet, &[None, Some(num_cells), Some(width)])?,
                 Input::Dense => check_outlet("input", outlet, &[None, Some(num_dense)])?,
             }
         }
@@ -180,11 +180,11 @@ impl Engine {
         dense: &[f32],
         scores: &mut Vec<f32>,
     ) -> Result<(), EngineError> {
-        let Shape { num_slots, width, num_dense, num_labels } = self.shape;
+        let Shape { num_cells, width, num_dense, num_labels } = self.shape;
         let inputs = self.inputs.iter().map(|input| {
             // views: the runtime reads the caller's buffers
             let tensor = match input {
-                Input::Pooled => TensorRef::from_array_view(([num_samples, num_slots, width], pooled))?,
+                Input::Pooled => TensorRef::from_array_view(([num_samples, num_cells, width], pooled))?,
                 Input::Dense => TensorRef::from_array_view(([num_samples, num_dense], dense))?,
             };
             Ok(SessionInputValue::from(tensor))

@@ -28,7 +28,7 @@ pub fn engine_rate(path: &Path, ort_library: &Path, rate: EngineRate) -> Result<
         (0..rate.threads.max(1)).map(|_| Engine::new(&network)).collect::<Result<Vec<_>, _>>().map_err(engine_error)?;
     let shape = network.shape();
     let batch = rate.batch.max(1);
-    let pooled = ready_values(batch * shape.num_slots * shape.width);
+    let pooled = ready_values(batch * shape.num_cells * shape.width);
     let dense = ready_values(batch * shape.num_dense);
     let run = |mut engine: Engine| -> Result<f64, EngineError> {
         let mut scores = Vec::new();

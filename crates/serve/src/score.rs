@@ -106,9 +106,9 @@ impl Scorer {
     }
 
     fn pool(&mut self, batch: &Batch, unique: &Unique, samples: Range<usize>) {
-        let width = self.model.cube().width();
-        self.pooled.resize(samples.len() * batch.num_slots * width, 0.0);
-        pool_samples(batch, unique, self.model.parser().poolings(), &self.rows, samples, &mut self.pooled);
+        let (width, layout) = (self.model.cube().width(), self.model.parser().layout());
+        self.pooled.resize(samples.len() * layout.num_cells() * width, 0.0);
+        pool_samples(batch, unique, layout, &self.rows, samples, &mut self.pooled);
     }
 
     fn check_finite(&self) -> Result<(), ScoreError> {

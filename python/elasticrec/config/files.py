@@ -2,10 +2,13 @@
 
 import glob
 import os
+import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from elasticrec.config.data import Holdout, seconds_of
 from elasticrec.config.fields import show
 from elasticrec.config.job import Job
 from elasticrec.errors import ConfigError
@@ -17,9 +20,17 @@ _MAX_PATH = 4096
 def match_files(job: Job, key: Literal["train", "eval"]) -> list[Path]:
     """The files of `data.train` or `data.eval`: patterns in their order, sorted inside one, each file once.
 
-    A pattern without a file is an error: training on less than was asked for must not go unseen.
+    A pattern without a file is an error: training on less than was asked for must not go unseen. Where a part of the
+    training data is kept for evaluation both have the same files, unless the files themselves have a time.
     """
-    patterns = job.data.train if key == "train" else job.data.eval
+    data = job.data
+    if isinstance(data.eval, Holdout):
+        files = _match(job, "train", data.train)
+        return files if data.select(held_out=True) else _by_hour(job, files, data.eval, held_out=key == "eval")
+    return _match(job, key, data.train if key == "train" else data.eval)
+
+
+def _match(job: Job, key: str, patterns: tuple[str, ...]) -> list[Path]:
     files: dict[str, Path] = {}
     empty: list[str] = []
     for pattern in patterns:
@@ -31,6 +42,37 @@ def match_files(job: Job, key: Literal["train", "eval"]) -> list[Path]:
     if empty:
         raise ConfigError("\n".join(empty))
     return list(files.values())
+
+
+def _by_hour(job: Job, files: list[Path], holdout: Holdout, *, held_out: bool) -> list[Path]:
+    """The files of the hours from the given time on, or those before."""
+    assert holdout.time is not None
+    start = seconds_of(holdout.time)
+    chosen = []
+    for path in files:
+        hour = _hour_of(path)
+        if hour is None:
+            raise ConfigError(
+                f"{job.source}: data.eval.time: expected `data.columns.time`, or files in directories YYYYMMDD/HH, "
+                f"got {show(str(path), _MAX_PATH)}"
+            )
+        if (hour >= start) == held_out:
+            chosen.append(path)
+    if not chosen:
+        side = "from" if held_out else "before"
+        raise ConfigError(f"{job.source}: data.eval.time: expected files {side} {holdout.time}, got none")
+    return chosen
+
+
+def _hour_of(path: Path) -> float | None:
+    """The beginning of the hour whose directory `YYYYMMDD/HH`, in UTC, a file is in."""
+    match = re.search(r"/(\d{8})/([01]\d|2[0-3])/[^/]*$", str(path.absolute()))
+    if match is None:
+        return None
+    try:
+        return datetime.strptime(f"{match[1]} {match[2]} +0000", "%Y%m%d %H %z").timestamp()
+    except ValueError:
+        return None
 
 
 def _files_of(pattern: str) -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
+from elasticrec.config.data import Holdout
 from elasticrec.config.job import Job
 
 
@@ -19,6 +21,12 @@ def decisive(job: Job) -> dict[str, Any]:
         "data.slots": features["slots"],
         "data.dense": features["dense"],
         "data.labels": features["labels"],
+        "data.columns": features.get("columns"),
+        "data.modulo": features.get("modulo"),
+        "data.padding": features.get("padding"),
+        "data.separate_slots": features.get("separate_slots", False),
+        "data.reader": _reader(job.data.reader),
+        "data.eval": job.data.eval.model_dump(exclude_none=True) if isinstance(job.data.eval, Holdout) else None,
         "data.train": list(job.data.train),
         "data.unit_bytes": job.data.unit_bytes,
         "data.shuffle": job.data.shuffle,
@@ -36,6 +44,8 @@ def meaning(job: Job) -> dict[str, Any]:
     """Every key that decides what parameters mean, whatever data they were learned from: what a checkpoint keeps."""
     learned_from = (
         "data.train",
+        "data.eval",
+        "data.reader",
         "data.unit_bytes",
         "data.shuffle",
         "train.mode",
@@ -64,6 +74,14 @@ def differences(a: Job, b: Job) -> list[str]:
     """Keys by which the parameters of two jobs would differ, sorted; empty where one may resume the other."""
     left, right = decisive(a), decisive(b)
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+
+
+def _reader(reader: str | None) -> dict[str, str] | None:
+    """A reader of the user's own by what its file says, wherever it lies."""
+    if reader is None:
+        return None
+    path, _, name = reader.rpartition(":")
+    return {"class": name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
 
 
 def _flatten(prefix: str, value: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
+from elasticrec.config.columns import Columns
 from elasticrec.config.data import Data
 from elasticrec.config.document import dump
 from elasticrec.config.fields import MAX_COUNT, Bytes, Name, Section, expected, problem
@@ -146,6 +147,12 @@ class Job(Section):
         """Where the job was read from, for messages."""
         return self._source
 
+    def with_columns(self, columns: Columns) -> "Job":
+        """The same job with its columns completed."""
+        job = self.model_copy(update={"data": self.data.model_copy(update={"columns": columns})})
+        job._source = self._source
+        return job
+
     def to_dict(self, *, references: bool = False) -> dict[str, Any]:
         """All keys with defaults filled in, as plain values; secrets are `***`, or references if asked."""
         return self.model_dump(mode="json", context={REFERENCES: references})
@@ -156,13 +163,20 @@ class Job(Section):
 
     def features(self) -> dict[str, Any]:
         """The feature handling as the parser in Rust reads it and as manifests keep it."""
-        return {
-            "format": self.data.format,
+        data = self.data
+        features: dict[str, Any] = {
+            "format": data.format,
             "hash": HASH_VERSION,
-            "slots": [{"name": slot.name, "pooling": slot.pooling} for slot in self.data.slots],
-            "dense": [{"name": column.name, "normalize": column.normalization()} for column in self.data.dense],
-            "labels": list(self.data.labels),
+            "slots": [slot.model_dump(exclude_none=True) for slot in data.slots],
+            "dense": [column.feature() for column in data.dense],
+            "labels": list(data.labels),
         }
+        if data.columns is not None:
+            features["columns"] = data.columns.model_dump(
+                mode="json", include={"names", "header", "delimiter", "weight", "time", "null"}, exclude_none=True
+            )
+        optional = {"modulo": data.modulo, "padding": data.padding, "separate_slots": data.separate_slots or None}
+        return features | {key: value for key, value in optional.items() if value is not None}
 
 
 def job_schema() -> dict[str, Any]:

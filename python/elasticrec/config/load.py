@@ -103,7 +103,7 @@ def _lines(error: ValidationError, source: str, overrides: list[_Override]) -> l
     for details in error.errors(include_url=False):
         if is_echo(details):
             continue
-        location = details["loc"]
+        location = details["loc"] = tuple(part for part in details["loc"] if not str(part).startswith("<"))
         where = [source]
         key = ".".join(show(str(part))[1:-1] for part in location)
         # The last of several wins, as it does for the value.

@@ -14,7 +14,7 @@ from elasticrec.errors import ModelError, SampleError
 
 @dataclass(frozen=True)
 class Unit:
-    """The records whose first byte lies in `start..end` of a file, in one epoch."""
+    """The records whose first byte lies in `start..end` of a file, in one epoch; of Parquet these row groups."""
 
     id: int
     path: str
@@ -39,6 +39,7 @@ class Cut:
     shuffle: bool
     seed: int
     digest: str
+    format: str = "slots"
 
 
 def plan_units(files: Iterable[Path], cut: Cut, epoch: int, first_id: int) -> list[Unit]:
@@ -46,10 +47,21 @@ def plan_units(files: Iterable[Path], cut: Cut, epoch: int, first_id: int) -> li
     ranges = []
     for path in files:
         stat = path.stat()
-        for start, end in _core.cut_units(stat.st_size, cut.unit_bytes):
+        for start, end in _ranges(path, stat.st_size, cut):
             ranges.append((str(path.absolute()), stat.st_size, stat.st_mtime_ns, start, end))
     order = _core.shuffle_units(len(ranges), cut.seed, epoch) if cut.shuffle else range(len(ranges))
     return [Unit(first_id + i, *ranges[at], epoch, cut.digest) for i, at in enumerate(order)]
+
+
+def _ranges(path: Path, size: int, cut: Cut) -> list[tuple[int, int]]:
+    if cut.format == "parquet":
+        from elasticrec.data.parquet import group_ranges
+
+        return group_ranges(path, cut.unit_bytes)
+    with path.open("rb") as file:
+        # a compressed file can only be read from its start
+        is_whole = _core.is_compressed(file.read(4))
+    return [(0, size)] if is_whole else _core.cut_units(size, cut.unit_bytes)
 
 
 def write_units(path: Path, units: Iterable[Unit]) -> None:

@@ -1,6 +1,6 @@
 """The networks above the embeddings: one short file a model, torch only."""
 
-from elasticrec.models.base import Column, Inputs, Model, Options, Shape
+from elasticrec.models.base import Column, Inputs, Model, Options, Sequence, Shape
 from elasticrec.models.dcn_v2 import DCNv2
 from elasticrec.models.deepfm import DeepFM
 from elasticrec.models.dnn import DNN
@@ -17,4 +17,18 @@ ZOO: dict[str, type[Model]] = {
     "dcn_v2": DCNv2,
 }
 
-__all__ = ["DNN", "FM", "LR", "ZOO", "Column", "DCNv2", "DeepFM", "Inputs", "Model", "Options", "Shape", "WideDeep"]
+__all__ = [
+    "DNN",
+    "FM",
+    "LR",
+    "ZOO",
+    "Column",
+    "DCNv2",
+    "DeepFM",
+    "Inputs",
+    "Model",
+    "Options",
+    "Sequence",
+    "Shape",
+    "WideDeep",
+]

@@ -3,7 +3,7 @@
 Shapes in names: B samples, S slots, D dense values, L labels, W the width of a column.
 """
 
-from collections.abc import Sequence
+import collections.abc
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,12 +23,26 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Sequence:
+    """A slot whose signs are not pooled: cells `first` to `first + length`, filled from the front, then zero."""
+
+    first: int
+    length: int
+    target: int | None
+    """The cell of the slot whose rows it shares."""
+
+
+@dataclass(frozen=True)
 class Shape:
-    """The sizes of the data that a model is built for."""
+    """The sizes of the data that a model is built for.
+
+    `num_slots` counts the vectors of a sample: one for each slot, and one for each place of a sequence.
+    """
 
     num_slots: int
     num_dense: int
     num_labels: int
+    sequences: tuple[Sequence, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,7 @@ class Linear(nn.Module):
         return logits_BL if self.dense is None else logits_BL + self.dense(dense_BD)
 
 
-def mlp(num_inputs: int, hidden: Sequence[int], num_outputs: int) -> nn.Sequential:
+def mlp(num_inputs: int, hidden: collections.abc.Sequence[int], num_outputs: int) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     layers: list[nn.Module] = []
     for width in hidden:

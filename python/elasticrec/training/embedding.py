@@ -38,12 +38,12 @@ class Embedding:
 
     def __init__(self, job: Job, columns: tuple[Column, ...]) -> None:
         self.table = _core.Table(json.dumps(table_spec(job, columns)))
-        self._num_slots = len(job.data.slots)
+        self._num_cells = sum(slot.sequence or 1 for slot in job.data.slots)
         self._buffer = torch.empty(0)
 
     def pull(self, batch: _core.Batch) -> Tensor:
-        """Pooled rows `[B, S, W]`, a leaf that collects its gradient; valid until the next pull."""
-        shape = (batch.num_samples, self._num_slots, self.table.width)
+        """Rows by cell `[B, S, W]`, a leaf that collects its gradient; valid until the next pull."""
+        shape = (batch.num_samples, self._num_cells, self.table.width)
         size = shape[0] * shape[1] * shape[2]
         if self._buffer.numel() < size:
             # an evaluation may be the first to need so much, and training must be able to use it after

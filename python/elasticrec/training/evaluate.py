@@ -11,12 +11,13 @@ import torch
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.data.batches import open_batches
 from elasticrec.data.units import plan_units
 from elasticrec.training.embedding import Embedding
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer
 from elasticrec.training.own_metrics import OwnMetric
-from elasticrec.training.read import ReadBatches, cut_of, refuse_bad
+from elasticrec.training.read import cut_of, refuse_bad
 
 Scores = npt.NDArray[np.float32]
 
@@ -65,16 +66,17 @@ class Evaluator:
     """The data that a job is evaluated on, and what is measured."""
 
     job: Job
+    parser: _core.Parser
     files: list[Path]
     own: list[OwnMetric]
     say: Callable[[str], None]
     watch: Callable[[int], None] = field(default=lambda _: None)
     """Told the records so far, batch by batch; may raise to end it."""
 
-    def run(self, embedding: Embedding, scorer: Scorer, read: ReadBatches) -> list[Metrics]:
+    def run(self, embedding: Embedding, scorer: Scorer) -> list[Metrics]:
         """Metrics of each label over all of the data, in file order."""
         units = plan_units(self.files, replace(cut_of(self.job), shuffle=False), 0, 0)
-        reader = read(units, shuffle=False, skip_batches=0)
+        reader = open_batches(self.job, self.parser, units, shuffle=False, held_out=True)
         records = bad = 0
 
         def counted() -> Iterator[_core.Batch]:

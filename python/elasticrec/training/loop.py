@@ -14,6 +14,8 @@ from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.config.fields import show
 from elasticrec.config.train import METRICS
+from elasticrec.data.batches import Batches, open_batches
+from elasticrec.data.header import check_headers, with_names
 from elasticrec.data.units import Unit, check_unchanged, plan_units, read_units, write_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
 from elasticrec.machine import num_cores
@@ -28,8 +30,7 @@ from elasticrec.training.evaluate import Evaluator
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer, build_model, loss_of, num_threads
 from elasticrec.training.own_metrics import load_metrics
-from elasticrec.training.place import place_of
-from elasticrec.training.read import cut_of, open_reader, refuse_bad, thread_seconds
+from elasticrec.training.read import cut_of, refuse_bad, thread_seconds
 from elasticrec.training.report import (
     Event,
     Reporter,
@@ -58,8 +59,10 @@ class Trainer:
         self.reporter = reporter
         self.parser = _core.Parser(json.dumps(job.features()))
         self.train_files = match_files(job, "train")
+        eval_files = match_files(job, "eval")
+        check_headers(job, [*self.train_files, *eval_files])
         own = load_metrics(job)
-        self.evaluator = Evaluator(job, match_files(job, "eval"), own, reporter.say, self._watch_evaluation)
+        self.evaluator = Evaluator(job, self.parser, eval_files, own, reporter.say, self._watch_evaluation)
         self.model = build_model(job)
         self.scorer = Scorer(self.model)
         embedding = Embedding(job, self.model.columns)
@@ -133,7 +136,7 @@ class Trainer:
         units, skip = self._open_units()
         if not skip:
             self.state.sums = [MetricSums() for _ in self.job.data.labels]
-        reader = self._read(units, shuffle=self.job.data.shuffle, skip_batches=skip)
+        reader = open_batches(self.job, self.parser, units, shuffle=self.job.data.shuffle, skip_batches=skip)
         started = self.clock.elapsed, self.progress.samples
         self.reporter.start()
         with closing(reader):
@@ -163,10 +166,7 @@ class Trainer:
         self.reporter.say(f"stopped and saved; the same command goes on from step {self.progress.steps}")
         raise Stopped
 
-    def _read(self, units: list[Unit], *, shuffle: bool, skip_batches: int) -> _core.BatchReader:
-        return open_reader(self.job, self.parser, units, shuffle=shuffle, skip_batches=skip_batches)
-
-    def _timed(self, reader: _core.BatchReader) -> Iterator[_core.Batch]:
+    def _timed(self, reader: Batches) -> Iterator[_core.Batch]:
         before = (0.0, 0.0)
         while True:
             with self.clock.stage("wait"):
@@ -192,7 +192,10 @@ class Trainer:
                 loss = loss_of(logits, batch)
                 mean = loss.mean.item()
             if not math.isfinite(mean):
-                raise self._not_finite(batch, mean)
+                raise ModelError(
+                    f"unit {batch.unit} batch {batch.index}: expected a finite loss, got {mean}; "
+                    f"lower the learning rates or look at the data: {batch.places}"
+                )
             with clock.stage("backward"):
                 dense.zero_gradient()
                 torch.autograd.backward(loss.mean)
@@ -217,15 +220,6 @@ class Trainer:
             bad_records=self.progress.bad_records + batch.num_bad,
             non_finite=self.progress.non_finite + (not applied),
             finished=False,
-        )
-
-    def _not_finite(self, batch: _core.Batch, loss: float) -> ModelError:
-        units = read_units(self._units_path(self.progress.epoch))
-        unit = next(unit for unit in units if unit.id == batch.unit)
-        place = place_of(batch, unit, batch_size=self.job.train.batch_size, shuffle=self.job.data.shuffle)
-        return ModelError(
-            f"unit {batch.unit} batch {batch.index} ({place}): expected a finite loss, got {loss}; "
-            "lower the learning rates or look at the data"
         )
 
     def _finish_epoch(self) -> None:
@@ -270,7 +264,7 @@ class Trainer:
         """Measure the parameters as they are; what is learned so far is saved if that fails or is stopped."""
         try:
             with self.clock.stage("evaluate"):
-                self.evaluation = self.evaluator.run(self.state.embedding, self.scorer, self._read)
+                self.evaluation = self.evaluator.run(self.state.embedding, self.scorer)
         except Stopped:
             self._stop()
         except Exception:
@@ -432,6 +426,7 @@ def train_job(
 
     `callback` is told every event; when it returns False the training stops with a checkpoint, and when it raises, too.
     """
+    job = with_names(job)
     with Run.of(job).locked():
         if fresh:
             _check_start(job)

@@ -10,13 +10,13 @@ from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.errors import ModelError
 from elasticrec.machine import num_cores
-from elasticrec.models import ZOO, Model, Options, Shape
+from elasticrec.models import ZOO, Model, Options, Sequence, Shape
 from elasticrec.training.embedding import split_columns
 
 
 def build_model(job: Job) -> Model:
     """The model of a job with the initial weights that its seed decides."""
-    shape = Shape(len(job.data.slots), len(job.data.dense), len(job.data.labels))
+    shape = shape_of(job)
     options = Options(**job.model.model_dump(exclude={"kind"}))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.train.seed)
@@ -26,6 +26,21 @@ def build_model(job: Job) -> Model:
             if "memory" not in str(error) and not isinstance(error, MemoryError):
                 raise
             raise ModelError(f"{job.source}: model: does not fit into the memory of this machine") from None
+
+
+def shape_of(job: Job) -> Shape:
+    """The sizes of a job's data: each slot is one vector, a sequence one for each of its places."""
+    first: dict[str, int] = {}
+    num_cells = 0
+    for slot in job.data.slots:
+        first[slot.name] = num_cells
+        num_cells += slot.sequence or 1
+    sequences = tuple(
+        Sequence(first[slot.name], slot.sequence, first.get(slot.share or ""))
+        for slot in job.data.slots
+        if slot.sequence
+    )
+    return Shape(num_cells, len(job.data.dense), len(job.data.labels), sequences)
 
 
 def num_threads(job: Job) -> int:

@@ -1,10 +1,11 @@
 """Scores from a checkpoint: the trainer's own view of a sample, which the server must match."""
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.data.batches import line_parser
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST
 from elasticrec.run import Run
@@ -25,12 +26,11 @@ class CheckpointModel:
     checkpoint: Checkpoint
     state: State
     scorer: Scorer
-    parser: _core.Parser
+    parse: Callable[[bytes], _core.Batch]
 
     def predict(self, text: bytes) -> Scores:
         """Probabilities `[N, L]` of lines in the training format; their labels are passed over."""
-        batch = self.parser.parse(text, labels=False)
-        return probabilities(logits_of(self.state.embedding, self.scorer, batch))
+        return probabilities(logits_of(self.state.embedding, self.scorer, self.parse(text)))
 
 
 def load_checkpoint(run: Run, *, best: bool = False) -> CheckpointModel:
@@ -53,4 +53,4 @@ def load(job: Job, checkpoint: Checkpoint) -> CheckpointModel:
     model = build_model(job)
     state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])
     checkpoints.restore(checkpoint, job, state)
-    return CheckpointModel(job, checkpoint, state, Scorer(model), _core.Parser(json.dumps(job.features())))
+    return CheckpointModel(job, checkpoint, state, Scorer(model), line_parser(job))

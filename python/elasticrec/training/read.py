@@ -1,41 +1,17 @@
-"""Units to batches: the reader of a job, for training and for evaluation, and the share of bad records it may meet."""
+"""What training and evaluation ask of a job's batches: how units are cut, where time goes, how many may be bad."""
 
-from typing import Protocol
-
-from elasticrec import _core
 from elasticrec.config import Job, fingerprint
-from elasticrec.data.units import Cut, Unit
+from elasticrec.data.batches import Batches
+from elasticrec.data.units import Cut
 from elasticrec.errors import SampleError
-
-
-class ReadBatches(Protocol):
-    """Opens a reader; the trainer's own in a training."""
-
-    def __call__(self, units: list[Unit], *, shuffle: bool, skip_batches: int) -> _core.BatchReader: ...
 
 
 def cut_of(job: Job) -> Cut:
     """How the job's files become units, and units batches."""
-    return Cut(job.data.unit_bytes, job.data.shuffle, job.train.seed, fingerprint(job)[:16])
+    return Cut(job.data.unit_bytes, job.data.shuffle, job.train.seed, fingerprint(job)[:16], job.data.format)
 
 
-def open_reader(
-    job: Job, parser: _core.Parser, units: list[Unit], *, shuffle: bool, skip_batches: int
-) -> _core.BatchReader:
-    """Start the threads that read and parse `units` ahead."""
-    return _core.BatchReader(
-        parser,
-        [unit.core() for unit in units],
-        batch_size=job.train.batch_size,
-        shuffle=shuffle,
-        seed=job.train.seed,
-        labels=True,
-        workers=job.data.workers,
-        skip_batches=skip_batches,
-    )
-
-
-def thread_seconds(reader: _core.BatchReader) -> tuple[float, float] | None:
+def thread_seconds(reader: Batches) -> tuple[float, float] | None:
     """Seconds that the reader's threads spent reading and parsing; none from a reader that does not count them."""
     times = getattr(reader, "times", None)
     if times is None:

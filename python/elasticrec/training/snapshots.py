@@ -1,5 +1,6 @@
 """Evaluation after the training: the checkpoints of a run, one or a range of epochs, over any data."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 
 from elasticrec import _core
 from elasticrec.config import Job, match_files
-from elasticrec.data.units import Unit
+from elasticrec.data.header import check_headers
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
@@ -20,7 +21,6 @@ from elasticrec.training.metrics import Metrics
 from elasticrec.training.network import num_threads
 from elasticrec.training.own_metrics import load_metrics
 from elasticrec.training.predict import load
-from elasticrec.training.read import open_reader
 
 _RANGE = re.compile(r"([0-9]{0,9}):([0-9]{0,9})|([0-9]{1,9})")
 
@@ -85,16 +85,11 @@ def evaluate_run(
     files = match_files(job, "eval")
     if not files:
         raise ConfigError(f"{run.path}: its job has no `data.eval`, expected --data FILES")
-    evaluator = Evaluator(job, files, load_metrics(job), say)
+    check_headers(job, files)
+    evaluator = Evaluator(job, _core.Parser(json.dumps(job.features())), files, load_metrics(job), say)
     for checkpoint in chosen:
         loaded = load(job, checkpoint)
-
-        def read(
-            units: list[Unit], *, shuffle: bool, skip_batches: int, parser: _core.Parser = loaded.parser
-        ) -> _core.BatchReader:
-            return open_reader(job, parser, units, shuffle=shuffle, skip_batches=skip_batches)
-
-        metrics = evaluator.run(loaded.state.embedding, loaded.scorer, read)
+        metrics = evaluator.run(loaded.state.embedding, loaded.scorer)
         yield Evaluated(checkpoint, dict(zip(job.data.labels, metrics, strict=True)))
 
 

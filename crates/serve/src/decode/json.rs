@@ -64,15 +64,15 @@ impl Decoder<'_> {
     fn refuse_value<E: serde::de::Error>(&mut self, target: Target, got: impl fmt::Display) -> E {
         let features = self.parser.features();
         let (kind, name, expected) = match (target, features.format) {
-            (Target::Slot(slot), Format::Slots) => {
-                ("slot", &features.slots[usize::from(slot)].name, "a u64, as a number or a string, or a list of them")
+            (Target::Slot(slot), format) => {
+                let expected = match format {
+                    Format::Slots => "a u64, as a number or a string, or a list of them",
+                    // a number has many spellings (1, 1.0, 01), and the sign is a hash of the spelling
+                    Format::Criteo => "a string, as it stands in the log, or a list of them",
+                    _ => "a string or a whole number, or a list of them",
+                };
+                ("slot", &features.slots[usize::from(slot)].name, expected)
             }
-            // a number has many spellings (1, 1.0, 01), and the sign is a hash of the spelling
-            (Target::Slot(slot), Format::Criteo) => (
-                "slot",
-                &features.slots[usize::from(slot)].name,
-                "a string, as it stands in the log, or a list of them",
-            ),
             (Target::Dense(index), _) => ("dense", &features.dense[index].name, "a number"),
         };
         self.refuse_instance(format_args!("{kind} `{name}`: expected {expected}, got {got}"))
@@ -104,12 +104,12 @@ impl Decoder<'_> {
         };
         match self.parser.features().format {
             Format::Slots => match parse_u64(text.as_bytes()) {
-                Some(sign) => self.builder.add_sign(slot, sign),
+                Some(sign) => self.parser.add_sign(slot, sign, &mut self.builder),
                 None => return Err(self.refuse_value(target, format_args!("`{}`", shown(text)))),
             },
             // an empty field of a row is a missing one
-            Format::Criteo if text.is_empty() => (),
-            Format::Criteo => self.builder.add_sign(slot, self.parser.sign(slot, text.as_bytes())),
+            _ if text.is_empty() => (),
+            _ => self.parser.add_value(slot, text.as_bytes(), &mut self.builder),
         }
         Ok(())
     }
@@ -118,10 +118,14 @@ impl Decoder<'_> {
         match (target, self.parser.features().format) {
             (Target::Dense(index), _) => self.set_dense(index, number as f32),
             (Target::Slot(slot), Format::Slots) => {
-                self.builder.add_sign(slot, number);
+                self.parser.add_sign(slot, number, &mut self.builder);
                 Ok(())
             }
             (Target::Slot(_), Format::Criteo) => Err(self.refuse_value(target, format_args!("the number {number}"))),
+            (Target::Slot(slot), _) => {
+                self.parser.add_value(slot, number.to_string().as_bytes(), &mut self.builder);
+                Ok(())
+            }
         }
     }
 

@@ -1,0 +1,365 @@
+//! Samples that Python reads itself: records for a reader of the user's own, columns of Parquet, and the batches of both.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use elasticrec_sample::columns::{ColumnBatch, NumberColumn, SlotColumn, add_text};
+use elasticrec_sample::hash::{SplitMix64, sign_of, slot_seed};
+use elasticrec_sample::reader::SHOWN_BAD;
+use elasticrec_sample::{BatchBuilder, BatchName, LabelMode, ParsedBatch, ReadError, RecordBatches, Selection};
+use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use crate::batch::{Batch, Cut, Parser, UnitTuple, label_mode, unit_of};
+use crate::errors::{IntoPyErr, SampleError};
+
+/// An iterator over batches of records that are not parsed yet.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct RecordReader {
+    inner: Mutex<RecordBatches>,
+}
+
+#[pymethods]
+impl RecordReader {
+    #[new]
+    fn new(parser: &Parser, units: Vec<UnitTuple>, cut: &Cut) -> Self {
+        let units = units.into_iter().map(unit_of).collect();
+        RecordReader { inner: Mutex::new(RecordBatches::new(parser.inner.clone(), units, cut.options.clone())) }
+    }
+
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<RecordBatch>> {
+        let batches = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match py.detach(|| batches.next()) {
+            None => Ok(None),
+            Some(Ok(inner)) => Ok(Some(RecordBatch { inner })),
+            Some(Err(error)) => Err(error.into_py_err()),
+        }
+    }
+}
+
+/// Records of a batch.
+#[pyclass(frozen, module = "elasticrec._core")]
+pub(crate) struct RecordBatch {
+    inner: elasticrec_sample::RecordBatch,
+}
+
+#[pymethods]
+impl RecordBatch {
+    fn __len__(&self) -> usize {
+        self.inner.len()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyBytes>> {
+        if index >= self.inner.len() {
+            return Err(pyo3::exceptions::PyIndexError::new_err(index));
+        }
+        Ok(PyBytes::new(py, self.inner.get(index)))
+    }
+
+    #[getter]
+    fn unit(&self) -> u64 {
+        self.inner.name.unit
+    }
+
+    #[getter]
+    fn index(&self) -> u32 {
+        self.inner.name.index
+    }
+
+    /// Where all of them stand.
+    #[getter]
+    fn places(&self) -> String {
+        self.inner.places()
+    }
+
+    /// Where a record stands, as `file:line`.
+    fn place(&self, index: usize) -> String {
+        self.inner.place(index)
+    }
+}
+
+/// Makes a batch of named values.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct BatchMaker {
+    parser: Arc<elasticrec_sample::Parser>,
+    builder: BatchBuilder,
+    mode: LabelMode,
+}
+
+#[pymethods]
+impl BatchMaker {
+    #[new]
+    #[pyo3(signature = (parser, *, labels))]
+    fn new(parser: &Parser, labels: bool) -> Self {
+        let parser = parser.inner.clone();
+        BatchMaker { builder: parser.builder(0), parser, mode: label_mode(labels) }
+    }
+
+    /// Adds a sample: values of slots, dense columns, labels and `weight` by name. A bad one adds nothing.
+    fn add(&mut self, sample: &Bound<'_, PyDict>) -> PyResult<()> {
+        let parser = self.parser.clone();
+        let builder = &mut self.builder;
+        builder.begin();
+        let (mut num_labels, mut click, mut weight) = (0, 0, 1.0);
+        for (name, value) in sample.iter() {
+            let name = name.cast::<PyString>().map_err(|_| SampleError::new_err("expected names as keys"))?;
+            let name = name.to_str()?;
+            if value.is_none() {
+                continue;
+            }
+            if let Some(slot) = parser.slot(name.as_bytes()) {
+                add_values(&parser, slot, name, &value, builder)?;
+            } else if let Some(index) = parser.dense(name) {
+                let number = number_of("dense", name, &value)?;
+                let normalized = parser.normalize(index, number).map_err(|error| SampleError::new_err(error.0))?;
+                builder.set_dense(index, normalized);
+            } else if let Some(index) = parser.label(name.as_bytes()) {
+                let label = number_of("label", name, &value)?;
+                if self.mode == LabelMode::Required && !(0.0..=1.0).contains(&label) {
+                    let message = format!("label `{name}`: expected a number from 0 to 1, got {label}");
+                    return Err(SampleError::new_err(message));
+                }
+                builder.set_label(index, label);
+                num_labels += 1;
+                click = if index == 0 { u32::from(label >= 0.5) } else { click };
+            } else if name == "weight" {
+                weight = number_of("weight", name, &value)?;
+                if !(weight > 0.0 && weight.is_finite()) {
+                    return Err(SampleError::new_err(format!("weight: expected a number above 0, got {weight}")));
+                }
+            } else {
+                builder.pass_over();
+            }
+        }
+        let expected = parser.features().labels.len();
+        if self.mode == LabelMode::Required && num_labels != expected {
+            return Err(SampleError::new_err(format!("expected {expected} labels, each once, got {num_labels}")));
+        }
+        builder.end_weighted(1, click, weight);
+        Ok(())
+    }
+
+    /// The batch of the samples so far; the maker is empty after it.
+    #[pyo3(signature = (*, unit, index, num_records, bad, num_bad, places))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
+    fn finish(
+        &mut self,
+        py: Python<'_>,
+        unit: u64,
+        index: u32,
+        num_records: usize,
+        bad: Vec<String>,
+        num_bad: usize,
+        places: String,
+    ) -> Batch {
+        let batch = std::mem::replace(&mut self.builder, self.parser.builder(0)).finish();
+        let parsed = ParsedBatch::of(BatchName { unit, index }, batch);
+        let mut batch = Batch::new(py, self.parser.clone(), ParsedBatch { num_records, num_bad, bad, ..parsed });
+        batch.place = Some(places);
+        batch
+    }
+}
+
+fn number_of(kind: &str, name: &str, value: &Bound<'_, PyAny>) -> PyResult<f32> {
+    let number = value.extract::<f64>().map_err(|_| {
+        let shown = value.repr().map_or_else(|_| "something else".into(), |repr| repr.to_string());
+        SampleError::new_err(format!("{kind} `{name}`: expected a number, got {shown}"))
+    })?;
+    Ok(number as f32)
+}
+
+fn add_values(
+    parser: &elasticrec_sample::Parser,
+    slot: u16,
+    name: &str,
+    value: &Bound<'_, PyAny>,
+    into: &mut BatchBuilder,
+) -> PyResult<()> {
+    let separator = parser.features().slots[usize::from(slot)].separator.as_ref().map(String::as_bytes);
+    if let Ok(text) = value.cast::<PyString>() {
+        add_text(parser, slot, text.to_str()?.as_bytes(), separator, into);
+    } else if let Ok(bytes) = value.cast::<PyBytes>() {
+        add_text(parser, slot, bytes.as_bytes(), separator, into);
+    } else if value.is_instance_of::<PyInt>() && !value.is_instance_of::<PyBool>() {
+        // the decimal text: 7 and "7" are one value
+        add_text(parser, slot, value.str()?.to_str()?.as_bytes(), None, into);
+    } else if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        for item in value.try_iter()? {
+            let item = item?;
+            if !item.is_none() {
+                if item.is_instance_of::<PyList>() || item.is_instance_of::<PyTuple>() {
+                    return Err(SampleError::new_err(format!(
+                        "slot `{name}`: expected a list of values, got a list of lists"
+                    )));
+                }
+                add_values(parser, slot, name, &item, into)?;
+            }
+        }
+    } else {
+        let hint = if value.is_instance_of::<PyFloat>() { "; a number with a fraction is no category" } else { "" };
+        let kind = value.get_type().name()?.to_string();
+        let message = format!("slot `{name}`: expected a string, a whole number or a list of them, got {kind}{hint}");
+        return Err(SampleError::new_err(message));
+    }
+    Ok(())
+}
+
+/// (offsets of the rows or None, offsets of the values, text).
+type PySlotColumn<'py> = (Option<PyReadonlyArray1<'py, i64>>, PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, u8>);
+/// (values, rows without one).
+type PyNumberColumn<'py> = (PyReadonlyArray1<'py, f32>, Option<PyReadonlyArray1<'py, bool>>);
+
+fn numbers<'a>(column: &'a PyNumberColumn<'_>) -> PyResult<NumberColumn<'a>> {
+    let nulls = column.1.as_ref().map(|nulls| nulls.as_slice()).transpose()?;
+    Ok(NumberColumn { values: column.0.as_slice()?, nulls })
+}
+
+/// A batch of columns; `rows` are the places of its rows in the file, for messages.
+#[pyfunction]
+#[pyo3(signature = (parser, *, unit, index, path, rows, slots, dense, labels, weights, shown))]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
+pub(crate) fn batch_of_columns(
+    py: Python<'_>,
+    parser: &Parser,
+    unit: u64,
+    index: u32,
+    path: &str,
+    rows: PyReadonlyArray1<'_, i64>,
+    slots: Vec<PySlotColumn<'_>>,
+    dense: Vec<PyNumberColumn<'_>>,
+    labels: Option<Vec<PyNumberColumn<'_>>>,
+    weights: Option<PyNumberColumn<'_>>,
+    shown: usize,
+) -> PyResult<Batch> {
+    let rows = rows.as_slice()?;
+    let mode = label_mode(labels.is_some());
+    let labels = labels.unwrap_or_default();
+    let mut columns = ColumnBatch {
+        num_rows: rows.len(),
+        slots: Vec::with_capacity(slots.len()),
+        dense: dense.iter().map(numbers).collect::<PyResult<_>>()?,
+        labels: labels.iter().map(numbers).collect::<PyResult<_>>()?,
+        weights: weights.as_ref().map(numbers).transpose()?,
+    };
+    for (offsets, values, text) in &slots {
+        let rows = offsets.as_ref().map(|rows| rows.as_slice()).transpose()?;
+        columns.slots.push(SlotColumn { rows, values: values.as_slice()?, text: text.as_slice()? });
+    }
+    let inner = &parser.inner;
+    columns.check(inner).map_err(PyValueError::new_err)?;
+    let (batch, num_bad, bad) = py.detach(|| {
+        let mut builder = inner.builder(rows.len());
+        let (mut num_bad, mut bad) = (0, Vec::new());
+        for (at, row) in rows.iter().enumerate() {
+            if let Err(error) = columns.add_row(inner, at, mode, &mut builder) {
+                num_bad += 1;
+                if shown + bad.len() < SHOWN_BAD {
+                    bad.push(format!("{path}: row {row}: {error}"));
+                }
+            }
+        }
+        (builder.finish(), num_bad, bad)
+    });
+    let parsed = ParsedBatch::of(BatchName { unit, index }, batch);
+    let num_records = rows.len();
+    let mut batch = Batch::new(py, inner.clone(), ParsedBatch { num_records, num_bad, bad, ..parsed });
+    let (first, last) = (rows.iter().min().unwrap_or(&0), rows.iter().max().unwrap_or(&0));
+    batch.place = Some(format!("{path}: {num_records} rows from {first} to {last}"));
+    Ok(batch)
+}
+
+/// The first line of a file, plain or compressed; None if it is empty.
+#[pyfunction]
+pub(crate) fn first_line<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let read = |source| ReadError { path: path.clone(), source };
+    let line = py.detach(|| elasticrec_sample::lines::first_line(&path)).map_err(|error| read(error).into_py_err())?;
+    Ok(line.map(|line| PyBytes::new(py, &line)))
+}
+
+/// The order in which the `count` records of a unit are read.
+#[pyfunction]
+pub(crate) fn shuffle_records(
+    py: Python<'_>,
+    count: usize,
+    seed: u64,
+    epoch: u32,
+    unit: u64,
+) -> Bound<'_, PyArray1<i64>> {
+    let mut order: Vec<i64> = (0..count as i64).collect();
+    SplitMix64::from_parts(&[seed, u64::from(epoch), unit]).shuffle(&mut order);
+    PyArray1::from_vec(py, order)
+}
+
+/// Which rows of a file are in the share that is held out, by their place in it.
+#[pyfunction]
+pub(crate) fn held_out<'py>(
+    py: Python<'py>,
+    rows: PyReadonlyArray1<'_, i64>,
+    file: &str,
+    ratio: f64,
+) -> PyResult<Bound<'py, PyArray1<bool>>> {
+    let seed = slot_seed(file);
+    let chosen =
+        rows.as_slice()?.iter().map(|row| Selection::is_in(sign_of(seed, &row.to_le_bytes()), ratio)).collect();
+    Ok(PyArray1::from_vec(py, chosen))
+}
+
+/// A batch as plain arrays: what goes from a process to another.
+type Parts<'py> = (
+    (u64, u32, usize, usize, u64),
+    (Vec<String>, String),
+    (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u32>>),
+    (Bound<'py, PyArray1<f32>>, Bound<'py, PyArray1<f32>>, Bound<'py, PyArray1<f32>>),
+    (Bound<'py, PyArray1<u32>>, Bound<'py, PyArray1<u32>>),
+);
+
+/// The content of a batch as plain arrays, for another process.
+#[pyfunction]
+pub(crate) fn batch_to_parts<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Parts<'py>> {
+    let flat =
+        |array: &Bound<'py, PyAny>| array.call_method0("ravel")?.cast_into::<PyArray1<f32>>().map_err(PyErr::from);
+    let (dense, labels) = (flat(batch.dense_array(py).as_any())?, flat(batch.labels_array(py).as_any())?);
+    let weights = flat(batch.weights_array(py).as_any())?;
+    let place = batch.place.clone().unwrap_or_default();
+    let ParsedBatch { name, batch, num_records, num_bad, bad, .. } = &batch.parsed;
+    Ok((
+        (name.unit, name.index, *num_records, *num_bad, batch.num_unused),
+        (bad.clone(), place),
+        (PyArray1::from_slice(py, &batch.signs), PyArray1::from_slice(py, &batch.offsets)),
+        (dense, labels, weights),
+        (PyArray1::from_slice(py, &batch.shows), PyArray1::from_slice(py, &batch.clicks)),
+    ))
+}
+
+/// A batch from what `batch_to_parts` gave in another process.
+#[pyfunction]
+pub(crate) fn batch_from_parts(py: Python<'_>, parser: &Parser, parts: Parts<'_>) -> PyResult<Batch> {
+    let ((unit, index, num_records, num_bad, num_unused), (bad, place), signs, values, counts) = parts;
+    let features = parser.inner.features();
+    let batch = elasticrec_sample::Batch {
+        num_slots: features.slots.len(),
+        num_dense: features.dense.len(),
+        num_labels: features.labels.len(),
+        signs: signs.0.to_vec()?,
+        offsets: signs.1.to_vec()?,
+        dense: values.0.to_vec()?,
+        labels: values.1.to_vec()?,
+        weights: values.2.to_vec()?,
+        shows: counts.0.to_vec()?,
+        clicks: counts.1.to_vec()?,
+        num_unused,
+    };
+    if !batch.is_consistent() {
+        return Err(PyValueError::new_err("batch_from_parts: expected the arrays of one batch"));
+    }
+    let parsed = py.detach(|| ParsedBatch::of(BatchName { unit, index }, batch));
+    let mut batch = Batch::new(py, parser.inner.clone(), ParsedBatch { num_records, num_bad, bad, ..parsed });
+    batch.place = Some(place);
+    Ok(batch)
+}

@@ -1,0 +1,502 @@
+//! A unit in memory, piece by piece: the bytes that were read and where the records in them are.
+//!
+//! A plain unit is one piece. A compressed file is one unit that cannot be entered in the middle; it is read from its
+//! start in pieces of bounded size, so that a file of any size needs little memory.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::hash::SplitMix64;
+use crate::unit::Unit;
+
+/// Longer records are not records; the bound keeps a file without line ends from filling the memory.
+pub const MAX_RECORD_BYTES: usize = 16 << 20;
+
+const GZIP: &[u8] = &[0x1f, 0x8b];
+const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Whether a file with these first bytes is compressed, and so is one unit.
+pub fn is_compressed(start: &[u8]) -> bool {
+    start.starts_with(GZIP) || start.starts_with(ZSTD)
+}
+
+/// The lines of a piece that are records.
+#[derive(Debug)]
+pub struct UnitLines {
+    bytes: Vec<u8>,
+    /// Place of `bytes[0]` in the file.
+    base: u64,
+    /// (start, end) in `bytes` of each record, in batch order.
+    lines: Vec<(u32, u32)>,
+    /// The number of the line at `bytes[0]` where it cannot be counted later.
+    first_line: Option<u64>,
+    /// Bytes of the file, as it lies on the disk, up to the end of the piece.
+    file_bytes: u64,
+}
+
+impl UnitLines {
+    /// Permutes the records; the order is a function of the arguments alone.
+    pub fn shuffle(&mut self, seed: u64, epoch: u32, unit: u64, piece: u64) {
+        let parts = [seed, u64::from(epoch), unit, piece];
+        // the first piece of a unit is all of it in most files
+        SplitMix64::from_parts(if piece == 0 { &parts[..3] } else { &parts }).shuffle(&mut self.lines);
+    }
+
+    /// Records in it.
+    pub fn num_records(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// The bytes of record `index`.
+    pub fn record(&self, index: usize) -> &[u8] {
+        let (start, end) = self.lines[index];
+        &self.bytes[start as usize..end as usize]
+    }
+
+    /// Where record `index` begins in the file, decompressed.
+    pub fn file_offset(&self, index: usize) -> u64 {
+        self.base + u64::from(self.lines[index].0)
+    }
+
+    /// Bytes of the file, as it lies on the disk, up to the end of the piece.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// The number of the line of record `index`, counted from 1: found only for messages.
+    pub fn line_number(&self, path: &Path, index: usize) -> io::Result<u64> {
+        match self.first_line {
+            Some(first) => {
+                let before = &self.bytes[..self.lines[index].0 as usize];
+                Ok(first + memchr::memchr_iter(b'\n', before).count() as u64)
+            }
+            None => line_number(path, self.file_offset(index)),
+        }
+    }
+
+    /// Finds the records in `bytes[start..range_end]`; the last one may go on behind it.
+    fn find(&mut self, mut start: usize, range_end: usize, is_record: impl Fn(&[u8]) -> bool) {
+        let bytes = &self.bytes;
+        if self.base == 0 && start == 0 && bytes.starts_with(BYTE_ORDER_MARK) {
+            start = BYTE_ORDER_MARK.len();
+        }
+        while start < range_end.min(bytes.len()) {
+            let line_end = memchr::memchr(b'\n', &bytes[start..]).map_or(bytes.len(), |at| start + at);
+            let end = if line_end > start && bytes[line_end - 1] == b'\r' { line_end - 1 } else { line_end };
+            if is_record(&bytes[start..end]) {
+                self.lines.push((start as u32, end as u32));
+            }
+            start = line_end + 1;
+        }
+    }
+}
+
+/// The first line of a file, plain or compressed, without its end; none if it is empty.
+pub fn first_line(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let end = std::fs::metadata(path)?.len();
+    // of a plain file no more than this is read
+    let unit = Unit { id: 0, path: path.into(), start: 0, end: end.min(1 << 16), epoch: 0, stamp: None };
+    let mut pieces = Pieces::open(&unit, 1 << 16)?;
+    let piece = pieces.next_piece(|_| true)?.filter(|piece| piece.num_records() > 0);
+    Ok(piece.map(|piece| piece.record(0).to_vec()))
+}
+
+/// The pieces of a unit, one after the other.
+pub struct Pieces {
+    unit: Unit,
+    source: Source,
+    piece_bytes: usize,
+}
+
+enum Source {
+    Plain,
+    Stream(Box<Stream>),
+    Ended,
+}
+
+struct Stream {
+    decoder: Box<dyn Read + Send>,
+    /// Bytes of the file that the decoder took.
+    taken: Arc<AtomicU64>,
+    /// Bytes behind the last line end of the piece before.
+    carried: Vec<u8>,
+    base: u64,
+    next_line: u64,
+}
+
+impl std::fmt::Debug for Pieces {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Pieces").field("unit", &self.unit).finish_non_exhaustive()
+    }
+}
+
+impl Pieces {
+    /// Opens a unit; a compressed file comes in pieces of about `piece_bytes`.
+    pub fn open(unit: &Unit, piece_bytes: usize) -> io::Result<Self> {
+        let mut file = File::open(&unit.path)?;
+        unit.stamp.map_or(Ok(()), |stamp| stamp.check(&file))?;
+        let source = if unit.start == 0 { open_stream(&mut file)? } else { Source::Plain };
+        Ok(Pieces { unit: unit.clone(), source, piece_bytes: piece_bytes.clamp(1, u32::MAX as usize / 4) })
+    }
+
+    /// The next piece, with those lines that are records, in the order of the file.
+    pub fn next_piece(&mut self, is_record: impl Fn(&[u8]) -> bool) -> io::Result<Option<UnitLines>> {
+        match &mut self.source {
+            Source::Ended => Ok(None),
+            Source::Plain => {
+                let piece = read_plain(&self.unit, is_record)?;
+                self.source = Source::Ended;
+                Ok(Some(piece))
+            }
+            Source::Stream(stream) => {
+                let piece = stream.next_piece(self.piece_bytes, is_record);
+                if !matches!(piece, Ok(Some(_))) {
+                    self.source = Source::Ended;
+                    // it may have been written to while it was read
+                    self.unit.stamp.map_or(Ok(()), |stamp| stamp.check(&File::open(&self.unit.path)?))?;
+                }
+                piece
+            }
+        }
+    }
+}
+
+/// Counts what goes through it.
+struct Counted {
+    file: File,
+    taken: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.taken.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+fn open_stream(file: &mut File) -> io::Result<Source> {
+    let mut start = Vec::new();
+    file.by_ref().take(4).read_to_end(&mut start)?;
+    file.seek(SeekFrom::Start(0))?;
+    let taken = Arc::new(AtomicU64::new(0));
+    let counted = || io::Result::Ok(Counted { file: file.try_clone()?, taken: taken.clone() });
+    let decoder: Box<dyn Read + Send> = if start.starts_with(GZIP) {
+        Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(1 << 18, counted()?)))
+    } else if start.starts_with(ZSTD) {
+        Box::new(zstd::stream::read::Decoder::new(counted()?)?)
+    } else {
+        return Ok(Source::Plain);
+    };
+    Ok(Source::Stream(Box::new(Stream { decoder, taken, carried: Vec::new(), base: 0, next_line: 1 })))
+}
+
+impl Stream {
+    fn next_piece(&mut self, piece_bytes: usize, is_record: impl Fn(&[u8]) -> bool) -> io::Result<Option<UnitLines>> {
+        let mut bytes = std::mem::take(&mut self.carried);
+        let mut wanted = piece_bytes;
+        let end = loop {
+            let missing = wanted.saturating_sub(bytes.len()).max(1 << 16) as u64;
+            let searched = bytes.len();
+            let count = self.decoder.by_ref().take(missing).read_to_end(&mut bytes).map_err(|error| {
+                let line = self.next_line + memchr::memchr_iter(b'\n', &bytes).count() as u64;
+                io::Error::new(error.kind(), format!("damaged or cut off in line {line}: {error}"))
+            })?;
+            if count == 0 {
+                break bytes.len();
+            }
+            if bytes.len() < wanted {
+                continue;
+            }
+            if let Some(at) = memchr::memrchr(b'\n', &bytes[searched.min(bytes.len())..]) {
+                break searched + at + 1;
+            }
+            wanted = bytes.len() + 1;
+            if bytes.len() > piece_bytes + MAX_RECORD_BYTES {
+                let message = format!("line {} is longer than {MAX_RECORD_BYTES} bytes", self.next_line);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+            }
+        };
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        self.carried = bytes.split_off(end);
+        let num_lines = memchr::memchr_iter(b'\n', &bytes).count() as u64;
+        let mut piece = UnitLines {
+            bytes,
+            base: self.base,
+            lines: Vec::new(),
+            first_line: Some(self.next_line),
+            file_bytes: self.taken.load(Ordering::Relaxed),
+        };
+        self.base += piece.bytes.len() as u64;
+        self.next_line += num_lines;
+        piece.find(0, piece.bytes.len(), is_record);
+        Ok(Some(piece))
+    }
+}
+
+fn read_plain(unit: &Unit, is_record: impl Fn(&[u8]) -> bool) -> io::Result<UnitLines> {
+    let bytes = read_range(unit)?;
+    let base = unit.start.saturating_sub(1);
+    // the byte before the range tells whether a record begins at the range's first byte
+    let start = match unit.start {
+        0 => 0,
+        _ => memchr::memchr(b'\n', &bytes).map_or(bytes.len(), |at| at + 1),
+    };
+    let mut piece = UnitLines { bytes, base, lines: Vec::new(), first_line: None, file_bytes: unit.end };
+    piece.find(start, (unit.end - base) as usize, is_record);
+    Ok(piece)
+}
+
+/// Reads `start - 1 .. end` and on to the end of the record that crosses `end`.
+fn read_range(unit: &Unit) -> io::Result<Vec<u8>> {
+    let Unit { start, end, stamp, .. } = *unit;
+    let mut file = File::open(&unit.path)?;
+    stamp.map_or(Ok(()), |stamp| stamp.check(&file))?;
+    let size = file.metadata()?.len();
+    if size < end {
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            format!("expected at least {end} bytes, got {size}: the file was cut after its units were written down"),
+        ));
+    }
+    let base = start.saturating_sub(1);
+    let length = (end - base) as usize;
+    if length + MAX_RECORD_BYTES > u32::MAX as usize {
+        return Err(io::Error::other(format!("a unit of {length} bytes is too large, expected less than 4 GiB")));
+    }
+    file.seek(SeekFrom::Start(base))?;
+    let mut bytes = Vec::with_capacity(length + 4096);
+    (&mut file).take(length as u64).read_to_end(&mut bytes)?;
+    let mut searched = bytes.len().saturating_sub(1);
+    while memchr::memchr(b'\n', &bytes[searched..]).is_none() {
+        searched = bytes.len();
+        if searched - length > MAX_RECORD_BYTES {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the record that begins before byte {end} is longer than {MAX_RECORD_BYTES} bytes"),
+            ));
+        }
+        if (&mut file).take(64 << 10).read_to_end(&mut bytes)? == 0 {
+            break;
+        }
+    }
+    // once more: it may have been written to while it was read
+    stamp.map_or(Ok(()), |stamp| stamp.check(&file))?;
+    Ok(bytes)
+}
+
+/// The number of the line at byte `offset`, counted from 1: read only for messages.
+pub fn line_number(path: &Path, offset: u64) -> io::Result<u64> {
+    let mut rest = File::open(path)?.take(offset);
+    let mut buffer = vec![0; 1 << 20];
+    let mut line = 1;
+    loop {
+        match rest.read(&mut buffer)? {
+            0 => return Ok(line),
+            count => line += memchr::memchr_iter(b'\n', &buffer[..count]).count() as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::unit::{Stamp, cut};
+
+    fn not_blank(line: &[u8]) -> bool {
+        line.iter().any(|&byte| byte != b' ' && byte != b'\t')
+    }
+
+    fn read(unit: &Unit) -> io::Result<UnitLines> {
+        Pieces::open(unit, 1 << 20)?.next_piece(not_blank).map(|piece| piece.expect("a plain unit has one piece"))
+    }
+
+    fn records(path: &Path, ranges: &[(u64, u64)]) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        for &(start, end) in ranges {
+            let unit = Unit { id: 0, path: path.into(), start, end, epoch: 0, stamp: None };
+            let lines = read(&unit).unwrap();
+            for index in 0..lines.num_records() {
+                let record = lines.record(index).to_vec();
+                let bytes = std::fs::read(path).unwrap();
+                assert!(bytes[lines.file_offset(index) as usize..].starts_with(&record));
+                all.push(record);
+            }
+        }
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn every_record_is_in_exactly_one_unit(
+            text in prop::collection::vec(prop::sample::select(b"ab \r\n".to_vec()), 0..200),
+            unit_bytes in 1u64..40,
+        ) {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(&text).unwrap();
+            let expected: Vec<Vec<u8>> = text
+                .split(|&byte| byte == b'\n')
+                .map(|line| line.strip_suffix(b"\r").unwrap_or(line).to_vec())
+                .filter(|line| line.iter().any(|&byte| byte != b' '))
+                .collect();
+            let ranges = cut(text.len() as u64, unit_bytes);
+            prop_assert_eq!(records(file.path(), &ranges), expected);
+        }
+    }
+
+    #[test]
+    fn a_record_beyond_the_limit_is_refused() {
+        let read_one = |record_bytes: usize, line_end: &[u8]| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            // a hole of zeroes: bytes without a line end that take no room on the disk
+            file.as_file().set_len(record_bytes as u64).unwrap();
+            file.seek(SeekFrom::End(0)).unwrap();
+            file.write_all(line_end).unwrap();
+            let unit = Unit { id: 0, path: file.path().into(), start: 0, end: 1, epoch: 0, stamp: None };
+            read(&unit).map(|lines| lines.record(0).len())
+        };
+        assert_eq!(read_one(MAX_RECORD_BYTES, b"\nb\n").unwrap(), MAX_RECORD_BYTES);
+        // the limit is on what is read beyond the unit, whose one byte is part of the record
+        let error = read_one(MAX_RECORD_BYTES + 2, b"").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(error.to_string(), "the record that begins before byte 1 is longer than 16777216 bytes");
+    }
+
+    #[test]
+    fn a_cut_file_is_an_error_and_lines_have_numbers() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"a\nb\nc\n").unwrap();
+        let unit = Unit { id: 0, path: file.path().into(), start: 0, end: 7, epoch: 0, stamp: None };
+        assert!(read(&unit).unwrap_err().to_string().contains("expected at least 7 bytes, got 6"));
+        assert_eq!(line_number(file.path(), 0).unwrap(), 1);
+        assert_eq!(line_number(file.path(), 4).unwrap(), 3);
+    }
+
+    #[test]
+    fn a_file_that_is_not_what_it_was_is_refused() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"a\nb\n").unwrap();
+        let stamp = Stamp::of(file.as_file()).unwrap();
+        let mut unit = Unit { id: 0, path: file.path().into(), start: 0, end: 4, epoch: 0, stamp: Some(stamp) };
+        assert_eq!(read(&unit).unwrap().num_records(), 2);
+        unit.stamp = Some(Stamp { modified_ns: stamp.modified_ns + 1, ..stamp });
+        let error = read(&unit).unwrap_err().to_string();
+        assert!(error.starts_with("changed since its units were written down: expected 4 bytes"), "{error}");
+        unit.stamp = Some(stamp);
+        file.write_all(b"c\n").unwrap();
+        assert!(read(&unit).unwrap_err().to_string().contains("expected 4 bytes"));
+    }
+
+    #[test]
+    fn shuffling_is_a_function_of_its_arguments() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        for number in 0..100 {
+            writeln!(file, "{number}").unwrap();
+        }
+        let size = file.path().metadata().unwrap().len();
+        let order = |seed, epoch, id| {
+            let unit = Unit { id, path: file.path().into(), start: 0, end: size, epoch, stamp: None };
+            let mut lines = read(&unit).unwrap();
+            lines.shuffle(seed, epoch, id, 0);
+            (0..lines.num_records()).map(|index| lines.record(index).to_vec()).collect::<Vec<_>>()
+        };
+        assert_eq!(order(1, 2, 3), order(1, 2, 3));
+        assert_ne!(order(1, 2, 3), order(1, 3, 3));
+        assert_ne!(order(1, 2, 3), order(1, 2, 4));
+        let mut sorted = order(1, 2, 3);
+        sorted.sort();
+        sorted.dedup();
+        assert_eq!(sorted.len(), 100);
+    }
+
+    fn gzip(text: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn pieces(bytes: &[u8], piece_bytes: usize) -> io::Result<Vec<(u64, Vec<u8>)>> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        let unit = Unit { id: 0, path: file.path().into(), start: 0, end: bytes.len() as u64, epoch: 0, stamp: None };
+        let mut pieces = Pieces::open(&unit, piece_bytes)?;
+        let mut records = Vec::new();
+        while let Some(piece) = pieces.next_piece(not_blank)? {
+            for index in 0..piece.num_records() {
+                records.push((piece.line_number(file.path(), index)?, piece.record(index).to_vec()));
+            }
+        }
+        Ok(records)
+    }
+
+    proptest! {
+        #[test]
+        fn a_compressed_file_has_the_records_of_the_plain_one(
+            text in prop::collection::vec(prop::sample::select(b"ab \r\n".to_vec()), 0..200),
+            more in prop::collection::vec(prop::sample::select(b"ab\n".to_vec()), 0..40),
+            piece_bytes in 1usize..80,
+        ) {
+            let plain = pieces(&[text.as_slice(), &more].concat(), 1 << 20).unwrap();
+            // two members, as `cat a.gz b.gz` leaves them
+            let members = [gzip(&text), gzip(&more)].concat();
+            prop_assert_eq!(&pieces(&members, piece_bytes).unwrap(), &plain);
+            let frames = [zstd::encode_all(text.as_slice(), 1).unwrap(), zstd::encode_all(more.as_slice(), 1).unwrap()];
+            prop_assert_eq!(&pieces(&frames.concat(), piece_bytes).unwrap(), &plain);
+        }
+    }
+
+    #[test]
+    fn pieces_are_bounded_and_long_enough() {
+        let text: String = (0..100_000).map(|number| format!("{number}\n")).collect();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&gzip(text.as_bytes())).unwrap();
+        let unit = Unit { id: 0, path: file.path().into(), start: 0, end: 9, epoch: 0, stamp: None };
+        let mut pieces = Pieces::open(&unit, 100_000).unwrap();
+        let mut sizes = Vec::new();
+        while let Some(piece) = pieces.next_piece(not_blank).unwrap() {
+            sizes.push(piece.bytes.len());
+        }
+        assert_eq!(sizes.iter().sum::<usize>(), text.len());
+        assert!(sizes.iter().all(|&size| size < 200_000), "{sizes:?}");
+        assert!(sizes.len() > 3, "{sizes:?}");
+    }
+
+    #[test]
+    fn a_truncated_file_names_the_line() {
+        let text: String =
+            (0..50_000u64).map(|number| format!("{}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
+        let whole = gzip(text.as_bytes());
+        let error = pieces(&whole[..whole.len() / 2], 1 << 16).unwrap_err().to_string();
+        assert!(error.starts_with("damaged or cut off in line "), "{error}");
+        let whole = zstd::encode_all(text.as_bytes(), 1).unwrap();
+        let error = pieces(&whole[..whole.len() / 2], 1 << 16).unwrap_err().to_string();
+        assert!(error.starts_with("damaged or cut off in line "), "{error}");
+    }
+
+    #[test]
+    fn first_lines() {
+        let first = |bytes: &[u8]| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(bytes).unwrap();
+            first_line(file.path()).unwrap()
+        };
+        assert_eq!(first(b"a,b\r\n1,2\n"), Some(b"a,b".to_vec()));
+        assert_eq!(first(&gzip(b"a,b\n1,2\n")), Some(b"a,b".to_vec()));
+        assert_eq!(first(b""), None);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_line() {
+        assert_eq!(pieces(b"\xef\xbb\xbfa\nb\n", 100).unwrap(), [(1, b"a".to_vec()), (2, b"b".to_vec())]);
+    }
+}

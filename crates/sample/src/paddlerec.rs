@@ -1,0 +1,161 @@
+//! PaddleRec slot text: `click:0 dense_feature:0.05 … 1:737395 2:210498 …`, fields separated by spaces or tabs.
+//!
+//! A dense name that repeats gives the columns `name.0`, `name.1` and so on, in the order of the line.
+
+use std::collections::HashMap;
+
+use crate::batch::BatchBuilder;
+use crate::features::{Features, FeaturesError};
+use crate::parser::{LabelMode, Parser, RecordError, parse_f32, parse_label, shown};
+
+/// The names of a line that are no slots.
+#[derive(Debug)]
+pub(crate) struct Names {
+    targets: HashMap<Box<[u8]>, Target>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    Label(usize),
+    /// `count` columns from `first` on, one for each time that the name stands in a line.
+    Dense {
+        first: usize,
+        count: usize,
+    },
+}
+
+impl Names {
+    pub(crate) fn new(features: &Features) -> Result<Self, FeaturesError> {
+        let mut targets: HashMap<Box<[u8]>, Target> = HashMap::new();
+        for (index, dense) in features.dense.iter().enumerate() {
+            let (name, place) = match dense.name.rsplit_once('.') {
+                Some((name, place)) => (name, place.parse().ok()),
+                None => (dense.name.as_str(), Some(0)),
+            };
+            let known = targets.entry(name.as_bytes().into()).or_insert(Target::Dense { first: index, count: 0 });
+            match known {
+                Target::Dense { first, count } if place == Some(*count) && index == *first + *count => *count += 1,
+                _ => {
+                    let message = format!("dense: expected `{name}.0`, `{name}.1` … in order, got `{}`", dense.name);
+                    return Err(FeaturesError::Invalid(message));
+                }
+            }
+        }
+        for (index, label) in features.labels.iter().enumerate() {
+            if targets.insert(label.as_bytes().into(), Target::Label(index)).is_some() {
+                return Err(FeaturesError::Invalid(format!("`{label}` is a label and a dense column")));
+            }
+        }
+        Ok(Names { targets })
+    }
+}
+
+/// Parses a line into the sample begun in `into` and returns (show, click).
+#[inline]
+pub(crate) fn parse(
+    parser: &Parser,
+    names: &Names,
+    line: &[u8],
+    mode: LabelMode,
+    into: &mut BatchBuilder,
+) -> Result<(u32, u32), RecordError> {
+    let mut labels_seen = 0;
+    let mut click = 0;
+    for field in line.split(|&byte| byte == b' ' || byte == b'\t').filter(|field| !field.is_empty()) {
+        let Some(colon) = memchr::memchr(b':', field) else {
+            return Err(RecordError(format!("expected `slot:value`, got `{}`", shown(field))));
+        };
+        let (name, value) = (&field[..colon], &field[colon + 1..]);
+        if value.is_empty() {
+            return Err(RecordError(format!("slot `{}`: expected a value after the colon, got nothing", shown(name))));
+        }
+        if let Some(slot) = parser.slot(name) {
+            parser.add_value(slot, value, into);
+            continue;
+        }
+        match names.targets.get(name) {
+            None => into.pass_over(),
+            Some(&Target::Dense { first, count }) => {
+                let place = into.next_dense(first);
+                let name = || shown(name);
+                if place >= count {
+                    return Err(RecordError(format!("dense `{}`: expected at most {count} values, got more", name())));
+                }
+                let Some(number) = parse_f32(value) else {
+                    return Err(RecordError(format!("dense `{}`: expected a number, got `{}`", name(), shown(value))));
+                };
+                into.set_dense(first + place, parser.normalize(first + place, number)?);
+            }
+            Some(Target::Label(_)) if mode == LabelMode::Ignored => {}
+            Some(&Target::Label(index)) => {
+                let label = parse_label(&parser.features().labels[index], value)?;
+                into.set_label(index, label);
+                labels_seen += 1;
+                click = if index == 0 { u32::from(label >= 0.5) } else { click };
+            }
+        }
+    }
+    let num_labels = parser.features().labels.len();
+    if mode == LabelMode::Required && labels_seen != num_labels {
+        return Err(RecordError(format!("expected {num_labels} labels, each once, got {labels_seen}")));
+    }
+    Ok((1, click))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::{sign_of, slot_seed};
+
+    fn parser(rest: &str) -> Parser {
+        let features = format!(
+            r#"{{"format":"paddlerec","hash":1,
+            "slots":[{{"name":"1","pooling":"sum"}},{{"name":"2","pooling":"sum"}},{{"name":"2x","pooling":"sum","share":"2"}}],
+            "dense":[{{"name":"dense_feature.0","normalize":{{"kind":"none"}}}},
+                     {{"name":"dense_feature.1","normalize":{{"kind":"log"}}}}],
+            "labels":["click"]{rest}}}"#
+        );
+        Parser::new(Features::from_json(&features).unwrap()).unwrap()
+    }
+
+    fn parse_one(parser: &Parser, line: &str, mode: LabelMode) -> Result<crate::Batch, RecordError> {
+        let mut builder = parser.builder(1);
+        parser.parse_line(line.as_bytes(), mode, &mut builder)?;
+        Ok(builder.finish())
+    }
+
+    #[test]
+    fn a_line_as_paddlerec_writes_it() {
+        let line = "click:1 dense_feature:0.05 dense_feature:-1 1:737395 2:9 9:4 2:10 2x:9";
+        let batch = parse_one(&parser(""), line, LabelMode::Required).unwrap();
+        let sign = |slot, value: &str| sign_of(slot_seed(slot), value.as_bytes());
+        assert_eq!(batch.signs, [sign("1", "737395"), sign("2", "9"), sign("2", "10"), sign("2", "9")]);
+        assert_eq!(batch.offsets, [0, 1, 3, 4]);
+        assert_eq!(batch.dense, [0.05, -(2f32.ln())]);
+        assert_eq!((batch.labels, batch.clicks, batch.shows), (vec![1.0], vec![1], vec![1]));
+        assert_eq!(batch.num_unused, 1);
+    }
+
+    #[test]
+    fn padding_and_modulo() {
+        let parser = parser(r#","modulo":1000,"padding":"0""#);
+        let batch = parse_one(&parser, "click:0 1:0 2:5", LabelMode::Required).unwrap();
+        assert_eq!(batch.signs, [sign_of(slot_seed("2"), b"5") % 1000]);
+        assert_eq!(batch.offsets, [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn bad_lines_are_named() {
+        let parser = parser("");
+        let error = |line| parse_one(&parser, line, LabelMode::Required).unwrap_err().to_string();
+        assert_eq!(error("click:0 7"), "expected `slot:value`, got `7`");
+        assert_eq!(error("click:2 1:7"), "label `click`: expected a number from 0 to 1, got `2`");
+        assert_eq!(error("1:7"), "expected 1 labels, each once, got 0");
+        assert_eq!(error("click:0 1:"), "slot `1`: expected a value after the colon, got nothing");
+        assert_eq!(error("click:0 dense_feature:x"), "dense `dense_feature`: expected a number, got `x`");
+        assert_eq!(error("click:0 dense_feature:nan"), "dense `dense_feature.0`: expected a finite number, got NaN");
+        let three = "click:0 dense_feature:1 dense_feature:1 dense_feature:1";
+        assert_eq!(error(three), "dense `dense_feature`: expected at most 2 values, got more");
+        assert!(parse_one(&parser, "1:7", LabelMode::Ignored).is_ok());
+    }
+}

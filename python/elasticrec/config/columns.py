@@ -1,0 +1,198 @@
+"""What a sample is made of: slots, dense columns, and the columns of a table that they are read from."""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_serializer, field_validator, model_validator
+
+from elasticrec.config.fields import Pooling, Section, Word, expected, one_or_list, problem
+
+MAX_SLOTS = 65535
+
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
+NUMBER = re.compile(r"0|[1-9][0-9]*")
+
+
+def _named(value: Any) -> Any:
+    """An item that is only a name stands for the mapping with that name."""
+    return {"name": value} if isinstance(value, str | int) and not isinstance(value, bool) else value
+
+
+def range_of(name: str) -> range | None:
+    """The numbers of a range such as `0-25`."""
+    match = _RANGE.fullmatch(name)
+    return range(int(match[1]), int(match[2]) + 1) if match else None
+
+
+class Slot(Section):
+    """One slot; in a job file the name may also be a range such as `0-25`, which becomes one slot each."""
+
+    name: Word = Field(description="Name of the slot, or a range of numbered slots such as `0-25`.")
+    pooling: Pooling | None = Field(
+        default=None,
+        description="How several signs of one sample become one vector; `data.pooling` if not given.",
+    )
+    share: Word | None = Field(
+        default=None, description="Slot whose rows it shares: equal values of the two slots have one row."
+    )
+    sequence: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Not pooled: its last so many signs reach the model one by one, in their order.",
+    )
+    column: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Name of the slot or column in the data, if that is another."
+    )
+    separator: Annotated[str, Field(min_length=1, max_length=16)] | None = Field(
+        default=None, description="CSV and Parquet: what stands between several values in one field."
+    )
+
+    @field_validator("name", "share", "column", mode="before")
+    @classmethod
+    def _number_is_a_name(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            if value < 0:
+                raise expected("a name or a number from 0")
+            return str(value)
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _check_range(cls, value: str) -> str:
+        match = _RANGE.fullmatch(value)
+        if match is None:
+            return value
+        if not all(NUMBER.fullmatch(end) and len(end) <= 18 for end in match.groups()):
+            raise expected("a range of numbers without leading zeros such as `0-25`")
+        if not 1 <= int(match[2]) - int(match[1]) + 1 <= MAX_SLOTS:
+            raise expected(f"a range that goes up and has at most {MAX_SLOTS} slots")
+        return value
+
+
+class DenseColumn(Section):
+    """One dense value of a sample; its normalisation is fixed here and never fitted from the stream."""
+
+    name: Word = Field(description="Name of the column.")
+    normalize: Literal["log", "none", "minmax"] | None = Field(
+        default=None,
+        description="`log`: sign(x) · log(1 + |x|); `minmax`: `min`..`max` to 0..1; `none`: as it is. "
+        "If not given `none` for `paddlerec`, `log` for the others.",
+    )
+    min: float | None = Field(default=None, description="Value that `minmax` maps to 0.")
+    max: float | None = Field(default=None, description="Value that `minmax` maps to 1.")
+    count: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Format `paddlerec`: how often the name stands in a line; they become NAME.0, NAME.1 and so on.",
+    )
+    column: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Name of the column in the data, if that is another."
+    )
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.normalize != "minmax":
+            if self.min is not None or self.max is not None:
+                raise problem(f"`min` and `max` belong to normalize `minmax`, not `{self.normalize or 'log'}`")
+        elif self.min is None or self.max is None:
+            raise problem("normalize `minmax` needs `min` and `max`")
+        elif not self.min < self.max:
+            raise problem(f"expected `min` below `max`, got {self.min} and {self.max}")
+        return self
+
+    def feature(self) -> dict[str, Any]:
+        """The column as the parser in Rust reads it."""
+        normalize: dict[str, Any] = {"kind": self.normalize}
+        if self.normalize == "minmax":
+            normalize |= {"min": self.min, "max": self.max}
+        column = {} if self.column is None else {"column": self.column}
+        return {"name": self.name, "normalize": normalize, **column}
+
+
+Slots = Annotated[
+    tuple[Annotated[Slot, BeforeValidator(_named, json_schema_input_type=str | int | Slot)], ...],
+    Field(strict=False),
+    BeforeValidator(one_or_list, json_schema_input_type=str | int | list[str | int | Slot]),
+]
+DenseColumns = Annotated[
+    tuple[Annotated[DenseColumn, BeforeValidator(_named, json_schema_input_type=str | DenseColumn)], ...],
+    Field(strict=False),
+]
+
+
+Texts = Annotated[
+    tuple[str, ...],
+    Field(strict=False),
+    BeforeValidator(one_or_list, json_schema_input_type=str | list[str]),
+]
+
+
+class Columns(Section):
+    """Which columns of a CSV or Parquet file are what."""
+
+    labels: Annotated[
+        tuple[Word, ...],
+        Field(strict=False, min_length=1),
+        BeforeValidator(one_or_list, json_schema_input_type=str | list[str]),
+    ] = Field(description="Columns of the labels, the click first: 0, 1 or a share between them.")
+    sparse: Slots = Field(
+        description="Columns of categories, each a slot: names, or mappings of name, `separator`, `sequence`, `share`, "
+        "`pooling` and `column`. A value is hashed with its slot; a list in Parquet is several values."
+    )
+    dense: DenseColumns = Field(default=(), description="Columns of numbers: names, or mappings with a normalisation.")
+    weight: str | None = Field(default=None, description="Column that says how much a sample counts; 1 if none.")
+    time: str | None = Field(
+        default=None, description="Column of the time of a sample: seconds since 1970, or a date and time."
+    )
+    null: Texts = Field(default=(), description="Texts that mean that there is no value, beside the empty one.")
+    names: Texts = Field(
+        default=(), description="CSV: the columns in the order of a line; the header of the first file if not given."
+    )
+    header: bool = Field(default=True, description="CSV: the first line of a file has the names of its columns.")
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = Field(
+        default=",", description="CSV: what stands between two fields."
+    )
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if not self.header and not self.names:
+            raise problem("without a header the `names` of the columns are needed")
+        if not self.delimiter.isascii() or self.delimiter in '"\r\n':
+            raise problem(f"delimiter: expected one ASCII character, got `{self.delimiter!r}`")
+        check_unique(self.names, "column")
+        return self
+
+    @field_serializer("sparse", "dense", when_used="json")
+    def _show(self, items: tuple[Slot | DenseColumn, ...]) -> list[Any]:
+        shown = (item.model_dump(exclude_none=True) for item in items)
+        return [item["name"] if item.keys() == {"name"} else item for item in shown]
+
+
+def expand(name: str) -> Iterable[str]:
+    """The slots that a name or a range stands for."""
+    numbers = range_of(name)
+    return [name] if numbers is None else map(str, numbers)
+
+
+def check_unique(names: Iterable[str], kind: str) -> None:
+    """Refuse a name that is given twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise problem(f"{kind} `{name}` is given twice, expected each once")
+        seen.add(name)
+
+
+def check_sharing(slots: tuple[Slot, ...]) -> None:
+    """Refuse slots that share rows with none that has its own, and too many cells."""
+    own = {slot.name: slot.share is None for slot in slots}
+    for slot in slots:
+        if slot.share is not None and not own.get(slot.share):
+            what = "which is not among the slots" if slot.share not in own else "which shares those of another"
+            raise problem(f"slot `{slot.name}` shares the rows of `{slot.share}`, {what}")
+    num_cells = sum(slot.sequence or 1 for slot in slots)
+    if num_cells > MAX_SLOTS:
+        raise problem(f"expected at most {MAX_SLOTS} slots and places of sequences, got {num_cells}")

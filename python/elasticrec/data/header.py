@@ -1,0 +1,56 @@
+"""The header of CSV files: which columns a line has, in which order."""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+from elasticrec import _core
+from elasticrec.config import Job, match_files
+from elasticrec.errors import ConfigError, SampleError
+
+
+def with_names(job: Job) -> Job:
+    """The job with the columns of its CSV files filled in from the first of them, if it does not name them."""
+    columns = job.data.columns
+    if job.data.format != "csv" or columns is None or columns.names:
+        return job
+    path = match_files(job, "train")[0]
+    names = _header_of(path, columns.delimiter)
+    missing = [name for name in _wanted(job) if name not in names]
+    if missing:
+        shown = ", ".join(f"`{name}`" for name in missing)
+        raise ConfigError(
+            f"{job.source}: data.columns: {path} has no column {shown}, expected some of {', '.join(names)}"
+        )
+    return job.with_columns(columns.model_copy(update={"names": tuple(names)}))
+
+
+def check_headers(job: Job, files: Iterable[Path]) -> None:
+    """Every file has the columns of the first: a line means the same in all of them."""
+    columns = job.data.columns
+    if job.data.format != "csv" or columns is None or not columns.header:
+        return
+    for path in files:
+        names = _header_of(path, columns.delimiter)
+        if tuple(names) != columns.names:
+            raise SampleError(
+                f"{path}:1: expected the header `{','.join(columns.names)}`, got `{','.join(names)[:200]}`"
+            )
+
+
+def _wanted(job: Job) -> list[str]:
+    data = job.data
+    assert data.columns is not None
+    names = [slot.column or slot.name for slot in data.slots]
+    names += [column.column or column.name for column in data.dense]
+    return [*data.labels, *names, *(name for name in (data.columns.weight, data.columns.time) if name)]
+
+
+def _header_of(path: Path, delimiter: str) -> list[str]:
+    line = _core.first_line(str(path))
+    if not line:
+        raise SampleError(f"{path}:1: expected a header with the names of the columns, got nothing")
+    names = next(csv.reader([line.decode("utf-8", "replace")], delimiter=delimiter))
+    if len(set(names)) != len(names):
+        raise SampleError(f"{path}:1: expected each column once, got one twice in `{','.join(names)[:200]}`")
+    return names

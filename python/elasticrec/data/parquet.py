@@ -1,0 +1,234 @@
+"""Parquet to batches: row groups are units, columns go to Rust as they lie in memory."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from elasticrec import _core
+from elasticrec.config import Job
+from elasticrec.data.units import Unit
+from elasticrec.errors import ConfigError, SampleError
+
+# Batches made ahead of the trainer.
+_AHEAD = 4
+
+_Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
+
+
+def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
+    """Ranges of row groups of about `unit_bytes` each."""
+    metadata = _open(path).metadata
+    ranges: list[tuple[int, int]] = []
+    start = size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+        if size >= unit_bytes or group + 1 == metadata.num_row_groups:
+            ranges.append((start, group + 1))
+            start, size = group + 1, 0
+    return ranges
+
+
+def _open(path: Path | str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise SampleError(f"{path}: expected a Parquet file: {_first_line(error)}") from None
+
+
+class ParquetReader:
+    """An iterator over the batches of units, made ahead by a thread of its own."""
+
+    def __init__(
+        self,
+        job: Job,
+        parser: _core.Parser,
+        units: list[Unit],
+        *,
+        shuffle: bool,
+        skip: int,
+        held_out: bool,
+        labels: bool,
+    ) -> None:
+        self._columns = _ColumnReader(job, parser, labels=labels, select=job.data.select(held_out=held_out))
+        self._job = job
+        self._shuffle = shuffle
+        self._queue: queue.Queue[_core.Batch | BaseException | None] = queue.Queue(_AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(units, skip), daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[_core.Batch]:
+        return self
+
+    def __next__(self) -> _core.Batch:
+        item = self._queue.get()
+        if isinstance(item, _core.Batch):
+            return item
+        # whoever asks again gets the same
+        self._queue.put(item)
+        if item is None:
+            raise StopIteration
+        raise item
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.01)
+            except queue.Empty:
+                continue
+        self._queue.put(None)
+
+    def _run(self, units: list[Unit], skip: int) -> None:
+        end: BaseException | None = None
+        try:
+            for unit in units:
+                for batch in self._batches_of(unit, skip):
+                    self._queue.put(batch)
+                    if self._closed.is_set():
+                        return
+                skip = 0
+        except BaseException as error:
+            end = error
+        self._queue.put(end)
+
+    def _batches_of(self, unit: Unit, skip: int) -> Iterator[_core.Batch]:
+        train = self._job.train
+        table, rows = self._columns.read(unit)
+        if self._shuffle:
+            order = _core.shuffle_records(len(rows), train.seed, unit.epoch, unit.id)
+            table, rows = table.take(pa.array(order)), rows[order]
+        for index, start in enumerate(range(0, len(rows), train.batch_size)):
+            if index >= skip:
+                part = slice(start, start + train.batch_size)
+                yield self._columns.batch(unit, index, table.slice(start, train.batch_size), rows[part])
+
+
+class _ColumnReader:
+    """Reads the columns of a job out of a Parquet file."""
+
+    def __init__(self, job: Job, parser: _core.Parser, *, labels: bool, select: Any) -> None:
+        data = job.data
+        assert data.columns is not None
+        self._parser = parser
+        self._select = select
+        self._slots = [slot.column or slot.name for slot in data.slots]
+        self._dense = [column.column or column.name for column in data.dense]
+        self._labels = list(data.labels) if labels else []
+        self._weight = data.columns.weight if labels else None
+        self._time = data.columns.time if select is not None and select[0] == "time" else None
+        self._num_shown = 0
+        self._with_labels = labels
+
+    def read(self, unit: Unit) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        """The rows of a unit that are selected, and their places in the file."""
+        file = _open(unit.path)
+        names = [*self._slots, *self._dense, *self._labels, *(name for name in (self._weight, self._time) if name)]
+        missing = [name for name in names if name not in file.schema_arrow.names]
+        if missing:
+            raise ConfigError(
+                f"{unit.path}: expected a column `{missing[0]}`, got {', '.join(file.schema_arrow.names)}"
+            )
+        try:
+            table = file.read_row_groups(list(range(unit.start, unit.end)), columns=list(dict.fromkeys(names)))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise SampleError(f"{unit.path}: cannot be read: {_first_line(error)}") from None
+        first = sum(file.metadata.row_group(group).num_rows for group in range(unit.start))
+        rows = np.arange(first, first + len(table), dtype=np.int64)
+        if self._select is None:
+            return table, rows
+        kind, value, held_out = self._select
+        if kind == "ratio":
+            chosen = _core.held_out(rows, Path(unit.path).name, value)
+        else:
+            chosen = _seconds(table[self._time], unit.path) >= value
+        chosen = chosen == held_out
+        return table.filter(pa.array(chosen)), rows[chosen]
+
+    def batch(self, unit: Unit, index: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> _core.Batch:
+        """A batch of some rows."""
+        path = unit.path
+        batch = _core.batch_of_columns(
+            self._parser,
+            unit=unit.id,
+            index=index,
+            path=path,
+            rows=np.ascontiguousarray(rows),
+            slots=[_texts(table[name], name, path) for name in self._slots],
+            dense=[_numbers(table[name], name, path) for name in self._dense],
+            labels=[_numbers(table[name], name, path) for name in self._labels] if self._with_labels else None,
+            weights=_numbers(table[self._weight], self._weight, path) if self._weight else None,
+            shown=self._num_shown,
+        )
+        self._num_shown += len(batch.bad)
+        return batch
+
+
+def _texts(
+    column: pa.ChunkedArray, name: str, path: str
+) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """A column of categories: where the values of each row begin, where each value begins, all text."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    rows = None
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+        rows = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        array = array.flatten()
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+    if pa.types.is_floating(array.type):
+        raise SampleError(f"{path}: column `{name}`: expected text or whole numbers for a slot, got {array.type}")
+    try:
+        array = pc.fill_null(array.cast(pa.large_string()), "")
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SampleError(f"{path}: column `{name}`: expected categories: {_first_line(error)}") from None
+    _, offsets, text = array.buffers()
+    values = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    return rows, values, np.frombuffer(text, np.uint8) if text is not None else np.empty(0, np.uint8)
+
+
+def _numbers(column: pa.ChunkedArray, name: str, path: str) -> _Numbers:
+    """A column of numbers, and the rows that have none."""
+    nulls = None
+    if column.null_count:
+        nulls = pc.is_null(column).to_numpy().astype(np.bool_)
+    try:
+        numbers = pc.fill_null(column.cast(pa.float32(), safe=False), 0)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SampleError(f"{path}: column `{name}`: expected numbers: {_first_line(error)}") from None
+    return np.ascontiguousarray(numbers.to_numpy(), np.float32), nulls
+
+
+def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
+    """Times in seconds since 1970; a row without one is before all others."""
+    kind = column.type
+    try:
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            column = column.cast(pa.timestamp("us", tz="UTC"))
+        if pa.types.is_date(column.type):
+            column = column.cast(pa.timestamp("s"))
+        if pa.types.is_timestamp(column.type):
+            seconds = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_numpy() / 1e6
+        else:
+            seconds = column.cast(pa.float64()).to_numpy()
+            seconds = np.where(np.abs(seconds) > 2e10, seconds / 1000, seconds)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SampleError(f"{path}: time column: {_first_line(error)}") from None
+    return np.nan_to_num(np.asarray(seconds, np.float64), nan=-np.inf)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

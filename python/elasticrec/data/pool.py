@@ -1,0 +1,118 @@
+"""Processes that run the user's reader side by side; batches come out in the order of the units, by name."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from elasticrec import _core
+from elasticrec.config import Job
+from elasticrec.data.reader import SHOWN_BAD
+from elasticrec.data.units import Unit
+from elasticrec.data.worker import read_message, write_message
+from elasticrec.errors import SampleError
+
+
+class _Worker:
+    """One process, and the unit that it works on."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._setup = setup
+        self._process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "elasticrec.data.worker"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        self._send(process, self._setup)
+        return process
+
+    @staticmethod
+    def _send(process: "subprocess.Popen[bytes]", message: Any) -> None:
+        assert process.stdin is not None
+        try:
+            write_message(process.stdin, message)
+        except BrokenPipeError:
+            # it has died; whoever reads from it finds out why
+            pass
+
+    def begin(self, unit: Unit, cut: dict[str, Any]) -> None:
+        """Ask for the batches of a unit."""
+        self._unit, self._cut = unit, cut
+        self._send(self._process, (unit.core(), cut))
+
+    def batches(self) -> Iterator[Any]:
+        """The parts of the unit's batches. A process that dies is started again, but not twice at one batch."""
+        num_done, died_at = 0, -1
+        while True:
+            assert self._process.stdout is not None
+            try:
+                kind, content = read_message(self._process.stdout)
+            except EOFError:
+                code = self._process.wait()
+                if died_at == num_done:
+                    raise SampleError(
+                        f"{self._unit.path}: the process of data.reader died twice, with code {code}, "
+                        f"in batch {self._cut['skip_batches'] + num_done} of unit {self._unit.id}"
+                    ) from None
+                died_at = num_done
+                self.close()
+                self._process = self._start()
+                cut = {**self._cut, "skip_batches": self._cut["skip_batches"] + num_done}
+                self._send(self._process, (self._unit.core(), cut))
+                continue
+            if kind == "error":
+                raise content
+            if kind == "end":
+                return
+            num_done += 1
+            yield content
+
+    def close(self) -> None:
+        """End the process."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass
+        self._process.kill()
+        self._process.wait()
+
+
+class ReaderPool:
+    """An iterator over the batches of units, read by processes of its own."""
+
+    def __init__(self, job: Job, parser: _core.Parser, units: list[Unit], cut: dict[str, Any], *, labels: bool) -> None:
+        setup = {"features": json.dumps(job.features()), "reader": job.data.reader, "labels": labels}
+        self._parser = parser
+        self._workers = [_Worker(setup) for _ in range(min(job.data.workers, max(len(units), 1)))]
+        self._batches = self._read(units, cut)
+
+    def _read(self, units: list[Unit], cut: dict[str, Any]) -> Iterator[_core.Batch]:
+        workers, shown = self._workers, 0
+        # each worker has one unit at a time: while one is read from, the others fill their pipes
+        rest = {**cut, "skip_batches": 0}
+        for at, worker in enumerate(workers[: len(units)]):
+            worker.begin(units[at], rest if at else cut)
+        for at in range(len(units)):
+            worker = workers[at % len(workers)]
+            for parts in worker.batches():
+                numbers, (bad, places), *arrays = parts
+                bad = bad[: max(SHOWN_BAD - shown, 0)]
+                shown += len(bad)
+                yield _core.batch_from_parts(self._parser, (numbers, (bad, places), *arrays))
+            if at + len(workers) < len(units):
+                worker.begin(units[at + len(workers)], rest)
+
+    def __iter__(self) -> Iterator[_core.Batch]:
+        return self
+
+    def __next__(self) -> _core.Batch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.close()

@@ -1,0 +1,74 @@
+"""A process that runs the user's reader: units come in, batches go out, both over pipes.
+
+Started as `python -m elasticrec.data.worker` by `elasticrec.data.pool`; it ends with its standard input.
+"""
+
+import os
+import pickle
+import signal
+import struct
+import sys
+from typing import IO, Any
+
+from elasticrec import _core
+from elasticrec.data.reader import LineReader
+
+_LENGTH = struct.Struct("<Q")
+
+
+def write_message(stream: IO[bytes], message: Any) -> None:
+    """A message with its length before it."""
+    content = pickle.dumps(message, protocol=5)
+    stream.write(_LENGTH.pack(len(content)) + content)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes]) -> Any:
+    """The next message; `EOFError` where there is none."""
+    header = stream.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(header)
+    content = stream.read(length)
+    if len(content) < length:
+        raise EOFError
+    return pickle.loads(content)
+
+
+def main() -> None:
+    """Answer requests until the parent closes the pipe."""
+    # the parent decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    # what the user's code prints must not get between the messages
+    os.dup2(2, 1)
+    try:
+        _serve(requests, replies)
+    except (EOFError, BrokenPipeError):
+        pass
+    os._exit(0)
+
+
+def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    setup = read_message(requests)
+    parser = _core.Parser(setup["features"])
+    try:
+        reader = LineReader(setup["reader"], parser, labels=setup["labels"])
+    except Exception as error:
+        write_message(replies, ("error", error))
+        return
+    while True:
+        unit, cut = read_message(requests)
+        try:
+            for records in _core.RecordReader(parser, [unit], _core.Cut(**cut)):
+                write_message(replies, ("batch", _core.batch_to_parts(reader.batch(records))))
+        except (EOFError, BrokenPipeError):
+            raise
+        except Exception as error:
+            write_message(replies, ("error", error))
+            return
+        write_message(replies, ("end", None))
+
+
+if __name__ == "__main__":
+    main()
