@@ -26,11 +26,10 @@ LAYERS = {
     "config": {"errors"},
     "manifest": {"durable", "errors"},
     "run": {"config", "durable", "errors"},
-    "user_code": {"errors"},
     "models": set[str](),
     "data": {"_core", "config", "durable", "errors", "machine"},
     "serving": _BASE,
-    "training": _BASE | {"data", "models", "user_code"},
+    "training": _BASE | {"data", "models"},
     "publish": _BASE | {"data", "models", "training"},
 }
 # Only what trains may need torch; `bench` and the commands import it when they run.
