@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from elasticrec.config import Job
 from elasticrec.config import load_job as _load_job
-from elasticrec.predict import score_file
+from elasticrec.predict import score_lines, scores_of, source_of
 from elasticrec.run import Run, resolve_run
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ class Result:
 
     def score(self, samples: Path | str | bytes | Iterable[str]) -> Scores:
         """Probabilities `[samples, labels]` by the newest checkpoint: of a file (a `Path`), of text, or of lines."""
-        with ExitStack() as stack:
-            name = str(samples) if isinstance(samples, Path) else "samples"
-            file = stack.enter_context(open(samples, "rb")) if isinstance(samples, Path) else _lines(samples)
-            chunks = list(score_file(file, name, self._model.predict))
+        if isinstance(samples, Path):
+            chunks = list(scores_of(source_of(self._model), str(samples)))
+        else:
+            chunks = list(score_lines(_lines(samples), "samples", source_of(self._model)))
         return np.concatenate([np.zeros((0, len(self._model.job.data.labels)), np.float32), *chunks])
 
     @cached_property

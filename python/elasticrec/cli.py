@@ -241,10 +241,10 @@ def predict(
 
     Several labels are separated by tabs.
     """
-    from elasticrec.predict import open_lines, open_scorer, score_file
+    from elasticrec.predict import open_scorer, scores_of
 
-    with open_scorer(checkpoint, model, server, name, token, best=best) as score, open_lines(file) as lines:
-        for scores in score_file(lines, file, score):
+    with open_scorer(checkpoint, model, server, name, token, best=best) as source:
+        for scores in scores_of(source, file):
             typer.echo("\n".join("\t".join(f"{value:.9g}" for value in row) for row in scores))
 
 
@@ -308,6 +308,27 @@ def bench_parse(
     result = parse.run(samples, repeats, lambda text: typer.echo(text, err=True))
     for format in parse.FORMATS:
         typer.echo(f"{format}: {result[f'{format}_mb_per_s']:,.0f} MB/s a core")
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+@bench_app.command("train")
+def bench_train(
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
+    samples: Annotated[int, typer.Option(min=100_000, max=MAX_SAMPLES, help="Samples to generate.")] = 300_000,
+    rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the table.")] = 10_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement of the network.")] = 3.0,
+    rivals: Annotated[bool, typer.Option("--rivals", help="In a clone: also run plain PyTorch.")] = False,
+) -> None:
+    """Training against its network alone, over ten million rows."""
+    import json
+
+    from elasticrec.bench import train
+
+    result = train.run(samples, rows, repeats, seconds, lambda text: typer.echo(text, err=True), rivals)
+    for line in train.describe(result):
+        typer.echo(line)
     if as_json:
         typer.echo(json.dumps(result))
 

@@ -37,10 +37,10 @@ class Source:
 
     name: str
     features: dict[str, Any]
-    parse: Callable[[bytes], _core.Batch]
     rows: Callable[[list[int]], list[Row | None]]
     """Rows by sign; none where there is none."""
     width: int
+    parse: Callable[[bytes], _core.Batch]
     predict: Callable[[bytes], Values]
     pull: Callable[[_core.Batch], Values] | None = None
     """Pooled rows `[1, cells, width]` from the table itself; without it they are pooled here."""
@@ -175,7 +175,7 @@ def _of_checkpoint(run: str, best: bool) -> Source:
         return pooled
 
     return Source(
-        str(loaded.checkpoint.path), loaded.job.features(), loaded.parse, rows, table.width, loaded.predict, pull
+        str(loaded.checkpoint.path), loaded.job.features(), rows, table.width, loaded.parse, loaded.predict, pull
     )
 
 
@@ -194,8 +194,6 @@ def _of_version(model: Path) -> Source:
     width = sum(column["width"] for column in manifest["table"]["columns"])
     predictor = _core.Predictor(str(path), str(library_path()))
     parser = _core.Parser(json.dumps(manifest["features"]))
-
-    def parse(line: bytes) -> _core.Batch:
-        return parser.parse(line, labels=False)
-
-    return Source(str(path), manifest["features"], parse, rows, width, predictor.predict)
+    return Source(
+        str(path), manifest["features"], rows, width, lambda text: parser.parse(text, labels=False), predictor.predict
+    )

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +17,59 @@ from elasticrec.publish.repository import find_version
 from elasticrec.serving.client import Client
 from elasticrec.serving.onnxruntime import library_path
 
+if TYPE_CHECKING:
+    # it needs torch
+    from elasticrec.training.predict import CheckpointModel
+
 Scores = npt.NDArray[np.float32]
 
 _CHUNK_LINES = 1024
 _CHUNK_BYTES = 1 << 20
 
 
-def score_file(file: BinaryIO, name: str, predict: Callable[[bytes], Scores]) -> Iterator[Scores]:
-    """Scores of a file, some lines at a time; a bad line is named by its number in the file."""
+@dataclass(frozen=True)
+class Source:
+    """Where scores come from."""
+
+    predict: Callable[[bytes], Scores]
+    """Scores of lines, one a sample: a header, or a line that a reader passes over, has none."""
+    predict_file: Callable[[str], Iterator[Scores]] | None = None
+    """Scores of a whole file, where its format has no lines."""
+    is_remote: bool = False
+
+
+def source_of(model: "CheckpointModel") -> Source:
+    """Scores from a checkpoint."""
+    has_lines = model.job.data.format != "parquet"
+    return Source(model.predict, None if has_lines else model.predict_file)
+
+
+def scores_of(source: Source, file: str) -> Iterator[Scores]:
+    """Scores of a file by its path, or of standard input, some at a time."""
+    if source.predict_file is not None:
+        if file == "-":
+            raise ConfigError("predict: standard input has lines, expected a Parquet file")
+        yield from source.predict_file(file)
+        return
+    with open_lines(file) as lines:
+        yield from score_lines(lines, file, source)
+
+
+def score_lines(file: BinaryIO, name: str, source: Source) -> Iterator[Scores]:
+    """Scores of lines, some at a time; a bad line is named by its number in the file."""
     first = 0
+    header: bytes | None = None
     while lines := _take(file):
+        header = lines[0] if header is None else header
         samples = sum(not line.isspace() for line in lines)
         try:
-            scores = predict(b"".join(lines))
+            scores = source.predict(b"".join(lines))
         except SampleError:
-            raise _locate(lines, first, name, predict) from None
-        if len(scores) != samples:
+            raise _locate(lines, first, name, source.predict) from None
+        # a server that leaves out more than a header does not answer what it was asked
+        if source.is_remote and len(scores) not in (samples, samples - lines.count(header)):
             raise UnavailableError(f"{name}: expected {samples} scores, got {len(scores)}")
-        if samples:
+        if len(scores):
             yield scores
         first += len(lines)
 
@@ -77,7 +113,7 @@ def open_scorer(
     token: str | None,
     *,
     best: bool = False,
-) -> Iterator[Callable[[bytes], Scores]]:
+) -> Iterator[Source]:
     """What turns lines into scores: exactly one of a checkpoint, a published model and a server."""
     if sum(source is not None for source in (checkpoint, model, server)) != 1:
         raise ConfigError("predict: expected one of --checkpoint, --model and --server")
@@ -90,10 +126,10 @@ def open_scorer(
         from elasticrec.run import resolve_run
         from elasticrec.training.predict import load_checkpoint
 
-        yield load_checkpoint(resolve_run(checkpoint), best=best).predict
+        yield source_of(load_checkpoint(resolve_run(checkpoint), best=best))
     elif model is not None:
-        yield _core.Predictor(str(find_version(model)[0]), str(library_path())).predict
+        yield Source(_core.Predictor(str(find_version(model)[0]), str(library_path())).predict)
     elif server is not None:
         secret = Secret(token, Path.cwd()).reveal_token() if token else None
         with Client(server, name, token=secret) as client:
-            yield client.predict_lines
+            yield Source(client.predict_lines, is_remote=True)

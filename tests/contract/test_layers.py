@@ -26,10 +26,11 @@ LAYERS = {
     "config": {"errors"},
     "manifest": {"durable", "errors"},
     "run": {"config", "durable", "errors"},
+    "user_code": {"errors"},
     "models": set[str](),
-    "data": {"_core", "config", "durable", "errors", "machine"},
+    "data": {"_core", "config", "durable", "errors", "machine", "user_code"},
     "serving": _BASE,
-    "training": _BASE | {"data", "models"},
+    "training": _BASE | {"data", "models", "user_code"},
     "publish": _BASE | {"data", "models", "training"},
 }
 # Only what trains may need torch; `bench` and the commands import it when they run.

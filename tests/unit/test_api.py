@@ -163,7 +163,7 @@ def test_an_interrupt_in_the_middle_of_a_batch_saves_nothing_torn(monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_step", torn)
+        patch.setattr(Trainer, "step", torn)
         with pytest.raises(KeyboardInterrupt):
             elasticrec.train("job.yaml", fresh=True, quiet=True)
     assert num_threads() == before

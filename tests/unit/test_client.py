@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
-from elasticrec.predict import Scores, score_file
+from elasticrec.predict import Scores, Source, score_lines
 from elasticrec.serving.client import Client
 
 MODELS = {"models": [{"name": "demo", "version": 1}]}
@@ -135,7 +135,7 @@ def score(text: bytes) -> Scores:
 def test_a_bad_line_has_its_number_in_the_file() -> None:
     text = b"ok\n" * 1500 + b"\n" + b"bad\n" + b"ok\n" * 10
     with pytest.raises(SampleError, match=r"^f\.txt:1502: not good$"):
-        list(score_file(io.BytesIO(text), "f.txt", score))
+        list(score_lines(io.BytesIO(text), "f.txt", Source(score)))
 
 
 def test_long_lines_go_in_smaller_pieces() -> None:
@@ -146,11 +146,17 @@ def test_long_lines_go_in_smaller_pieces() -> None:
         return score(text)
 
     text = (b"x" * 50_000 + b"\n") * 100
-    assert sum(len(scores) for scores in score_file(io.BytesIO(text), "f.txt", counted)) == 100
+    assert sum(len(scores) for scores in score_lines(io.BytesIO(text), "f.txt", Source(counted))) == 100
     assert max(sizes) < 2 << 20
 
 
 def test_blank_lines_have_no_scores_and_missing_scores_are_noticed() -> None:
-    assert list(score_file(io.BytesIO(b"\n \n"), "f.txt", score)) == []
-    with pytest.raises(UnavailableError, match="expected 2 scores, got 1"):
-        list(score_file(io.BytesIO(b"a\nb\n"), "f.txt", lambda text: score(text)[:1]))
+    assert list(score_lines(io.BytesIO(b"\n \n"), "f.txt", Source(score))) == []
+    with pytest.raises(UnavailableError, match="expected 3 scores, got 1"):
+        source = Source(lambda text: score(text)[:1], is_remote=True)
+        list(score_lines(io.BytesIO(b"a\nb\nc\n"), "f.txt", source))
+
+
+def test_a_header_has_no_score() -> None:
+    source = Source(lambda text: score(text.replace(b"head\n", b"")), is_remote=True)
+    assert [len(scores) for scores in score_lines(io.BytesIO(b"head\na\nb\n"), "f.txt", source)] == [2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrec.errors import ConfigError, ElasticRecError, ModelError
+from elasticrec.errors import ConfigError, ModelError
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import best, latest, list_checkpoints
 from elasticrec.training.loop import train_job
@@ -77,29 +77,20 @@ def test_each_label_has_its_own(make_job: MakeJob, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("class Error\n", "train.metrics: {path}:1: SyntaxError: expected ':'"),
-        (
-            "x = 1\nimport nothing_like_it\n",
-            "train.metrics: {path}:2: ModuleNotFoundError: No module named 'nothing_like_it'",
-        ),
-        ("class Other:\n    pass\n", "train.metrics: {path}: expected a class `Error`, it has `Other`"),
-        ("", "train.metrics: {path}: expected a class `Error`"),
-        (
-            "class Error:\n    def update(self): ...\n",
-            "train.metrics: {path}: `Error`: expected a method `result`, got none",
-        ),
-        (
-            GOOD.replace("__init__(self)", "__init__(self, x)"),
-            "train.metrics: {path}: TypeError: Error.__init__() missing 1 required",
-        ),
-        (GOOD.replace("= 0.0", "= 1 / 0"), "train.metrics: {path}:8: ZeroDivisionError: division by zero"),
+        ("class Error\n", "{path}:1: SyntaxError: expected ':'"),
+        ("x = 1\nimport nothing_like_it\n", "{path}:2: ModuleNotFoundError: No module named 'nothing_like_it'"),
+        ("class Other:\n    pass\n", "{path}: expected a class `Error`, it has `Other`"),
+        ("", "{path}: expected a class `Error`, it has none"),
+        ("class Error:\n    def update(self): ...\n", "{path}: `Error`: expected a method `result`, got none"),
+        (GOOD.replace("__init__(self)", "__init__(self, x)"), "{path}: TypeError: Error.__init__() missing 1 required"),
+        (GOOD.replace("= 0.0", "= 1 / 0"), "{path}:8: ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_file_that_is_no_good_is_told_before_anything_starts(make_job: MakeJob, source: str, message: str) -> None:
     path = Path("mine.py").absolute()
     path.write_text(source)
     job = make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Error"})
-    with pytest.raises(ElasticRecError) as caught:
+    with pytest.raises(ModelError) as caught:
         train_job(job)
     assert str(caught.value).startswith(message.format(path=path))
     assert "\n" not in str(caught.value)
@@ -109,34 +100,22 @@ def test_a_file_that_is_no_good_is_told_before_anything_starts(make_job: MakeJob
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            ("self.weight += ", "self.weight += nothing + "),
-            "train.metrics: {path}:13: NameError: name 'nothing' is not defined",
-        ),
-        (
-            ('"mse": self.sum / self.weight', '"mse": 0 / 0'),
-            "train.metrics: {path}:17: ZeroDivisionError: division by zero",
-        ),
-        (
-            ("return {", "return 1 or {"),
-            "train.metrics: {path}: `Error.result`: expected a dict of names and numbers, got int",
-        ),
+        (("self.weight += ", "self.weight += nothing + "), "{path}:13: NameError: name 'nothing' is not defined"),
+        (('"mse": self.sum / self.weight', '"mse": 0 / 0'), "{path}:17: ZeroDivisionError: division by zero"),
+        (("return {", "return 1 or {"), "{path}: `Error.result`: expected a dict of names and numbers, got int"),
         (
             ('"mse": self.sum / self.weight', '"auc": 1'),
-            "train.metrics: {path}: `Error.result`: `auc` is taken, expected another name",
+            "{path}: `Error.result`: `auc` is taken, expected another name",
         ),
         (
             ('"mse": self.sum / self.weight', '"mse": float("nan")'),
-            "train.metrics: {path}: `Error.result`: `mse`: expected a finite number, got nan",
+            "{path}: `Error.result`: `mse`: expected a finite number, got nan",
         ),
         (
             ('"mse": self.sum / self.weight', '"mse": "x"'),
-            "train.metrics: {path}: `Error.result`: `mse`: expected a finite number, got 'x'",
+            "{path}: `Error.result`: `mse`: expected a finite number, got 'x'",
         ),
-        (
-            ('"mse": self.sum / self.weight', "1: 2"),
-            "train.metrics: {path}: `Error.result`: expected names as keys, got 1",
-        ),
+        (('"mse": self.sum / self.weight', "1: 2"), "{path}: `Error.result`: expected names as keys, got 1"),
     ],
 )
 def test_what_fails_later_costs_nothing_that_was_learned(
@@ -155,7 +134,7 @@ def test_what_fails_later_costs_nothing_that_was_learned(
 
 
 def test_a_file_that_is_not_there(make_job: MakeJob) -> None:
-    with pytest.raises(ConfigError, match=r"^train\.metrics: .*/mine\.py: No such file"):
+    with pytest.raises(FileNotFoundError, match=r"mine\.py"):
         train_job(make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Error"}))
 
 
@@ -179,7 +158,7 @@ def test_a_fresh_start_with_a_bad_file_does_not_cost_the_run(make_job: MakeJob) 
     train_job(job)
     before = latest(Run.of(job))
     Path("mine.py").write_text("class Error\n")
-    with pytest.raises(ConfigError, match="SyntaxError"):
+    with pytest.raises(ModelError, match="SyntaxError"):
         train_job(make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Error"}), fresh=True)
     assert latest(Run.of(job)) == before
 

@@ -5,34 +5,28 @@ One shape for all of it: Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-
 
 import contextlib
 import io
-import json
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from elasticrec import _core
+from elasticrec.bench.network import dense_only_rate
 from elasticrec.bench.parse import parse_rate
 from elasticrec.config import Job, match_files, parse_job
 from elasticrec.machine import num_cores
 from elasticrec.publish.publish import publish_run
 from elasticrec.serving.onnxruntime import library_path
-from elasticrec.training.dense import FlatParameters
 from elasticrec.training.loop import train_job
-from elasticrec.training.network import Scorer, build_model, loss_of
 from elasticrec.training.report import Summary
 
 Result = dict[str, Any]
 _CONNECTIONS = 4
-_WARM_UP_STEPS = 10
 _READY = re.compile(r" on http://([^/]+)/")
 
 
@@ -56,12 +50,13 @@ def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) 
         result: Result = {"samples": samples, "repeats": repeats, "cores": num_cores()}
         say("parsing")
         result["parse_mb_per_s"] = statistics.median(parse_rate(job) for _ in range(repeats))
+        text = b"".join(match_files(job, "train")[0].read_bytes().splitlines(keepends=True)[: job.train.batch_size])
         # the two sides of the comparison take turns: a noisy neighbour hits both
         trained, dense_only = [], []
         for repeat in range(repeats):
             say(f"training {repeat + 1}/{repeats}: the whole loop, then its network alone")
             trained.append(_train(job))
-            dense_only.append(_dense_only_rate(job, seconds))
+            dense_only.append(dense_only_rate(job, text, seconds))
         middle = sorted(trained, key=lambda summary: summary.samples_per_s)[len(trained) // 2]
         result["train_samples_per_s"] = middle.samples_per_s
         result["train_shares"] = {name: round(share, 4) for name, share in middle.shares.items()}
@@ -108,41 +103,6 @@ def _job() -> Job:
 def _train(job: Job) -> Summary:
     with contextlib.redirect_stderr(io.StringIO()):
         return train_job(job, fresh=True)
-
-
-def _dense_only_rate(job: Job, seconds: float) -> tuple[float, int]:
-    """The same network, loss and optimizer on ready tensors, at its best number of threads."""
-    rates = {threads: _dense_steps(job, seconds, threads) for threads in range(1, num_cores() + 1)}
-    best = max(rates, key=lambda threads: rates[threads])
-    return rates[best], best
-
-
-def _dense_steps(job: Job, seconds: float, threads: int) -> float:
-    torch.set_num_threads(threads)
-    model = build_model(job)
-    dense, scorer = FlatParameters(model, job), Scorer(model)
-    width = sum(column.width for column in model.columns)
-    size = job.train.batch_size
-    lines = match_files(job, "train")[0].read_bytes().splitlines(keepends=True)
-    batch = _core.Parser(json.dumps(job.features())).parse(b"".join(lines[:size]), labels=True)
-    values = torch.from_numpy(batch.dense)
-    rows = torch.rand(size, model.shape.num_slots, width) * 0.02 - 0.01
-
-    def step() -> None:
-        pooled = rows.detach().requires_grad_()
-        loss = loss_of(scorer.logits(pooled, values), batch)
-        dense.zero_gradient()
-        torch.autograd.backward(loss.mean)
-        dense.step()
-
-    for _ in range(_WARM_UP_STEPS):
-        step()
-    steps = 0
-    start = time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        step()
-        steps += 1
-    return steps * size / (time.perf_counter() - start)
 
 
 def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:

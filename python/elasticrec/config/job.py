@@ -149,7 +149,14 @@ class Job(Section):
 
     def with_columns(self, columns: Columns) -> "Job":
         """The same job with its columns completed."""
-        job = self.model_copy(update={"data": self.data.model_copy(update={"columns": columns})})
+        return self._with_data(columns=columns)
+
+    def without_holdout(self) -> "Job":
+        """The same job over all samples of its files."""
+        return self._with_data(eval=())
+
+    def _with_data(self, **changes: Any) -> "Job":
+        job = self.model_copy(update={"data": self.data.model_copy(update=changes)})
         job._source = self._source
         return job
 

@@ -1,6 +1,5 @@
 """Units to batches, whatever the format: the one place that knows which reader a job needs."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -48,9 +47,8 @@ def open_batches(
     )
 
 
-def line_parser(job: Job) -> Callable[[bytes], _core.Batch]:
+def line_parser(job: Job, parser: _core.Parser) -> Callable[[bytes], _core.Batch]:
     """What turns lines without labels into a batch, for predictions."""
-    parser = _core.Parser(json.dumps(job.features()))
     if job.data.format == "parquet":
 
         def refuse(_: bytes) -> _core.Batch:

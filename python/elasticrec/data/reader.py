@@ -1,16 +1,12 @@
 """A reader of the user's own: a class in a file of theirs that turns a line into named values."""
 
-import hashlib
-import importlib.util
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 from elasticrec import _core
 from elasticrec.errors import ConfigError, SampleError
+from elasticrec.user_code import line_of, load_class, told_with_line
 
 # Bad records that are shown in full; the rest are only counted.
 SHOWN_BAD = 5
@@ -23,59 +19,16 @@ class Reader(Protocol):
         """Values of slots, dense columns and labels by name; None passes a line over that is no sample."""
 
 
-def load_class(spec: str, what: str) -> type[Any]:
-    """The class that `path/file.py:Class` names; whatever goes wrong in the file is one line with its place."""
-    path, _, name = spec.rpartition(":")
-    module = _load_module(Path(path), what)
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type) and not key.startswith("_")]
-        hint = f", it has {', '.join(f'`{key}`' for key in classes)}" if classes else ""
-        raise ConfigError(f"{what}: {path}: expected a class `{name}`{hint}")
-    return found
-
-
-def _load_module(path: Path, what: str) -> ModuleType:
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{what}: {path}: {error.strerror}") from None
-    name = f"_elasticrec_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # classes that are pickled or have annotations look their module up
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(f"{what}: {place_of(error, path)}: {type(error).__name__}: {error}") from None
-    return module
-
-
-def place_of(error: BaseException, path: Path | str) -> str:
-    """`file:line` of the user's own line that an error came from."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f"{path}:{lines[-1]}" if lines else str(path)
-
-
 class LineReader:
     """Makes batches of lines with the user's reader."""
 
     def __init__(self, spec: str, parser: _core.Parser, *, labels: bool) -> None:
-        self._path = spec.rpartition(":")[0]
-        made = load_class(spec, "data.reader")
-        try:
+        self._path = Path(spec.rpartition(":")[0])
+        made = load_class(spec)
+        with told_with_line(self._path):
             self._reader: Reader = made()
-        except Exception as error:
-            raise ConfigError(
-                f"data.reader: {place_of(error, self._path)}: {made.__name__}(): {type(error).__name__}: {error}"
-            ) from None
         if not callable(getattr(self._reader, "parse", None)):
-            raise ConfigError(f"data.reader: {self._path}: expected a method `parse(self, line)` in `{made.__name__}`")
+            raise ConfigError(f"{self._path}: `{made.__name__}`: expected a method `parse(self, line)`, got none")
         self._maker = _core.BatchMaker(parser, labels=labels)
         self._num_shown = 0
 
@@ -121,7 +74,7 @@ class LineReader:
         except UnicodeDecodeError:
             raise SampleError("expected UTF-8 text") from None
         except Exception as error:
-            raise SampleError(f"{place_of(error, self._path)}: {type(error).__name__}: {error}") from None
+            raise SampleError(line_of(error, self._path)) from None
         if sample is None:
             return False
         if not isinstance(sample, Mapping):

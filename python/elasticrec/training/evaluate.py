@@ -66,17 +66,16 @@ class Evaluator:
     """The data that a job is evaluated on, and what is measured."""
 
     job: Job
-    parser: _core.Parser
     files: list[Path]
     own: list[OwnMetric]
     say: Callable[[str], None]
     watch: Callable[[int], None] = field(default=lambda _: None)
     """Told the records so far, batch by batch; may raise to end it."""
 
-    def run(self, embedding: Embedding, scorer: Scorer) -> list[Metrics]:
+    def run(self, embedding: Embedding, scorer: Scorer, parser: _core.Parser) -> list[Metrics]:
         """Metrics of each label over all of the data, in file order."""
         units = plan_units(self.files, replace(cut_of(self.job), shuffle=False), 0, 0)
-        reader = open_batches(self.job, self.parser, units, shuffle=False, held_out=True)
+        reader = open_batches(self.job, parser, units, shuffle=False, held_out=True)
         records = bad = 0
 
         def counted() -> Iterator[_core.Batch]:

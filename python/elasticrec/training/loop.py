@@ -62,9 +62,9 @@ class Trainer:
         eval_files = match_files(job, "eval")
         check_headers(job, [*self.train_files, *eval_files])
         own = load_metrics(job)
-        self.evaluator = Evaluator(job, self.parser, eval_files, own, reporter.say, self._watch_evaluation)
+        self.evaluator = Evaluator(job, eval_files, own, reporter.say, self._watch_evaluation)
         self.model = build_model(job)
-        self.scorer = Scorer(self.model)
+        self.scorer = Scorer(self.model, job.data.negative_rate)
         embedding = Embedding(job, self.model.columns)
         sums = [MetricSums() for _ in job.data.labels]
         self.state = State(embedding, FlatParameters(self.model, job), sums)
@@ -121,7 +121,7 @@ class Trainer:
     def train(self) -> Summary:
         """Train every epoch that is left and leave a checkpoint of the end."""
         first_samples = self.progress.samples
-        self.clock = StageClock()
+        self.restart_clock()
         self.schedule.start()
         try:
             while self.progress.epoch < self.job.train.epochs:
@@ -132,6 +132,11 @@ class Trainer:
                 raise KeyboardInterrupt from None
         return self._summary(first_samples)
 
+    def restart_clock(self) -> StageClock:
+        """A clock that begins now."""
+        self.clock = StageClock()
+        return self.clock
+
     def _train_epoch(self) -> None:
         units, skip = self._open_units()
         if not skip:
@@ -141,8 +146,8 @@ class Trainer:
         self.reporter.start()
         with closing(reader):
             self._follow_schedule()
-            for batch in self._timed(reader):
-                self._step(batch)
+            for batch in self.timed(reader):
+                self.step(batch)
                 self._check_bad(batch)
                 if self.reporter.due():
                     self._report(units, *started)
@@ -166,7 +171,8 @@ class Trainer:
         self.reporter.say(f"stopped and saved; the same command goes on from step {self.progress.steps}")
         raise Stopped
 
-    def _timed(self, reader: Batches) -> Iterator[_core.Batch]:
+    def timed(self, reader: Batches) -> Iterator[_core.Batch]:
+        """The batches of a reader, with the time that they are waited for, and that of the reader's own threads."""
         before = (0.0, 0.0)
         while True:
             with self.clock.stage("wait"):
@@ -179,7 +185,7 @@ class Trainer:
                 return
             yield batch
 
-    def _step(self, batch: _core.Batch) -> None:
+    def step(self, batch: _core.Batch) -> None:
         """One batch: pull, forward, backward, push, step. Values are read only after the push before."""
         embedding, dense, clock = self.state.embedding, self.state.dense, self.clock
         applied = True
@@ -193,8 +199,8 @@ class Trainer:
                 mean = loss.mean.item()
             if not math.isfinite(mean):
                 raise ModelError(
-                    f"unit {batch.unit} batch {batch.index}: expected a finite loss, got {mean}; "
-                    f"lower the learning rates or look at the data: {batch.places}"
+                    f"unit {batch.unit} batch {batch.index} ({batch.places}): expected a finite loss, got {mean}; "
+                    "lower the learning rates or look at the data"
                 )
             with clock.stage("backward"):
                 dense.zero_gradient()
@@ -264,7 +270,7 @@ class Trainer:
         """Measure the parameters as they are; what is learned so far is saved if that fails or is stopped."""
         try:
             with self.clock.stage("evaluate"):
-                self.evaluation = self.evaluator.run(self.state.embedding, self.scorer)
+                self.evaluation = self.evaluator.run(self.state.embedding, self.scorer, self.parser)
         except Stopped:
             self._stop()
         except Exception:

@@ -1,5 +1,6 @@
 """The network of a job and its loss: the part of a training step that torch does."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -67,17 +68,32 @@ def loss_of(logits: Tensor, batch: _core.Batch) -> Loss:
 
 
 class Scorer(nn.Module):
-    """What is exported: pooled rows and dense values to probabilities."""
+    """What is exported: rows by cell and dense values to probabilities.
 
-    def __init__(self, model: Model) -> None:
+    Where only a share of the samples without a click was kept, probabilities are those of all samples, while logits are
+    of the data as it is: with rate r and q learned, p / (1 - p) = r q / (1 - q) for the click, and any other label,
+    which comes with a click, is scaled as the click's.
+    """
+
+    def __init__(self, model: Model, negative_rate: float = 1.0) -> None:
         super().__init__()
         self.model = model
+        self.negative_rate = negative_rate
 
     def forward(self, pooled: Tensor, dense: Tensor) -> Tensor:
         """`[B, L]`"""
-        return torch.sigmoid(self.logits(pooled, dense))
+        return self.probabilities(self.logits(pooled, dense))
 
     def logits(self, pooled: Tensor, dense: Tensor) -> Tensor:
         """`[B, L]`"""
         logits: Tensor = self.model(split_columns(pooled, self.model.columns), dense)
         return logits
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Scores as users see them, `[B, L]`."""
+        learned = torch.sigmoid(logits)
+        if self.negative_rate == 1.0:
+            return learned
+        click = torch.sigmoid(logits[:, :1] + math.log(self.negative_rate))
+        kept = click + self.negative_rate * (1 - click)
+        return torch.cat([click, learned[:, 1:] * kept], 1)

@@ -2,16 +2,14 @@
 
 import math
 import numbers
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from elasticrec.config import Job
 from elasticrec.config.train import METRICS
-from elasticrec.data.reader import load_class, place_of
-from elasticrec.errors import ElasticRecError, ModelError
+from elasticrec.errors import ModelError
 from elasticrec.training.metrics import Array
+from elasticrec.user_code import load_class, told_with_line
 
 _METHODS = ("update", "result")
 
@@ -21,18 +19,16 @@ class OwnMetric:
 
     def __init__(self, place: str) -> None:
         self.path = Path(place.rpartition(":")[0])
-        self._class = load_class(place, "train.metrics")
+        self._class = load_class(place)
         for method in _METHODS:
             if not callable(getattr(self._class, method, None)):
-                raise ModelError(
-                    f"train.metrics: {self.path}: `{self._class.__name__}`: expected a method `{method}`, got none"
-                )
+                raise ModelError(f"{self.path}: `{self._class.__name__}`: expected a method `{method}`, got none")
         # a constructor that fails should do so before anything is trained
         self.start()
 
     def start(self) -> "Measurement":
         """Begin one evaluation of one label."""
-        with _told_with_line(self.path):
+        with told_with_line(self.path):
             return Measurement(self.path, self._class.__name__, self._class())
 
 
@@ -46,14 +42,14 @@ class Measurement:
 
     def update(self, scores: Array, labels: Array, weights: Array) -> None:
         """A batch: predictions, labels and weights, `[N]` each."""
-        with _told_with_line(self._path):
+        with told_with_line(self._path):
             self._metric.update(scores, labels, weights)
 
     def result(self) -> dict[str, float]:
         """The user's values, checked: names that are free, and finite numbers."""
-        with _told_with_line(self._path):
+        with told_with_line(self._path):
             values = self._metric.result()
-        where = f"train.metrics: {self._path}: `{self._name}.result`"
+        where = f"{self._path}: `{self._name}.result`"
         if not isinstance(values, dict):
             raise ModelError(f"{where}: expected a dict of names and numbers, got {type(values).__name__}")
         for name, value in values.items():
@@ -69,16 +65,3 @@ class Measurement:
 def load_metrics(job: Job) -> list[OwnMetric]:
     """The classes that `train.metrics` names."""
     return [OwnMetric(place) for place in job.train.metrics]
-
-
-@contextmanager
-def _told_with_line(path: Path) -> Iterator[None]:
-    """Whatever the user's code raises becomes one line: `file:line: kind: message`."""
-    try:
-        yield
-    except ElasticRecError:
-        raise
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        what = f"{type(error).__name__}: {first}" if first else type(error).__name__
-        raise ModelError(f"train.metrics: {place_of(error, path)}: {what}") from error

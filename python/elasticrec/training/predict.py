@@ -1,21 +1,28 @@
 """Scores from a checkpoint: the trainer's own view of a sample, which the server must match."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
 
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.data.batches import line_parser
-from elasticrec.errors import ModelError
+from elasticrec.data.units import plan_units
+from elasticrec.errors import ModelError, SampleError
 from elasticrec.manifest import MANIFEST
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Checkpoint, State
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.embedding import Embedding
-from elasticrec.training.evaluate import Scores, logits_of, probabilities
+from elasticrec.training.evaluate import Scores, logits_of
 from elasticrec.training.metrics import MetricSums
 from elasticrec.training.network import Scorer, build_model
+from elasticrec.training.read import cut_of
 
 
 @dataclass
@@ -26,11 +33,30 @@ class CheckpointModel:
     checkpoint: Checkpoint
     state: State
     scorer: Scorer
+    parser: _core.Parser
     parse: Callable[[bytes], _core.Batch]
 
     def predict(self, text: bytes) -> Scores:
         """Probabilities `[N, L]` of lines in the training format; their labels are passed over."""
-        return probabilities(logits_of(self.state.embedding, self.scorer, self.parse(text)))
+        return self._scores(self.parse(text))
+
+    def predict_file(self, path: str) -> Iterator[Scores]:
+        """Probabilities of the rows of a Parquet file, some at a time; a bad row ends it."""
+        from elasticrec.data.parquet import ParquetReader
+
+        units = plan_units([Path(path)], replace(cut_of(self.job), shuffle=False), 0, 0)
+        job = self.job.without_holdout()
+        with closing(
+            ParquetReader(job, self.parser, units, shuffle=False, skip=0, held_out=False, labels=False)
+        ) as batches:
+            for batch in batches:
+                if batch.bad:
+                    raise SampleError(batch.bad[0])
+                yield self._scores(batch)
+
+    def _scores(self, batch: _core.Batch) -> Scores:
+        logits = torch.from_numpy(logits_of(self.state.embedding, self.scorer, batch)).double()
+        return self.scorer.probabilities(logits).float().numpy()
 
 
 def load_checkpoint(run: Run, *, best: bool = False) -> CheckpointModel:
@@ -53,4 +79,7 @@ def load(job: Job, checkpoint: Checkpoint) -> CheckpointModel:
     model = build_model(job)
     state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])
     checkpoints.restore(checkpoint, job, state)
-    return CheckpointModel(job, checkpoint, state, Scorer(model), line_parser(job))
+    parser = _core.Parser(json.dumps(job.features()))
+    return CheckpointModel(
+        job, checkpoint, state, Scorer(model, job.data.negative_rate), parser, line_parser(job, parser)
+    )

@@ -1,4 +1,4 @@
-"""What training and evaluation ask of a job's batches: how units are cut, where time goes, how many may be bad."""
+"""What training and evaluation share of reading: how files are cut, what the readers cost, how much may be bad."""
 
 from elasticrec.config import Job, fingerprint
 from elasticrec.data.batches import Batches

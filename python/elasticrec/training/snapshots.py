@@ -1,6 +1,5 @@
 """Evaluation after the training: the checkpoints of a run, one or a range of epochs, over any data."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,9 +8,7 @@ from typing import Any
 
 import torch
 
-from elasticrec import _core
 from elasticrec.config import Job, match_files
-from elasticrec.data.header import check_headers
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
@@ -85,11 +82,10 @@ def evaluate_run(
     files = match_files(job, "eval")
     if not files:
         raise ConfigError(f"{run.path}: its job has no `data.eval`, expected --data FILES")
-    check_headers(job, files)
-    evaluator = Evaluator(job, _core.Parser(json.dumps(job.features())), files, load_metrics(job), say)
+    evaluator = Evaluator(job, files, load_metrics(job), say)
     for checkpoint in chosen:
         loaded = load(job, checkpoint)
-        metrics = evaluator.run(loaded.state.embedding, loaded.scorer)
+        metrics = evaluator.run(loaded.state.embedding, loaded.scorer, loaded.parser)
         yield Evaluated(checkpoint, dict(zip(job.data.labels, metrics, strict=True)))
 
 

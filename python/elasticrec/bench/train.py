@@ -1,0 +1,207 @@
+"""Training against its network alone: PaddleRec slot text on disk, ten million rows in the table, no staleness.
+
+The shape is Criteo's: 26 slots, 13 dense values; Wide & Deep with dim 9 and an MLP of 400-400-400, Adam for that.
+"""
+
+import contextlib
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from elasticrec.bench.network import dense_only_rate
+from elasticrec.config import Job, parse_job
+from elasticrec.data.batches import open_batches
+from elasticrec.data.units import Cut, plan_units
+from elasticrec.errors import ConfigError
+from elasticrec.machine import num_cores
+from elasticrec.run import Run
+from elasticrec.training.loop import Trainer
+from elasticrec.training.report import Reporter
+
+Result = dict[str, Any]
+
+SLOTS, DENSE = 26, 13
+BATCH_SIZES = (512, 4096)
+ZIPF = 1.05
+# Samples that warm caches, threads and the allocator before the clock starts.
+_WARM_UP_BATCHES = 20
+
+
+def run(samples: int, rows: int, repeats: int, seconds: float, say: Callable[[str], None], rivals: bool) -> Result:
+    """All figures, each the median of `repeats`; ours and the network alone take turns."""
+    script = _rival_script() if rivals else None
+    with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
+        values = rows // SLOTS
+        files = {}
+        for kind in ("zipf", "uniform"):
+            say(f"writing {samples:,} samples of PaddleRec slot text, {kind} signs")
+            files[kind] = write_samples(Path(f"{kind}.txt"), samples, values, kind)
+        result: Result = {"samples": samples, "rows": rows, "repeats": repeats, "cores": num_cores()}
+        for size in BATCH_SIZES:
+            result.update(_measure(size, values, files, repeats, seconds, say))
+        result["samples_per_s"] = result["samples_per_s_512"]
+        result["dense_only_samples_per_s"] = result["dense_only_samples_per_s_512"]
+        if script is not None:
+            say("the rival: plain PyTorch, DataLoader workers, EmbeddingBag, sparse Adagrad")
+            result.update(_rival(script, files["zipf"], values))
+            result["vs_torch"] = result["samples_per_s_512"] / result["torch_samples_per_s"]
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
+
+
+def describe(result: Result) -> list[str]:
+    """The figures for people, and where the time goes."""
+    lines = []
+    for size in BATCH_SIZES:
+        lines.append(
+            f"batch {size}: {result[f'samples_per_s_{size}']:,.0f} samples/s (uniform signs "
+            f"{result[f'uniform_samples_per_s_{size}']:,.0f}); the network alone "
+            f"{result[f'dense_only_samples_per_s_{size}']:,.0f}: {result[f'ratio_{size}']:.2f} of it"
+        )
+        shares = sorted(result[f"shares_{size}"].items(), key=lambda item: -item[1])
+        lines.append("  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
+    if "vs_torch" in result:
+        lines.append(
+            f"plain PyTorch: {result['torch_samples_per_s']:,.0f} samples/s: {result['vs_torch']:.1f} times that"
+        )
+    return lines
+
+
+def write_samples(path: Path, samples: int, values: int, kind: str) -> Path:
+    """Lines of Criteo's shape: `click:0 dense_feature:0.05 … 1:737395 …`."""
+    chance = np.random.default_rng(1)
+    signs = np.stack([_draw(chance, samples, values, kind) for _ in range(SLOTS)], axis=1)
+    dense = chance.random((samples, DENSE), dtype=np.float32)
+    clicks = chance.random(samples) < 0.25
+    names = [f"{slot}:" for slot in range(1, SLOTS + 1)]
+    with path.open("w") as file:
+        for start in range(0, samples, 4096):
+            part = slice(start, start + 4096)
+            lines = []
+            for click, numbers, row in zip(clicks[part], dense[part].tolist(), signs[part].tolist(), strict=True):
+                fields = [f"click:{int(click)}", *[f"dense_feature:{number:.4f}" for number in numbers]]
+                fields += [name + str(value) for name, value in zip(names, row, strict=True)]
+                lines.append(" ".join(fields))
+            file.write("\n".join(lines) + "\n")
+    return path
+
+
+def _draw(chance: np.random.Generator, samples: int, values: int, kind: str) -> npt.NDArray[np.int64]:
+    if kind == "uniform":
+        return chance.integers(0, values, samples)
+    weights = np.arange(1, values + 1, dtype=np.float64) ** -ZIPF
+    ranks = np.searchsorted(np.cumsum(weights / weights.sum()), chance.random(samples)).clip(0, values - 1)
+    # the frequent ones are no neighbours
+    drawn: npt.NDArray[np.int64] = chance.permutation(values)[ranks]
+    return drawn
+
+
+def _job(batch_size: int, train: str) -> Job:
+    raw = {
+        "name": "bench",
+        "data": {
+            "format": "paddlerec",
+            "train": [train],
+            "slots": [f"1-{SLOTS}"],
+            "dense": [{"name": "dense_feature", "count": DENSE}],
+        },
+        "model": {"kind": "wide_deep", "dim": 9, "hidden": [400, 400, 400]},
+        "dense": {"optimizer": {"kind": "adam"}},
+        "sparse": {"optimizer": {"kind": "adagrad"}},
+        "train": {"batch_size": batch_size, "print_every_s": 3600},
+    }
+    return parse_job(raw, base=Path.cwd(), source="bench")
+
+
+def _measure(
+    size: int, values: int, files: dict[str, Path], repeats: int, seconds: float, say: Callable[[str], None]
+) -> Result:
+    job = _job(size, str(files["zipf"]))
+    text = _head(files["zipf"], size)
+    reporter = Reporter(Path("metrics.jsonl"), 3600)
+    with closing(reporter), contextlib.redirect_stderr(io.StringIO()):
+        trainer = Trainer(job, Run.create(job), reporter)
+        say(f"batch {size}: filling the table")
+        _fill(trainer, values)
+        rates: dict[str, list[float]] = {"zipf": [], "uniform": [], "dense": []}
+        shares: dict[str, float] = {}
+        for repeat in range(repeats):
+            say(f"batch {size}, {repeat + 1}/{repeats}: the whole loop, then its network alone")
+            torch.set_num_threads(num_cores())
+            for kind, file in files.items():
+                rate, own = _train_rate(trainer, file)
+                rates[kind].append(rate)
+                shares = own if kind == "zipf" else shares
+            rates["dense"].append(dense_only_rate(job, text, seconds)[0])
+    middle = {name: statistics.median(found) for name, found in rates.items()}
+    return {
+        f"samples_per_s_{size}": middle["zipf"],
+        f"uniform_samples_per_s_{size}": middle["uniform"],
+        f"dense_only_samples_per_s_{size}": middle["dense"],
+        f"ratio_{size}": middle["zipf"] / middle["dense"],
+        f"shares_{size}": {name: round(share, 4) for name, share in shares.items()},
+    }
+
+
+def _head(path: Path, count: int) -> bytes:
+    with path.open("rb") as file:
+        return b"".join(file.readline() for _ in range(count))
+
+
+def _fill(trainer: Trainer, values: int) -> None:
+    """Give every value of every slot a row, as a push without a gradient does."""
+    embedding = trainer.state.embedding
+    names = [f"{slot}:" for slot in range(1, SLOTS + 1)]
+    for start in range(0, values, 4096):
+        lines = (
+            "click:0 " + " ".join(name + str(value) for name in names)
+            for value in range(start, min(start + 4096, values))
+        )
+        batch = trainer.parser.parse("\n".join(lines).encode(), labels=True)
+        pooled = embedding.pull(batch)
+        pooled.grad = torch.zeros_like(pooled)
+        embedding.push(batch, pooled, scale=1.0, seen=0)
+
+
+def _train_rate(trainer: Trainer, file: Path) -> tuple[float, dict[str, float]]:
+    """Samples a second over a file, from the disk to the step, and the share of each stage."""
+    data, train = trainer.job.data, trainer.job.train
+    units = plan_units([file], Cut(data.unit_bytes, True, train.seed, "bench", data.format), 0, 0)
+    with closing(open_batches(trainer.job, trainer.parser, units, shuffle=True)) as batches:
+        for _ in range(_WARM_UP_BATCHES):
+            trainer.step(next(batches))
+        clock = trainer.restart_clock()
+        samples = 0
+        start = time.perf_counter()
+        for batch in trainer.timed(batches):
+            trainer.step(batch)
+            samples += batch.num_samples
+        return samples / (time.perf_counter() - start), clock.shares()
+
+
+def _rival_script() -> Path:
+    script = Path(__file__).parents[3] / "benchmarks" / "train_torch.py"
+    if not script.is_file():
+        raise ConfigError("bench: --rivals: expected a clone with `benchmarks/`, this is an installed package")
+    return script
+
+
+def _rival(script: Path, file: Path, values: int) -> Result:
+    command = [sys.executable, str(script), str(file), "--values", str(values)]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: Result = json.loads(finished.stdout.splitlines()[-1])
+    return found
+
+
+__all__ = ["describe", "run", "write_samples"]
