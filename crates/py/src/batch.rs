@@ -7,7 +7,7 @@ use elasticrec_sample::hash::SplitMix64;
 use elasticrec_sample::reader::parse_text;
 use elasticrec_sample::unit::cut;
 use elasticrec_sample::{Features, LabelMode, ParsedBatch, ReaderOptions, Stamp, Unique, Unit};
-use elasticrec_table::Handle;
+use elasticrec_table::Handles;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
@@ -73,7 +73,7 @@ pub(crate) struct Batch {
     pub(crate) parser: Arc<elasticrec_sample::Parser>,
     pub(crate) parsed: ParsedBatch,
     /// Where the last pull found the rows.
-    pub(crate) handles: Vec<Handle>,
+    pub(crate) handles: Handles,
     dense: Py<PyArray2<f32>>,
     labels: Py<PyArray2<f32>>,
     weights: Py<PyArray1<f32>>,
@@ -93,7 +93,7 @@ impl Batch {
         let labels = matrix(std::mem::take(&mut batch.labels), num_labels);
         let weights = batch.shows.iter().map(|&show| show as f32).collect();
         let weights = PyArray1::from_vec(py, weights).unbind();
-        Batch { parser, parsed, handles: Vec::new(), dense, labels, weights }
+        Batch { parser, parsed, handles: Handles::default(), dense, labels, weights }
     }
 }
 

@@ -1,22 +1,21 @@
 //! The index of a partition: sign's hash to row number, 4 bytes an entry, 16 entries a cache line.
 //!
-//! An entry is the number of a row plus one, and above it bits of the hash that do not choose the line: a row is read
+//! An entry is the number of a row in the arena plus one, and above it bits of the hash that do not choose the line: a row is read
 //! only if those agree. A line fills from its front; what no longer fits goes into the next one. Nothing is removed
 //! singly: after an eviction the index is built anew.
 
 use std::sync::Arc;
 
-use crate::arena::{Arena, Block};
-use crate::prefetch::prefetch_read;
+use crate::arena::Arena;
 
 const ENTRIES: usize = 16;
-/// A block of the arena has so many lines: 4 KB.
-const SEGMENT_LINES: usize = 64;
-const SEGMENT_BYTES: usize = SEGMENT_LINES * size_of::<Line>();
+/// A block of the index's arena, 16 KB: few enough that their list stays in the first caches.
+const SEGMENT_BYTES: usize = 16 << 10;
+const SEGMENT_LINES: usize = SEGMENT_BYTES / size_of::<Line>();
 /// Grow beyond this share of used places, in tenths: the lines are long enough that few keys are not in their own.
 const MAX_LOAD_TENTHS: usize = 9;
 /// Grow by this part, so that little capacity is spare.
-const GROWTH: usize = 8;
+const GROWTH: usize = 12;
 
 /// No such row.
 pub(crate) const ABSENT: u32 = u32::MAX;
@@ -25,89 +24,85 @@ pub(crate) const ABSENT: u32 = u32::MAX;
 struct Line([u32; ENTRIES]);
 
 impl Line {
-    /// Bit masks of the entries with this tag, and of the empty ones.
+    /// Bit mask of the entries that are `value` under `mask`.
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     #[inline(always)]
-    fn compare(&self, tag: u32, tag_mask: u32) -> (u32, u32) {
+    fn compare(&self, value: u32, mask: u32) -> u32 {
         use std::arch::x86_64::{
             __m128i, _mm_and_si128, _mm_cmpeq_epi32, _mm_load_si128, _mm_movemask_epi8, _mm_packs_epi16,
-            _mm_packs_epi32, _mm_set1_epi32, _mm_setzero_si128,
+            _mm_packs_epi32, _mm_set1_epi32,
         };
         let fours = self.0.as_ptr().cast::<__m128i>();
         // SAFETY: SSE2 is part of x86-64; a line has four times 16 bytes, aligned.
         unsafe {
-            let (tag, mask) = (_mm_set1_epi32(tag as i32), _mm_set1_epi32(tag_mask as i32));
-            let entries = [0, 1, 2, 3].map(|i| _mm_load_si128(fours.add(i)));
-            let bits = |four: [__m128i; 4]| {
-                let [a, b, c, d] = four;
-                _mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d))) as u32
-            };
-            let same = entries.map(|four| _mm_cmpeq_epi32(_mm_and_si128(four, mask), tag));
-            let empty = entries.map(|four| _mm_cmpeq_epi32(four, _mm_setzero_si128()));
-            (bits(same), bits(empty))
+            let (value, mask) = (_mm_set1_epi32(value as i32), _mm_set1_epi32(mask as i32));
+            let [a, b, c, d] =
+                [0, 1, 2, 3].map(|i| _mm_cmpeq_epi32(_mm_and_si128(_mm_load_si128(fours.add(i)), mask), value));
+            _mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d))) as u32
         }
     }
 
     /// The portable twin.
     #[cfg(not(all(target_arch = "x86_64", not(feature = "portable"))))]
     #[inline(always)]
-    fn compare(&self, tag: u32, tag_mask: u32) -> (u32, u32) {
-        let (mut same, mut empty) = (0, 0);
-        for (i, &entry) in self.0.iter().enumerate() {
-            same |= u32::from(entry & tag_mask == tag) << i;
-            empty |= u32::from(entry == 0) << i;
-        }
-        (same, empty)
+    fn compare(&self, value: u32, mask: u32) -> u32 {
+        self.0.iter().enumerate().fold(0, |bits, (i, entry)| bits | u32::from(entry & mask == value) << i)
     }
+
+    /// Whether keys that belong here may stand in the next line.
+    #[inline(always)]
+    fn is_full(&self) -> bool {
+        self.0[ENTRIES - 1] != 0
+    }
+}
+
+/// Units for [`Index`].
+pub(crate) fn line_arena() -> Arena {
+    Arena::new(size_of::<Line>(), SEGMENT_BYTES)
 }
 
 #[derive(Debug)]
 pub(crate) struct Index {
-    segments: Vec<Block>,
+    /// First lines of blocks of the arena.
+    segments: Box<[u32]>,
     num_lines: u32,
     /// Low bits of an entry that are the row's number plus one.
     row_bits: u32,
-    arena: Arc<Arena>,
+    lines: Arc<Arena>,
 }
 
 impl Index {
-    pub(crate) fn new(arena: Arc<Arena>) -> Self {
-        Index { segments: Vec::new(), num_lines: 0, row_bits: 1, arena }
+    pub(crate) fn new(lines: Arc<Arena>) -> Self {
+        Index { segments: Box::default(), num_lines: 0, row_bits: 1, lines }
     }
 
-    /// Bytes beyond the arena's.
-    pub(crate) fn num_bytes(&self) -> usize {
-        self.segments.capacity() * size_of::<Block>()
+    /// Leaves an empty one in its place.
+    pub(crate) fn take(&mut self) -> Self {
+        let empty = Index::new(self.lines.clone());
+        std::mem::replace(self, empty)
     }
 
-    /// Whether one more row than `len` needs `rebuild`.
+    /// Whether `row`, next to `len` others, needs `rebuild` before it is entered.
     #[inline]
-    pub(crate) fn is_full(&self, len: usize) -> bool {
-        len >= capacity(self.num_lines as usize)
+    pub(crate) fn is_full(&self, len: usize, row: u32) -> bool {
+        len >= capacity(self.num_lines as usize) || (row + 1) >> self.row_bits != 0
     }
 
-    /// Makes room for `len` rows and one more, and enters those of `hashes`, numbered from 0.
-    pub(crate) fn rebuild(&mut self, len: usize, hashes: impl Iterator<Item = u64>) {
+    /// Makes room for `len` rows and some more, with numbers up to `max_row` and some more, and enters `rows`.
+    pub(crate) fn rebuild(&mut self, len: usize, max_row: u32, rows: impl Iterator<Item = (u32, u64)>) {
         let room = capacity(self.num_lines as usize);
         // an eviction gives back only what it is worth: the rows after it would ask for it again
         let lines = if room > len && room / 2 <= len + ENTRIES { self.num_lines as usize } else { lines_for(len) };
-        let row_bits = (capacity(lines) + 1).ilog2() + 1;
-        assert!(row_bits <= 31, "a partition holds less than 2^31 rows: raise sparse.partitions");
-        for segment in self.segments.drain(..) {
-            self.arena.give_back(segment, SEGMENT_BYTES);
-        }
-        for _ in 0..lines.div_ceil(SEGMENT_LINES) {
-            let mut segment = self.arena.take(SEGMENT_BYTES);
+        self.row_bits = ((max_row as usize + 2) * 5 / 4).ilog2() + 1;
+        assert!(self.row_bits <= 31, "table: too many rows in one process: raise the number of processes");
+        self.segments.iter().for_each(|&segment| self.lines.give_back(segment));
+        self.segments = (0..lines.div_ceil(SEGMENT_LINES)).map(|_| self.lines.take()).collect();
+        for &segment in &self.segments {
             // SAFETY: the segment has so many bytes and is ours.
-            unsafe { segment.as_mut_ptr().write_bytes(0, SEGMENT_BYTES) };
-            self.segments.push(segment);
+            unsafe { self.lines.at(segment).write_bytes(0, SEGMENT_BYTES) };
         }
-        self.segments.shrink_to_fit();
         self.num_lines = lines as u32;
-        self.row_bits = row_bits;
-        for (row, hash) in hashes.enumerate() {
-            self.enter(row as u32, hash);
-        }
+        rows.for_each(|(row, hash)| self.enter(row, hash));
     }
 
     /// Enters a row for which there is room.
@@ -116,8 +111,8 @@ impl Index {
         let mut at = self.home(hash);
         loop {
             let line = self.line_mut(at);
-            if let Some(place) = line.0.iter_mut().find(|place| **place == 0) {
-                *place = entry;
+            if !line.is_full() {
+                line.0[line.compare(0, u32::MAX).trailing_zeros() as usize] = entry;
                 return;
             }
             at = self.next(at);
@@ -134,28 +129,32 @@ impl Index {
         let mut at = self.home(hash);
         loop {
             let line = self.line(at);
-            let (same, empty) = line.compare(tag, !row_mask);
-            let mut same = same & !empty;
+            let mut same = line.compare(tag, !row_mask);
             while same != 0 {
-                let row = (line.0[same.trailing_zeros() as usize] & row_mask) - 1;
+                // an empty entry looks like one with the tag 0
+                let row = (line.0[same.trailing_zeros() as usize] & row_mask).wrapping_sub(1);
+                if row == ABSENT {
+                    return ABSENT;
+                }
                 if is_it(row) {
                     return row;
                 }
                 same &= same - 1;
             }
-            if empty != 0 {
+            if !line.is_full() {
                 return ABSENT;
             }
             at = self.next(at);
         }
     }
 
-    /// Asks for the line of a hash.
+    /// Where the line of a hash is; null if there is none.
     #[inline]
-    pub(crate) fn prefetch(&self, hash: u64) {
-        if self.num_lines != 0 {
-            prefetch_read(self.line(self.home(hash)));
+    pub(crate) fn place(&self, hash: u64) -> *const u8 {
+        if self.num_lines == 0 {
+            return std::ptr::null();
         }
+        (&raw const *self.line(self.home(hash))).cast()
     }
 
     /// Lines are chosen by the low half of the hash: its high bits chose the partition.
@@ -177,16 +176,16 @@ impl Index {
 
     #[inline]
     fn line(&self, line: u32) -> &Line {
-        let segment = &self.segments[line as usize / SEGMENT_LINES];
-        // SAFETY: a segment is `SEGMENT_LINES` lines, zeroed before their first use, at a cache line.
-        unsafe { &*segment.as_ptr().cast::<Line>().add(line as usize % SEGMENT_LINES) }
+        let segment = self.segments[line as usize / SEGMENT_LINES];
+        // SAFETY: the segment is ours, of `SEGMENT_LINES` lines, zeroed before their first use, at a cache line.
+        unsafe { &*self.lines.at(segment + line % SEGMENT_LINES as u32).cast::<Line>() }
     }
 
     #[inline]
     fn line_mut(&mut self, line: u32) -> &mut Line {
-        let segment = &mut self.segments[line as usize / SEGMENT_LINES];
-        // SAFETY: as in `line`, and the segment is borrowed for change.
-        unsafe { &mut *segment.as_mut_ptr().cast::<Line>().add(line as usize % SEGMENT_LINES) }
+        let segment = self.segments[line as usize / SEGMENT_LINES];
+        // SAFETY: as in `line`, and we are borrowed for change.
+        unsafe { &mut *self.lines.at(segment + line % SEGMENT_LINES as u32).cast::<Line>() }
     }
 }
 
@@ -195,8 +194,9 @@ fn capacity(lines: usize) -> usize {
     lines * ENTRIES * MAX_LOAD_TENTHS / 10
 }
 
-/// Lines for `len` rows, one more, and some growth.
+/// Lines for `len` rows, one more, and some growth; whole segments where there are several.
 fn lines_for(len: usize) -> usize {
     let lines = ((len + 1) * 10).div_ceil(ENTRIES * MAX_LOAD_TENTHS);
-    lines + lines / GROWTH
+    let lines = lines + lines / GROWTH;
+    if lines > SEGMENT_LINES { lines.next_multiple_of(SEGMENT_LINES) } else { lines }
 }

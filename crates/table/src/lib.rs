@@ -6,6 +6,7 @@
 
 mod arena;
 mod index;
+pub mod measure;
 pub mod optimizer;
 pub mod part;
 pub mod partition;
@@ -24,5 +25,5 @@ pub use push::{Push, Pushed};
 pub use rows::{Counters, MAX_SEEN};
 pub use snapshot::SnapshotError;
 pub use spec::{Column, SpecError, TableSpec};
-pub use table::{Handle, Row, SortedRows, Table};
+pub use table::{Handles, Row, SortedRows, Table};
 pub use upkeep::Eviction;

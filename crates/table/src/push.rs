@@ -5,9 +5,9 @@ use std::ops::Range;
 use crate::index::ABSENT;
 use crate::partition::{mix, partition_of_mixed};
 use crate::pipeline::{self, Key, Visit};
-use crate::rows::{Counters, MAX_SEEN, RowMut, Rows};
+use crate::rows::{Counters, RowMut, Rows, Tail};
 use crate::spec::TableSpec;
-use crate::table::{Handle, Table};
+use crate::table::{Handles, Table};
 use crate::threads::{share, threads_for};
 
 /// One push: every distinct sign of a batch with its gradient and its counts.
@@ -15,8 +15,8 @@ use crate::threads::{share, threads_for};
 pub struct Push<'a> {
     /// Each sign once.
     pub signs: &'a [u64],
-    /// Where the pull of the same signs found them; empty to look them up.
-    pub handles: &'a [Handle],
+    /// Where a pull of the same signs found them, which spares the look-up.
+    pub handles: Option<&'a Handles>,
     /// `[signs, width]`.
     pub gradients: &'a [f32],
     /// Show and click of each sign.
@@ -41,16 +41,20 @@ impl Table {
     pub fn push(&mut self, push: Push<'_>) -> Pushed {
         let num_keys = push.signs.len();
         assert_eq!(push.gradients.len(), num_keys * self.width());
-        assert!(push.counts.len() == num_keys && (push.handles.is_empty() || push.handles.len() == num_keys));
+        assert_eq!(push.counts.len(), num_keys);
         let non_finite = !all_finite(push.gradients);
         let threads = threads_for(num_keys, self.num_threads());
         let late = self.spec().late_columns();
+        // a thread may look only at rows of its own partitions, and what a hint says is not known to be one
+        let hints = push.handles.filter(|_| threads == 1).map_or(&[][..], |handles| self.hints(handles));
+        let num_bytes = self.row_bytes();
         let (spec, partitions) = self.for_change();
         let created = share(partitions, threads, |first, partitions| {
             let owned = first as u32..(first + partitions.len()) as u32;
             let scratch = Vec::new();
-            let mut pass = Pass { spec, late: &late, push, partitions, first, non_finite, created: 0, scratch };
-            pipeline::run(keys_of(push, spec.partitions, owned), &mut pass);
+            let mut pass =
+                Pass { spec, late: &late, push, partitions, first, num_bytes, non_finite, created: 0, scratch };
+            pipeline::run(keys_of(push.signs, hints, spec.partitions, owned), &mut pass);
             pass.created
         });
         Pushed { created: created.into_iter().sum(), non_finite }
@@ -59,11 +63,11 @@ impl Table {
 
 /// The keys of a push whose partition is `owned`.
 #[inline]
-fn keys_of(push: Push<'_>, num_partitions: u32, owned: Range<u32>) -> impl Iterator<Item = Key> {
-    push.signs.iter().enumerate().filter_map(move |(position, &sign)| {
+fn keys_of(signs: &[u64], hints: &[u32], num_partitions: u32, owned: Range<u32>) -> impl Iterator<Item = Key> {
+    signs.iter().enumerate().filter_map(move |(position, &sign)| {
         let hash = mix(sign);
         let partition = partition_of_mixed(hash, num_partitions);
-        let row = push.handles.get(position).map_or(ABSENT, |handle| handle.0);
+        let row = hints.get(position).copied().unwrap_or(ABSENT);
         owned.contains(&partition).then_some(Key { position, partition, row, hash })
     })
 }
@@ -81,6 +85,8 @@ struct Pass<'a> {
     push: Push<'a>,
     partitions: &'a mut [Rows],
     first: usize,
+    /// Of a row.
+    num_bytes: usize,
     non_finite: bool,
     created: usize,
     /// Initial weights, or a gradient without the late columns.
@@ -94,8 +100,8 @@ impl Visit for Pass<'_> {
     }
 
     #[inline]
-    fn prefetch(&self, rows: &Rows, row: u32) {
-        rows.prefetch_row(row);
+    fn num_bytes(&self) -> usize {
+        self.num_bytes
     }
 
     #[inline]
@@ -106,12 +112,12 @@ impl Visit for Pass<'_> {
         let rows = &mut self.partitions[key.partition as usize - self.first];
         let RowMut { weights, state, tail } = rows.parts_mut(row);
         let (show, click) = counts[key.position];
-        let before = Counters::from_bytes(tail);
+        let before = Counters::of(tail);
         let show = before.show.saturating_add(show);
         let admitted = before.admitted || show >= self.spec.admit_after;
         let click = before.click.saturating_add(click);
-        *tail = Counters { show, click, seen: before.seen.max(seen.min(MAX_SEEN)), admitted }.to_bytes();
-        if admitted != before.admitted && !self.late.is_empty() {
+        Counters { show, click, seen: before.seen.max(seen), admitted }.write(tail);
+        if admitted && !before.admitted {
             self.scratch.resize(weights.len(), 0.0);
             self.spec.init(sign, &mut self.scratch);
             for range in self.late {
@@ -131,7 +137,7 @@ impl Visit for Pass<'_> {
                 gradient = &self.scratch;
             }
             self.spec.optimizer.step(weights, state, gradient);
-            rows.mark_changed(row);
+            rows.note_change(row);
         }
     }
 }
@@ -140,10 +146,10 @@ impl Pass<'_> {
     #[inline]
     fn find_or_create(&mut self, sign: u64, key: &Key) -> u32 {
         let rows = &mut self.partitions[key.partition as usize - self.first];
-        if rows.is(key.row, sign) {
+        if key.row != ABSENT && rows.sign(key.row) == sign {
             return key.row;
         }
-        // an eviction since the pull moved it, another push created it, or another sign has the same tag
+        // another push created it since the pull, or another sign has the same tag
         match rows.find(sign, key.hash) {
             ABSENT => self.create(sign, key),
             row => row,
@@ -162,7 +168,8 @@ impl Pass<'_> {
             *weight = value.to_le_bytes();
         }
         self.spec.optimizer.init_state(&self.scratch, parts.state);
-        *parts.tail = Counters::default().to_bytes();
+        *parts.tail = Tail::default();
+        rows.note_change(row);
         self.created += 1;
         row
     }

@@ -6,10 +6,9 @@
 
 use std::sync::Arc;
 
-use crate::arena::{Arena, Block};
-use crate::index::{ABSENT, Index};
+use crate::arena::Arena;
+use crate::index::Index;
 use crate::partition::mix;
-use crate::prefetch::prefetch_read;
 
 /// A value of a row: an f32, little endian, at any address.
 pub(crate) type Word = [u8; 4];
@@ -19,12 +18,12 @@ const SIGN_BYTES: usize = 8;
 const TAIL_BYTES: usize = 10;
 /// A block has as many rows, a power of two, as fit into so many bytes.
 const BLOCK_BYTES: usize = 32 << 10;
-/// Lines of a row that are asked for ahead: the hardware follows by itself where there are more.
-const MAX_LINES: usize = 8;
-/// The bit of a stamp that says that the row has its late columns; the others are `seen`.
+/// The bit of a stamp that says that the row has its late columns.
 const ADMITTED: u16 = 1 << 15;
+/// The bit that says that the row is in the list of changes; 0 in a snapshot.
+const CHANGED: u16 = 1 << 14;
 /// The last data time that a row can tell from later ones.
-pub const MAX_SEEN: u32 = ADMITTED as u32 - 1;
+pub const MAX_SEEN: u32 = CHANGED as u32 - 1;
 
 /// The counters of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,129 +38,102 @@ pub struct Counters {
     pub admitted: bool,
 }
 
+/// The end of a row: show, click, and a stamp of `seen` and the two bits.
+pub(crate) type Tail = [u8; TAIL_BYTES];
+
 impl Counters {
-    pub(crate) fn from_bytes(tail: &[u8; TAIL_BYTES]) -> Self {
-        let [s0, s1, s2, s3, c0, c1, c2, c3, t0, t1] = *tail;
-        let stamp = u16::from_le_bytes([t0, t1]);
+    #[inline]
+    pub(crate) fn of(tail: &Tail) -> Self {
+        let [s0, s1, s2, s3, c0, c1, c2, c3, ..] = *tail;
+        let stamp = stamp_of(tail);
         Counters {
             show: u32::from_le_bytes([s0, s1, s2, s3]),
             click: u32::from_le_bytes([c0, c1, c2, c3]),
-            seen: u32::from(stamp & !ADMITTED),
+            seen: u32::from(stamp) & MAX_SEEN,
             admitted: stamp & ADMITTED != 0,
         }
     }
 
-    pub(crate) fn to_bytes(self) -> [u8; TAIL_BYTES] {
-        let [s0, s1, s2, s3] = self.show.to_le_bytes();
-        let [c0, c1, c2, c3] = self.click.to_le_bytes();
-        let stamp = self.seen.min(MAX_SEEN) as u16 | if self.admitted { ADMITTED } else { 0 };
-        let [t0, t1] = stamp.to_le_bytes();
-        [s0, s1, s2, s3, c0, c1, c2, c3, t0, t1]
+    /// Writes them and leaves the mark of a change.
+    #[inline]
+    pub(crate) fn write(self, tail: &mut Tail) {
+        let Counters { show, click, seen, admitted } = self;
+        let stamp = seen.min(MAX_SEEN) as u16 | if admitted { ADMITTED } else { 0 } | stamp_of(tail) & CHANGED;
+        tail[..4].copy_from_slice(&show.to_le_bytes());
+        tail[4..8].copy_from_slice(&click.to_le_bytes());
+        tail[8..].copy_from_slice(&stamp.to_le_bytes());
     }
+}
+
+#[inline]
+fn stamp_of(tail: &Tail) -> u16 {
+    u16::from_le_bytes([tail[8], tail[9]])
+}
+
+fn mark(tail: &mut Tail, changed: bool) {
+    let stamp = if changed { stamp_of(tail) | CHANGED } else { stamp_of(tail) & !CHANGED };
+    tail[8..].copy_from_slice(&stamp.to_le_bytes());
 }
 
 /// A row to change.
 pub(crate) struct RowMut<'a> {
     pub weights: &'a mut [Word],
     pub state: &'a mut [Word],
-    pub tail: &'a mut [u8; TAIL_BYTES],
+    pub tail: &'a mut Tail,
 }
 
-/// Where the parts of a row stand.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
-    width: u32,
-    row_bytes: u32,
-    /// A block has `1 << block_bits` rows.
-    block_bits: u32,
+/// Units for the rows of a table.
+pub(crate) fn row_arena(width: usize, state_width: usize) -> Arena {
+    Arena::new(SIGN_BYTES + 4 * (width + state_width) + TAIL_BYTES, BLOCK_BYTES)
 }
 
-impl Shape {
-    pub(crate) fn new(width: usize, state_width: usize) -> Self {
-        let row_bytes = SIGN_BYTES + 4 * (width + state_width) + TAIL_BYTES;
-        let block_bits = (BLOCK_BYTES / row_bytes).max(1).ilog2();
-        Shape { width: width as u32, row_bytes: row_bytes as u32, block_bits }
-    }
-
-    #[inline]
-    pub(crate) fn row_bytes(self) -> usize {
-        self.row_bytes as usize
-    }
-
-    #[inline]
-    fn weights_end(self) -> usize {
-        SIGN_BYTES + 4 * self.width as usize
-    }
-
-    fn block_bytes(self) -> usize {
-        self.row_bytes() << self.block_bits
-    }
-}
-
+/// Rows are named by their numbers in the arena. What every look-up reads stands together at the front.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Rows {
     index: Index,
-    blocks: Vec<Block>,
-    len: usize,
-    shape: Shape,
-    /// A bit for every row that changed since the changes were last taken.
-    changed: Vec<u64>,
     arena: Arc<Arena>,
+    weights_end: u32,
+    len: u32,
+    /// First rows of blocks of the arena.
+    blocks: Vec<u32>,
+    /// Rows whose weights changed since the changes were last taken; `None` while that is all of them.
+    changes: Option<Vec<u32>>,
 }
 
 impl Rows {
-    pub(crate) fn new(shape: Shape, arena: Arc<Arena>) -> Self {
-        Rows { index: Index::new(arena.clone()), blocks: Vec::new(), len: 0, shape, changed: Vec::new(), arena }
+    pub(crate) fn new(width: usize, arena: Arc<Arena>, lines: Arc<Arena>) -> Self {
+        let weights_end = (SIGN_BYTES + 4 * width) as u32;
+        Rows { index: Index::new(lines), arena, weights_end, len: 0, blocks: Vec::new(), changes: None }
     }
 
     #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.len as usize
     }
 
-    /// Bytes beyond the arena's.
-    pub(crate) fn num_bytes(&self) -> usize {
-        self.index.num_bytes() + self.blocks.capacity() * size_of::<Block>() + 8 * self.changed.capacity()
-    }
-
-    /// Asks for the index line of a sign with this hash.
+    /// Where the index line of a sign with this hash is; null if there is none.
     #[inline]
-    pub(crate) fn prefetch_entry(&self, hash: u64) {
-        self.index.prefetch(hash);
+    pub(crate) fn line(&self, hash: u64) -> *const u8 {
+        self.index.place(hash)
+    }
+
+    /// Where a row is.
+    #[inline]
+    pub(crate) fn place(&self, row: u32) -> *const u8 {
+        self.arena.at(row)
+    }
+
+    /// The bytes of a row up to the end of its weights.
+    #[inline]
+    pub(crate) fn weights_end(&self) -> usize {
+        self.weights_end as usize
     }
 
     /// The row that a sign with this hash most likely has.
     #[inline]
     pub(crate) fn guess(&self, hash: u64) -> u32 {
         self.index.find(hash, |_| true)
-    }
-
-    /// Asks for the sign and the weights of a row.
-    #[inline]
-    pub(crate) fn prefetch_weights(&self, row: u32) {
-        self.prefetch(row, self.shape.weights_end());
-    }
-
-    /// Asks for all of a row.
-    #[inline]
-    pub(crate) fn prefetch_row(&self, row: u32) {
-        self.prefetch(row, self.shape.row_bytes());
-    }
-
-    #[inline]
-    fn prefetch(&self, row: u32, bytes: usize) {
-        let start = self.row(row).as_ptr();
-        for line in 0..bytes.div_ceil(64).min(MAX_LINES) {
-            prefetch_read(start.wrapping_add(64 * line));
-        }
-        // rows are not aligned: the last byte may be in one line more
-        prefetch_read(start.wrapping_add(bytes - 1));
-    }
-
-    /// Whether `row` is there and `sign`'s.
-    #[inline]
-    pub(crate) fn is(&self, row: u32, sign: u64) -> bool {
-        (row as usize) < self.len && self.sign(row) == sign
     }
 
     /// The row of `sign`, or `ABSENT`.
@@ -173,120 +145,125 @@ impl Rows {
     /// Makes room for so many rows at once.
     pub(crate) fn reserve(&mut self, len: usize) {
         assert_eq!(self.len, 0, "room is made before the first row");
-        self.index.rebuild(len, std::iter::empty());
+        let max_row = self.arena.num_units() + len;
+        self.index.rebuild(len, max_row as u32, std::iter::empty());
     }
 
     /// Adds a row for `sign`, which has none: all of it is to be written. Returns its number.
     pub(crate) fn insert(&mut self, sign: u64, hash: u64) -> u32 {
-        if self.index.is_full(self.len) {
+        if self.len() == self.blocks.len() << self.arena.block_bits() {
+            if self.blocks.len() == self.blocks.capacity() {
+                // a `Vec` by itself doubles
+                self.blocks.reserve_exact(self.blocks.len() / 8 + 1);
+            }
+            self.blocks.push(self.arena.take());
+        }
+        let row = self.number(self.len);
+        if self.index.is_full(self.len(), row) {
             self.build_index();
-        }
-        let row = self.len as u32;
-        if self.len == self.blocks.len() << self.shape.block_bits {
-            push_frugally(&mut self.blocks, self.arena.take(self.shape.block_bytes()));
-        }
-        if self.len == self.changed.len() * 64 {
-            push_frugally(&mut self.changed, 0);
         }
         self.len += 1;
         self.row_mut(row)[..SIGN_BYTES].copy_from_slice(&sign.to_le_bytes());
         self.index.enter(row, hash);
-        self.mark_changed(row);
         row
     }
 
     /// Enters all rows anew; their signs are read in their order, which is sequential.
     fn build_index(&mut self) {
-        let Rows { index, blocks, len, shape, .. } = self;
-        index.rebuild(*len, (0..*len as u32).map(|row| mix(sign_of(row_bytes(blocks, *shape, row)))));
+        let mut index = self.index.take();
+        let rows = self.numbers().map(|row| (row, mix(self.sign(row))));
+        index.rebuild(self.len(), self.arena.num_units() as u32, rows);
+        self.index = index;
     }
 
     /// Keeps the rows of which `keep` says so, in their order; returns how many went.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(Counters) -> bool) -> usize {
         let before = self.len;
         let mut kept = 0;
-        for row in 0..before as u32 {
+        for at in 0..before {
+            let row = self.number(at);
             if !keep(self.counters(row)) {
                 continue;
             }
-            if kept != row {
-                let changed = self.is_changed(row);
-                let (from, to) = (self.row(row).as_ptr(), self.row_mut(kept).as_mut_ptr());
-                // SAFETY: both are whole rows of ours, and two rows do not overlap.
-                unsafe { std::ptr::copy_nonoverlapping(from, to, self.shape.row_bytes()) };
-                self.set_changed(kept, changed);
+            let to = self.number(kept);
+            if to != row {
+                let bytes = self.arena.unit_bytes();
+                // SAFETY: both are whole rows of ours, we are borrowed for change, and two rows do not overlap.
+                unsafe { std::ptr::copy_nonoverlapping(self.arena.at(row), self.arena.at(to), bytes) };
             }
             kept += 1;
         }
-        self.truncate(kept as usize);
-        before - self.len
+        if kept < before {
+            self.truncate(kept);
+        }
+        (before - kept) as usize
     }
 
-    fn truncate(&mut self, len: usize) {
-        if len == self.len {
-            return;
-        }
+    fn truncate(&mut self, len: u32) {
         self.len = len;
-        self.changed.truncate(len.div_ceil(64));
-        self.changed.shrink_to_fit();
-        if let (Some(last), rest @ 1..) = (self.changed.last_mut(), len % 64) {
-            *last &= (1 << rest) - 1;
-        }
-        while self.blocks.len() > len.div_ceil(1 << self.shape.block_bits) {
-            if let Some(block) = self.blocks.pop() {
-                self.arena.give_back(block, self.shape.block_bytes());
-            }
-        }
+        let num_blocks = self.len().div_ceil(1 << self.arena.block_bits());
+        self.blocks.drain(num_blocks..).for_each(|block| self.arena.give_back(block));
         self.build_index();
+        if self.changes.is_some() {
+            self.changes = Some(self.numbers().filter(|&row| stamp_of(self.tail(row)) & CHANGED != 0).collect());
+        }
+    }
+
+    /// The number of the row at a place of this partition.
+    #[inline]
+    fn number(&self, at: u32) -> u32 {
+        let block_bits = self.arena.block_bits();
+        self.blocks[at as usize >> block_bits] + (at & ((1 << block_bits) - 1))
+    }
+
+    /// All rows, in the order of their creation.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> {
+        (0..self.len).map(|at| self.number(at))
     }
 
     /// The bytes of a row.
     #[inline]
-    pub(crate) fn row(&self, row: u32) -> &[u8] {
-        row_bytes(&self.blocks, self.shape, row)
+    fn row(&self, row: u32) -> &[u8] {
+        // SAFETY: whoever has a row's number has it from us: it is in a block of ours, which is zeroes or was written.
+        unsafe { std::slice::from_raw_parts(self.arena.at(row), self.arena.unit_bytes()) }
     }
 
     /// The bytes of a row, to change.
     #[inline]
-    pub(crate) fn row_mut(&mut self, row: u32) -> &mut [u8] {
-        let Shape { block_bits, .. } = self.shape;
-        let block = &mut self.blocks[row as usize >> block_bits];
-        let at = row as usize & ((1 << block_bits) - 1);
-        // SAFETY: as in `row_bytes`, and the block is borrowed for change.
-        unsafe {
-            let start = block.as_mut_ptr().add(at * self.shape.row_bytes());
-            std::slice::from_raw_parts_mut(start, self.shape.row_bytes())
-        }
+    fn row_mut(&mut self, row: u32) -> &mut [u8] {
+        // SAFETY: as in `row`, and we are borrowed for change.
+        unsafe { std::slice::from_raw_parts_mut(self.arena.at(row), self.arena.unit_bytes()) }
     }
 
     #[inline]
     pub(crate) fn sign(&self, row: u32) -> u64 {
-        sign_of(self.row(row))
+        self.row(row).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
     #[inline]
     pub(crate) fn weights(&self, row: u32) -> &[Word] {
-        self.row(row)[SIGN_BYTES..self.shape.weights_end()].as_chunks().0
+        self.row(row)[SIGN_BYTES..self.weights_end as usize].as_chunks().0
     }
 
     pub(crate) fn state(&self, row: u32) -> &[Word] {
         let bytes = self.row(row);
-        bytes[self.shape.weights_end()..bytes.len() - TAIL_BYTES].as_chunks().0
+        bytes[self.weights_end as usize..bytes.len() - TAIL_BYTES].as_chunks().0
+    }
+
+    #[inline]
+    fn tail(&self, row: u32) -> &Tail {
+        self.row(row).last_chunk().expect("a row has a tail")
     }
 
     #[inline]
     pub(crate) fn counters(&self, row: u32) -> Counters {
-        self.row(row).last_chunk().map_or_else(Counters::default, Counters::from_bytes)
-    }
-
-    pub(crate) fn set_counters(&mut self, row: u32, counters: Counters) {
-        *self.parts_mut(row).tail = counters.to_bytes();
+        Counters::of(self.tail(row))
     }
 
     /// The parts of a row, to change.
     #[inline]
     pub(crate) fn parts_mut(&mut self, row: u32) -> RowMut<'_> {
-        let weights_end = self.shape.weights_end();
+        let weights_end = self.weights_end as usize;
         let (values, tail) = self.row_mut(row).split_last_chunk_mut().expect("a row has a tail");
         let (weights, state) = values.split_at_mut(weights_end);
         RowMut { weights: weights[SIGN_BYTES..].as_chunks_mut().0, state: state.as_chunks_mut().0, tail }
@@ -294,55 +271,44 @@ impl Rows {
 
     /// Notes that the next publish has to carry the row.
     #[inline]
-    pub(crate) fn mark_changed(&mut self, row: u32) {
-        self.set_changed(row, true);
+    pub(crate) fn note_change(&mut self, row: u32) {
+        if self.changes.is_some() && stamp_of(self.tail(row)) & CHANGED == 0 {
+            mark(self.parts_mut(row).tail, true);
+            self.changes.get_or_insert_default().push(row);
+        }
     }
 
-    #[inline]
-    fn set_changed(&mut self, row: u32, changed: bool) {
-        let word = &mut self.changed[row as usize / 64];
-        let bit = 1 << (row % 64);
-        *word = if changed { *word | bit } else { *word & !bit };
-    }
-
-    fn is_changed(&self, row: u32) -> bool {
-        self.changed[row as usize / 64] >> (row % 64) & 1 == 1
-    }
-
-    /// The signs of the rows that changed since the last call, in no order.
+    /// The signs whose weights changed since the last call, in no order; all of them the first time.
     pub(crate) fn take_changed(&mut self) -> Vec<u64> {
-        let signs = (0..self.len as u32).filter(|&row| self.is_changed(row)).map(|row| self.sign(row)).collect();
-        self.changed.fill(0);
-        signs
+        match self.changes.replace(Vec::new()) {
+            None => self.numbers().map(|row| self.sign(row)).collect(),
+            Some(rows) => {
+                rows.iter().for_each(|&row| mark(self.parts_mut(row).tail, false));
+                rows.iter().map(|&row| self.sign(row)).collect()
+            }
+        }
     }
 
-    /// Row numbers in the order of their signs.
+    /// Appends the bytes that a snapshot has of a row.
+    pub(crate) fn write_to(&self, row: u32, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(self.row(row));
+        if let Some(tail) = bytes.last_chunk_mut() {
+            mark(tail, false);
+        }
+    }
+
+    /// Fills a row with the bytes that a snapshot has of it.
+    pub(crate) fn read_from(&mut self, row: u32, bytes: &[u8]) {
+        self.row_mut(row).copy_from_slice(bytes);
+        mark(self.parts_mut(row).tail, false);
+    }
+
+    /// Rows in the order of their signs.
     pub(crate) fn sorted(&self) -> Vec<u32> {
-        let mut rows: Vec<(u64, u32)> = (0..self.len as u32).map(|row| (self.sign(row), row)).collect();
+        let mut rows: Vec<(u64, u32)> = self.numbers().map(|row| (self.sign(row), row)).collect();
         rows.sort_unstable();
         rows.into_iter().map(|(_, row)| row).collect()
     }
-}
-
-#[inline]
-fn row_bytes(blocks: &[Block], shape: Shape, row: u32) -> &[u8] {
-    let block = &blocks[row as usize >> shape.block_bits];
-    let at = row as usize & ((1 << shape.block_bits) - 1);
-    // SAFETY: a block is ours alone and has `1 << block_bits` rows; its bytes are zeroes or what was written.
-    unsafe { std::slice::from_raw_parts(block.as_ptr().add(at * shape.row_bytes()), shape.row_bytes()) }
-}
-
-#[inline]
-fn sign_of(row: &[u8]) -> u64 {
-    row.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
-}
-
-/// Pushes with an eighth of spare room, where a `Vec` by itself doubles.
-fn push_frugally<T>(items: &mut Vec<T>, item: T) {
-    if items.len() == items.capacity() {
-        items.reserve_exact(items.len() / 8 + 1);
-    }
-    items.push(item);
 }
 
 #[cfg(test)]
@@ -352,13 +318,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::index::{ABSENT, line_arena};
+
+    fn new(width: usize, state_width: usize) -> (Rows, Arc<Arena>, Arc<Arena>) {
+        let (arena, lines) = (Arc::new(row_arena(width, state_width)), Arc::new(line_arena()));
+        (Rows::new(width, arena.clone(), lines.clone()), arena, lines)
+    }
 
     fn add(rows: &mut Rows, sign: u64) -> u32 {
         let row = rows.insert(sign, mix(sign));
         let parts = rows.parts_mut(row);
         parts.weights.fill((sign as f32).to_le_bytes());
         parts.state.fill([7; 4]);
-        rows.set_counters(row, Counters { show: sign as u32, click: 1, seen: 2, admitted: sign % 2 == 0 });
+        Counters { show: sign as u32, click: 1, seen: 2, admitted: sign % 2 == 0 }.write(parts.tail);
+        rows.note_change(row);
         row
     }
 
@@ -369,7 +342,7 @@ mod tests {
             evict_every in 1usize..600,
             width in 1usize..40,
         ) {
-            let mut rows = Rows::new(Shape::new(width, 1), Arc::default());
+            let mut rows = new(width, 1).0;
             let mut map: HashMap<u64, u32> = HashMap::new();
             for (at, &sign) in signs.iter().enumerate() {
                 let found = rows.find(sign, mix(sign));
@@ -389,7 +362,7 @@ mod tests {
             prop_assert_eq!(rows.len(), map.len());
             for (&sign, &show) in &map {
                 let row = rows.find(sign, mix(sign));
-                prop_assert!(rows.is(row, sign));
+                prop_assert!(rows.sign(row) == sign);
                 prop_assert_eq!(rows.guess(mix(sign)) == ABSENT, false);
                 prop_assert!(rows.weights(row).iter().all(|word| f32::from_le_bytes(*word) == sign as f32));
                 prop_assert_eq!(rows.state(row), &[[7; 4]][..]);
@@ -403,7 +376,7 @@ mod tests {
         fn changes_are_told_once_and_move_with_their_rows(
             signs in prop::collection::hash_set(any::<u64>(), 1..500), marked in any::<u64>(), limit in any::<u32>()
         ) {
-            let mut rows = Rows::new(Shape::new(1, 0), Arc::default());
+            let mut rows = new(1, 0).0;
             for &sign in &signs {
                 add(&mut rows, sign);
             }
@@ -413,7 +386,9 @@ mod tests {
             prop_assert!(rows.take_changed().is_empty());
             let is_marked = |sign: u64| mix(sign ^ marked) % 3 == 0;
             for &sign in all.iter().filter(|&&sign| is_marked(sign)) {
-                rows.mark_changed(rows.find(sign, mix(sign)));
+                let row = rows.find(sign, mix(sign));
+                rows.note_change(row);
+                rows.note_change(row);
             }
             rows.retain(|counters| counters.show > limit);
             let mut changed = rows.take_changed();
@@ -425,30 +400,33 @@ mod tests {
 
     #[test]
     fn what_an_eviction_frees_is_used_again() {
-        let arena = Arc::new(Arena::default());
-        let mut rows = Rows::new(Shape::new(10, 10), arena.clone());
+        let (mut rows, arena, lines) = new(10, 10);
         let fill = |rows: &mut Rows| (0..20_000).for_each(|sign| _ = add(rows, sign));
         fill(&mut rows);
-        let held = arena.num_bytes();
+        let held = (arena.num_units(), lines.num_units());
         for _ in 0..5 {
             assert_eq!(rows.retain(|_| false), 20_000);
             assert_eq!(rows.len(), 0);
             fill(&mut rows);
         }
-        assert_eq!(arena.num_bytes(), held);
+        assert_eq!((arena.num_units(), lines.num_units()), held);
     }
 
     #[test]
-    fn little_is_spare() {
-        let arena = Arc::new(Arena::default());
-        let mut rows = Rows::new(Shape::new(10, 10), arena.clone());
-        for sign in 0..60_000u64 {
-            add(&mut rows, sign);
-            if sign % 1000 == 999 && sign > 10_000 {
-                let spare = (arena.num_bytes() + rows.num_bytes()) as f64 / (sign + 1) as f64 - 88.0;
-                // freed index blocks count here; the next partition takes them
-                assert!(spare < 23.0, "{spare} bytes a key at {sign}");
-            }
+    fn partitions_share_an_arena_and_its_blocks() {
+        let (mut one, arena, lines) = new(3, 3);
+        let mut other = Rows::new(3, arena.clone(), lines);
+        for sign in 0..5_000 {
+            add(if sign % 3 == 0 { &mut one } else { &mut other }, sign);
+        }
+        let held = arena.num_units();
+        other.retain(|_| false);
+        for sign in 5_000..7_000 {
+            add(&mut one, sign);
+        }
+        assert_eq!(arena.num_units(), held, "blocks of the other are taken");
+        for sign in (0..5_000).filter(|sign| sign % 3 == 0).chain(5_000..7_000) {
+            assert_eq!(one.counters(one.find(sign, mix(sign))).show, sign as u32);
         }
     }
 }

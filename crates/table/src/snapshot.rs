@@ -77,7 +77,8 @@ impl Table {
             scope.spawn(move || {
                 for rows in self.partitions().iter().skip(thread).step_by(num_threads) {
                     for some in rows.sorted().chunks((PIECE_BYTES / self.row_bytes()).max(1)) {
-                        let piece = some.iter().flat_map(|&row| rows.row(row)).copied().collect();
+                        let mut piece = Vec::with_capacity(some.len() * self.row_bytes());
+                        some.iter().for_each(|&row| rows.write_to(row, &mut piece));
                         if sender.send(piece).is_err() {
                             // the writer failed and has gone
                             return;
@@ -174,7 +175,7 @@ fn load_partition(
         }
         last = Some(sign);
         let row = rows.insert(sign, mix(sign));
-        rows.row_mut(row).copy_from_slice(bytes);
+        rows.read_from(row, bytes);
     }
     Ok(())
 }
@@ -208,16 +209,23 @@ mod tests {
 
     use super::*;
     use crate::optimizer::Optimizer;
-    use crate::spec::test_spec;
     use crate::push::Push;
+    use crate::spec::test_spec;
+    use crate::table::Handles;
 
     fn filled(partitions: u32, signs: &[u64]) -> Table {
         let mut table = Table::new(test_spec(partitions)).unwrap();
         for (i, &sign) in signs.iter().enumerate() {
-            let (mut out, mut handles) = ([0.0; 4], Vec::new());
+            let (mut out, mut handles) = ([0.0; 4], Handles::default());
             table.pull(&[sign], &mut out, &mut handles);
             let gradients = [i as f32 * 0.01; 4];
-            table.push(Push { signs: &[sign], handles: &handles, gradients: &gradients, counts: &[(2, 1)], seen: 3 });
+            table.push(Push {
+                signs: &[sign],
+                handles: Some(&handles),
+                gradients: &gradients,
+                counts: &[(2, 1)],
+                seen: 3,
+            });
         }
         table
     }

@@ -1,18 +1,34 @@
 //! The table: rows by sign, spread over partitions; pulls read and create nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Arena;
-use crate::index::ABSENT;
+use crate::index::{ABSENT, line_arena};
 use crate::partition::{mix, partition_of, partition_of_mixed};
 use crate::pipeline::{self, Key, Visit};
-use crate::rows::{Counters, Rows, Shape, Word};
+use crate::rows::{Counters, Rows, Word, row_arena};
 use crate::spec::{SpecError, TableSpec};
 use crate::threads::threads_for;
 
-/// Where a pull found the row of a sign: a hint that spares the push the look-up, and is checked there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Handle(pub(crate) u32);
+/// Where a pull found the rows of its signs; worth nothing after an eviction and for another table, and known to be.
+#[derive(Debug, Clone, Default)]
+pub struct Handles {
+    generation: u64,
+    rows: Vec<u32>,
+}
+
+impl Handles {
+    /// Signs of the pull.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether nothing was pulled.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
 
 /// A row as people see it.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,11 +45,18 @@ pub struct Row {
 #[derive(Debug)]
 pub struct Table {
     spec: TableSpec,
-    shape: Shape,
     width: usize,
     partitions: Vec<Rows>,
-    arena: Arc<Arena>,
+    rows: Arc<Arena>,
+    lines: Arc<Arena>,
     num_threads: usize,
+    /// No other table has it, and this one only until rows move.
+    generation: u64,
+}
+
+fn new_generation() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 impl Table {
@@ -41,10 +64,10 @@ impl Table {
     pub fn new(spec: TableSpec) -> Result<Self, SpecError> {
         spec.check()?;
         let width = spec.width();
-        let shape = Shape::new(width, spec.optimizer.state_width(width));
-        let arena = Arc::new(Arena::default());
-        let partitions = (0..spec.partitions).map(|_| Rows::new(shape, arena.clone())).collect();
-        Ok(Table { spec, shape, width, partitions, arena, num_threads: 1 })
+        let rows = Arc::new(row_arena(width, spec.optimizer.state_width(width)));
+        let lines = Arc::new(line_arena());
+        let partitions = (0..spec.partitions).map(|_| Rows::new(width, rows.clone(), lines.clone())).collect();
+        Ok(Table { spec, width, partitions, rows, lines, num_threads: 1, generation: new_generation() })
     }
 
     /// The same table with up to so many threads, for large batches and whole-table steps.
@@ -65,7 +88,7 @@ impl Table {
 
     /// Bytes of a row, in memory and in a snapshot.
     pub fn row_bytes(&self) -> usize {
-        self.shape.row_bytes()
+        self.rows.unit_bytes()
     }
 
     /// Rows in it.
@@ -80,11 +103,22 @@ impl Table {
 
     /// Bytes held, spare capacity included.
     pub fn bytes(&self) -> usize {
-        self.arena.num_bytes() + self.partitions.iter().map(Rows::num_bytes).sum::<usize>()
+        [&self.rows, &self.lines].iter().map(|arena| arena.num_units() * arena.unit_bytes()).sum()
     }
 
     pub(crate) fn num_threads(&self) -> usize {
         self.num_threads
+    }
+
+    /// The rows that handles of a pull name, or none if they may have moved.
+    pub(crate) fn hints<'a>(&self, handles: &'a Handles) -> &'a [u32] {
+        if handles.generation == self.generation { &handles.rows } else { &[] }
+    }
+
+    /// Makes all handles worthless: rows are about to move.
+    pub(crate) fn move_rows(&mut self) -> &mut [Rows] {
+        self.generation = new_generation();
+        &mut self.partitions
     }
 
     pub(crate) fn partitions(&self) -> &[Rows] {
@@ -97,10 +131,12 @@ impl Table {
     }
 
     /// Writes the weights of each sign into `out`, zeroes for an absent one, and creates nothing.
-    pub fn pull(&self, signs: &[u64], out: &mut [f32], handles: &mut Vec<Handle>) {
+    pub fn pull(&self, signs: &[u64], out: &mut [f32], handles: &mut Handles) {
         assert_eq!(out.len(), signs.len() * self.width);
-        handles.clear();
-        handles.resize(signs.len(), Handle(ABSENT));
+        handles.generation = self.generation;
+        handles.rows.clear();
+        handles.rows.resize(signs.len(), ABSENT);
+        let handles = &mut handles.rows[..];
         let num_threads = threads_for(signs.len(), self.num_threads);
         if num_threads == 1 {
             return self.pull_share(signs, out, handles);
@@ -114,7 +150,7 @@ impl Table {
         });
     }
 
-    fn pull_share(&self, signs: &[u64], out: &mut [f32], handles: &mut [Handle]) {
+    fn pull_share(&self, signs: &[u64], out: &mut [f32], handles: &mut [u32]) {
         let keys = signs.iter().enumerate().map(|(position, &sign)| {
             let hash = mix(sign);
             Key { position, partition: partition_of_mixed(hash, self.spec.partitions), row: ABSENT, hash }
@@ -170,8 +206,14 @@ impl SortedRows<'_> {
 
 #[inline]
 fn copy(words: &[Word], out: &mut [f32]) {
-    for (value, word) in out.iter_mut().zip(words) {
-        *value = f32::from_le_bytes(*word);
+    // four at a time, and the last four once more rather than one by one
+    let four = |words: &[Word; 4], out: &mut [f32; 4]| *out = words.map(f32::from_le_bytes);
+    match (words.last_chunk(), out.last_chunk_mut()) {
+        (Some(words), Some(out)) => four(words, out),
+        _ => out.iter_mut().zip(words).for_each(|(value, word)| *value = f32::from_le_bytes(*word)),
+    }
+    for (words, out) in words.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        four(words, out);
     }
 }
 
@@ -179,7 +221,7 @@ struct Pull<'a> {
     table: &'a Table,
     signs: &'a [u64],
     out: &'a mut [f32],
-    handles: &'a mut [Handle],
+    handles: &'a mut [u32],
 }
 
 impl Visit for Pull<'_> {
@@ -189,16 +231,20 @@ impl Visit for Pull<'_> {
     }
 
     #[inline]
-    fn prefetch(&self, rows: &Rows, row: u32) {
-        rows.prefetch_weights(row);
+    fn num_bytes(&self) -> usize {
+        self.table.partitions[0].weights_end()
     }
 
     #[inline]
     fn visit(&mut self, key: &Key) {
         let rows = &self.table.partitions[key.partition as usize];
         let sign = self.signs[key.position];
-        let row = if rows.is(key.row, sign) { key.row } else { rows.find(sign, key.hash) };
-        self.handles[key.position] = Handle(row);
+        let row = match key.row {
+            ABSENT => ABSENT,
+            row if rows.sign(row) == sign => row,
+            _ => rows.find(sign, key.hash),
+        };
+        self.handles[key.position] = row;
         let width = self.table.width;
         let out = &mut self.out[key.position * width..][..width];
         match row {
@@ -216,9 +262,9 @@ mod tests {
 
     fn push(table: &mut Table, signs: &[u64], gradients: &[f32], counts: &[(u32, u32)]) -> (Vec<f32>, Pushed) {
         let mut out = vec![9.0; signs.len() * table.width()];
-        let mut handles = Vec::new();
+        let mut handles = Handles::default();
         table.pull(signs, &mut out, &mut handles);
-        let pushed = table.push(Push { signs, handles: &handles, gradients, counts, seen: 5 });
+        let pushed = table.push(Push { signs, handles: Some(&handles), gradients, counts, seen: 5 });
         (out, pushed)
     }
 
@@ -227,7 +273,7 @@ mod tests {
         let table = Table::new(test_spec(3)).unwrap();
         let signs: Vec<u64> = (0..100).collect();
         let mut out = vec![9.0; 400];
-        table.pull(&signs, &mut out, &mut Vec::new());
+        table.pull(&signs, &mut out, &mut Default::default());
         assert!(out.iter().all(|&x| x == 0.0));
         assert_eq!(table.len(), 0);
         assert_eq!(table.get(5), None);
@@ -265,10 +311,10 @@ mod tests {
     #[test]
     fn last_seen_never_goes_back() {
         let mut table = Table::new(test_spec(1)).unwrap();
-        let (mut out, mut handles) = (vec![0.0; 4], Vec::new());
+        let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
         for (seen, expected) in [(5, 5), (3, 5), (6, 6)] {
-            table.push(Push { signs: &[7], handles: &handles, gradients: &[0.0; 4], counts: &[(1, 0)], seen });
+            table.push(Push { signs: &[7], handles: Some(&handles), gradients: &[0.0; 4], counts: &[(1, 0)], seen });
             assert_eq!(table.get(7).unwrap().counters.seen, expected);
         }
     }
@@ -276,9 +322,9 @@ mod tests {
     #[test]
     fn a_stale_handle_of_an_absent_sign_finds_the_row_made_since() {
         let mut table = Table::new(test_spec(1)).unwrap();
-        let (mut out, mut handles) = (vec![0.0; 4], Vec::new());
+        let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
-        let one = Push { signs: &[7], handles: &handles, gradients: &[1.0; 4], counts: &[(1, 0)], seen: 0 };
+        let one = Push { signs: &[7], handles: Some(&handles), gradients: &[1.0; 4], counts: &[(1, 0)], seen: 0 };
         assert_eq!(table.push(one).created, 1);
         assert_eq!(table.push(one).created, 0);
         assert_eq!(table.get(7).unwrap().counters.show, 2);

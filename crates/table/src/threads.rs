@@ -21,8 +21,7 @@ pub(crate) fn share<T: Send, R: Send>(
     std::thread::scope(|scope| {
         let mut shares = items.chunks_mut(length).enumerate();
         let first = shares.next();
-        let others: Vec<_> =
-            shares.map(|(number, share)| scope.spawn(move || work(number * length, share))).collect();
+        let others: Vec<_> = shares.map(|(number, share)| scope.spawn(move || work(number * length, share))).collect();
         let first = first.map(|(_, share)| work(0, share));
         let others = others.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume(panic)));
         first.into_iter().chain(others).collect()

@@ -23,8 +23,7 @@ pub struct Eviction {
 impl Eviction {
     fn keeps(&self, counters: Counters) -> bool {
         let Counters { show, click, seen, .. } = counters;
-        let score =
-            self.nonclk_coeff * f64::from(show.saturating_sub(click)) + self.click_coeff * f64::from(click);
+        let score = self.nonclk_coeff * f64::from(show.saturating_sub(click)) + self.click_coeff * f64::from(click);
         self.min_score.is_none_or(|least| score >= least)
             && self.max_age.is_none_or(|most| self.now.saturating_sub(seen) <= most)
     }
@@ -46,7 +45,7 @@ impl Table {
     /// Removes rows, which read as absent from then on; returns how many.
     pub fn evict(&mut self, eviction: &Eviction) -> usize {
         let threads = self.num_threads();
-        let evicted = share(self.for_change().1, threads, |_, partitions| {
+        let evicted = share(self.move_rows(), threads, |_, partitions| {
             partitions.iter_mut().map(|rows| rows.retain(|counters| eviction.keeps(counters))).sum::<usize>()
         });
         evicted.into_iter().sum()
@@ -54,11 +53,11 @@ impl Table {
 }
 
 fn decay_rows(rows: &mut Rows, rate: f64, step: u32) {
-    for row in 0..rows.len() as u32 {
+    for row in rows.numbers().collect::<Vec<u32>>() {
         let Counters { show, click, seen, admitted } = rows.counters(row);
         let chance = (mix(rows.sign(row) ^ mix(u64::from(step))) >> 32) as f64 / (1u64 << 32) as f64;
         // one chance for both: clicks stay at most shows
         let decayed = |count: u32| (f64::from(count) * rate + chance).floor().min(f64::from(count)) as u32;
-        rows.set_counters(row, Counters { show: decayed(show), click: decayed(click), seen, admitted });
+        Counters { show: decayed(show), click: decayed(click), seen, admitted }.write(rows.parts_mut(row).tail);
     }
 }

@@ -25,6 +25,7 @@ from elasticrec.training.evaluate import evaluate
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer, build_model, loss_of, num_threads
 from elasticrec.training.report import Reporter, Summary, describe
+from elasticrec.training.upkeep import keep_up
 
 # A share of bad records says something only of so many.
 _MIN_RECORDS_FOR_RATIO = 10_000
@@ -165,7 +166,7 @@ class Trainer:
             with clock.stage("push"):
                 # all of a batch is applied or nothing: without a number for a scale the push only counts
                 scale = loss.weight if dense.gradient_is_finite() else math.nan
-                applied = embedding.push(batch, pooled, scale=scale, seen=0)
+                applied = embedding.push(batch, pooled, scale=scale, seen=self.progress.epoch)
             with clock.stage("step"):
                 if applied:
                     dense.step()
@@ -195,6 +196,7 @@ class Trainer:
             )
         if self.job.data.slots and not len(self.state.embedding.table):
             raise SampleError(f"{self.job.source}: data.slots: expected signs in these slots, the data has none")
+        self.progress = keep_up(self.job, self.state.embedding, self.progress)
         if self.eval_files:
             # an evaluation that fails or is stopped must not cost what was learned
             self._save()
@@ -220,6 +222,8 @@ class Trainer:
                 "epoch": epoch + 1,
                 "steps": self.progress.steps,
                 "samples": self.progress.samples,
+                "rows": len(self.state.embedding.table),
+                "evicted": self.progress.evicted,
                 "train": [metrics.to_dict() for metrics in train],
                 "eval": None if not self.evaluation else [metrics.to_dict() for metrics in self.evaluation],
             }

@@ -101,6 +101,8 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"  bad records: {progress.bad_records:,} of {progress.records:,}")
     if progress.non_finite:
         lines.append(f"  batches with a gradient that was not finite, counted but not applied: {progress.non_finite:,}")
+    if progress.evicted:
+        lines.append(f"  rows evicted at the ends of epochs: {progress.evicted:,}")
     shares = sorted(summary.shares.items(), key=lambda item: -item[1])
     if shares:
         lines.append("  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
