@@ -99,7 +99,8 @@ def test_evicted_rows_are_gone_where_they_are_trained_and_where_they_are_served(
         for sign in shows:
             before = expected.get(sign, (0, 0))
             chance = (mix(sign ^ mix(epoch)) >> 32) / 2**32
-            show, click = (int((a + b) * rate + chance) for a, b in zip(before, (shows[sign], clicks[sign])))
+            show = int((before[0] + shows[sign]) * rate + chance)
+            click = int((before[1] + clicks[sign]) * rate + chance)
             if 0.1 * (show - click) + 1.0 * click >= least:
                 kept[sign] = (show, click)
         num_evicted += len(shows) - len(kept)

@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use memmap2::MmapMut;
 
-/// What is not touched of a mapping costs nothing.
-const MAPPING_BYTES: usize = 32 << 20;
-const MAX_MAPPINGS: usize = 1 << 13;
+/// What is not touched of a mapping costs nothing. Of small units it has 2^21, which is whole huge pages of any size.
+const MAPPING_BYTES: usize = 256 << 20;
+const MAX_MAPPINGS: usize = 1 << 12;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// The start of the first mapping has ordinary pages: small tables stay small.
 const SMALL_BYTES: usize = 2 * HUGE_PAGE_BYTES;
@@ -43,7 +43,7 @@ impl Arena {
     /// Units of `unit_bytes` in blocks of a power of two of them, at most `block_bytes` if that holds one.
     pub(crate) fn new(unit_bytes: usize, block_bytes: usize) -> Self {
         let block_bits = (block_bytes / unit_bytes).max(1).ilog2();
-        let mapping_bits = (MAPPING_BYTES / unit_bytes).max(1).ilog2().max(block_bits);
+        let mapping_bits = (MAPPING_BYTES / unit_bytes).max(1).ilog2().clamp(block_bits, 21);
         let bases = (0..MAX_MAPPINGS).map(|_| AtomicPtr::new(null_mut())).collect();
         Arena { bases, unit_bytes, mapping_bits, block_bits, state: Mutex::default() }
     }
@@ -105,6 +105,7 @@ impl Arena {
 
 /// Zeroed memory and its first byte, at a huge page; the first `small_bytes` are of ordinary pages.
 pub(crate) fn map_huge_pages(bytes: usize, small_bytes: usize) -> (MmapMut, NonNull<u8>) {
+    let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
     let mut map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES)
         .unwrap_or_else(|error| panic!("table: no memory for {bytes} bytes more: {error}"));
     let offset = map.as_ptr().align_offset(HUGE_PAGE_BYTES);

@@ -330,7 +330,7 @@ mod tests {
         let parts = rows.parts_mut(row);
         parts.weights.fill((sign as f32).to_le_bytes());
         parts.state.fill([7; 4]);
-        Counters { show: sign as u32, click: 1, seen: 2, admitted: sign % 2 == 0 }.write(parts.tail);
+        Counters { show: sign as u32, click: 1, seen: 2, admitted: sign.is_multiple_of(2) }.write(parts.tail);
         rows.note_change(row);
         row
     }
@@ -366,7 +366,7 @@ mod tests {
                 prop_assert_eq!(rows.guess(mix(sign)) == ABSENT, false);
                 prop_assert!(rows.weights(row).iter().all(|word| f32::from_le_bytes(*word) == sign as f32));
                 prop_assert_eq!(rows.state(row), &[[7; 4]][..]);
-                prop_assert_eq!(rows.counters(row), Counters { show, click: 1, seen: 2, admitted: sign % 2 == 0 });
+                prop_assert_eq!(rows.counters(row), Counters { show, click: 1, seen: 2, admitted: sign.is_multiple_of(2) });
             }
             let sorted: Vec<u64> = rows.sorted().into_iter().map(|row| rows.sign(row)).collect();
             prop_assert!(sorted.is_sorted());
@@ -384,7 +384,7 @@ mod tests {
             all.sort_unstable();
             prop_assert_eq!(all.len(), signs.len());
             prop_assert!(rows.take_changed().is_empty());
-            let is_marked = |sign: u64| mix(sign ^ marked) % 3 == 0;
+            let is_marked = |sign: u64| mix(sign ^ marked).is_multiple_of(3);
             for &sign in all.iter().filter(|&&sign| is_marked(sign)) {
                 let row = rows.find(sign, mix(sign));
                 rows.note_change(row);

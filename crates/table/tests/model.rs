@@ -1,6 +1,8 @@
 //! The table against a plain map that does everything the slow way: pushes, late columns, decay, eviction, snapshots,
 //! with one thread and with several.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::collections::BTreeMap;
 
 use elasticrec_table::partition::mix;
