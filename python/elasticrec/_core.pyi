@@ -17,6 +17,7 @@ __all__ = [
     "RecordReader",
     "Server",
     "Table",
+    "TableBench",
     "batch_from_parts",
     "batch_of_columns",
     "batch_to_parts",
@@ -140,8 +141,8 @@ class BatchMaker:
 
 @final
 class Table:
-    """A sparse table in this process."""
-    def __new__(cls, spec_json: str) -> Table: ...
+    """A sparse table in this process; `threads` is how many large batches and whole-table steps may use."""
+    def __new__(cls, spec_json: str, *, threads: int = 1) -> Table: ...
     def __len__(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
@@ -151,6 +152,12 @@ class Table:
         """Writes the pooled rows of a batch into `out`, `[num_samples, num_cells, width]`. Creates nothing."""
     def push(self, batch: Batch, gradient: _F32, scale: float, seen: int) -> tuple[int, bool]:
         """Applies the gradient of what `pull` wrote, times `scale`: (rows created, gradient was not finite)."""
+    def decay(self, rate: float, step: int) -> None:
+        """Multiplies show and click of every row by `rate`; `step` is part of how fractions are rounded."""
+    def evict(
+        self, *, nonclk_coeff: float, click_coeff: float, min_score: float | None, now: int, max_age: int | None
+    ) -> int:
+        """Removes rows with a lower score than `min_score` or seen more than `max_age` before `now`: how many."""
     def get(self, sign: int) -> tuple[int, int, int, list[float], list[float]] | None:
         """(show, click, seen, weights, optimizer state) of a sign."""
     def snapshot(self, path: str) -> tuple[int, str]:
@@ -159,6 +166,15 @@ class Table:
         """Loads the part files of a snapshot into this empty table."""
     def write_cube(self, path: str) -> tuple[int, str]:
         """Writes the weights as a cube part file; returns its size and sha-256."""
+
+@final
+class TableBench:
+    """A table full of rows, to measure."""
+    def __new__(cls, spec_json: str, num_rows: int) -> TableBench: ...
+    @property
+    def row_bytes(self) -> int: ...
+    def measure(self, num_batches: int) -> tuple[float, float, float, float]:
+        """Seconds a key of (pull, its probe, push, its probe): medians of batches that are taken in turns."""
 
 @final
 class Server:

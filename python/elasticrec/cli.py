@@ -350,6 +350,24 @@ def bench_train(
         typer.echo(json.dumps(result))
 
 
+@bench_app.command("table")
+def bench_table(
+    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
+    rows: Annotated[int, typer.Option(min=1000, max=1_000_000_000, help="Rows of the table.")] = 10_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
+) -> None:
+    """Pulls and updates of the sparse table on one core, against its memory alone; bytes a key."""
+    import json
+
+    from elasticrec.bench import table
+
+    result = table.run(rows, repeats, lambda text: typer.echo(text, err=True))
+    for line in table.describe(result):
+        typer.echo(line)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
 @bench_app.command("spine")
 def bench_spine(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,

@@ -2,6 +2,7 @@
 
 runs/<name>/job.yaml         the job as it was resolved; secrets stay references
 runs/<name>/model.py         the model, where it is one of the user's own
+runs/<name>/reader.py        the reader, where it is one of the user's own
 runs/<name>/checkpoints/     one directory a checkpoint
 runs/<name>/metrics.jsonl    a line a report
 runs/<name>/units/           the units of each epoch, written down before they are read
@@ -45,6 +46,11 @@ class Run:
         return self.path / "model.py"
 
     @property
+    def reader_path(self) -> Path:
+        """The copy of the file of a reader of the user's own."""
+        return self.path / "reader.py"
+
+    @property
     def checkpoints(self) -> Path:
         """Directory of the checkpoints."""
         return self.path / "checkpoints"
@@ -73,17 +79,18 @@ class Run:
         run = cls.of(job, root)
         if run.has_checkpoints():
             run.check_resumes(job)
-        source = job.model_source()
-        for path in [run.job_path, *([run.model_path] if source is not None else [])]:
+        sources = {run.model_path: job.model_source(), run.reader_path: job.reader_source()}
+        copies = {path: source for path, source in sources.items() if source is not None}
+        for path in (run.job_path, *copies):
             if not run.exists() and path.exists():
                 raise ConfigError(
                     f"{run.path}: not the directory of a run, but has a `{path.name}`, which the run would replace; "
                     "give the job another name or move that file"
                 )
         run.checkpoints.mkdir(parents=True, exist_ok=True)
-        if source is not None:
-            write_atomically(run.model_path, source)
-        write_atomically(run.job_path, _with_copied_model(job, run).to_yaml(references=True).encode())
+        for path, source in copies.items():
+            write_atomically(path, source)
+        write_atomically(run.job_path, _with_copies(job, run).to_yaml(references=True).encode())
         return run
 
     def exists(self) -> bool:
@@ -113,7 +120,7 @@ class Run:
         for path in (*self.checkpoints.iterdir(), self.units):
             if path.exists():
                 shutil.rmtree(path)
-        for path in (self.metrics_path, self.job_path, self.model_path):
+        for path in (self.metrics_path, self.job_path, self.model_path, self.reader_path):
             path.unlink(missing_ok=True)
         self.checkpoints.rmdir()
         with contextlib.suppress(OSError):
@@ -134,12 +141,15 @@ class Run:
             )
 
 
-def _with_copied_model(job: Job, run: Run) -> Job:
-    """The job as it stands in the run, whose model is the copy beside it."""
-    if job.model.own is None:
-        return job
-    kind = f"{run.model_path.name}:{job.model.own[1]}"
-    return job.model_copy(update={"model": job.model.model_copy(update={"kind": kind})})
+def _with_copies(job: Job, run: Run) -> Job:
+    """The job as it stands in the run, whose model and reader are the copies beside it."""
+    if job.model.own is not None:
+        kind = f"{run.model_path.name}:{job.model.own[1]}"
+        job = job.model_copy(update={"model": job.model.model_copy(update={"kind": kind})})
+    if job.data.reader is not None:
+        reader = f"{run.reader_path.name}:{job.data.reader.rpartition(':')[2]}"
+        job = job.model_copy(update={"data": job.data.model_copy(update={"reader": reader})})
+    return job
 
 
 def resolve_run(text: str, root: Path = RUNS) -> Run:

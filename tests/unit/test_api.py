@@ -1,5 +1,6 @@
 """The Python API: a job, a training with a callback, its history and scores, from any thread."""
 
+import contextlib
 import json
 import os
 import signal
@@ -194,3 +195,42 @@ def test_history_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'elasticrec\[notebook\]'"):
         _ = result.history
+
+
+READER = """\
+class Lines:
+    def parse(self, line):
+        show, click, *fields = line.split()
+        sample = {"click": int(click) / int(show), "weight": int(show)}
+        for field in fields:
+            sign, slot = field.split(":")
+            sample.setdefault(slot, []).append(sign)
+        return sample
+"""
+
+
+@pytest.mark.parametrize("how", ["interrupt", "false", "error"])
+def test_the_processes_of_a_reader_end_with_the_training(how: str) -> None:
+    Path("mine.py").write_text(READER)
+    inside: list[list[str]] = []
+
+    def stop(event: Any) -> bool | None:
+        if event.steps != 3:
+            return None
+        inside.append(children())
+        if how == "interrupt":
+            signal.raise_signal(signal.SIGINT)
+        if how == "error":
+            raise LookupError
+        return how != "false"
+
+    job = elasticrec.load_job(
+        "job.yaml", set={"data.format": "reader", "data.reader": "mine.py:Lines", "data.unit_bytes": 4096}
+    )
+    expected = {"interrupt": KeyboardInterrupt, "error": LookupError}
+    with pytest.raises(expected[how]) if how in expected else contextlib.nullcontext():
+        elasticrec.train(job, callback=stop, quiet=True)
+    assert len(inside[0]) == 2, "two workers were at work"
+    assert children() == []
+    saved = latest(Run(Path("runs/small")))
+    assert saved is not None and saved.progress.steps == 3

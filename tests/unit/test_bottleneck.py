@@ -18,6 +18,12 @@ SETUP = Setup(workers=1, threads=2, cores=4)
             "waiting for data 61 %: raise `data.workers` (1 for 4 cores)",
         ),
         (
+            Shares({"wait": 0.61}, read=0.08, parse=0.11),
+            SETUP,
+            "waiting for data 61 %: yet its threads are idle (read 8 %, parse 11 %); other work on this machine may "
+            "take their cores, or `data.unit_bytes` is too large for so little data",
+        ),
+        (
             Shares({"wait": 0.9}, read=0.97, parse=0.1),
             SETUP,
             "waiting for data 90 %: the disk is slow, reading takes 97 % of its thread; copy the data to a faster one",

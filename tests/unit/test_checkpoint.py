@@ -110,6 +110,7 @@ def test_what_the_manifest_says(make_job: MakeJob) -> None:
         "watermark": 3,
         "complete": [],
         "open": [{"unit": 3, "batches": 2}],
+        "upkept": 0,
         "finished": True,
     }
     assert manifest["rows"] == len(model.state.embedding.table)

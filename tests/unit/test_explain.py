@@ -146,3 +146,22 @@ def test_mistakes(job: Job, capsys: Capture, arguments: list[Any], message: str)
     assert cli.main(["explain", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
+
+
+def test_a_sequence_keeps_its_signs_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, write_samples: WriteSamples
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_samples(count=300)
+    slots = ["0", {"name": "1", "sequence": 3, "share": "0"}, "2"]
+    train_job(make_job(data={"slots": slots}))
+    publish_run(Run(Path("runs/small")))
+    line = b"1 0 1:0 1001:1 999999:1 1002:1 1003:1 1:2"
+    ours = explain(line, open_source("small", None))
+    theirs = explain(line, open_source(None, Path("models/small")))
+    weights = [sign.get("weights", [0.0] * 5) for sign in ours["slots"][1]["signs"]]
+    assert [sign["sign"] for sign in ours["slots"][1]["signs"]] == [999999, 1002, 1003], "the last three"
+    np.testing.assert_array_equal(ours["slots"][1]["pooled"], np.array(weights, np.float32).flatten())
+    for left, right in zip(ours["slots"], theirs["slots"], strict=True):
+        np.testing.assert_allclose(left["pooled"], right["pooled"], rtol=1e-6)
+    assert theirs["scores"]["click"] == pytest.approx(ours["scores"]["click"], abs=1e-5)

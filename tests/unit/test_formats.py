@@ -20,12 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from elasticrec import _core
-from elasticrec.config import Job, match_files
+from elasticrec.config import Job, differences, match_files
 from elasticrec.config.load import parse_job
 from elasticrec.data.batches import line_parser, open_batches
 from elasticrec.data.header import check_headers, with_names
 from elasticrec.data.units import Cut, plan_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
+from elasticrec.run import Run
 
 READER = """
 import json
@@ -277,6 +278,15 @@ def test_csv_without_a_header(job_of: MakeJob, tmp_path: Path) -> None:
 
 
 class TestReader:
+    def test_a_run_keeps_its_reader(self, job_of: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        job = job_of("jsonl", rows(50))
+        run = Run.create(job)
+        (tmp_path / "reader.py").unlink()
+        kept = run.job()
+        assert differences(job, kept) == []
+        assert len(list(samples_of(batches_of(kept)))) == 50
+
     def write(self, tmp_path: Path, source: str) -> None:
         (tmp_path / "reader.py").write_text(source)
 
@@ -302,7 +312,7 @@ class TestReader:
     def test_a_missing_file(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl")
         (tmp_path / "reader.py").unlink()
-        with pytest.raises(FileNotFoundError, match=r"No such file .*reader.py"):
+        with pytest.raises(ConfigError, match=r"^job.yaml: data.reader: .*reader.py: no such file or directory$"):
             batches_of(job)
 
     def test_errors_of_the_reader_are_bad_records(self, job_of: MakeJob, tmp_path: Path) -> None:
@@ -340,6 +350,8 @@ class TestReader:
     def test_a_killed_process_is_started_again_and_nothing_is_lost(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl", rows(2000), unit_bytes=16384, workers=2)
         expected = list(samples_of(batches_of(job)))
+        # a job reads its reader once
+        job = job_of("jsonl", rows(2000), unit_bytes=16384, workers=2)
         self.write(
             tmp_path,
             READER.replace(

@@ -132,3 +132,46 @@ def test_an_auc_that_is_worse_than_chance_is_pointed_out(job: Job, capsys: Captu
     Path("swapped.txt").write_text("\n".join(swapped))
     assert cli.main(["eval", "small", "--data", "swapped.txt"]) == 0
     assert "step-000000000040.1 click: auc 0." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_held_out_samples_are_those_of_the_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_job: MakeJob,
+    write_samples: WriteSamples,
+    capsys: Capture,
+    shuffle: bool,
+) -> None:
+    """A part of the training data, by ratio: `eval` measures the same samples, and with --data all of a file."""
+    monkeypatch.chdir(tmp_path)
+    write_samples(count=1000)
+    write_samples("other.txt", count=200, seed=3)
+    train = {"evaluate": {"every_steps": 5}, "checkpoint": {"keep_best": "auc"}}
+    job = make_job(data={"eval": {"ratio": 0.25}, "shuffle": shuffle}, train=train)
+    summary = train_job(job)
+    assert summary.evaluation is not None
+    measured = summary.evaluation["click"]
+    assert measured.samples + summary.progress.samples == 1000 and 150 < measured.samples < 350
+    (found,) = [json.loads(line) for line in run(capsys, "--json")]
+    assert found["eval"]["click"] == measured.to_dict()
+    (other,) = [json.loads(line) for line in run(capsys, "--data", "other.txt", "--json")]
+    assert other["eval"]["click"]["samples"] == 200
+
+
+def test_csv_of_another_shape_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{at % 3 == 0:d},{at % 7},{at % 5}\n" for at in range(200))
+    Path("train.csv").write_text("click,a,b\n" + rows)
+    Path("swapped.csv").write_text("click,b,a\n" + rows)
+    columns = {"labels": "click", "sparse": ["a", "b"]}
+    job = make_job(data={"format": "csv", "train": "train.csv", "eval": "train.csv", "slots": None, "columns": columns})
+    summary = train_job(job)
+    assert summary.evaluation is not None
+    (found,) = [json.loads(line) for line in run(capsys, "--json")]
+    assert found["eval"]["click"] == summary.evaluation["click"].to_dict()
+    assert fails(capsys, "small", "--data", "swapped.csv").endswith(
+        "swapped.csv:1: expected the header `click,a,b`, got `click,b,a`"
+    )

@@ -14,8 +14,8 @@ pub fn write_table(table: &Table, path: impl AsRef<Path>) -> Result<Written, Cub
     let columns = columns.map(|column| Column { name: column.name.clone(), width: column.width as u32 }).collect();
     let mut cube = CubeWriter::create(path, columns, spec.partitions)?;
     for partition in 0..spec.partitions {
-        let (signs, rows) = table.rows_of(partition);
-        cube.write_partition(partition, &signs, |index, row| row.copy_from_slice(rows[index]))?;
+        let rows = table.rows_of(partition);
+        cube.write_partition(partition, &rows.signs(), |position, row| rows.weights(position, row))?;
     }
     cube.finish()
 }

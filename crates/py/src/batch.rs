@@ -9,7 +9,7 @@ use elasticrec_sample::unit::cut;
 use elasticrec_sample::{
     BatchName, Features, LabelMode, ParsedBatch, ReaderOptions, RecordOptions, Selection, Stamp, Unit,
 };
-use elasticrec_table::Handle;
+use elasticrec_table::Handles;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -84,7 +84,7 @@ pub(crate) struct Batch {
     pub(crate) parser: Arc<elasticrec_sample::Parser>,
     pub(crate) parsed: ParsedBatch,
     /// Where the last pull found the rows.
-    pub(crate) handles: Vec<Handle>,
+    pub(crate) handles: Handles,
     dense: Py<PyArray2<f32>>,
     labels: Py<PyArray2<f32>>,
     weights: Py<PyArray1<f32>>,
@@ -105,7 +105,7 @@ impl Batch {
         let dense = matrix(std::mem::take(&mut batch.dense), num_dense);
         let labels = matrix(std::mem::take(&mut batch.labels), num_labels);
         let weights = PyArray1::from_vec(py, std::mem::take(&mut batch.weights)).unbind();
-        Batch { parser, parsed, handles: Vec::new(), dense, labels, weights, place: None }
+        Batch { parser, parsed, handles: Handles::default(), dense, labels, weights, place: None }
     }
 
     pub(crate) fn dense_array<'py>(&self, py: Python<'py>) -> &Bound<'py, PyArray2<f32>> {

@@ -24,5 +24,5 @@ mod _core {
     #[pymodule_export]
     use crate::serve::{Predictor, Server, engine_rate, load_test};
     #[pymodule_export]
-    use crate::table::{Table, read_cube};
+    use crate::table::{Table, TableBench, read_cube};
 }

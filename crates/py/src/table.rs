@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use elasticrec_cube::{Cube, write_table};
 use elasticrec_sample::pool::{pool, pool_gradient};
-use elasticrec_table::{Push, TableSpec};
+use elasticrec_table::measure::Bench;
+use elasticrec_table::{Eviction, Push, TableSpec};
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray3, PyReadwriteArray3};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -22,11 +23,13 @@ pub(crate) struct Table {
 
 #[pymethods]
 impl Table {
+    /// `threads` is how many large batches and whole-table steps may use; the rows are the same with any number.
     #[new]
-    fn new(spec_json: &str) -> PyResult<Self> {
+    #[pyo3(signature = (spec_json, *, threads = 1))]
+    fn new(spec_json: &str, threads: usize) -> PyResult<Self> {
         let spec = TableSpec::from_json(spec_json).map_err(IntoPyErr::into_py_err)?;
         let inner = elasticrec_table::Table::new(spec).map_err(IntoPyErr::into_py_err)?;
-        Ok(Table { inner, rows: Vec::new() })
+        Ok(Table { inner: inner.with_threads(threads), rows: Vec::new() })
     }
 
     fn __len__(&self) -> usize {
@@ -80,13 +83,37 @@ impl Table {
             pool_gradient(&parsed.batch, &parsed.unique, parser.layout(), gradient, scale, &mut self.rows);
             self.inner.push(Push {
                 signs: &parsed.unique.signs,
-                handles,
+                handles: Some(handles),
                 gradients: &self.rows,
                 counts: &parsed.counts,
                 seen,
             })
         });
         Ok((pushed.created, pushed.non_finite))
+    }
+
+    /// Multiplies show and click of every row by `rate`; `step` is part of how fractions are rounded.
+    fn decay(&mut self, py: Python<'_>, rate: f64, step: u32) -> PyResult<()> {
+        if !(0.0..=1.0).contains(&rate) {
+            return Err(PyValueError::new_err(format!("decay: expected a rate from 0 to 1, got {rate}")));
+        }
+        py.detach(|| self.inner.decay(rate, step));
+        Ok(())
+    }
+
+    /// Removes rows with a lower score than `min_score` or seen more than `max_age` before `now`; returns how many.
+    #[pyo3(signature = (*, nonclk_coeff, click_coeff, min_score, now, max_age))]
+    fn evict(
+        &mut self,
+        py: Python<'_>,
+        nonclk_coeff: f64,
+        click_coeff: f64,
+        min_score: Option<f64>,
+        now: u32,
+        max_age: Option<u32>,
+    ) -> usize {
+        let eviction = Eviction { nonclk_coeff, click_coeff, min_score, now, max_age };
+        py.detach(|| self.inner.evict(&eviction))
     }
 
     /// (show, click, seen, weights, optimizer state) of a sign, or None.
@@ -128,6 +155,34 @@ fn check_shape(what: &str, len: usize, num_cells: usize, width: usize) -> PyResu
         return Ok(());
     }
     Err(PyValueError::new_err(format!("{what}: expected {expected} values, got {len}")))
+}
+
+/// A table full of rows, to measure.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct TableBench {
+    inner: Bench,
+}
+
+#[pymethods]
+impl TableBench {
+    #[new]
+    fn new(py: Python<'_>, spec_json: &str, num_rows: u64) -> PyResult<Self> {
+        let spec = TableSpec::from_json(spec_json).map_err(IntoPyErr::into_py_err)?;
+        let inner = py.detach(|| Bench::new(spec, num_rows)).map_err(IntoPyErr::into_py_err)?;
+        Ok(TableBench { inner })
+    }
+
+    /// Bytes of a row.
+    #[getter]
+    fn row_bytes(&self) -> usize {
+        self.inner.table().row_bytes()
+    }
+
+    /// Seconds a key of (pull, its probe, push, its probe): the median of `num_batches` of each, taken in turns.
+    fn measure(&mut self, py: Python<'_>, num_batches: usize) -> (f64, f64, f64, f64) {
+        let [pull, pull_probe, push, push_probe] = py.detach(|| self.inner.measure(num_batches.max(1)));
+        (pull, pull_probe, push, push_probe)
+    }
 }
 
 /// Rows of a cube by sign: (rows `[signs, width]`, how many were found).

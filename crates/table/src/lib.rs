@@ -1,19 +1,29 @@
 //! Sparse tables: what the trainer learns, row by row.
 //!
-//! `table` pulls and pushes rows by sign, `rows` keeps those of one partition, `optimizer` steps them, and
-//! `snapshot` writes them into part files (`part`) and reads them back.
+//! `table` pulls rows by sign and `push` steps them, both through a `pipeline` that asks memory ahead. `rows` keeps
+//! those of one partition in blocks of the `arena` and finds them through its `index`; `optimizer` steps them,
+//! `upkeep` decays and evicts, and `snapshot` writes them into part files (`part`) and reads them back.
 
+mod arena;
+mod index;
+pub mod measure;
 pub mod optimizer;
 pub mod part;
 pub mod partition;
+mod pipeline;
 pub mod prefetch;
+mod push;
 mod rows;
 pub mod snapshot;
 pub mod spec;
 pub mod table;
+mod threads;
+mod upkeep;
 
 pub use optimizer::Optimizer;
-pub use rows::Counters;
+pub use push::{Push, Pushed};
+pub use rows::{Counters, MAX_SEEN};
 pub use snapshot::SnapshotError;
 pub use spec::{Column, SpecError, TableSpec};
-pub use table::{Handle, Push, Pushed, Row, Table};
+pub use table::{Handles, Row, SortedRows, Table};
+pub use upkeep::Eviction;

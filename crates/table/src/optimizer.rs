@@ -1,6 +1,10 @@
 //! Optimizers that run inside the table, one row at a time, with their state beside the row's weights.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
+
+use crate::rows::Word;
 
 /// An optimizer and its settings. `g` is the gradient of a weight, `lr` the learning rate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -120,79 +124,105 @@ impl Optimizer {
     }
 
     /// Fills the state of a row that starts from `weights`.
-    pub fn init_state(&self, weights: &[f32], state: &mut [f32]) {
+    pub(crate) fn init_state(&self, weights: &[f32], state: &mut [Word]) {
         match *self {
             Optimizer::Sgd { .. } => {}
             Optimizer::Adagrad { initial_accumulator, .. } | Optimizer::RowAdagrad { initial_accumulator, .. } => {
-                state.fill(initial_accumulator);
+                state.fill(initial_accumulator.to_le_bytes());
             }
             Optimizer::Adam { .. } => {
                 let (means, powers) = state.split_at_mut(2 * weights.len());
-                means.fill(0.0);
-                powers.fill(1.0);
+                means.fill(0f32.to_le_bytes());
+                powers.fill(1f32.to_le_bytes());
             }
-            Optimizer::Ftrl { learning_rate, beta, l1, l2 } => {
-                let (z, sums) = state.split_at_mut(weights.len());
-                sums.fill(0.0);
-                // the z whose weight this is: a step without a gradient leaves the row as it began
-                for (z, weight) in z.iter_mut().zip(weights) {
-                    *z = -weight * (beta / learning_rate + l2) - l1 * weight.signum() * f32::from(*weight != 0.0);
-                }
+            Optimizer::Ftrl { .. } => {
+                state.fill(0f32.to_le_bytes());
+                self.start_columns(0..weights.len(), weights, state);
+            }
+        }
+    }
+
+    /// Brings the state of `columns` to where they start from `weights`, after steps at weight 0 without a gradient.
+    ///
+    /// Those steps left everything as it began but FTRL's z, which decides the weight.
+    pub(crate) fn start_columns(&self, columns: Range<usize>, weights: &[f32], state: &mut [Word]) {
+        if let Optimizer::Ftrl { learning_rate, beta, l1, l2 } = *self {
+            // the z whose weight this is: a step without a gradient leaves the row as it began
+            for (z, weight) in state[columns.clone()].iter_mut().zip(&weights[columns]) {
+                let start = -weight * (beta / learning_rate + l2) - l1 * weight.signum() * f32::from(*weight != 0.0);
+                *z = start.to_le_bytes();
             }
         }
     }
 
     /// One step on a row.
     #[inline]
-    pub fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
+    pub(crate) fn step(&self, weights: &mut [Word], state: &mut [Word], gradient: &[f32]) {
         match *self {
             Optimizer::Sgd { learning_rate } => {
                 for (weight, g) in weights.iter_mut().zip(gradient) {
-                    *weight -= learning_rate * g;
+                    put(weight, get(weight) - learning_rate * g);
                 }
             }
             Optimizer::Adagrad { learning_rate, epsilon, .. } => {
                 for ((weight, sum), g) in weights.iter_mut().zip(state).zip(gradient) {
-                    *sum += g * g;
-                    *weight -= learning_rate * g / (sum.sqrt() + epsilon);
+                    let after = get(sum) + g * g;
+                    put(sum, after);
+                    put(weight, get(weight) - learning_rate * g / (after.sqrt() + epsilon));
                 }
             }
             Optimizer::RowAdagrad { learning_rate, epsilon, .. } => {
                 let squares: f32 = gradient.iter().map(|g| g * g).sum();
-                state[0] += squares / gradient.len() as f32;
-                let rate = learning_rate / (state[0].sqrt() + epsilon);
+                let after = get(&state[0]) + squares / gradient.len() as f32;
+                put(&mut state[0], after);
+                let rate = learning_rate / (after.sqrt() + epsilon);
                 for (weight, g) in weights.iter_mut().zip(gradient) {
-                    *weight -= rate * g;
+                    put(weight, get(weight) - rate * g);
                 }
             }
             Optimizer::Adam { learning_rate, beta1, beta2, epsilon } => {
                 let (means, powers) = state.split_at_mut(2 * weights.len());
-                let (mean, square) = means.split_at_mut(weights.len());
-                powers[0] *= beta1;
-                powers[1] *= beta2;
-                let rate = learning_rate / (1.0 - powers[0]);
-                let correction = (1.0 - powers[1]).sqrt();
-                for (((weight, mean), square), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
-                    *mean += (1.0 - beta1) * (g - *mean);
-                    *square += (1.0 - beta2) * (g * g - *square);
-                    *weight -= rate * *mean / (square.sqrt() / correction + epsilon);
+                let (means, squares) = means.split_at_mut(weights.len());
+                let (power1, power2) = (get(&powers[0]) * beta1, get(&powers[1]) * beta2);
+                put(&mut powers[0], power1);
+                put(&mut powers[1], power2);
+                let rate = learning_rate / (1.0 - power1);
+                let correction = (1.0 - power2).sqrt();
+                for (((weight, mean), square), g) in weights.iter_mut().zip(means).zip(squares).zip(gradient) {
+                    let (m, s) = (get(mean), get(square));
+                    let (m, s) = (m + (1.0 - beta1) * (g - m), s + (1.0 - beta2) * (g * g - s));
+                    put(mean, m);
+                    put(square, s);
+                    put(weight, get(weight) - rate * m / (s.sqrt() / correction + epsilon));
                 }
             }
             Optimizer::Ftrl { learning_rate, beta, l1, l2 } => {
                 let (z, sums) = state.split_at_mut(weights.len());
                 for (((weight, z), sum), g) in weights.iter_mut().zip(z).zip(sums).zip(gradient) {
-                    let before = sum.sqrt();
-                    *sum += g * g;
-                    let after = sum.sqrt();
-                    *z += g - (after - before) / learning_rate * *weight;
-                    *weight = match z.abs() <= l1 {
+                    let (before, after) = (get(sum), get(sum) + g * g);
+                    put(sum, after);
+                    let (before, after) = (before.sqrt(), after.sqrt());
+                    let moved = get(z) + (g - (after - before) / learning_rate * get(weight));
+                    put(z, moved);
+                    let decided = match moved.abs() <= l1 {
                         true => 0.0,
-                        false => -(*z - l1 * z.signum()) / ((beta + after) / learning_rate + l2),
+                        false => -(moved - l1 * moved.signum()) / ((beta + after) / learning_rate + l2),
                     };
+                    put(weight, decided);
                 }
             }
         }
     }
+}
+
+#[inline(always)]
+fn get(word: &Word) -> f32 {
+    f32::from_le_bytes(*word)
+}
+
+#[inline(always)]
+fn put(word: &mut Word, value: f32) {
+    *word = value.to_le_bytes();
 }
 
 #[cfg(test)]
@@ -210,16 +240,17 @@ mod tests {
     /// Runs the optimizer beside a reference in f64 and compares the weights after every step.
     fn compare(optimizer: &Optimizer, mut reference: impl FnMut(&mut [f64; 2], [f64; 2])) {
         optimizer.check().unwrap();
-        let mut weights = START.map(|weight| weight as f32);
-        let mut state = vec![9.0; optimizer.state_width(2)];
-        optimizer.init_state(&weights, &mut state);
+        let start = START.map(|weight| weight as f32);
+        let mut weights = start.map(f32::to_le_bytes);
+        let mut state = vec![[9; 4]; optimizer.state_width(2)];
+        optimizer.init_state(&start, &mut state);
         let mut expected = START;
         for step in 0..STEPS {
             let g = gradient(step);
             optimizer.step(&mut weights, &mut state, &g.map(|g| g as f32));
             reference(&mut expected, g);
-            for (weight, expected) in weights.iter().zip(expected) {
-                let error = (f64::from(*weight) - expected).abs();
+            for (weight, expected) in weights.iter().map(get).zip(expected) {
+                let error = (f64::from(weight) - expected).abs();
                 assert!(
                     error < 1e-6 * expected.abs().max(1.0),
                     "{} step {step}: {weight} {expected}",
@@ -301,16 +332,45 @@ mod tests {
     #[test]
     fn ftrl_keeps_its_initial_weights_and_zeroes_the_undecided() {
         let optimizer = Optimizer::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 1.0, l2: 0.0 };
-        let mut weights = [0.01f32, 0.0];
-        let mut state = [9.0; 4];
-        optimizer.init_state(&weights, &mut state);
+        let start = [0.01f32, 0.0];
+        let mut weights = start.map(f32::to_le_bytes);
+        let mut state = [[9; 4]; 4];
+        optimizer.init_state(&start, &mut state);
         optimizer.step(&mut weights, &mut state, &[0.0, 0.0]);
-        assert!((weights[0] - 0.01).abs() < 1e-6);
-        assert_eq!(weights[1], 0.0);
+        assert!((get(&weights[0]) - 0.01).abs() < 1e-6);
+        assert_eq!(get(&weights[1]), 0.0);
         optimizer.step(&mut weights, &mut state, &[0.0, 0.5]);
-        assert_eq!(weights[1], 0.0, "half of l1 is not enough");
+        assert_eq!(get(&weights[1]), 0.0, "half of l1 is not enough");
         optimizer.step(&mut weights, &mut state, &[0.0, 1.0]);
-        assert!(weights[1] < 0.0);
+        assert!(get(&weights[1]) < 0.0);
+    }
+
+    /// What a late column goes through: steps at zero without a gradient, then its initial weight.
+    #[test]
+    fn columns_that_start_late_start_as_others_do() {
+        let optimizers = [
+            Optimizer::Sgd { learning_rate: 0.1 },
+            Optimizer::Adagrad { learning_rate: 0.1, initial_accumulator: 0.5, epsilon: 1e-8 },
+            Optimizer::RowAdagrad { learning_rate: 0.1, initial_accumulator: 0.5, epsilon: 1e-8 },
+            Optimizer::Adam { learning_rate: 0.1, beta1: 0.0, beta2: 0.0, epsilon: 1e-8 },
+            Optimizer::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 0.1, l2: 0.1 },
+        ];
+        for optimizer in optimizers {
+            let mut weights = [0f32; 3].map(f32::to_le_bytes);
+            let mut state = vec![[9; 4]; optimizer.state_width(3)];
+            optimizer.init_state(&[0.0; 3], &mut state);
+            for _ in 0..3 {
+                optimizer.step(&mut weights, &mut state, &[0.0; 3]);
+                assert_eq!(weights.map(|word| get(&word)), [0.0; 3], "{}", optimizer.kind());
+            }
+            let initial = [0.0, 0.3, -0.2f32];
+            optimizer.start_columns(1..3, &initial, &mut state);
+            let mut fresh = vec![[9; 4]; state.len()];
+            optimizer.init_state(&initial, &mut fresh);
+            let last = if matches!(optimizer, Optimizer::Adam { .. }) { 6 } else { state.len() };
+            let values = |state: &[Word]| state[..last].iter().map(get).collect::<Vec<_>>();
+            assert_eq!(values(&state), values(&fresh), "{}", optimizer.kind());
+        }
     }
 
     #[test]

@@ -1,21 +1,29 @@
-//! The rows of one partition: an open-addressing index of 4 bytes an entry over rows in fixed chunks.
+//! The rows of one partition: packed side by side in blocks of the arena, found through the index.
 //!
-//! An index entry is the number of a row plus one, and above it the bits of the sign's hash that do not choose
-//! the place: a probe reads a row only if those bits agree. Rows never move, so a row number stays valid.
+//! A row is the bytes that a snapshot has of it (`docs/formats/table.md`): sign, weights, optimizer state, show,
+//! click and a stamp, without padding, so values are read and written wherever they stand. Rows stay where they are
+//! until an eviction closes the gaps it makes.
 
+use std::sync::Arc;
+
+use crate::arena::Arena;
+use crate::index::Index;
 use crate::partition::mix;
-use crate::prefetch::prefetch_read;
 
-/// 32-bit words before the weights: sign (2), show, click, seen, changed.
-const HEADER: usize = 6;
-/// A chunk has as many rows, a power of two, as fit into so many words: 32 KB.
-const CHUNK_WORDS: usize = 8192;
-/// Grow beyond this share of used places, in eighths.
-const MAX_LOAD_EIGHTHS: usize = 6;
-const SMALLEST: usize = 16;
+/// A value of a row: an f32, little endian, at any address.
+pub(crate) type Word = [u8; 4];
 
-/// No such row.
-pub(crate) const ABSENT: u32 = u32::MAX;
+const SIGN_BYTES: usize = 8;
+/// Show, click and stamp.
+const TAIL_BYTES: usize = 10;
+/// A block has as many rows, a power of two, as fit into so many bytes.
+const BLOCK_BYTES: usize = 32 << 10;
+/// The bit of a stamp that says that the row has its late columns.
+const ADMITTED: u16 = 1 << 15;
+/// The bit that says that the row is in the list of changes; 0 in a snapshot.
+const CHANGED: u16 = 1 << 14;
+/// The last data time that a row can tell from later ones.
+pub const MAX_SEEN: u32 = CHANGED as u32 - 1;
 
 /// The counters of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,179 +32,282 @@ pub struct Counters {
     pub show: u32,
     /// Times they were clicked.
     pub click: u32,
-    /// Data time of the last push.
+    /// Data time of the last push, at most [`MAX_SEEN`].
     pub seen: u32,
-    /// The publish number under which it last changed.
-    pub changed: u32,
+    /// Whether the row has its late columns.
+    pub admitted: bool,
 }
 
+/// The end of a row: show, click, and a stamp of `seen` and the two bits.
+pub(crate) type Tail = [u8; TAIL_BYTES];
+
+impl Counters {
+    #[inline]
+    pub(crate) fn of(tail: &Tail) -> Self {
+        let [s0, s1, s2, s3, c0, c1, c2, c3, ..] = *tail;
+        let stamp = stamp_of(tail);
+        Counters {
+            show: u32::from_le_bytes([s0, s1, s2, s3]),
+            click: u32::from_le_bytes([c0, c1, c2, c3]),
+            seen: u32::from(stamp) & MAX_SEEN,
+            admitted: stamp & ADMITTED != 0,
+        }
+    }
+
+    /// Writes them and leaves the mark of a change.
+    #[inline]
+    pub(crate) fn write(self, tail: &mut Tail) {
+        let Counters { show, click, seen, admitted } = self;
+        let stamp = seen.min(MAX_SEEN) as u16 | if admitted { ADMITTED } else { 0 } | stamp_of(tail) & CHANGED;
+        tail[..4].copy_from_slice(&show.to_le_bytes());
+        tail[4..8].copy_from_slice(&click.to_le_bytes());
+        tail[8..].copy_from_slice(&stamp.to_le_bytes());
+    }
+}
+
+#[inline]
+fn stamp_of(tail: &Tail) -> u16 {
+    u16::from_le_bytes([tail[8], tail[9]])
+}
+
+fn mark(tail: &mut Tail, changed: bool) {
+    let stamp = if changed { stamp_of(tail) | CHANGED } else { stamp_of(tail) & !CHANGED };
+    tail[8..].copy_from_slice(&stamp.to_le_bytes());
+}
+
+/// A row to change.
+pub(crate) struct RowMut<'a> {
+    pub weights: &'a mut [Word],
+    pub state: &'a mut [Word],
+    pub tail: &'a mut Tail,
+}
+
+/// Units for the rows of a table.
+pub(crate) fn row_arena(width: usize, state_width: usize) -> Arena {
+    Arena::new(SIGN_BYTES + 4 * (width + state_width) + TAIL_BYTES, BLOCK_BYTES)
+}
+
+/// Rows are named by their numbers in the arena. What every look-up reads stands together at the front.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Rows {
-    index: Vec<u32>,
-    chunks: Vec<Box<[u32]>>,
-    len: usize,
-    /// Words a row.
-    stride: usize,
-    /// A chunk has `1 << chunk_bits` rows.
-    chunk_bits: u32,
-    width: usize,
+    index: Index,
+    arena: Arc<Arena>,
+    weights_end: u32,
+    len: u32,
+    /// First rows of blocks of the arena.
+    blocks: Vec<u32>,
+    /// Rows whose weights changed since the changes were last taken; `None` while that is all of them.
+    changes: Option<Vec<u32>>,
 }
 
 impl Rows {
-    pub(crate) fn new(width: usize, state_width: usize) -> Self {
-        let stride = HEADER + width + state_width;
-        let chunk_bits = (CHUNK_WORDS / stride).max(1).ilog2();
-        Rows { index: Vec::new(), chunks: Vec::new(), len: 0, stride, chunk_bits, width }
+    pub(crate) fn new(width: usize, arena: Arc<Arena>, lines: Arc<Arena>) -> Self {
+        let weights_end = (SIGN_BYTES + 4 * width) as u32;
+        Rows { index: Index::new(lines), arena, weights_end, len: 0, blocks: Vec::new(), changes: None }
     }
 
+    #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.len as usize
     }
 
-    /// Bytes held, spare capacity included.
-    pub(crate) fn bytes(&self) -> usize {
-        4 * (self.index.capacity() + (self.chunks.len() << self.chunk_bits) * self.stride)
-    }
-
-    /// Asks for the index entry of a sign with this hash.
+    /// Where the index line of a sign with this hash is; null if there is none.
     #[inline]
-    pub(crate) fn prefetch_entry(&self, hash: u64) {
-        if !self.index.is_empty() {
-            prefetch_read(&raw const self.index[hash as usize & (self.index.len() - 1)]);
-        }
+    pub(crate) fn line(&self, hash: u64) -> *const u8 {
+        self.index.place(hash)
     }
 
-    /// Asks for the row that a sign with this hash most likely has.
+    /// Where a row is.
     #[inline]
-    pub(crate) fn prefetch_row(&self, hash: u64) {
-        if self.index.is_empty() {
-            return;
-        }
-        let mask = self.index.len() - 1;
-        let entry = self.index[hash as usize & mask];
-        if entry != 0 {
-            let row = self.row((entry as usize & mask) as u32 - 1);
-            prefetch_read(row.as_ptr());
-            prefetch_read(&raw const row[(self.stride - 1).min(16)]);
-        }
+    pub(crate) fn place(&self, row: u32) -> *const u8 {
+        self.arena.at(row)
+    }
+
+    /// The bytes of a row up to the end of its weights.
+    #[inline]
+    pub(crate) fn weights_end(&self) -> usize {
+        self.weights_end as usize
+    }
+
+    /// The row that a sign with this hash most likely has.
+    #[inline]
+    pub(crate) fn guess(&self, hash: u64) -> u32 {
+        self.index.find(hash, |_| true)
     }
 
     /// The row of `sign`, or `ABSENT`.
     #[inline]
     pub(crate) fn find(&self, sign: u64, hash: u64) -> u32 {
-        if self.index.is_empty() {
-            return ABSENT;
-        }
-        let mask = self.index.len() - 1;
-        let tag = hash as u32 & !(mask as u32);
-        let mut at = hash as usize & mask;
-        loop {
-            let entry = self.index[at];
-            if entry == 0 {
-                return ABSENT;
-            }
-            if entry & !(mask as u32) == tag {
-                let row = (entry & mask as u32) - 1;
-                if self.sign(row) == sign {
-                    return row;
-                }
-            }
-            at = (at + 1) & mask;
-        }
+        self.index.find(hash, |row| self.sign(row) == sign)
     }
 
-    /// Adds a row of zeroes for `sign`, which has none, and returns its number.
+    /// Makes room for so many rows at once.
+    pub(crate) fn reserve(&mut self, len: usize) {
+        assert_eq!(self.len, 0, "room is made before the first row");
+        let max_row = self.arena.num_units() + len;
+        self.index.rebuild(len, max_row as u32, std::iter::empty());
+    }
+
+    /// Adds a row for `sign`, which has none: all of it is to be written. Returns its number.
     pub(crate) fn insert(&mut self, sign: u64, hash: u64) -> u32 {
-        if (self.len + 1) * 8 > self.index.len() * MAX_LOAD_EIGHTHS {
-            self.grow();
+        if self.len() == self.blocks.len() << self.arena.block_bits() {
+            if self.blocks.len() == self.blocks.capacity() {
+                // a `Vec` by itself doubles
+                self.blocks.reserve_exact(self.blocks.len() / 8 + 1);
+            }
+            self.blocks.push(self.arena.take());
         }
-        let row = self.len as u32;
-        if self.len == self.chunks.len() << self.chunk_bits {
-            self.chunks.push(vec![0; self.stride << self.chunk_bits].into_boxed_slice());
+        let row = self.number(self.len);
+        if self.index.is_full(self.len(), row) {
+            self.build_index();
         }
         self.len += 1;
-        let words = self.row_mut(row);
-        words[0] = sign as u32;
-        words[1] = (sign >> 32) as u32;
-        self.enter(row, hash);
+        self.row_mut(row)[..SIGN_BYTES].copy_from_slice(&sign.to_le_bytes());
+        self.index.enter(row, hash);
         row
     }
 
-    /// Doubles the index; signs are read back from the rows in their order, which is sequential.
-    fn grow(&mut self) {
-        let places = (self.index.len() * 2).max(SMALLEST);
-        assert!(places <= 1 << 32, "a partition holds at most 3·2^30 rows: raise sparse.partitions");
-        self.index = vec![0; places];
-        for row in 0..self.len as u32 {
-            let hash = mix(self.sign(row));
-            self.enter(row, hash);
+    /// Enters all rows anew; their signs are read in their order, which is sequential.
+    fn build_index(&mut self) {
+        let mut index = self.index.take();
+        let rows = self.numbers().map(|row| (row, mix(self.sign(row))));
+        index.rebuild(self.len(), self.arena.num_units() as u32, rows);
+        self.index = index;
+    }
+
+    /// Keeps the rows of which `keep` says so, in their order; returns how many went.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(Counters) -> bool) -> usize {
+        let before = self.len;
+        let mut kept = 0;
+        for at in 0..before {
+            let row = self.number(at);
+            if !keep(self.counters(row)) {
+                continue;
+            }
+            let to = self.number(kept);
+            if to != row {
+                let bytes = self.arena.unit_bytes();
+                // SAFETY: both are whole rows of ours, we are borrowed for change, and two rows do not overlap.
+                unsafe { std::ptr::copy_nonoverlapping(self.arena.at(row), self.arena.at(to), bytes) };
+            }
+            kept += 1;
+        }
+        if kept < before {
+            self.truncate(kept);
+        }
+        (before - kept) as usize
+    }
+
+    fn truncate(&mut self, len: u32) {
+        self.len = len;
+        let num_blocks = self.len().div_ceil(1 << self.arena.block_bits());
+        self.blocks.drain(num_blocks..).for_each(|block| self.arena.give_back(block));
+        self.build_index();
+        if self.changes.is_some() {
+            self.changes = Some(self.numbers().filter(|&row| stamp_of(self.tail(row)) & CHANGED != 0).collect());
         }
     }
 
-    fn enter(&mut self, row: u32, hash: u64) {
-        let mask = self.index.len() - 1;
-        let mut at = hash as usize & mask;
-        while self.index[at] != 0 {
-            at = (at + 1) & mask;
-        }
-        self.index[at] = (hash as u32 & !(mask as u32)) | (row + 1);
+    /// The number of the row at a place of this partition.
+    #[inline]
+    fn number(&self, at: u32) -> u32 {
+        let block_bits = self.arena.block_bits();
+        self.blocks[at as usize >> block_bits] + (at & ((1 << block_bits) - 1))
     }
 
-    /// (chunk, place in it) of a row.
-    #[inline]
-    fn place(&self, row: u32) -> (usize, usize) {
-        (row as usize >> self.chunk_bits, row as usize & ((1 << self.chunk_bits) - 1))
+    /// All rows, in the order of their creation.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> {
+        (0..self.len).map(|at| self.number(at))
     }
 
+    /// The bytes of a row.
     #[inline]
-    fn row(&self, row: u32) -> &[u32] {
-        let (chunk, at) = self.place(row);
-        &self.chunks[chunk][at * self.stride..(at + 1) * self.stride]
+    fn row(&self, row: u32) -> &[u8] {
+        // SAFETY: whoever has a row's number has it from us: it is in a block of ours, which is zeroes or was written.
+        unsafe { std::slice::from_raw_parts(self.arena.at(row), self.arena.unit_bytes()) }
     }
 
+    /// The bytes of a row, to change.
     #[inline]
-    fn row_mut(&mut self, row: u32) -> &mut [u32] {
-        let (chunk, at) = self.place(row);
-        &mut self.chunks[chunk][at * self.stride..(at + 1) * self.stride]
+    fn row_mut(&mut self, row: u32) -> &mut [u8] {
+        // SAFETY: as in `row`, and we are borrowed for change.
+        unsafe { std::slice::from_raw_parts_mut(self.arena.at(row), self.arena.unit_bytes()) }
     }
 
     #[inline]
     pub(crate) fn sign(&self, row: u32) -> u64 {
-        let words = self.row(row);
-        u64::from(words[0]) | u64::from(words[1]) << 32
+        self.row(row).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
+    #[inline]
+    pub(crate) fn weights(&self, row: u32) -> &[Word] {
+        self.row(row)[SIGN_BYTES..self.weights_end as usize].as_chunks().0
+    }
+
+    pub(crate) fn state(&self, row: u32) -> &[Word] {
+        let bytes = self.row(row);
+        bytes[self.weights_end as usize..bytes.len() - TAIL_BYTES].as_chunks().0
+    }
+
+    #[inline]
+    fn tail(&self, row: u32) -> &Tail {
+        self.row(row).last_chunk().expect("a row has a tail")
+    }
+
+    #[inline]
     pub(crate) fn counters(&self, row: u32) -> Counters {
-        let words = self.row(row);
-        Counters { show: words[2], click: words[3], seen: words[4], changed: words[5] }
+        Counters::of(self.tail(row))
     }
 
-    pub(crate) fn set_counters(&mut self, row: u32, counters: Counters) {
-        let Counters { show, click, seen, changed } = counters;
-        self.row_mut(row)[2..HEADER].copy_from_slice(&[show, click, seen, changed]);
-    }
-
+    /// The parts of a row, to change.
     #[inline]
-    pub(crate) fn weights(&self, row: u32) -> &[f32] {
-        bytemuck::cast_slice(&self.row(row)[HEADER..HEADER + self.width])
+    pub(crate) fn parts_mut(&mut self, row: u32) -> RowMut<'_> {
+        let weights_end = self.weights_end as usize;
+        let (values, tail) = self.row_mut(row).split_last_chunk_mut().expect("a row has a tail");
+        let (weights, state) = values.split_at_mut(weights_end);
+        RowMut { weights: weights[SIGN_BYTES..].as_chunks_mut().0, state: state.as_chunks_mut().0, tail }
     }
 
-    pub(crate) fn state(&self, row: u32) -> &[f32] {
-        bytemuck::cast_slice(&self.row(row)[HEADER + self.width..])
-    }
-
-    /// Weights and optimizer state, to change.
+    /// Notes that the next publish has to carry the row.
     #[inline]
-    pub(crate) fn values_mut(&mut self, row: u32) -> (&mut [f32], &mut [f32]) {
-        let width = self.width;
-        bytemuck::cast_slice_mut(&mut self.row_mut(row)[HEADER..]).split_at_mut(width)
+    pub(crate) fn note_change(&mut self, row: u32) {
+        if self.changes.is_some() && stamp_of(self.tail(row)) & CHANGED == 0 {
+            mark(self.parts_mut(row).tail, true);
+            self.changes.get_or_insert_default().push(row);
+        }
     }
 
-    /// Row numbers in the order of their signs.
+    /// The signs whose weights changed since the last call, in no order; all of them the first time.
+    pub(crate) fn take_changed(&mut self) -> Vec<u64> {
+        match self.changes.replace(Vec::new()) {
+            None => self.numbers().map(|row| self.sign(row)).collect(),
+            Some(rows) => {
+                rows.iter().for_each(|&row| mark(self.parts_mut(row).tail, false));
+                rows.iter().map(|&row| self.sign(row)).collect()
+            }
+        }
+    }
+
+    /// Appends the bytes that a snapshot has of a row.
+    pub(crate) fn write_to(&self, row: u32, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(self.row(row));
+        if let Some(tail) = bytes.last_chunk_mut() {
+            mark(tail, false);
+        }
+    }
+
+    /// Fills a row with the bytes that a snapshot has of it.
+    pub(crate) fn read_from(&mut self, row: u32, bytes: &[u8]) {
+        self.row_mut(row).copy_from_slice(bytes);
+        mark(self.parts_mut(row).tail, false);
+    }
+
+    /// Rows in the order of their signs.
     pub(crate) fn sorted(&self) -> Vec<u32> {
-        let mut rows: Vec<u32> = (0..self.len as u32).collect();
-        rows.sort_unstable_by_key(|&row| self.sign(row));
-        rows
+        let mut rows: Vec<(u64, u32)> = self.numbers().map(|row| (self.sign(row), row)).collect();
+        rows.sort_unstable();
+        rows.into_iter().map(|(_, row)| row).collect()
     }
 }
 
@@ -207,28 +318,115 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::index::{ABSENT, line_arena};
+
+    fn new(width: usize, state_width: usize) -> (Rows, Arc<Arena>, Arc<Arena>) {
+        let (arena, lines) = (Arc::new(row_arena(width, state_width)), Arc::new(line_arena()));
+        (Rows::new(width, arena.clone(), lines.clone()), arena, lines)
+    }
+
+    fn add(rows: &mut Rows, sign: u64) -> u32 {
+        let row = rows.insert(sign, mix(sign));
+        let parts = rows.parts_mut(row);
+        parts.weights.fill((sign as f32).to_le_bytes());
+        parts.state.fill([7; 4]);
+        Counters { show: sign as u32, click: 1, seen: 2, admitted: sign.is_multiple_of(2) }.write(parts.tail);
+        rows.note_change(row);
+        row
+    }
 
     proptest! {
         #[test]
-        fn agrees_with_a_map(signs in prop::collection::vec(prop_oneof![0u64..50, any::<u64>(), Just(u64::MAX)], 0..2000)) {
-            let mut rows = Rows::new(2, 1);
+        fn agrees_with_a_map(
+            signs in prop::collection::vec(prop_oneof![0u64..50, any::<u64>(), Just(u64::MAX)], 0..2000),
+            evict_every in 1usize..600,
+            width in 1usize..40,
+        ) {
+            let mut rows = new(width, 1).0;
             let mut map: HashMap<u64, u32> = HashMap::new();
-            for &sign in &signs {
+            for (at, &sign) in signs.iter().enumerate() {
                 let found = rows.find(sign, mix(sign));
-                prop_assert_eq!(found, map.get(&sign).copied().unwrap_or(ABSENT));
+                prop_assert_eq!(found != ABSENT, map.contains_key(&sign));
                 if found == ABSENT {
-                    let row = rows.insert(sign, mix(sign));
-                    rows.values_mut(row).0[0] = sign as f32;
-                    map.insert(sign, row);
+                    let row = add(&mut rows, sign);
+                    prop_assert_eq!(rows.find(sign, mix(sign)), row);
+                    map.insert(sign, sign as u32);
+                }
+                if at % evict_every == evict_every - 1 {
+                    let limit = (at as u32).wrapping_mul(0x9e37_79b9);
+                    let before = map.len();
+                    map.retain(|_, show| *show > limit);
+                    prop_assert_eq!(rows.retain(|counters| counters.show > limit), before - map.len());
                 }
             }
             prop_assert_eq!(rows.len(), map.len());
-            for (&sign, &row) in &map {
-                prop_assert_eq!(rows.find(sign, mix(sign)), row);
-                prop_assert_eq!(rows.weights(row)[0], sign as f32);
+            for (&sign, &show) in &map {
+                let row = rows.find(sign, mix(sign));
+                prop_assert!(rows.sign(row) == sign);
+                prop_assert_eq!(rows.guess(mix(sign)) == ABSENT, false);
+                prop_assert!(rows.weights(row).iter().all(|word| f32::from_le_bytes(*word) == sign as f32));
+                prop_assert_eq!(rows.state(row), &[[7; 4]][..]);
+                prop_assert_eq!(rows.counters(row), Counters { show, click: 1, seen: 2, admitted: sign.is_multiple_of(2) });
             }
             let sorted: Vec<u64> = rows.sorted().into_iter().map(|row| rows.sign(row)).collect();
             prop_assert!(sorted.is_sorted());
+        }
+
+        #[test]
+        fn changes_are_told_once_and_move_with_their_rows(
+            signs in prop::collection::hash_set(any::<u64>(), 1..500), marked in any::<u64>(), limit in any::<u32>()
+        ) {
+            let mut rows = new(1, 0).0;
+            for &sign in &signs {
+                add(&mut rows, sign);
+            }
+            let mut all = rows.take_changed();
+            all.sort_unstable();
+            prop_assert_eq!(all.len(), signs.len());
+            prop_assert!(rows.take_changed().is_empty());
+            let is_marked = |sign: u64| mix(sign ^ marked).is_multiple_of(3);
+            for &sign in all.iter().filter(|&&sign| is_marked(sign)) {
+                let row = rows.find(sign, mix(sign));
+                rows.note_change(row);
+                rows.note_change(row);
+            }
+            rows.retain(|counters| counters.show > limit);
+            let mut changed = rows.take_changed();
+            changed.sort_unstable();
+            let expected: Vec<u64> = all.into_iter().filter(|&sign| is_marked(sign) && sign as u32 > limit).collect();
+            prop_assert_eq!(changed, expected);
+        }
+    }
+
+    #[test]
+    fn what_an_eviction_frees_is_used_again() {
+        let (mut rows, arena, lines) = new(10, 10);
+        let fill = |rows: &mut Rows| (0..20_000).for_each(|sign| _ = add(rows, sign));
+        fill(&mut rows);
+        let held = (arena.num_units(), lines.num_units());
+        for _ in 0..5 {
+            assert_eq!(rows.retain(|_| false), 20_000);
+            assert_eq!(rows.len(), 0);
+            fill(&mut rows);
+        }
+        assert_eq!((arena.num_units(), lines.num_units()), held);
+    }
+
+    #[test]
+    fn partitions_share_an_arena_and_its_blocks() {
+        let (mut one, arena, lines) = new(3, 3);
+        let mut other = Rows::new(3, arena.clone(), lines);
+        for sign in 0..5_000 {
+            add(if sign % 3 == 0 { &mut one } else { &mut other }, sign);
+        }
+        let held = arena.num_units();
+        other.retain(|_| false);
+        for sign in 5_000..7_000 {
+            add(&mut one, sign);
+        }
+        assert_eq!(arena.num_units(), held, "blocks of the other are taken");
+        for sign in (0..5_000).filter(|sign| sign % 3 == 0).chain(5_000..7_000) {
+            assert_eq!(one.counters(one.find(sign, mix(sign))).show, sign as u32);
         }
     }
 }

@@ -4,18 +4,21 @@
 //! `docs/formats/table.md`.
 
 use std::path::Path;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::Scope;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::part::{Entry, Kind, PartError, PartFile, PartWriter, Written};
 use crate::partition::{mix, partition_of};
-use crate::rows::{ABSENT, Counters};
+use crate::rows::Rows;
 use crate::spec::TableSpec;
 use crate::table::Table;
+use crate::threads::share;
 
-/// Bytes of a row before its weights: sign, show, click, seen, changed.
-const HEADER: usize = 24;
+/// Rows go from the threads that sort to the one that writes in pieces of about so much.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// Why a snapshot cannot be written or loaded.
 #[derive(Debug, Error)]
@@ -46,26 +49,46 @@ impl Table {
     pub fn snapshot(&self, path: &Path) -> Result<Written, SnapshotError> {
         let spec = self.spec();
         let mut part = PartWriter::create(path, Kind::TableSnapshot, spec.partitions)?;
-        let mut bytes = Vec::with_capacity(self.row_bytes());
-        for (partition, rows) in self.partitions.iter().enumerate() {
-            part.begin_block(partition as u32)?;
-            for row in rows.sorted() {
-                let Counters { show, click, seen, changed } = rows.counters(row);
-                bytes.clear();
-                bytes.extend_from_slice(&rows.sign(row).to_le_bytes());
-                for counter in [show, click, seen, changed] {
-                    bytes.extend_from_slice(&counter.to_le_bytes());
+        std::thread::scope(|scope| {
+            let readers = self.read_ahead(scope);
+            for (partition, rows) in self.partitions().iter().enumerate() {
+                part.begin_block(partition as u32)?;
+                let reader = &readers[partition % readers.len()];
+                let mut left = rows.len() * self.row_bytes();
+                while left > 0 {
+                    let piece = reader.recv().expect("a reader ends after its last piece");
+                    part.write(&piece)?;
+                    left -= piece.len();
                 }
-                for value in rows.weights(row).iter().chain(rows.state(row)) {
-                    bytes.extend_from_slice(&value.to_le_bytes());
-                }
-                part.write(&bytes)?;
+                part.end_block(rows.len() as u64, [0, 0])?;
             }
-            part.end_block(rows.len() as u64, [0, 0])?;
-        }
+            Ok::<_, PartError>(())
+        })?;
         let meta = Meta { table: spec.clone(), row_bytes: self.row_bytes() };
         let meta = serde_json::to_value(&meta).map_err(|error| other(path.display(), error.to_string()))?;
         Ok(part.finish(&meta)?)
+    }
+
+    /// Starts threads that sort the rows; thread t has the partitions t, t + threads, and so on.
+    fn read_ahead<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Vec<Receiver<Vec<u8>>> {
+        let num_threads = self.num_threads().min(self.partitions().len());
+        let start = |thread| {
+            let (sender, receiver) = sync_channel(2);
+            scope.spawn(move || {
+                for rows in self.partitions().iter().skip(thread).step_by(num_threads) {
+                    for some in rows.sorted().chunks((PIECE_BYTES / self.row_bytes()).max(1)) {
+                        let mut piece = Vec::with_capacity(some.len() * self.row_bytes());
+                        some.iter().for_each(|&row| rows.write_to(row, &mut piece));
+                        if sender.send(piece).is_err() {
+                            // the writer failed and has gone
+                            return;
+                        }
+                    }
+                }
+            });
+            receiver
+        };
+        (0..num_threads).map(start).collect()
     }
 
     /// Loads part files that together hold every partition exactly once; the table is empty before.
@@ -76,58 +99,31 @@ impl Table {
 
     fn load_files(&mut self, files: &[PartFile]) -> Result<(), SnapshotError> {
         assert!(self.is_empty(), "a snapshot is loaded into an empty table");
-        let mut held = vec![false; self.partitions.len()];
+        let mut blocks: Vec<Option<(&PartFile, usize)>> = vec![None; self.partitions().len()];
         for file in files {
             file.expect_kind(Kind::TableSnapshot)?;
             self.check_meta(file)?;
-            file.verify_all()?;
             for (at, entry) in file.entries().iter().enumerate() {
-                if std::mem::replace(&mut held[entry.partition as usize], true) {
+                if blocks[entry.partition as usize].replace((file, at)).is_some() {
                     return Err(other(file.name(), format!("partition {} is in two files", entry.partition)));
                 }
-                self.load_partition(entry, file.block(at))
+            }
+        }
+        if let Some(partition) = blocks.iter().position(Option::is_none) {
+            let name = files.first().map_or("snapshot", PartFile::name);
+            return Err(other(name, format!("partition {partition} is missing")));
+        }
+        let (threads, row_bytes) = (self.num_threads(), self.row_bytes());
+        let results = share(self.for_change().1, threads, |first, partitions| {
+            for (rows, (file, at)) in partitions.iter_mut().zip(blocks[first..].iter().flatten()) {
+                file.verify_block(*at)?;
+                let entry = &file.entries()[*at];
+                load_partition(rows, row_bytes, entry, file.block(*at), file.num_partitions())
                     .map_err(|what| other(file.name(), format!("partition {}: {what}", entry.partition)))?;
             }
-        }
-        match held.iter().position(|held| !held) {
-            None => Ok(()),
-            Some(partition) => {
-                let name = files.first().map_or("snapshot", PartFile::name);
-                Err(other(name, format!("partition {partition} is missing")))
-            }
-        }
-    }
-
-    fn load_partition(&mut self, entry: &Entry, block: &[u8]) -> Result<(), String> {
-        let partition = entry.partition;
-        let (row_bytes, num_partitions) = (self.row_bytes(), self.spec().partitions);
-        if !block.len().is_multiple_of(row_bytes) {
-            return Err(format!("expected whole rows of {row_bytes} bytes, got {} bytes", block.len()));
-        }
-        let num_rows = block.len() / row_bytes;
-        if entry.num_rows != num_rows as u64 {
-            return Err(format!("expected {} rows, got {num_rows}", entry.num_rows));
-        }
-        let rows = &mut self.partitions[partition as usize];
-        let mut last = None;
-        for bytes in block.chunks_exact(row_bytes) {
-            let sign = u64::from_le_bytes(array(bytes, 0));
-            if last.is_some_and(|last| last >= sign) || partition_of(sign, num_partitions) != partition {
-                return Err(format!("sign {sign} does not belong where it stands"));
-            }
-            last = Some(sign);
-            debug_assert_eq!(rows.find(sign, mix(sign)), ABSENT);
-            let row = rows.insert(sign, mix(sign));
-            let counter = |at| u32::from_le_bytes(array(bytes, at));
-            let counters = Counters { show: counter(8), click: counter(12), seen: counter(16), changed: counter(20) };
-            rows.set_counters(row, counters);
-            let (weights, state) = rows.values_mut(row);
-            let values = bytes[HEADER..].as_chunks::<4>().0;
-            for (value, four) in weights.iter_mut().chain(state).zip(values) {
-                *value = f32::from_le_bytes(*four);
-            }
-        }
-        Ok(())
+            Ok(())
+        });
+        results.into_iter().collect()
     }
 
     /// The step size and the like may change between a snapshot and its load; what a row holds may not.
@@ -154,16 +150,34 @@ impl Table {
         }
         Ok(())
     }
-
-    fn row_bytes(&self) -> usize {
-        HEADER + 4 * (self.width() + self.spec().optimizer.state_width(self.width()))
-    }
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut array = [0; N];
-    array.copy_from_slice(&bytes[at..at + N]);
-    array
+fn load_partition(
+    rows: &mut Rows,
+    row_bytes: usize,
+    entry: &Entry,
+    block: &[u8],
+    num_partitions: u32,
+) -> Result<(), String> {
+    if !block.len().is_multiple_of(row_bytes) {
+        return Err(format!("expected whole rows of {row_bytes} bytes, got {} bytes", block.len()));
+    }
+    let num_rows = block.len() / row_bytes;
+    if entry.num_rows != num_rows as u64 {
+        return Err(format!("expected {} rows, got {num_rows}", entry.num_rows));
+    }
+    rows.reserve(num_rows);
+    let mut last = None;
+    for bytes in block.chunks_exact(row_bytes) {
+        let sign = bytes.first_chunk().map_or(0, |sign| u64::from_le_bytes(*sign));
+        if last.is_some_and(|last| last >= sign) || partition_of(sign, num_partitions) != entry.partition {
+            return Err(format!("sign {sign} does not belong where it stands"));
+        }
+        last = Some(sign);
+        let row = rows.insert(sign, mix(sign));
+        rows.read_from(row, bytes);
+    }
+    Ok(())
 }
 
 fn other(name: impl ToString, what: String) -> SnapshotError {
@@ -195,16 +209,23 @@ mod tests {
 
     use super::*;
     use crate::optimizer::Optimizer;
+    use crate::push::Push;
     use crate::spec::test_spec;
-    use crate::table::Push;
+    use crate::table::Handles;
 
     fn filled(partitions: u32, signs: &[u64]) -> Table {
         let mut table = Table::new(test_spec(partitions)).unwrap();
         for (i, &sign) in signs.iter().enumerate() {
-            let (mut out, mut handles) = ([0.0; 4], Vec::new());
+            let (mut out, mut handles) = ([0.0; 4], Handles::default());
             table.pull(&[sign], &mut out, &mut handles);
             let gradients = [i as f32 * 0.01; 4];
-            table.push(Push { signs: &[sign], handles: &handles, gradients: &gradients, counts: &[(2, 1)], seen: 3 });
+            table.push(Push {
+                signs: &[sign],
+                handles: Some(&handles),
+                gradients: &gradients,
+                counts: &[(2, 1)],
+                seen: 3,
+            });
         }
         table
     }
@@ -332,6 +353,6 @@ mod tests {
         assert_eq!(load(1, &one), Ok(()));
         assert_eq!(load(2, &one), Err("partition 0: expected 2 rows, got 1".into()));
         assert_eq!(load(0, &one), Err("partition 0: expected 0 rows, got 1".into()));
-        assert_eq!(load(1, &one[1..]), Err("partition 0: expected whole rows of 56 bytes, got 55 bytes".into()));
+        assert_eq!(load(1, &one[1..]), Err("partition 0: expected whole rows of 50 bytes, got 49 bytes".into()));
     }
 }

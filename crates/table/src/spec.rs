@@ -1,5 +1,7 @@
 //! What a table holds: its columns, their initial values, its optimizer.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_64;
@@ -17,6 +19,9 @@ pub struct Column {
     pub width: usize,
     /// Initial values are uniform between minus and plus this.
     pub init_scale: f32,
+    /// Whether it comes only once the sign was shown `admit_after` times, and reads as 0 until then.
+    #[serde(default)]
+    pub late: bool,
 }
 
 /// The declaration of a table, as the job gives it and a snapshot keeps it.
@@ -31,6 +36,9 @@ pub struct TableSpec {
     pub partitions: u32,
     /// Side by side in a row.
     pub columns: Vec<Column>,
+    /// Shows of a sign before it gets its late columns.
+    #[serde(default)]
+    pub admit_after: u32,
     /// Runs inside the table.
     pub optimizer: Optimizer,
 }
@@ -79,6 +87,16 @@ impl TableSpec {
     /// Weights a row.
     pub fn width(&self) -> usize {
         self.columns.iter().map(|column| column.width).sum()
+    }
+
+    /// Where the late columns stand among the weights.
+    pub(crate) fn late_columns(&self) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let ranges = self.columns.iter().map(|column| {
+            end += column.width;
+            (column.late, end - column.width..end)
+        });
+        ranges.filter(|(late, _)| *late).map(|(_, range)| range).collect()
     }
 
     /// Writes the initial weights of `sign`: a function of (seed, table, sign) and nothing else.

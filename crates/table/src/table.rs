@@ -1,32 +1,39 @@
-//! The table: rows by sign, spread over partitions; pulls read, pushes create, count and step.
+//! The table: rows by sign, spread over partitions; pulls read and create nothing.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::arena::Arena;
+use crate::index::{ABSENT, line_arena};
 use crate::partition::{mix, partition_of, partition_of_mixed};
-use crate::rows::{ABSENT, Counters, Rows};
+use crate::pipeline::{self, Key, Visit};
+use crate::rows::{Counters, Rows, Word, row_arena};
 use crate::spec::{SpecError, TableSpec};
+use crate::threads::threads_for;
 
-/// Signs whose places are asked for ahead of their use.
-const GROUP: usize = 32;
-
-/// Where a row was found; valid for as long as the table lives, for rows never move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Handle {
-    partition: u32,
-    row: u32,
+/// Where a pull found the rows of its signs; worth nothing after an eviction and for another table, and known to be.
+#[derive(Debug, Clone, Default)]
+pub struct Handles {
+    generation: u64,
+    rows: Vec<u32>,
 }
 
-/// What a push did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pushed {
-    /// Rows it created.
-    pub created: usize,
-    /// The gradients held something that is not a number: counted, not applied.
-    pub non_finite: bool,
+impl Handles {
+    /// Signs of the pull.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether nothing was pulled.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
 }
 
 /// A row as people see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// Show, click, last seen, changed.
+    /// Show, click, last seen, admitted.
     pub counters: Counters,
     /// The weights.
     pub weights: Vec<f32>,
@@ -34,39 +41,39 @@ pub struct Row {
     pub state: Vec<f32>,
 }
 
-/// One push: every distinct sign of a batch with its gradient and its counts.
-#[derive(Debug, Clone, Copy)]
-pub struct Push<'a> {
-    /// Each sign once.
-    pub signs: &'a [u64],
-    /// Where the pull of the same signs found them.
-    pub handles: &'a [Handle],
-    /// `[signs, width]`.
-    pub gradients: &'a [f32],
-    /// Show and click of each sign.
-    pub counts: &'a [(u32, u32)],
-    /// Data time.
-    pub seen: u32,
-}
-
 /// A sparse table of signs, never a fixed vocabulary.
 #[derive(Debug)]
 pub struct Table {
     spec: TableSpec,
     width: usize,
-    pub(crate) partitions: Vec<Rows>,
-    /// The publish that will carry what changes now.
-    publish: u32,
+    partitions: Vec<Rows>,
+    rows: Arc<Arena>,
+    lines: Arc<Arena>,
+    num_threads: usize,
+    /// No other table has it, and this one only until rows move.
+    generation: u64,
+}
+
+fn new_generation() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 impl Table {
-    /// An empty table.
+    /// An empty table, which works on one thread.
     pub fn new(spec: TableSpec) -> Result<Self, SpecError> {
         spec.check()?;
         let width = spec.width();
-        let state_width = spec.optimizer.state_width(width);
-        let partitions = (0..spec.partitions).map(|_| Rows::new(width, state_width)).collect();
-        Ok(Table { spec, width, partitions, publish: 1 })
+        let rows = Arc::new(row_arena(width, spec.optimizer.state_width(width)));
+        let lines = Arc::new(line_arena());
+        let partitions = (0..spec.partitions).map(|_| Rows::new(width, rows.clone(), lines.clone())).collect();
+        Ok(Table { spec, width, partitions, rows, lines, num_threads: 1, generation: new_generation() })
+    }
+
+    /// The same table with up to so many threads, for large batches and whole-table steps.
+    #[must_use]
+    pub fn with_threads(self, num_threads: usize) -> Self {
+        Table { num_threads: num_threads.max(1), ..self }
     }
 
     /// Its declaration.
@@ -79,122 +86,185 @@ impl Table {
         self.width
     }
 
+    /// Bytes of a row, in memory and in a snapshot.
+    pub fn row_bytes(&self) -> usize {
+        self.rows.unit_bytes()
+    }
+
     /// Rows in it.
     pub fn len(&self) -> usize {
         self.partitions.iter().map(Rows::len).sum()
     }
 
-    /// Whether nothing was pushed yet.
+    /// Whether it has no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Bytes held, spare capacity included.
     pub fn bytes(&self) -> usize {
-        self.partitions.iter().map(Rows::bytes).sum()
+        [&self.rows, &self.lines].iter().map(|arena| arena.num_units() * arena.unit_bytes()).sum()
+    }
+
+    pub(crate) fn num_threads(&self) -> usize {
+        self.num_threads
+    }
+
+    /// The rows that handles of a pull name, or none if they may have moved.
+    pub(crate) fn hints<'a>(&self, handles: &'a Handles) -> &'a [u32] {
+        if handles.generation == self.generation { &handles.rows } else { &[] }
+    }
+
+    /// Makes all handles worthless: rows are about to move.
+    pub(crate) fn move_rows(&mut self) -> &mut [Rows] {
+        self.generation = new_generation();
+        &mut self.partitions
+    }
+
+    pub(crate) fn partitions(&self) -> &[Rows] {
+        &self.partitions
+    }
+
+    /// The declaration and all rows, to change.
+    pub(crate) fn for_change(&mut self) -> (&TableSpec, &mut [Rows]) {
+        (&self.spec, &mut self.partitions)
     }
 
     /// Writes the weights of each sign into `out`, zeroes for an absent one, and creates nothing.
-    pub fn pull(&self, signs: &[u64], out: &mut [f32], handles: &mut Vec<Handle>) {
+    pub fn pull(&self, signs: &[u64], out: &mut [f32], handles: &mut Handles) {
         assert_eq!(out.len(), signs.len() * self.width);
-        handles.clear();
-        handles.reserve(signs.len());
-        let mut places = [(0u32, 0u64); GROUP];
-        for (group, out) in signs.chunks(GROUP).zip(out.chunks_mut(GROUP * self.width)) {
-            let places = &mut places[..group.len()];
-            for (place, &sign) in places.iter_mut().zip(group) {
-                let hash = mix(sign);
-                *place = (partition_of_mixed(hash, self.spec.partitions), hash);
-                self.partitions[place.0 as usize].prefetch_entry(place.1);
-            }
-            for &(partition, hash) in places.iter() {
-                self.partitions[partition as usize].prefetch_row(hash);
-            }
-            for ((&(partition, hash), &sign), weights) in places.iter().zip(group).zip(out.chunks_exact_mut(self.width))
-            {
-                let rows = &self.partitions[partition as usize];
-                let row = rows.find(sign, hash);
-                handles.push(Handle { partition, row });
-                match row {
-                    ABSENT => weights.fill(0.0),
-                    row => weights.copy_from_slice(rows.weights(row)),
-                }
-            }
+        handles.generation = self.generation;
+        handles.rows.clear();
+        handles.rows.resize(signs.len(), ABSENT);
+        let handles = &mut handles.rows[..];
+        let num_threads = threads_for(signs.len(), self.num_threads);
+        if num_threads == 1 {
+            return self.pull_share(signs, out, handles);
         }
+        let length = signs.len().div_ceil(num_threads);
+        std::thread::scope(|scope| {
+            let shares = signs.chunks(length).zip(out.chunks_mut(length * self.width)).zip(handles.chunks_mut(length));
+            for ((signs, out), handles) in shares {
+                scope.spawn(|| self.pull_share(signs, out, handles));
+            }
+        });
     }
 
-    /// Counts and steps every sign once; a sign without a row starts from its initial values.
-    pub fn push(&mut self, push: Push<'_>) -> Pushed {
-        let Push { signs, handles, gradients, counts, seen } = push;
-        assert_eq!(gradients.len(), signs.len() * self.width);
-        assert!(handles.len() == signs.len() && counts.len() == signs.len());
-        let mut pushed = Pushed { created: 0, non_finite: gradients.iter().any(|g| !g.is_finite()) };
-        let gradients = gradients.chunks_exact(self.width);
-        for (((&sign, &handle), gradient), &(show, click)) in signs.iter().zip(handles).zip(gradients).zip(counts) {
-            let rows = &mut self.partitions[handle.partition as usize];
-            let row = match handle.row {
-                // another push may have created it since the pull
-                ABSENT => match rows.find(sign, mix(sign)) {
-                    ABSENT => {
-                        pushed.created += 1;
-                        let row = rows.insert(sign, mix(sign));
-                        let (weights, state) = rows.values_mut(row);
-                        self.spec.init(sign, weights);
-                        self.spec.optimizer.init_state(weights, state);
-                        row
-                    }
-                    row => row,
-                },
-                row => row,
-            };
-            let before = rows.counters(row);
-            rows.set_counters(
-                row,
-                Counters {
-                    show: before.show.saturating_add(show),
-                    click: before.click.saturating_add(click),
-                    seen: before.seen.max(seen),
-                    changed: self.publish,
-                },
-            );
-            if !pushed.non_finite {
-                let (weights, state) = rows.values_mut(row);
-                self.spec.optimizer.step(weights, state, gradient);
-            }
-        }
-        pushed
+    fn pull_share(&self, signs: &[u64], out: &mut [f32], handles: &mut [u32]) {
+        let keys = signs.iter().enumerate().map(|(position, &sign)| {
+            let hash = mix(sign);
+            Key { position, partition: partition_of_mixed(hash, self.spec.partitions), row: ABSENT, hash }
+        });
+        pipeline::run(keys, &mut Pull { table: self, signs, out, handles });
     }
 
     /// The row of `sign`, if it has one.
     pub fn get(&self, sign: u64) -> Option<Row> {
         let rows = &self.partitions[partition_of(sign, self.spec.partitions) as usize];
+        let values = |words: &[Word]| words.iter().map(|word| f32::from_le_bytes(*word)).collect();
         match rows.find(sign, mix(sign)) {
             ABSENT => None,
             row => Some(Row {
                 counters: rows.counters(row),
-                weights: rows.weights(row).to_vec(),
-                state: rows.state(row).to_vec(),
+                weights: values(rows.weights(row)),
+                state: values(rows.state(row)),
             }),
         }
     }
 
     /// The rows of a partition in the order of their signs.
-    pub fn rows_of(&self, partition: u32) -> (Vec<u64>, Vec<&[f32]>) {
+    pub fn rows_of(&self, partition: u32) -> SortedRows<'_> {
         let rows = &self.partitions[partition as usize];
-        rows.sorted().into_iter().map(|row| (rows.sign(row), rows.weights(row))).unzip()
+        SortedRows { rows, order: rows.sorted() }
+    }
+
+    /// The signs of a partition whose weights changed since the last call, sorted; all of them after a load.
+    pub fn take_changed(&mut self, partition: u32) -> Vec<u64> {
+        let mut signs = self.partitions[partition as usize].take_changed();
+        signs.sort_unstable();
+        signs
+    }
+}
+
+/// The rows of a partition in the order of their signs.
+pub struct SortedRows<'a> {
+    rows: &'a Rows,
+    order: Vec<u32>,
+}
+
+impl SortedRows<'_> {
+    /// The signs.
+    pub fn signs(&self) -> Vec<u64> {
+        self.order.iter().map(|&row| self.rows.sign(row)).collect()
+    }
+
+    /// Writes the weights of the sign at `position`.
+    pub fn weights(&self, position: usize, out: &mut [f32]) {
+        copy(self.rows.weights(self.order[position]), out);
+    }
+}
+
+#[inline]
+fn copy(words: &[Word], out: &mut [f32]) {
+    // four at a time, and the last four once more rather than one by one
+    let four = |words: &[Word; 4], out: &mut [f32; 4]| *out = words.map(f32::from_le_bytes);
+    match (words.last_chunk(), out.last_chunk_mut()) {
+        (Some(words), Some(out)) => four(words, out),
+        _ => out.iter_mut().zip(words).for_each(|(value, word)| *value = f32::from_le_bytes(*word)),
+    }
+    for (words, out) in words.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        four(words, out);
+    }
+}
+
+struct Pull<'a> {
+    table: &'a Table,
+    signs: &'a [u64],
+    out: &'a mut [f32],
+    handles: &'a mut [u32],
+}
+
+impl Visit for Pull<'_> {
+    #[inline]
+    fn rows(&self, partition: u32) -> &Rows {
+        &self.table.partitions[partition as usize]
+    }
+
+    #[inline]
+    fn num_bytes(&self) -> usize {
+        self.table.partitions[0].weights_end()
+    }
+
+    #[inline]
+    fn visit(&mut self, key: &Key) {
+        let rows = &self.table.partitions[key.partition as usize];
+        let sign = self.signs[key.position];
+        let row = match key.row {
+            ABSENT => ABSENT,
+            row if rows.sign(row) == sign => row,
+            _ => rows.find(sign, key.hash),
+        };
+        self.handles[key.position] = row;
+        let width = self.table.width;
+        let out = &mut self.out[key.position * width..][..width];
+        match row {
+            ABSENT => out.fill(0.0),
+            row => copy(rows.weights(row), out),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::push::{Push, Pushed};
     use crate::spec::test_spec;
 
     fn push(table: &mut Table, signs: &[u64], gradients: &[f32], counts: &[(u32, u32)]) -> (Vec<f32>, Pushed) {
         let mut out = vec![9.0; signs.len() * table.width()];
-        let mut handles = Vec::new();
+        let mut handles = Handles::default();
         table.pull(signs, &mut out, &mut handles);
-        let pushed = table.push(Push { signs, handles: &handles, gradients, counts, seen: 5 });
+        let pushed = table.push(Push { signs, handles: Some(&handles), gradients, counts, seen: 5 });
         (out, pushed)
     }
 
@@ -203,7 +273,7 @@ mod tests {
         let table = Table::new(test_spec(3)).unwrap();
         let signs: Vec<u64> = (0..100).collect();
         let mut out = vec![9.0; 400];
-        table.pull(&signs, &mut out, &mut Vec::new());
+        table.pull(&signs, &mut out, &mut Default::default());
         assert!(out.iter().all(|&x| x == 0.0));
         assert_eq!(table.len(), 0);
         assert_eq!(table.get(5), None);
@@ -222,7 +292,7 @@ mod tests {
         }
         assert_eq!(row.weights, expected);
         assert_eq!(row.state, [0.5; 4]);
-        assert_eq!(row.counters, Counters { show: 2, click: 1, seen: 5, changed: 1 });
+        assert_eq!(row.counters, Counters { show: 2, click: 1, seen: 5, admitted: true });
         let (pulled, pushed) = push(&mut table, &[42], &[0.0; 4], &[(1, 1)]);
         assert_eq!(pulled, expected);
         assert_eq!(pushed.created, 0);
@@ -241,10 +311,10 @@ mod tests {
     #[test]
     fn last_seen_never_goes_back() {
         let mut table = Table::new(test_spec(1)).unwrap();
-        let (mut out, mut handles) = (vec![0.0; 4], Vec::new());
+        let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
         for (seen, expected) in [(5, 5), (3, 5), (6, 6)] {
-            table.push(Push { signs: &[7], handles: &handles, gradients: &[0.0; 4], counts: &[(1, 0)], seen });
+            table.push(Push { signs: &[7], handles: Some(&handles), gradients: &[0.0; 4], counts: &[(1, 0)], seen });
             assert_eq!(table.get(7).unwrap().counters.seen, expected);
         }
     }
@@ -252,9 +322,9 @@ mod tests {
     #[test]
     fn a_stale_handle_of_an_absent_sign_finds_the_row_made_since() {
         let mut table = Table::new(test_spec(1)).unwrap();
-        let (mut out, mut handles) = (vec![0.0; 4], Vec::new());
+        let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
-        let one = Push { signs: &[7], handles: &handles, gradients: &[1.0; 4], counts: &[(1, 0)], seen: 0 };
+        let one = Push { signs: &[7], handles: Some(&handles), gradients: &[1.0; 4], counts: &[(1, 0)], seen: 0 };
         assert_eq!(table.push(one).created, 1);
         assert_eq!(table.push(one).created, 0);
         assert_eq!(table.get(7).unwrap().counters.show, 2);
@@ -285,7 +355,7 @@ mod tests {
             assert_eq!(one.get(sign), many.get(sign));
         }
         for partition in 0..16 {
-            let share = many.rows_of(partition).0.len();
+            let share = many.rows_of(partition).signs().len();
             assert!((1_000..1_500).contains(&share), "{share}");
         }
     }

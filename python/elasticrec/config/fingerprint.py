@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 from elasticrec.config.data import Holdout
@@ -25,7 +24,7 @@ def decisive(job: Job) -> dict[str, Any]:
         "data.modulo": features.get("modulo"),
         "data.padding": features.get("padding"),
         "data.separate_slots": features.get("separate_slots", False),
-        "data.reader": _reader(job.data.reader),
+        "data.reader": _own(job.data.reader, job.reader_source()),
         "data.eval": job.data.eval.model_dump(exclude_none=True) if isinstance(job.data.eval, Holdout) else None,
         "data.train": list(job.data.train),
         "data.unit_bytes": job.data.unit_bytes,
@@ -38,10 +37,8 @@ def decisive(job: Job) -> dict[str, Any]:
     for name, section in (("model", job.model), ("sparse", job.sparse), ("dense", job.dense)):
         parts.update(_flatten(name, section.model_dump(mode="json", exclude={"options"})))
     parts["model.options"] = job.model.options
-    source = job.model_source()
-    if job.model.own and source is not None:
-        # as for a reader
-        parts["model.kind"] = {"class": job.model.own[1], "sha256": hashlib.sha256(source).hexdigest()}
+    if job.model.own is not None:
+        parts["model.kind"] = _own(job.model.kind, job.model_source())
     return parts
 
 
@@ -81,12 +78,11 @@ def differences(a: Job, b: Job) -> list[str]:
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 
 
-def _reader(reader: str | None) -> dict[str, str] | None:
-    """A reader of the user's own by what its file says, wherever it lies."""
-    if reader is None:
+def _own(place: str | None, source: bytes | None) -> dict[str, str] | None:
+    """A class of the user's own by what its file says, wherever it lies."""
+    if place is None or source is None:
         return None
-    path, _, name = reader.rpartition(":")
-    return {"class": name, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
+    return {"class": place.rpartition(":")[2], "sha256": hashlib.sha256(source).hexdigest()}
 
 
 def _flatten(prefix: str, value: Any) -> dict[str, Any]:

@@ -186,6 +186,7 @@ class Job(Section):
 
     _source: str = PrivateAttr(default="job")
     _model_source: bytes | None = PrivateAttr(default=None)
+    _reader_source: bytes | None = PrivateAttr(default=None)
 
     @field_validator("model")
     @classmethod
@@ -219,15 +220,22 @@ class Job(Section):
 
     def model_source(self) -> bytes | None:
         """The file of a model of the user's own; read once: a change of it does not reach a training at work."""
-        if self.model.own is None or self._model_source is not None:
-            return self._model_source
-        path = self.model.own[0]
+        if self._model_source is None and self.model.own is not None:
+            self._model_source = self._read_own(self.model.own[0], "model.kind")
+        return self._model_source
+
+    def reader_source(self) -> bytes | None:
+        """The file of a reader of the user's own; read once."""
+        if self._reader_source is None and self.data.reader is not None:
+            self._reader_source = self._read_own(Path(self.data.reader.rpartition(":")[0]), "data.reader")
+        return self._reader_source
+
+    def _read_own(self, path: Path, key: str) -> bytes:
         try:
-            self._model_source = path.read_bytes()
+            return path.read_bytes()
         except OSError as error:
             reason = (error.strerror or "cannot be read").lower()
-            raise ConfigError(f"{self._source}: model.kind: {path}: {reason}") from None
-        return self._model_source
+            raise ConfigError(f"{self._source}: {key}: {path}: {reason}") from None
 
     def with_columns(self, columns: Columns) -> "Job":
         """The same job with its columns completed."""

@@ -1,10 +1,13 @@
 """The `sparse` section: the table of embeddings and the optimizer that runs inside it."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from elasticrec.config.fields import Section, problem
+
+# The last epoch that a row can tell from later ones.
+MAX_SEEN = 2**14 - 1
 
 # Settings of each optimizer, with their defaults.
 SETTINGS: dict[str, dict[str, float]] = {
@@ -55,6 +58,39 @@ class SparseOptimizer(Section):
         return {name: value for name, value in dump(self).items() if value is not None}
 
 
+class Admission(Section):
+    """Columns that a sign gets only once it was shown often enough; until then they read as 0 and learn nothing."""
+
+    count: int = Field(default=0, ge=0, le=2**32 - 1, description="Shows of a sign before it has them; 0 for at once.")
+    columns: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = Field(
+        default=None, description="Which columns of the model come late; null for all but its first."
+    )
+
+
+class Decay(Section):
+    """What is forgotten at the end of every epoch."""
+
+    show_click: float = Field(default=1.0, gt=0, le=1, description="Show and click of every row are multiplied by it.")
+
+
+class Evict(Section):
+    """Rows that go at the end of every epoch, after the decay; they read as 0 and may come again."""
+
+    min_score: float | None = Field(
+        default=None,
+        ge=0,
+        description="Rows go with `nonclk_coeff · (show - click) + click_coeff · click` below it; null for none.",
+    )
+    max_age: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SEEN,
+        description="Rows go that were not seen for more epochs than this; null for none.",
+    )
+    nonclk_coeff: float = Field(default=0.1, ge=0, description="What a show without a click is worth.")
+    click_coeff: float = Field(default=1.0, ge=0, description="What a click is worth.")
+
+
 class Sparse(Section):
     """The table of embeddings."""
 
@@ -65,3 +101,6 @@ class Sparse(Section):
         default=0.01, ge=0, description="New weights are uniform in -init_scale..init_scale; 0 starts at zero."
     )
     optimizer: SparseOptimizer = Field(default=SparseOptimizer(), description="Optimizer of the rows.")
+    admission: Admission = Field(default=Admission(), description="Columns that come late.")
+    decay: Decay = Field(default=Decay(), description="What is forgotten at the end of an epoch.")
+    evict: Evict = Field(default=Evict(), description="Rows that go at the end of an epoch.")

@@ -56,5 +56,5 @@ def line_parser(job: Job, parser: _core.Parser) -> Callable[[bytes], _core.Batch
 
         return refuse
     if job.data.reader is not None:
-        return LineReader(job.data.reader, parser, labels=False).parse
+        return LineReader(job.data.reader, job.reader_source(), parser, labels=False).parse
     return lambda text: parser.parse(text, labels=False)

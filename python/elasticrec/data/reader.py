@@ -22,9 +22,9 @@ class Reader(Protocol):
 class LineReader:
     """Makes batches of lines with the user's reader."""
 
-    def __init__(self, spec: str, parser: _core.Parser, *, labels: bool) -> None:
+    def __init__(self, spec: str, source: bytes | None, parser: _core.Parser, *, labels: bool) -> None:
         self._path = Path(spec.rpartition(":")[0])
-        made = load_class(spec)
+        made = load_class(spec, source)
         with told_with_line(self._path):
             self._reader: Reader = made()
         if not callable(getattr(self._reader, "parse", None)):

@@ -53,7 +53,7 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     setup = read_message(requests)
     parser = _core.Parser(setup["features"])
     try:
-        reader = LineReader(setup["reader"], parser, labels=setup["labels"])
+        reader = LineReader(setup["reader"], setup["source"], parser, labels=setup["labels"])
     except Exception as error:
         write_message(replies, ("error", error))
         return

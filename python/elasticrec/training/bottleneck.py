@@ -44,6 +44,8 @@ _GROUPS = {
 
 # Below it a stage is not worth advice, even if no other takes more.
 _MIN_SHARE = 0.2
+# Threads that are less busy than that are not what the loop waits for.
+_MIN_BUSY = 0.4
 
 
 def bottleneck(shares: Shares, setup: Setup) -> str | None:
@@ -67,6 +69,11 @@ def bottleneck(shares: Shares, setup: Setup) -> str | None:
 
 
 def _data_advice(shares: Shares, setup: Setup) -> str:
+    if shares.read is not None and shares.parse is not None and max(shares.read, shares.parse) < _MIN_BUSY:
+        return (
+            f"yet its threads are idle (read {100 * shares.read:.0f} %, parse {100 * shares.parse:.0f} %); "
+            "other work on this machine may take their cores, or `data.unit_bytes` is too large for so little data"
+        )
     if shares.read is not None and shares.parse is not None and shares.read > shares.parse:
         return f"the disk is slow, reading takes {100 * shares.read:.0f} % of its thread; copy the data to a faster one"
     if setup.workers < setup.cores:

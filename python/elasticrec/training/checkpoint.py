@@ -46,6 +46,10 @@ class Progress:
     bad_records: int
     non_finite: int = 0
     """Batches whose gradient was not finite: counted, not applied."""
+    evicted: int = 0
+    """Rows that left the table at the ends of epochs."""
+    upkept: int = 0
+    """Epochs whose end has decayed and evicted."""
     finished: bool = False
     """Nothing of the job's epochs is left."""
     evaluated: int = 0
@@ -75,6 +79,8 @@ class Checkpoint:
             records=self.manifest["records"],
             bad_records=self.manifest["bad_records"],
             non_finite=self.manifest["non_finite"],
+            evicted=self.manifest["evicted"],
+            upkept=record["upkept"],
             finished=record["finished"],
             evaluated=self.manifest.get("evaluated", 0),
             warm_start=self.manifest.get("warm_start"),
@@ -159,12 +165,14 @@ def _body(state: State, progress: Progress, evaluation: list[Metrics] | None) ->
         "records": progress.records,
         "bad_records": progress.bad_records,
         "non_finite": progress.non_finite,
+        "evicted": progress.evicted,
         "rows": len(state.embedding.table),
         "progress": {
             "epoch": progress.epoch,
             "watermark": progress.unit,
             "complete": [],
             "open": [{"unit": progress.unit, "batches": progress.batches}] if progress.batches else [],
+            "upkept": progress.upkept,
             "finished": progress.finished,
         },
         "evaluated": progress.evaluated,

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.errors import ConfigError
+from elasticrec.machine import num_cores
 from elasticrec.models import Column, Inputs
 
 # Initial values depend on the name; a job has one table.
@@ -17,13 +19,36 @@ TABLE = "main"
 def table_spec(job: Job, columns: tuple[Column, ...]) -> dict[str, Any]:
     """The declaration of the job's table, as the crate reads it and a snapshot keeps it."""
     scale = {"zero": 0.0, "uniform": job.sparse.init_scale}
+    late = late_columns(job, columns)
     return {
         "name": TABLE,
         "seed": job.train.seed,
         "partitions": job.sparse.partitions,
-        "columns": [{"name": c.name, "width": c.width, "init_scale": scale[c.init]} for c in columns],
+        "columns": [
+            {"name": c.name, "width": c.width, "init_scale": scale[c.init], "late": c.name in late} for c in columns
+        ],
+        "admit_after": job.sparse.admission.count,
         "optimizer": job.sparse.optimizer.model_dump(),
     }
+
+
+def late_columns(job: Job, columns: tuple[Column, ...]) -> set[str]:
+    """Names of the columns that a sign gets once it was shown `sparse.admission.count` times."""
+    admission, names = job.sparse.admission, [column.name for column in columns]
+    late = names[1:] if admission.columns is None else list(admission.columns)
+    for name in late:
+        if name not in names:
+            known = ", ".join(f"`{name}`" for name in names)
+            raise ConfigError(
+                f"{job.source}: sparse.admission.columns: expected columns of `{job.model.kind}`, which has {known}; "
+                f"got `{name}`"
+            )
+    if admission.count and not late:
+        raise ConfigError(
+            f"{job.source}: sparse.admission: `{job.model.kind}` has the one column `{names[0]}`, which would not come "
+            f"late; `columns: [{names[0]}]` makes it so"
+        )
+    return set(late)
 
 
 def split_columns(pooled: Tensor, columns: tuple[Column, ...]) -> Inputs:
@@ -37,7 +62,8 @@ class Embedding:
     """Pulls the rows of a batch into memory that torch shares, and pushes the gradient of that memory back."""
 
     def __init__(self, job: Job, columns: tuple[Column, ...]) -> None:
-        self.table = _core.Table(json.dumps(table_spec(job, columns)))
+        threads = job.train.threads or num_cores()
+        self.table = _core.Table(json.dumps(table_spec(job, columns)), threads=threads)
         self._num_cells = sum(slot.sequence or 1 for slot in job.data.slots)
         self._buffer = torch.empty(0)
 

@@ -42,6 +42,7 @@ from elasticrec.training.report import (
 )
 from elasticrec.training.schedule import Schedule
 from elasticrec.training.stop import Stopped, stopping
+from elasticrec.training.upkeep import keep_up
 from elasticrec.training.warm_start import find_start, warm_start
 
 Callback = Callable[[Event], object]
@@ -209,7 +210,7 @@ class Trainer:
             with clock.stage("push"):
                 # all of a batch is applied or nothing: without a number for a scale the push only counts
                 scale = loss.weight if dense.gradient_is_finite() else math.nan
-                applied = embedding.push(batch, pooled, scale=scale, seen=0)
+                applied = embedding.push(batch, pooled, scale=scale, seen=self.progress.epoch)
             with clock.stage("step"):
                 if applied:
                     dense.step()
@@ -239,6 +240,8 @@ class Trainer:
             )
         if self.job.data.slots and not len(self.state.embedding.table):
             raise SampleError(f"{self.job.source}: data.slots: expected signs in these slots, the data has none")
+        with self.clock.stage("upkeep"):
+            self.progress = keep_up(self.job, self.state.embedding, self.progress)
         due = self.schedule.epoch_checkpoint_due(epoch)
         if self.evaluator.files:
             if due:
@@ -264,7 +267,13 @@ class Trainer:
             if self.evaluation:
                 text += f" | eval {describe(self.evaluation[at])}"
             self.reporter.say(text)
-        values = {"epoch": self.progress.epoch, "train": _dicts(train), "eval": _dicts(self.evaluation)}
+        values = {
+            "epoch": self.progress.epoch,
+            "rows": len(self.state.embedding.table),
+            "evicted": self.progress.evicted,
+            "train": _dicts(train),
+            "eval": _dicts(self.evaluation),
+        }
         self._tell("epoch", values)
 
     def _evaluate(self) -> None:

@@ -168,6 +168,8 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"  bad records: {progress.bad_records:,} of {progress.records:,}")
     if progress.non_finite:
         lines.append(f"  batches with a gradient that was not finite, counted but not applied: {progress.non_finite:,}")
+    if progress.evicted:
+        lines.append(f"  rows evicted at the ends of epochs: {progress.evicted:,}")
     if summary.shares:
         lines.append(f"  time: {describe_shares(Shares(summary.shares, summary.read, summary.parse))}")
     if summary.bottleneck:

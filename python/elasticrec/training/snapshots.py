@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from elasticrec.config import Job, match_files
+from elasticrec.data.header import check_headers
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
@@ -82,6 +83,7 @@ def evaluate_run(
     files = match_files(job, "eval")
     if not files:
         raise ConfigError(f"{run.path}: its job has no `data.eval`, expected --data FILES")
+    check_headers(job, files)
     evaluator = Evaluator(job, files, load_metrics(job), say)
     for checkpoint in chosen:
         loaded = load(job, checkpoint)

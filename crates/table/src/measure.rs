@@ -1,0 +1,176 @@
+//! What `elasticrec bench table` measures: pulls and pushes of random signs, next to memory and nothing else.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use memmap2::MmapMut;
+
+use crate::arena::map_huge_pages;
+use crate::partition::mix;
+use crate::prefetch::prefetch_read;
+use crate::push::Push;
+use crate::spec::{SpecError, TableSpec};
+use crate::table::{Handles, Table};
+
+/// Keys of a pull or push: about what a batch of 512 samples with 26 slots has.
+const BATCH: usize = 8192;
+/// Keys whose lines the probe asks for ahead.
+const AHEAD: usize = 16;
+const LINE: usize = 64;
+
+type CacheLine = [u64; LINE / 8];
+
+/// A full table, and an area of as many bytes to compare it with.
+pub struct Bench {
+    table: Table,
+    num_rows: u64,
+    drawn: u64,
+    signs: Vec<u64>,
+    values: Vec<f32>,
+    counts: Vec<(u32, u32)>,
+    area: Option<Area>,
+    lines: Vec<u32>,
+    gathered: Vec<CacheLine>,
+}
+
+impl Bench {
+    /// Fills a table with `num_rows` rows.
+    pub fn new(spec: TableSpec, num_rows: u64) -> Result<Self, SpecError> {
+        let table = Table::new(spec)?;
+        let values = (0..BATCH * table.width()).map(|i| (i % 17) as f32 * 1e-3 - 8e-3).collect();
+        let signs = Vec::with_capacity(BATCH);
+        let counts = vec![(1, 0); BATCH];
+        let mut bench = Bench {
+            table,
+            num_rows,
+            drawn: 0,
+            signs,
+            values,
+            counts,
+            area: None,
+            lines: Vec::new(),
+            gathered: Vec::new(),
+        };
+        for start in (0..num_rows).step_by(BATCH) {
+            bench.signs.clear();
+            bench.signs.extend((start..num_rows.min(start + BATCH as u64)).map(sign_of));
+            bench.push_batch();
+        }
+        Ok(bench)
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Seconds a key of (pull, its probe, push, its probe): the median of `num_batches` of each, taken in turns.
+    ///
+    /// In turns and by the median, for on a shared machine the same code runs at half its speed for milliseconds at a
+    /// time.
+    pub fn measure(&mut self, num_batches: usize) -> [f64; 4] {
+        let mut times = [const { Vec::new() }; 4];
+        let mut out = vec![0.0; self.values.len()];
+        let mut handles = Handles::default();
+        for _ in 0..num_batches {
+            self.draw();
+            times[0].push(seconds(|| self.table.pull(&self.signs, black_box(&mut out), &mut handles)));
+            times[1].push(self.probe(false));
+            self.draw();
+            times[2].push(seconds(|| self.push_batch()));
+            times[3].push(self.probe(true));
+        }
+        times.map(|mut times| {
+            times.sort_unstable_by(f64::total_cmp);
+            times[times.len() / 2] / BATCH as f64
+        })
+    }
+
+    fn push_batch(&mut self) {
+        let num_keys = self.signs.len();
+        let gradients = &self.values[..num_keys * self.table.width()];
+        let push = Push { signs: &self.signs, handles: None, gradients, counts: &self.counts[..num_keys], seen: 1 };
+        black_box(self.table.push(push));
+    }
+
+    /// Random signs that have a row, each at most once in a batch as in training.
+    fn draw(&mut self) {
+        self.signs.clear();
+        for _ in 0..BATCH {
+            self.drawn += 1;
+            self.signs.push(sign_of(((u128::from(mix(self.drawn)) * u128::from(self.num_rows)) >> 64) as u64));
+        }
+    }
+
+    /// What the memory allows: for each key as many random cache lines as its index line and its row are, gathered, and
+    /// written back if `write`, with prefetch and nothing else.
+    fn probe(&mut self, write: bool) -> f64 {
+        let lines_a_key = 1 + self.table.row_bytes().div_ceil(LINE);
+        let num_bytes = self.table.bytes();
+        let area = self.area.get_or_insert_with(|| Area::new(num_bytes));
+        self.lines.clear();
+        for _ in 0..BATCH * lines_a_key {
+            self.drawn += 1;
+            self.lines.push(((u128::from(mix(self.drawn)) * area.lines.len() as u128) >> 64) as u32);
+        }
+        self.gathered.resize(self.lines.len(), [0; LINE / 8]);
+        let out = black_box(&mut self.gathered[..]);
+        match write {
+            true => seconds(|| area.update(&self.lines, lines_a_key, out)),
+            false => seconds(|| area.gather(&self.lines, lines_a_key, out)),
+        }
+    }
+}
+
+fn seconds<R>(work: impl FnOnce() -> R) -> f64 {
+    let start = Instant::now();
+    black_box(work());
+    start.elapsed().as_secs_f64()
+}
+
+fn sign_of(number: u64) -> u64 {
+    // any odd multiplier: distinct numbers are distinct signs
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Cache lines on the same kind of pages as the table's.
+struct Area {
+    lines: &'static mut [CacheLine],
+    _map: MmapMut,
+}
+
+impl Area {
+    fn new(num_bytes: usize) -> Self {
+        let (map, start) = map_huge_pages(num_bytes, 0);
+        // SAFETY: so many bytes are mapped, aligned to a line, for as long as the map beside the slice lives.
+        let lines = unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast(), num_bytes / LINE) };
+        lines.fill([1; LINE / 8]);
+        Area { lines, _map: map }
+    }
+
+    /// Copies the lines side by side.
+    #[inline(never)]
+    fn gather(&self, lines: &[u32], lines_a_key: usize, out: &mut [CacheLine]) {
+        let ahead = AHEAD * lines_a_key;
+        for (at, out) in out.iter_mut().enumerate() {
+            if let Some(&next) = lines.get(at + ahead) {
+                prefetch_read(&raw const self.lines[next as usize]);
+            }
+            *out = self.lines[lines[at] as usize];
+        }
+    }
+
+    /// Copies the lines side by side and writes each back, changed.
+    #[inline(never)]
+    fn update(&mut self, lines: &[u32], lines_a_key: usize, out: &mut [CacheLine]) {
+        let ahead = AHEAD * lines_a_key;
+        for (at, out) in out.iter_mut().enumerate() {
+            if let Some(&next) = lines.get(at + ahead) {
+                prefetch_read(&raw const self.lines[next as usize]);
+            }
+            let line = &mut self.lines[lines[at] as usize];
+            *out = *line;
+            line.iter_mut().for_each(|word| *word += 1);
+        }
+    }
+}

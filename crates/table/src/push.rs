@@ -1,0 +1,176 @@
+//! Pushes: what a batch learned goes into the rows of its signs, which are created where there are none.
+
+use std::ops::Range;
+
+use crate::index::ABSENT;
+use crate::partition::{mix, partition_of_mixed};
+use crate::pipeline::{self, Key, Visit};
+use crate::rows::{Counters, RowMut, Rows, Tail};
+use crate::spec::TableSpec;
+use crate::table::{Handles, Table};
+use crate::threads::{share, threads_for};
+
+/// One push: every distinct sign of a batch with its gradient and its counts.
+#[derive(Debug, Clone, Copy)]
+pub struct Push<'a> {
+    /// Each sign once.
+    pub signs: &'a [u64],
+    /// Where a pull of the same signs found them, which spares the look-up.
+    pub handles: Option<&'a Handles>,
+    /// `[signs, width]`.
+    pub gradients: &'a [f32],
+    /// Show and click of each sign.
+    pub counts: &'a [(u32, u32)],
+    /// Data time, at most [`MAX_SEEN`]; later ones count as that.
+    pub seen: u32,
+}
+
+/// What a push did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pushed {
+    /// Rows it created.
+    pub created: usize,
+    /// The gradients held something that is not a number: counted, not applied.
+    pub non_finite: bool,
+}
+
+impl Table {
+    /// Counts and steps every sign once; a sign without a row starts from its initial values.
+    ///
+    /// The rows are the same, bit for bit, whatever the number of threads: each partition has one.
+    pub fn push(&mut self, push: Push<'_>) -> Pushed {
+        let num_keys = push.signs.len();
+        assert_eq!(push.gradients.len(), num_keys * self.width());
+        assert_eq!(push.counts.len(), num_keys);
+        let non_finite = !all_finite(push.gradients);
+        let threads = threads_for(num_keys, self.num_threads());
+        let late = self.spec().late_columns();
+        // a thread may look only at rows of its own partitions, and what a hint says is not known to be one
+        let hints = push.handles.filter(|_| threads == 1).map_or(&[][..], |handles| self.hints(handles));
+        let num_bytes = self.row_bytes();
+        let (spec, partitions) = self.for_change();
+        let created = share(partitions, threads, |first, partitions| {
+            let owned = first as u32..(first + partitions.len()) as u32;
+            let scratch = Vec::new();
+            let mut pass =
+                Pass { spec, late: &late, push, partitions, first, num_bytes, non_finite, created: 0, scratch };
+            pipeline::run(keys_of(push.signs, hints, spec.partitions, owned), &mut pass);
+            pass.created
+        });
+        Pushed { created: created.into_iter().sum(), non_finite }
+    }
+}
+
+/// The keys of a push whose partition is `owned`.
+#[inline]
+fn keys_of(signs: &[u64], hints: &[u32], num_partitions: u32, owned: Range<u32>) -> impl Iterator<Item = Key> {
+    signs.iter().enumerate().filter_map(move |(position, &sign)| {
+        let hash = mix(sign);
+        let partition = partition_of_mixed(hash, num_partitions);
+        let row = hints.get(position).copied().unwrap_or(ABSENT);
+        owned.contains(&partition).then_some(Key { position, partition, row, hash })
+    })
+}
+
+/// Whether none is infinite or not a number; without an early end, so that it is done eight at a time.
+fn all_finite(values: &[f32]) -> bool {
+    const EXPONENT: u32 = 0x7f80_0000;
+    !values.iter().fold(false, |found, value| found | (value.to_bits() & EXPONENT == EXPONENT))
+}
+
+/// A push on the partitions from `first` on.
+struct Pass<'a> {
+    spec: &'a TableSpec,
+    late: &'a [Range<usize>],
+    push: Push<'a>,
+    partitions: &'a mut [Rows],
+    first: usize,
+    /// Of a row.
+    num_bytes: usize,
+    non_finite: bool,
+    created: usize,
+    /// Initial weights, or a gradient without the late columns.
+    scratch: Vec<f32>,
+}
+
+impl Visit for Pass<'_> {
+    #[inline]
+    fn rows(&self, partition: u32) -> &Rows {
+        &self.partitions[partition as usize - self.first]
+    }
+
+    #[inline]
+    fn num_bytes(&self) -> usize {
+        self.num_bytes
+    }
+
+    #[inline]
+    fn visit(&mut self, key: &Key) {
+        let Push { signs, gradients, counts, seen, .. } = self.push;
+        let sign = signs[key.position];
+        let row = self.find_or_create(sign, key);
+        let rows = &mut self.partitions[key.partition as usize - self.first];
+        let RowMut { weights, state, tail } = rows.parts_mut(row);
+        let (show, click) = counts[key.position];
+        let before = Counters::of(tail);
+        let show = before.show.saturating_add(show);
+        let admitted = before.admitted || show >= self.spec.admit_after;
+        let click = before.click.saturating_add(click);
+        Counters { show, click, seen: before.seen.max(seen), admitted }.write(tail);
+        if admitted && !before.admitted {
+            self.scratch.resize(weights.len(), 0.0);
+            self.spec.init(sign, &mut self.scratch);
+            for range in self.late {
+                for (weight, value) in weights[range.clone()].iter_mut().zip(&self.scratch[range.clone()]) {
+                    *weight = value.to_le_bytes();
+                }
+                self.spec.optimizer.start_columns(range.clone(), &self.scratch, state);
+            }
+        }
+        if !self.non_finite {
+            let width = weights.len();
+            let mut gradient = &gradients[key.position * width..][..width];
+            if !admitted {
+                self.scratch.clear();
+                self.scratch.extend_from_slice(gradient);
+                self.late.iter().for_each(|range| self.scratch[range.clone()].fill(0.0));
+                gradient = &self.scratch;
+            }
+            self.spec.optimizer.step(weights, state, gradient);
+            rows.note_change(row);
+        }
+    }
+}
+
+impl Pass<'_> {
+    #[inline]
+    fn find_or_create(&mut self, sign: u64, key: &Key) -> u32 {
+        let rows = &mut self.partitions[key.partition as usize - self.first];
+        if key.row != ABSENT && rows.sign(key.row) == sign {
+            return key.row;
+        }
+        // another push created it since the pull, or another sign has the same tag
+        match rows.find(sign, key.hash) {
+            ABSENT => self.create(sign, key),
+            row => row,
+        }
+    }
+
+    #[cold]
+    fn create(&mut self, sign: u64, key: &Key) -> u32 {
+        let rows = &mut self.partitions[key.partition as usize - self.first];
+        let row = rows.insert(sign, key.hash);
+        let parts = rows.parts_mut(row);
+        self.scratch.resize(parts.weights.len(), 0.0);
+        self.spec.init(sign, &mut self.scratch);
+        self.late.iter().for_each(|range| self.scratch[range.clone()].fill(0.0));
+        for (weight, value) in parts.weights.iter_mut().zip(&self.scratch) {
+            *weight = value.to_le_bytes();
+        }
+        self.spec.optimizer.init_state(&self.scratch, parts.state);
+        *parts.tail = Tail::default();
+        rows.note_change(row);
+        self.created += 1;
+        row
+    }
+}

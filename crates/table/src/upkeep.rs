@@ -1,0 +1,63 @@
+//! Whole-table steps between two epochs: counts decay, rows that are not worth their memory go.
+
+use crate::partition::mix;
+use crate::rows::{Counters, Rows};
+use crate::table::Table;
+use crate::threads::share;
+
+/// Which rows go: those below a score, and those not seen for long.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Eviction {
+    /// What a show without a click is worth.
+    pub nonclk_coeff: f64,
+    /// What a click is worth.
+    pub click_coeff: f64,
+    /// Rows with a lower score go; `None` for no such limit.
+    pub min_score: Option<f64>,
+    /// Data time.
+    pub now: u32,
+    /// Rows whose last push is longer ago go; `None` for no such limit.
+    pub max_age: Option<u32>,
+}
+
+impl Eviction {
+    fn keeps(&self, counters: Counters) -> bool {
+        let Counters { show, click, seen, .. } = counters;
+        let score = self.nonclk_coeff * f64::from(show.saturating_sub(click)) + self.click_coeff * f64::from(click);
+        self.min_score.is_none_or(|least| score >= least)
+            && self.max_age.is_none_or(|most| self.now.saturating_sub(seen) <= most)
+    }
+}
+
+impl Table {
+    /// Multiplies show and click of every row by `rate`.
+    ///
+    /// They are whole numbers: a fraction becomes one more with just that chance, decided by (sign, step), so that
+    /// rare signs are forgotten at the same rate as others, and a repeat of the step does the same again.
+    pub fn decay(&mut self, rate: f64, step: u32) {
+        assert!((0.0..=1.0).contains(&rate), "decay: expected a rate from 0 to 1, got {rate}");
+        let threads = self.num_threads();
+        share(self.for_change().1, threads, |_, partitions| {
+            partitions.iter_mut().for_each(|rows| decay_rows(rows, rate, step));
+        });
+    }
+
+    /// Removes rows, which read as absent from then on; returns how many.
+    pub fn evict(&mut self, eviction: &Eviction) -> usize {
+        let threads = self.num_threads();
+        let evicted = share(self.move_rows(), threads, |_, partitions| {
+            partitions.iter_mut().map(|rows| rows.retain(|counters| eviction.keeps(counters))).sum::<usize>()
+        });
+        evicted.into_iter().sum()
+    }
+}
+
+fn decay_rows(rows: &mut Rows, rate: f64, step: u32) {
+    for row in rows.numbers().collect::<Vec<u32>>() {
+        let Counters { show, click, seen, admitted } = rows.counters(row);
+        let chance = (mix(rows.sign(row) ^ mix(u64::from(step))) >> 32) as f64 / (1u64 << 32) as f64;
+        // one chance for both: clicks stay at most shows
+        let decayed = |count: u32| (f64::from(count) * rate + chance).floor().min(f64::from(count)) as u32;
+        Counters { show: decayed(show), click: decayed(click), seen, admitted }.write(rows.parts_mut(row).tail);
+    }
+}

@@ -1,0 +1,73 @@
+"""The speed and size of the table: random pulls and Adagrad updates on one core, next to what the memory allows."""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from elasticrec import _core
+from elasticrec.machine import num_cores
+
+_WIDTH = 10
+_SPEC = {
+    "name": "bench",
+    "seed": 1,
+    "partitions": 256,
+    "columns": [{"name": "wide", "width": 1, "init_scale": 0.0}, {"name": "deep", "width": 9, "init_scale": 0.01}],
+    "optimizer": {"kind": "adagrad", "learning_rate": 0.05, "initial_accumulator": 1.0, "epsilon": 1e-8},
+}
+# What a key cannot do without: weights, Adagrad's sums, show and click.
+_PAYLOAD_BYTES = 4 * _WIDTH + 4 * _WIDTH + 8
+_BATCHES = 200
+
+
+def run(rows: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Rates of the table and of the bare memory, each the median of `repeats`, and the bytes of a key."""
+    say(f"filling a table with {rows:,} rows")
+    before = _resident_bytes()
+    bench = _core.TableBench(json.dumps(_SPEC), rows)
+    resident = _resident_bytes() - before
+    say("measuring")
+    times = [bench.measure(_BATCHES) for _ in range(repeats)]
+    pull, pull_probe, push, push_probe = (1 / statistics.median(column) for column in zip(*times, strict=True))
+    return {
+        "rows": rows,
+        "repeats": repeats,
+        "cores": num_cores(),
+        "machine": platform.machine(),
+        "row_bytes": bench.row_bytes,
+        "pulls_per_s": round(pull),
+        "probe_pulls_per_s": round(pull_probe),
+        "pull_ratio": round(pull / pull_probe, 3),
+        "updates_per_s": round(push),
+        "probe_updates_per_s": round(push_probe),
+        "update_ratio": round(push / push_probe, 3),
+        "bytes_per_key": round(resident / rows - _PAYLOAD_BYTES, 2),
+    }
+
+
+def describe(result: dict[str, Any]) -> list[str]:
+    """The figures, for people."""
+    return [
+        f"table of {result['rows']:,} rows of 1 + 9 columns, Adagrad, one core, uniform signs:",
+        f"pulls: {result['pulls_per_s'] / 1e6:.1f} M/s; the memory alone {result['probe_pulls_per_s'] / 1e6:.1f} M/s: "
+        f"{result['pull_ratio']:.2f} of it",
+        f"updates: {result['updates_per_s'] / 1e6:.1f} M/s; the memory alone "
+        f"{result['probe_updates_per_s'] / 1e6:.1f} M/s: {result['update_ratio']:.2f} of it",
+        f"bytes a key beside weights, state, show and click: {result['bytes_per_key']:.1f}",
+    ]
+
+
+def _resident_bytes() -> int:
+    """What this process holds in memory now; its peak where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if platform.system() == "Darwin" else peak * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")
