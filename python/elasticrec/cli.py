@@ -25,7 +25,7 @@ BROKEN_PIPE = 1
 MAX_SAMPLES = 10**9
 
 # What `elasticrec[train]` brings and `elasticrec` alone does without.
-_TRAINING_MODULES = ("torch", "onnx", "onnxscript")
+_TRAINING_MODULES = ("torch", "onnx", "onnxscript", "pyarrow")
 
 app = typer.Typer(
     name="elasticrec",
@@ -73,11 +73,14 @@ def _root(
 def check(job: JobArgument, overrides: SetOption = None) -> None:
     """Check a job; print it with all defaults."""
     from elasticrec.config import load_job, match_files
+    from elasticrec.data.collisions import find_collisions, warning
     from elasticrec.data.header import with_names
 
     loaded = with_names(load_job(job, overrides or []))
     num_train, num_eval = len(match_files(loaded, "train")), len(match_files(loaded, "eval"))
     typer.echo(loaded.to_yaml(), nl=False)
+    if text := warning(loaded, find_collisions(loaded)):
+        typer.echo(f"warning: {text}", err=True)
     typer.echo(f"ok: files to train on: {num_train}, to evaluate on: {num_eval}", err=True)
 
 

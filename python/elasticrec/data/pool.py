@@ -85,7 +85,12 @@ class ReaderPool:
     """An iterator over the batches of units, read by processes of its own."""
 
     def __init__(self, job: Job, parser: _core.Parser, units: list[Unit], cut: dict[str, Any], *, labels: bool) -> None:
-        setup = {"features": json.dumps(job.features()), "reader": job.data.reader, "labels": labels}
+        setup = {
+            "features": json.dumps(job.features()),
+            "missing": parser.missing,
+            "reader": job.data.reader,
+            "labels": labels,
+        }
         self._parser = parser
         self._workers = [_Worker(setup) for _ in range(min(job.data.workers, max(len(units), 1)))]
         self._batches = self._read(units, cut)
