@@ -85,6 +85,29 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
 
 
 @app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write job.yaml.")] = Path("."),
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="DATA", help="Data to look at: a file, directory or glob; may be repeated."),
+    ] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Column of the label, if it is not found.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write a first job, for the data if it is given.
+
+    It says what it found: format, slots, dense columns, label; doubts are comments in the job.
+    """
+    from elasticrec.data.init import summary_lines, write_job
+
+    written = write_job(directory, source or [], label=label, force=force)
+    for line in summary_lines(written):
+        typer.echo(line)
+    for line in written.warnings:
+        typer.echo(f"warning: {line}", err=True)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of job files."""
     import json

@@ -22,7 +22,8 @@ class SlotPart:
 
 def by_slot(batch: _core.Batch, num_slots: int) -> list[SlotPart]:
     """The signs of a batch, slot by slot."""
-    lengths = np.diff(batch.offsets.astype(np.int64)).reshape(-1, num_slots)
+    offsets = batch.offsets.astype(np.int64)
+    lengths: I64 = (offsets[1:] - offsets[:-1]).reshape(-1, num_slots)
     slots = np.repeat(np.tile(np.arange(num_slots, dtype=np.uint16), len(lengths)), lengths.ravel())
     samples = np.repeat(np.arange(len(lengths)), lengths.sum(axis=1))
     # a stable sort of small integers is a radix sort
@@ -56,8 +57,8 @@ class SignCounts:
         parts = [(self.signs, self.shows, self.clicks), *self._pending]
         signs, shows, clicks = (np.concatenate([part[at] for part in parts]) for at in range(3))
         self.signs, inverse = np.unique(signs, return_inverse=True)
-        self.shows = np.bincount(inverse, shows, len(self.signs))
-        self.clicks = np.bincount(inverse, clicks, len(self.signs))
+        self.shows = np.bincount(inverse, shows, len(self.signs)).astype(np.float64)
+        self.clicks = np.bincount(inverse, clicks, len(self.signs)).astype(np.float64)
         self._pending, self._num_pending = [], 0
 
     def find(self, signs: U64) -> tuple[I64, npt.NDArray[np.bool_]]:
