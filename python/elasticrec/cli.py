@@ -37,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-data_app = typer.Typer(help="Make data.", rich_markup_mode=None)
+data_app = typer.Typer(help="Make data, look at it, convert and split it.", rich_markup_mode=None)
 bench_app = typer.Typer(help="Measure ElasticREC and the limits of the machine.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
@@ -226,6 +226,32 @@ def data_demo(
             progress=progress,
         )
     for line in summary_lines(summary):
+        typer.echo(line)
+
+
+@data_app.command("stats")
+def data_stats(
+    job: JobArgument,
+    overrides: SetOption = None,
+    samples: Annotated[
+        int, typer.Option(min=100, max=MAX_SAMPLES, help="Samples of the training data to look at, at most.")
+    ] = 1_000_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Print what each slot and dense column has to say about the click.
+
+    Coverage, distinct signs, click rate, the AUC of it alone, drift between train and eval, and signs of leakage.
+    """
+    import json
+    from dataclasses import asdict
+
+    from elasticrec.config import load_job
+    from elasticrec.data.stats.collect import collect
+    from elasticrec.data.stats.report import report_lines
+
+    with _counting(samples) as progress:
+        stats = collect(load_job(job, overrides or []), num_samples=samples, progress=progress)
+    for line in [json.dumps(asdict(stats))] if as_json else report_lines(stats):
         typer.echo(line)
 
 

@@ -20,10 +20,15 @@ class SlotPart:
     samples: I64
 
 
+def lengths_of(batch: _core.Batch, num_slots: int) -> I64:
+    """How many signs each (sample, slot) has."""
+    offsets = batch.offsets.astype(np.int64)
+    return (offsets[1:] - offsets[:-1]).reshape(-1, num_slots)
+
+
 def by_slot(batch: _core.Batch, num_slots: int) -> list[SlotPart]:
     """The signs of a batch, slot by slot."""
-    offsets = batch.offsets.astype(np.int64)
-    lengths: I64 = (offsets[1:] - offsets[:-1]).reshape(-1, num_slots)
+    lengths = lengths_of(batch, num_slots)
     slots = np.repeat(np.tile(np.arange(num_slots, dtype=np.uint16), len(lengths)), lengths.ravel())
     samples = np.repeat(np.arange(len(lengths)), lengths.sum(axis=1))
     # a stable sort of small integers is a radix sort
@@ -98,7 +103,10 @@ class BucketAuc:
 
 
 def distance(first: F64, second: F64) -> float:
-    """Jensen–Shannon distance of two distributions given as counts: 0 for equal ones, 1 for ones apart."""
+    """Jensen–Shannon distance of two distributions given as counts: 0 for equal ones, 1 for ones apart.
+
+    Two samples of one distribution differ too; what they differ by on average is taken off.
+    """
     p, q = first / first.sum(), second / second.sum()
     middle = (p + q) / 2
 
@@ -106,4 +114,5 @@ def distance(first: F64, second: F64) -> float:
         has = a > 0
         return float(np.sum(a[has] * np.log2(a[has] / middle[has])))
 
-    return float(np.sqrt(max(0.0, (divergence(p) + divergence(q)) / 2)))
+    chance = (np.count_nonzero(middle) - 1) * (1 / first.sum() + 1 / second.sum()) / (8 * np.log(2))
+    return float(np.sqrt(max(0.0, (divergence(p) + divergence(q)) / 2 - chance)))
