@@ -50,6 +50,17 @@ SetOption = Annotated[
 ]
 
 
+PathsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[SRC]... OUT", help="Files, directories or globs, and where to write; without SRC those of --job."
+    ),
+]
+JobOption = Annotated[
+    Path | None, typer.Option("--job", metavar="JOB", help="Job that describes the data; found out if not given.")
+]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from elasticrec import __version__
@@ -255,6 +266,34 @@ def data_stats(
         typer.echo(line)
 
 
+@data_app.command("split")
+def data_split(
+    paths: PathsArgument,
+    ratio: Annotated[float | None, typer.Option(help="Share of the samples for OUT/eval, chosen by hash.")] = None,
+    time: Annotated[str | None, typer.Option(help="Samples from this time on go to OUT/eval.")] = None,
+    parts: Annotated[int | None, typer.Option(min=2, max=500, help="Write so many OUT/part-00000.")] = None,
+    job: JobOption = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+) -> None:
+    """Split data on the disk: SRC... OUT.
+
+    By --ratio or --time into OUT/train and OUT/eval, as `data.eval` splits it in a job; or into --parts of equal size.
+    """
+    from elasticrec.config import load_job
+    from elasticrec.data.split import holdout_of, split_by, split_parts
+
+    described = load_job(job) if job is not None else None
+    *sources, out = paths
+    with _counting(None) as progress:
+        if parts is not None and ratio is None and time is None:
+            counts = split_parts(sources, Path(out), parts, job=described, overwrite=overwrite, progress=progress)
+        else:
+            holdout = holdout_of(ratio, time, parts)
+            counts = split_by(sources, Path(out), holdout, job=described, overwrite=overwrite, progress=progress)
+    for name, count in counts.items():
+        typer.echo(f"wrote {Path(out) / name}: {count:,} samples")
+
+
 @app.command()
 def demo(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to work.")] = Path("demo"),
@@ -330,15 +369,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _counting(total: int) -> Iterator[Callable[[int], None]]:
-    """Shows on a terminal how many of `total` are done."""
+def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many of `total` are done, or only how many."""
     shown = 0.0
 
     def show(done: int) -> None:
         nonlocal shown
         if sys.stderr.isatty() and time.monotonic() - shown > 0.2:
             shown = time.monotonic()
-            typer.echo(f"\r\x1b[2K{done / total:4.0%} {done:,} of {total:,} samples", err=True, nl=False)
+            of = f"{done / total:4.0%} {done:,} of {total:,}" if total else f"{done:,}"
+            typer.echo(f"\r\x1b[2K{of} samples", err=True, nl=False)
 
     yield show
     if shown:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.config.data import Select
 from elasticrec.data.units import Unit
 from elasticrec.errors import ConfigError, SampleError
 
@@ -25,7 +26,7 @@ _Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
 
 def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
     """Ranges of row groups of about `unit_bytes` each."""
-    metadata = _open(path).metadata
+    metadata = open_file(path).metadata
     ranges: list[tuple[int, int]] = []
     start = size = 0
     for group in range(metadata.num_row_groups):
@@ -36,7 +37,8 @@ def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
     return ranges
 
 
-def _open(path: Path | str) -> pq.ParquetFile:
+def open_file(path: Path | str) -> pq.ParquetFile:
+    """A Parquet file; one that is none is a bad one of the user's."""
     try:
         return pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
@@ -131,7 +133,7 @@ class _ColumnReader:
 
     def read(self, unit: Unit) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """The rows of a unit that are selected, and their places in the file."""
-        file = _open(unit.path)
+        file = open_file(unit.path)
         names = [*self._slots, *self._dense, *self._labels, *(name for name in (self._weight, self._time) if name)]
         missing = [name for name in names if name not in file.schema_arrow.names]
         if missing:
@@ -146,12 +148,7 @@ class _ColumnReader:
         rows = np.arange(first, first + len(table), dtype=np.int64)
         if self._select is None:
             return table, rows
-        kind, value, held_out = self._select
-        if kind == "ratio":
-            chosen = _core.held_out(rows, Path(unit.path).name, value)
-        else:
-            chosen = _seconds(table[self._time], unit.path) >= value
-        chosen = chosen == held_out
+        chosen = selected(table, rows, unit.path, self._select, self._time)
         return table.filter(pa.array(chosen)), rows[chosen]
 
     def batch(self, unit: Unit, index: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> _core.Batch:
@@ -171,6 +168,18 @@ class _ColumnReader:
         )
         self._num_shown += len(batch.bad)
         return batch
+
+
+def selected(
+    table: pa.Table, rows: npt.NDArray[np.int64], path: str, select: Select, time: str | None
+) -> npt.NDArray[np.bool_]:
+    """Which rows, given with their places in the file, are on the side of a split that `select` names."""
+    kind, value, held_out = select
+    if kind == "ratio":
+        chosen = _core.held_out(rows, Path(path).name, value)
+    else:
+        chosen = _seconds(table[time], path) >= value
+    return np.asarray(chosen == held_out, np.bool_)
 
 
 def _texts(

@@ -14,26 +14,20 @@ from elasticrec.errors import SampleError
 
 def num_rows(files: Sequence[Path]) -> int:
     """Rows of Parquet files."""
-    return sum(_open(path).metadata.num_rows for path in files)
+    from elasticrec.data.parquet import open_file
 
-
-def _open(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise SampleError(f"{path}: expected a Parquet file: {str(error).splitlines()[0]}") from None
+    return sum(open_file(path).metadata.num_rows for path in files)
 
 
 def describe_parquet(files: Sequence[Path], label: str | None) -> Found:
     """Parquet by its schema and some rows of the first, a middle and the last row group."""
     import pyarrow as pa
 
+    from elasticrec.data.parquet import open_file
+
     tables = []
     for path in files:
-        file = _open(path)
+        file = open_file(path)
         num_groups = file.metadata.num_row_groups
         groups = sorted({0, num_groups // 2, num_groups - 1}) if num_groups else []
         for group in groups:
