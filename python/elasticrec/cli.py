@@ -266,6 +266,41 @@ def data_stats(
         typer.echo(line)
 
 
+@data_app.command("convert")
+def data_convert(
+    paths: PathsArgument,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="slots, paddlerec, csv, parquet or json; by the name of OUT if not given."),
+    ] = None,
+    job: JobOption = None,
+    separator: Annotated[str, typer.Option(help="CSV: what stands between several values in one field.")] = "|",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+) -> None:
+    """Convert data to another format: SRC... OUT.
+
+    OUT is a file, compressed by its name (.gz, .zst), or a directory with a file for each of SRC. Prints how a job
+    reads the result; it gives the same samples.
+    """
+    from elasticrec.config import load_job
+    from elasticrec.data.convert import convert, format_of, summary_lines
+
+    *sources, out = paths
+    described = load_job(job) if job is not None else None
+    with _counting(None) as progress:
+        converted = convert(
+            sources,
+            Path(out),
+            format_of(Path(out), to),
+            job=described,
+            separator=separator,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    for line in summary_lines(converted):
+        typer.echo(line)
+
+
 @data_app.command("split")
 def data_split(
     paths: PathsArgument,

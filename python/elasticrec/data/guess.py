@@ -40,6 +40,7 @@ _QUANTITIES = frozenset(
 
 _FEW = 100
 _NEARLY_ALL = 0.9
+_MOST = 0.98
 _SEPARATORS = ("|", ";", "\x02", "\x01", "^", "~", "#", ",", " ")
 
 
@@ -101,7 +102,7 @@ def column_of_text(name: str, texts: Sequence[str], nulls: set[str]) -> Column:
         if whole and is_time_name(name) and (times := epoch_times(numbers)):
             return Column(name, "time", numbers, times, num_missing=len(texts) - len(numbers))
         return Column(name, "whole" if whole else "real", numbers, num_missing=len(texts) - len(numbers))
-    if there and (times := _iso_times(there)):
+    if there and (times := iso_times(there)):
         return Column(name, "time", there, times, num_missing=len(texts) - len(there))
     return Column(name, "text", there)
 
@@ -119,7 +120,8 @@ def epoch_times(numbers: Sequence[str]) -> list[float]:
     return [value / 1000 for value in values] if all(9e11 < value < 4e12 for value in values) else []
 
 
-def _iso_times(texts: Sequence[str]) -> list[float]:
+def iso_times(texts: Sequence[str]) -> list[float]:
+    """Seconds since 1970 of dates and times; empty if they are something else."""
     times = []
     for text in texts:
         # a date, and a time of day with hour and minute: what the parser of training takes
@@ -146,8 +148,8 @@ def is_time_name(name: str) -> bool:
 def assign(columns: Sequence[Column], where: str, label: str | None) -> Roles:
     """The roles of columns; `label` is the one that the user named."""
     chosen = _label_of(columns, where, label)
-    rate = sum(_truth(str(text)) for text in chosen.values) / max(len(chosen.values), 1)
-    roles = Roles(chosen.name, rate)
+    truths = [truth for truth in (_truth(str(text)) for text in chosen.values) if not math.isnan(truth)]
+    roles = Roles(chosen.name, sum(truths) / max(len(truths), 1))
     for column in columns:
         if column is not chosen:
             _assign_one(column, roles)
@@ -186,8 +188,10 @@ def _checked(column: Column, where: str) -> Column:
 
 
 def _is_binary(column: Column) -> bool:
-    texts = {str(text) for text in column.values}
-    return len(texts) == 2 and all(_truth(text) in (0.0, 1.0) for text in texts)
+    truths = [_truth(str(text)) for text in column.values]
+    num_clicks, num_others = truths.count(1.0), truths.count(0.0)
+    # a few bad records are no reason to miss the label
+    return min(num_clicks, num_others) > 0 and num_clicks + num_others >= _MOST * len(truths)
 
 
 def _truth(text: str) -> float:

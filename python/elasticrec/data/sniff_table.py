@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrec.config.fields import show
-from elasticrec.data.guess import Column, Feature, assign, epoch_times, is_time_name
+from elasticrec.data.guess import Column, Feature, assign, epoch_times, is_time_name, iso_times
 from elasticrec.data.sniff import NUM_LINES, Found
 from elasticrec.errors import SampleError
 
@@ -141,5 +141,7 @@ def _json_column(name: str, values: Sequence[Any]) -> Column:
     if there and all(isinstance(value, int | float) for value in there):
         return Column(name, "real", [str(value) for value in there], is_float=True, num_missing=missing)
     if all(isinstance(value, str) for value in there):
+        if there and (times := iso_times(there)):
+            return Column(name, "time", there, times, num_missing=missing)
         return Column(name, "text", [value for value in there if value], num_missing=missing)
     return Column(name, "other", ["mixed"])
