@@ -223,20 +223,41 @@ def _numbers(column: pa.ChunkedArray, name: str, path: str) -> _Numbers:
 
 def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
     """Times in seconds since 1970; a row without one is before all others."""
-    kind = column.type
     try:
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            column = column.cast(pa.timestamp("us", tz="UTC"))
-        if pa.types.is_date(column.type):
-            column = column.cast(pa.timestamp("s"))
-        if pa.types.is_timestamp(column.type):
-            seconds = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_numpy() / 1e6
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            seconds = _seconds_of_text(column)
         else:
-            seconds = column.cast(pa.float64()).to_numpy()
-            seconds = np.where(np.abs(seconds) > 2e10, seconds / 1000, seconds)
+            if pa.types.is_date(column.type):
+                column = column.cast(pa.timestamp("s"))
+            seconds = _of_stamps(column) if pa.types.is_timestamp(column.type) else _of_numbers(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SampleError(f"{path}: time column: {_first_line(error)}") from None
-    return np.nan_to_num(np.asarray(seconds, np.float64), nan=-np.inf)
+    return np.nan_to_num(seconds, nan=-np.inf)
+
+
+def _seconds_of_text(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    """As in CSV: numbers, or dates and times that are in UTC unless they have an offset."""
+    numbers = pc.match_substring_regex(column, r"^[0-9]+(\.[0-9]+)?$")
+    zoned = pc.match_substring_regex(column, r":[0-9][0-9].*(Z|[+-][0-9][0-9]:?[0-9]*)$")
+    nothing = pa.scalar(None, column.type)
+    plain = pc.if_else(pc.or_(numbers, zoned), nothing, column)
+    seconds = _of_stamps(plain.cast(pa.timestamp("us")))
+    with_zone = _of_stamps(pc.if_else(zoned, column, nothing).cast(pa.timestamp("us", tz="UTC")))
+    count = _of_numbers(pc.if_else(numbers, column, nothing))
+    return np.where(np.isnan(seconds), np.where(np.isnan(with_zone), count, with_zone), seconds)
+
+
+def _of_stamps(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    column = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64())
+    return np.asarray(column.cast(pa.float64(), safe=False).to_numpy() / 1e6, np.float64)
+
+
+def _of_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    """Seconds, or milliseconds where they are too large for seconds."""
+    numbers = np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
+    return np.where(np.abs(numbers) > 2e10, numbers / 1000, numbers)
 
 
 def _first_line(error: BaseException) -> str:
