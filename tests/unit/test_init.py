@@ -101,6 +101,30 @@ def test_doubts_are_comments(tmp_path: Path) -> None:
     assert raw["data"]["columns"]["dense"] == ["count", "buyer_age"]
 
 
+def test_tables_as_others_write_them(tmp_path: Path) -> None:
+    lines = [
+        ",user,is_click,price,ts",
+        *(f'{n},u{n % 9},{n % 2 == 0},"{n % 7},5",{FIRST_AT + n}000' for n in range(300)),
+    ]
+    job = made(write(tmp_path / "pandas.csv", "\n".join(lines).encode()))
+    assert (job.data.labels, [slot.name for slot in job.data.slots]) == (("is_click",), ["user"])
+    text = Path("job/job.yaml").read_text()
+    assert "(a column): has no name" in text and "price: numbers with a decimal comma" in text
+    assert job.data.columns is not None and job.data.columns.time == "ts"
+    assert sum(batch.num_samples for batch in batches_of(job)) > 200
+
+
+def test_many_samples_are_estimated(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", as_csv(rows(20_000)))
+    found = write_job(Path("job"), [str(path)]).found
+    assert found is not None and found.num_samples is not None
+    assert 5990 < found.num_looked <= 6000
+    assert abs(found.num_samples - 20_000) < 1000
+    # the start, the middle and the end were looked at: time is split where it is
+    held_out = len(list(samples_of(batches_of(load_job("job/job.yaml"), held_out=True))))
+    assert 1000 < held_out < 4000
+
+
 def test_the_label(tmp_path: Path, capsys: Capture) -> None:
     lines = ["user,flag,bought,rate", *(f"u{n % 9},{n % 2},{n % 3 == 0:d},{n % 5 / 4}" for n in range(300))]
     write(tmp_path / "a.csv", "\n".join(lines).encode())
@@ -250,6 +274,7 @@ APACHE = b'127.0.0.1 - - [10/Oct/2000:13:55:36 -0700] "GET /a.gif HTTP/1.0" 200 
         (APACHE * 3 + b"x\n", "the first line is `127.0.0.1 - - [10/Oct"),
         (b'[{"click": 1}]\n', 'the first line is `[{"click": 1}]`; write a reader for it'),
         (b"click,user\n", "a.dat: expected samples behind the header, got none"),
+        (b"1 3:0.5 9:1\n0 4:1 9:1\n" * 9, "the first line is `1 3:0.5 9:1`; write a reader for it"),
         (b"{not json}\n", "a.dat:1: expected a JSON object, got `{not json}`"),
     ],
 )

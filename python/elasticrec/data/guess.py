@@ -167,7 +167,8 @@ def _label_of(columns: Sequence[Column], where: str, label: str | None) -> Colum
                     raise SampleError(f"{where}: column `{label}`: expected labels from 0 to 1, got others")
                 return column
         raise SampleError(f"{where}: expected a column `{label}` for the label, got {names}")
-    binary = [column for column in columns if column.kind in ("whole", "real", "text") and _is_binary(column)]
+    plain = [column for column in columns if column.name and column.kind in ("whole", "real", "text")]
+    binary = [column for column in plain if _is_binary(column)]
     by_name = {"_".join(words_of(column.name)): column for column in reversed(binary)}
     for name in _LABELS:
         if name in by_name:
@@ -205,7 +206,9 @@ def _truth(text: str) -> float:
 def _assign_one(column: Column, roles: Roles) -> None:
     name, values = column.name, column.values
     words = words_of(name)
-    if not values or column.kind == "other":
+    if not name:
+        roles.left_out.append(("(a column)", "has no name"))
+    elif not values or column.kind == "other":
         reason = "no value in the samples looked at" if column.kind != "other" else "its type is none for a feature"
         roles.left_out.append((name, reason))
     elif "_".join(words) in _OTHER_LABELS:
@@ -253,6 +256,9 @@ def _assign_whole(column: Column, roles: Roles) -> None:
 
 def _assign_text(column: Column, roles: Roles) -> None:
     texts = [str(value) for value in column.values]
+    if all(re.fullmatch(r"[-+]?[0-9]+,[0-9]+", text) for text in texts):
+        roles.left_out.append((column.name, "numbers with a decimal comma; with a point they can be `dense`"))
+        return
     separator = _separator_of(texts)
     if separator is not None:
         note = f"several values, separated by {show(separator)}"

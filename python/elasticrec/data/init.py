@@ -285,13 +285,12 @@ def summary_lines(written: Written) -> list[str]:
     roles = found.roles
     about = "" if found.num_samples is None else f" of about {found.num_samples:,}"
     lines = [
-        f"found {found.title}: {len(found.files):,} file{'s' if len(found.files) != 1 else ''}, "
-        f"{found.num_looked:,}{about} samples looked at",
+        f"found {found.title}: {_count(len(found.files), 'file')}, {found.num_looked:,}{about} samples looked at",
         f"  label `{roles.label}`: {roles.label_rate:.2%}",
-        f"  {len(roles.slots)} slots: {_some([slot.name for slot in roles.slots])}",
+        f"  {_count(len(roles.slots), 'slot')}: {_some([slot.name for slot in roles.slots])}",
     ]
     if roles.dense:
-        lines.append(f"  {len(roles.dense)} dense columns: {_some([column.name for column in roles.dense])}")
+        lines.append(f"  {_count(len(roles.dense), 'dense column')}: {_some([column.name for column in roles.dense])}")
     if roles.left_out:
         lines.append(f"  not used: {_some([name for name, _ in roles.left_out])} (the job says why)")
     lines.append(f"  for evaluation: {flow(found.eval)}, {found.eval_note}")
@@ -302,6 +301,10 @@ def summary_lines(written: Written) -> list[str]:
         f"  elasticrec data stats {written.path}",
         f"  elasticrec train {written.path}",
     ]
+
+
+def _count(count: int, name: str) -> str:
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def _some(names: Sequence[str], most: int = 12) -> str:

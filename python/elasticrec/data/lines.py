@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from elasticrec import _core
 from elasticrec.config.data import Select
@@ -18,6 +19,9 @@ _ANY = json.dumps(
     }
 )
 _PIECE_BYTES = 4 * 2**20
+_BATCH_SIZE = 16384
+
+T = TypeVar("T")
 
 
 def any_parser() -> _core.Parser:
@@ -65,13 +69,15 @@ def some_spans(path: Path, num_bytes: int) -> list[tuple[int, int]] | None:
 
 
 def some_lines(path: Path, num_lines: int, num_bytes: int) -> list[bytes]:
-    """Lines of the start, the middle and the end of a file; of a compressed one those of the start."""
-    spans = some_spans(path, num_bytes)
+    """Lines from all over a file, or from its start, middle and end; of a compressed one those of the start."""
     parser = any_parser()
-    if spans is None:
+    if is_compressed(path):
         return _first(record_batches(path, parser, batch_size=num_lines), num_lines)
+    spans = some_spans(path, num_bytes) or [(0, path.stat().st_size)]
     part = -(-num_lines // len(spans))
-    return [line for span in spans for line in _first(record_batches(path, parser, batch_size=part, span=span), part)]
+    batches = (record_batches(path, parser, batch_size=_BATCH_SIZE, span=span) for span in spans)
+    lines = ([line for batch in some for line in lines_of(batch.text())] for some in batches)
+    return [line for some in lines for line in spread(some, part)]
 
 
 def _first(batches: Iterator[_core.RecordBatch], count: int) -> list[bytes]:
@@ -88,10 +94,10 @@ def lines_of(text: bytes) -> list[bytes]:
     return text.split(b"\n")[:-1]
 
 
-def spread(files: list[Path], count: int) -> list[Path]:
-    """At most `count` of the files, the first and the last among them."""
-    if len(files) <= count:
-        return files
+def spread(items: list[T], count: int) -> list[T]:
+    """At most `count` of the items, evenly, the first and the last among them."""
+    if len(items) <= count:
+        return items
     if count == 1:
-        return files[:1]
-    return [files[round(at * (len(files) - 1) / (count - 1))] for at in range(count)]
+        return items[:1]
+    return [items[round(at * (len(items) - 1) / (count - 1))] for at in range(count)]

@@ -52,6 +52,8 @@ class Found:
     """What stands for the files in a job."""
     num_looked: int
     roles: Roles
+    is_whole: bool = False
+    """Every sample was looked at."""
     num_samples: int | None = None
     """About how many there are in all files; None if that cannot be told."""
     labels: list[str] = field(default_factory=list)
@@ -230,6 +232,9 @@ def _is_table(lines: list[str]) -> bool:
         return delimiter is not None
     # words of a text may be as many in each line; a label among them is no accident
     rows = [line.split(" ") for line in lines]
+    # nor are `1 3:0.5 9:1` columns
+    if sum(line.count(":") for line in lines) > len(lines):
+        return False
     return any({row[at] for row in rows[1:] if at < len(row)} == {"0", "1"} for at in range(len(rows[0])))
 
 
@@ -238,18 +243,25 @@ def _describe(kind: Kind, files: list[Path], label: str | None) -> Found:
         from elasticrec.data.sniff_table import describe_parquet
 
         return describe_parquet(files, label)
-    lines = [_lines(path, -(-NUM_LINES // len(files))) for path in files]
+    quota = -(-NUM_LINES // len(files))
+    lines = [_lines(path, quota) for path in files]
+    found = _describe_lines(kind, lines, str(files[0]), label)
+    found.is_whole = all(len(part) < quota for part in lines)
+    return found
+
+
+def _describe_lines(kind: Kind, lines: list[list[bytes]], where: str, label: str | None) -> Found:
     everything = [line for part in lines for line in part]
     if kind == "json":
         from elasticrec.data.sniff_table import describe_json
 
-        return describe_json(everything, str(files[0]), label)
+        return describe_json(everything, where, label)
     if kind == "csv":
-        return _describe_csv([_texts(part) for part in lines], str(files[0]), label)
+        return _describe_csv([_texts(part) for part in lines], where, label)
     if kind == "slots":
         return _describe_slots(_texts(everything))
     if kind == "paddlerec":
-        return _describe_paddlerec(_texts(everything), str(files[0]), label)
+        return _describe_paddlerec(_texts(everything), where, label)
     clicks = sum(line.startswith(b"1") for line in everything)
     roles = Roles("click", clicks / len(everything))
     roles.slots = [Feature(f"C{i}") for i in range(1, 27)]
@@ -333,10 +345,10 @@ def _describe_csv(parts: list[list[str]], where: str, label: str | None) -> Foun
 
 
 def _is_header(first: list[str], rows: list[list[str]]) -> bool:
-    """Names are texts, each once, and no values of their columns."""
-    if len(set(first)) != len(first) or not all(first) or any(re.fullmatch(r"[-+]?[0-9.]+", name) for name in first):
+    """Names are texts, each once, and no values of their columns; that of an index may be missing."""
+    if len(set(first)) != len(first) or any(re.fullmatch(r"[-+]?[0-9.]+", name) for name in first):
         return False
-    return not any(name in {row[at] for row in rows if at < len(row)} for at, name in enumerate(first))
+    return not any(name and name in {row[at] for row in rows if at < len(row)} for at, name in enumerate(first))
 
 
 def _num_samples(found: Found, looked: list[Path]) -> int | None:
@@ -344,7 +356,7 @@ def _num_samples(found: Found, looked: list[Path]) -> int | None:
         from elasticrec.data.sniff_table import num_rows
 
         return num_rows(found.files)
-    if found.num_looked < NUM_LINES // len(looked) and len(looked) == len(found.files):
+    if found.is_whole and len(looked) == len(found.files):
         return found.num_looked
     if any(map(is_compressed, looked)):
         return None
@@ -368,7 +380,7 @@ def _choose_eval(found: Found) -> None:
     # of compressed files only the start was looked at, which says little about the end of the time
     if found.kind not in ("csv", "parquet") or found.roles.time is None:
         return
-    if found.kind == "csv" and any(is_compressed(path) for path in found.files) and found.num_looked >= NUM_LINES:
+    if found.kind == "csv" and any(is_compressed(path) for path in found.files) and not found.is_whole:
         found.eval_note += "; or by time, such as `{time: 2026-01-31T18:00}`"
         return
     times = sorted(found.roles.times)
