@@ -225,6 +225,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: Capture) -> None
     write(tmp_path / "a.csv", as_csv(rows(50)))
     write(tmp_path / "a.txt", as_slots(rows(50)))
     pq.write_table(pa.table({"click": [1, 0] * 9, "v": [["a|b"], ["c d"]] * 9}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"click": [1, 0] * 9, "v": ["a\nb", "c"] * 9}), tmp_path / "n.parquet")
     write(tmp_path / "w.csv", b"click,v,weight\n" + b"0,a,0.5\n1,b,1.5\n" * 9)
 
     def error(*arguments: str) -> str:
@@ -240,6 +241,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: Capture) -> None
     assert "`show`: format `paddlerec` has no weights" in error("a.txt", "o.txt", "--to", "paddlerec")
     assert "slot `v`: value `a|b` has the separator `|` in it" in error("b.parquet", "o.csv")
     assert "slot `v`: value `c d`: format `paddlerec` has no spaces" in error("b.parquet", "o.txt", "--to", "paddlerec")
+    assert error("n.parquet", "o.csv") == ("error: value `a\\nb`: expected no line end in it, a sample is one line")
     assert "slot text has whole numbers of shows and clicks" in error("w.csv", "o.txt", "--to", "slots")
     assert error("a.csv", "o.txt") == (
         "error: o.txt: its name says no format; name one with --to slots, paddlerec, csv, parquet, json"

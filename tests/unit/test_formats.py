@@ -444,3 +444,27 @@ def test_numbers_in_parquet_are_their_text(tmp_path: Path) -> None:
         assert expected is None or samples == expected
         expected = samples
     assert expected is not None and np.asarray([len(signs[1]) for signs, *_ in expected]).tolist() == [1, 0]
+
+
+def test_records_as_text_and_those_that_are_samples(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbf1 0 5:0\r\n\nwhat\n1 1 6:0\n2 3 7:0")
+    features = {
+        "format": "slots",
+        "hash": 1,
+        "slots": [{"name": "0", "pooling": "sum"}],
+        "dense": [],
+        "labels": ["click"],
+    }
+    parser = _core.Parser(json.dumps(features))
+    stat = path.stat()
+    cut = _core.Cut(batch_size=10, shuffle=False, seed=0, skip_batches=0, piece_bytes=4096, select=None)
+    unit = (0, str(path), 0, stat.st_size, 0, stat.st_size, stat.st_mtime_ns)
+    (batch,) = _core.RecordReader(parser, [unit], cut)
+    assert batch.text() == b"1 0 5:0\nwhat\n1 1 6:0\n2 3 7:0\n"
+    text, bad = batch.good(parser)
+    assert text == b"1 0 5:0\n1 1 6:0\n"
+    assert bad == [
+        f"{path}:3: show: expected a count below 2^32, got `what`",
+        f"{path}:5: click: expected at most show = 2, got 3",
+    ]

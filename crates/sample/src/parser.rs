@@ -121,7 +121,9 @@ impl Parser {
     /// An empty batch for this parser's samples.
     pub fn builder(&self, capacity: usize) -> BatchBuilder {
         let Features { slots, dense, labels, .. } = &self.features;
-        BatchBuilder::new(slots.len(), dense.len(), labels.len(), capacity).with_longest(&self.longest).with_missing(self.missing)
+        BatchBuilder::new(slots.len(), dense.len(), labels.len(), capacity)
+            .with_longest(&self.longest)
+            .with_missing(self.missing)
     }
 
     /// Parses one line without its line end; a bad line adds nothing to the batch.
@@ -351,6 +353,22 @@ mod tests {
         {
             assert_eq!(parse_u64(bad.as_bytes()), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_missing_dense_value_is_what_was_asked_for() {
+        let json = r#"{"format":"criteo","hash":1,"slots":[],"dense":[{"name":"I1","normalize":{"kind":"log"}},
+            {"name":"I2","normalize":{"kind":"none"}}],"labels":["click"]}"#;
+        let parser = Parser::new(Features::from_json(json).unwrap()).unwrap();
+        let line = format!("0\t\t5{}", "\t".repeat(37));
+        let dense = |parser: &Parser| {
+            let mut builder = parser.builder(1);
+            parser.parse_line(line.as_bytes(), LabelMode::Required, &mut builder).unwrap();
+            builder.finish().dense
+        };
+        assert_eq!(dense(&parser), [0.0, 5.0]);
+        let marked = dense(&parser.with_missing(f32::NAN));
+        assert!(marked[0].is_nan() && marked[1] == 5.0);
     }
 
     proptest! {

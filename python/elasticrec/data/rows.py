@@ -189,7 +189,7 @@ class RowReader:
                 sign, colon, name = part.rpartition(":")
                 if colon and name in slots:
                     # as the parser reads it: without leading zeros
-                    row[slots[name]].append(str(int(sign)))
+                    row[slots[name]].append(str(int(sign)) if sign[0] == "0" else sign)
                 elif not colon and (label := part.partition("="))[0] in more:
                     row[label[0]] = int(label[2]) / int(show)
             for name, values in chunk.items():
@@ -309,50 +309,64 @@ class RowReader:
     def _read_parquet(self, path: Path) -> Iterator[Chunk]:
         from elasticrec.data.parquet import open_file
 
-        columns = self._job.data.columns
-        assert columns is not None
         first = 0
         for batch in open_file(path).iter_batches(batch_size=CHUNK_ROWS, columns=self.table.columns()):
-            raw: Chunk = batch.to_pydict()
-            chunk: Chunk = {name: [] for name in raw}
-            bad = []
-            for number in range(batch.num_rows):
-                row = {name: values[number] for name, values in raw.items()}
-                try:
-                    self._complete(row, {"", *columns.null})
-                except SampleError as error:
-                    bad.append(f"{path}: row {first + number}: {error}")
-                    continue
-                for name, value in row.items():
-                    chunk[name].append(value)
+            bad: dict[int, str] = {}
+            chunk = {name: self._parquet_column(name, batch.column(name), bad) for name in self.table.columns()}
+            if bad:
+                chunk = {name: [v for at, v in enumerate(values) if at not in bad] for name, values in chunk.items()}
+            self.bad.add(batch.num_rows, [f"{path}: row {first + at}: {bad[at]}" for at in sorted(bad)])
             first += batch.num_rows
-            self.bad.add(batch.num_rows, bad)
             yield chunk
 
-    def _complete(self, row: dict[str, Any], nulls: set[str]) -> None:
-        """Bring the values of a row into the types of chunks."""
-        table = self.table
-        for slot in table.slots:
-            name = column_of(slot)
-            values = row[name] if isinstance(row[name], list) else [row[name]]
+    def _parquet_column(self, name: str, column: Any, bad: dict[int, str]) -> list[Any]:
+        """A column in the types of chunks; rows that are no samples go into `bad`."""
+        table, values = self.table, column.to_pylist()
+        slot = next((slot for slot in table.slots if column_of(slot) == name), None)
+        if slot is not None:
+            return self._parquet_slot(slot, values)
+        dense = next((item for item in table.dense if column_of(item) == name), None)
+        if dense is None and name not in (*table.labels, table.weight):
+            return list(values)
+        for at, value in enumerate(values):
+            # numbers that are fine need no closer look
+            if name in table.labels or value is None or not (type(value) is float and -math.inf < value < math.inf):
+                try:
+                    values[at] = _parquet_number(name, value, table)
+                except SampleError as error:
+                    bad.setdefault(at, str(error))
+            elif name == table.weight and value <= 0:
+                bad.setdefault(at, f"weight: expected a number above 0, got {value}")
+        return list(values)
+
+    def _parquet_slot(self, slot: Slot, values: list[Any]) -> list[Any]:
+        columns = self._job.data.columns
+        assert columns is not None
+        nulls = {None, "", *columns.null}
+        if column_of(slot) not in self.table.lists:
+            return [None if value in nulls else _parquet_text(value) for value in values]
+        rows = []
+        for value in values:
             texts = [
-                str(value) if not isinstance(value, bool) else str(value).lower()
-                for value in values
-                if value is not None
+                _parquet_text(item) for item in (value if isinstance(value, list) else [value]) if item not in nulls
             ]
             if slot.separator:
-                texts = [piece for text in texts if text not in nulls for piece in _pieces(text, slot.separator)]
-            texts = [text for text in texts if text not in nulls]
-            row[name] = texts if name in table.lists else texts[0] if texts else None
-        for column in table.dense:
-            row[column_of(column)] = _number("dense", column.name, row[column_of(column)])
-        for label in table.labels:
-            row[label] = _label(label, row[label])
-        if table.weight is not None:
-            weight = _number("weight", table.weight, row[table.weight])
-            if weight is None or weight <= 0:
-                raise SampleError(f"weight: expected a number above 0, got {weight}")
-            row[table.weight] = weight
+                texts = [piece for text in texts for piece in _pieces(text, slot.separator)]
+            rows.append(texts)
+        return rows
+
+
+def _parquet_text(value: Any) -> str:
+    return value if type(value) is str else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parquet_number(name: str, value: Any, table: Table) -> float | None:
+    if name in table.labels:
+        return _label(name, value)
+    number = _number("weight" if name == table.weight else "dense", name, value)
+    if name == table.weight and (number is None or number <= 0):
+        raise SampleError(f"weight: expected a number above 0, got {'nothing' if number is None else number}")
+    return number
 
 
 def _columns(names: list[str], rows: list[list[str]]) -> Chunk:

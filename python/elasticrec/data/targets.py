@@ -41,12 +41,13 @@ class CsvTarget:
 
     def write(self, chunk: Chunk) -> None:
         """Write the samples of a chunk."""
-        columns = [
-            [self._joined(name, values) for values in chunk[name]]
-            if name in self._table.lists
-            else map(_text, chunk[name])
-            for name in self._names
-        ]
+        columns = []
+        for name in self._names:
+            is_list = name in self._table.lists
+            columns.append([self._joined(name, values) if is_list else _text(values) for values in chunk[name]])
+            if _LINE_END.search("".join(columns[-1])):
+                culprit = next(value for value in columns[-1] if _LINE_END.search(value))
+                raise SampleError(f"value {show(culprit)}: expected no line end in it, a sample is one line")
         self._put(zip(*columns, strict=True))
 
     def _joined(self, name: str, values: Sequence[str] | None) -> str:
@@ -60,7 +61,7 @@ class CsvTarget:
 
     def _put(self, rows: Any) -> None:
         out = io.StringIO()
-        csv.writer(out, delimiter=self._delimiter, lineterminator="\n").writerows(_whole_lines(rows))
+        csv.writer(out, delimiter=self._delimiter, lineterminator="\n").writerows(rows)
         self._file.write(out.getvalue().encode("utf-8", "surrogateescape"))
 
 
@@ -69,15 +70,9 @@ def delimiter_of(named: Path) -> str:
     return "\t" if ".tsv" in named.suffixes else ","
 
 
-def _whole_lines(rows: Any) -> Any:
-    for row in rows:
-        for value in row:
-            if _LINE_END.search(value):
-                raise SampleError(f"value {show(value)}: expected no line end in it, a sample is one line")
-        yield row
-
-
 def _text(value: Any) -> str:
+    if type(value) is str:
+        return value
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -171,23 +166,37 @@ class PaddleRecTarget:
         table = self._table
         if table.weight is not None and any(float(weight) != 1 for weight in chunk[table.weight]):
             raise SampleError(f"`{table.weight}`: format `paddlerec` has no weights, expected 1 for each sample")
-        lines = []
-        for row in range(len(chunk[table.labels[0]])):
-            fields = [f"{label}:{_text(chunk[label][row])}" for label in table.labels]
-            for name, columns in self._families.items():
-                fields += self._dense(name, [chunk[column][row] for column in columns])
-            for slot in table.slots:
-                values = chunk[column_of(slot)][row]
-                values = values if isinstance(values, list) else [] if values is None else [values]
-                fields += [f"{slot.name}:{_checked(slot.name, value)}" for value in values]
-            lines.append(" ".join(fields) + "\n")
-        self._file.write("".join(lines).encode("utf-8", "surrogateescape"))
+        # by column all fields of it, each with a space before it
+        columns: list[Any] = [[f" {label}:{_text(value)}" for value in chunk[label]] for label in table.labels]
+        for name, members in self._families.items():
+            rows = zip(*(chunk[column] for column in members), strict=True)
+            columns.append([_dense_fields(name, list(values)) for values in rows])
+        columns += [
+            _slot_fields(slot.name, chunk[column_of(slot)], column_of(slot) in table.lists) for slot in table.slots
+        ]
+        lines = "\n".join("".join(fields)[1:] for fields in zip(*columns, strict=True))
+        self._file.write(f"{lines}\n".encode("utf-8", "surrogateescape") if lines else b"")
 
-    def _dense(self, name: str, values: list[Any]) -> list[str]:
-        while values and values[-1] is None:
-            values.pop()
-        # those between others have a place to fill; 0 is what a missing one reads as
-        return [f"{name}:{'0' if value is None else _text(value)}" for value in values]
+
+def _dense_fields(name: str, values: list[Any]) -> str:
+    while values and values[-1] is None:
+        values.pop()
+    # those between others have a place to fill; 0 is what a missing one reads as
+    return "".join([f" {name}:{'0' if value is None else _text(value)}" for value in values])
+
+
+def _slot_fields(name: str, column: list[Any], is_list: bool) -> list[str]:
+    values = (
+        [value for row in column for value in row or ()]
+        if is_list
+        else [value for value in column if value is not None]
+    )
+    if "" in values or _SPACE.search("".join(values)):
+        culprit = next(value for value in values if not value or _SPACE.search(value))
+        raise SampleError(f"slot `{name}`: value {show(culprit)}: format `paddlerec` has no spaces in values")
+    if is_list:
+        return ["".join([f" {name}:{value}" for value in row or ()]) for row in column]
+    return ["" if value is None else f" {name}:{value}" for value in column]
 
 
 def families_of(dense: Sequence[DenseColumn]) -> dict[str, list[str]]:
@@ -203,12 +212,6 @@ def families_of(dense: Sequence[DenseColumn]) -> dict[str, list[str]]:
             raise ConfigError(f"dense column `{column.name}`: `minmax` of a missing value has no place in `paddlerec`")
         families.setdefault(name or column.name, []).append(column_of(column))
     return families
-
-
-def _checked(name: str, value: str) -> str:
-    if _SPACE.search(value) or not value:
-        raise SampleError(f"slot `{name}`: value {show(value)}: format `paddlerec` has no spaces in values")
-    return value
 
 
 class JsonTarget:
