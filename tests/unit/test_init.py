@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,7 @@ def test_parquet_types(tmp_path: Path) -> None:
         at=pa.array([FIRST_AT + n * 3600 for n in range(count)], pa.timestamp("s")),
         shop_id=[float(n % 9) for n in range(count)],
         vector=[[0.5, 1.0]] * count,
+        holes=pa.array([0.5, float("nan"), None] * (count // 3)),
         note=pa.array(["x", "y", None] * (count // 3)).dictionary_encode(),
     )
     written = write_job(Path("job"), ["a.parquet"])
@@ -205,6 +208,7 @@ def test_parquet_types(tmp_path: Path) -> None:
     text = written.path.read_text()
     assert "stored with a fraction; if it is an id store whole numbers" in text
     assert "vector: its type is none for a feature" in text
+    assert "holes: has NaN in it; store null where there is no value" in text
     held_out = len(list(samples_of(batches_of(job, held_out=True))))
     assert 15 < held_out < 80
 
@@ -304,6 +308,24 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path) -> None:
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     job = made(tmp_path / "a.parquet")
     assert [slot.column or slot.name for slot in job.data.slots] == names
+
+
+def test_without_pyarrow_there_is_one_line(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", rows(20))
+    write(tmp_path / "a.csv", as_csv(rows(200)))
+    for arguments, ok in (
+        (["init", "one", "--from", "a.parquet"], False),
+        (["data", "convert", "a.csv", "b.parquet"], False),
+        (["init", "two", "--from", "a.csv"], True),
+        (["data", "stats", "two/job.yaml"], True),
+        (["data", "convert", "a.csv", "b.jsonl.gz"], True),
+    ):
+        code = (
+            f"import sys; sys.modules['pyarrow'] = None\nfrom elasticrec.cli import main; sys.exit(main({arguments}))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        expected = "error: this command needs `pyarrow`; install it: pip install 'elasticrec[train]'\n"
+        assert (done.returncode, done.stderr) == ((0, "") if ok else (2, expected))
 
 
 def test_summary(tmp_path: Path) -> None:

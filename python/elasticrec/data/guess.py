@@ -56,6 +56,8 @@ class Column:
     is_float: bool = False
     """Stored as numbers with a fraction, whatever they look like: no slot can be made of it."""
     num_missing: int = 0
+    problem: str | None = None
+    """Why it cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +210,9 @@ def _assign_one(column: Column, roles: Roles) -> None:
     words = words_of(name)
     if not name:
         roles.left_out.append(("(a column)", "has no name"))
-    elif not values or column.kind == "other":
+    elif column.problem or not values or column.kind == "other":
         reason = "no value in the samples looked at" if column.kind != "other" else "its type is none for a feature"
-        roles.left_out.append((name, reason))
+        roles.left_out.append((name, column.problem or reason))
     elif "_".join(words) in _OTHER_LABELS:
         roles.left_out.append((name, "looks like something that is known only after the sample was shown"))
     elif column.kind == "time":

@@ -75,7 +75,10 @@ def _arrow_column(name: str, chunks: Sequence[Any]) -> Column:
             return Column(name, "time", texts, times, num_missing=missing)
         return Column(name, "whole", texts, num_missing=missing)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return Column(name, "real", [str(value) for value in values], is_float=True, num_missing=missing)
+        # a value that is not a number makes a record bad
+        problem = "has NaN in it; store null where there is no value" if any(v != v for v in values) else None
+        texts = [str(value) for value in values]
+        return Column(name, "real", texts, is_float=True, num_missing=missing, problem=problem)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return Column(name, "text", [value for value in values if value], num_missing=missing)
     return Column(name, "other", ["other"])
