@@ -116,6 +116,13 @@ def test_tables_as_others_write_them(tmp_path: Path) -> None:
     assert sum(batch.num_samples for batch in batches_of(job)) > 200
 
 
+def test_long_lines_are_estimated(tmp_path: Path) -> None:
+    lines = [f"1 {n % 2} " + " ".join(f"{n * k}:{k}" for k in range(1, 1500)) for n in range(600)]
+    found = write_job(Path("job"), [str(write(tmp_path / "a.txt", "\n".join(lines).encode()))]).found
+    assert found is not None and found.num_samples is not None
+    assert found.num_looked < 590 < found.num_samples < 700
+
+
 def test_many_samples_are_estimated(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", as_csv(rows(20_000)))
     found = write_job(Path("job"), [str(path)]).found

@@ -147,11 +147,11 @@ def test_drift(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "_BATCH_SIZE", 100)
     stats = collect(csv_job(tmp_path, rows(1500), rows(500, 2)), num_samples=400)
     assert (stats.num_train, stats.num_eval, stats.is_sample) == (400, 100, True)
     assert "(a sample of the data; --samples takes more)" in report_lines(stats)[0]
     assert not collect(csv_job(tmp_path, rows(400), rows(100, 2)), num_samples=400).is_sample
+    monkeypatch.setattr(collecting, "_BATCH_SIZE", 100)
     monkeypatch.setattr(collecting, "_MAX_SIGNS", 0)
     monkeypatch.setattr(SignCounts, "add", _add_and_merge(SignCounts.add))
     assert collect(csv_job(tmp_path, rows(1500)), num_samples=10_000).num_train == 200

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from elasticrec.config.fields import show
 from elasticrec.config.files import files_of, hour_of
 from elasticrec.data.guess import Column, Feature, Roles, assign, column_of_text
-from elasticrec.data.lines import is_compressed, some_lines, spread
+from elasticrec.data.lines import is_compressed, some_lines, some_spans, spread
 from elasticrec.errors import ConfigError, SampleError
 
 Kind = Literal["slots", "paddlerec", "criteo", "csv", "parquet", "json"]
@@ -245,7 +245,8 @@ def _describe(kind: Kind, files: list[Path], label: str | None) -> Found:
     quota = -(-NUM_LINES // len(files))
     lines = [_lines(path, quota) for path in files]
     found = _describe_lines(kind, lines, str(files[0]), label)
-    found.is_whole = all(len(part) < quota for part in lines)
+    is_cut = any(len(part) >= quota or some_spans(path, _NUM_BYTES) for path, part in zip(files, lines, strict=True))
+    found.is_whole = not is_cut
     return found
 
 

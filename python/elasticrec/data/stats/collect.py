@@ -239,16 +239,18 @@ def collect(job: Job, *, num_samples: int, progress: Callable[[int], None] | Non
     """Statistics of the data of a job, from at most `num_samples` samples to learn from and a quarter to measure on."""
     job = with_names(job)
     has_eval = bool(job.data.eval)
-    return _Collection(_prepared(job, has_eval), has_eval, num_samples, progress).run(job)
+    # of few samples no more than asked for
+    batch_size = min(_BATCH_SIZE, max(1, round(num_samples * _MEASURED)))
+    return _Collection(_prepared(job, has_eval, batch_size), has_eval, num_samples, progress).run(job)
 
 
-def _prepared(job: Job, has_eval: bool) -> Job:
+def _prepared(job: Job, has_eval: bool, batch_size: int) -> Job:
     """The job with large batches, dense values as they stand in the data, and something to measure on."""
     plain = {"normalize": "none", "min": None, "max": None}
     changes: dict[str, Any] = {"dense": tuple(column.model_copy(update=plain) for column in job.data.dense)}
     if not has_eval:
         changes["eval"] = Holdout(ratio=_HELD_OUT)
-    train = job.train.model_copy(update={"batch_size": _BATCH_SIZE})
+    train = job.train.model_copy(update={"batch_size": batch_size})
     return job.model_copy(update={"data": job.data.model_copy(update=changes), "train": train})
 
 
