@@ -187,6 +187,10 @@ def test_a_directory_has_a_file_for_each(tmp_path: Path, capsys: Capture) -> Non
     assert printed.startswith("wrote 2 files such as out/0/part.txt.gz: 100 samples")
     section = yaml.safe_load(printed[printed.index("  data:") :])["data"]
     assert (section["format"], section["labels"]) == ("paddlerec", ["click"])
+    Path("dir.d").mkdir()
+    Path("dir.d/mine.csv").write_text("mine")
+    assert cli.main(["data", "convert", "in", "dir.d", "--to", "csv"]) == 2
+    assert "dir.d: expected an empty directory, got dir.d/mine.csv in it" in capsys.readouterr().err
     assert cli.main(["data", "convert", "in", "one.parquet"]) == 0
     assert pq.ParquetFile("one.parquet").metadata.num_rows == 100
 

@@ -81,7 +81,7 @@ def convert(
     """Write the samples of all sources to a file, or each file of them to one in a directory; all or none."""
     source = open_source(sources, job)
     targets = _targets(source, out, to)
-    if out.suffix == "":
+    if out not in targets:
         refuse_strangers(out, targets)
     refuse_existing(targets, overwrite=overwrite)
     for path in targets:
