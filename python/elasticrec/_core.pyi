@@ -42,7 +42,10 @@ _Unit = tuple[int, str, int, int, int, int, int]
 @final
 class Parser:
     """The one parser, made from the feature handling of a job or manifest."""
-    def __new__(cls, features_json: str) -> Parser: ...
+    def __new__(cls, features_json: str, *, missing: float = 0.0) -> Parser:
+        """`missing` stands for the dense values that a sample does not have; a model reads them as 0."""
+    @property
+    def missing(self) -> float: ...
     def parse(self, text: bytes, *, labels: bool) -> Batch:
         """Parses lines in memory; the first bad one raises `SampleError`."""
     def sign(self, slot: str, value: bytes) -> int:
@@ -123,6 +126,10 @@ class RecordBatch:
     def __getitem__(self, index: int, /) -> bytes: ...
     def place(self, index: int) -> str:
         """Where a record stands, as `file:line`."""
+    def text(self) -> bytes:
+        """All records, each with a line end."""
+    def good(self, parser: Parser) -> tuple[bytes, list[str]]:
+        """The records that are samples, each with a line end; and each other one as `file:line: what`."""
     @property
     def unit(self) -> int: ...
     @property

@@ -25,7 +25,7 @@ BROKEN_PIPE = 1
 MAX_SAMPLES = 10**9
 
 # What `elasticrec[train]` brings and `elasticrec` alone does without.
-_TRAINING_MODULES = ("torch", "onnx", "onnxscript")
+_TRAINING_MODULES = ("torch", "onnx", "onnxscript", "pyarrow")
 
 app = typer.Typer(
     name="elasticrec",
@@ -37,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-data_app = typer.Typer(help="Make data.", rich_markup_mode=None)
+data_app = typer.Typer(help="Make data, look at it, convert and split it.", rich_markup_mode=None)
 bench_app = typer.Typer(help="Measure ElasticREC and the limits of the machine.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
@@ -51,6 +51,17 @@ SetOption = Annotated[
 
 BestOption = Annotated[
     bool, typer.Option("--best", help="The best checkpoint of the run by its evaluations, not the newest.")
+]
+
+
+PathsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[SRC]... OUT", help="Files, directories or globs, and where to write; without SRC those of --job."
+    ),
+]
+JobOption = Annotated[
+    Path | None, typer.Option("--job", metavar="JOB", help="Job that describes the data; found out if not given.")
 ]
 
 
@@ -77,6 +88,7 @@ def _root(
 def check(job: JobArgument, overrides: SetOption = None) -> None:
     """Check a job; print it with all defaults."""
     from elasticrec.config import load_job, match_files
+    from elasticrec.data.collisions import find_collisions, warning
     from elasticrec.data.header import with_names
 
     loaded = with_names(load_job(job, overrides or []))
@@ -87,7 +99,32 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
         check_exports(loaded)
     num_train, num_eval = len(match_files(loaded, "train")), len(match_files(loaded, "eval"))
     typer.echo(loaded.to_yaml(), nl=False)
+    if text := warning(loaded, find_collisions(loaded)):
+        typer.echo(f"warning: {text}", err=True)
     typer.echo(f"ok: files to train on: {num_train}, to evaluate on: {num_eval}", err=True)
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write job.yaml.")] = Path("."),
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="DATA", help="Data to look at: a file, directory or glob; may be repeated."),
+    ] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Column of the label, if it is not found.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write a first job, for the data if it is given.
+
+    It says what it found: format, slots, dense columns, label; doubts are comments in the job.
+    """
+    from elasticrec.data.init import summary_lines, write_job
+
+    written = write_job(directory, source or [], label=label, force=force)
+    for line in summary_lines(written):
+        typer.echo(line)
+    for line in written.warnings:
+        typer.echo(f"warning: {line}", err=True)
 
 
 @app.command()
@@ -298,6 +335,95 @@ def data_demo(
         typer.echo(line)
 
 
+@data_app.command("stats")
+def data_stats(
+    job: JobArgument,
+    overrides: SetOption = None,
+    samples: Annotated[
+        int, typer.Option(min=100, max=MAX_SAMPLES, help="Samples of the training data to look at, at most.")
+    ] = 1_000_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Print what each slot and dense column has to say about the click.
+
+    Coverage, distinct signs, click rate, the AUC of it alone, drift between train and eval, and signs of leakage.
+    """
+    import json
+    from dataclasses import asdict
+
+    from elasticrec.config import load_job
+    from elasticrec.data.stats.collect import collect
+    from elasticrec.data.stats.report import report_lines
+
+    with _counting(samples) as progress:
+        stats = collect(load_job(job, overrides or []), num_samples=samples, progress=progress)
+    for line in [json.dumps(asdict(stats))] if as_json else report_lines(stats):
+        typer.echo(line)
+
+
+@data_app.command("convert")
+def data_convert(
+    paths: PathsArgument,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="slots, paddlerec, csv, parquet or json; by the name of OUT if not given."),
+    ] = None,
+    job: JobOption = None,
+    separator: Annotated[str, typer.Option(help="CSV: what stands between several values in one field.")] = "|",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+) -> None:
+    """Convert data to another format: SRC... OUT.
+
+    OUT is a file, compressed by its name (.gz, .zst), or a directory with a file for each of SRC. Prints how a job
+    reads the result; it gives the same samples.
+    """
+    from elasticrec.config import load_job
+    from elasticrec.data.convert import convert, format_of, summary_lines
+
+    *sources, out = paths
+    described = load_job(job) if job is not None else None
+    with _counting(None) as progress:
+        converted = convert(
+            sources,
+            Path(out),
+            format_of(Path(out), to),
+            job=described,
+            separator=separator,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    for line in summary_lines(converted):
+        typer.echo(line)
+
+
+@data_app.command("split")
+def data_split(
+    paths: PathsArgument,
+    ratio: Annotated[float | None, typer.Option(help="Share of the samples for OUT/eval, chosen by hash.")] = None,
+    time: Annotated[str | None, typer.Option(help="Samples from this time on go to OUT/eval.")] = None,
+    parts: Annotated[int | None, typer.Option(min=2, max=500, help="Write so many OUT/part-00000.")] = None,
+    job: JobOption = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+) -> None:
+    """Split data on the disk: SRC... OUT.
+
+    By --ratio or --time into OUT/train and OUT/eval, as `data.eval` splits it in a job; or into --parts of equal size.
+    """
+    from elasticrec.config import load_job
+    from elasticrec.data.split import holdout_of, split_by, split_parts
+
+    described = load_job(job) if job is not None else None
+    *sources, out = paths
+    with _counting(None) as progress:
+        if parts is not None and ratio is None and time is None:
+            counts = split_parts(sources, Path(out), parts, job=described, overwrite=overwrite, progress=progress)
+        else:
+            holdout = holdout_of(ratio, time, parts)
+            counts = split_by(sources, Path(out), holdout, job=described, overwrite=overwrite, progress=progress)
+    for name, count in counts.items():
+        typer.echo(f"wrote {Path(out) / name}: {count:,} samples")
+
+
 @app.command()
 def demo(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to work.")] = Path("demo"),
@@ -412,15 +538,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _counting(total: int) -> Iterator[Callable[[int], None]]:
-    """Shows on a terminal how many of `total` are done."""
+def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many of `total` are done, or only how many."""
     shown = 0.0
 
     def show(done: int) -> None:
         nonlocal shown
         if sys.stderr.isatty() and time.monotonic() - shown > 0.2:
             shown = time.monotonic()
-            typer.echo(f"\r\x1b[2K{done / total:4.0%} {done:,} of {total:,} samples", err=True, nl=False)
+            of = f"{done / total:4.0%} {done:,} of {total:,}" if total else f"{done:,}"
+            typer.echo(f"\r\x1b[2K{of} samples", err=True, nl=False)
 
     yield show
     if shown:

@@ -196,6 +196,29 @@ def test_a_time_is_held_out(job_of: MakeJob, kind: str) -> None:
     assert list(samples_of(batches_of(job, held_out=True))) == everything[400:]
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["2026-01-01T23:59:59", "2026-01-02 00:00", "2026-01-02", None],
+        ["2026-01-02T07:59:59+08:00", "2026-01-02T00:00:00Z", "2026-01-02T00:00:00.5", None],
+        pa.array(["2026-01-01", "2026-01-02", "2026-01-03", None]).dictionary_encode(),
+        ["1767311999", "1767312000", "1767312000000", None],
+        pa.array([1767311999, 1767312000, 1767312000000, None]),
+        pa.array([1767311999_999999999, 1767312000_000000000, 1767312000_000000001, None], pa.timestamp("ns")),
+        pa.array([20454, 20455, 20456, None], pa.date32()),
+    ],
+)
+def test_times_of_every_type_in_parquet(tmp_path: Path, times: Any) -> None:
+    pq.write_table(pa.table({"click": [0, 0, 0, 0], "a": ["0", "1", "2", "3"], "at": times}), tmp_path / "a.parquet")
+    columns = {"labels": "click", "sparse": ["a"], "time": "at"}
+    raw = {"format": "parquet", "train": "a.parquet", "columns": columns, "eval": {"time": "2026-01-02"}}
+    job = parse_job({"name": "small", "data": raw}, base=tmp_path, source="job.yaml")
+    train, held_out = list(samples_of(batches_of(job))), list(samples_of(batches_of(job, held_out=True)))
+    parser = _core.Parser(json.dumps(job.features()))
+    assert [signs[0][0] for signs, *_ in train] == [parser.sign("a", b"0"), parser.sign("a", b"3")]
+    assert [signs[0][0] for signs, *_ in held_out] == [parser.sign("a", b"1"), parser.sign("a", b"2")]
+
+
 def test_hours_are_held_out(tmp_path: Path) -> None:
     for hour in ("20260101/22", "20260101/23", "20260102/00"):
         (tmp_path / hour).mkdir(parents=True)
@@ -433,3 +456,27 @@ def test_numbers_in_parquet_are_their_text(tmp_path: Path) -> None:
         assert expected is None or samples == expected
         expected = samples
     assert expected is not None and np.asarray([len(signs[1]) for signs, *_ in expected]).tolist() == [1, 0]
+
+
+def test_records_as_text_and_those_that_are_samples(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbf1 0 5:0\r\n\nwhat\n1 1 6:0\n2 3 7:0")
+    features = {
+        "format": "slots",
+        "hash": 1,
+        "slots": [{"name": "0", "pooling": "sum"}],
+        "dense": [],
+        "labels": ["click"],
+    }
+    parser = _core.Parser(json.dumps(features))
+    stat = path.stat()
+    cut = _core.Cut(batch_size=10, shuffle=False, seed=0, skip_batches=0, piece_bytes=4096, select=None)
+    unit = (0, str(path), 0, stat.st_size, 0, stat.st_size, stat.st_mtime_ns)
+    (batch,) = _core.RecordReader(parser, [unit], cut)
+    assert batch.text() == b"1 0 5:0\nwhat\n1 1 6:0\n2 3 7:0\n"
+    text, bad = batch.good(parser)
+    assert text == b"1 0 5:0\n1 1 6:0\n"
+    assert bad == [
+        f"{path}:3: show: expected a count below 2^32, got `what`",
+        f"{path}:5: click: expected at most show = 2, got 3",
+    ]

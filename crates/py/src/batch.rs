@@ -25,10 +25,17 @@ pub(crate) struct Parser {
 #[pymethods]
 impl Parser {
     #[new]
-    fn new(features_json: &str) -> PyResult<Self> {
+    #[pyo3(signature = (features_json, *, missing = 0.0))]
+    fn new(features_json: &str, missing: f32) -> PyResult<Self> {
         let features = Features::from_json(features_json).map_err(IntoPyErr::into_py_err)?;
         let parser = elasticrec_sample::Parser::new(features).map_err(IntoPyErr::into_py_err)?;
-        Ok(Parser { inner: Arc::new(parser) })
+        Ok(Parser { inner: Arc::new(parser.with_missing(missing)) })
+    }
+
+    /// What a dense value is that a sample does not have.
+    #[getter]
+    fn missing(&self) -> f32 {
+        self.inner.missing()
     }
 
     /// Parses lines in memory; the first bad one raises `SampleError`.

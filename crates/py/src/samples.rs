@@ -82,6 +82,40 @@ impl RecordBatch {
     fn place(&self, index: usize) -> String {
         self.inner.place(index)
     }
+
+    /// All records, each with a line end.
+    fn text<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let text = py.detach(|| {
+            let mut text = Vec::new();
+            for index in 0..self.inner.len() {
+                text.extend_from_slice(self.inner.get(index));
+                text.push(b'\n');
+            }
+            text
+        });
+        PyBytes::new(py, &text)
+    }
+
+    /// The records that are samples of `parser` with their labels, each with a line end; and each other one as
+    /// `file:line: what`.
+    fn good<'py>(&self, py: Python<'py>, parser: &Parser) -> (Bound<'py, PyBytes>, Vec<String>) {
+        let (text, bad) = py.detach(|| {
+            let (mut text, mut bad) = (Vec::new(), Vec::new());
+            let mut builder = parser.inner.builder(self.inner.len());
+            for index in 0..self.inner.len() {
+                let record = self.inner.get(index);
+                match parser.inner.parse_line(record, LabelMode::Required, &mut builder) {
+                    Ok(()) => {
+                        text.extend_from_slice(record);
+                        text.push(b'\n');
+                    }
+                    Err(error) => bad.push(format!("{}: {error}", self.inner.place(index))),
+                }
+            }
+            (text, bad)
+        });
+        (PyBytes::new(py, &text), bad)
+    }
 }
 
 /// Makes a batch of named values.

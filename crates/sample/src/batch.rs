@@ -69,6 +69,8 @@ pub struct BatchBuilder {
     dense_seen: Vec<u16>,
     /// How many signs of each slot are kept, the last ones; empty if no slot has a bound.
     longest: Vec<usize>,
+    /// What a dense value is that the sample does not have.
+    missing: f32,
 }
 
 impl BatchBuilder {
@@ -97,6 +99,7 @@ impl BatchBuilder {
             num_unused: 0,
             dense_seen: vec![0; num_dense],
             longest: Vec::new(),
+            missing: 0.0,
         }
     }
 
@@ -106,12 +109,18 @@ impl BatchBuilder {
         self
     }
 
+    /// Has `missing` for the dense values that a sample does not have.
+    pub(crate) fn with_missing(mut self, missing: f32) -> Self {
+        self.missing = missing;
+        self
+    }
+
     /// Starts a sample, dropping whatever an unfinished one left.
     #[inline]
     pub fn begin(&mut self) {
         self.tokens.clear();
         self.sorted = true;
-        self.dense.fill(0.0);
+        self.dense.fill(self.missing);
         self.labels.fill(0.0);
         self.dense_seen.fill(0);
         self.num_unused = 0;

@@ -38,6 +38,7 @@ pub struct Parser {
     /// Signs of slot text are keys as they stand.
     plain: bool,
     padding_sign: Option<u64>,
+    missing: f32,
     columns: Columns,
 }
 
@@ -88,11 +89,23 @@ impl Parser {
             longest: if has_sequence { features.slots.iter().map(longest).collect() } else { Vec::new() },
             plain: !features.separate_slots && features.modulo.is_none() && features.padding.is_none(),
             padding_sign: features.padding.as_ref().and_then(|padding| parse_u64(padding.as_bytes())),
+            missing: 0.0,
             features,
             numeric,
             named,
             columns,
         })
+    }
+
+    /// Has `missing` for the dense values that a sample does not have; a model reads them as 0.
+    pub fn with_missing(mut self, missing: f32) -> Self {
+        self.missing = missing;
+        self
+    }
+
+    /// What a dense value is that a sample does not have.
+    pub fn missing(&self) -> f32 {
+        self.missing
     }
 
     /// What it was made from.
@@ -108,7 +121,9 @@ impl Parser {
     /// An empty batch for this parser's samples.
     pub fn builder(&self, capacity: usize) -> BatchBuilder {
         let Features { slots, dense, labels, .. } = &self.features;
-        BatchBuilder::new(slots.len(), dense.len(), labels.len(), capacity).with_longest(&self.longest)
+        BatchBuilder::new(slots.len(), dense.len(), labels.len(), capacity)
+            .with_longest(&self.longest)
+            .with_missing(self.missing)
     }
 
     /// Parses one line without its line end; a bad line adds nothing to the batch.
@@ -338,6 +353,22 @@ mod tests {
         {
             assert_eq!(parse_u64(bad.as_bytes()), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_missing_dense_value_is_what_was_asked_for() {
+        let json = r#"{"format":"criteo","hash":1,"slots":[],"dense":[{"name":"I1","normalize":{"kind":"log"}},
+            {"name":"I2","normalize":{"kind":"none"}}],"labels":["click"]}"#;
+        let parser = Parser::new(Features::from_json(json).unwrap()).unwrap();
+        let line = format!("0\t\t5{}", "\t".repeat(37));
+        let dense = |parser: &Parser| {
+            let mut builder = parser.builder(1);
+            parser.parse_line(line.as_bytes(), LabelMode::Required, &mut builder).unwrap();
+            builder.finish().dense
+        };
+        assert_eq!(dense(&parser), [0.0, 5.0]);
+        let marked = dense(&parser.with_missing(f32::NAN));
+        assert!(marked[0].is_nan() && marked[1] == 5.0);
     }
 
     proptest! {

@@ -34,7 +34,7 @@ def _match(job: Job, key: str, patterns: tuple[str, ...]) -> list[Path]:
     files: dict[str, Path] = {}
     empty: list[str] = []
     for pattern in patterns:
-        matched = sorted(_files_of(pattern))
+        matched = sorted(files_of(pattern))
         if not matched:
             empty.append(f"{job.source}: data.{key}: no file matches {show(pattern, _MAX_PATH)}")
         for path in matched:
@@ -50,7 +50,7 @@ def _by_hour(job: Job, files: list[Path], holdout: Holdout, *, held_out: bool) -
     start = seconds_of(holdout.time)
     chosen = []
     for path in files:
-        hour = _hour_of(path)
+        hour = hour_of(path)
         if hour is None:
             raise ConfigError(
                 f"{job.source}: data.eval.time: expected `data.columns.time`, or files in directories YYYYMMDD/HH, "
@@ -64,7 +64,7 @@ def _by_hour(job: Job, files: list[Path], holdout: Holdout, *, held_out: bool) -
     return chosen
 
 
-def _hour_of(path: Path) -> float | None:
+def hour_of(path: Path) -> float | None:
     """The beginning of the hour whose directory `YYYYMMDD/HH`, in UTC, a file is in."""
     match = re.search(r"/(\d{8})/([01]\d|2[0-3])/[^/]*$", str(path.absolute()))
     if match is None:
@@ -75,7 +75,8 @@ def _hour_of(path: Path) -> float | None:
         return None
 
 
-def _files_of(pattern: str) -> Iterator[str]:
+def files_of(pattern: str) -> Iterator[str]:
+    """The files that a path, a glob or a directory stands for."""
     # A path that exists is taken as it stands, even if its name has `[` or `*` in it.
     paths = [pattern] if os.path.lexists(pattern) else glob.glob(pattern, recursive=True)
     for path in paths:

@@ -1,1 +1,1 @@
-"""Data: demo logs, and the units that files are cut into."""
+"""Data: what it is, what it says, and how its files become units and batches."""

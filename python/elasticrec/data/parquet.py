@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.config.data import Select
 from elasticrec.data.units import Unit
 from elasticrec.errors import ConfigError, SampleError
 
@@ -25,7 +26,7 @@ _Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
 
 def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
     """Ranges of row groups of about `unit_bytes` each."""
-    metadata = _open(path).metadata
+    metadata = open_file(path).metadata
     ranges: list[tuple[int, int]] = []
     start = size = 0
     for group in range(metadata.num_row_groups):
@@ -36,7 +37,8 @@ def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
     return ranges
 
 
-def _open(path: Path | str) -> pq.ParquetFile:
+def open_file(path: Path | str) -> pq.ParquetFile:
+    """A Parquet file; one that is none is a bad one of the user's."""
     try:
         return pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
@@ -131,7 +133,7 @@ class _ColumnReader:
 
     def read(self, unit: Unit) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """The rows of a unit that are selected, and their places in the file."""
-        file = _open(unit.path)
+        file = open_file(unit.path)
         names = [*self._slots, *self._dense, *self._labels, *(name for name in (self._weight, self._time) if name)]
         missing = [name for name in names if name not in file.schema_arrow.names]
         if missing:
@@ -146,12 +148,7 @@ class _ColumnReader:
         rows = np.arange(first, first + len(table), dtype=np.int64)
         if self._select is None:
             return table, rows
-        kind, value, held_out = self._select
-        if kind == "ratio":
-            chosen = _core.held_out(rows, Path(unit.path).name, value)
-        else:
-            chosen = _seconds(table[self._time], unit.path) >= value
-        chosen = chosen == held_out
+        chosen = selected(table, rows, unit.path, self._select, self._time)
         return table.filter(pa.array(chosen)), rows[chosen]
 
     def batch(self, unit: Unit, index: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> _core.Batch:
@@ -171,6 +168,18 @@ class _ColumnReader:
         )
         self._num_shown += len(batch.bad)
         return batch
+
+
+def selected(
+    table: pa.Table, rows: npt.NDArray[np.int64], path: str, select: Select, time: str | None
+) -> npt.NDArray[np.bool_]:
+    """Which rows, given with their places in the file, are on the side of a split that `select` names."""
+    kind, value, held_out = select
+    if kind == "ratio":
+        chosen = _core.held_out(rows, Path(path).name, value)
+    else:
+        chosen = _seconds(table[time], path) >= value
+    return np.asarray(chosen == held_out, np.bool_)
 
 
 def _texts(
@@ -214,20 +223,41 @@ def _numbers(column: pa.ChunkedArray, name: str, path: str) -> _Numbers:
 
 def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
     """Times in seconds since 1970; a row without one is before all others."""
-    kind = column.type
     try:
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            column = column.cast(pa.timestamp("us", tz="UTC"))
-        if pa.types.is_date(column.type):
-            column = column.cast(pa.timestamp("s"))
-        if pa.types.is_timestamp(column.type):
-            seconds = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_numpy() / 1e6
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            seconds = _seconds_of_text(column)
         else:
-            seconds = column.cast(pa.float64()).to_numpy()
-            seconds = np.where(np.abs(seconds) > 2e10, seconds / 1000, seconds)
+            if pa.types.is_date(column.type):
+                column = column.cast(pa.timestamp("s"))
+            seconds = _of_stamps(column) if pa.types.is_timestamp(column.type) else _of_numbers(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SampleError(f"{path}: time column: {_first_line(error)}") from None
-    return np.nan_to_num(np.asarray(seconds, np.float64), nan=-np.inf)
+    return np.nan_to_num(seconds, nan=-np.inf)
+
+
+def _seconds_of_text(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    """As in CSV: numbers, or dates and times that are in UTC unless they have an offset."""
+    numbers = pc.match_substring_regex(column, r"^[0-9]+(\.[0-9]+)?$")
+    zoned = pc.match_substring_regex(column, r":[0-9][0-9].*(Z|[+-][0-9][0-9]:?[0-9]*)$")
+    nothing = pa.scalar(None, column.type)
+    plain = pc.if_else(pc.or_(numbers, zoned), nothing, column)
+    seconds = _of_stamps(plain.cast(pa.timestamp("us")))
+    with_zone = _of_stamps(pc.if_else(zoned, column, nothing).cast(pa.timestamp("us", tz="UTC")))
+    count = _of_numbers(pc.if_else(numbers, column, nothing))
+    return np.where(np.isnan(seconds), np.where(np.isnan(with_zone), count, with_zone), seconds)
+
+
+def _of_stamps(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    column = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64())
+    return np.asarray(column.cast(pa.float64(), safe=False).to_numpy() / 1e6, np.float64)
+
+
+def _of_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    """Seconds, or milliseconds where they are too large for seconds."""
+    numbers = np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
+    return np.where(np.abs(numbers) > 2e10, numbers / 1000, numbers)
 
 
 def _first_line(error: BaseException) -> str:

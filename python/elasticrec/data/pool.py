@@ -87,6 +87,7 @@ class ReaderPool:
     def __init__(self, job: Job, parser: _core.Parser, units: list[Unit], cut: dict[str, Any], *, labels: bool) -> None:
         setup = {
             "features": json.dumps(job.features()),
+            "missing": parser.missing,
             "reader": job.data.reader,
             "source": job.reader_source(),
             "labels": labels,

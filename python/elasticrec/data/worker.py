@@ -51,7 +51,7 @@ def main() -> None:
 
 def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     setup = read_message(requests)
-    parser = _core.Parser(setup["features"])
+    parser = _core.Parser(setup["features"], missing=setup["missing"])
     try:
         reader = LineReader(setup["reader"], setup["source"], parser, labels=setup["labels"])
     except Exception as error:

@@ -1,0 +1,150 @@
+"""What Parquet files and JSON lines are: columns with types of their own instead of texts."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from elasticrec.config.fields import show
+from elasticrec.data.guess import Column, Feature, assign, epoch_times, is_time_name, iso_times
+from elasticrec.data.sniff import NUM_LINES, Found
+from elasticrec.errors import SampleError
+
+
+def num_rows(files: Sequence[Path]) -> int:
+    """Rows of Parquet files."""
+    from elasticrec.data.parquet import open_file
+
+    return sum(open_file(path).metadata.num_rows for path in files)
+
+
+def describe_parquet(files: Sequence[Path], label: str | None) -> Found:
+    """Parquet by its schema and some rows of the first, a middle and the last row group."""
+    import pyarrow as pa
+
+    from elasticrec.data.parquet import open_file
+
+    tables = []
+    for path in files:
+        file = open_file(path)
+        num_groups = file.metadata.num_row_groups
+        groups = sorted({0, num_groups // 2, num_groups - 1}) if num_groups else []
+        for group in groups:
+            count = -(-NUM_LINES // (len(files) * len(groups)))
+            batch = next(file.iter_batches(batch_size=count, row_groups=[group]), None)
+            if batch is not None:
+                tables.append(pa.Table.from_batches([batch]))
+    if not tables:
+        raise SampleError(f"{files[0]}: expected samples, got no rows")
+    names = tables[0].schema.names
+    for path, table in zip(files, tables, strict=False):
+        if table.schema.names != names:
+            raise SampleError(f"{path}: expected the columns of {files[0]}, got {', '.join(table.schema.names)}")
+    columns = [_arrow_column(name, [table[name] for table in tables]) for name in names]
+    roles = assign(columns, str(files[0]), label)
+    count = sum(len(table) for table in tables)
+    return Found("parquet", "Parquet", [], [], count, roles, labels=[roles.label])
+
+
+def _arrow_column(name: str, chunks: Sequence[Any]) -> Column:
+    import pyarrow as pa
+
+    kind = chunks[0].type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = kind.value_type
+        if pa.types.is_dictionary(inner):
+            inner = inner.value_type
+        if not (pa.types.is_integer(inner) or pa.types.is_string(inner) or pa.types.is_large_string(inner)):
+            return Column(name, "other", ["list"])
+        rows = [value for chunk in chunks for value in chunk.to_pylist() if value]
+        return Column(name, "list", [[str(item) for item in value if item is not None] for value in rows])
+    everything = [value for chunk in chunks for value in chunk.to_pylist()]
+    values = [value for value in everything if value is not None]
+    missing = len(everything) - len(values)
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        stamp = pa.array(values, kind).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+        return Column(name, "time", [str(value) for value in values], [at / 1e6 for at in stamp], num_missing=missing)
+    if pa.types.is_boolean(kind):
+        return Column(name, "text", ["true" if value else "false" for value in values], num_missing=missing)
+    if pa.types.is_integer(kind):
+        texts = [str(value) for value in values]
+        if is_time_name(name) and texts and (times := epoch_times(texts)):
+            return Column(name, "time", texts, times, num_missing=missing)
+        return Column(name, "whole", texts, num_missing=missing)
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        # a value that is not a number makes a record bad
+        problem = "has NaN in it; store null where there is no value" if any(v != v for v in values) else None
+        texts = [str(value) for value in values]
+        return Column(name, "real", texts, is_float=True, num_missing=missing, problem=problem)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return Column(name, "text", [value for value in values if value], num_missing=missing)
+    return Column(name, "other", ["other"])
+
+
+def flatten(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of an object by their paths, such as `user.id`."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def describe_json(lines: Sequence[bytes], where: str, label: str | None) -> Found:
+    """JSON lines by the values of their objects."""
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(dict(flatten(json.loads(line))))
+        except (ValueError, AttributeError):
+            if number == 1:
+                raise SampleError(f"{where}:1: expected a JSON object, got {show(line.decode()[:100])}") from None
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [_json_column(name, [row.get(name) for row in rows]) for name in names]
+    roles = assign(columns, where, label)
+    # when a sample was logged is no feature, and a reader has no say in it
+    if roles.time is not None:
+        roles.left_out.append((roles.time, "a time"))
+        roles.time = None
+    if roles.weight is not None and roles.weight != "weight":
+        roles.left_out.append((roles.weight, "a weight; give it the name `weight` in the reader"))
+        roles.weight = None
+    features = [*roles.slots, *roles.dense]
+    paths = {feature.name: (feature.column or feature.name, feature.separator) for feature in features}
+    roles.slots = [_plain(feature) for feature in roles.slots]
+    roles.dense = [_plain(feature) for feature in roles.dense]
+    return Found("json", "JSON lines", [], [], len(rows), roles, labels=[roles.label], paths=paths)
+
+
+def _plain(feature: Feature) -> Feature:
+    """The reader gives values by the names of the job; it finds and splits them itself."""
+    return replace(feature, column=None, separator=None)
+
+
+def _json_column(name: str, values: Sequence[Any]) -> Column:
+    there = [value for value in values if value is not None]
+    missing = len(values) - len(there)
+    if there and all(isinstance(value, list) for value in there):
+        items = [item for value in there for item in value if item is not None]
+        if all(isinstance(item, str | int) for item in items):
+            return Column(name, "list", [[str(item) for item in value if item is not None] for value in there])
+        return Column(name, "other", ["list"])
+    if there and all(isinstance(value, bool) for value in there):
+        return Column(name, "text", ["true" if value else "false" for value in there], num_missing=missing)
+    if any(isinstance(value, bool) for value in there):
+        return Column(name, "other", ["mixed"])
+    if there and all(isinstance(value, int) for value in there):
+        texts = [str(value) for value in there]
+        if is_time_name(name) and (times := epoch_times(texts)):
+            return Column(name, "time", texts, times, num_missing=missing)
+        return Column(name, "whole", texts, num_missing=missing)
+    if there and all(isinstance(value, int | float) for value in there):
+        return Column(name, "real", [str(value) for value in there], is_float=True, num_missing=missing)
+    if all(isinstance(value, str) for value in there):
+        if there and (times := iso_times(there)):
+            return Column(name, "time", there, times, num_missing=missing)
+        return Column(name, "text", [value for value in there if value], num_missing=missing)
+    return Column(name, "other", ["mixed"])

@@ -1,0 +1,78 @@
+"""`check` warns of slot text whose slots share signs that they should not."""
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elasticrec import cli
+from elasticrec.config import load_job
+from elasticrec.data.collisions import find_collisions, warning
+
+Capture = pytest.CaptureFixture[str]
+
+
+def write(directory: Path, *, apart: bool, compress: bool = False, **data: object) -> Path:
+    """Slot text with the values of three slots counted from 0 each, or from places of their own."""
+    chance = random.Random(1)
+    lines = []
+    for _ in range(4000):
+        signs = [chance.randrange(300) + (1000 * slot if apart or slot == 2 else 0) for slot in range(3)]
+        lines.append(f"1 {chance.randint(0, 1)} " + " ".join(f"{sign}:{slot}" for slot, sign in enumerate(signs)))
+    text = ("\n".join(lines) + "\n").encode()
+    (directory / "train.txt").write_bytes(gzip.compress(text) if compress else text)
+    job = directory / "job.yaml"
+    job.write_text(
+        yaml.safe_dump({"name": "a", "data": {"format": "slots", "train": "train.txt", "slots": "0-2"} | data})
+    )
+    return job
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_shared_signs_are_named_with_the_remedy(tmp_path: Path, capsys: Capture, compress: bool) -> None:
+    job = write(tmp_path, apart=False, compress=compress)
+    assert cli.main(["check", str(job)]) == 0
+    (line, last) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {job}: data.slots: 50.0% of 600 distinct signs looked at occur in several slots")
+    assert "(`0`, `1`)" in line and "`data.separate_slots: true`" in line
+    assert last == "ok: files to train on: 1, to evaluate on: 0"
+    found = find_collisions(load_job(job))
+    assert found is not None and (found.num_signs, found.num_shared) == (600, 300)
+
+
+@pytest.mark.parametrize(
+    ("apart", "data"),
+    [
+        (True, {}),
+        # a modulo makes them meet on purpose
+        (True, {"modulo": 50}),
+        (False, {"separate_slots": True}),
+        (False, {"slots": ["0", {"name": "1", "share": "0"}, "2"]}),
+        (False, {"slots": ["0", "2"]}),
+    ],
+)
+def test_no_warning(tmp_path: Path, apart: bool, data: dict[str, object]) -> None:
+    job = load_job(write(tmp_path, apart=apart, **data))
+    assert warning(job, find_collisions(job)) is None
+
+
+def test_a_few_shared_signs_are_no_matter(tmp_path: Path) -> None:
+    path = write(tmp_path, apart=True)
+    with (tmp_path / "train.txt").open("a") as file:
+        file.write("1 0 7:0 7:1 7:2\n" * 50)
+    job = load_job(path)
+    found = find_collisions(job)
+    assert found is not None and found.num_shared == 1
+    assert warning(job, found) is None
+
+
+def test_bad_lines_and_empty_files_do_no_harm(tmp_path: Path) -> None:
+    path = write(tmp_path, apart=True)
+    (tmp_path / "train.txt").write_text("what\n1 0 5:0\n")
+    found = find_collisions(load_job(path))
+    assert found is not None and found.num_signs == 1
+    (tmp_path / "train.txt").write_text("")
+    job = load_job(path)
+    assert warning(job, find_collisions(job)) is None
