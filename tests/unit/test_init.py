@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from elasticrec import cli
+from elasticrec import _core, cli
 from elasticrec.config import Job, load_job, match_files
 from elasticrec.data.batches import line_parser
 from elasticrec.data.init import summary_lines, write_job

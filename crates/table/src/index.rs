@@ -12,10 +12,10 @@ const ENTRIES: usize = 16;
 /// A block of the index's arena, 16 KB: few enough that their list stays in the first caches.
 const SEGMENT_BYTES: usize = 16 << 10;
 const SEGMENT_LINES: usize = SEGMENT_BYTES / size_of::<Line>();
-/// Grow beyond this share of used places, in tenths: the lines are long enough that few keys are not in their own.
-const MAX_LOAD_TENTHS: usize = 9;
+/// Grow beyond this share of used places, in percent: the lines are long enough that few keys are not in their own.
+const MAX_LOAD_PERCENT: usize = 79;
 /// Grow by this part, so that little capacity is spare.
-const GROWTH: usize = 12;
+const GROWTH: usize = 24;
 
 /// No such row.
 pub(crate) const ABSENT: u32 = u32::MAX;
@@ -148,13 +148,36 @@ impl Index {
         }
     }
 
-    /// Where the line of a hash is; null if there is none.
-    #[inline]
-    pub(crate) fn place(&self, hash: u64) -> *const u8 {
-        if self.num_lines == 0 {
-            return std::ptr::null();
+    /// The first row with the tag of `hash`, in the line at `place` if it is there, or `ABSENT`; `others` is told the rest of them.
+    ///
+    /// # Safety
+    /// `place` is what [`Index::place`] gave for the hash, and the index is what it was then.
+    #[inline(always)]
+    pub(crate) unsafe fn guess(&self, place: *const u8, hash: u64, mut others: impl FnMut(u32)) -> u32 {
+        // SAFETY: as the caller promises, a line of ours.
+        let line = unsafe { &*place.cast::<Line>() };
+        let row_mask = (1 << self.row_bits) - 1;
+        // an empty entry looks like one with the tag 0
+        let row_of = |same: u32| (line.0[same.trailing_zeros() as usize % ENTRIES] & row_mask).wrapping_sub(1);
+        let same = line.compare(self.tag(hash), !row_mask);
+        if same == 0 {
+            return if line.is_full() { self.find(hash, |_| true) } else { ABSENT };
         }
-        (&raw const *self.line(self.home(hash))).cast()
+        let mut rest = same & (same - 1);
+        while rest != 0 {
+            others(row_of(rest));
+            rest &= rest - 1;
+        }
+        row_of(same)
+    }
+
+    /// Where the line of a hash is in `lines`, the arena of all lines; null if there is none.
+    #[inline(always)]
+    pub(crate) fn place(&self, hash: u64, lines: &Arena) -> *const u8 {
+        let line = self.home(hash);
+        // without lines there are no segments either
+        let Some(segment) = self.segments.get(line as usize / SEGMENT_LINES) else { return std::ptr::null() };
+        lines.at(segment + line % SEGMENT_LINES as u32)
     }
 
     /// Lines are chosen by the low half of the hash: its high bits chose the partition.
@@ -191,12 +214,12 @@ impl Index {
 
 /// Rows that so many lines take before they grow.
 fn capacity(lines: usize) -> usize {
-    lines * ENTRIES * MAX_LOAD_TENTHS / 10
+    lines * ENTRIES * MAX_LOAD_PERCENT / 100
 }
 
 /// Lines for `len` rows, one more, and some growth; whole segments where there are several.
 fn lines_for(len: usize) -> usize {
-    let lines = ((len + 1) * 10).div_ceil(ENTRIES * MAX_LOAD_TENTHS);
+    let lines = ((len + 1) * 100).div_ceil(ENTRIES * MAX_LOAD_PERCENT);
     let lines = lines + lines / GROWTH;
     if lines > SEGMENT_LINES { lines.next_multiple_of(SEGMENT_LINES) } else { lines }
 }

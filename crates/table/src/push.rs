@@ -1,7 +1,9 @@
 //! Pushes: what a batch learned goes into the rows of its signs, which are created where there are none.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use crate::arena::Arena;
 use crate::index::ABSENT;
 use crate::partition::{mix, partition_of_mixed};
 use crate::pipeline::{self, Key, Visit};
@@ -48,13 +50,24 @@ impl Table {
         // a thread may look only at rows of its own partitions, and what a hint says is not known to be one
         let hints = push.handles.filter(|_| threads == 1).map_or(&[][..], |handles| self.hints(handles));
         let num_bytes = self.row_bytes();
+        let arenas = self.arenas();
         let (spec, partitions) = self.for_change();
         let created = share(partitions, threads, |first, partitions| {
             let owned = first as u32..(first + partitions.len()) as u32;
             let scratch = Vec::new();
-            let mut pass =
-                Pass { spec, late: &late, push, partitions, first, num_bytes, non_finite, created: 0, scratch };
-            pipeline::run(keys_of(push.signs, hints, spec.partitions, owned), &mut pass);
+            let mut pass = Pass {
+                spec,
+                late: &late,
+                push,
+                partitions,
+                arenas: &arenas,
+                first,
+                num_bytes,
+                non_finite,
+                created: 0,
+                scratch,
+            };
+            pipeline::run::<6>(keys_of(push.signs, hints, spec.partitions, owned), &mut pass);
             pass.created
         });
         Pushed { created: created.into_iter().sum(), non_finite }
@@ -84,6 +97,7 @@ struct Pass<'a> {
     late: &'a [Range<usize>],
     push: Push<'a>,
     partitions: &'a mut [Rows],
+    arenas: &'a (Arc<Arena>, Arc<Arena>),
     first: usize,
     /// Of a row.
     num_bytes: usize,
@@ -105,7 +119,17 @@ impl Visit for Pass<'_> {
     }
 
     #[inline]
-    fn visit(&mut self, key: &Key) {
+    fn arenas(&self) -> (&Arena, &Arena) {
+        (&self.arenas.0, &self.arenas.1)
+    }
+
+    #[inline]
+    fn has_moved_lines(&self) -> bool {
+        self.created > 0
+    }
+
+    #[inline]
+    fn visit(&mut self, key: &Key, _: *const u8) {
         let Push { signs, gradients, counts, seen, .. } = self.push;
         let sign = signs[key.position];
         let row = self.find_or_create(sign, key);

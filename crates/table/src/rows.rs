@@ -82,6 +82,26 @@ pub(crate) struct RowMut<'a> {
     pub tail: &'a mut Tail,
 }
 
+/// The sign of the row at a place.
+///
+/// # Safety
+/// `place` is that of a row.
+#[inline(always)]
+pub(crate) unsafe fn sign_at(place: *const u8) -> u64 {
+    // SAFETY: a row begins with its sign.
+    u64::from_le_bytes(unsafe { *place.cast::<[u8; SIGN_BYTES]>() })
+}
+
+/// The weights of the row at a place.
+///
+/// # Safety
+/// `place` is that of a row of `width` weights, which is not changed while they are borrowed.
+#[inline(always)]
+pub(crate) unsafe fn weights_at<'a>(place: *const u8, width: usize) -> &'a [Word] {
+    // SAFETY: so many weights follow the sign.
+    unsafe { std::slice::from_raw_parts(place.add(SIGN_BYTES).cast(), width) }
+}
+
 /// Units for the rows of a table.
 pub(crate) fn row_arena(width: usize, state_width: usize) -> Arena {
     Arena::new(SIGN_BYTES + 4 * (width + state_width) + TAIL_BYTES, BLOCK_BYTES)
@@ -112,10 +132,10 @@ impl Rows {
         self.len as usize
     }
 
-    /// Where the index line of a sign with this hash is; null if there is none.
-    #[inline]
-    pub(crate) fn line(&self, hash: u64) -> *const u8 {
-        self.index.place(hash)
+    /// Where the index line of a sign with this hash is in the arena of all lines; null if there is none.
+    #[inline(always)]
+    pub(crate) fn line(&self, hash: u64, lines: &Arena) -> *const u8 {
+        self.index.place(hash, lines)
     }
 
     /// Where a row is.
@@ -130,10 +150,14 @@ impl Rows {
         self.weights_end as usize
     }
 
-    /// The row that a sign with this hash most likely has.
-    #[inline]
-    pub(crate) fn guess(&self, hash: u64) -> u32 {
-        self.index.find(hash, |_| true)
+    /// The row that a sign with this hash most likely has, by its index line; `others` is told what it may have instead.
+    ///
+    /// # Safety
+    /// `line` is what [`Rows::line`] gave for the hash, and no row was inserted or removed since.
+    #[inline(always)]
+    pub(crate) unsafe fn guess(&self, line: *const u8, hash: u64, others: impl FnMut(u32)) -> u32 {
+        // SAFETY: as the caller promises.
+        unsafe { self.index.guess(line, hash, others) }
     }
 
     /// The row of `sign`, or `ABSENT`.

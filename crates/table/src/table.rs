@@ -7,7 +7,7 @@ use crate::arena::Arena;
 use crate::index::{ABSENT, line_arena};
 use crate::partition::{mix, partition_of, partition_of_mixed};
 use crate::pipeline::{self, Key, Visit};
-use crate::rows::{Counters, Rows, Word, row_arena};
+use crate::rows::{Counters, Rows, Word, row_arena, sign_at, weights_at};
 use crate::spec::{SpecError, TableSpec};
 use crate::threads::threads_for;
 
@@ -125,6 +125,11 @@ impl Table {
         &self.partitions
     }
 
+    /// Where the rows and the index lines of all partitions are.
+    pub(crate) fn arenas(&self) -> (Arc<Arena>, Arc<Arena>) {
+        (self.rows.clone(), self.lines.clone())
+    }
+
     /// The declaration and all rows, to change.
     pub(crate) fn for_change(&mut self) -> (&TableSpec, &mut [Rows]) {
         (&self.spec, &mut self.partitions)
@@ -155,7 +160,7 @@ impl Table {
             let hash = mix(sign);
             Key { position, partition: partition_of_mixed(hash, self.spec.partitions), row: ABSENT, hash }
         });
-        pipeline::run(keys, &mut Pull { table: self, signs, out, handles });
+        pipeline::run::<8>(keys, &mut Pull { table: self, signs, out, handles });
     }
 
     /// The row of `sign`, if it has one.
@@ -236,20 +241,35 @@ impl Visit for Pull<'_> {
     }
 
     #[inline]
-    fn visit(&mut self, key: &Key) {
+    fn arenas(&self) -> (&Arena, &Arena) {
+        (&self.table.rows, &self.table.lines)
+    }
+
+    #[inline]
+    fn has_moved_lines(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn visit(&mut self, key: &Key, place: *const u8) {
         let rows = &self.table.partitions[key.partition as usize];
         let sign = self.signs[key.position];
-        let row = match key.row {
-            ABSENT => ABSENT,
-            row if rows.sign(row) == sign => row,
-            _ => rows.find(sign, key.hash),
+        // SAFETY: a place that is not null is that of a row of ours, which has a sign and weights.
+        let (row, place) = if !place.is_null() && unsafe { sign_at(place) } == sign {
+            (key.row, place)
+        } else {
+            match rows.find(sign, key.hash) {
+                ABSENT => (ABSENT, std::ptr::null()),
+                row => (row, rows.place(row)),
+            }
         };
         self.handles[key.position] = row;
         let width = self.table.width;
         let out = &mut self.out[key.position * width..][..width];
         match row {
             ABSENT => out.fill(0.0),
-            row => copy(rows.weights(row), out),
+            // SAFETY: as above.
+            _ => copy(unsafe { weights_at(place, width) }, out),
         }
     }
 }
