@@ -214,3 +214,17 @@ def test_the_standard_error_is_that_of_random_scores() -> None:
     spread = float(np.std([auc for auc in aucs if auc is not None]))
     metrics = replace(calibrate(rng.normal(size=400), labels, np.ones(400)), auc=0.5 - 4 * spread)
     assert metrics.errors_below_chance() == pytest.approx(4.0, rel=0.15)
+
+
+def test_sums_have_the_same_bits_whatever_is_counted_at_once() -> None:
+    chance = np.random.default_rng(5)
+    at_once, one_by_one = MetricSums(), MetricSums()
+    for size in (512, 1, 7, 0, 300, 512):
+        logits = chance.normal(size=size).astype(np.float32)
+        labels, weights = chance.random(size).astype(np.float32), chance.random(size).astype(np.float32)
+        for sums in (at_once, one_by_one):
+            sums.add(logits, labels, weights)
+        one_by_one.result()
+    for key, array in at_once.state().items():
+        assert array.tobytes() == one_by_one.state()[key].tobytes(), key
+    assert at_once.result().samples == 1332

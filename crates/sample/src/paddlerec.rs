@@ -3,6 +3,7 @@
 //! A dense name that repeats gives the columns `name.0`, `name.1` and so on, in the order of the line.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::batch::BatchBuilder;
 use crate::features::{Features, FeaturesError};
@@ -50,6 +51,24 @@ impl Names {
     }
 }
 
+/// What a name of a line stands for.
+#[derive(Debug, Clone, Copy)]
+enum Meaning {
+    Slot(u16),
+    Other(Target),
+    Unused,
+}
+
+impl Names {
+    #[inline]
+    fn meaning(&self, parser: &Parser, name: &[u8]) -> Meaning {
+        match parser.slot(name) {
+            Some(slot) => Meaning::Slot(slot),
+            None => self.targets.get(name).map_or(Meaning::Unused, |&target| Meaning::Other(target)),
+        }
+    }
+}
+
 /// Parses a line into the sample begun in `into` and returns (show, click).
 #[inline]
 pub(crate) fn parse(
@@ -59,47 +78,78 @@ pub(crate) fn parse(
     mode: LabelMode,
     into: &mut BatchBuilder,
 ) -> Result<(u32, u32), RecordError> {
-    let mut labels_seen = 0;
-    let mut click = 0;
-    for field in line.split(|&byte| byte == b' ' || byte == b'\t').filter(|field| !field.is_empty()) {
-        let Some(colon) = memchr::memchr(b':', field) else {
+    let mut sample = Sample { parser, mode, labels_seen: 0, click: 0, into };
+    let mut last = (&b""[..], Meaning::Unused);
+    let mut add = |field: Range<usize>, colon: Option<usize>| -> Result<(), RecordError> {
+        let field = &line[field];
+        let Some(colon) = colon else {
             return Err(RecordError(format!("expected `slot:value`, got `{}`", shown(field))));
         };
         let (name, value) = (&field[..colon], &field[colon + 1..]);
         if value.is_empty() {
             return Err(RecordError(format!("slot `{}`: expected a value after the colon, got nothing", shown(name))));
         }
-        if let Some(slot) = parser.slot(name) {
-            parser.add_value(slot, value, into);
+        // a dense name stands in a line many times, one after the other
+        if name != last.0 {
+            last = (name, names.meaning(parser, name));
+        }
+        sample.add(name, value, last.1)
+    };
+    let (mut start, mut colon) = (0, None);
+    for end in memchr::memchr3_iter(b':', b' ', b'\t', line).chain([line.len()]) {
+        if line.get(end) == Some(&b':') {
+            colon = colon.or(Some(end - start));
             continue;
         }
-        match names.targets.get(name) {
-            None => into.pass_over(),
-            Some(&Target::Dense { first, count }) => {
-                let place = into.next_dense(first);
-                let name = || shown(name);
-                if place >= count {
-                    return Err(RecordError(format!("dense `{}`: expected at most {count} values, got more", name())));
-                }
-                let Some(number) = parse_f32(value) else {
-                    return Err(RecordError(format!("dense `{}`: expected a number, got `{}`", name(), shown(value))));
-                };
-                into.set_dense(first + place, parser.normalize(first + place, number)?);
-            }
-            Some(Target::Label(_)) if mode == LabelMode::Ignored => {}
-            Some(&Target::Label(index)) => {
-                let label = parse_label(&parser.features().labels[index], value)?;
-                into.set_label(index, label);
-                labels_seen += 1;
-                click = if index == 0 { u32::from(label >= 0.5) } else { click };
-            }
+        if end > start {
+            add(start..end, colon)?;
         }
+        (start, colon) = (end + 1, None);
     }
+    let (labels_seen, click) = (sample.labels_seen, sample.click);
     let num_labels = parser.features().labels.len();
     if mode == LabelMode::Required && labels_seen != num_labels {
         return Err(RecordError(format!("expected {num_labels} labels, each once, got {labels_seen}")));
     }
     Ok((1, click))
+}
+
+struct Sample<'a> {
+    parser: &'a Parser,
+    mode: LabelMode,
+    labels_seen: usize,
+    click: u32,
+    into: &'a mut BatchBuilder,
+}
+
+impl Sample<'_> {
+    #[inline]
+    fn add(&mut self, name: &[u8], value: &[u8], meaning: Meaning) -> Result<(), RecordError> {
+        match meaning {
+            Meaning::Slot(slot) => self.parser.add_value(slot, value, self.into),
+            Meaning::Unused => self.into.pass_over(),
+            Meaning::Other(Target::Dense { first, count }) => {
+                let place = self.into.next_dense(first);
+                if place >= count {
+                    let name = shown(name);
+                    return Err(RecordError(format!("dense `{name}`: expected at most {count} values, got more")));
+                }
+                let Some(number) = parse_f32(value) else {
+                    let (name, value) = (shown(name), shown(value));
+                    return Err(RecordError(format!("dense `{name}`: expected a number, got `{value}`")));
+                };
+                self.into.set_dense(first + place, self.parser.normalize(first + place, number)?);
+            }
+            Meaning::Other(Target::Label(_)) if self.mode == LabelMode::Ignored => {}
+            Meaning::Other(Target::Label(index)) => {
+                let label = parse_label(&self.parser.features().labels[index], value)?;
+                self.into.set_label(index, label);
+                self.labels_seen += 1;
+                self.click = if index == 0 { u32::from(label >= 0.5) } else { self.click };
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,9 @@ _NUM_BUCKETS = 1 << 17
 _LOGIT_LIMIT = 16.0
 _NUM_DECILES = 10
 
+# A batch alone costs more in calls than in samples.
+_COUNTED_AT_ONCE = 8192
+
 # An AUC below 0.5 by fewer standard errors may be chance.
 _MIN_ERRORS = 3.0
 
@@ -88,9 +91,25 @@ class MetricSums:
         self._buckets = np.zeros((2, _NUM_BUCKETS))
         # samples, weight, log loss, clicks, predicted clicks
         self._sums = np.zeros(5)
+        self._waiting: list[tuple[Array, Array, Array]] = []
+        self._num_waiting = 0
 
     def add(self, logits: Array, labels: Array, weights: Array) -> None:
         """Count a batch: a label is the share of a sample's weight that clicked."""
+        if not len(logits):
+            return
+        self._waiting.append((logits, labels, weights))
+        self._num_waiting += len(logits)
+        if self._num_waiting >= _COUNTED_AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        """Count what waits; the sums have the same bits whatever is counted at once."""
+        if not self._waiting:
+            return
+        logits, labels, weights = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
+        starts = np.cumsum([0, *(len(batch[0]) for batch in self._waiting[:-1])])
+        self._waiting, self._num_waiting = [], 0
         logits = logits.astype(np.float64)
         place = (np.clip(logits / _LOGIT_LIMIT, -1, 1) + 1) * (_NUM_BUCKETS / 2)
         bucket = np.minimum(place.astype(np.int64), _NUM_BUCKETS - 1)
@@ -99,16 +118,20 @@ class MetricSums:
         np.add.at(self._buckets[0], bucket, weights - clicks)
         # log(1 + e^x) without overflow
         softplus = np.logaddexp(0, logits)
-        self._sums += (
-            len(logits),
-            weights.sum(),
-            (weights * (softplus - labels * logits)).sum(),
-            clicks.sum(),
-            (weights * np.exp(logits - softplus)).sum(),
+        columns = (
+            np.ones_like(logits),
+            weights,
+            weights * (softplus - labels * logits),
+            clicks,
+            weights * np.exp(logits - softplus),
         )
+        # batch by batch, as if each were counted alone
+        for sums in zip(*(np.add.reduceat(column, starts, dtype=np.float64) for column in columns), strict=True):
+            self._sums += sums
 
     def result(self, *, calibration: bool = False, own: dict[str, float] | None = None) -> Metrics:
         """The metrics of everything added so far."""
+        self._count()
         samples, weight, loss, clicks, predicted = self._sums.tolist()
         negative, positive = self._buckets
         pairs = negative.sum() * positive.sum()
@@ -141,11 +164,13 @@ class MetricSums:
 
     def state(self) -> dict[str, Array]:
         """What a checkpoint keeps: the buckets that are not empty, and the sums."""
+        self._count()
         used = np.flatnonzero(self._buckets.any(axis=0))
         return {"used": used, "buckets": self._buckets[:, used], "sums": self._sums.copy()}
 
     def restore(self, state: dict[str, Array]) -> None:
         """Put back what `state` gave."""
+        self._waiting, self._num_waiting = [], 0
         self._buckets[:] = 0
         self._buckets[:, state["used"]] = state["buckets"]
         self._sums[:] = state["sums"]
