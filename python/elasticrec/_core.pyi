@@ -161,6 +161,8 @@ class Table:
         """Applies the gradient of what `pull` wrote, times `scale`: (rows created, gradient was not finite)."""
     def decay(self, rate: float, step: int) -> None:
         """Multiplies show and click of every row by `rate`; `step` is part of how fractions are rounded."""
+    def restart_time(self) -> None:
+        """Lets data time begin anew: every row was last seen at 0."""
     def evict(
         self, *, nonclk_coeff: float, click_coeff: float, min_score: float | None, now: int, max_age: int | None
     ) -> int:

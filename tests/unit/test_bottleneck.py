@@ -14,6 +14,11 @@ SETUP = Setup(workers=1, threads=2, cores=4)
         (Shares({"wait": 0.61, "forward": 0.2}), SETUP, "waiting for data 61 %: raise `data.workers` (1 for 4 cores)"),
         (
             Shares({"wait": 0.61}, read=0.1, parse=0.99),
+            Setup(workers=1, threads=2, cores=4, has_workers=False),
+            "waiting for data 61 %: Parquet is read by one thread; with fewer columns or as text it is faster",
+        ),
+        (
+            Shares({"wait": 0.61}, read=0.1, parse=0.99),
             SETUP,
             "waiting for data 61 %: raise `data.workers` (1 for 4 cores)",
         ),
@@ -53,11 +58,15 @@ SETUP = Setup(workers=1, threads=2, cores=4)
             Setup(workers=1, threads=4, cores=4),
             "the network 80 %: all else keeps up; a smaller `model.hidden` or a larger `train.batch_size` is faster",
         ),
-        (Shares({"checkpoint": 0.6}), SETUP, "saving checkpoints 60 %: raise `train.checkpoint.every_s`"),
+        (
+            Shares({"checkpoint": 0.6}),
+            SETUP,
+            "saving checkpoints 60 %: raise `train.checkpoint.every_s`, or `every_epochs` where epochs are short",
+        ),
         (
             Shares({"checkpoint": 0.6}),
             Setup(1, 2, 4, every_steps=True),
-            "saving checkpoints 60 %: raise `train.checkpoint.every_steps`",
+            "saving checkpoints 60 %: raise `train.checkpoint.every_steps`, or `every_epochs` where epochs are short",
         ),
         (Shares({"evaluate": 0.5}), SETUP, "evaluating 50 %: give `data.eval` fewer files"),
         (

@@ -249,6 +249,22 @@ def test_a_truncated_file_is_named_with_its_line(job_of: MakeJob, tmp_path: Path
         batches_of(job)
 
 
+@pytest.mark.parametrize("num_batches", [1, 3, 4, 5, 8])
+def test_a_parquet_reader_ends_whenever_it_is_closed(job_of: MakeJob, num_batches: int) -> None:
+    """Also when all it read waits in its queue, and nobody takes it."""
+    job = job_of("parquet", rows(64 * num_batches))
+    units = plan_units(match_files(job, "train"), Cut(job.data.unit_bytes, False, 1, "digest", "parquet"), 0, 0)
+    for taken in range(num_batches + 1):
+        batches = open_batches(job, _core.Parser(json.dumps(job.features())), units, shuffle=False)
+        assert [len(next(batches).labels) for _ in range(taken)] == [64] * taken
+        if taken == 0:
+            deadline = time.monotonic() + 10
+            while batches._thread.is_alive() and batches._queue.qsize() < 4:  # type: ignore[attr-defined]
+                assert time.monotonic() < deadline
+        batches.close()
+        assert list(batches) == []
+
+
 def test_a_truncated_parquet_file(job_of: MakeJob, tmp_path: Path) -> None:
     job = job_of("parquet")
     path = tmp_path / "train.parquet"
@@ -381,7 +397,7 @@ class TestReader:
                 "        row = json",
                 "        import os, pathlib\n"
                 f"        mark = pathlib.Path({str(tmp_path / 'mark')!r})\n"
-                "        if 'u17' in line and not mark.exists():\n"
+                "        if '\"at\": 1700000100' in line and not mark.exists():\n"
                 "            mark.touch()\n"
                 "            os.kill(os.getpid(), 9)\n"
                 "        row = json",

@@ -173,3 +173,16 @@ def test_a_dataclass_will_do(make_job: MakeJob) -> None:
     )
     evaluation = train_job(make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Count"})).evaluation
     assert evaluation is not None and evaluation["click"].own == {"count": 200.0}
+
+
+def test_two_of_one_name_are_refused_and_empty_batches_are_passed_over(make_job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "metrics.py").write_text(GOOD + GOOD.replace("class Error", "class Other"))
+    # a batch of bad lines alone is an empty one, of which there is no largest prediction
+    bad = "".join("1 x\n" for _ in range(64))
+    (tmp_path / "eval.txt").write_text(bad + (tmp_path / "eval.txt").read_text())
+    data = {"eval": "eval.txt", "max_bad_ratio": 1.0}
+    summary = train_job(make_job(data=data, train={"metrics": ["metrics.py:Error"]}))
+    assert summary.evaluation is not None and summary.evaluation["click"].own["most"] > 0
+    both = make_job(name="both", data=data, train={"metrics": ["metrics.py:Error", "metrics.py:Other"]})
+    with pytest.raises(ModelError, match=r"metrics.py: `mo?s[te]` is the name of two metrics, expected one of each"):
+        train_job(both)

@@ -157,3 +157,13 @@ def test_it_decides_the_parameters(make_job: MakeJob) -> None:
     train_job(warm(make_job))
     with pytest.raises(ConfigError, match=r"differs from the job of runs/warm in `train.warm_start`"):
         train_job(make_job(name="warm", data={"train": "other.txt"}))
+
+
+def test_ages_are_counted_from_the_new_run_on(make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path) -> None:
+    """Rows that were last seen in the fifth epoch of the other run are not from the future of this one."""
+    old = make_job(name="old", train={"epochs": 5})
+    train_job(old)
+    (tmp_path / "other.txt").write_text("".join(f"1 0 {9000 + sign}:0\n" for sign in range(100)))
+    job = warm(make_job, "old", sparse={"evict": {"max_age": 0}}, train={"epochs": 2})
+    summary = train_job(job)
+    assert summary.rows == 100 and summary.progress.evicted > 0

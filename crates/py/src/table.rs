@@ -101,6 +101,11 @@ impl Table {
         Ok(())
     }
 
+    /// Lets data time begin anew: every row was last seen at 0.
+    fn restart_time(&mut self, py: Python<'_>) {
+        py.detach(|| self.inner.restart_time());
+    }
+
     /// Removes rows with a lower score than `min_score` or seen more than `max_age` before `now`; returns how many.
     #[pyo3(signature = (*, nonclk_coeff, click_coeff, min_score, now, max_age))]
     fn evict(

@@ -110,7 +110,9 @@ pub(crate) fn map_huge_pages(bytes: usize, small_bytes: usize) -> (MmapMut, NonN
         .unwrap_or_else(|error| panic!("table: no memory for {bytes} bytes more: {error}"));
     let offset = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
     advise(&map, offset + small_bytes, bytes.saturating_sub(small_bytes));
-    let start = NonNull::from(&mut map[offset]);
+    assert!(offset + bytes <= map.len(), "the mapping has room for what comes before its first huge page");
+    // SAFETY: inside the mapping, as asserted, which does not begin at 0.
+    let start = unsafe { NonNull::new_unchecked(map.as_mut_ptr().add(offset)) };
     (map, start)
 }
 

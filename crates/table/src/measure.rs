@@ -93,7 +93,7 @@ impl Bench {
         black_box(self.table.push(push));
     }
 
-    /// Random signs that have a row, each at most once in a batch as in training.
+    /// Random signs that have a row; of ten million hardly one is twice in a batch.
     fn draw(&mut self) {
         self.signs.clear();
         for _ in 0..BATCH {

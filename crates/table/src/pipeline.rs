@@ -86,6 +86,7 @@ impl<const KEYS: usize> Group<KEYS> {
                 *place = rows.line(key.hash, lines);
             }
             if !place.is_null() {
+                debug_assert_eq!(*place, rows.line(key.hash, lines), "an index line has moved");
                 // SAFETY: it is where `line` said, and no line has moved since.
                 key.row = unsafe { rows.guess(*place, key.hash, ask_too) };
             }

@@ -42,6 +42,18 @@ impl Table {
         });
     }
 
+    /// Lets data time begin anew: every row was last seen at 0.
+    pub fn restart_time(&mut self) {
+        let threads = self.num_threads();
+        share(self.for_change().1, threads, |_, partitions| {
+            for rows in partitions {
+                for row in rows.numbers().collect::<Vec<u32>>() {
+                    Counters { seen: 0, ..rows.counters(row) }.write(rows.parts_mut(row).tail);
+                }
+            }
+        });
+    }
+
     /// Removes rows, which read as absent from then on; returns how many.
     pub fn evict(&mut self, eviction: &Eviction) -> usize {
         let threads = self.num_threads();

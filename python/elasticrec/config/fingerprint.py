@@ -58,9 +58,11 @@ def meaning(job: Job) -> dict[str, Any]:
 
 
 def structure(job: Job) -> dict[str, Any]:
-    """Every key that a warm start needs unchanged: `meaning` without the settings of the optimizers."""
+    """Every key that a warm start needs unchanged: `meaning` without settings of optimizers, decay and eviction."""
 
     def is_setting(key: str) -> bool:
+        if key.startswith(("sparse.decay.", "sparse.evict.")):
+            return True
         return key == "sparse.init_scale" or (".optimizer." in key and not key.endswith(".kind"))
 
     return {key: value for key, value in meaning(job).items() if not is_setting(key)}

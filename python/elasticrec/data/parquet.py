@@ -1,7 +1,9 @@
 """Parquet to batches: row groups are units, columns go to Rust as they lie in memory."""
 
+import contextlib
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,8 @@ class ParquetReader:
         self._shuffle = shuffle
         self._queue: queue.Queue[_core.Batch | BaseException | None] = queue.Queue(_AHEAD)
         self._closed = threading.Event()
+        self._ended = False
+        self._seconds = [0.0, 0.0]
         self._thread = threading.Thread(target=self._run, args=(units, skip), daemon=True)
         self._thread.start()
 
@@ -71,24 +75,28 @@ class ParquetReader:
         return self
 
     def __next__(self) -> _core.Batch:
+        if self._ended:
+            raise StopIteration
         item = self._queue.get()
         if isinstance(item, _core.Batch):
             return item
-        # whoever asks again gets the same
-        self._queue.put(item)
+        self._ended = True
         if item is None:
             raise StopIteration
         raise item
 
+    def times(self) -> tuple[float, float]:
+        """Seconds that its thread spent reading, and making batches."""
+        return self._seconds[0], self._seconds[1]
+
     def close(self) -> None:
         """End the thread."""
+        self._ended = True
         self._closed.set()
         while self._thread.is_alive():
-            try:
+            # it may wait for room for one more
+            with contextlib.suppress(queue.Empty):
                 self._queue.get(timeout=0.01)
-            except queue.Empty:
-                continue
-        self._queue.put(None)
 
     def _run(self, units: list[Unit], skip: int) -> None:
         end: BaseException | None = None
@@ -103,16 +111,27 @@ class ParquetReader:
             end = error
         self._queue.put(end)
 
+    @contextlib.contextmanager
+    def _timed(self, stage: int) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[stage] += time.perf_counter() - start
+
     def _batches_of(self, unit: Unit, skip: int) -> Iterator[_core.Batch]:
         train = self._job.train
-        table, rows = self._columns.read(unit)
-        if self._shuffle:
-            order = _core.shuffle_records(len(rows), train.seed, unit.epoch, unit.id)
-            table, rows = table.take(pa.array(order)), rows[order]
+        with self._timed(0):
+            table, rows = self._columns.read(unit)
+            if self._shuffle:
+                order = _core.shuffle_records(len(rows), train.seed, unit.epoch, unit.id)
+                table, rows = table.take(pa.array(order)), rows[order]
         for index, start in enumerate(range(0, len(rows), train.batch_size)):
             if index >= skip:
-                part = slice(start, start + train.batch_size)
-                yield self._columns.batch(unit, index, table.slice(start, train.batch_size), rows[part])
+                with self._timed(1):
+                    part = slice(start, start + train.batch_size)
+                    batch = self._columns.batch(unit, index, table.slice(start, train.batch_size), rows[part])
+                yield batch
 
 
 class _ColumnReader:

@@ -28,6 +28,8 @@ class Setup:
     workers: int
     threads: int
     cores: int
+    has_workers: bool = True
+    """Whether `data.workers` says how many threads or processes read; Parquet has one."""
     every_steps: bool = False
     """Whether checkpoints come by steps, not only by time."""
     evaluates_inside: bool = False
@@ -63,7 +65,7 @@ def bottleneck(shares: Shares, setup: Setup) -> str | None:
         return f"the network {share}: {_network_advice(setup)}"
     if group == "checkpoint":
         key = "every_steps" if setup.every_steps else "every_s"
-        return f"saving checkpoints {share}: raise `train.checkpoint.{key}`"
+        return f"saving checkpoints {share}: raise `train.checkpoint.{key}`, or `every_epochs` where epochs are short"
     key = "raise `train.evaluate.every_steps` or `every_s`, or " if setup.evaluates_inside else ""
     return f"evaluating {share}: {key}give `data.eval` fewer files"
 
@@ -76,6 +78,8 @@ def _data_advice(shares: Shares, setup: Setup) -> str:
         )
     if shares.read is not None and shares.parse is not None and shares.read > shares.parse:
         return f"the disk is slow, reading takes {100 * shares.read:.0f} % of its thread; copy the data to a faster one"
+    if not setup.has_workers:
+        return "Parquet is read by one thread; with fewer columns or as text it is faster"
     if setup.workers < setup.cores:
         return f"raise `data.workers` ({setup.workers} for {setup.cores} cores)"
     if shares.parse is None:

@@ -13,6 +13,7 @@ from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.data.batches import open_batches
 from elasticrec.data.units import plan_units
+from elasticrec.errors import ModelError
 from elasticrec.training.embedding import Embedding
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer
@@ -49,14 +50,19 @@ def evaluate(
         logits = logits_of(embedding, scorer, batch)
         for label, one in enumerate(sums):
             one.add(logits[:, label], batch.labels[:, label], batch.weights)
-        if own:
+        if own and batch.num_samples:
             scores = probabilities(logits)
             for label, started in enumerate(measurements):
                 for measurement in started:
                     measurement.update(scores[:, label], batch.labels[:, label], batch.weights)
     results = []
     for one, started in zip(sums, measurements, strict=True):
-        values = {name: value for measurement in started for name, value in measurement.result().items()}
+        values: dict[str, float] = {}
+        for metric, measurement in zip(own, started, strict=True):
+            found = measurement.result()
+            if twice := sorted(values.keys() & found.keys()):
+                raise ModelError(f"{metric.path}: `{twice[0]}` is the name of two metrics, expected one of each")
+            values |= found
         results.append(one.result(calibration=True, own=values))
     return results
 

@@ -401,13 +401,17 @@ class Trainer:
         """Shares of the clock, with those of the reader's threads apart."""
         stages = {name: share for name, share in seconds.items() if name not in ("read", "parse")}
         parse = seconds.get("parse")
-        return Shares(stages, seconds.get("read"), None if parse is None else parse / self.job.data.workers)
+        return Shares(stages, seconds.get("read"), None if parse is None else parse / self._num_parsers())
+
+    def _num_parsers(self) -> int:
+        return 1 if self.job.data.format == "parquet" else self.job.data.workers
 
     def _setup(self) -> Setup:
         return Setup(
             workers=self.job.data.workers,
             threads=num_threads(self.job),
             cores=num_cores(),
+            has_workers=self.job.data.format != "parquet",
             every_steps=self.job.train.checkpoint.every_steps is not None,
             evaluates_inside=self.job.train.evaluate.every_steps is not None
             or self.job.train.evaluate.every_s is not None,

@@ -28,6 +28,8 @@ def warm_start(job: Job, state: State) -> Checkpoint:
     checkpoint = find_start(job)
     with _naming_the_key(job):
         checkpoints.restore(checkpoint, job, state, equal=structure)
+    # epochs are counted from 0 again, and the age of a row with them
+    state.embedding.table.restart_time()
     # the metrics are of this run's samples alone
     state.sums = [MetricSums() for _ in job.data.labels]
     return checkpoint
