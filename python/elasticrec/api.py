@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from elasticrec.config import Job
 from elasticrec.config import load_job as _load_job
+from elasticrec.errors import SampleError
 from elasticrec.predict import score_lines, scores_of, source_of
 from elasticrec.run import Run, resolve_run
 
@@ -138,8 +139,14 @@ class Result:
 def _lines(samples: str | bytes | Iterable[str]) -> BinaryIO:
     if isinstance(samples, bytes):
         return io.BytesIO(samples)
-    text = samples if isinstance(samples, str) else "\n".join(line.rstrip("\n") for line in samples)
-    return io.BytesIO(text.encode())
+    if isinstance(samples, str):
+        return io.BytesIO(samples.encode())
+    lines = [line.removesuffix("\n") for line in samples]
+    for number, line in enumerate(lines):
+        # a list has a row of scores for each of its items
+        if not line.strip() or "\n" in line:
+            raise SampleError(f"samples[{number}]: expected one line, got {'none' if not line.strip() else 'several'}")
+    return io.BytesIO("\n".join(lines).encode())
 
 
 def _flat(record: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:

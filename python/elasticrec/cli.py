@@ -90,6 +90,7 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
     from elasticrec.config import load_job, match_files
     from elasticrec.data.collisions import find_collisions, warning
     from elasticrec.data.header import with_names
+    from elasticrec.data.reader import check_reader
 
     loaded = with_names(load_job(job, overrides or []))
     if loaded.model.own:
@@ -97,6 +98,8 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
         from elasticrec.publish.export import check_exports
 
         check_exports(loaded)
+    if loaded.data.reader is not None:
+        check_reader(loaded)
     num_train, num_eval = len(match_files(loaded, "train")), len(match_files(loaded, "eval"))
     typer.echo(loaded.to_yaml(), nl=False)
     if text := warning(loaded, find_collisions(loaded)):
@@ -198,7 +201,8 @@ def evaluate(
             typer.echo(line)
 
 
-@app.command()
+# a sample without labels begins with `-`
+@app.command(context_settings={"ignore_unknown_options": True})
 def explain(
     sample: Annotated[
         str,

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Secret
+from elasticrec.data.lines import any_parser, record_batches
 from elasticrec.errors import ConfigError, SampleError, UnavailableError
 from elasticrec.publish.repository import find_version
 from elasticrec.serving.client import Client
@@ -50,58 +52,89 @@ def scores_of(source: Source, file: str) -> Iterator[Scores]:
         if file == "-":
             raise ConfigError("predict: standard input has lines, expected a Parquet file")
         yield from source.predict_file(file)
-        return
-    with open_lines(file) as lines:
-        yield from score_lines(lines, file, source)
+    elif file == "-":
+        yield from score_lines(sys.stdin.buffer, file, source)
+    elif Path(file).is_file():
+        yield from _score(_chunks_of_file(Path(file)), file, source)
+    else:
+        # a pipe, or an error
+        with open(file, "rb") as lines:
+            yield from score_lines(lines, file, source)
 
 
 def score_lines(file: BinaryIO, name: str, source: Source) -> Iterator[Scores]:
-    """Scores of lines, some at a time; a bad line is named by its number in the file."""
-    first = 0
+    """Scores of lines, some at a time; a bad line is named by its number."""
+    yield from _score(_chunks_of_stream(file, name), name, source)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some lines: no more than a server takes at once, unless one line alone is."""
+
+    lines: list[bytes]
+    place: Callable[[int], str]
+
+
+def _chunks_of_stream(file: BinaryIO, name: str) -> Iterator[_Chunk]:
+    first = 1
+    while True:
+        lines: list[bytes] = []
+        size = 0
+        while len(lines) < _CHUNK_LINES and size < _CHUNK_BYTES and (line := file.readline()):
+            lines.append(line)
+            size += len(line)
+        if not lines:
+            return
+        yield _Chunk(lines, partial(_numbered, name, first))
+        first += len(lines)
+
+
+def _numbered(name: str, first: int, index: int) -> str:
+    return f"{name}:{first + index}"
+
+
+def _chunks_of_file(path: Path) -> Iterator[_Chunk]:
+    """Lines of a file as training reads them: plain or compressed, without a byte order mark."""
+    for batch in record_batches(path, any_parser(), batch_size=_CHUNK_LINES):
+        start = size = 0
+        for index in range(len(batch)):
+            size += len(batch[index])
+            if size >= _CHUNK_BYTES or index + 1 == len(batch):
+                lines = [batch[at] + b"\n" for at in range(start, index + 1)]
+                yield _Chunk(lines, partial(_place, batch, start))
+                start, size = index + 1, 0
+
+
+def _place(batch: _core.RecordBatch, start: int, index: int) -> str:
+    return batch.place(start + index)
+
+
+def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scores]:
     header: bytes | None = None
-    while lines := _take(file):
+    for chunk in chunks:
+        lines = chunk.lines
         header = lines[0] if header is None else header
         samples = sum(not line.isspace() for line in lines)
         try:
             scores = source.predict(b"".join(lines))
         except SampleError:
-            raise _locate(lines, first, name, source.predict) from None
+            raise _locate(chunk, source.predict) from None
         # a server that leaves out more than a header does not answer what it was asked
         if source.is_remote and len(scores) not in (samples, samples - lines.count(header)):
             raise UnavailableError(f"{name}: expected {samples} scores, got {len(scores)}")
         if len(scores):
             yield scores
-        first += len(lines)
 
 
-def _take(file: BinaryIO) -> list[bytes]:
-    """The next lines: no more than a server takes at once, unless one line alone is."""
-    lines: list[bytes] = []
-    size = 0
-    while len(lines) < _CHUNK_LINES and size < _CHUNK_BYTES and (line := file.readline()):
-        lines.append(line)
-        size += len(line)
-    return lines
-
-
-def _locate(lines: list[bytes], first: int, name: str, predict: Callable[[bytes], Scores]) -> SampleError:
-    """The error of the first bad line among `lines`, asked for one by one."""
-    for number, line in enumerate(lines, first + 1):
+def _locate(chunk: _Chunk, predict: Callable[[bytes], Scores]) -> SampleError:
+    """The error of the first bad line of a chunk, asked for one by one."""
+    for index, line in enumerate(chunk.lines):
         try:
             predict(line)
         except SampleError as error:
-            return SampleError(f"{name}:{number}: {str(error).replace('line 1: ', '')}")
-    return SampleError(f"{name}: lines {first + 1} to {first + len(lines)}: refused together, accepted one by one")
-
-
-@contextmanager
-def open_lines(file: str) -> Iterator[BinaryIO]:
-    """A file by its path, or standard input."""
-    if file == "-":
-        yield sys.stdin.buffer
-        return
-    with open(file, "rb") as lines:
-        yield lines
+            return SampleError(f"{chunk.place(index)}: {str(error).replace('line 1: ', '')}")
+    first, last = chunk.place(0), chunk.place(len(chunk.lines) - 1)
+    return SampleError(f"{first} to {last}: refused together, accepted one by one")
 
 
 @contextmanager

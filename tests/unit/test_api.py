@@ -15,6 +15,7 @@ import pytest
 
 import elasticrec
 from elasticrec.api import Result
+from elasticrec.errors import SampleError
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import latest
 from elasticrec.training.loop import Trainer
@@ -234,3 +235,11 @@ def test_the_processes_of_a_reader_end_with_the_training(how: str) -> None:
     assert children() == []
     saved = latest(Run(Path("runs/small")))
     assert saved is not None and saved.progress.steps == 3
+
+
+@pytest.mark.parametrize("lines", [["1 0 5:0", ""], ["1 0 5:0\n1 0 6:0"]])
+def test_a_list_has_a_line_in_each_item(lines: list[str]) -> None:
+    result = elasticrec.train("job.yaml", quiet=True, fresh=True)
+    assert result.score(["1 0 5:0\n", "1 0 6:0"]).shape == (2, 1)
+    with pytest.raises(SampleError, match=r"samples\[\d\]: expected one line, got (none|several)"):
+        result.score(lines)

@@ -1,18 +1,21 @@
 """The client against servers that are not ours, gone, or strange; and the file of lines that `predict` reads."""
 
+import gzip
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
-from elasticrec.predict import Scores, Source, score_lines
+from elasticrec.predict import Scores, Source, score_lines, scores_of
 from elasticrec.serving.client import Client
 
 MODELS = {"models": [{"name": "demo", "version": 1}]}
@@ -160,3 +163,26 @@ def test_blank_lines_have_no_scores_and_missing_scores_are_noticed() -> None:
 def test_a_header_has_no_score() -> None:
     source = Source(lambda text: score(text.replace(b"head\n", b"")), is_remote=True)
     assert [len(scores) for scores in score_lines(io.BytesIO(b"head\na\nb\n"), "f.txt", source)] == [2]
+
+
+def test_a_file_is_read_as_in_training(tmp_path: Path) -> None:
+    """Compressed or not, without a byte order mark, and a bad line by its number."""
+    lines = b"\xef\xbb\xbfone\r\n\ntwo\n" * 1 + b"three\n" * 3000
+    for path, content in ((tmp_path / "a.txt", lines), (tmp_path / "a.txt.gz", gzip.compress(lines))):
+        path.write_bytes(content)
+        scores = np.concatenate(list(scores_of(Source(score), str(path))))
+        assert scores[:3, 0].tolist() == [3, 3, 5] and len(scores) == 3002
+        path.write_bytes(gzip.compress(lines + b"bad\n") if path.suffix == ".gz" else lines + b"bad\n")
+        with pytest.raises(SampleError, match=rf"{path.name}:3004: not good$"):
+            list(scores_of(Source(score), str(path)))
+
+
+def test_a_pipe_is_read_too(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"one\nthree\n"))
+    writer.start()
+    scores = np.concatenate(list(scores_of(Source(score), str(tmp_path / "pipe"))))
+    writer.join()
+    assert scores[:, 0].tolist() == [3, 5]
+    with pytest.raises(FileNotFoundError):
+        list(scores_of(Source(score), str(tmp_path / "nothing")))

@@ -165,3 +165,11 @@ def test_a_sequence_keeps_its_signs_apart(
     for left, right in zip(ours["slots"], theirs["slots"], strict=True):
         np.testing.assert_allclose(left["pooled"], right["pooled"], rtol=1e-6)
     assert theirs["scores"]["click"] == pytest.approx(ours["scores"]["click"], abs=1e-5)
+
+
+def test_a_sample_without_labels_is_no_option(job: Job, capsys: Capture) -> None:
+    """`- -` stands for show and click."""
+    train_job(job)
+    assert cli.main(["explain", "- - 1:0 1001:1", "--checkpoint", job.name]) == 0
+    assert "999999" not in capsys.readouterr().out
+    assert cli.main(["explain", "1 0 1:0", "--chekpoint", job.name]) == 2

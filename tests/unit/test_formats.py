@@ -24,6 +24,7 @@ from elasticrec.config import Job, differences, match_files
 from elasticrec.config.load import parse_job
 from elasticrec.data.batches import line_parser, open_batches
 from elasticrec.data.header import check_headers, with_names
+from elasticrec.data.reader import check_reader
 from elasticrec.data.units import Cut, plan_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
 from elasticrec.run import Run
@@ -347,6 +348,8 @@ class TestReader:
         self.write(tmp_path, source)
         with pytest.raises((ConfigError, ModelError), match=message):
             batches_of(job)
+        with pytest.raises((ConfigError, ModelError), match=message):
+            check_reader(job)
 
     def test_a_missing_file(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl")
@@ -376,6 +379,11 @@ class TestReader:
         job = job_of("jsonl", rows(3))
         self.write(tmp_path, READER.replace('row["user"]', value))
         assert message in batches_of(job)[0].bad[0]
+
+    def test_text_that_is_no_utf8_is_a_bad_record(self, job_of: MakeJob, tmp_path: Path) -> None:
+        job = job_of("jsonl", rows(3))
+        self.write(tmp_path, READER.replace('row["user"]', "'\\ud800'"))
+        assert "train.jsonl:2: slot `user`: expected UTF-8 text" in batches_of(job)[0].bad[0]
 
     def test_prints_do_no_harm_and_numbers_are_their_text(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl", rows(3))
@@ -457,6 +465,14 @@ time.sleep(100)
 def children_of(pid: int) -> list[int]:
     """Processes that a process has started."""
     return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def test_two_parquet_columns_of_one_name(job_of: MakeJob, tmp_path: Path) -> None:
+    job = job_of("parquet")
+    table = pq.read_table(tmp_path / "train.parquet")
+    pq.write_table(table.append_column("user", table["user"]), tmp_path / "train.parquet")
+    with pytest.raises(SampleError, match=r"train.parquet: expected each column once, got `user` twice"):
+        batches_of(job)
 
 
 def test_numbers_in_parquet_are_their_text(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ impl BatchMaker {
         let (mut num_labels, mut click, mut weight) = (0, 0, 1.0);
         for (name, value) in sample.iter() {
             let name = name.cast::<PyString>().map_err(|_| SampleError::new_err("expected names as keys"))?;
-            let name = name.to_str()?;
+            let name = name.to_str().map_err(|_| SampleError::new_err("expected UTF-8 names as keys"))?;
             if value.is_none() {
                 continue;
             }
@@ -217,7 +217,9 @@ fn add_values(
 ) -> PyResult<()> {
     let separator = parser.features().slots[usize::from(slot)].separator.as_ref().map(String::as_bytes);
     if let Ok(text) = value.cast::<PyString>() {
-        add_text(parser, slot, text.to_str()?.as_bytes(), separator, into);
+        // a lone surrogate is text to Python, but to nobody else
+        let text = text.to_str().map_err(|_| SampleError::new_err(format!("slot `{name}`: expected UTF-8 text")))?;
+        add_text(parser, slot, text.as_bytes(), separator, into);
     } else if let Ok(bytes) = value.cast::<PyBytes>() {
         add_text(parser, slot, bytes.as_bytes(), separator, into);
     } else if value.is_instance_of::<PyInt>() && !value.is_instance_of::<PyBool>() {

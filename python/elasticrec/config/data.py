@@ -336,7 +336,7 @@ class Data(Section):
 def read_slot_conf(path: Path) -> list[Any]:
     """The slots of a `slot.conf`: one a line, with a name of its own behind it if it has one; `#` begins a comment."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         raise problem(f"slot_conf: {path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

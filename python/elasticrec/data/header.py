@@ -50,7 +50,10 @@ def _header_of(path: Path, delimiter: str) -> list[str]:
     line = _core.first_line(str(path))
     if not line:
         raise SampleError(f"{path}:1: expected a header with the names of the columns, got nothing")
-    names = next(csv.reader([line.decode("utf-8", "replace")], delimiter=delimiter))
+    try:
+        names = next(csv.reader([line.decode("utf-8", "replace")], delimiter=delimiter))
+    except csv.Error as error:
+        raise SampleError(f"{path}:1: expected a header with the names of the columns: {error}") from None
     if len(set(names)) != len(names):
         raise SampleError(f"{path}:1: expected each column once, got one twice in `{','.join(names)[:200]}`")
     return names

@@ -42,9 +42,14 @@ def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
 def open_file(path: Path | str) -> pq.ParquetFile:
     """A Parquet file; one that is none is a bad one of the user's."""
     try:
-        return pq.ParquetFile(path)
+        file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
         raise SampleError(f"{path}: expected a Parquet file: {_first_line(error)}") from None
+    names = file.schema_arrow.names
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SampleError(f"{path}: expected each column once, got `{twice}` twice")
+    return file
 
 
 class ParquetReader:

@@ -1,10 +1,12 @@
 """A reader of the user's own: a class in a file of theirs that turns a line into named values."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from elasticrec import _core
+from elasticrec.config import Job
 from elasticrec.errors import ConfigError, SampleError
 from elasticrec.user_code import line_of, load_class, told_with_line
 
@@ -81,3 +83,9 @@ class LineReader:
             raise SampleError(f"{self._path}: parse: expected a mapping or None, got {type(sample).__name__}")
         self._maker.add(sample if isinstance(sample, dict) else dict(sample))
         return True
+
+
+def check_reader(job: Job) -> None:
+    """Load the reader of a job and make one, as its processes will."""
+    assert job.data.reader is not None
+    LineReader(job.data.reader, job.reader_source(), _core.Parser(json.dumps(job.features())), labels=True)

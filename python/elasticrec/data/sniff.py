@@ -27,6 +27,9 @@ _MOST = 0.98
 
 _SLOT_LINE = re.compile(rb"[0-9]+[ \t]+[0-9]+(?:[ \t]+[^\s=:]+=\S*)*(?:[ \t]+[0-9]{1,20}:[^\s:]+)+[ \t]*")
 _PADDLEREC_LINE = re.compile(rb"[ \t]*[^\s:]+:[^\s]+(?:[ \t]+[^\s:]+:[^\s]+)+[ \t]*")
+# the longest record there may be; the module's own limit is lower
+csv.field_size_limit(16 << 20)
+
 _DELIMITERS = (",", "\t", ";", "|", "\x01")
 _FOREIGN = {
     b"BZh": "bzip2",
@@ -218,7 +221,11 @@ def _delimiter_of(lines: Sequence[str]) -> str | None:
     """The delimiter by which all lines have the same number of fields, the largest there is; a space if no other."""
     best, most = None, 1
     for delimiter in (*_DELIMITERS, " "):
-        counts = Counter(len(row) for row in csv.reader(lines, delimiter=delimiter))
+        try:
+            counts = Counter(len(row) for row in csv.reader(lines, delimiter=delimiter))
+        except csv.Error:
+            # such as a lone carriage return: no line of a table
+            return None
         width, num_lines = counts.most_common(1)[0]
         if width > most and num_lines >= _MOST * len(lines) and not (best and delimiter == " "):
             best, most = delimiter, width
