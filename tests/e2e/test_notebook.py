@@ -22,13 +22,13 @@ from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel(kernel_name="python3")
 client.execute("import elasticrec; elasticrec.train('job.yaml')", stop_on_error=False)
 while True:
-    message = client.get_iopub_msg(timeout=30)
+    message = client.get_iopub_msg(timeout=120)
     if "samples" in message["content"].get("text", ""):
         break
     assert message["msg_type"] != "error", message["content"]
 manager.interrupt_kernel()
 while True:
-    message = client.get_iopub_msg(timeout=30)
+    message = client.get_iopub_msg(timeout=120)
     if message["msg_type"] == "error":
         print(message["content"]["ename"])
         break
@@ -36,7 +36,7 @@ client.execute("from pathlib import Path\\n"
                "tasks = [(task / 'children').read_text().split() for task in Path('/proc/self/task').iterdir()]\\n"
                "print('CHILDREN', sum(tasks, []))")
 while True:
-    message = client.get_iopub_msg(timeout=30)
+    message = client.get_iopub_msg(timeout=120)
     if "CHILDREN" in message["content"].get("text", ""):
         print(message["content"]["text"].strip())
         break
@@ -72,7 +72,7 @@ def test_the_notebook_is_stored_without_outputs() -> None:
 
 
 def test_the_stop_button_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
-    write_job(tmp_path, format="slots", kind="dnn", train__epochs=100_000, train__print_every_s=0.05)
+    write_job(tmp_path, format="slots", kind="dnn", train__epochs=100_000, train__print_every_s=0.05, train__threads=1)
     started = time.time()
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPT], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
