@@ -23,7 +23,7 @@ manager, client = start_new_kernel(kernel_name="python3")
 client.execute("import elasticrec; elasticrec.train('job.yaml')", stop_on_error=False)
 while True:
     message = client.get_iopub_msg(timeout=120)
-    if "samples" in message["content"].get("text", ""):
+    if "epoch" in message["content"].get("text", ""):
         break
     assert message["msg_type"] != "error", message["content"]
 manager.interrupt_kernel()
