@@ -131,14 +131,15 @@ def write_kind(directory: Path, kind: str, data: list[Row]) -> Path:
     return write(directory / name, make(data))
 
 
-def batches_of(job: Job, *, held_out: bool = False) -> list[_core.Batch]:
-    """The batches of a job in the order of its files."""
+def batches_of(job: Job, *, shuffle: bool = False, held_out: bool = False, skip: int = 0) -> list[_core.Batch]:
+    """The batches of a job in the order of its files, or in that of an epoch."""
     job = with_names(job)
     files = match_files(job, "eval" if held_out else "train")
     check_headers(job, files)
-    units = plan_units(files, Cut(job.data.unit_bytes, False, 1, "digest", job.data.format), 0, 0)
+    units = plan_units(files, Cut(job.data.unit_bytes, shuffle, 1, "digest", job.data.format), 0, 0)
     parser = _core.Parser(json.dumps(job.features()))
-    with closing(open_batches(job, parser, units, shuffle=False, held_out=held_out)) as batches:
+    options = {"shuffle": shuffle, "held_out": held_out, "skip_batches": skip}
+    with closing(open_batches(job, parser, units, **options)) as batches:
         return list(batches)
 
 

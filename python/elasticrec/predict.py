@@ -96,13 +96,14 @@ def _numbered(name: str, first: int, index: int) -> str:
 def _chunks_of_file(path: Path) -> Iterator[_Chunk]:
     """Lines of a file as training reads them: plain or compressed, without a byte order mark."""
     for batch in record_batches(path, any_parser(), batch_size=_CHUNK_LINES):
-        start = size = 0
+        lines: list[bytes] = []
+        size = start = 0
         for index in range(len(batch)):
-            size += len(batch[index])
+            lines.append(batch[index] + b"\n")
+            size += len(lines[-1])
             if size >= _CHUNK_BYTES or index + 1 == len(batch):
-                lines = [batch[at] + b"\n" for at in range(start, index + 1)]
                 yield _Chunk(lines, partial(_place, batch, start))
-                start, size = index + 1, 0
+                lines, size, start = [], 0, index + 1
 
 
 def _place(batch: _core.RecordBatch, start: int, index: int) -> str:

@@ -171,5 +171,5 @@ def test_a_sample_without_labels_is_no_option(job: Job, capsys: Capture) -> None
     """`- -` stands for show and click."""
     train_job(job)
     assert cli.main(["explain", "- - 1:0 1001:1", "--checkpoint", job.name]) == 0
-    assert "999999" not in capsys.readouterr().out
+    assert "1001" in capsys.readouterr().out
     assert cli.main(["explain", "1 0 1:0", "--chekpoint", job.name]) == 2

@@ -1,7 +1,6 @@
 """The same samples in every format give the same batches; splits, damage and readers of the user's own."""
 
 import gzip
-import itertools
 import json
 import os
 import random
@@ -9,8 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +21,12 @@ from elasticrec import _core
 from elasticrec.config import Job, differences, match_files
 from elasticrec.config.load import parse_job
 from elasticrec.data.batches import line_parser, open_batches
-from elasticrec.data.header import check_headers, with_names
+from elasticrec.data.header import with_names
 from elasticrec.data.reader import check_reader
 from elasticrec.data.units import Cut, plan_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
 from elasticrec.run import Run
+from tables import batches_of, samples_of
 
 READER = """
 import json
@@ -132,27 +131,6 @@ def write_text(path: Path, text: str) -> None:
     elif path.suffix == ".zst":
         content = pa.compress(content, codec="zstd", asbytes=True)
     path.write_bytes(content)
-
-
-def batches_of(job: Job, *, shuffle: bool = False, held_out: bool = False, skip: int = 0) -> list[_core.Batch]:
-    files = match_files(job, "eval" if held_out else "train")
-    check_headers(job, files)
-    cut = Cut(job.data.unit_bytes, shuffle, 1, "digest", job.data.format)
-    parser = _core.Parser(json.dumps(job.features()))
-    with closing(
-        open_batches(job, parser, plan_units(files, cut, 0, 0), shuffle=shuffle, held_out=held_out, skip_batches=skip)
-    ) as batches:
-        return list(batches)
-
-
-def samples_of(batches: list[_core.Batch]) -> Iterator[tuple[Any, ...]]:
-    """One tuple a sample: signs of each slot, dense values, labels, weight."""
-    for batch in batches:
-        num_slots = (len(batch.offsets) - 1) // max(batch.num_samples, 1)
-        for b in range(batch.num_samples):
-            bounds = batch.offsets[b * num_slots : (b + 1) * num_slots + 1]
-            signs = tuple(tuple(batch.signs[i:j].tolist()) for i, j in itertools.pairwise(bounds))
-            yield signs, tuple(batch.dense[b].tolist()), tuple(batch.labels[b].tolist()), float(batch.weights[b])
 
 
 KINDS = ["csv", "csv.gz", "csv.zst", "parquet", "jsonl", "jsonl.gz"]

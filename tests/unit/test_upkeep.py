@@ -122,11 +122,11 @@ def test_evicted_rows_are_gone_where_they_are_trained_and_where_they_are_served(
 
 
 def test_rows_that_nobody_saw_for_long_go_once(make_job: MakeJob) -> None:
-    job = make_job(sparse={"evict": {"max_age": 2}})
+    job = make_job(sparse={"evict": {"max_age": 2}, "decay": {"show_click": 0.5}})
     embedding = Embedding(job, COLUMNS)
     parser = _core.Parser(json.dumps(job.features()))
     for seen, sign in ((0, 7), (1, 8), (2, 9)):
-        batch = parser.parse(b"1 0 %d:0" % sign, labels=True)
+        batch = parser.parse(b"64 0 %d:0" % sign, labels=True)
         pooled = embedding.pull(batch)
         pooled.grad = pooled.detach() * 0 + 1
         embedding.push(batch, pooled, scale=1.0, seen=seen)
@@ -136,8 +136,9 @@ def test_rows_that_nobody_saw_for_long_go_once(make_job: MakeJob) -> None:
     later = keep_up(job, embedding, replace(progress, epoch=4, upkept=3))
     assert (later.upkept, later.evicted) == (5, 2)
     assert embedding.table.get(7) is embedding.table.get(8) is None
-    assert embedding.table.get(9) is not None
     assert keep_up(job, embedding, later) == later, "an epoch ends once"
+    row = embedding.table.get(9)
+    assert row is not None and row[0] == 16, "show was halved at the end of two epochs"
 
 
 @pytest.mark.parametrize("stopped", ["evaluation", "between epochs"])

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Job, match_files
-from elasticrec.data.lines import is_compressed, some_spans, spread
+from elasticrec.data.lines import some_spans, spread
 from elasticrec.data.stats.arrays import by_slot
+from elasticrec.data.units import is_compressed
 
 # Share of the distinct signs above which it is no accident.
 MAX_SHARE = 0.01

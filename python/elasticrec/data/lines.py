@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from elasticrec import _core
 from elasticrec.config.data import Select
+from elasticrec.data.units import is_compressed, text_ranges
 
 # Lines of a format that nobody has named yet: every line that is not blank is a record.
 _ANY = json.dumps(
@@ -48,14 +49,8 @@ def record_batches(
 
 def _units(path: Path) -> list[tuple[int, str, int, int, int, int, int]]:
     stat = path.stat()
-    ranges = [(0, stat.st_size)] if is_compressed(path) else _core.cut_units(stat.st_size, _PIECE_BYTES)
+    ranges = text_ranges(path, stat.st_size, _PIECE_BYTES)
     return [(id, str(path), start, end, 0, stat.st_size, stat.st_mtime_ns) for id, (start, end) in enumerate(ranges)]
-
-
-def is_compressed(path: Path) -> bool:
-    """Whether a file is gzip or zstd, by its content."""
-    with path.open("rb") as file:
-        return _core.is_compressed(file.read(4))
 
 
 def some_spans(path: Path, num_bytes: int) -> list[tuple[int, int]] | None:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from elasticrec.config.fields import show
 from elasticrec.config.files import files_of, hour_of
 from elasticrec.data.guess import Column, Feature, Roles, assign, column_of_text
-from elasticrec.data.lines import is_compressed, some_lines, some_spans, spread
+from elasticrec.data.lines import some_lines, some_spans, spread
+from elasticrec.data.units import is_compressed
 from elasticrec.errors import ConfigError, SampleError
 
 Kind = Literal["slots", "paddlerec", "criteo", "csv", "parquet", "json"]

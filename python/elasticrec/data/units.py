@@ -58,10 +58,18 @@ def _ranges(path: Path, size: int, cut: Cut) -> list[tuple[int, int]]:
         from elasticrec.data.parquet import group_ranges
 
         return group_ranges(path, cut.unit_bytes)
+    return text_ranges(path, size, cut.unit_bytes)
+
+
+def text_ranges(path: Path, size: int, unit_bytes: int) -> list[tuple[int, int]]:
+    """Byte ranges of a text file; a compressed one can only be read from its start and is one."""
+    return [(0, size)] if is_compressed(path) else _core.cut_units(size, unit_bytes)
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file is gzip or zstd, by its content."""
     with path.open("rb") as file:
-        # a compressed file can only be read from its start
-        is_whole = _core.is_compressed(file.read(4))
-    return [(0, size)] if is_whole else _core.cut_units(size, cut.unit_bytes)
+        return _core.is_compressed(file.read(4))
 
 
 def write_units(path: Path, units: Iterable[Unit]) -> None:
