@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from elasticrec.bench.commands import bench_app
 from elasticrec.errors import ElasticRecError
 
 USER_ERROR = 2
@@ -38,7 +39,6 @@ app = typer.Typer(
 )
 
 data_app = typer.Typer(help="Make data, look at it, convert and split it.", rich_markup_mode=None)
-bench_app = typer.Typer(help="Measure ElasticREC and the limits of the machine.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 
@@ -437,84 +437,6 @@ def demo(
     from elasticrec.demo import run_demo
 
     run_demo(directory, samples)
-
-
-@bench_app.command("parse")
-def bench_parse(
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
-    samples: Annotated[
-        int, typer.Option(min=1000, max=MAX_SAMPLES, help="Samples to generate of each format.")
-    ] = 100_000,
-    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
-) -> None:
-    """Lines of each text format to batches, on one core."""
-    import json
-
-    from elasticrec.bench import parse
-
-    result = parse.run(samples, repeats, lambda text: typer.echo(text, err=True))
-    for format in parse.FORMATS:
-        typer.echo(f"{format}: {result[f'{format}_mb_per_s']:,.0f} MB/s a core")
-    if as_json:
-        typer.echo(json.dumps(result))
-
-
-@bench_app.command("train")
-def bench_train(
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
-    samples: Annotated[int, typer.Option(min=100_000, max=MAX_SAMPLES, help="Samples to generate.")] = 300_000,
-    rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the table.")] = 10_000_000,
-    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement of the network.")] = 3.0,
-    rivals: Annotated[bool, typer.Option("--rivals", help="In a clone: also run plain PyTorch.")] = False,
-) -> None:
-    """Training against its network alone, over ten million rows."""
-    import json
-
-    from elasticrec.bench import train
-
-    result = train.run(samples, rows, repeats, seconds, lambda text: typer.echo(text, err=True), rivals)
-    for line in train.describe(result):
-        typer.echo(line)
-    if as_json:
-        typer.echo(json.dumps(result))
-
-
-@bench_app.command("table")
-def bench_table(
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
-    rows: Annotated[int, typer.Option(min=1000, max=1_000_000_000, help="Rows of the table.")] = 10_000_000,
-    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
-) -> None:
-    """Pulls and updates of the sparse table on one core, against its memory alone; bytes a key."""
-    import json
-
-    from elasticrec.bench import table
-
-    result = table.run(rows, repeats, lambda text: typer.echo(text, err=True))
-    for line in table.describe(result):
-        typer.echo(line)
-    if as_json:
-        typer.echo(json.dumps(result))
-
-
-@bench_app.command("spine")
-def bench_spine(
-    as_json: Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")] = False,
-    samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Rows to generate.")] = 200_000,
-    repeats: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement.")] = 2.0,
-) -> None:
-    """Training against its network alone, serving against its engine alone, parsing."""
-    import json
-
-    from elasticrec.bench import spine
-
-    result = spine.run(samples, repeats, seconds, lambda text: typer.echo(text, err=True))
-    for line in spine.describe(result):
-        typer.echo(line)
-    if as_json:
-        typer.echo(json.dumps(result))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

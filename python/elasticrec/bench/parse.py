@@ -30,6 +30,11 @@ def run(samples: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any
     return result
 
 
+def describe(result: dict[str, Any]) -> list[str]:
+    """The figures, for people."""
+    return [f"{format}: {result[f'{format}_mb_per_s']:,.0f} MB/s a core" for format in FORMATS]
+
+
 def _write_slots(out: Path, samples: int) -> dict[str, Any]:
     _write_demo(out, samples, "slots", 20)
     return {"slots": ["0-19"]}

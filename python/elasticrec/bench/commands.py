@@ -1,0 +1,80 @@
+"""`elasticrec bench`: the commands; each imports what it measures when it runs."""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+
+# Files of a terabyte and more are not what a benchmark generates.
+_MAX_SAMPLES = 10**9
+
+bench_app = typer.Typer(help="Measure ElasticREC and the limits of the machine.", rich_markup_mode=None)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")]
+RepeatsOption = Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")]
+
+
+@bench_app.command("parse")
+def bench_parse(
+    as_json: JsonOption = False,
+    samples: Annotated[
+        int, typer.Option(min=1000, max=_MAX_SAMPLES, help="Samples to generate of each format.")
+    ] = 100_000,
+    repeats: RepeatsOption = 5,
+) -> None:
+    """Lines of each text format to batches, on one core."""
+    from elasticrec.bench import parse
+
+    _print(parse.run(samples, repeats, _say), parse.describe, as_json)
+
+
+@bench_app.command("train")
+def bench_train(
+    as_json: JsonOption = False,
+    samples: Annotated[int, typer.Option(min=100_000, max=_MAX_SAMPLES, help="Samples to generate.")] = 300_000,
+    rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the table.")] = 10_000_000,
+    repeats: RepeatsOption = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement of the network.")] = 3.0,
+    rivals: Annotated[bool, typer.Option("--rivals", help="In a clone: also run plain PyTorch.")] = False,
+) -> None:
+    """Training against its network alone, over ten million rows."""
+    from elasticrec.bench import train
+
+    _print(train.run(samples, rows, repeats, seconds, _say, rivals), train.describe, as_json)
+
+
+@bench_app.command("table")
+def bench_table(
+    as_json: JsonOption = False,
+    rows: Annotated[int, typer.Option(min=1000, max=1_000_000_000, help="Rows of the table.")] = 10_000_000,
+    repeats: RepeatsOption = 5,
+) -> None:
+    """Pulls and updates of the sparse table on one core, against its memory alone; bytes a key."""
+    from elasticrec.bench import table
+
+    _print(table.run(rows, repeats, _say), table.describe, as_json)
+
+
+@bench_app.command("spine")
+def bench_spine(
+    as_json: JsonOption = False,
+    samples: Annotated[int, typer.Option(min=16_384, max=_MAX_SAMPLES, help="Rows to generate.")] = 200_000,
+    repeats: RepeatsOption = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement.")] = 2.0,
+) -> None:
+    """Training against its network alone, serving against its engine alone, parsing."""
+    from elasticrec.bench import spine
+
+    _print(spine.run(samples, repeats, seconds, _say), spine.describe, as_json)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _print(result: dict[str, Any], describe: Callable[[dict[str, Any]], Iterable[str]], as_json: bool) -> None:
+    for line in describe(result):
+        typer.echo(line)
+    if as_json:
+        typer.echo(json.dumps(result))
