@@ -144,6 +144,18 @@ def test_every_format_gives_the_same_samples(job_of: MakeJob, kind: str) -> None
     assert list(samples_of(batches_of(job_of(kind)))) == expected
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_a_dense_value_is_also_the_sign_of_its_bucket(job_of: MakeJob, kind: str) -> None:
+    data = [row | {"price": price} for row, price in zip(rows(4), [0.0, 7.0, 7.3, None], strict=True)]
+    job = job_of(kind, data, buckets=6)
+    assert [slot.name for slot in job.data.inputs] == ["user", "tags", "seen", "price.bucket"]
+    buckets = [signs[3] for signs, *_ in samples_of(batches_of(job))]
+    assert [len(signs) for signs in buckets] == [1, 1, 1, 0]
+    assert buckets[0] != buckets[1] == buckets[2]
+    plain = [signs for signs, *_ in samples_of(batches_of(job_of(kind, data)))]
+    assert [signs[:3] for signs, *_ in samples_of(batches_of(job))] == plain
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_keep_their_names_when_read_again(job_of: MakeJob, kind: str) -> None:
     job = job_of(kind, unit_bytes=8192, workers=2)

@@ -151,8 +151,7 @@ impl BatchMaker {
                 add_values(&parser, slot, name, &value, builder)?;
             } else if let Some(index) = parser.dense(name) {
                 let number = number_of("dense", name, &value)?;
-                let normalized = parser.normalize(index, number).map_err(|error| SampleError::new_err(error.0))?;
-                builder.set_dense(index, normalized);
+                parser.set_dense(index, number, builder).map_err(|error| SampleError::new_err(error.0))?;
             } else if let Some(index) = parser.label(name.as_bytes()) {
                 let label = number_of("label", name, &value)?;
                 if self.mode == LabelMode::Required && !(0.0..=1.0).contains(&label) {

@@ -62,6 +62,8 @@ pub struct BatchBuilder {
     batch: Batch,
     tokens: Vec<(u16, u64)>,
     sorted: bool,
+    /// Signs of slots behind all others.
+    buckets: Vec<(u16, u64)>,
     dense: Vec<f32>,
     labels: Vec<f32>,
     num_unused: u64,
@@ -94,6 +96,7 @@ impl BatchBuilder {
             },
             tokens: Vec::with_capacity(2 * num_slots),
             sorted: true,
+            buckets: Vec::new(),
             dense: vec![0.0; num_dense],
             labels: vec![0.0; num_labels],
             num_unused: 0,
@@ -120,6 +123,7 @@ impl BatchBuilder {
     pub fn begin(&mut self) {
         self.tokens.clear();
         self.sorted = true;
+        self.buckets.clear();
         self.dense.fill(self.missing);
         self.labels.fill(0.0);
         self.dense_seen.fill(0);
@@ -148,6 +152,13 @@ impl BatchBuilder {
         self.tokens.push((slot, sign));
     }
 
+    /// Adds a sign to a slot that is behind all those of [`Self::add_sign`]: dense values may stand before them in a
+    /// line, and signs out of order are dear.
+    #[inline]
+    pub(crate) fn add_bucket(&mut self, slot: u16, sign: u64) {
+        self.buckets.push((slot, sign));
+    }
+
     /// Sets a normalised dense value of the sample.
     #[inline]
     pub fn set_dense(&mut self, index: usize, value: f32) {
@@ -169,6 +180,10 @@ impl BatchBuilder {
     /// Appends the sample to the batch with a weight of its own.
     #[inline]
     pub fn end_weighted(&mut self, show: u32, click: u32, weight: f32) {
+        if !self.buckets.is_empty() {
+            self.sorted &= self.buckets.is_sorted_by_key(|&(slot, _)| slot);
+            self.tokens.append(&mut self.buckets);
+        }
         if !self.sorted {
             self.tokens.sort_by_key(|&(slot, _)| slot);
         }

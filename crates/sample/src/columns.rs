@@ -70,7 +70,7 @@ impl ColumnBatch<'_> {
             return Err(format!("columns: expected {} rows in each, got others", self.num_rows));
         }
         let counts = (self.slots.len(), self.dense.len());
-        if counts != (features.slots.len(), features.dense.len()) {
+        if counts != (features.read_slots().len(), features.dense.len()) {
             return Err(format!("columns: expected as many as the features have, got {counts:?}"));
         }
         Ok(())
@@ -96,7 +96,7 @@ impl ColumnBatch<'_> {
         }
         for (index, column) in self.dense.iter().enumerate() {
             if let Some(value) = column.get(row) {
-                into.set_dense(index, parser.normalize(index, value)?);
+                parser.set_dense(index, value, into)?;
             }
         }
         let (mut click, mut weight) = (0, 1.0);

@@ -21,7 +21,7 @@ impl Columns {
         for (index, dense) in features.dense.iter().enumerate() {
             columns.dense[column("dense", "I", NUM_DENSE, &dense.name)?] = Some(index);
         }
-        for (index, slot) in features.slots.iter().enumerate() {
+        for (index, slot) in features.read_slots().iter().enumerate() {
             columns.slots[column("slots", "C", NUM_SLOTS, &slot.name)?] = Some(index as u16);
         }
         Ok(columns)
@@ -64,7 +64,7 @@ pub(crate) fn parse(
         if let &Some(index) = column
             && !field.is_empty()
         {
-            into.set_dense(index, parser.normalize(index, number(parser, index, field)?)?);
+            parser.set_dense(index, number(parser, index, field)?, into)?;
         }
     }
     for (column, field) in columns.slots.iter().zip(fields) {

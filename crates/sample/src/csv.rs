@@ -36,7 +36,7 @@ impl Fields {
             .filter(|byte| byte.is_ascii() && !matches!(byte, b'"' | b'\n' | b'\r'))
             .ok_or_else(|| invalid(format!("delimiter: expected one ASCII character, got `{}`", columns.delimiter)))?;
         let mut fields = Fields { roles: vec![Vec::new(); columns.names.len()], columns, delimiter, time: None };
-        for (index, slot) in features.slots.iter().enumerate() {
+        for (index, slot) in features.read_slots().iter().enumerate() {
             let separator = slot.separator.as_ref().map(|separator| separator.as_bytes().into());
             fields.give(slot.column(), Role::Slot { slot: index as u16, separator })?;
         }
@@ -144,7 +144,7 @@ impl Sample<'_> {
                     let name = &features.dense[index].name;
                     return Err(RecordError(format!("dense `{name}`: expected a number, got `{}`", shown(field))));
                 };
-                self.into.set_dense(index, self.parser.normalize(index, number)?);
+                self.parser.set_dense(index, number, self.into)?;
             }
             Role::Slot { .. } | Role::Dense(_) => {}
             Role::Label(_) | Role::Weight | Role::Time if self.mode == LabelMode::Ignored => {}

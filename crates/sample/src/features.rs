@@ -103,6 +103,27 @@ pub struct Slot {
     /// What stands between several values in one field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub separator: Option<String>,
+    /// Not read: the bucket that a dense value falls into.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buckets: Option<Buckets>,
+}
+
+/// Where a slot of buckets has its signs from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Buckets {
+    /// The dense column.
+    pub dense: String,
+    /// Buckets for each 1.0 of the model's input.
+    pub steps: u16,
+}
+
+impl Buckets {
+    /// The bucket of a dense value as the model has it.
+    #[inline]
+    pub fn of(steps: u16, normalized: f32) -> i64 {
+        (normalized * f32::from(steps)).floor() as i64
+    }
 }
 
 impl Slot {
@@ -246,6 +267,7 @@ impl Features {
                 return Err(invalid(format!("slot `{}`: sequence: expected at least 1, got 0", slot.name)));
             }
         }
+        self.check_buckets()?;
         if self.num_cells() > usize::from(u16::MAX) {
             return Err(invalid(format!("slots: expected at most 65535 cells, got {}", self.num_cells())));
         }
@@ -253,6 +275,26 @@ impl Features {
             return Err(invalid("modulo: expected at least 1, got 0".into()));
         }
         self.check_format()
+    }
+
+    fn check_buckets(&self) -> Result<(), FeaturesError> {
+        for slot in &self.slots {
+            let Some(buckets) = &slot.buckets else { continue };
+            let message = if buckets.steps == 0 {
+                "steps: expected at least 1, got 0".into()
+            } else if !self.dense.iter().any(|dense| dense.name == buckets.dense) {
+                format!("expected buckets of a dense column, got `{}`", buckets.dense)
+            } else if slot.sequence.is_some() {
+                "expected no sequence of buckets".into()
+            } else {
+                continue;
+            };
+            return Err(invalid(format!("slot `{}`: {message}", slot.name)));
+        }
+        if !self.slots.is_sorted_by_key(|slot| slot.buckets.is_some()) {
+            return Err(invalid("slots: expected those of buckets behind all others".into()));
+        }
+        Ok(())
     }
 
     fn check_format(&self) -> Result<(), FeaturesError> {
@@ -271,6 +313,11 @@ impl Features {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Slots that stand in the data; those of buckets are behind them.
+    pub fn read_slots(&self) -> &[Slot] {
+        &self.slots[..self.slots.partition_point(|slot| slot.buckets.is_none())]
     }
 
     /// Vectors a sample: one for each slot, and one for each place of a sequence.
@@ -315,6 +362,26 @@ mod tests {
         assert!(error("\"max\":4", "\"max\":0").contains("expected min < max"));
         assert!(error("\"I2\"", "\"I1\"").contains("`I1` is declared twice"));
         assert!(error("\"labels\"", "\"label\"").contains("unknown field `label`"));
+    }
+
+    #[test]
+    fn slots_of_buckets_are_behind_all_others_and_of_a_dense_column() {
+        let bucket = |dense: &str, steps: u16| {
+            format!(r#"{{"name":"b","pooling":"sum","buckets":{{"dense":"{dense}","steps":{steps}}}}}"#)
+        };
+        let slot = r#"{"name":"C1","pooling":"sum"}"#;
+        let read = |slots: &[&str]| Features::from_json(&GOOD.replace(slot, &slots.join(",")));
+        assert_eq!(read(&[slot, &bucket("I1", 6)]).unwrap().read_slots().len(), 1);
+        let error = |slots: &[&str]| read(slots).unwrap_err().to_string();
+        assert!(error(&[&bucket("I1", 6), slot]).contains("behind all others"));
+        assert!(error(&[slot, &bucket("I3", 6)]).contains("slot `b`: expected buckets of a dense column, got `I3`"));
+        assert!(error(&[slot, &bucket("I1", 0)]).contains("steps: expected at least 1, got 0"));
+    }
+
+    #[test]
+    fn buckets_are_steps_of_the_normalised_value() {
+        assert_eq!([0.0, 0.16, 0.17, -0.1].map(|value| Buckets::of(6, value)), [0, 0, 1, -1]);
+        assert_eq!(Buckets::of(u16::MAX, f32::MAX), i64::MAX);
     }
 
     #[test]

@@ -138,7 +138,7 @@ impl Sample<'_> {
                     let (name, value) = (shown(name), shown(value));
                     return Err(RecordError(format!("dense `{name}`: expected a number, got `{value}`")));
                 };
-                self.into.set_dense(first + place, self.parser.normalize(first + place, number)?);
+                self.parser.set_dense(first + place, number, self.into)?;
             }
             Meaning::Other(Target::Label(_)) if self.mode == LabelMode::Ignored => {}
             Meaning::Other(Target::Label(index)) => {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use thiserror::Error;
 
 use crate::batch::BatchBuilder;
-use crate::features::{Features, Format};
+use crate::features::{Buckets, Features, Format};
 use crate::pool::Layout;
 use crate::{criteo, csv, hash, paddlerec, slots};
 
@@ -39,6 +39,8 @@ pub struct Parser {
     plain: bool,
     padding_sign: Option<u64>,
     missing: f32,
+    /// For each dense column the slot of its buckets and their steps; empty if no column has them.
+    buckets: Vec<Option<(u16, u16)>>,
     columns: Columns,
 }
 
@@ -62,8 +64,9 @@ impl Parser {
         let mut numeric = Vec::new();
         let mut named = HashMap::new();
         // a slot is known by its name and by that of its column, which goes first
-        let names = features.slots.iter().map(|slot| slot.name.as_str()).zip(0u16..);
-        let columns = features.slots.iter().map(crate::features::Slot::column).zip(0u16..);
+        let read = features.read_slots();
+        let names = read.iter().map(|slot| slot.name.as_str()).zip(0u16..);
+        let columns = read.iter().map(crate::features::Slot::column).zip(0u16..);
         for (name, index) in names.chain(columns) {
             named.insert(name.as_bytes().into(), index);
             if let Some(number) = canonical_number(name.as_bytes()) {
@@ -90,6 +93,7 @@ impl Parser {
             plain: !features.separate_slots && features.modulo.is_none() && features.padding.is_none(),
             padding_sign: features.padding.as_ref().and_then(|padding| parse_u64(padding.as_bytes())),
             missing: 0.0,
+            buckets: buckets_of(&features),
             features,
             numeric,
             named,
@@ -228,9 +232,21 @@ impl Parser {
         self.features.labels.iter().position(|label| label.as_bytes() == name)
     }
 
+    /// Sets a dense value of the sample, and adds the sign of its bucket where the job wants one.
+    #[inline]
+    pub fn set_dense(&self, index: usize, value: f32, into: &mut BatchBuilder) -> Result<(), RecordError> {
+        let normalized = self.normalize(index, value)?;
+        into.set_dense(index, normalized);
+        if let Some(&Some((slot, steps))) = self.buckets.get(index) {
+            let bucket = Buckets::of(steps, normalized);
+            into.add_bucket(slot, self.sign(slot, &bucket.to_le_bytes()));
+        }
+        Ok(())
+    }
+
     /// The model's input for a value of dense column `index`; not a number is refused.
     #[inline]
-    pub fn normalize(&self, index: usize, value: f32) -> Result<f32, RecordError> {
+    fn normalize(&self, index: usize, value: f32) -> Result<f32, RecordError> {
         let dense = &self.features.dense[index];
         let normalized = dense.normalize.apply(value);
         if value.is_finite() && normalized.is_finite() {
@@ -238,6 +254,15 @@ impl Parser {
         }
         Err(RecordError(format!("dense `{}`: expected a finite number, got {value}", dense.name)))
     }
+}
+
+fn buckets_of(features: &Features) -> Vec<Option<(u16, u16)>> {
+    let bucketed = || features.slots.iter().zip(0u16..).filter_map(|(slot, at)| Some((slot.buckets.as_ref()?, at)));
+    if bucketed().next().is_none() {
+        return Vec::new();
+    }
+    let slot_of = |name| bucketed().find(|(buckets, _)| buckets.dense == name).map(|(buckets, at)| (at, buckets.steps));
+    features.dense.iter().map(|dense| slot_of(dense.name.as_str())).collect()
 }
 
 /// The number that a name such as `17` stands for; `017` and `+17` are names like any other.
@@ -311,8 +336,8 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
 pub fn fuzz_lines(bytes: &[u8]) {
     let slots = r#"{"format":"slots","hash":1,"slots":[{"name":"0","pooling":"sum"},{"name":"7","pooling":"mean"},
         {"name":"user","pooling":"sqrtn"}],"dense":[],"labels":["click","buy"]}"#;
-    let criteo = r#"{"format":"criteo","hash":1,"slots":[{"name":"C1","pooling":"sum"},{"name":"C26","pooling":"sum"}],
-        "dense":[{"name":"I1","normalize":{"kind":"log"}}],"labels":["click"]}"#;
+    let criteo = r#"{"format":"criteo","hash":1,"slots":[{"name":"C1","pooling":"sum"},{"name":"C26","pooling":"sum"},
+        {"name":"I1.bucket","pooling":"sum","buckets":{"dense":"I1","steps":6}}],"dense":[{"name":"I1","normalize":{"kind":"log"}}],"labels":["click"]}"#;
     let paddlerec = r#"{"format":"paddlerec","hash":1,"slots":[{"name":"1","pooling":"sum"},{"name":"user","pooling":"sum",
         "sequence":3}],"dense":[{"name":"d.0","normalize":{"kind":"log"}},{"name":"d.1","normalize":{"kind":"none"}}],
         "labels":["click","buy"],"modulo":1000001,"padding":"0"}"#;
@@ -369,6 +394,39 @@ mod tests {
         assert_eq!(dense(&parser), [0.0, 5.0]);
         let marked = dense(&parser.with_missing(f32::NAN));
         assert!(marked[0].is_nan() && marked[1] == 5.0);
+    }
+
+    #[test]
+    fn the_bucket_of_a_dense_value_is_the_last_slot_in_every_format() {
+        let json = |format: &str, more: &str| {
+            format!(
+                r#"{{"format":"{format}","hash":1,"slots":[{{"name":"C1","pooling":"sum"}},
+                {{"name":"b","pooling":"sum","buckets":{{"dense":"I1","steps":6}}}}],
+                "dense":[{{"name":"I1","normalize":{{"kind":"log"}}}}],"labels":["click"]{more}}}"#
+            )
+        };
+        let batch = |json: String, line: &str| {
+            let parser = Parser::new(Features::from_json(&json).unwrap()).unwrap();
+            let mut builder = parser.builder(1);
+            parser.parse_line(line.as_bytes(), LabelMode::Required, &mut builder).unwrap();
+            builder.finish()
+        };
+        let names = r#","columns":{"names":["click","I1","C1"]}"#;
+        // ln(1 + 7) · 6 = 12.5
+        let expected =
+            [hash::sign_of(hash::slot_seed("C1"), b"x"), hash::sign_of(hash::slot_seed("b"), &12i64.to_le_bytes())];
+        let row = |number: &str| format!("1\t{number}{}x{}", "\t".repeat(13), "\t".repeat(25));
+        for batch in [
+            batch(json("criteo", ""), &row("7")),
+            batch(json("csv", names), "1,7,x"),
+            // a name of a slot that is made is no name of the data
+            batch(json("paddlerec", ""), "click:1 I1:7 C1:x b:3"),
+        ] {
+            assert_eq!(batch.signs, expected);
+            assert_eq!(batch.offsets, [0, 1, 2]);
+        }
+        let missing = batch(json("criteo", ""), &row(""));
+        assert_eq!((missing.signs.len(), missing.offsets), (1, vec![0, 1, 1]));
     }
 
     proptest! {

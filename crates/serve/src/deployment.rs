@@ -50,7 +50,7 @@ impl ModelInfo {
             "version": manifest.version,
             "created": manifest.created,
             "format": features.format,
-            "slots": features.slots.iter().map(|slot| &slot.name).collect::<Vec<_>>(),
+            "slots": features.read_slots().iter().map(|slot| &slot.name).collect::<Vec<_>>(),
             "dense": features.dense.iter().map(|dense| &dense.name).collect::<Vec<_>>(),
             "labels": features.labels,
             "columns": manifest.table.columns,

@@ -71,6 +71,19 @@ class Slot(Section):
         return value
 
 
+class Buckets(Section):
+    """Where a slot of buckets has its signs from."""
+
+    dense: str
+    steps: int
+
+
+class BucketSlot(Slot):
+    """A slot that is made of a dense value, not read."""
+
+    buckets: Buckets
+
+
 class DenseColumn(Section):
     """One dense value of a sample; its normalisation is fixed here and never fitted from the stream."""
 
@@ -82,6 +95,13 @@ class DenseColumn(Section):
     )
     min: float | None = Field(default=None, description="Value that `minmax` maps to 0.")
     max: float | None = Field(default=None, description="Value that `minmax` maps to 1.")
+    buckets: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Also a slot NAME.bucket, whose sign is the bucket that the value falls into: so many for each 1.0 "
+        "of the normalised value, 0 for no such slot; `data.buckets` if not given.",
+    )
     count: int | None = Field(
         default=None,
         ge=1,

@@ -22,6 +22,8 @@ from pydantic import (
 from elasticrec.config.columns import (
     MAX_SLOTS,
     NUMBER,
+    Buckets,
+    BucketSlot,
     Columns,
     DenseColumn,
     DenseColumns,
@@ -132,6 +134,13 @@ class Data(Section):
         Field(min_length=1, strict=False),
         BeforeValidator(one_or_list, json_schema_input_type=str | list[str]),
     ] = Field(default=("click",), validate_default=True, description="Names of the labels in the order of the line.")
+    buckets: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="Buckets of the dense columns that do not name their own, see `dense[].buckets`; 6 are good for "
+        "counts and `log`.",
+    )
     dense: DenseColumns = Field(
         default=(),
         validate_default=True,
@@ -262,12 +271,23 @@ class Data(Section):
         if format != "paddlerec" and any(column.count for column in value):
             raise problem("`count` belongs to format `paddlerec`")
         default = "none" if format == "paddlerec" else "log"
+        buckets = info.data.get("buckets", 0)
+
+        def complete(column: DenseColumn, name: str) -> DenseColumn:
+            given = buckets if column.buckets is None else column.buckets
+            settled = {"name": name, "count": None, "normalize": column.normalize or default, "buckets": given}
+            return column.model_copy(update=settled)
+
         columns = tuple(
-            column.model_copy(update={"name": name, "count": None, "normalize": column.normalize or default})
+            complete(column, name)
             for column in value
             for name in ([f"{column.name}.{i}" for i in range(column.count)] if column.count else [column.name])
         )
         _check_names([column.name for column in columns], "column", info, CRITEO_DENSE)
+        slots = info.data.get("slots", ())
+        inputs = (*slots, *bucket_slots(columns))
+        check_unique([slot.name for slot in inputs], "slot")
+        check_sharing(inputs)
         return columns
 
     @field_validator("padding")
@@ -285,6 +305,11 @@ class Data(Section):
         if value and info.data.get("format") not in ("slots", None):
             raise problem("belongs to format `slots`: in the others equal values of two slots have rows of their own")
         return value
+
+    @property
+    def inputs(self) -> tuple[Slot, ...]:
+        """The slots that the model has: those that are read, and those of buckets behind them."""
+        return (*self.slots, *bucket_slots(self.dense))
 
     def select(self, *, held_out: bool) -> Select | None:
         """Which samples of the files of `train` belong to training, or to evaluation if that is a part of them."""
@@ -330,7 +355,21 @@ class Data(Section):
 
     @field_serializer("dense", when_used="json")
     def _show_dense(self, dense: tuple[DenseColumn, ...]) -> list[Any]:
-        return [column.model_dump(exclude_none=True) for column in dense]
+        return [
+            column.model_dump(exclude_none=True, exclude={"buckets"} if column.buckets == self.buckets else None)
+            for column in dense
+        ]
+
+
+def bucket_slots(dense: tuple[DenseColumn, ...]) -> tuple[BucketSlot, ...]:
+    """The slots that are made of dense columns."""
+    return tuple(
+        BucketSlot(
+            name=f"{column.name}.bucket", pooling="sum", buckets=Buckets(dense=column.name, steps=column.buckets)
+        )
+        for column in dense
+        if column.buckets
+    )
 
 
 def read_slot_conf(path: Path) -> list[Any]:

@@ -264,7 +264,7 @@ class Job(Section):
         features: dict[str, Any] = {
             "format": data.format,
             "hash": HASH_VERSION,
-            "slots": [slot.model_dump(exclude_none=True) for slot in data.slots],
+            "slots": [slot.model_dump(exclude_none=True) for slot in data.inputs],
             "dense": [column.feature() for column in data.dense],
             "labels": list(data.labels),
         }

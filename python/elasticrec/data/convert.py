@@ -224,7 +224,7 @@ class _ToSlots:
             raise SampleError(
                 f"{batch.places}: slot text has whole numbers of shows and clicks, got other weights or labels"
             )
-        names = [slot.name for slot in data.slots]
+        names = [slot.name for slot in data.inputs]
         lengths = np.diff(batch.offsets)
         slots = np.repeat(np.tile(np.arange(len(names)), batch.num_samples), lengths)
         fields = [f"{sign}:{names[slot]}" for sign, slot in zip(batch.signs.tolist(), slots.tolist(), strict=True)]
@@ -238,7 +238,7 @@ class _ToSlots:
     def data(self, path: Path) -> dict[str, Any]:
         """The `data` section for what was written: hashing, modulo and padding are done."""
         data = self._job.data
-        slots = [slot_item(slot, data.pooling) for slot in data.slots]
+        slots = [slot_item(slot, data.pooling) for slot in data.inputs]
         section: dict[str, Any] = {"format": "slots", "labels": list(data.labels), "slots": slots}
         return section | ({"pooling": data.pooling} if data.pooling != "sum" else {})
 

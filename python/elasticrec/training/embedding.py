@@ -64,7 +64,7 @@ class Embedding:
     def __init__(self, job: Job, columns: tuple[Column, ...]) -> None:
         threads = job.train.threads or num_cores()
         self.table = _core.Table(json.dumps(table_spec(job, columns)), threads=threads)
-        self._num_cells = sum(slot.sequence or 1 for slot in job.data.slots)
+        self._num_cells = sum(slot.sequence or 1 for slot in job.data.inputs)
         self._buffer = torch.empty(0)
 
     def pull(self, batch: _core.Batch) -> Tensor:

@@ -34,12 +34,12 @@ def shape_of(job: Job) -> Shape:
     """The sizes of a job's data: each slot is one vector, a sequence one for each of its places."""
     first: dict[str, int] = {}
     num_cells = 0
-    for slot in job.data.slots:
+    for slot in job.data.inputs:
         first[slot.name] = num_cells
         num_cells += slot.sequence or 1
     sequences = tuple(
         Sequence(first[slot.name], slot.sequence, first.get(slot.share or ""))
-        for slot in job.data.slots
+        for slot in job.data.inputs
         if slot.sequence
     )
     return Shape(num_cells, len(job.data.dense), len(job.data.labels), sequences)

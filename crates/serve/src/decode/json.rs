@@ -137,13 +137,7 @@ impl Decoder<'_> {
     }
 
     fn set_dense<E: serde::de::Error>(&mut self, index: usize, value: f32) -> Result<(), E> {
-        match self.parser.normalize(index, value) {
-            Ok(normalized) => {
-                self.builder.set_dense(index, normalized);
-                Ok(())
-            }
-            Err(error) => Err(self.refuse_instance(error)),
-        }
+        self.parser.set_dense(index, value, &mut self.builder).map_err(|error| self.refuse_instance(error))
     }
 }
 
@@ -357,7 +351,8 @@ impl<'de> Visitor<'de> for Value<'_, '_> {
 pub(super) fn fuzz_parsers() -> [Parser; 2] {
     let slots = r#"{"format":"slots","hash":1,"slots":[{"name":"0","pooling":"sum"},{"name":"7","pooling":"mean"},
         {"name":"user","pooling":"sqrtn"}],"dense":[],"labels":["click","buy"]}"#;
-    let criteo = r#"{"format":"criteo","hash":1,"slots":[{"name":"C1","pooling":"sum"},{"name":"C26","pooling":"sum"}],
+    let criteo = r#"{"format":"criteo","hash":1,"slots":[{"name":"C1","pooling":"sum"},{"name":"C26","pooling":"sum"},
+        {"name":"I1.bucket","pooling":"sum","buckets":{"dense":"I1","steps":6}}],
         "dense":[{"name":"I1","normalize":{"kind":"log"}},{"name":"I2","normalize":{"kind":"none"}}],"labels":["click"]}"#;
     [slots, criteo].map(|json| match Features::from_json(json).and_then(Parser::new) {
         Ok(parser) => parser,

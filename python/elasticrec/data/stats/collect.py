@@ -260,9 +260,9 @@ class _Collection:
         self._has_eval = has_eval
         self._num_samples = num_samples
         self._progress = progress
-        self._num_slots = len(job.data.slots)
+        self._num_slots = len(job.data.inputs)
         self._learned, self._measured = _Side(self._num_slots), _Side(self._num_slots)
-        self._counts = [SignCounts() for _ in job.data.slots]
+        self._counts = [SignCounts() for _ in job.data.inputs]
         self._dense = _Dense(len(job.data.dense), num_samples)
 
     def run(self, job: Job) -> Stats:
@@ -343,7 +343,7 @@ class _Collection:
         drift, unseen = measure.drift() if self._has_eval else (None, None)
         counted = [side for side in sides if side.num_samples]
         return SlotStats(
-            name=self._job.data.slots[at].name,
+            name=self._job.data.inputs[at].name,
             coverage=sum(int(side.covered[at]) for side in counted) / max(num_samples, 1),
             num_signs=len(self._counts[at].signs) + (0 if self._has_eval else measure.num_new()),
             mean_signs=sum(int(side.signs[at]) for side in counted) / max(num_samples, 1),
