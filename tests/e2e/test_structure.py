@@ -1,5 +1,6 @@
 """On data made for its structure each model beats the one that cannot see it, and not when that is shuffled away."""
 
+import json
 import re
 from collections.abc import Callable
 from functools import cache
@@ -110,3 +111,25 @@ def test_the_history_is_weighed_by_din(auc: Auc) -> None:
 
     assert gain(structure=True) > BETTER
     assert gain(structure=False) < BETTER
+
+
+@pytest.mark.slow
+def test_one_pass_of_deepfm_comes_close_to_the_best_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_demo(Path("data"), samples=1_000_000, slots=20, hours=4, seed=1)
+    raw = {
+        "name": "close",
+        "data": {
+            "format": "slots",
+            "train": ["20260101/00", "20260101/01", "20260101/02"],
+            "eval": "20260101/03",
+            "slots": "0-19",
+        },
+        "model": {"kind": "deepfm", "dim": 8, "hidden": [64, 32]},
+        "sparse": {"init_scale": 0.02, "optimizer": {"learning_rate": 0.03}},
+        "train": {"batch_size": 256, "threads": 1},
+    }
+    evaluation = train_job(parse_job(raw, base=tmp_path / "data")).evaluation
+    assert evaluation is not None
+    best = json.loads(Path("data/truth.json").read_text())["hours"][-1]["best_auc"]
+    assert best - 0.01 < evaluation["click"].auc < best

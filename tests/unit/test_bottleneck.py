@@ -68,6 +68,11 @@ SETUP = Setup(workers=1, threads=2, cores=4)
             Setup(1, 2, 4, every_steps=True),
             "saving checkpoints 60 %: raise `train.checkpoint.every_steps`, or `every_epochs` where epochs are short",
         ),
+        (
+            Shares({"checkpoint": 0.6}),
+            Setup(1, 2, 4, evaluates_inside=True, keeps_best=True),
+            "saving checkpoints 60 %: `train.checkpoint.keep_best` saves every better one, evaluate less often",
+        ),
         (Shares({"evaluate": 0.5}), SETUP, "evaluating 50 %: give `data.eval` fewer files"),
         (
             Shares({"evaluate": 0.5}),

@@ -253,7 +253,12 @@ def slot_item(slot: Slot, default_pooling: str, **more: Any) -> Any:
 
 def dense_item(column: DenseColumn, default: str) -> Any:
     """A dense column as it stands in a job."""
-    keys: dict[str, Any] = {"column": column.column, "min": column.min, "max": column.max, "buckets": column.buckets or None}
+    keys: dict[str, Any] = {
+        "column": column.column,
+        "min": column.min,
+        "max": column.max,
+        "buckets": column.buckets or None,
+    }
     keys["normalize"] = None if column.normalize == default else column.normalize
     given = {key: value for key, value in keys.items() if value is not None}
     return {"name": column.name, **given} if given else column.name

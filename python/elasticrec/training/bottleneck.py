@@ -34,6 +34,8 @@ class Setup:
     """Whether checkpoints come by steps, not only by time."""
     evaluates_inside: bool = False
     """Whether evaluations come inside an epoch."""
+    keeps_best: bool = False
+    """Whether an evaluation that is the best so far is saved."""
 
 
 _GROUPS = {
@@ -63,6 +65,8 @@ def bottleneck(shares: Shares, setup: Setup) -> str | None:
         return f"pulling and pushing rows {share}: a smaller `model.dim` or fewer `data.slots` make rows cheaper"
     if group == "network":
         return f"the network {share}: {_network_advice(setup)}"
+    if group == "checkpoint" and setup.keeps_best and setup.evaluates_inside:
+        return f"saving checkpoints {share}: `train.checkpoint.keep_best` saves every better one, evaluate less often"
     if group == "checkpoint":
         key = "every_steps" if setup.every_steps else "every_s"
         return f"saving checkpoints {share}: raise `train.checkpoint.{key}`, or `every_epochs` where epochs are short"

@@ -152,7 +152,7 @@ class Trainer:
                 self.step(batch)
                 self._check_bad(batch)
                 if self.reporter.due():
-                    self._report(units, *started)
+                    self._report(_share_done(units, batch), *started)
                 self._follow_schedule()
 
     def _follow_schedule(self) -> None:
@@ -356,16 +356,14 @@ class Trainer:
         if self.progress.records >= least:
             refuse_bad(self.job, self.progress.records, self.progress.bad_records, "data.train")
 
-    def _report(self, units: list[Unit], started_s: float, started_samples: int) -> None:
+    def _report(self, done: float, started_s: float, started_samples: int) -> None:
         metrics = self._train_metrics()
         speed = (self.progress.samples - started_samples) / max(self.clock.elapsed - started_s, 1e-9)
-        total = sum(unit.end - unit.start for unit in units)
-        done = sum(unit.end - unit.start for unit in units if unit.id < self.progress.unit)
         rows = len(self.state.embedding.table)
         shares = self._shares(self.clock.lap())
         reason = bottleneck(shares, self._setup())
         text = (
-            f"epoch {self.progress.epoch + 1}/{self.job.train.epochs} {done / max(total, 1):4.0%} "
+            f"epoch {self.progress.epoch + 1}/{self.job.train.epochs} {done:4.0%} "
             f"{self.progress.samples:>12,} samples {speed:>9,.0f}/s {describe(metrics[0])} rows {rows:,} "
             f"| {describe_shares(shares)}{f' | {reason}' if reason else ''}"
         )
@@ -415,6 +413,7 @@ class Trainer:
             every_steps=self.job.train.checkpoint.every_steps is not None,
             evaluates_inside=self.job.train.evaluate.every_steps is not None
             or self.job.train.evaluate.every_s is not None,
+            keeps_best=self.job.train.checkpoint.keep_best is not None,
         )
 
     def _summary(self, first_samples: int) -> Summary:
@@ -433,6 +432,14 @@ class Trainer:
             parse=shares.parse,
             bottleneck=bottleneck(shares, self._setup()) if num_samples else None,
         )
+
+
+def _share_done(units: list[Unit], batch: _core.Batch) -> float:
+    """How much of an epoch's bytes is behind, with the part of a compressed file, which is one large unit."""
+    total = sum(unit.end - unit.start for unit in units)
+    done = sum(unit.end - unit.start for unit in units if unit.id < batch.unit)
+    is_inside = any(unit.id == batch.unit and batch.file_bytes < unit.end for unit in units)
+    return (done + (batch.file_bytes if is_inside else 0)) / max(total, 1)
 
 
 def _dicts(metrics: list[Metrics] | None) -> list[dict[str, Any]] | None:
