@@ -3,14 +3,14 @@
 DataLoader workers parse the lines into index arrays, embedding bags hold the rows (of a known vocabulary, which a table
 in production does not have), sparse Adagrad steps them, fused Adam steps the network. Measured twice: with a bag for
 each slot, as such scripts are written, and with one bag for all slots, which a known and numbered vocabulary allows.
-Reported is the median of five at the best of several numbers of workers and threads. The last line is one JSON object.
+Alone it looks for the best number of workers and threads; with `--setting` it measures once, so that the benchmark can
+have it and ElasticREC take turns. The last line is one JSON object.
 """
 
 import argparse
 import itertools
 import json
 import os
-import statistics
 import time
 from collections.abc import Iterator
 
@@ -24,7 +24,6 @@ SLOTS, DENSE, DIM = 26, 13, 9
 BATCH = 512
 WARM_UP = 20
 SECONDS = 4.0
-REPEATS = 5
 
 
 class Lines(IterableDataset):
@@ -108,24 +107,26 @@ def rate(path: str, values: int, one_bag: bool, workers: int, threads: int) -> f
     return samples / (time.perf_counter() - start)
 
 
+def best_setting(path: str, values: int, one_bag: bool) -> tuple[int, int]:
+    """The number of loader processes and torch threads that is fastest."""
+    choices = list(itertools.product((1, 2), (1, os.cpu_count() or 1)))
+    return max(choices, key=lambda setting: rate(path, values, one_bag, *setting))
+
+
 def main() -> None:
-    """Try a few settings and report the best."""
+    """Look for the best settings, or measure one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file")
     parser.add_argument("--values", type=int, required=True, help="distinct values of a slot")
+    parser.add_argument("--setting", type=int, nargs=3, metavar=("ONE_BAG", "WORKERS", "THREADS"))
     arguments = parser.parse_args()
-    cores = os.cpu_count() or 1
     # the optimizer's own gradients
     torch.sparse.check_sparse_tensor_invariants.disable()
-    result: dict[str, object] = {}
-    for one_bag, name in ((False, "torch"), (True, "torch_one_bag")):
-        settings = {f"workers {w}, threads {t}": (w, t) for w, t in itertools.product((1, 2), (1, cores))}
-        rates = {name: rate(arguments.file, arguments.values, one_bag, *setting) for name, setting in settings.items()}
-        best = max(rates, key=lambda setting: rates[setting])
-        workers, threads = settings[best]
-        again = [rate(arguments.file, arguments.values, one_bag, workers, threads) for _ in range(REPEATS)]
-        result |= {f"{name}_samples_per_s": statistics.median(again), f"{name}_setting": best}
-    print(json.dumps(result))
+    if arguments.setting:
+        one_bag, workers, threads = arguments.setting
+        print(json.dumps(rate(arguments.file, arguments.values, bool(one_bag), workers, threads)))
+        return
+    print(json.dumps([[one_bag, *best_setting(arguments.file, arguments.values, bool(one_bag))] for one_bag in (0, 1)]))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def bench_parse(
 @bench_app.command("train")
 def bench_train(
     as_json: JsonOption = False,
-    samples: Annotated[int, typer.Option(min=100_000, max=_MAX_SAMPLES, help="Samples to generate.")] = 300_000,
+    samples: Annotated[int, typer.Option(min=16_384, max=_MAX_SAMPLES, help="Samples to generate.")] = 300_000,
     rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the table.")] = 10_000_000,
     repeats: RepeatsOption = 5,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement of the network.")] = 3.0,

@@ -5,14 +5,17 @@ The shape is Criteo's: 26 slots, 13 dense values; Wide & Deep with dim 9 and an 
 
 import contextlib
 import io
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +37,14 @@ Result = dict[str, Any]
 
 SLOTS, DENSE = 26, 13
 BATCH_SIZES = (512, 4096)
+RIVAL_BATCH_SIZE = 512
 ZIPF = 1.05
 # Samples that warm caches, threads and the allocator before the clock starts.
 _WARM_UP_BATCHES = 20
 
 
 def run(samples: int, rows: int, repeats: int, seconds: float, say: Callable[[str], None], rivals: bool) -> Result:
-    """All figures, each the median of `repeats`; ours and the network alone take turns."""
+    """All figures, each the median of `repeats`; ours, the network alone and the rival take turns."""
     script = _rival_script() if rivals else None
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         values = rows // SLOTS
@@ -49,15 +53,15 @@ def run(samples: int, rows: int, repeats: int, seconds: float, say: Callable[[st
             say(f"writing {samples:,} samples of PaddleRec slot text, {kind} signs")
             files[kind] = write_samples(Path(f"{kind}.txt"), samples, values, kind)
         result: Result = {"samples": samples, "rows": rows, "repeats": repeats, "cores": num_cores()}
+        rival = None
+        if script is not None:
+            say("plain PyTorch, DataLoader workers, EmbeddingBag, sparse Adagrad: looking for its best settings")
+            rival = Rival(script, files["zipf"], values)
         for size in BATCH_SIZES:
-            result.update(_measure(size, values, files, repeats, seconds, say))
+            at = Measurement(size, samples, values, files, repeats, seconds, say)
+            result.update(at.run(rival if size == RIVAL_BATCH_SIZE else None))
         result["samples_per_s"] = result["samples_per_s_512"]
         result["dense_only_samples_per_s"] = result["dense_only_samples_per_s_512"]
-        if script is not None:
-            say("the rival: plain PyTorch, DataLoader workers, EmbeddingBag, sparse Adagrad")
-            result.update(_rival(script, files["zipf"], values))
-            result["vs_torch"] = result["samples_per_s_512"] / result["torch_samples_per_s"]
-            result["vs_torch_one_bag"] = result["samples_per_s_512"] / result["torch_one_bag_samples_per_s"]
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
 
 
@@ -127,34 +131,73 @@ def _job(batch_size: int, train: str) -> Job:
     return parse_job(raw, base=Path.cwd(), source="bench")
 
 
-def _measure(
-    size: int, values: int, files: dict[str, Path], repeats: int, seconds: float, say: Callable[[str], None]
-) -> Result:
-    job = _job(size, str(files["zipf"]))
-    text = _head(files["zipf"], size)
-    reporter = Reporter(Path("metrics.jsonl"), 3600)
-    with closing(reporter), contextlib.redirect_stderr(io.StringIO()):
-        trainer = Trainer(job, Run.create(job), reporter)
-        say(f"batch {size}: filling the table")
-        _fill(trainer, values)
-        rates: dict[str, list[float]] = {"zipf": [], "uniform": [], "dense": []}
+@dataclass(frozen=True)
+class Measurement:
+    """Rates at one batch size, taken in turns."""
+
+    size: int
+    samples: int
+    values: int
+    files: dict[str, Path]
+    repeats: int
+    seconds: float
+    say: Callable[[str], None]
+
+    def run(self, rival: "Rival | None") -> Result:
+        """The medians of ours, of the network alone and of the rival if there is one."""
+        job = _job(self.size, str(self.files["zipf"]))
+        text = _head(self.files["zipf"], self.size)
+        reporter = Reporter(Path("metrics.jsonl"), 3600)
+        rates: defaultdict[str, list[float]] = defaultdict(list)
         shares: dict[str, float] = {}
-        for repeat in range(repeats):
-            say(f"batch {size}, {repeat + 1}/{repeats}: the whole loop, then its network alone")
-            torch.set_num_threads(num_cores())
-            for kind, file in files.items():
-                rate, own = _train_rate(trainer, file)
-                rates[kind].append(rate)
-                shares = own if kind == "zipf" else shares
-            rates["dense"].append(dense_only_rate(job, text, seconds)[0])
-    middle = {name: statistics.median(found) for name, found in rates.items()}
-    return {
-        f"samples_per_s_{size}": middle["zipf"],
-        f"uniform_samples_per_s_{size}": middle["uniform"],
-        f"dense_only_samples_per_s_{size}": middle["dense"],
-        f"ratio_{size}": middle["zipf"] / middle["dense"],
-        f"shares_{size}": {name: round(share, 4) for name, share in shares.items()},
-    }
+        with closing(reporter), contextlib.redirect_stderr(io.StringIO()):
+            trainer = Trainer(job, Run.create(job), reporter)
+            self.say(f"batch {self.size}: filling the table")
+            _fill(trainer, self.values)
+            for repeat in range(self.repeats):
+                self.say(f"batch {self.size}, {repeat + 1}/{self.repeats}: the whole loop, then its network alone")
+                torch.set_num_threads(num_cores())
+                for kind, file in self.files.items():
+                    rate, own = _train_rate(trainer, file, self.samples)
+                    rates[kind].append(rate)
+                    shares = own if kind == "zipf" else shares
+                rates["dense"].append(dense_only_rate(job, text, self.seconds)[0])
+                for name, rate in rival.rates().items() if rival else ():
+                    rates[name].append(rate)
+        middle = {name: statistics.median(found) for name, found in rates.items()}
+        ours = middle["zipf"]
+        result: Result = {
+            f"samples_per_s_{self.size}": ours,
+            f"uniform_samples_per_s_{self.size}": middle["uniform"],
+            f"dense_only_samples_per_s_{self.size}": middle["dense"],
+            f"ratio_{self.size}": ours / middle["dense"],
+            f"shares_{self.size}": {name: round(share, 4) for name, share in shares.items()},
+        }
+        for name in ("torch", "torch_one_bag") if rival else ():
+            result |= {f"{name}_samples_per_s": middle[name], f"vs_{name}": ours / middle[name]}
+        return result
+
+
+class Rival:
+    """Plain PyTorch over the same file, in a process of its own, at its best settings."""
+
+    def __init__(self, script: Path, file: Path, values: int) -> None:
+        self._command = [sys.executable, str(script), str(file), "--values", str(values)]
+        self._settings = self._run()
+
+    def rates(self) -> dict[str, float]:
+        """Samples a second with a bag for each slot, and with one for all."""
+        names = ("torch", "torch_one_bag")
+        return {
+            name: self._run("--setting", *map(str, setting))
+            for name, setting in zip(names, self._settings, strict=True)
+        }
+
+    def _run(self, *arguments: str) -> Any:
+        finished = subprocess.run([*self._command, *arguments], stdout=subprocess.PIPE, text=True, check=False)
+        if finished.returncode != 0:
+            raise ModelError(f"{self._command[1]}: expected figures, it ended with code {finished.returncode}")
+        return json.loads(finished.stdout.splitlines()[-1])
 
 
 def _head(path: Path, count: int) -> bytes:
@@ -177,13 +220,14 @@ def _fill(trainer: Trainer, values: int) -> None:
         embedding.push(batch, pooled, scale=1.0, seen=0)
 
 
-def _train_rate(trainer: Trainer, file: Path) -> tuple[float, dict[str, float]]:
+def _train_rate(trainer: Trainer, file: Path, num_samples: int) -> tuple[float, dict[str, float]]:
     """Samples a second over a file, from the disk to the step, and the share of each stage."""
     data, train = trainer.job.data, trainer.job.train
     units = plan_units([file], Cut(data.unit_bytes, True, train.seed, "bench", data.format), 0, 0)
+    warm_up = min(_WARM_UP_BATCHES, num_samples // train.batch_size // 4)
     with closing(open_batches(trainer.job, trainer.parser, units, shuffle=True)) as batches:
-        for _ in range(_WARM_UP_BATCHES):
-            trainer.step(next(batches))
+        for batch in itertools.islice(batches, warm_up):
+            trainer.step(batch)
         clock = trainer.restart_clock()
         samples = 0
         start = time.perf_counter()
@@ -198,15 +242,6 @@ def _rival_script() -> Path:
     if not script.is_file():
         raise ConfigError("bench: --rivals: expected a clone with `benchmarks/`, this is an installed package")
     return script
-
-
-def _rival(script: Path, file: Path, values: int) -> Result:
-    command = [sys.executable, str(script), str(file), "--values", str(values)]
-    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if finished.returncode != 0:
-        raise ModelError(f"{script}: expected figures, it ended with code {finished.returncode}")
-    found: Result = json.loads(finished.stdout.splitlines()[-1])
-    return found
 
 
 __all__ = ["describe", "run", "write_samples"]
