@@ -122,7 +122,9 @@ def test_import_without_torch(module: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["data", "stats", "--help"], ["schema"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["data", "stats", "--help"], ["schema"]], ids=" ".join
+)
 def test_commands_without_torch(arguments: list[str]) -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['onnx'] = None\n"

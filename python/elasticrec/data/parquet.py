@@ -17,11 +17,15 @@ import pyarrow.parquet as pq
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.config.data import Select
+from elasticrec.config.fields import show
 from elasticrec.data.units import Unit
 from elasticrec.errors import ConfigError, SampleError
 
 # Batches made ahead of the trainer.
 _AHEAD = 4
+
+# A number, or what begins as a date does.
+_TIME = r"^([0-9]+(\.[0-9]+)?|[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?)$"
 
 _Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
 
@@ -188,6 +192,7 @@ class _ColumnReader:
             dense=[_numbers(table[name], name, path) for name in self._dense],
             labels=[_numbers(table[name], name, path) for name in self._labels] if self._with_labels else None,
             weights=_numbers(table[self._weight], self._weight, path) if self._weight else None,
+            refused=_without_time(table[self._time]) if self._time else {},
             shown=self._num_shown,
         )
         self._num_shown += len(batch.bad)
@@ -248,9 +253,8 @@ def _numbers(column: pa.ChunkedArray, name: str, path: str) -> _Numbers:
 def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
     """Times in seconds since 1970; a row without one is before all others."""
     try:
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = _decoded(column)
+        if _is_text(column.type):
             seconds = _seconds_of_text(column)
         else:
             if pa.types.is_date(column.type):
@@ -261,8 +265,40 @@ def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
     return np.nan_to_num(seconds, nan=-np.inf)
 
 
+def _without_time(column: pa.ChunkedArray) -> dict[int, str]:
+    """Rows of a time column whose text is none, and why they are bad; a null is before all times."""
+    column = _decoded(column)
+    if not _is_text(column.type):
+        return {}
+    odd = np.isnan(_seconds_of_text(column)) & column.is_valid().to_numpy()
+    return {
+        int(at): f"time: expected seconds since 1970 or a date, got {show(column[int(at)].as_py(), 40)}"
+        for at in np.flatnonzero(odd)
+    }
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _seconds_of_text(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    """As in CSV: numbers, or dates and times that are in UTC unless they have an offset."""
+    """As in CSV: numbers, or dates and times that are in UTC unless they have an offset; NaN for others."""
+    column = pc.if_else(pc.match_substring_regex(column, _TIME), column, pa.scalar(None, column.type))
+    try:
+        return _seconds_of_times(column)
+    except pa.ArrowInvalid:
+        # some 30th of February: found by halves
+        if len(column) == 1:
+            return np.full(1, np.nan)
+        half = len(column) // 2
+        return np.concatenate((_seconds_of_text(column[:half]), _seconds_of_text(column[half:])))
+
+
+def _seconds_of_times(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     numbers = pc.match_substring_regex(column, r"^[0-9]+(\.[0-9]+)?$")
     zoned = pc.match_substring_regex(column, r":[0-9][0-9].*(Z|[+-][0-9][0-9]:?[0-9]*)$")
     nothing = pa.scalar(None, column.type)
