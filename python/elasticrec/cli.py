@@ -67,8 +67,8 @@ def _root(
 def check(job: JobArgument, overrides: SetOption = None) -> None:
     """Check a job; print it with all defaults."""
     from elasticrec.config import load_job, match_files
-    from elasticrec.data.collisions import find_collisions, warning
     from elasticrec.data.header import with_names
+    from elasticrec.data.look import warnings_of
     from elasticrec.data.reader import check_reader
 
     loaded = with_names(load_job(job, overrides or []))
@@ -79,9 +79,14 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
         check_exports(loaded)
     if loaded.data.reader is not None:
         check_reader(loaded)
+    if loaded.train.metrics:
+        from elasticrec.training.own_metrics import load_metrics
+
+        load_metrics(loaded)
     num_train, num_eval = len(match_files(loaded, "train")), len(match_files(loaded, "eval"))
+    warnings = warnings_of(loaded)
     typer.echo(loaded.to_yaml(), nl=False)
-    if text := warning(loaded, find_collisions(loaded)):
+    for text in warnings:
         typer.echo(f"warning: {text}", err=True)
     typer.echo(f"ok: files to train on: {num_train}, to evaluate on: {num_eval}", err=True)
 
@@ -186,7 +191,8 @@ def explain(
     sample: Annotated[
         str,
         typer.Argument(
-            metavar="SAMPLE", help="A line in the training format, `@FILE:LINE`, or `-` for standard input."
+            metavar="SAMPLE",
+            help="A line in the training format, `@FILE:LINE`, of Parquet `@FILE:ROW`, or `-` for standard input.",
         ),
     ],
     checkpoint: Annotated[
@@ -206,7 +212,8 @@ def explain(
 
     from elasticrec import explain as explaining
 
-    result = explaining.explain(explaining.read_sample(sample), explaining.open_source(checkpoint, model, best=best))
+    source = explaining.open_source(checkpoint, model, best=best)
+    result = explaining.explain(explaining.read_sample(sample, source.features["format"]), source)
     for line in [json.dumps(result)] if as_json else explaining.lines_of(result):
         typer.echo(line)
 

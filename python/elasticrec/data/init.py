@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticrec.config import Job, parse_job
+from elasticrec.config import parse_job
 from elasticrec.config.columns import NUMBER
 from elasticrec.config.document import parse
-from elasticrec.data.collisions import find_collisions, warning
 from elasticrec.data.guess import INFINITE, Feature
 from elasticrec.data.header import with_names
+from elasticrec.data.look import warnings_of
 from elasticrec.data.sniff import Found, sniff
 from elasticrec.durable import write_atomically
 from elasticrec.errors import ConfigError
@@ -123,12 +123,7 @@ def write_job(directory: Path, sources: Sequence[str], *, label: str | None = No
     job = parse_job(raw, base=directory.resolve(), source=str(path))
     for name, text in reversed(files.items()):
         write_atomically(name, text.encode())
-    return Written(path, found, [*found.notes, *_warnings(job)] if found is not None else [])
-
-
-def _warnings(job: Job) -> list[str]:
-    text = warning(job, find_collisions(with_names(job)))
-    return [] if text is None else [text]
+    return Written(path, found, [*found.notes, *warnings_of(with_names(job))] if found is not None else [])
 
 
 def _name_of(directory: Path) -> str:

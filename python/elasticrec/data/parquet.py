@@ -56,6 +56,39 @@ def open_file(path: Path | str) -> pq.ParquetFile:
     return file
 
 
+def some_rows(job: Job, parser: _core.Parser, path: Path, num_rows: int) -> Iterator[_core.Batch]:
+    """Batches of rows of the first, a middle and the last row group of a file."""
+    columns = _ColumnReader(job, parser, labels=True, select=None)
+    file = columns.open(str(path))
+    num_groups = file.metadata.num_row_groups
+    for group in sorted({0, num_groups // 2, num_groups - 1}) if num_groups else []:
+        first = _first_row(file, group)
+        rows = next(file.iter_batches(num_rows, row_groups=[group], columns=columns.names), None)
+        if rows is not None:
+            places = np.arange(first, first + rows.num_rows, dtype=np.int64)
+            yield columns.batch(str(path), (0, group), pa.Table.from_batches([rows]), places)
+
+
+def row_of(job: Job, parser: _core.Parser, path: Path, row: int) -> _core.Batch:
+    """One row of a file without its labels, by its place in it, counted from 0 as in the messages of bad rows."""
+    columns = _ColumnReader(job, parser, labels=False, select=None)
+    file = columns.open(str(path))
+    if row >= file.metadata.num_rows:
+        raise SampleError(f"{path}: expected a row {row} (they count from 0), got {file.metadata.num_rows} rows")
+    group = next(at for at in range(file.metadata.num_row_groups) if row < _first_row(file, at + 1))
+    start = row - _first_row(file, group)
+    table = columns.read_groups(file, str(path), range(group, group + 1)).slice(start, 1)
+    batch = columns.batch(str(path), (0, 0), table, np.array([row], np.int64))
+    if batch.bad:
+        raise SampleError(batch.bad[0])
+    return batch
+
+
+def _first_row(file: pq.ParquetFile, group: int) -> int:
+    """The place in the file of the first row of a row group."""
+    return sum(file.metadata.row_group(at).num_rows for at in range(group))
+
+
 class ParquetReader:
     """An iterator over the batches of units, made ahead by a thread of its own."""
 
@@ -139,7 +172,9 @@ class ParquetReader:
             if index >= skip:
                 with self._timed(1):
                     part = slice(start, start + train.batch_size)
-                    batch = self._columns.batch(unit, index, table.slice(start, train.batch_size), rows[part])
+                    batch = self._columns.batch(
+                        unit.path, (unit.id, index), table.slice(start, train.batch_size), rows[part]
+                    )
                 yield batch
 
 
@@ -158,34 +193,43 @@ class _ColumnReader:
         self._time = data.columns.time if select is not None and select[0] == "time" else None
         self._num_shown = 0
         self._with_labels = labels
+        optional = (self._weight, self._time)
+        self.names = list(
+            dict.fromkeys([*self._slots, *self._dense, *self._labels, *(name for name in optional if name)])
+        )
+
+    def open(self, path: str) -> pq.ParquetFile:
+        """A file that has all columns of the job."""
+        file = open_file(path)
+        missing = [name for name in self.names if name not in file.schema_arrow.names]
+        if missing:
+            raise ConfigError(f"{path}: expected a column `{missing[0]}`, got {', '.join(file.schema_arrow.names)}")
+        return file
+
+    def read_groups(self, file: pq.ParquetFile, path: str, groups: range) -> pa.Table:
+        """Row groups of a file, with the columns of the job."""
+        try:
+            return file.read_row_groups(list(groups), columns=self.names)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise SampleError(f"{path}: cannot be read: {_first_line(error)}") from None
 
     def read(self, unit: Unit) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """The rows of a unit that are selected, and their places in the file."""
-        file = open_file(unit.path)
-        names = [*self._slots, *self._dense, *self._labels, *(name for name in (self._weight, self._time) if name)]
-        missing = [name for name in names if name not in file.schema_arrow.names]
-        if missing:
-            raise ConfigError(
-                f"{unit.path}: expected a column `{missing[0]}`, got {', '.join(file.schema_arrow.names)}"
-            )
-        try:
-            table = file.read_row_groups(list(range(unit.start, unit.end)), columns=list(dict.fromkeys(names)))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise SampleError(f"{unit.path}: cannot be read: {_first_line(error)}") from None
-        first = sum(file.metadata.row_group(group).num_rows for group in range(unit.start))
+        file = self.open(unit.path)
+        table = self.read_groups(file, unit.path, range(unit.start, unit.end))
+        first = _first_row(file, unit.start)
         rows = np.arange(first, first + len(table), dtype=np.int64)
         if self._select is None:
             return table, rows
         chosen = selected(table, rows, unit.path, self._select, self._time)
         return table.filter(pa.array(chosen)), rows[chosen]
 
-    def batch(self, unit: Unit, index: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> _core.Batch:
-        """A batch of some rows."""
-        path = unit.path
+    def batch(self, path: str, name: tuple[int, int], table: pa.Table, rows: npt.NDArray[np.int64]) -> _core.Batch:
+        """A batch of some rows, by its name of unit and index."""
         batch = _core.batch_of_columns(
             self._parser,
-            unit=unit.id,
-            index=index,
+            unit=name[0],
+            index=name[1],
             path=path,
             rows=np.ascontiguousarray(rows),
             slots=[_texts(table[name], name, path) for name in self._slots],
@@ -321,4 +365,4 @@ def _of_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
