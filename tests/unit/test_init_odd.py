@@ -72,6 +72,13 @@ def test_a_first_sample_is_no_header(first: str) -> None:
     assert found is not None and found.columns["header"] is False
 
 
+def test_a_first_sample_with_a_number_missing_is_no_header() -> None:
+    """Shares as labels: no value of the first sample comes again."""
+    write(Path("a.csv"), table("0.9876,NA,7", lambda n: f"{n / 1000},{n % 9},u{n % 9}").encode())
+    found = write_job(Path("job"), ["a.csv"], label="c0").found
+    assert found is not None and found.columns["header"] is False
+
+
 @pytest.mark.parametrize(
     ("header", "what"), [("click,user,user,price", "`user` 2 times"), ("click,,,price", "one without a name 2 times")]
 )

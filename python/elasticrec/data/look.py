@@ -59,13 +59,15 @@ def some_batches(job: Job) -> Iterator[_core.Batch]:
     # a modulo makes signs meet on purpose
     features = {key: value for key, value in job.features().items() if key != "modulo"}
     parser = _core.Parser(json.dumps(features))
+    reader = None
+    if job.data.reader is not None:
+        reader = LineReader(job.data.reader, job.reader_source(), parser, labels=True)
     for path in spread(match_files(job, "train"), _NUM_FILES):
         if job.data.format == "parquet":
             from elasticrec.data.parquet import some_rows
 
             yield from some_rows(job, parser, path, _BATCH_SIZE)
-        elif job.data.reader is not None:
-            reader = LineReader(job.data.reader, job.reader_source(), parser, labels=True)
+        elif reader is not None:
             records = next(record_batches(path, parser, batch_size=_READER_LINES), None)
             if records is not None:
                 yield reader.batch(records)
