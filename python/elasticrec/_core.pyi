@@ -124,6 +124,8 @@ class RecordBatch:
     """Records of a batch."""
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> bytes: ...
+    def offset(self, index: int) -> int:
+        """Where a record begins, in bytes of the file's text."""
     def place(self, index: int) -> str:
         """Where a record stands, as `file:line`."""
     def text(self) -> bytes:
@@ -227,9 +229,13 @@ def batch_of_columns(
     dense: list[tuple[_F32, _Bool | None]],
     labels: list[tuple[_F32, _Bool | None]] | None,
     weights: tuple[_F32, _Bool | None] | None,
+    refused: dict[int, str],
     shown: int,
 ) -> Batch:
-    """A batch of columns; `rows` are the places of its rows in the file, for messages."""
+    """A batch of columns; `rows` are the places of its rows in the file, for messages.
+
+    `refused` has rows that are bad for a reason that the columns do not show, by their place in the batch.
+    """
 
 def batch_to_parts(batch: Batch) -> Any:
     """The content of a batch as plain arrays, for another process."""

@@ -33,9 +33,14 @@ Scores = npt.NDArray[np.float32]
 
 def load_job(path: str | Path, set: Mapping[str, Any] | Sequence[str] = ()) -> Job:
     """Read and check a job file; `set` overrides keys: `{"train.epochs": 3}`, or `["train.epochs=3"]` as in `--set`."""
+    _check("load_job", "path", path, (str, os.PathLike), "a str or a Path")
+    # a text has characters, which are no overrides
+    if not isinstance(set, Mapping | Sequence) or isinstance(set, str | bytes):
+        raise _wrong("load_job", "set", "a dict such as {'train.epochs': 3}, or a list of str", set)
     if isinstance(set, Mapping):
-        # JSON is YAML, which is what overrides are read as
-        set = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in set.items()]
+        return _load_job(path, [_override(key, value) for key, value in set.items()])
+    for number, item in enumerate(set):
+        _check("load_job", f"set[{number}]", item, str, "a str such as 'train.epochs=3'")
     return _load_job(path, set)
 
 
@@ -52,6 +57,11 @@ def train(
     after the batch at hand; an interrupt (Ctrl-C, or the stop button of a notebook) and an error of the callback stop
     it too, and are raised. All of them leave a checkpoint from which the next `train` goes on. `quiet` prints nothing.
     """
+    _check("train", "job", job, (Job, str, os.PathLike), "a Job, a str or a Path")
+    if callback is not None and not callable(callback):
+        raise _wrong("train", "callback", "a function or None", callback)
+    _check("train", "fresh", fresh, bool, "a bool")
+    _check("train", "quiet", quiet, bool, "a bool")
     from elasticrec.training.loop import train_job
 
     loaded = job if isinstance(job, Job) else load_job(job)
@@ -63,7 +73,8 @@ def train(
 
 def load_run(run: str | Path) -> "Result":
     """What a run has come to so far: a job file, the name of a run, or its directory."""
-    return Result(resolve_run(str(run)))
+    _check("load_run", "run", run, (str, os.PathLike), "a str or a Path")
+    return Result(resolve_run(os.fspath(run)))
 
 
 class Result:
@@ -123,6 +134,10 @@ class Result:
 
     def score(self, samples: Path | str | bytes | Iterable[str]) -> Scores:
         """Probabilities `[samples, labels]` by the newest checkpoint: of a file (a `Path`), of text, or of lines."""
+        # going over a mapping or a table of pandas gives names, which are no samples
+        has_names = isinstance(samples, Mapping) or hasattr(samples, "columns")
+        if has_names or not isinstance(samples, Path | Iterable):
+            raise _wrong("score", "samples", "a Path, a str, bytes or a list of str", samples)
         if isinstance(samples, Path):
             chunks = list(scores_of(source_of(self._model), str(samples)))
         else:
@@ -136,12 +151,45 @@ class Result:
         return load_checkpoint(self.run)
 
 
+def _check(function: str, name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Refuse an argument of another type, by its name."""
+    if not isinstance(value, kinds):
+        raise _wrong(function, name, expected, value)
+
+
+def _wrong(function: str, name: str, expected: str, value: object) -> TypeError:
+    return TypeError(f"{function}: {name}: expected {expected}, got {type(value).__name__}")
+
+
+def _override(key: object, value: object) -> str:
+    _check("load_job", "set", key, str, "keys that are str such as 'train.epochs'")
+    try:
+        # JSON is YAML, which is what overrides are read as
+        return f"{key}={json.dumps(value, default=_plain, ensure_ascii=False)}"
+    except TypeError:
+        raise _wrong(
+            "load_job", f"set[{key!r}]", "a number, a str, a bool, None, or a list or dict of them", value
+        ) from None
+
+
+def _plain(value: object) -> object:
+    """Paths, and numbers of numpy, as JSON has them."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError
+
+
 def _lines(samples: str | bytes | Iterable[str]) -> BinaryIO:
     if isinstance(samples, bytes):
         return io.BytesIO(samples)
     if isinstance(samples, str):
         return io.BytesIO(samples.encode())
-    lines = [line.removesuffix("\n") for line in samples]
+    items = list(samples)
+    for number, item in enumerate(items):
+        _check("score", f"samples[{number}]", item, str, "a str with one line")
+    lines = [line.removesuffix("\n") for line in items]
     for number, line in enumerate(lines):
         # a list has a row of scores for each of its items
         if not line.strip() or "\n" in line:

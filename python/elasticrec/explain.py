@@ -1,16 +1,20 @@
 """Why a sample has its score: its signs, the rows they have or lack, what the network sees of them."""
 
+import io
 import json
 import sys
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from elasticrec import _core
+from elasticrec.data.units import is_compressed
 from elasticrec.errors import ConfigError, SampleError
 from elasticrec.publish.repository import find_version
 from elasticrec.serving.onnxruntime import library_path
@@ -19,6 +23,15 @@ Values = npt.NDArray[np.float32]
 
 # Values of a vector that are shown to people; JSON has all.
 _SHOWN_VALUES = 6
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class RowPlace(NamedTuple):
+    """A row of a Parquet file, counted from 0 as in the messages of bad rows."""
+
+    path: Path
+    row: int
 
 
 @dataclass(frozen=True)
@@ -40,17 +53,18 @@ class Source:
     rows: Callable[[list[int]], list[Row | None]]
     """Rows by sign; none where there is none."""
     width: int
-    parse: Callable[[bytes], _core.Batch]
-    predict: Callable[[bytes], Values]
+    read: Callable[[bytes | RowPlace], tuple[_core.Batch, Callable[[], Values]]]
+    """A batch of a sample, and what gives the scores of it."""
     pull: Callable[[_core.Batch], Values] | None = None
     """Pooled rows `[1, cells, width]` from the table itself; without it they are pooled here."""
 
 
-def explain(line: bytes, source: Source) -> dict[str, Any]:
-    """Everything between a line and its scores, for JSON."""
-    batch = source.parse(line)
+def explain(sample: bytes | RowPlace, source: Source) -> dict[str, Any]:
+    """Everything between a sample and its scores, for JSON."""
+    batch, predict = source.read(sample)
     if batch.num_samples != 1:
-        raise SampleError(f"sample: expected 1 line, got {batch.num_samples}")
+        got = f"{batch.num_samples}" if batch.num_samples else "none: a blank line, or one that is no sample"
+        raise SampleError(f"sample: expected 1, got {got}")
     signs = batch.signs.tolist()
     offsets = batch.offsets.tolist()
     rows = source.rows(signs)
@@ -70,7 +84,7 @@ def explain(line: bytes, source: Source) -> dict[str, Any]:
                 "pooled": pooled.flatten().tolist(),
             }
         )
-    scores = source.predict(line)[0].tolist()
+    scores = predict()[0].tolist()
     names = [column["name"] for column in source.features["dense"]]
     return {
         "source": source.name,
@@ -129,21 +143,57 @@ def _vector(values: list[float]) -> str:
     return f"[{shown} … {len(values)} values]" if len(values) > _SHOWN_VALUES else f"[{shown}]"
 
 
-def read_sample(text: str) -> bytes:
-    """The line that SAMPLE stands for: itself, the first line of standard input (`-`), or `@FILE:LINE`."""
+def read_sample(text: str, format: str) -> bytes | RowPlace:
+    """What SAMPLE stands for in data of a format: a line, the first of standard input (`-`), or `@FILE:LINE`.
+
+    Of Parquet it is `@FILE:ROW`. A compressed file is read up to the line.
+    """
+    if format == "parquet" and not text.startswith("@"):
+        raise SampleError("sample: format `parquet` has no lines, expected `@FILE:ROW`, with rows counted from 0")
     if text == "-":
         return sys.stdin.buffer.readline()
     if not text.startswith("@"):
         return text.encode()
     file, _, number = text[1:].rpartition(":")
     if not number.isdecimal():
-        file, number = text[1:], "1"
-    with open(file, "rb") as lines:
-        count = 0
+        file, number = text[1:], "0" if format == "parquet" else "1"
+    path = Path(file)
+    return RowPlace(path, int(number)) if format == "parquet" else _line_of(path, int(number), format)
+
+
+def _line_of(path: Path, number: int, format: str) -> bytes:
+    count = 0
+    with _open_lines(path, format) as lines:
         for count, line in enumerate(lines, 1):
-            if count == int(number):
-                return line
-    raise SampleError(f"{file}: expected a line {number}, got {count} lines")
+            if count == number:
+                return line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+    raise SampleError(f"{path}: expected a line {number}, got {count} lines")
+
+
+@contextmanager
+def _open_lines(path: Path, format: str) -> Iterator[Iterable[bytes]]:
+    """The lines of a file, plain or compressed."""
+    with path.open("rb") as file:
+        start = file.read(4)
+        file.seek(0)
+        if start == b"PAR1":
+            raise SampleError(f"{path}: expected lines of format `{format}`, got Parquet")
+        if not is_compressed(path):
+            yield file
+        elif start[:2] == b"\x1f\x8b":
+            import gzip
+
+            try:
+                yield gzip.GzipFile(fileobj=file)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise SampleError(f"{path}: damaged or cut off: {error}") from None
+        else:
+            import pyarrow as pa
+
+            try:
+                yield io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
+            except OSError as error:
+                raise SampleError(f"{path}: damaged or cut off: {error}") from None
 
 
 def open_source(checkpoint: str | None, model: Path | None, *, best: bool = False) -> Source:
@@ -174,9 +224,11 @@ def _of_checkpoint(run: str, best: bool) -> Source:
         pooled: Values = loaded.state.embedding.pull(batch).detach().numpy()
         return pooled
 
-    return Source(
-        str(loaded.checkpoint.path), loaded.job.features(), rows, table.width, loaded.parse, loaded.predict, pull
-    )
+    def read(sample: bytes | RowPlace) -> tuple[_core.Batch, Callable[[], Values]]:
+        batch = loaded.parse(sample) if isinstance(sample, bytes) else loaded.read_row(*sample)
+        return batch, lambda: loaded.scores(batch)
+
+    return Source(str(loaded.checkpoint.path), loaded.job.features(), rows, table.width, read, pull)
 
 
 def _of_version(model: Path) -> Source:
@@ -194,6 +246,11 @@ def _of_version(model: Path) -> Source:
     width = sum(column["width"] for column in manifest["table"]["columns"])
     predictor = _core.Predictor(str(path), str(library_path()))
     parser = _core.Parser(json.dumps(manifest["features"]))
-    return Source(
-        str(path), manifest["features"], rows, width, lambda text: parser.parse(text, labels=False), predictor.predict
-    )
+
+    def read(sample: bytes | RowPlace) -> tuple[_core.Batch, Callable[[], Values]]:
+        if (format := manifest["features"]["format"]) in ("parquet", "reader") or not isinstance(sample, bytes):
+            what = "a line goes through the reader of the job" if format == "reader" else "Parquet is read by the job"
+            raise SampleError(f"{path}: {what}, give --checkpoint RUN instead of --model")
+        return parser.parse(sample, labels=False), lambda: predictor.predict(sample)
+
+    return Source(str(path), manifest["features"], rows, width, read)

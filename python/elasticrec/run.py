@@ -10,6 +10,7 @@ runs/<name>/units/           the units of each epoch, written down before they a
 
 import contextlib
 import difflib
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ def _run_of_job_file(path: Path, root: Path) -> Run:
     if not run.exists() and path.name == own.job_path.name and own.exists():
         run = Run(path.resolve().parent)
     if not run.exists():
-        raise ConfigError(f"{run.path}: no such run, train it first: elasticrec train {path}")
+        raise ConfigError(f"{run.path}: no such run, train it first: elasticrec train {shlex.quote(str(path))}")
     return run
 
 

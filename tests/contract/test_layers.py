@@ -27,8 +27,9 @@ LAYERS = {
     "manifest": {"durable", "errors"},
     "run": {"config", "durable", "errors"},
     "user_code": {"errors"},
+    "options": set[str](),
     "models": set[str](),
-    "data": {"_core", "config", "durable", "errors", "machine", "user_code"},
+    "data": {"_core", "config", "durable", "errors", "machine", "options", "user_code"},
     "serving": _BASE,
     "training": _BASE | {"data", "models", "user_code"},
     "publish": _BASE | {"data", "models", "training"},
@@ -121,7 +122,9 @@ def test_import_without_torch(module: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["schema"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["data", "stats", "--help"], ["schema"]], ids=" ".join
+)
 def test_commands_without_torch(arguments: list[str]) -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['onnx'] = None\n"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,60 @@ def test_a_list_has_a_line_in_each_item(lines: list[str]) -> None:
     assert result.score(["1 0 5:0\n", "1 0 6:0"]).shape == (2, 1)
     with pytest.raises(SampleError, match=r"samples\[\d\]: expected one line, got (none|several)"):
         result.score(lines)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: elasticrec.load_job(3), "load_job: path: expected a str or a Path, got int"),
+        (
+            lambda: elasticrec.load_job("job.yaml", set="train.epochs=3"),
+            "load_job: set: expected a dict such as {'train.epochs': 3}, or a list of str, got str",
+        ),
+        (
+            lambda: elasticrec.load_job("job.yaml", set=["train.epochs=3", 4]),
+            "load_job: set[1]: expected a str such as 'train.epochs=3', got int",
+        ),
+        (
+            lambda: elasticrec.load_job("job.yaml", set={3: 4}),
+            "load_job: set: expected keys that are str such as 'train.epochs', got int",
+        ),
+        (
+            lambda: elasticrec.load_job("job.yaml", set={"train.epochs": {1, 2}}),
+            "load_job: set['train.epochs']: expected a number, a str, a bool, None, or a list or dict of them, got set",
+        ),
+        (lambda: elasticrec.train({"name": "a"}), "train: job: expected a Job, a str or a Path, got dict"),
+        (lambda: elasticrec.train("job.yaml", 3), "train: callback: expected a function or None, got int"),
+        (lambda: elasticrec.train("job.yaml", fresh="yes"), "train: fresh: expected a bool, got str"),
+        (lambda: elasticrec.train("job.yaml", quiet=1), "train: quiet: expected a bool, got int"),
+        (lambda: elasticrec.load_run(None), "load_run: run: expected a str or a Path, got NoneType"),
+        (
+            lambda: Result(Run(Path("runs/small"))).score(5),
+            "score: samples: expected a Path, a str, bytes or a list of str, got int",
+        ),
+        (
+            lambda: Result(Run(Path("runs/small"))).score({"0": [5]}),
+            "score: samples: expected a Path, a str, bytes or a list of str, got dict",
+        ),
+        (
+            lambda: Result(Run(Path("runs/small"))).score(["1 0 5:0", {"0": 5}]),
+            "score: samples[1]: expected a str with one line, got dict",
+        ),
+    ],
+)
+def test_arguments_of_another_type_are_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value) == message
+    assert not Path("runs").exists()
+
+
+def test_a_table_is_no_list_of_samples() -> None:
+    frame = pytest.importorskip("pandas").DataFrame({"0": [5]})
+    with pytest.raises(TypeError, match=r"^score: samples: .*, got DataFrame$"):
+        Result(Run(Path("runs/small"))).score(frame)
+
+
+def test_values_of_a_notebook() -> None:
+    assert elasticrec.load_job(Path("job.yaml"), {"train.epochs": np.int64(3)}).train.epochs == 3
+    assert elasticrec.load_job("job.yaml", {"data.eval": Path("eval.txt")}).data.eval == (str(Path.cwd() / "eval.txt"),)

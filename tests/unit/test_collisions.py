@@ -9,7 +9,8 @@ import yaml
 
 from elasticrec import cli
 from elasticrec.config import load_job
-from elasticrec.data.collisions import find_collisions, warning
+from elasticrec.data.collisions import warning
+from elasticrec.data.look import find_collisions
 
 Capture = pytest.CaptureFixture[str]
 

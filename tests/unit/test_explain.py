@@ -1,17 +1,20 @@
 """`explain`: a sample's signs and rows as the audit of the data counts them, and the scores of `predict`."""
 
 import collections
+import gzip
 import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from elasticrec import _core, cli
 from elasticrec.config import Job
-from elasticrec.explain import explain, lines_of, open_source, read_sample
+from elasticrec.explain import RowPlace, explain, lines_of, open_source, read_sample
 from elasticrec.publish.publish import publish_run
 from elasticrec.run import Run
 from elasticrec.training.loop import train_job
@@ -116,15 +119,19 @@ def test_dense_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job:
 def test_where_a_sample_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a:b.txt"
     path.write_text("one\ntwo\n")
-    assert read_sample("1 0 5:0") == b"1 0 5:0"
-    assert read_sample(f"@{path}:2") == b"two\n"
-    assert read_sample(f"@{path}") == b"one\n"
+    assert read_sample("1 0 5:0", "slots") == b"1 0 5:0"
+    assert read_sample(f"@{path}:2", "slots") == b"two\n"
+    assert read_sample(f"@{path}", "slots") == b"one\n"
+    path.write_text("\ufeffone\n")
+    assert read_sample(f"@{path}", "slots") == b"one\n", "as the reader takes it"
+    assert read_sample("@a b.parquet:7", "parquet") == RowPlace(Path("a b.parquet"), 7)
+    assert read_sample("@a.parquet", "parquet") == RowPlace(Path("a.parquet"), 0)
 
     class Input:
         buffer = io.BytesIO(b"first\nsecond\n")
 
     monkeypatch.setattr("sys.stdin", Input)
-    assert read_sample("-") == b"first\n"
+    assert read_sample("-", "slots") == b"first\n"
 
 
 @pytest.mark.parametrize(
@@ -135,8 +142,8 @@ def test_where_a_sample_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ([SAMPLE, "--model", "m", "--best"], "explain: --best goes with --checkpoint"),
         ([SAMPLE, "--model", "m"], "m: no such model, expected"),
         (["1 0 x:0", "--checkpoint", "small"], "line 1: slot `0`: sign `x` is not a u64"),
-        ([f"{SAMPLE}\n{SAMPLE}", "--checkpoint", "small"], "sample: expected 1 line, got 2"),
-        (["", "--checkpoint", "small"], "sample: expected 1 line, got 0"),
+        ([f"{SAMPLE}\n{SAMPLE}", "--checkpoint", "small"], "sample: expected 1, got 2"),
+        (["", "--checkpoint", "small"], "sample: expected 1, got none: a blank line, or one that is no sample"),
         (["@train.txt:641", "--checkpoint", "small"], "train.txt: expected a line 641, got 640 lines"),
         (["@none.txt:1", "--checkpoint", "small"], "none.txt: no such file or directory"),
     ],
@@ -173,3 +180,67 @@ def test_a_sample_without_labels_is_no_option(job: Job, capsys: Capture) -> None
     assert cli.main(["explain", "- - 1:0 1001:1", "--checkpoint", job.name]) == 0
     assert "1001" in capsys.readouterr().out
     assert cli.main(["explain", "1 0 1:0", "--chekpoint", job.name]) == 2
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_a_line_of_a_compressed_file(job: Job, capsys: Capture, kind: str) -> None:
+    text = Path("train.txt").read_bytes()
+    if kind == "gz":
+        Path("a.dat").write_bytes(gzip.compress(text))
+    else:
+        with pa.output_stream("a.dat", compression="zstd") as file:
+            file.write(text)
+    plain, compressed = (read_sample(f"@{name}:77", "slots") for name in ("train.txt", "a.dat"))
+    assert plain == compressed == text.splitlines(keepends=True)[76]
+    assert cli.main(["explain", "@a.dat:641", "--checkpoint", "small"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: a.dat: expected a line 641, got 640 lines"
+    Path("a.dat").write_bytes(Path("a.dat").read_bytes()[:-20])
+    assert cli.main(["explain", "@a.dat:640", "--checkpoint", "small"]) == 2
+    assert capsys.readouterr().err.startswith("error: a.dat: damaged or cut off: ")
+
+
+def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    prices = [float("nan") if n == 250 else n / 10 for n in range(300)]
+    table = pa.table({"click": [n % 2 for n in range(300)], "user": [f"u{n % 7}" for n in range(300)], "price": prices})
+    pq.write_table(table, "train.parquet", row_group_size=70)
+    columns = {"labels": "click", "sparse": ["user"], "dense": ["price"], "weight": None}
+    data = {"format": "parquet", "train": "train.parquet", "slots": None, "columns": columns, "max_bad_ratio": 0.01}
+    train_job(make_job(data=data))
+    publish_run(Run(Path("runs/small")))
+    source = open_source("small", None)
+    for row in (0, 69, 70, 299):
+        result = explain(read_sample(f"@train.parquet:{row}", "parquet"), source)
+        assert result["dense"]["price"] == pytest.approx(np.log(1 + row / 10), rel=1e-6)
+    pq.write_table(table.slice(0, 100), "some.parquet")
+    model = load_checkpoint(Run(Path("runs/small")))
+    expected = np.concatenate(list(model.predict_file("some.parquet")))[:, 0]
+    explained = [explain(RowPlace(Path("train.parquet"), row), source)["scores"]["click"] for row in (3, 71)]
+    assert explained == pytest.approx([expected[3], expected[71]], rel=1e-6)
+
+    def error(*arguments: str) -> str:
+        capsys.readouterr()
+        assert cli.main(["explain", *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line.removeprefix("error: ")
+
+    of_run = ("--checkpoint", "small")
+    assert error("@train.parquet:300", *of_run) == (
+        "train.parquet: expected a row 300 (they count from 0), got 300 rows"
+    )
+    assert error("@train.parquet:250", *of_run) == (
+        "train.parquet: row 250: dense `price`: expected a finite number, got NaN"
+    )
+    for text in ("1,u3,4", "-"):
+        assert error(text, *of_run) == (
+            "sample: format `parquet` has no lines, expected `@FILE:ROW`, with rows counted from 0"
+        )
+    assert error("@train.parquet:3", "--model", "models/small") == (
+        "models/small/1: Parquet is read by the job, give --checkpoint RUN instead of --model"
+    )
+
+
+def test_parquet_is_not_taken_for_lines(job: Job, capsys: Capture) -> None:
+    pq.write_table(pa.table({"click": [1]}), "a.parquet")
+    assert cli.main(["explain", "@a.parquet:1", "--checkpoint", "small"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: a.parquet: expected lines of format `slots`, got Parquet"

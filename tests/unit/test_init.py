@@ -141,7 +141,7 @@ def test_the_label(tmp_path: Path, capsys: Capture) -> None:
     assert made(tmp_path / "a.csv", label="bought", force=True).data.labels == ("bought",)
     assert made(tmp_path / "a.csv", label="rate", force=True).data.labels == ("rate",)
     assert cli.main(["init", "job", "--from", "a.csv", "--label", "user", "--force"]) == 2
-    assert capsys.readouterr().err == "error: a.csv: column `user`: expected labels from 0 to 1, got others\n"
+    assert capsys.readouterr().err == "error: a.csv: column `user`: expected labels from 0 to 1, got such as `u0`\n"
     assert cli.main(["init", "job", "--from", "a.csv", "--label", "nope", "--force"]) == 2
     assert "expected a column `nope` for the label, got user, flag, bought, rate" in capsys.readouterr().err
     write(tmp_path / "b.csv", b"user,item\n" + b"".join(b"u%d,i%d\n" % (n, n % 7) for n in range(50)))
@@ -215,7 +215,7 @@ def test_parquet_types(tmp_path: Path) -> None:
     text = written.path.read_text()
     assert "stored with a fraction; if it is an id store whole numbers" in text
     assert "vector: its type is none for a feature" in text
-    assert "holes: has NaN in it; store null where there is no value" in text
+    assert "holes: has NaN in 100 of 300 rows; store null where there is no value" in text
     held_out = len(list(samples_of(batches_of(job, held_out=True))))
     assert 15 < held_out < 80
 
@@ -278,7 +278,10 @@ APACHE = b'127.0.0.1 - - [10/Oct/2000:13:55:36 -0700] "GET /a.gif HTTP/1.0" 200 
             b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" * 9,
             "a.dat: expected text, gzip, zstd or Parquet, got binary data `89 50 4e 47",
         ),
-        (b"\xff\xfe\x31\x00" * 9, "a.dat: expected text, gzip, zstd or Parquet, got binary data"),
+        (
+            b"\xff\xfe\x31\x00" * 9,
+            "a.dat: expected UTF-8 text, got UTF-16; convert it: iconv -f UTF-16 -t UTF-8 a.dat > a.dat.utf8",
+        ),
         (b"BZh91AY&SY", "a.dat: expected text, gzip, zstd or Parquet, got bzip2"),
         (b"PAR1 is not all", "a.dat: expected a Parquet file"),
         (gzip.compress(b"1 0 5:1\n" * 999)[:-20], "a.dat: damaged or cut off in line"),

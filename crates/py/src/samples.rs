@@ -1,5 +1,6 @@
 //! Samples that Python reads itself: records for a reader of the user's own, columns of Parquet, and the batches of both.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -76,6 +77,11 @@ impl RecordBatch {
     #[getter]
     fn places(&self) -> String {
         self.inner.places()
+    }
+
+    /// Where a record begins, in bytes of the file's text.
+    fn offset(&self, index: usize) -> u64 {
+        self.inner.offset(index)
     }
 
     /// Where a record stands, as `file:line`.
@@ -255,9 +261,10 @@ fn numbers<'a>(column: &'a PyNumberColumn<'_>) -> PyResult<NumberColumn<'a>> {
     Ok(NumberColumn { values: column.0.as_slice()?, nulls })
 }
 
-/// A batch of columns; `rows` are the places of its rows in the file, for messages.
+/// A batch of columns; `rows` are the places of its rows in the file, for messages. `refused` has rows that are bad
+/// for a reason that the columns do not show, by their place in the batch.
 #[pyfunction]
-#[pyo3(signature = (parser, *, unit, index, path, rows, slots, dense, labels, weights, shown))]
+#[pyo3(signature = (parser, *, unit, index, path, rows, slots, dense, labels, weights, refused, shown))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
 pub(crate) fn batch_of_columns(
     py: Python<'_>,
@@ -270,6 +277,7 @@ pub(crate) fn batch_of_columns(
     dense: Vec<PyNumberColumn<'_>>,
     labels: Option<Vec<PyNumberColumn<'_>>>,
     weights: Option<PyNumberColumn<'_>>,
+    refused: HashMap<usize, String>,
     shown: usize,
 ) -> PyResult<Batch> {
     let rows = rows.as_slice()?;
@@ -291,14 +299,23 @@ pub(crate) fn batch_of_columns(
     let (batch, num_bad, bad) = py.detach(|| {
         let mut builder = inner.builder(rows.len());
         let (mut num_bad, mut bad) = (0, Vec::new());
-        for (at, row) in rows.iter().enumerate() {
-            if let Err(error) = columns.add_row(inner, at, mode, &mut builder) {
-                num_bad += 1;
-                if shown + bad.len() < SHOWN_BAD {
-                    bad.push(format!("{path}: row {row}: {error}"));
-                }
+        for (at, &row) in rows.iter().enumerate() {
+            let what = match refused.get(&at) {
+                Some(what) => what.clone(),
+                None => match columns.add_row(inner, at, mode, &mut builder) {
+                    Ok(()) => continue,
+                    Err(error) => error.to_string(),
+                },
+            };
+            num_bad += 1;
+            if shown < SHOWN_BAD {
+                bad.push((row, what));
             }
         }
+        // the order of the file, which people look them up in
+        bad.sort_unstable();
+        bad.truncate(SHOWN_BAD.saturating_sub(shown));
+        let bad = bad.into_iter().map(|(row, what)| format!("{path}: row {row}: {what}")).collect();
         (builder.finish(), num_bad, bad)
     });
     let parsed = ParsedBatch::of(BatchName { unit, index }, batch);

@@ -51,7 +51,7 @@ pub struct ParsedBatch {
     pub num_records: usize,
     /// Bad records among them.
     pub num_bad: usize,
-    /// The first few bad ones of this reader, as `file:line: what`.
+    /// The first few bad ones of this reader, as `file:line: what`, in the order of the file.
     pub bad: Vec<String>,
     /// Where its records stand, if they came from a file.
     pub source: Option<RecordBatch>,
@@ -193,15 +193,22 @@ fn load(
 fn parse(parser: &Parser, records: RecordBatch, mode: LabelMode, shown: &AtomicUsize) -> ParsedBatch {
     let num_records = records.len();
     let mut builder = parser.builder(num_records);
-    let (mut num_bad, mut bad) = (0, Vec::new());
+    let (mut num_bad, mut refused) = (0, Vec::new());
     for index in 0..num_records {
         if let Err(error) = parser.parse_line(records.get(index), mode, &mut builder) {
             num_bad += 1;
-            if shown.fetch_add(1, Ordering::Relaxed) < SHOWN_BAD {
-                bad.push(format!("{}: {error}", records.place(index)));
+            if shown.load(Ordering::Relaxed) < SHOWN_BAD {
+                refused.push((index, error));
             }
         }
     }
+    // the order of the file, which people look them up in
+    refused.sort_unstable_by_key(|&(index, _)| records.offset(index));
+    let bad = refused
+        .into_iter()
+        .take_while(|_| shown.fetch_add(1, Ordering::Relaxed) < SHOWN_BAD)
+        .map(|(index, error)| format!("{}: {error}", records.place(index)))
+        .collect();
     let parsed = ParsedBatch::of(records.name, builder.finish());
     ParsedBatch { num_records, num_bad, bad, source: Some(records), ..parsed }
 }
@@ -336,6 +343,18 @@ mod tests {
         let shown: Vec<String> = batches.into_iter().flat_map(|batch| batch.bad).collect();
         assert_eq!(shown.len(), SHOWN_BAD);
         assert_eq!(shown[0], format!("{}:11: slot `0`: sign `x` is not a u64", file.path().display()));
+    }
+
+    #[test]
+    fn bad_records_of_a_shuffled_batch_are_shown_in_the_order_of_the_file() {
+        let file = file(40, &(0..40).collect::<Vec<_>>());
+        let size = file.path().metadata().unwrap().len();
+        let unit = Unit { id: 0, path: file.path().into(), start: 0, end: size, epoch: 0, stamp: None };
+        let options = with(|records| records.batch_size = 40, 1);
+        let batch = BatchReader::start(parser(), vec![unit], options).next().unwrap().unwrap();
+        let place = |line| format!("{}:{line}: slot `0`: sign `x` is not a u64", file.path().display());
+        assert_eq!(batch.bad, (1..=SHOWN_BAD).map(place).collect::<Vec<_>>());
+        assert_eq!(batch.num_bad, 40);
     }
 
     #[test]

@@ -98,6 +98,11 @@ impl RecordBatch {
         self.lines.file_bytes()
     }
 
+    /// Where a record begins, in the bytes of its file; of a compressed one in those of its text.
+    pub fn offset(&self, index: usize) -> u64 {
+        self.lines.file_offset(self.records.start + index)
+    }
+
     /// Where a record stands, as `file:line`.
     pub fn place(&self, index: usize) -> String {
         let (path, index) = (&self.unit.path, self.records.start + index);

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-# Files of a terabyte and more are not what a benchmark generates.
-_MAX_SAMPLES = 10**9
+from elasticrec.options import MAX_SAMPLES
 
 bench_app = typer.Typer(help="Measure ElasticREC and the limits of the machine.", rich_markup_mode=None)
 
@@ -19,7 +18,7 @@ RepeatsOption = Annotated[int, typer.Option(min=1, help="Each figure is the medi
 def bench_parse(
     as_json: JsonOption = False,
     samples: Annotated[
-        int, typer.Option(min=1000, max=_MAX_SAMPLES, help="Samples to generate of each format.")
+        int, typer.Option(min=1000, max=MAX_SAMPLES, help="Samples to generate of each format.")
     ] = 100_000,
     repeats: RepeatsOption = 5,
 ) -> None:
@@ -32,7 +31,7 @@ def bench_parse(
 @bench_app.command("train")
 def bench_train(
     as_json: JsonOption = False,
-    samples: Annotated[int, typer.Option(min=16_384, max=_MAX_SAMPLES, help="Samples to generate.")] = 300_000,
+    samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Samples to generate.")] = 300_000,
     rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the table.")] = 10_000_000,
     repeats: RepeatsOption = 5,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement of the network.")] = 3.0,
@@ -59,7 +58,7 @@ def bench_table(
 @bench_app.command("spine")
 def bench_spine(
     as_json: JsonOption = False,
-    samples: Annotated[int, typer.Option(min=16_384, max=_MAX_SAMPLES, help="Rows to generate.")] = 200_000,
+    samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Rows to generate.")] = 200_000,
     repeats: RepeatsOption = 5,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement.")] = 2.0,
 ) -> None:

@@ -52,8 +52,10 @@ def _by_hour(job: Job, files: list[Path], holdout: Holdout, *, held_out: bool) -
     for path in files:
         hour = hour_of(path)
         if hour is None:
+            # other formats have no place for the time of a sample
+            column = "`data.columns.time`, or " if job.data.columns is not None else ""
             raise ConfigError(
-                f"{job.source}: data.eval.time: expected `data.columns.time`, or files in directories YYYYMMDD/HH, "
+                f"{job.source}: data.eval.time: expected {column}files in directories YYYYMMDD/HH, "
                 f"got {show(str(path), _MAX_PATH)}"
             )
         if (hour >= start) == held_out:

@@ -15,6 +15,9 @@ class Batches(Protocol):
 
     def __iter__(self) -> Iterator[_core.Batch]: ...
     def __next__(self) -> _core.Batch: ...
+    def times(self) -> tuple[float, float]:
+        """Seconds that a thread or process spent reading, and that all of them spent parsing, so far."""
+
     def close(self) -> None:
         """End them."""
 

@@ -1,6 +1,7 @@
 """Data of one format to another that means the same: raw values in chunks, never their hashes but for slot text."""
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -256,5 +257,5 @@ def summary_lines(converted: Converted) -> list[str]:
     if converted.lost:
         lines.append(f"  not carried over: {', '.join(converted.lost)}")
     if converted.data is None:
-        return [*lines, f"  a job and a reader for it: elasticrec init --from {paths[0]}"]
+        return [*lines, f"  a job and a reader for it: elasticrec init --from {shlex.quote(str(paths[0]))}"]
     return [*lines, "  in a job:", *(f"  {line}" for line in dump({"data": converted.data}).splitlines())]

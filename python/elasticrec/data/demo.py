@@ -1,6 +1,7 @@
 """Demo data: click logs whose true probabilities are known, and a job that trains on them."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +169,7 @@ def summary_lines(summary: DemoSummary) -> list[str]:
         last = summary.hours[-1]
         buy = f", of buys {_auc(last.buy.best_auc)}" if last.buy else ""
         lines.append(f"  best possible AUC on the last hour, {last.path}: {_auc(last.best_auc)}{buy}")
-    return [*lines, f"  train on it: elasticrec train {summary.out / 'job.yaml'}"]
+    return [*lines, f"  train on it: elasticrec train {shlex.quote(str(summary.out / 'job.yaml'))}"]
 
 
 def _auc(value: float | None) -> str:

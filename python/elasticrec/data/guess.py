@@ -18,7 +18,8 @@ _WORD = re.compile(r"[^\s:=,]{1,128}")
 
 # Texts for "no value": the first always, the others where numbers are expected.
 NULLS = ("\\N", "NULL", "null", "NaN", "nan", "None", "none")
-_NUMBER_NULLS = (*NULLS, "NA", "N/A", "-", "?", "inf", "-inf")
+INFINITE = ("inf", "-inf", "+inf", "Inf", "-Inf", "Infinity", "-Infinity")
+NUMBER_NULLS = (*NULLS, "NA", "N/A", "-", "?", *INFINITE)
 
 _LABELS = ("click", "label", "clicked", "is_click", "is_clicked", "clk", "click_label", "target", "y")
 _OTHER_LABELS = frozenset(
@@ -28,6 +29,8 @@ _OTHER_LABELS = frozenset(
 )
 _TIMES = frozenset("time timestamp ts date datetime at".split())
 _WEIGHTS = frozenset(("weight", "sample_weight"))
+# Two values that say yes and no, but not as a label is read.
+_YES_AND_NO = tuple(frozenset(pair.split()) for pair in ("-1 1", "-1.0 1.0", "no yes", "n y", "false true", "f t"))
 _IDS = frozenset(
     "id ids uid code zip zipcode hash key type category cat class group user item ad campaign shop brand city province "
     "country region device os position pos hour day weekday month gender version".split()
@@ -38,6 +41,8 @@ _QUANTITIES = frozenset(
     "impressions balance".split()
 )
 
+# So many of the samples may have no time before the job would fail: the default of `data.max_bad_ratio`.
+_MAX_BAD = 0.001
 _FEW = 100
 _NEARLY_ALL = 0.9
 _MOST = 0.98
@@ -53,11 +58,15 @@ class Column:
     values: Sequence[str] | Sequence[Sequence[str]]
     times: Sequence[float] = ()
     """Kind `time`: seconds since 1970."""
+    odd: Sequence[str] = ()
+    """Kind `time`: values that are none."""
     is_float: bool = False
     """Stored as numbers with a fraction, whatever they look like: no slot can be made of it."""
     num_missing: int = 0
     problem: str | None = None
     """Why it cannot be used."""
+    note: str | None = None
+    """What the user should know of it, if it is used as a number."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ class Roles:
     weight: str | None = None
     time: str | None = None
     times: Sequence[float] = ()
+    time_note: str | None = None
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """Columns that are not used, and why."""
     notes: list[str] = field(default_factory=list)
@@ -97,16 +107,19 @@ def column_of_text(name: str, texts: Sequence[str], nulls: set[str]) -> Column:
     """A column of a text file; texts that stand for no value are added to `nulls`."""
     there = [text for text in texts if text and text not in NULLS]
     nulls.update(text for text in NULLS if text in texts)
-    numbers = [text for text in there if text not in _NUMBER_NULLS]
+    if (column := time_column(name, there, len(texts) - len(there))) is not None:
+        return column
+    numbers = [text for text in there if text not in NUMBER_NULLS]
     if numbers and all(_REAL.fullmatch(text) for text in numbers) and not _has_leading_zeros(numbers):
-        nulls.update(text for text in _NUMBER_NULLS if text in there)
+        nulls.update(text for text in NUMBER_NULLS if text in there)
         whole = all(_WHOLE.fullmatch(text) for text in numbers)
-        if whole and is_time_name(name) and (times := epoch_times(numbers)):
-            return Column(name, "time", numbers, times, num_missing=len(texts) - len(numbers))
         return Column(name, "whole" if whole else "real", numbers, num_missing=len(texts) - len(numbers))
-    if there and (times := iso_times(there)):
-        return Column(name, "time", there, times, num_missing=len(texts) - len(there))
     return Column(name, "text", there)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number, with a fraction or without."""
+    return _REAL.fullmatch(text) is not None
 
 
 def _has_leading_zeros(texts: Sequence[str]) -> bool:
@@ -114,27 +127,41 @@ def _has_leading_zeros(texts: Sequence[str]) -> bool:
     return any(len(text) > 1 and text[0] == "0" and text[1].isdigit() for text in texts)
 
 
-def epoch_times(numbers: Sequence[str]) -> list[float]:
-    """Seconds since 1970, given in seconds or milliseconds; empty if they are something else."""
-    values = [float(text) for text in numbers]
-    if all(9e8 < value < 4e9 for value in values):
-        return values
-    return [value / 1000 for value in values] if all(9e11 < value < 4e12 for value in values) else []
-
-
-def iso_times(texts: Sequence[str]) -> list[float]:
-    """Seconds since 1970 of dates and times; empty if they are something else."""
-    times = []
+def time_column(name: str, texts: Sequence[str], num_missing: int) -> Column | None:
+    """A column of times, in which a few values may be none; None if it is something else."""
+    times: list[float] = []
+    odd: list[str] = []
+    may_be_number = is_time_name(name)
     for text in texts:
-        # a date, and a time of day with hour and minute: what the parser of training takes
-        if not re.match(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?$", text):
-            return []
-        try:
-            time = datetime.fromisoformat(text)
-        except ValueError:
-            return []
-        times.append((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp())
-    return times
+        seconds = _iso_time(text)
+        if seconds is None and may_be_number:
+            seconds = _epoch_time(text)
+        if seconds is not None:
+            times.append(seconds)
+        else:
+            odd.append(text)
+            if len(odd) > (1 - _NEARLY_ALL) * len(texts):
+                return None
+    return Column(name, "time", texts, times, odd, num_missing=num_missing) if times else None
+
+
+def _epoch_time(text: str) -> float | None:
+    """Seconds since 1970, given in seconds or milliseconds of our days."""
+    if not _WHOLE.fullmatch(text):
+        return None
+    value = float(text)
+    return value if 9e8 < value < 4e9 else value / 1000 if 9e11 < value < 4e12 else None
+
+
+def _iso_time(text: str) -> float | None:
+    """Seconds since 1970 of a date, and a time of day with hour and minute: what the parser of training takes."""
+    if not re.match(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?$", text):
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def words_of(name: str) -> list[str]:
@@ -147,9 +174,11 @@ def is_time_name(name: str) -> bool:
     return words_of(name)[-1] in _TIMES
 
 
-def assign(columns: Sequence[Column], where: str, label: str | None) -> Roles:
-    """The roles of columns; `label` is the one that the user named."""
-    chosen = _label_of(columns, where, label)
+def assign(columns: Sequence[Column], where: str, label: str | None, *, has_lines: bool = True) -> Roles:
+    """The roles of columns; `label` is the one that the user named. What has lines can have a reader."""
+    if not columns:
+        raise SampleError(f"{where}: expected columns, got none")
+    chosen = _label_of(columns, where, label, has_lines)
     truths = [truth for truth in (_truth(str(text)) for text in chosen.values) if not math.isnan(truth)]
     roles = Roles(chosen.name, sum(truths) / max(len(truths), 1))
     for column in columns:
@@ -160,26 +189,54 @@ def assign(columns: Sequence[Column], where: str, label: str | None) -> Roles:
     return roles
 
 
-def _label_of(columns: Sequence[Column], where: str, label: str | None) -> Column:
+def _label_of(columns: Sequence[Column], where: str, label: str | None, has_lines: bool) -> Column:
     names = ", ".join(column.name for column in columns)
     if label is not None:
         for column in columns:
             if column.name == label:
-                if not column.values or any(math.isnan(_truth(str(text))) for text in column.values):
-                    raise SampleError(f"{where}: column `{label}`: expected labels from 0 to 1, got others")
+                odd = [str(text) for text in column.values if math.isnan(_truth(str(text)))]
+                if odd or not column.values:
+                    _refuse_two_values(column, where, has_lines)
+                    got = f"such as {show(odd[0])}" if odd else "nothing"
+                    raise SampleError(f"{where}: column `{label}`: expected labels from 0 to 1, got {got}")
                 return column
         raise SampleError(f"{where}: expected a column `{label}` for the label, got {names}")
     plain = [column for column in columns if column.name and column.kind in ("whole", "real", "text")]
     binary = [column for column in plain if _is_binary(column)]
-    by_name = {"_".join(words_of(column.name)): column for column in reversed(binary)}
+    by_name = {_snake(column): column for column in reversed(binary)}
     for name in _LABELS:
         if name in by_name:
             return _checked(by_name[name], where)
+        for column in plain:
+            # a column that is called a label goes before another that only looks like one
+            if _snake(column) == name:
+                _refuse_two_values(column, where, has_lines)
     if not binary:
+        for column in plain:
+            if frozenset(str(text).lower() for text in column.values) in _YES_AND_NO:
+                _refuse_two_values(column, where, has_lines)
         raise SampleError(
             f"{where}: expected a column of 0 and 1 for the label, got none in {names}; name one with --label"
         )
     return _checked(binary[0], where)
+
+
+def _snake(column: Column) -> str:
+    return "_".join(words_of(column.name))
+
+
+def _refuse_two_values(column: Column, where: str, has_lines: bool) -> None:
+    """A column that says yes and no in other words than a label is read in: say how to map them."""
+    values = sorted({str(text) for text in column.values})
+    if len(values) != 2 or not any(math.isnan(_truth(text)) for text in values):
+        return
+    # `yes`, `true`, `1` and `2` come behind `no`, `false`, `-1` and `1` by the order of letters
+    no, yes = values
+    reader = ", or map them in a reader of your own (`data.reader`, see docs/guide/data.md)" if has_lines else ""
+    raise SampleError(
+        f"{where}: column `{column.name}`: expected 0 and 1 for a label, got {show(no)} and {show(yes)}; "
+        f"write 0 and 1 for them{reader}"
+    )
 
 
 def _checked(column: Column, where: str) -> Column:
@@ -216,18 +273,13 @@ def _assign_one(column: Column, roles: Roles) -> None:
     elif "_".join(words) in _OTHER_LABELS:
         roles.left_out.append((name, "looks like something that is known only after the sample was shown"))
     elif column.kind == "time":
-        if column.num_missing:
-            roles.left_out.append((name, "a time that some samples do not have"))
-        elif roles.time is None:
-            roles.time, roles.times = name, column.times
-        else:
-            roles.left_out.append((name, f"a time, as `{roles.time}` is"))
+        _assign_time(column, roles)
     elif "_".join(words) in _WEIGHTS and not column.num_missing and _are_positive(column):
         roles.weight = name
     elif len(values) >= 50 and len({str(value) for value in values}) == 1:
         roles.left_out.append((name, "one value only in the samples looked at"))
     elif column.kind == "real" or column.is_float:
-        note = None
+        note = column.note
         if column.is_float and words[-1] in _IDS:
             note = "stored with a fraction; if it is an id store whole numbers and list it under `sparse`"
         roles.dense.append(_feature(name, note=note))
@@ -237,6 +289,28 @@ def _assign_one(column: Column, roles: Roles) -> None:
         roles.slots.append(_feature(name, note="a list of values"))
     else:
         _assign_text(column, roles)
+
+
+def _assign_time(column: Column, roles: Roles) -> None:
+    """The time of a sample; the parser refuses a sample without one, so that there must be few of them."""
+    name, num_values = column.name, len(column.values)
+    bad = [text for text in column.odd if not _REAL.fullmatch(text)]
+    if column.num_missing:
+        roles.left_out.append((name, "a time that some samples do not have"))
+    elif len(bad) > _MAX_BAD * num_values:
+        reason = (
+            f"a time, but {show(bad[0])} is none ({len(bad):,} of {num_values:,}); with times only it can be `time`"
+        )
+        roles.left_out.append((name, reason))
+    elif roles.time is not None:
+        roles.left_out.append((name, f"a time, as `{roles.time}` is"))
+    else:
+        roles.time, roles.times = name, column.times
+        if column.odd:
+            what = "bad records" if bad else "an odd time"
+            roles.time_note = (
+                f"{len(column.odd):,} of {num_values:,} are {what}, such as {show((bad or column.odd)[0])}"
+            )
 
 
 def _are_positive(column: Column) -> bool:

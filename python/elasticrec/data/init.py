@@ -3,17 +3,18 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elasticrec.config import Job, parse_job
+from elasticrec.config import parse_job
 from elasticrec.config.columns import NUMBER
 from elasticrec.config.document import parse
-from elasticrec.data.collisions import find_collisions, warning
-from elasticrec.data.guess import Feature
+from elasticrec.data.guess import INFINITE, Feature
 from elasticrec.data.header import with_names
+from elasticrec.data.look import warnings_of
 from elasticrec.data.sniff import Found, sniff
 from elasticrec.durable import write_atomically
 from elasticrec.errors import ConfigError
@@ -55,6 +56,7 @@ _READER = '''\
 """Reads JSON lines, an object a line. `parse` is called in training and for predictions alike."""
 
 import json
+import math
 
 
 def find(row, path):
@@ -76,8 +78,8 @@ def category(value, separator=None):
 
 
 def number(value):
-    """A value of a dense column or a label."""
-    return None if value is None else float(value)
+    """A value of a dense column or a label; NaN and infinite numbers are none."""
+    return None if value is None or not math.isfinite(float(value)) else float(value)
 
 
 class JsonReader:
@@ -121,12 +123,7 @@ def write_job(directory: Path, sources: Sequence[str], *, label: str | None = No
     job = parse_job(raw, base=directory.resolve(), source=str(path))
     for name, text in reversed(files.items()):
         write_atomically(name, text.encode())
-    return Written(path, found, _warnings(job) if found is not None else [])
-
-
-def _warnings(job: Job) -> list[str]:
-    text = warning(job, find_collisions(with_names(job)))
-    return [] if text is None else [text]
+    return Written(path, found, [*found.notes, *warnings_of(with_names(job))] if found is not None else [])
 
 
 def _name_of(directory: Path) -> str:
@@ -158,6 +155,7 @@ def job_text(found: Found, directory: Path) -> str:
         f"# Written by `elasticrec init`: {found.title}; {found.num_looked:,} samples looked at, "
         f"{found.roles.label_rate:.2%} with a click.",
         "# Every key that is left out has a default: `elasticrec check job.yaml` prints them all.",
+        *(f"# {_comment(note)}" for note in found.notes),
         f"name: {flow(_name_of(directory))}",
         "data:",
         f"  format: {data['format']}",
@@ -197,6 +195,7 @@ def _column_lines(found: Found, columns: dict[str, Any]) -> list[str]:
         lines += [f"    #   {_comment(name)}: {reason}" for name, reason in roles.left_out]
     for key in ("weight", "time", "null", "delimiter", "header"):
         if key in columns:
+            lines += _column_notes(found, key, columns[key])
             lines.append(f"    {key}: {flow(columns[key])}")
     if "names" in columns:
         lines += [
@@ -204,6 +203,16 @@ def _column_lines(found: Found, columns: dict[str, Any]) -> list[str]:
             f"    names: {flow(columns['names'])}",
         ]
     return lines
+
+
+def _column_notes(found: Found, key: str, value: Any) -> list[str]:
+    if key == "time" and found.roles.time_note:
+        return [f"    # {_comment(found.roles.time_note)}"]
+    if key != "null":
+        return []
+    infinite = [f"`{text}`" for text in INFINITE if text in value]
+    more = f"; {' and '.join(infinite)} too: a model cannot learn from infinite numbers" if infinite else ""
+    return [f"    # texts that are read as no value{more}"]
 
 
 def _slot_lines(found: Found, data: dict[str, Any]) -> list[str]:
@@ -276,10 +285,11 @@ def _literal(items: dict[str, Any]) -> str:
 def summary_lines(written: Written) -> list[str]:
     """What was found and what comes next, for people."""
     found = written.found
+    command_path = shlex.quote(str(written.path))
     if found is None:
         return [
             f"wrote {written.path}: a job to fill in",
-            f"  then: elasticrec check {written.path}",
+            f"  then: elasticrec check {command_path}",
             "  or let your data fill it in: elasticrec init --from FILE",
         ]
     roles = found.roles
@@ -297,9 +307,9 @@ def summary_lines(written: Written) -> list[str]:
     return [
         *lines,
         f"wrote {written.path}{' and reader.py beside it' if found.kind == 'json' else ''}; read its comments, then:",
-        f"  elasticrec check {written.path}",
-        f"  elasticrec data stats {written.path}",
-        f"  elasticrec train {written.path}",
+        f"  elasticrec check {command_path}",
+        f"  elasticrec data stats {command_path}",
+        f"  elasticrec train {command_path}",
     ]
 
 

@@ -67,12 +67,17 @@ def some_lines(path: Path, num_lines: int, num_bytes: int) -> list[bytes]:
     """Lines from all over a file, or from its start, middle and end; of a compressed one those of the start."""
     parser = any_parser()
     if is_compressed(path):
-        return _first(record_batches(path, parser, batch_size=num_lines), num_lines)
+        return first_lines(path, num_lines)
     spans = some_spans(path, num_bytes) or [(0, path.stat().st_size)]
     part = -(-num_lines // len(spans))
     batches = (record_batches(path, parser, batch_size=_BATCH_SIZE, span=span) for span in spans)
     lines = ([line for batch in some for line in lines_of(batch.text())] for some in batches)
     return [line for some in lines for line in spread(some, part)]
+
+
+def first_lines(path: Path, num_lines: int) -> list[bytes]:
+    """Lines of the start of a file, without blank ones."""
+    return _first(record_batches(path, any_parser(), batch_size=num_lines), num_lines)
 
 
 def _first(batches: Iterator[_core.RecordBatch], count: int) -> list[bytes]:

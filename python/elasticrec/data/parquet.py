@@ -17,11 +17,15 @@ import pyarrow.parquet as pq
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.config.data import Select
+from elasticrec.config.fields import show
 from elasticrec.data.units import Unit
 from elasticrec.errors import ConfigError, SampleError
 
 # Batches made ahead of the trainer.
 _AHEAD = 4
+
+# A number, or what begins as a date does.
+_TIME = r"^([0-9]+(\.[0-9]+)?|[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?)$"
 
 _Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
 
@@ -50,6 +54,39 @@ def open_file(path: Path | str) -> pq.ParquetFile:
         twice = next(name for name in names if names.count(name) > 1)
         raise SampleError(f"{path}: expected each column once, got `{twice}` twice")
     return file
+
+
+def some_rows(job: Job, parser: _core.Parser, path: Path, num_rows: int) -> Iterator[_core.Batch]:
+    """Batches of rows of the first, a middle and the last row group of a file."""
+    columns = _ColumnReader(job, parser, labels=True, select=None)
+    file = columns.open(str(path))
+    num_groups = file.metadata.num_row_groups
+    for group in sorted({0, num_groups // 2, num_groups - 1}) if num_groups else []:
+        first = _first_row(file, group)
+        rows = next(file.iter_batches(num_rows, row_groups=[group], columns=columns.names), None)
+        if rows is not None:
+            places = np.arange(first, first + rows.num_rows, dtype=np.int64)
+            yield columns.batch(str(path), (0, group), pa.Table.from_batches([rows]), places)
+
+
+def row_of(job: Job, parser: _core.Parser, path: Path, row: int) -> _core.Batch:
+    """One row of a file without its labels, by its place in it, counted from 0 as in the messages of bad rows."""
+    columns = _ColumnReader(job, parser, labels=False, select=None)
+    file = columns.open(str(path))
+    if row >= file.metadata.num_rows:
+        raise SampleError(f"{path}: expected a row {row} (they count from 0), got {file.metadata.num_rows} rows")
+    group = next(at for at in range(file.metadata.num_row_groups) if row < _first_row(file, at + 1))
+    start = row - _first_row(file, group)
+    table = columns.read_groups(file, str(path), range(group, group + 1)).slice(start, 1)
+    batch = columns.batch(str(path), (0, 0), table, np.array([row], np.int64))
+    if batch.bad:
+        raise SampleError(batch.bad[0])
+    return batch
+
+
+def _first_row(file: pq.ParquetFile, group: int) -> int:
+    """The place in the file of the first row of a row group."""
+    return sum(file.metadata.row_group(at).num_rows for at in range(group))
 
 
 class ParquetReader:
@@ -135,7 +172,9 @@ class ParquetReader:
             if index >= skip:
                 with self._timed(1):
                     part = slice(start, start + train.batch_size)
-                    batch = self._columns.batch(unit, index, table.slice(start, train.batch_size), rows[part])
+                    batch = self._columns.batch(
+                        unit.path, (unit.id, index), table.slice(start, train.batch_size), rows[part]
+                    )
                 yield batch
 
 
@@ -154,40 +193,50 @@ class _ColumnReader:
         self._time = data.columns.time if select is not None and select[0] == "time" else None
         self._num_shown = 0
         self._with_labels = labels
+        optional = (self._weight, self._time)
+        self.names = list(
+            dict.fromkeys([*self._slots, *self._dense, *self._labels, *(name for name in optional if name)])
+        )
+
+    def open(self, path: str) -> pq.ParquetFile:
+        """A file that has all columns of the job."""
+        file = open_file(path)
+        missing = [name for name in self.names if name not in file.schema_arrow.names]
+        if missing:
+            raise ConfigError(f"{path}: expected a column `{missing[0]}`, got {', '.join(file.schema_arrow.names)}")
+        return file
+
+    def read_groups(self, file: pq.ParquetFile, path: str, groups: range) -> pa.Table:
+        """Row groups of a file, with the columns of the job."""
+        try:
+            return file.read_row_groups(list(groups), columns=self.names)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise SampleError(f"{path}: cannot be read: {_first_line(error)}") from None
 
     def read(self, unit: Unit) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """The rows of a unit that are selected, and their places in the file."""
-        file = open_file(unit.path)
-        names = [*self._slots, *self._dense, *self._labels, *(name for name in (self._weight, self._time) if name)]
-        missing = [name for name in names if name not in file.schema_arrow.names]
-        if missing:
-            raise ConfigError(
-                f"{unit.path}: expected a column `{missing[0]}`, got {', '.join(file.schema_arrow.names)}"
-            )
-        try:
-            table = file.read_row_groups(list(range(unit.start, unit.end)), columns=list(dict.fromkeys(names)))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise SampleError(f"{unit.path}: cannot be read: {_first_line(error)}") from None
-        first = sum(file.metadata.row_group(group).num_rows for group in range(unit.start))
+        file = self.open(unit.path)
+        table = self.read_groups(file, unit.path, range(unit.start, unit.end))
+        first = _first_row(file, unit.start)
         rows = np.arange(first, first + len(table), dtype=np.int64)
         if self._select is None:
             return table, rows
         chosen = selected(table, rows, unit.path, self._select, self._time)
         return table.filter(pa.array(chosen)), rows[chosen]
 
-    def batch(self, unit: Unit, index: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> _core.Batch:
-        """A batch of some rows."""
-        path = unit.path
+    def batch(self, path: str, name: tuple[int, int], table: pa.Table, rows: npt.NDArray[np.int64]) -> _core.Batch:
+        """A batch of some rows, by its name of unit and index."""
         batch = _core.batch_of_columns(
             self._parser,
-            unit=unit.id,
-            index=index,
+            unit=name[0],
+            index=name[1],
             path=path,
             rows=np.ascontiguousarray(rows),
             slots=[_texts(table[name], name, path) for name in self._slots],
             dense=[_numbers(table[name], name, path) for name in self._dense],
             labels=[_numbers(table[name], name, path) for name in self._labels] if self._with_labels else None,
             weights=_numbers(table[self._weight], self._weight, path) if self._weight else None,
+            refused=_without_time(table[self._time]) if self._time else {},
             shown=self._num_shown,
         )
         self._num_shown += len(batch.bad)
@@ -248,9 +297,8 @@ def _numbers(column: pa.ChunkedArray, name: str, path: str) -> _Numbers:
 def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
     """Times in seconds since 1970; a row without one is before all others."""
     try:
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = _decoded(column)
+        if _is_text(column.type):
             seconds = _seconds_of_text(column)
         else:
             if pa.types.is_date(column.type):
@@ -261,8 +309,40 @@ def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
     return np.nan_to_num(seconds, nan=-np.inf)
 
 
+def _without_time(column: pa.ChunkedArray) -> dict[int, str]:
+    """Rows of a time column whose text is none, and why they are bad; a null is before all times."""
+    column = _decoded(column)
+    if not _is_text(column.type):
+        return {}
+    odd = np.isnan(_seconds_of_text(column)) & column.is_valid().to_numpy()
+    return {
+        int(at): f"time: expected seconds since 1970 or a date, got {show(column[int(at)].as_py(), 40)}"
+        for at in np.flatnonzero(odd)
+    }
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _seconds_of_text(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    """As in CSV: numbers, or dates and times that are in UTC unless they have an offset."""
+    """As in CSV: numbers, or dates and times that are in UTC unless they have an offset; NaN for others."""
+    column = pc.if_else(pc.match_substring_regex(column, _TIME), column, pa.scalar(None, column.type))
+    try:
+        return _seconds_of_times(column)
+    except pa.ArrowInvalid:
+        # some 30th of February: found by halves
+        if len(column) == 1:
+            return np.full(1, np.nan)
+        half = len(column) // 2
+        return np.concatenate((_seconds_of_text(column[:half]), _seconds_of_text(column[half:])))
+
+
+def _seconds_of_times(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     numbers = pc.match_substring_regex(column, r"^[0-9]+(\.[0-9]+)?$")
     zoned = pc.match_substring_regex(column, r":[0-9][0-9].*(Z|[+-][0-9][0-9]:?[0-9]*)$")
     nothing = pa.scalar(None, column.type)
@@ -285,4 +365,4 @@ def _of_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -43,7 +43,10 @@ class _Worker:
         self._send(self._process, (unit.core(), cut))
 
     def batches(self) -> Iterator[Any]:
-        """The parts of the unit's batches. A process that dies is started again, but not twice at one batch."""
+        """The parts of the unit's batches, each with the seconds that it took to read and to parse.
+
+        A process that dies is started again, but not twice at one batch.
+        """
         num_done, died_at = 0, -1
         while True:
             assert self._process.stdout is not None
@@ -93,6 +96,7 @@ class ReaderPool:
             "labels": labels,
         }
         self._parser = parser
+        self._seconds = [0.0, 0.0]
         self._workers = [_Worker(setup) for _ in range(min(job.data.workers, max(len(units), 1)))]
         self._batches = self._read(units, cut)
 
@@ -104,7 +108,9 @@ class ReaderPool:
             worker.begin(units[at], rest if at else cut)
         for at in range(len(units)):
             worker = workers[at % len(workers)]
-            for parts in worker.batches():
+            for parts, (read_s, parse_s) in worker.batches():
+                self._seconds[0] += read_s
+                self._seconds[1] += parse_s
                 numbers, (bad, places), *arrays = parts
                 bad = bad[: max(SHOWN_BAD - shown, 0)]
                 shown += len(bad)
@@ -117,6 +123,10 @@ class ReaderPool:
 
     def __next__(self) -> _core.Batch:
         return next(self._batches)
+
+    def times(self) -> tuple[float, float]:
+        """Seconds that a process of it spent reading, and that all of them spent in the user's code, so far."""
+        return self._seconds[0] / len(self._workers), self._seconds[1]
 
     def close(self) -> None:
         """End the processes."""

@@ -35,9 +35,9 @@ class LineReader:
         self._num_shown = 0
 
     def batch(self, records: _core.RecordBatch) -> _core.Batch:
-        """A batch of records; bad ones are counted, the first few described."""
+        """A batch of records; bad ones are counted, the first few described, in the order of the file."""
         num_bad = num_records = 0
-        bad: list[str] = []
+        bad: list[tuple[int, int, str]] = []
         for index in range(len(records)):
             try:
                 num_records += self._add(records[index])
@@ -45,13 +45,15 @@ class LineReader:
                 num_records += 1
                 num_bad += 1
                 if self._num_shown < SHOWN_BAD:
-                    self._num_shown += 1
-                    bad.append(f"{records.place(index)}: {error}")
+                    bad.append((records.offset(index), index, str(error)))
+        # the order of the file, which people look them up in
+        shown = sorted(bad)[: SHOWN_BAD - self._num_shown]
+        self._num_shown += len(shown)
         return self._maker.finish(
             unit=records.unit,
             index=records.index,
             num_records=num_records,
-            bad=bad,
+            bad=[f"{records.place(index)}: {error}" for _, index, error in shown],
             num_bad=num_bad,
             places=records.places,
         )

@@ -389,7 +389,8 @@ def _number(kind: str, name: str, value: Any) -> float | None:
     except (TypeError, ValueError):
         raise SampleError(f"{kind} `{name}`: expected a number, got {value!r}") from None
     if not math.isfinite(number):
-        raise SampleError(f"{kind} `{name}`: expected a finite number, got {number}")
+        got = "NaN" if math.isnan(number) else number
+        raise SampleError(f"{kind} `{name}`: expected a finite number, got {got}")
     return number
 
 

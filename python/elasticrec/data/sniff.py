@@ -1,6 +1,5 @@
 """Looks at data files and says what they are: the format, slots, dense columns, the label and its rate."""
 
-import csv
 import os
 import re
 from collections import Counter
@@ -12,8 +11,9 @@ from typing import Any, Literal
 
 from elasticrec.config.fields import show
 from elasticrec.config.files import files_of, hour_of
-from elasticrec.data.guess import Column, Feature, Roles, assign, column_of_text
-from elasticrec.data.lines import some_lines, some_spans, spread
+from elasticrec.data.encoding import non_utf8_note, refuse_other_text
+from elasticrec.data.guess import Column, Feature, Roles, assign
+from elasticrec.data.lines import first_lines, some_lines, some_spans, spread
 from elasticrec.data.units import is_compressed
 from elasticrec.errors import ConfigError, SampleError
 
@@ -24,14 +24,12 @@ _NUM_FILES = 3
 NUM_LINES = 6000
 _NUM_BYTES = 6 * 2**20
 # A line may be bad here and there.
-_MOST = 0.98
+MOST = 0.98
 
 _SLOT_LINE = re.compile(rb"[0-9]+[ \t]+[0-9]+(?:[ \t]+[^\s=:]+=\S*)*(?:[ \t]+[0-9]{1,20}:[^\s:]+)+[ \t]*")
 _PADDLEREC_LINE = re.compile(rb"[ \t]*[^\s:]+:[^\s]+(?:[ \t]+[^\s:]+:[^\s]+)+[ \t]*")
-# the longest record there may be; the module's own limit is lower
-csv.field_size_limit(16 << 20)
-
-_DELIMITERS = (",", "\t", ";", "|", "\x01")
+# Bytes of no text; some of the others are delimiters.
+_CONTROL = re.compile(rb"[\x00\x04-\x08\x0e-\x1a\x7f]")
 _FOREIGN = {
     b"BZh": "bzip2",
     b"\xfd7zXZ": "xz",
@@ -65,6 +63,8 @@ class Found:
     """CSV and Parquet: `names`, `header`, `delimiter`, `null`."""
     paths: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     """JSON: by the name of a feature its path in the object, and what stands between several values in one text."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should know before training on it."""
     eval: dict[str, Any] = field(default_factory=lambda: {"ratio": 0.1})
     eval_note: str = "a share of all samples, chosen by their hash"
 
@@ -165,7 +165,8 @@ def kind_of(path: Path) -> Kind:
     lines = _lines(path, 200)
     if not lines:
         raise SampleError(f"{path}: expected samples, got only blank lines")
-    if b"\0" in b"".join(lines[:20]) or not _is_text(lines[:20]):
+    refuse_other_text(path, lines)
+    if b"\0" in b"".join(lines[:20]) or _CONTROL.search(b"".join(lines[:20])):
         raise SampleError(f"{path}: expected text, gzip, zstd or Parquet, got binary data `{start[:8].hex(' ')}`")
     if _share(lines, lambda line: _SLOT_LINE.fullmatch(line) is not None):
         return "slots"
@@ -175,8 +176,12 @@ def kind_of(path: Path) -> Kind:
         return "criteo"
     if _share(lines, lambda line: _PADDLEREC_LINE.fullmatch(line) is not None):
         return "paddlerec"
-    if lines[0].lstrip()[:1] not in (b"<", b"[", b"{") and _is_table(_texts(lines)):
-        return "csv"
+    if lines[0].lstrip()[:1] not in (b"<", b"[", b"{"):
+        from elasticrec.data.sniff_csv import is_table, refuse_open_quotes
+
+        if is_table(texts_of(lines)):
+            return "csv"
+        refuse_open_quotes(path, texts_of(first_lines(path, 200)))
     shown = show(lines[0].decode("utf-8", "replace"), 100)
     raise SampleError(
         f"{path}: none of slot text, PaddleRec text, Criteo, CSV, JSON lines and Parquet: the first line is {shown}; "
@@ -193,20 +198,13 @@ def _lines(path: Path, count: int) -> list[bytes]:
         raise
 
 
-def _is_text(lines: Sequence[bytes]) -> bool:
-    try:
-        b"\n".join(lines).decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _texts(lines: Sequence[bytes]) -> list[str]:
+def texts_of(lines: Sequence[bytes]) -> list[str]:
+    """Lines as text, whatever bytes they have."""
     return [line.decode("utf-8", "replace") for line in lines]
 
 
 def _share(lines: Sequence[bytes], test: Any) -> bool:
-    return sum(bool(test(line)) for line in lines) >= _MOST * len(lines)
+    return sum(bool(test(line)) for line in lines) >= MOST * len(lines)
 
 
 def _is_criteo(line: bytes) -> bool:
@@ -218,33 +216,6 @@ def _is_criteo(line: bytes) -> bool:
     )
 
 
-def _delimiter_of(lines: Sequence[str]) -> str | None:
-    """The delimiter by which all lines have the same number of fields, the largest there is; a space if no other."""
-    best, most = None, 1
-    for delimiter in (*_DELIMITERS, " "):
-        try:
-            counts = Counter(len(row) for row in csv.reader(lines, delimiter=delimiter))
-        except csv.Error:
-            # such as a lone carriage return: no line of a table
-            return None
-        width, num_lines = counts.most_common(1)[0]
-        if width > most and num_lines >= _MOST * len(lines) and not (best and delimiter == " "):
-            best, most = delimiter, width
-    return best
-
-
-def _is_table(lines: list[str]) -> bool:
-    delimiter = _delimiter_of(lines)
-    if delimiter != " ":
-        return delimiter is not None
-    # words of a text may be as many in each line; a label among them is no accident
-    rows = [line.split(" ") for line in lines]
-    # nor are `1 3:0.5 9:1` columns
-    if sum(line.count(":") for line in lines) > len(lines):
-        return False
-    return any({row[at] for row in rows[1:] if at < len(row)} == {"0", "1"} for at in range(len(rows[0])))
-
-
 def _describe(kind: Kind, files: list[Path], label: str | None) -> Found:
     if kind == "parquet":
         from elasticrec.data.sniff_table import describe_parquet
@@ -253,6 +224,7 @@ def _describe(kind: Kind, files: list[Path], label: str | None) -> Found:
     quota = -(-NUM_LINES // len(files))
     lines = [_lines(path, quota) for path in files]
     found = _describe_lines(kind, lines, str(files[0]), label)
+    found.notes += non_utf8_note([line for part in lines for line in part])
     is_cut = any(len(part) >= quota or some_spans(path, _NUM_BYTES) for path, part in zip(files, lines, strict=True))
     found.is_whole = not is_cut
     return found
@@ -265,11 +237,13 @@ def _describe_lines(kind: Kind, lines: list[list[bytes]], where: str, label: str
 
         return describe_json(everything, where, label)
     if kind == "csv":
-        return _describe_csv([_texts(part) for part in lines], where, label)
+        from elasticrec.data.sniff_csv import describe_csv
+
+        return describe_csv([texts_of(part) for part in lines], where, label)
     if kind == "slots":
-        return _describe_slots(_texts(everything))
+        return _describe_slots(texts_of(everything))
     if kind == "paddlerec":
-        return _describe_paddlerec(_texts(everything), where, label)
+        return _describe_paddlerec(texts_of(everything), where, label)
     clicks = sum(line.startswith(b"1") for line in everything)
     roles = Roles("click", clicks / len(everything))
     roles.slots = [Feature(f"C{i}") for i in range(1, 27)]
@@ -326,37 +300,6 @@ def _describe_paddlerec(lines: list[str], where: str, label: str | None) -> Foun
             roles.slots.append(Feature(name))
     title = "PaddleRec text `click:0 … slot:value`"
     return Found("paddlerec", title, [], [], len(rows), roles, labels=[roles.label])
-
-
-def _describe_csv(parts: list[list[str]], where: str, label: str | None) -> Found:
-    delimiter = _delimiter_of([line for part in parts for line in part])
-    if delimiter is None:
-        raise SampleError(f"{where}: expected as many fields in each line, got other numbers in other files")
-    tables = [list(csv.reader(part, delimiter=delimiter)) for part in parts]
-    first = tables[0][0]
-    has_header = _is_header(first, tables[0][1:])
-    names = first if has_header else [f"c{at}" for at in range(len(first))]
-    rows = [row for table in tables for row in table if len(row) == len(names) and not (has_header and row == first)]
-    if not rows:
-        raise SampleError(f"{where}: expected samples behind the header, got none")
-    nulls: set[str] = set()
-    columns = [column_of_text(name, [row[at] for row in rows], nulls) for at, name in enumerate(names)]
-    roles = assign(columns, where, label)
-    extra: dict[str, Any] = {} if delimiter == "," else {"delimiter": delimiter}
-    if not has_header:
-        extra |= {"header": False, "names": names}
-    if nulls:
-        extra["null"] = sorted(nulls)
-    by = {",": "commas", "\t": "tabs", " ": "spaces"}.get(delimiter, show(delimiter))
-    title = f"CSV with{'' if has_header else 'out'} a header, separated by {by}"
-    return Found("csv", title, [], [], len(rows), roles, labels=[roles.label], columns=extra)
-
-
-def _is_header(first: list[str], rows: list[list[str]]) -> bool:
-    """Names are texts, each once, and no values of their columns; that of an index may be missing."""
-    if len(set(first)) != len(first) or any(re.fullmatch(r"[-+]?[0-9.]+", name) for name in first):
-        return False
-    return not any(name and name in {row[at] for row in rows if at < len(row)} for at, name in enumerate(first))
 
 
 def _num_samples(found: Found, looked: list[Path]) -> int | None:

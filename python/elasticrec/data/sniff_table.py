@@ -1,13 +1,14 @@
 """What Parquet files and JSON lines are: columns with types of their own instead of texts."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from elasticrec.config.fields import show
-from elasticrec.data.guess import Column, Feature, assign, epoch_times, is_time_name, iso_times
+from elasticrec.data.guess import Column, Feature, assign, time_column
 from elasticrec.data.sniff import NUM_LINES, Found
 from elasticrec.errors import SampleError
 
@@ -28,6 +29,8 @@ def describe_parquet(files: Sequence[Path], label: str | None) -> Found:
     tables = []
     for path in files:
         file = open_file(path)
+        if not file.schema_arrow.names:
+            raise SampleError(f"{path}: expected columns, got none")
         num_groups = file.metadata.num_row_groups
         groups = sorted({0, num_groups // 2, num_groups - 1}) if num_groups else []
         for group in groups:
@@ -42,7 +45,7 @@ def describe_parquet(files: Sequence[Path], label: str | None) -> Found:
         if table.schema.names != names:
             raise SampleError(f"{path}: expected the columns of {files[0]}, got {', '.join(table.schema.names)}")
     columns = [_arrow_column(name, [table[name] for table in tables]) for name in names]
-    roles = assign(columns, str(files[0]), label)
+    roles = assign(columns, str(files[0]), label, has_lines=False)
     count = sum(len(table) for table in tables)
     return Found("parquet", "Parquet", [], [], count, roles, labels=[roles.label])
 
@@ -71,16 +74,20 @@ def _arrow_column(name: str, chunks: Sequence[Any]) -> Column:
         return Column(name, "text", ["true" if value else "false" for value in values], num_missing=missing)
     if pa.types.is_integer(kind):
         texts = [str(value) for value in values]
-        if is_time_name(name) and texts and (times := epoch_times(texts)):
-            return Column(name, "time", texts, times, num_missing=missing)
-        return Column(name, "whole", texts, num_missing=missing)
+        return time_column(name, texts, missing) or Column(name, "whole", texts, num_missing=missing)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        # a value that is not a number makes a record bad
-        problem = "has NaN in it; store null where there is no value" if any(v != v for v in values) else None
         texts = [str(value) for value in values]
+        # a value that is not finite makes a record bad
+        odd = [text for text in texts if not math.isfinite(float(text))]
+        problem = None
+        if odd:
+            shown = {"nan": "NaN"}.get(odd[0], odd[0])
+            problem = f"has {shown} in {len(odd):,} of {len(everything):,} rows; store null where there is no value"
         return Column(name, "real", texts, is_float=True, num_missing=missing, problem=problem)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return Column(name, "text", [value for value in values if value], num_missing=missing)
+        texts = [value for value in values if value]
+        column = time_column(name, texts, len(everything) - len(texts))
+        return column or Column(name, "text", texts, num_missing=missing)
     return Column(name, "other", ["other"])
 
 
@@ -138,13 +145,13 @@ def _json_column(name: str, values: Sequence[Any]) -> Column:
         return Column(name, "other", ["mixed"])
     if there and all(isinstance(value, int) for value in there):
         texts = [str(value) for value in there]
-        if is_time_name(name) and (times := epoch_times(texts)):
-            return Column(name, "time", texts, times, num_missing=missing)
-        return Column(name, "whole", texts, num_missing=missing)
+        return time_column(name, texts, missing) or Column(name, "whole", texts, num_missing=missing)
     if there and all(isinstance(value, int | float) for value in there):
-        return Column(name, "real", [str(value) for value in there], is_float=True, num_missing=missing)
+        odd = {str(value) for value in there if not math.isfinite(value)}
+        note = f"{' and '.join(sorted(odd))} in it, read as no value" if odd else None
+        return Column(name, "real", [str(value) for value in there], is_float=True, num_missing=missing, note=note)
     if all(isinstance(value, str) for value in there):
-        if there and (times := iso_times(there)):
-            return Column(name, "time", there, times, num_missing=missing)
-        return Column(name, "text", [value for value in there if value], num_missing=missing)
+        texts = [value for value in there if value]
+        column = time_column(name, texts, len(values) - len(texts))
+        return column or Column(name, "text", texts, num_missing=missing)
     return Column(name, "other", ["mixed"])

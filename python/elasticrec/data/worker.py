@@ -8,6 +8,7 @@ import pickle
 import signal
 import struct
 import sys
+import time
 from typing import IO, Any
 
 from elasticrec import _core
@@ -60,8 +61,15 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     while True:
         unit, cut = read_message(requests)
         try:
-            for records in _core.RecordReader(parser, [unit], _core.Cut(**cut)):
-                write_message(replies, ("batch", _core.batch_to_parts(reader.batch(records))))
+            units = iter(_core.RecordReader(parser, [unit], _core.Cut(**cut)))
+            while True:
+                start = time.perf_counter()
+                if (records := next(units, None)) is None:
+                    break
+                read = time.perf_counter()
+                batch = reader.batch(records)
+                seconds = (read - start, time.perf_counter() - read)
+                write_message(replies, ("batch", (_core.batch_to_parts(batch), seconds)))
         except (EOFError, BrokenPipeError):
             raise
         except Exception as error:

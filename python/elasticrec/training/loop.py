@@ -31,7 +31,7 @@ from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer, build_model, loss_of, num_threads
 from elasticrec.training.own_metrics import load_metrics
 from elasticrec.training.own_model import seeded
-from elasticrec.training.read import cut_of, refuse_bad, thread_seconds
+from elasticrec.training.read import cut_of, refuse_bad
 from elasticrec.training.report import (
     Event,
     Reporter,
@@ -179,10 +179,10 @@ class Trainer:
         while True:
             with self.clock.stage("wait"):
                 batch = next(reader, None)
-            if (after := thread_seconds(reader)) is not None:
-                for name, seconds, past in zip(("read", "parse"), after, before, strict=True):
-                    self.clock.add(name, seconds - past)
-                before = after
+            after = reader.times()
+            for name, seconds, past in zip(("read", "parse"), after, before, strict=True):
+                self.clock.add(name, seconds - past)
+            before = after
             if batch is None:
                 return
             yield batch

@@ -38,7 +38,13 @@ class CheckpointModel:
 
     def predict(self, text: bytes) -> Scores:
         """Probabilities `[N, L]` of lines in the training format; their labels are passed over."""
-        return self._scores(self.parse(text))
+        return self.scores(self.parse(text))
+
+    def read_row(self, path: Path, row: int) -> _core.Batch:
+        """A row of a Parquet file, counted from 0; a bad one raises `SampleError`."""
+        from elasticrec.data.parquet import row_of
+
+        return row_of(self.job, self.parser, path, row)
 
     def predict_file(self, path: str) -> Iterator[Scores]:
         """Probabilities of the rows of a Parquet file, some at a time; a bad row ends it."""
@@ -52,9 +58,10 @@ class CheckpointModel:
             for batch in batches:
                 if batch.bad:
                     raise SampleError(batch.bad[0])
-                yield self._scores(batch)
+                yield self.scores(batch)
 
-    def _scores(self, batch: _core.Batch) -> Scores:
+    def scores(self, batch: _core.Batch) -> Scores:
+        """Probabilities `[N, L]` of a batch."""
         logits = torch.from_numpy(logits_of(self.state.embedding, self.scorer, batch)).double()
         return self.scorer.probabilities(logits).float().numpy()
 

@@ -1,7 +1,6 @@
-"""What training and evaluation share of reading: how files are cut, what the readers cost, how much may be bad."""
+"""What training and evaluation share of reading: how files are cut, how much may be bad."""
 
 from elasticrec.config import Job, fingerprint
-from elasticrec.data.batches import Batches
 from elasticrec.data.units import Cut
 from elasticrec.errors import SampleError
 
@@ -9,15 +8,6 @@ from elasticrec.errors import SampleError
 def cut_of(job: Job) -> Cut:
     """How the job's files become units, and units batches."""
     return Cut(job.data.unit_bytes, job.data.shuffle, job.train.seed, fingerprint(job)[:16], job.data.format)
-
-
-def thread_seconds(reader: Batches) -> tuple[float, float] | None:
-    """Seconds that the reader's threads spent reading and parsing; none from a reader that does not count them."""
-    times = getattr(reader, "times", None)
-    if times is None:
-        return None
-    read_s, parse_s = times()
-    return float(read_s), float(parse_s)
 
 
 def refuse_bad(job: Job, records: int, bad: int, key: str) -> None:

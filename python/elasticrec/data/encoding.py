@@ -1,0 +1,68 @@
+"""Text that is not UTF-8: told apart from binary data, with what to do about it."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from elasticrec.config.fields import show
+from elasticrec.data.units import is_compressed
+from elasticrec.errors import SampleError
+
+# A line may be bad here and there.
+_MOST = 0.98
+# Half of the bytes of mostly Latin text in UTF-16.
+_NULS_OF_UTF16 = (0.3, 0.6)
+
+
+def refuse_other_text(path: Path, lines: Sequence[bytes]) -> None:
+    """Refuse text in another encoding than UTF-8, by lines from all over a file, the first among them."""
+    name = _utf16_of(b"\n".join(lines[:20]))
+    if name is not None:
+        raise SampleError(f"{path}: expected UTF-8 text, got UTF-16; {_remedy(path, name)}")
+    other = [line for line in lines if not is_utf8(line)]
+    if not is_utf8(lines[0]) or len(other) > (1 - _MOST) * len(lines):
+        if any(byte < 32 and byte not in b"\t\r\x01\x02\x03" for line in other for byte in line):
+            # no text in any encoding
+            return
+        shown = show(other[0].decode("utf-8", "backslashreplace"))
+        raise SampleError(
+            f"{path}: expected UTF-8 text, got {shown}; {_remedy(path, 'ENCODING')}, "
+            "with ENCODING such as ISO-8859-1 or GBK"
+        )
+
+
+def non_utf8_note(lines: Sequence[bytes]) -> list[str]:
+    """What to say of a few lines that are not UTF-8 among others."""
+    other = [line for line in lines if not is_utf8(line)]
+    if not other:
+        return []
+    shown = show(other[0].decode("utf-8", "backslashreplace"))
+    return [
+        f"{len(other):,} of {len(lines):,} lines are not UTF-8, such as {shown}: "
+        "their values are other ones than those of a request in UTF-8"
+    ]
+
+
+def is_utf8(line: bytes) -> bool:
+    """Whether a line is text as everything else here reads it."""
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _utf16_of(start: bytes) -> str | None:
+    """The name of a UTF-16 that bytes are in."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    least, most = _NULS_OF_UTF16
+    if not least <= start.count(0) / max(len(start), 1) <= most:
+        return None
+    return "UTF-16BE" if start.startswith(b"\0") else "UTF-16LE"
+
+
+def _remedy(path: Path, encoding: str) -> str:
+    if is_compressed(path):
+        return f"write it as UTF-8 (`iconv -f {encoding} -t UTF-8`)"
+    return f"convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(f'{path}.utf8')}"

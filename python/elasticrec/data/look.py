@@ -1,0 +1,123 @@
+"""A look at some of the training data before anything is trained: what `check` and `init` warn of."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from elasticrec import _core
+from elasticrec.config import Job, match_files
+from elasticrec.config.data import Holdout
+from elasticrec.data.collisions import Collisions, SignsOfSlots, warning
+from elasticrec.data.lines import record_batches, some_spans, spread
+from elasticrec.data.reader import LineReader
+from elasticrec.data.stats.arrays import lengths_of
+from elasticrec.data.units import is_compressed
+
+_NUM_FILES = 8
+_FILE_BYTES = 2**20
+_BATCH_SIZE = 4096
+# The user's code takes its time for each of them.
+_READER_LINES = 1000
+# Slots that are named in a warning; the rest are only counted.
+_SHOWN = 8
+
+
+def warnings_of(job: Job) -> list[str]:
+    """What is no mistake for sure, but looks like one."""
+    signs = SignsOfSlots(job)
+    seen = np.zeros(len(job.data.slots), np.bool_)
+    num_records = num_samples = 0
+    first_bad: str | None = None
+    for batch in some_batches(job):
+        num_records += batch.num_records
+        num_samples += batch.num_samples
+        first_bad = first_bad or next(iter(batch.bad), None)
+        signs.add(batch)
+        seen |= lengths_of(batch, len(seen)).any(axis=0)
+    texts = [_same_files(job), warning(job, signs.collisions())]
+    if num_records and not num_samples:
+        texts.append(f"{job.source}: none of {num_records:,} records looked at is a sample: {first_bad}")
+    elif num_samples:
+        empty = [slot.name for slot, is_seen in zip(job.data.slots, seen, strict=True) if not is_seen]
+        texts.append(_empty_slots(job, empty, num_samples))
+    return [text for text in texts if text is not None]
+
+
+def find_collisions(job: Job) -> Collisions | None:
+    """Signs of the data looked at that stand in several slots; None where those cannot meet."""
+    signs = SignsOfSlots(job)
+    for batch in some_batches(job) if signs.can_meet else ():
+        signs.add(batch)
+    return signs.collisions()
+
+
+def some_batches(job: Job) -> Iterator[_core.Batch]:
+    """Samples from some megabytes of the training data, with their signs as they stand in it."""
+    # a modulo makes signs meet on purpose
+    features = {key: value for key, value in job.features().items() if key != "modulo"}
+    parser = _core.Parser(json.dumps(features))
+    reader = None
+    if job.data.reader is not None:
+        reader = LineReader(job.data.reader, job.reader_source(), parser, labels=True)
+    for path in spread(match_files(job, "train"), _NUM_FILES):
+        if job.data.format == "parquet":
+            from elasticrec.data.parquet import some_rows
+
+            yield from some_rows(job, parser, path, _BATCH_SIZE)
+        elif reader is not None:
+            records = next(record_batches(path, parser, batch_size=_READER_LINES), None)
+            if records is not None:
+                yield reader.batch(records)
+        else:
+            yield from _text_batches(parser, path)
+
+
+def _text_batches(parser: _core.Parser, path: Path) -> Iterator[_core.Batch]:
+    cut = _core.Cut(batch_size=_BATCH_SIZE, shuffle=False, seed=0, skip_batches=0, piece_bytes=_FILE_BYTES, select=None)
+    reader = _core.BatchReader(parser, _units(path), cut, labels=True, workers=1)
+    try:
+        num_bytes = 0
+        for batch in reader:
+            yield batch
+            num_bytes += batch.signs.nbytes + batch.offsets.nbytes
+            if num_bytes > 4 * _FILE_BYTES:
+                break
+    finally:
+        reader.close()
+
+
+def _units(path: Path) -> list[tuple[int, str, int, int, int, int, int]]:
+    stat = path.stat()
+    spans = None if is_compressed(path) else some_spans(path, _FILE_BYTES)
+    return [
+        (id, str(path), start, end, 0, stat.st_size, stat.st_mtime_ns)
+        for id, (start, end) in enumerate(spans or [(0, stat.st_size)])
+    ]
+
+
+def _empty_slots(job: Job, names: list[str], num_samples: int) -> str | None:
+    if not names:
+        return None
+    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    key = "data.slots" if job.data.columns is None else "data.columns.sparse"
+    return f"{job.source}: {key}: none of {num_samples:,} samples looked at has a value of {shown}{more}"
+
+
+def _same_files(job: Job) -> str | None:
+    """Evaluation on what was learned says nothing about the rest."""
+    if isinstance(job.data.eval, Holdout) or not job.data.eval:
+        return None
+    train = {os.path.realpath(path) for path in match_files(job, "train")}
+    files = match_files(job, "eval")
+    same = [path for path in files if os.path.realpath(path) in train]
+    if not same:
+        return None
+    what = "its only file is" if len(files) == 1 else f"{len(same):,} of its {len(files):,} files are"
+    return (
+        f"{job.source}: data.eval: {what} also in data.train ({same[0]}): an evaluation on samples that were learned "
+        "says nothing about others; `data.eval: {ratio: 0.1}` keeps some for it"
+    )
