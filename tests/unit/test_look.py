@@ -123,3 +123,12 @@ def test_a_time_that_a_format_cannot_have(capsys: Capture, kind: str) -> None:
         capsys, {"format": "csv", "train": "a.csv", "columns": COLUMNS, "eval": {"time": "2026-01-31"}}, code=2
     )
     assert "data.eval.time: expected `data.columns.time`, or files in directories YYYYMMDD/HH, got" in line
+
+
+def test_a_dense_column_that_no_sample_has(tmp_path: Path, capsys: Capture) -> None:
+    made = [row | {"note": ""} for row in rows(300)]
+    write(tmp_path / "a.csv", as_csv(made))
+    columns = COLUMNS | {"sparse": ["user_id"], "dense": ["note", "price"]}
+    data = {"format": "csv", "train": "a.csv", "columns": columns, "buckets": 6}
+    warning, _ = check(capsys, data)
+    assert warning.endswith("none of 300 samples looked at has a value of `note.bucket`")

@@ -28,7 +28,7 @@ _SHOWN = 8
 def warnings_of(job: Job) -> list[str]:
     """What is no mistake for sure, but looks like one."""
     signs = SignsOfSlots(job)
-    seen = np.zeros(len(job.data.slots), np.bool_)
+    seen = np.zeros(len(job.data.inputs), np.bool_)
     num_records = num_samples = 0
     first_bad: str | None = None
     for batch in some_batches(job):
@@ -41,7 +41,7 @@ def warnings_of(job: Job) -> list[str]:
     if num_records and not num_samples:
         texts.append(f"{job.source}: none of {num_records:,} records looked at is a sample: {first_bad}")
     elif num_samples:
-        empty = [slot.name for slot, is_seen in zip(job.data.slots, seen, strict=True) if not is_seen]
+        empty = [slot.name for slot, is_seen in zip(job.data.inputs, seen, strict=True) if not is_seen]
         texts.append(_empty_slots(job, empty, num_samples))
     return [text for text in texts if text is not None]
 
