@@ -116,7 +116,7 @@ impl Index {
     fn hold(&mut self, num_segments: usize) -> Result<(), GrowError> {
         let held = self.segments.len();
         let mut segments = std::mem::take(&mut self.segments).into_vec();
-        let lacking = (held..num_segments).try_for_each(|_| Ok(segments.push(self.lines.take()?)));
+        let lacking = (held..num_segments).try_for_each(|_| self.lines.take().map(|segment| segments.push(segment)));
         let kept = if lacking.is_ok() { num_segments } else { held };
         segments.drain(kept..).for_each(|segment| self.lines.give_back(segment));
         self.segments = segments.into_boxed_slice();
