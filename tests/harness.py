@@ -2,20 +2,18 @@
 
 import os
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from elasticrec import _core
+from elasticrec.serving.process import ServerProcess, server_process
 
-_SERVING = re.compile(r"serving (\S+) version (\d+) .* on (http://[^/]+)/")
 TIMEOUT_S = 120
 
 
@@ -40,48 +38,18 @@ def succeed(*arguments: str, cwd: Path, **options: Any) -> str:
     return str(result.stdout)
 
 
-@dataclass
-class Serving:
-    """A server in a process of its own."""
-
-    process: subprocess.Popen[str]
-    model: str
-    version: int
-    url: str
-
-    @property
-    def predict_url(self) -> str:
-        return f"{self.url}/v1/models/{self.model}:predict"
-
-
 @contextmanager
 def serving(
     *arguments: str, cwd: Path, env: dict[str, str] | None = None, log: Path | None = None
-) -> Iterator[Serving]:
-    """`elasticrec serve … --port 0`, ready when the block begins."""
-    command = [sys.executable, "-u", "-m", "elasticrec.cli", "serve", *arguments, "--port", "0"]
-    output = open(log, "w") if log else subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, cwd=cwd, env=os.environ | (env or {}), stdout=subprocess.PIPE, stderr=output, text=True
-    )
-    assert process.stdout is not None
-    try:
-        seen = ""
-        for line in process.stdout:
-            seen += line
-            if match := _SERVING.search(line):
-                yield Serving(process, match[1], int(match[2]), match[3])
-                break
-        else:
-            raise AssertionError(f"the server ended before it served: {seen}")
-    finally:
-        process.terminate()
-        rest = process.stdout.read()
-        process.stdout.close()
-        process.wait(TIMEOUT_S)
-        if log and not isinstance(output, int):
-            output.write(seen + rest)
-            output.close()
+) -> Iterator[ServerProcess]:
+    """`elasticrec serve … --port 0`, ready when the block begins; `log` gets all that it printed."""
+    with open(log or os.devnull, "w") as output:
+        lines: list[str] = []
+        try:
+            with server_process(*arguments, cwd=cwd, env=env, stderr=output, say=lines.append) as server:
+                yield server
+        finally:
+            output.writelines(f"{line}\n" for line in lines)
 
 
 def write_job(directory: Path, *, format: str, kind: str, **changes: Any) -> Path:
@@ -116,8 +84,11 @@ def write_job(directory: Path, *, format: str, kind: str, **changes: Any) -> Pat
     return path
 
 
-def odd_lines(lines: Sequence[bytes], format: str, count: int) -> list[bytes]:
-    """`count` samples: some as they are, some with signs nobody has seen, some with empty slots, some empty."""
+def odd_lines(lines: Sequence[bytes], format: str, count: int, slots: Sequence[str] = tuple("01234567")) -> list[bytes]:
+    """`count` samples: some as they are, some with signs nobody has seen, some with empty slots, some empty.
+
+    Slot text has as many unknown signs as `slots` are named, each in one of them.
+    """
     draw = random.Random(7)
     odd = []
     for number in range(count):
@@ -126,7 +97,7 @@ def odd_lines(lines: Sequence[bytes], format: str, count: int) -> list[bytes]:
         if format == "slots":
             fields = line.split(b" ")
             if kind == 1:
-                fields[2:] = [b"%d:%d" % (draw.getrandbits(64), draw.randrange(8)) for _ in range(8)]
+                fields[2:] = [f"{draw.getrandbits(64)}:{draw.choice(slots)}".encode() for _ in slots]
             elif kind == 2:
                 fields[2:] = fields[2 : 2 + draw.randrange(4)]
             elif kind == 3 and number % 8 == 3:
@@ -150,6 +121,9 @@ def instance_of(line: bytes, format: str) -> dict[str, Any]:
     if format == "slots":
         instance: dict[str, Any] = {}
         for field in text.split(" ")[2:]:
+            if "=" in field:
+                # a label
+                continue
             sign, slot = field.split(":")
             instance.setdefault(slot, []).append(int(sign))
         return instance

@@ -2,12 +2,9 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -15,13 +12,13 @@ import typer
 from elasticrec import _core
 from elasticrec.errors import ElasticRecError
 from elasticrec.serving.client import Client
+from elasticrec.serving.process import ServerProcess, server_process
 
 # Says that a directory is a demo's own, to be replaced by the next one.
 _MARK = ".elasticrec-demo"
 _SAMPLES_SHOWN = 5
 _LOAD_SECONDS = 2.0
 _CONNECTIONS = 8
-_SERVING = re.compile(r"serving (\S+) version (\d+) .* on (http://[^/]+)/")
 
 
 def run_demo(directory: Path, samples: int) -> None:
@@ -41,11 +38,13 @@ def run_demo(directory: Path, samples: int) -> None:
     _elasticrec(directory, "publish", "demo")
 
     _title("4. serving: Rust from the socket to the score")
-    with _server(directory) as (model, url):
-        _ask(directory, model, url)
+    typer.echo("$ elasticrec serve models/demo --port 0")
+    with server_process("models/demo", cwd=directory, say=typer.echo) as server:
+        _ask(directory, server)
 
 
-def _ask(directory: Path, model: str, url: str) -> None:
+def _ask(directory: Path, server: ServerProcess) -> None:
+    url = server.url
     hours = sorted((directory / "data").glob("*/*/part-*.txt"))
     with open(hours[-1], "rb") as file:
         lines = [next(file) for _ in range(64)]
@@ -53,13 +52,13 @@ def _ask(directory: Path, model: str, url: str) -> None:
 
     _title("5. requests: the same samples, scored by the trainer and by the server")
     trainer = _elasticrec(directory, "predict", "samples.txt", "--checkpoint", "demo", quiet=True).split()
-    server = _elasticrec(directory, "predict", "samples.txt", "--server", url, quiet=True).split()
+    served = _elasticrec(directory, "predict", "samples.txt", "--server", url, quiet=True).split()
     typer.echo(f"{'click':>8}{'trainer':>14}{'server':>14}{'difference':>14}")
-    for line, ours, theirs in zip(lines, trainer, server, strict=False):
+    for line, ours, theirs in zip(lines, trainer, served, strict=False):
         click = line.split()[1].decode()
         typer.echo(f"{click:>8}{float(ours):>14.7f}{float(theirs):>14.7f}{abs(float(ours) - float(theirs)):>14.1e}")
     instance = _instance(lines[0])
-    typer.echo(f"$ curl {url}/v1/models/{model}:predict -H 'Content-Type: application/json' \\")
+    typer.echo(f"$ curl {server.predict_url} -H 'Content-Type: application/json' \\")
     body = json.dumps({"instances": [instance]})
     typer.echo(f"    -d '{body[:88]}…'")
     with Client(url) as client:
@@ -68,8 +67,8 @@ def _ask(directory: Path, model: str, url: str) -> None:
 
     _title(f"6. speed: {_CONNECTIONS} connections, one sample a request, {_LOAD_SECONDS:.0f} seconds")
     answered, failed, seconds, p50, p99, _ = _core.load_test(
-        url.removeprefix("http://"),
-        f"/v1/models/{model}:predict",
+        server.address,
+        server.predict_path,
         lines,
         content_type="text/plain",
         token=None,
@@ -80,29 +79,6 @@ def _ask(directory: Path, model: str, url: str) -> None:
         f"{answered / seconds:,.0f} requests/s, {failed} failed, half within {p50 / 1000:.2f} ms, "
         f"99 % within {p99 / 1000:.2f} ms"
     )
-
-
-@contextmanager
-def _server(directory: Path) -> Iterator[tuple[str, str]]:
-    command = ["serve", "models/demo", "--port", "0"]
-    typer.echo(f"$ elasticrec {' '.join(command)}")
-    process = subprocess.Popen(_command(command), cwd=directory, stdout=subprocess.PIPE, text=True, env=_environment())
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            typer.echo(line, nl=False)
-            if match := _SERVING.search(line):
-                yield match[1], match[3]
-                break
-        else:
-            raise ElasticRecError("demo: the server ended before it served")
-        process.terminate()
-        typer.echo(process.stdout.read(), nl=False)
-        process.wait(30)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def _elasticrec(directory: Path, *arguments: str, quiet: bool = False) -> str:

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -265,3 +267,28 @@ def test_a_checkpoint_of_another_model_is_refused(
     assert error.startswith(expected)
     # without it the run is what it was
     assert "click" in here.succeed("eval", "tiny")
+
+
+_WITHOUT_MEMORY = """
+import resource, sys
+import elasticrec.training.loop
+from elasticrec import cli
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_table_that_gets_no_memory(tmp_path: Path, trained: bool) -> None:
+    """The first push of a new run and the load of a checkpoint ask for what the process may not have."""
+    write_job(tmp_path, format="slots", kind="dnn")
+    if trained:
+        succeed("train", "job.yaml", cwd=tmp_path)
+        before = state(tmp_path)
+    command = [sys.executable, "-c", _WITHOUT_MEMORY, "train", "job.yaml", "--set", "train.epochs=2"]
+    error = error_of(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False))
+    assert re.fullmatch(r"table: expected \d+ bytes more, got none: .*", error), error
+    if trained:
+        assert state(tmp_path) == before
+    succeed("train", "job.yaml", "--set", "train.epochs=2", cwd=tmp_path)

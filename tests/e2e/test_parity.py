@@ -1,5 +1,6 @@
 """A served score equals the trainer's score: every format, every model, known, unknown and empty samples."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -25,21 +26,59 @@ def test_trainer_file_and_server_agree(tmp_path: Path, format: str, kind: str) -
     write_job(tmp_path, format=format, kind=kind, data__pooling="mean" if kind == "dnn" else "sum", **buckets)
     succeed("train", "job.yaml", cwd=tmp_path)
     succeed("publish", "tiny", cwd=tmp_path)
-    (part,) = (tmp_path / "data/20260101/01").glob("*.txt")
-    lines = odd_lines(part.read_bytes().splitlines(), format, NUM_SAMPLES)
-    (tmp_path / "samples.txt").write_bytes(b"".join(lines))
+    lines = odd_lines(lines_of_last_hour(tmp_path), format, NUM_SAMPLES)
+    assert scores_that_agree(tmp_path, "tiny", lines, format).shape == (NUM_SAMPLES, 1)
 
-    trainer = scores_of(succeed("predict", "samples.txt", "--checkpoint", "job.yaml", cwd=tmp_path))
-    assert trainer.shape == (NUM_SAMPLES, 1)
-    assert len(np.unique(trainer.round(6))) > NUM_SAMPLES / 3, "scores that are all alike would prove nothing"
-    in_process = scores_of(succeed("predict", "samples.txt", "--model", "models/tiny", cwd=tmp_path))
+
+# a history has at most 12: most of those of unknown signs, and of two lines together, are cut
+SEQUENCE_SLOTS = ("0", "1", "item", *["history"] * 21)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "slots", "labels"), [("sequence", SEQUENCE_SLOTS, 1), ("multitask", tuple("01234567"), 2)]
+)
+def test_sequences_and_two_labels_agree(tmp_path: Path, kind: str, slots: tuple[str, ...], labels: int) -> None:
+    """DIN and MMoE, with the job that comes with their demo data."""
+    succeed("data", "demo", "data", "--kind", kind, "--samples", "8000", "--hours", "2", "--slots", "8", cwd=tmp_path)
+    succeed("train", "data/job.yaml", "--set", "train.threads=1", cwd=tmp_path)
+    succeed("publish", "demo", cwd=tmp_path)
+    written = lines_of_last_hour(tmp_path)
+    histories = [b"".join(re.findall(rb" \d+:history", line)) for line in written]
+    longer = [line + histories[number - 1] for number, line in enumerate(written)]
+    lines = odd_lines(longer, "slots", NUM_SAMPLES, slots)
+    scores = scores_that_agree(tmp_path, "demo", lines, "slots")
+    assert scores.shape == (NUM_SAMPLES, labels)
+    if kind == "multitask":
+        assert np.abs(scores[:, 0] - scores[:, 1]).mean() > 0.01, "labels that are alike would hide their order"
+        return
+    # that the history counts
+    without = [re.sub(rb" \d+:history", b"", line) for line in lines]
+    (tmp_path / "without.txt").write_bytes(b"".join(without))
+    others = scores_of(succeed("predict", "without.txt", "--checkpoint", "demo", cwd=tmp_path))
+    assert (np.abs(others - scores) > 100 * TOLERANCE).mean() > 0.3
+
+
+def lines_of_last_hour(directory: Path) -> list[bytes]:
+    (part,) = (directory / "data/20260101/01").glob("*.txt")
+    return part.read_bytes().splitlines()
+
+
+def scores_that_agree(directory: Path, name: str, lines: list[bytes], format: str) -> np.ndarray:
+    """The trainer's scores, after those of the file, of served text and of served JSON were found to be the same."""
+    (directory / "samples.txt").write_bytes(b"".join(lines))
+    trainer = scores_of(succeed("predict", "samples.txt", "--checkpoint", name, cwd=directory))
+    for column in trainer.T:
+        assert len(np.unique(column.round(6))) > len(lines) / 3, "scores that are all alike would prove nothing"
+    in_process = scores_of(succeed("predict", "samples.txt", "--model", f"models/{name}", cwd=directory))
     np.testing.assert_allclose(in_process, trainer, atol=TOLERANCE, rtol=0)
-    with serving("models/tiny", cwd=tmp_path) as server:
-        served = scores_of(succeed("predict", "samples.txt", "--server", server.url, cwd=tmp_path))
+    with serving(f"models/{name}", cwd=directory) as server:
+        served = scores_of(succeed("predict", "samples.txt", "--server", server.url, cwd=directory))
         np.testing.assert_allclose(served, trainer, atol=TOLERANCE, rtol=0)
         with Client(server.url) as client:
             named = client.predict([instance_of(line, format) for line in lines])
         np.testing.assert_allclose(named, trainer, atol=TOLERANCE, rtol=0)
+    return trainer
 
 
 @pytest.mark.slow

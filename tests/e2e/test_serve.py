@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticrec.errors import UnavailableError
 from harness import elasticrec, serving, succeed, write_job
 
 pytestmark = pytest.mark.slow
@@ -74,3 +75,9 @@ def test_what_is_wrong_is_one_line(directory: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert refusal("models/tiny", "--port", str(port)) == f"error: 127.0.0.1:{port}: address already in use"
+
+
+def test_a_server_process_that_does_not_start_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"^serve: the server ended with code 2 before it served$"):
+        with serving("models/none", cwd=tmp_path):
+            pass

@@ -1,9 +1,15 @@
 """What holds a training up, in words."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from elasticrec.training.bottleneck import Setup, Shares, bottleneck
+from elasticrec.training.clock import StageClock
+from elasticrec.training.loop import train_job
 from elasticrec.training.report import describe_shares
+from small import MakeJob, WriteSamples
 
 SETUP = Setup(workers=1, threads=2, cores=4)
 
@@ -85,6 +91,27 @@ SETUP = Setup(workers=1, threads=2, cores=4)
 )
 def test_the_largest_share_and_what_to_do(shares: Shares, setup: Setup, words: str | None) -> None:
     assert bottleneck(shares, setup) == words
+
+
+@pytest.mark.parametrize(("workers", "busy"), [(1, 1.8), (4, 0.45)])
+def test_parsing_is_a_share_of_the_time_of_all_its_threads(
+    make_job: MakeJob,
+    write_samples: WriteSamples,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    busy: float,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_samples(count=300)
+    seconds = {"wait": 0.5, "read": 0.3, "parse": 1.8}
+    for name in ("lap", "shares"):
+        monkeypatch.setattr(StageClock, name, lambda _: dict(seconds))
+    summary = train_job(make_job(data={"workers": workers}, train={"print_every_s": 1e-9}))
+    assert (summary.shares, summary.read, summary.parse) == ({"wait": 0.5}, 0.3, busy)
+    records = [json.loads(line) for line in (tmp_path / "runs/small/metrics.jsonl").read_text().splitlines()]
+    shares = [record["shares"] for record in records if record["event"] == "progress"]
+    assert shares[0] == {"wait": 0.5, "read": 0.3, "parse": busy}
 
 
 def test_shares_in_words() -> None:

@@ -384,25 +384,35 @@ class TestReader:
         for signs, *_ in samples_of(batches_of(job)):
             assert len(signs[0]) == 2 and signs[0][0] == signs[0][1]
 
-    def test_a_killed_process_is_started_again_and_nothing_is_lost(self, job_of: MakeJob, tmp_path: Path) -> None:
-        job = job_of("jsonl", rows(2000), unit_bytes=16384, workers=2)
-        expected = list(samples_of(batches_of(job)))
-        # a job reads its reader once
-        job = job_of("jsonl", rows(2000), unit_bytes=16384, workers=2)
-        self.write(
-            tmp_path,
+    # 7 batches of 64 rows a unit: in its second batch, in its sixth, and in two batches of it
+    @pytest.mark.parametrize(("killed", "skip"), [([100], 0), ([350], 2), ([70, 200], 1)])
+    def test_a_killed_process_is_started_again_and_nothing_is_lost(
+        self, job_of: MakeJob, tmp_path: Path, killed: list[int], skip: int
+    ) -> None:
+        def read() -> list[tuple[tuple[int, int], list[tuple[Any, ...]]]]:
+            # a job reads its reader once
+            job = job_of("jsonl", rows(2000), unit_bytes=65536, workers=2)
+            if (tmp_path / "killer").exists():
+                (tmp_path / "killer").rename(tmp_path / "reader.py")
+            return [((batch.unit, batch.index), list(samples_of([batch]))) for batch in batches_of(job, skip=skip)]
+
+        expected = read()
+        assert expected[0][0] == (0, skip) and expected[-1][0][0] > 2
+        marks = [tmp_path / f"mark-{row}" for row in killed]
+        (tmp_path / "killer").write_text(
             READER.replace(
                 "        row = json",
                 "        import os, pathlib\n"
-                f"        mark = pathlib.Path({str(tmp_path / 'mark')!r})\n"
-                "        if '\"at\": 1700000100' in line and not mark.exists():\n"
-                "            mark.touch()\n"
-                "            os.kill(os.getpid(), 9)\n"
+                f"        for row in {killed}:\n"
+                f"            mark = pathlib.Path({str(tmp_path)!r}) / f'mark-{{row}}'\n"
+                "            if f'\"at\": {1700000000 + row}' in line and not mark.exists():\n"
+                "                mark.touch()\n"
+                "                os.kill(os.getpid(), 9)\n"
                 "        row = json",
             ),
         )
-        assert list(samples_of(batches_of(job))) == expected
-        assert (tmp_path / "mark").exists()
+        assert read() == expected
+        assert all(mark.exists() for mark in marks)
 
     def test_a_process_that_dies_again_is_an_error(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl", rows(100))

@@ -74,7 +74,7 @@ pub(crate) fn cut_units(size: u64, unit_bytes: u64) -> Vec<(u64, u64)> {
 /// Whether a file with these first bytes is compressed, and so is one unit.
 #[pyfunction]
 pub(crate) fn is_compressed(start: &[u8]) -> bool {
-    elasticrec_sample::lines::is_compressed(start)
+    elasticrec_sample::compressed::is_compressed(start)
 }
 
 /// The order in which `count` units of an epoch are read.

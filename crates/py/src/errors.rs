@@ -5,11 +5,12 @@ use std::io;
 use elasticrec_cube::CubeError;
 use elasticrec_sample::{FeaturesError, ReadError};
 use elasticrec_table::part::PartError;
-use elasticrec_table::{SnapshotError, SpecError};
+use elasticrec_table::{GrowError, SnapshotError, SpecError};
 use pyo3::PyErr;
 use pyo3::exceptions::PyOSError;
 
 pyo3::import_exception!(elasticrec.errors, ConfigError);
+pyo3::import_exception!(elasticrec.errors, ElasticRecError);
 pyo3::import_exception!(elasticrec.errors, ModelError);
 pyo3::import_exception!(elasticrec.errors, SampleError);
 pyo3::import_exception!(elasticrec.errors, UnavailableError);
@@ -53,8 +54,15 @@ impl IntoPyErr for SnapshotError {
     fn into_py_err(self) -> PyErr {
         match self {
             SnapshotError::Part(error) => error.into_py_err(),
+            SnapshotError::Grow(error) => error.into_py_err(),
             error => ModelError::new_err(error.to_string()),
         }
+    }
+}
+
+impl IntoPyErr for GrowError {
+    fn into_py_err(self) -> PyErr {
+        ElasticRecError::new_err(self.to_string())
     }
 }
 

@@ -89,6 +89,7 @@ impl Table {
                 seen,
             })
         });
+        let pushed = pushed.map_err(IntoPyErr::into_py_err)?;
         Ok((pushed.created, pushed.non_finite))
     }
 
@@ -173,7 +174,8 @@ impl TableBench {
     #[new]
     fn new(py: Python<'_>, spec_json: &str, num_rows: u64) -> PyResult<Self> {
         let spec = TableSpec::from_json(spec_json).map_err(IntoPyErr::into_py_err)?;
-        let inner = py.detach(|| Bench::new(spec, num_rows)).map_err(IntoPyErr::into_py_err)?;
+        let table = elasticrec_table::Table::new(spec).map_err(IntoPyErr::into_py_err)?;
+        let inner = py.detach(|| Bench::new(table, num_rows)).map_err(IntoPyErr::into_py_err)?;
         Ok(TableBench { inner })
     }
 
@@ -184,9 +186,10 @@ impl TableBench {
     }
 
     /// Seconds a key of (pull, its probe, push, its probe): the median of `num_batches` of each, taken in turns.
-    fn measure(&mut self, py: Python<'_>, num_batches: usize) -> (f64, f64, f64, f64) {
-        let [pull, pull_probe, push, push_probe] = py.detach(|| self.inner.measure(num_batches.max(1)));
-        (pull, pull_probe, push, push_probe)
+    fn measure(&mut self, py: Python<'_>, num_batches: usize) -> PyResult<(f64, f64, f64, f64)> {
+        let measured = py.detach(|| self.inner.measure(num_batches.max(1)));
+        let [pull, pull_probe, push, push_probe] = measured.map_err(IntoPyErr::into_py_err)?;
+        Ok((pull, pull_probe, push, push_probe))
     }
 }
 

@@ -1,11 +1,12 @@
 //! Log lines to batches: the part of the data path that training, evaluation and serving share.
 //!
-//! `unit` cuts files into units, `lines` a unit into lines, `records` lines into batches, `parser` turns a line into
+//! `unit` cuts files into units, `lines` a unit into lines (`compressed` where it is), `records` lines into batches, `parser` turns a line into
 //! slots, signs, dense values and labels, `batch` holds the result, `unique` names each sign once, `pool` adds the rows
 //! of a slot up, and `reader` runs all of it ahead of the trainer.
 
 pub mod batch;
 pub mod columns;
+pub mod compressed;
 mod criteo;
 pub mod csv;
 pub mod demo;

@@ -1,28 +1,19 @@
 //! A unit in memory, piece by piece: the bytes that were read and where the records in them are.
 //!
-//! A plain unit is one piece. A compressed file is one unit that cannot be entered in the middle; it is read from its
-//! start in pieces of bounded size, so that a file of any size needs little memory.
+//! A plain unit is one piece; of a compressed file `compressed` gives one after the other.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::compressed::{Stream, Text};
 use crate::hash::SplitMix64;
 use crate::unit::Unit;
 
 /// Longer records are not records; the bound keeps a file without line ends from filling the memory.
 pub const MAX_RECORD_BYTES: usize = 16 << 20;
 
-const GZIP: &[u8] = &[0x1f, 0x8b];
-const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-
-/// Whether a file with these first bytes is compressed, and so is one unit.
-pub fn is_compressed(start: &[u8]) -> bool {
-    start.starts_with(GZIP) || start.starts_with(ZSTD)
-}
 
 /// The lines of a piece that are records.
 #[derive(Debug)]
@@ -39,6 +30,14 @@ pub struct UnitLines {
 }
 
 impl UnitLines {
+    /// All lines of a piece of a compressed file.
+    fn of_text(text: Text, is_record: impl Fn(&[u8]) -> bool) -> Self {
+        let Text { bytes, base, first_line, file_bytes } = text;
+        let mut piece = UnitLines { bytes, base, lines: Vec::new(), first_line: Some(first_line), file_bytes };
+        piece.find(0, piece.bytes.len(), is_record);
+        piece
+    }
+
     /// Permutes the records; the order is a function of the arguments alone.
     pub fn shuffle(&mut self, seed: u64, epoch: u32, unit: u64, piece: u64) {
         let parts = [seed, u64::from(epoch), unit, piece];
@@ -118,16 +117,6 @@ enum Source {
     Ended,
 }
 
-struct Stream {
-    decoder: Box<dyn Read + Send>,
-    /// Bytes of the file that the decoder took.
-    taken: Arc<AtomicU64>,
-    /// Bytes behind the last line end of the piece before.
-    carried: Vec<u8>,
-    base: u64,
-    next_line: u64,
-}
-
 impl std::fmt::Debug for Pieces {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Pieces").field("unit", &self.unit).finish_non_exhaustive()
@@ -139,7 +128,8 @@ impl Pieces {
     pub fn open(unit: &Unit, piece_bytes: usize) -> io::Result<Self> {
         let mut file = File::open(&unit.path)?;
         unit.stamp.map_or(Ok(()), |stamp| stamp.check(&file))?;
-        let source = if unit.start == 0 { open_stream(&mut file)? } else { Source::Plain };
+        let stream = if unit.start == 0 { Stream::open(&mut file)? } else { None };
+        let source = stream.map_or(Source::Plain, |stream| Source::Stream(Box::new(stream)));
         Ok(Pieces { unit: unit.clone(), source, piece_bytes: piece_bytes.clamp(1, u32::MAX as usize / 4) })
     }
 
@@ -153,90 +143,15 @@ impl Pieces {
                 Ok(Some(piece))
             }
             Source::Stream(stream) => {
-                let piece = stream.next_piece(self.piece_bytes, is_record);
-                if !matches!(piece, Ok(Some(_))) {
+                let text = stream.next_text(self.piece_bytes);
+                if !matches!(text, Ok(Some(_))) {
                     self.source = Source::Ended;
                     // it may have been written to while it was read
                     self.unit.stamp.map_or(Ok(()), |stamp| stamp.check(&File::open(&self.unit.path)?))?;
                 }
-                piece
+                Ok(text?.map(|text| UnitLines::of_text(text, is_record)))
             }
         }
-    }
-}
-
-/// Counts what goes through it.
-struct Counted {
-    file: File,
-    taken: Arc<AtomicU64>,
-}
-
-impl Read for Counted {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read(buffer)?;
-        self.taken.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
-    }
-}
-
-fn open_stream(file: &mut File) -> io::Result<Source> {
-    let mut start = Vec::new();
-    file.by_ref().take(4).read_to_end(&mut start)?;
-    file.seek(SeekFrom::Start(0))?;
-    let taken = Arc::new(AtomicU64::new(0));
-    let counted = || io::Result::Ok(Counted { file: file.try_clone()?, taken: taken.clone() });
-    let decoder: Box<dyn Read + Send> = if start.starts_with(GZIP) {
-        Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(1 << 18, counted()?)))
-    } else if start.starts_with(ZSTD) {
-        Box::new(zstd::stream::read::Decoder::new(counted()?)?)
-    } else {
-        return Ok(Source::Plain);
-    };
-    Ok(Source::Stream(Box::new(Stream { decoder, taken, carried: Vec::new(), base: 0, next_line: 1 })))
-}
-
-impl Stream {
-    fn next_piece(&mut self, piece_bytes: usize, is_record: impl Fn(&[u8]) -> bool) -> io::Result<Option<UnitLines>> {
-        let mut bytes = std::mem::take(&mut self.carried);
-        let mut wanted = piece_bytes;
-        let end = loop {
-            let missing = wanted.saturating_sub(bytes.len()).max(1 << 16) as u64;
-            let searched = bytes.len();
-            let count = self.decoder.by_ref().take(missing).read_to_end(&mut bytes).map_err(|error| {
-                let line = self.next_line + memchr::memchr_iter(b'\n', &bytes).count() as u64;
-                io::Error::new(error.kind(), format!("damaged or cut off in line {line}: {error}"))
-            })?;
-            if count == 0 {
-                break bytes.len();
-            }
-            if bytes.len() < wanted {
-                continue;
-            }
-            if let Some(at) = memchr::memrchr(b'\n', &bytes[searched.min(bytes.len())..]) {
-                break searched + at + 1;
-            }
-            wanted = bytes.len() + 1;
-            if bytes.len() > piece_bytes + MAX_RECORD_BYTES {
-                let message = format!("line {} is longer than {MAX_RECORD_BYTES} bytes", self.next_line);
-                return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-            }
-        };
-        if bytes.is_empty() {
-            return Ok(None);
-        }
-        self.carried = bytes.split_off(end);
-        let num_lines = memchr::memchr_iter(b'\n', &bytes).count() as u64;
-        let mut piece = UnitLines {
-            bytes,
-            base: self.base,
-            lines: Vec::new(),
-            first_line: Some(self.next_line),
-            file_bytes: self.taken.load(Ordering::Relaxed),
-        };
-        self.base += piece.bytes.len() as u64;
-        self.next_line += num_lines;
-        piece.find(0, piece.bytes.len(), is_record);
-        Ok(Some(piece))
     }
 }
 
@@ -311,6 +226,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::compressed::tests::gzip;
     use crate::unit::{Stamp, cut};
 
     fn not_blank(line: &[u8]) -> bool {
@@ -419,12 +335,6 @@ mod tests {
         assert_eq!(sorted.len(), 100);
     }
 
-    fn gzip(text: &[u8]) -> Vec<u8> {
-        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        encoder.write_all(text).unwrap();
-        encoder.finish().unwrap()
-    }
-
     fn pieces(bytes: &[u8], piece_bytes: usize) -> io::Result<Vec<(u64, Vec<u8>)>> {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(bytes).unwrap();
@@ -453,34 +363,6 @@ mod tests {
             let frames = [zstd::encode_all(text.as_slice(), 1).unwrap(), zstd::encode_all(more.as_slice(), 1).unwrap()];
             prop_assert_eq!(&pieces(&frames.concat(), piece_bytes).unwrap(), &plain);
         }
-    }
-
-    #[test]
-    fn pieces_are_bounded_and_long_enough() {
-        let text: String = (0..100_000).map(|number| format!("{number}\n")).collect();
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(&gzip(text.as_bytes())).unwrap();
-        let unit = Unit { id: 0, path: file.path().into(), start: 0, end: 9, epoch: 0, stamp: None };
-        let mut pieces = Pieces::open(&unit, 100_000).unwrap();
-        let mut sizes = Vec::new();
-        while let Some(piece) = pieces.next_piece(not_blank).unwrap() {
-            sizes.push(piece.bytes.len());
-        }
-        assert_eq!(sizes.iter().sum::<usize>(), text.len());
-        assert!(sizes.iter().all(|&size| size < 200_000), "{sizes:?}");
-        assert!(sizes.len() > 3, "{sizes:?}");
-    }
-
-    #[test]
-    fn a_truncated_file_names_the_line() {
-        let text: String =
-            (0..50_000u64).map(|number| format!("{}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
-        let whole = gzip(text.as_bytes());
-        let error = pieces(&whole[..whole.len() / 2], 1 << 16).unwrap_err().to_string();
-        assert!(error.starts_with("damaged or cut off in line "), "{error}");
-        let whole = zstd::encode_all(text.as_bytes(), 1).unwrap();
-        let error = pieces(&whole[..whole.len() / 2], 1 << 16).unwrap_err().to_string();
-        assert!(error.starts_with("damaged or cut off in line "), "{error}");
     }
 
     #[test]

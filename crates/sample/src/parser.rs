@@ -1,6 +1,7 @@
 //! The one parser: a line of any format, or named values, into a sample of a batch.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use thiserror::Error;
 
@@ -344,10 +345,14 @@ pub fn fuzz_lines(bytes: &[u8]) {
     let csv = r#"{"format":"csv","hash":1,"slots":[{"name":"1","pooling":"sum","separator":"|"},
         {"name":"user","pooling":"sum","share":"1"}],"dense":[{"name":"d","normalize":{"kind":"log"}}],
         "labels":["click"],"columns":{"names":["click","1","user","d","w","t"],"header":true,"weight":"w","time":"t"}}"#;
-    for json in [slots, criteo, paddlerec, csv] {
-        let Ok(parser) = Features::from_json(json).and_then(Parser::new) else {
-            unreachable!("the declarations above are valid")
-        };
+    static PARSERS: OnceLock<[Parser; 4]> = OnceLock::new();
+    let parsers = PARSERS.get_or_init(|| {
+        [slots, criteo, paddlerec, csv].map(|json| match Features::from_json(json).and_then(Parser::new) {
+            Ok(parser) => parser,
+            Err(error) => unreachable!("the declarations above are valid: {error}"),
+        })
+    });
+    for parser in parsers {
         for mode in [LabelMode::Required, LabelMode::Ignored] {
             let mut builder = parser.builder(0);
             let mut good = 0;

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, GrowError};
 
 const ENTRIES: usize = 16;
 /// A block of the index's arena, 16 KB: few enough that their list stays in the first caches.
@@ -89,20 +89,38 @@ impl Index {
     }
 
     /// Makes room for `len` rows and some more, with numbers up to `max_row` and some more, and enters `rows`.
-    pub(crate) fn rebuild(&mut self, len: usize, max_row: u32, rows: impl Iterator<Item = (u32, u64)>) {
+    ///
+    /// Without an error it has just these; with one it is what it was. Fewer rows than before never need more memory.
+    pub(crate) fn rebuild(
+        &mut self,
+        len: usize,
+        max_row: usize,
+        rows: impl Iterator<Item = (u32, u64)>,
+    ) -> Result<(), GrowError> {
         let room = capacity(self.num_lines as usize);
         // an eviction gives back only what it is worth: the rows after it would ask for it again
         let lines = if room > len && room / 2 <= len + ENTRIES { self.num_lines as usize } else { lines_for(len) };
-        self.row_bits = ((max_row as usize + 2) * 5 / 4).ilog2() + 1;
-        assert!(self.row_bits <= 31, "table: too many rows in one process: raise the number of processes");
-        self.segments.iter().for_each(|&segment| self.lines.give_back(segment));
-        self.segments = (0..lines.div_ceil(SEGMENT_LINES)).map(|_| self.lines.take()).collect();
+        self.hold(lines.div_ceil(SEGMENT_LINES))?;
+        // the arena has no number that needs more
+        self.row_bits = (((max_row + 2) * 5 / 4).ilog2() + 1).min(31);
         for &segment in &self.segments {
             // SAFETY: the segment has so many bytes and is ours.
             unsafe { self.lines.at(segment).write_bytes(0, SEGMENT_BYTES) };
         }
         self.num_lines = lines as u32;
         rows.for_each(|(row, hash)| self.enter(row, hash));
+        Ok(())
+    }
+
+    /// Takes or gives back segments until it has so many; all or none of those it lacks.
+    fn hold(&mut self, num_segments: usize) -> Result<(), GrowError> {
+        let held = self.segments.len();
+        let mut segments = std::mem::take(&mut self.segments).into_vec();
+        let lacking = (held..num_segments).try_for_each(|_| self.lines.take().map(|segment| segments.push(segment)));
+        let kept = if lacking.is_ok() { num_segments } else { held };
+        segments.drain(kept..).for_each(|segment| self.lines.give_back(segment));
+        self.segments = segments.into_boxed_slice();
+        lacking
     }
 
     /// Enters a row for which there is room.

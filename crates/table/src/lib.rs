@@ -20,6 +20,7 @@ pub mod table;
 mod threads;
 mod upkeep;
 
+pub use arena::GrowError;
 pub use optimizer::Optimizer;
 pub use push::{Push, Pushed};
 pub use rows::{Counters, MAX_SEEN};

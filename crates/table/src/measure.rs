@@ -5,11 +5,10 @@ use std::time::Instant;
 
 use memmap2::MmapMut;
 
-use crate::arena::map_huge_pages;
+use crate::arena::{GrowError, map_huge_pages};
 use crate::partition::mix;
 use crate::prefetch::prefetch_read;
-use crate::push::Push;
-use crate::spec::{SpecError, TableSpec};
+use crate::push::{Push, Pushed};
 use crate::table::{Handles, Table};
 
 /// Keys of a pull or push: about what a batch of 512 samples with 26 slots has.
@@ -34,9 +33,8 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Fills a table with `num_rows` rows.
-    pub fn new(spec: TableSpec, num_rows: u64) -> Result<Self, SpecError> {
-        let table = Table::new(spec)?;
+    /// Fills an empty table with `num_rows` rows.
+    pub fn new(table: Table, num_rows: u64) -> Result<Self, GrowError> {
         let values = (0..BATCH * table.width()).map(|i| (i % 17) as f32 * 1e-3 - 8e-3).collect();
         let signs = Vec::with_capacity(BATCH);
         let counts = vec![(1, 0); BATCH];
@@ -54,7 +52,7 @@ impl Bench {
         for start in (0..num_rows).step_by(BATCH) {
             bench.signs.clear();
             bench.signs.extend((start..num_rows.min(start + BATCH as u64)).map(sign_of));
-            bench.push_batch();
+            bench.push_batch()?;
         }
         Ok(bench)
     }
@@ -68,7 +66,11 @@ impl Bench {
     ///
     /// In turns and by the median, for on a shared machine the same code runs at half its speed for milliseconds at a
     /// time.
-    pub fn measure(&mut self, num_batches: usize) -> [f64; 4] {
+    pub fn measure(&mut self, num_batches: usize) -> Result<[f64; 4], GrowError> {
+        if self.area.is_none() {
+            // not before: what the table alone holds is measured too
+            self.area = Some(Area::new(self.table.bytes())?);
+        }
         let mut times = [const { Vec::new() }; 4];
         let mut out = vec![0.0; self.values.len()];
         let mut handles = Handles::default();
@@ -80,17 +82,17 @@ impl Bench {
             times[2].push(seconds(|| self.push_batch()));
             times[3].push(self.probe(true));
         }
-        times.map(|mut times| {
+        Ok(times.map(|mut times| {
             times.sort_unstable_by(f64::total_cmp);
             times[times.len() / 2] / BATCH as f64
-        })
+        }))
     }
 
-    fn push_batch(&mut self) {
+    fn push_batch(&mut self) -> Result<Pushed, GrowError> {
         let num_keys = self.signs.len();
         let gradients = &self.values[..num_keys * self.table.width()];
         let push = Push { signs: &self.signs, handles: None, gradients, counts: &self.counts[..num_keys], seen: 1 };
-        black_box(self.table.push(push));
+        self.table.push(push)
     }
 
     /// Random signs that have a row; of ten million hardly one is twice in a batch.
@@ -106,8 +108,7 @@ impl Bench {
     /// written back if `write`, with prefetch and nothing else.
     fn probe(&mut self, write: bool) -> f64 {
         let lines_a_key = 1 + self.table.row_bytes().div_ceil(LINE);
-        let num_bytes = self.table.bytes();
-        let area = self.area.get_or_insert_with(|| Area::new(num_bytes));
+        let Some(area) = &mut self.area else { return 0.0 };
         self.lines.clear();
         for _ in 0..BATCH * lines_a_key {
             self.drawn += 1;
@@ -140,12 +141,12 @@ struct Area {
 }
 
 impl Area {
-    fn new(num_bytes: usize) -> Self {
-        let (map, start) = map_huge_pages(num_bytes, 0);
+    fn new(num_bytes: usize) -> Result<Self, GrowError> {
+        let (map, start) = map_huge_pages(num_bytes, 0)?;
         // SAFETY: so many bytes are mapped, aligned to a line, for as long as the map beside the slice lives.
         let lines = unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast(), num_bytes / LINE) };
         lines.fill([1; LINE / 8]);
-        Area { lines, _map: map }
+        Ok(Area { lines, _map: map })
     }
 
     /// Copies the lines side by side.

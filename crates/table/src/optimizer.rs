@@ -33,7 +33,8 @@ pub enum Optimizer {
         /// Keeps the first step finite.
         epsilon: f32,
     },
-    /// Adam whose row stands still while its sign does not occur; each row corrects its bias by its own steps.
+    /// Adam whose row stands still while its sign does not occur; each row corrects its bias by its own steps, late
+    /// columns by those since they came.
     Adam {
         /// Step size.
         learning_rate: f32,
@@ -110,14 +111,14 @@ impl Optimizer {
         }
     }
 
-    /// Floats of state for a row of `width` weights.
-    pub fn state_width(&self, width: usize) -> usize {
+    /// Floats of state for a row of `width` weights, of which some come late or none.
+    pub(crate) fn state_width(&self, width: usize, has_late: bool) -> usize {
         match self {
             Optimizer::Sgd { .. } => 0,
             Optimizer::Adagrad { .. } => width,
             Optimizer::RowAdagrad { .. } => 1,
-            // means of g, means of g², and the powers of both betas
-            Optimizer::Adam { .. } => 2 * width + 2,
+            // means of g, means of g², and the powers of both betas, once more for the late columns
+            Optimizer::Adam { .. } => 2 * width + if has_late { 4 } else { 2 },
             // z, then the sums of g²
             Optimizer::Ftrl { .. } => 2 * width,
         }
@@ -144,20 +145,30 @@ impl Optimizer {
 
     /// Brings the state of `columns` to where they start from `weights`, after steps at weight 0 without a gradient.
     ///
-    /// Those steps left everything as it began but FTRL's z, which decides the weight.
+    /// Those steps left everything as it began but FTRL's z, which decides the weight, and Adam's count of steps. The
+    /// one sum of row-wise Adagrad is the row's, not of its columns.
     pub(crate) fn start_columns(&self, columns: Range<usize>, weights: &[f32], state: &mut [Word]) {
-        if let Optimizer::Ftrl { learning_rate, beta, l1, l2 } = *self {
-            // the z whose weight this is: a step without a gradient leaves the row as it began
-            for (z, weight) in state[columns.clone()].iter_mut().zip(&weights[columns]) {
-                let start = -weight * (beta / learning_rate + l2) - l1 * weight.signum() * f32::from(*weight != 0.0);
-                *z = start.to_le_bytes();
+        match *self {
+            Optimizer::Ftrl { learning_rate, beta, l1, l2 } => {
+                // the z whose weight this is: a step without a gradient leaves the row as it began
+                for (z, weight) in state[columns.clone()].iter_mut().zip(&weights[columns]) {
+                    let start =
+                        -weight * (beta / learning_rate + l2) - l1 * weight.signum() * f32::from(*weight != 0.0);
+                    put(z, start);
+                }
             }
+            Optimizer::Adam { .. } => {
+                if let Some(late) = state.get_mut(2 * weights.len() + 2..) {
+                    late.fill(1f32.to_le_bytes());
+                }
+            }
+            Optimizer::Sgd { .. } | Optimizer::Adagrad { .. } | Optimizer::RowAdagrad { .. } => {}
         }
     }
 
-    /// One step on a row.
+    /// One step on a row, whose `late` columns have their own start if the state has room for that.
     #[inline]
-    pub(crate) fn step(&self, weights: &mut [Word], state: &mut [Word], gradient: &[f32]) {
+    pub(crate) fn step(&self, weights: &mut [Word], state: &mut [Word], gradient: &[f32], late: &[Range<usize>]) {
         match *self {
             Optimizer::Sgd { learning_rate } => {
                 for (weight, g) in weights.iter_mut().zip(gradient) {
@@ -181,19 +192,15 @@ impl Optimizer {
                 }
             }
             Optimizer::Adam { learning_rate, beta1, beta2, epsilon } => {
-                let (means, powers) = state.split_at_mut(2 * weights.len());
-                let (means, squares) = means.split_at_mut(weights.len());
-                let (power1, power2) = (get(&powers[0]) * beta1, get(&powers[1]) * beta2);
-                put(&mut powers[0], power1);
-                put(&mut powers[1], power2);
-                let rate = learning_rate / (1.0 - power1);
-                let correction = (1.0 - power2).sqrt();
-                for (((weight, mean), square), g) in weights.iter_mut().zip(means).zip(squares).zip(gradient) {
-                    let (m, s) = (get(mean), get(square));
-                    let (m, s) = (m + (1.0 - beta1) * (g - m), s + (1.0 - beta2) * (g * g - s));
-                    put(mean, m);
-                    put(square, s);
-                    put(weight, get(weight) - rate * m / (s.sqrt() / correction + epsilon));
+                let adam = Adam { learning_rate, beta1, beta2, epsilon };
+                match state.len() > 2 * weights.len() + 2 {
+                    true => adam.step_late(weights, state, gradient, late),
+                    false => {
+                        let (means, powers) = state.split_at_mut(2 * weights.len());
+                        let (means, squares) = means.split_at_mut(weights.len());
+                        let powers = adam.advance(powers);
+                        adam.step(weights, means, squares, gradient, powers);
+                    }
                 }
             }
             Optimizer::Ftrl { learning_rate, beta, l1, l2 } => {
@@ -212,6 +219,67 @@ impl Optimizer {
                 }
             }
         }
+    }
+}
+
+/// The settings of Adam.
+struct Adam {
+    learning_rate: f32,
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+}
+
+impl Adam {
+    /// The powers of both betas after one step more.
+    #[inline(always)]
+    fn advance(&self, powers: &mut [Word]) -> [f32; 2] {
+        let advanced = [get(&powers[0]) * self.beta1, get(&powers[1]) * self.beta2];
+        put(&mut powers[0], advanced[0]);
+        put(&mut powers[1], advanced[1]);
+        advanced
+    }
+
+    /// One step on columns that had so many before.
+    #[inline(always)]
+    fn step(
+        &self,
+        weights: &mut [Word],
+        means: &mut [Word],
+        squares: &mut [Word],
+        gradient: &[f32],
+        [power1, power2]: [f32; 2],
+    ) {
+        let Adam { learning_rate, beta1, beta2, epsilon } = *self;
+        let rate = learning_rate / (1.0 - power1);
+        let correction = (1.0 - power2).sqrt();
+        for (((weight, mean), square), g) in weights.iter_mut().zip(means).zip(squares).zip(gradient) {
+            let (m, s) = (get(mean), get(square));
+            let (m, s) = (m + (1.0 - beta1) * (g - m), s + (1.0 - beta2) * (g * g - s));
+            put(mean, m);
+            put(square, s);
+            put(weight, get(weight) - rate * m / (s.sqrt() / correction + epsilon));
+        }
+    }
+
+    /// One step on a row whose late columns count their own steps.
+    #[inline(never)]
+    fn step_late(&self, weights: &mut [Word], state: &mut [Word], gradient: &[f32], late: &[Range<usize>]) {
+        let width = weights.len();
+        let (means, powers) = state.split_at_mut(2 * width);
+        let (means, squares) = means.split_at_mut(width);
+        let (early, own) = (self.advance(powers), self.advance(&mut powers[2..]));
+        let mut step = |columns: Range<usize>, powers| {
+            let (means, squares) = (&mut means[columns.clone()], &mut squares[columns.clone()]);
+            self.step(&mut weights[columns.clone()], means, squares, &gradient[columns], powers);
+        };
+        let mut start = 0;
+        for columns in late {
+            step(start..columns.start, early);
+            step(columns.clone(), own);
+            start = columns.end;
+        }
+        step(start..width, early);
     }
 }
 
@@ -242,12 +310,12 @@ mod tests {
         optimizer.check().unwrap();
         let start = START.map(|weight| weight as f32);
         let mut weights = start.map(f32::to_le_bytes);
-        let mut state = vec![[9; 4]; optimizer.state_width(2)];
+        let mut state = vec![[9; 4]; optimizer.state_width(2, false)];
         optimizer.init_state(&start, &mut state);
         let mut expected = START;
         for step in 0..STEPS {
             let g = gradient(step);
-            optimizer.step(&mut weights, &mut state, &g.map(|g| g as f32));
+            optimizer.step(&mut weights, &mut state, &g.map(|g| g as f32), &[]);
             reference(&mut expected, g);
             for (weight, expected) in weights.iter().map(get).zip(expected) {
                 let error = (f64::from(weight) - expected).abs();
@@ -336,12 +404,12 @@ mod tests {
         let mut weights = start.map(f32::to_le_bytes);
         let mut state = [[9; 4]; 4];
         optimizer.init_state(&start, &mut state);
-        optimizer.step(&mut weights, &mut state, &[0.0, 0.0]);
+        optimizer.step(&mut weights, &mut state, &[0.0, 0.0], &[]);
         assert!((get(&weights[0]) - 0.01).abs() < 1e-6);
         assert_eq!(get(&weights[1]), 0.0);
-        optimizer.step(&mut weights, &mut state, &[0.0, 0.5]);
+        optimizer.step(&mut weights, &mut state, &[0.0, 0.5], &[]);
         assert_eq!(get(&weights[1]), 0.0, "half of l1 is not enough");
-        optimizer.step(&mut weights, &mut state, &[0.0, 1.0]);
+        optimizer.step(&mut weights, &mut state, &[0.0, 1.0], &[]);
         assert!(get(&weights[1]) < 0.0);
     }
 
@@ -352,23 +420,29 @@ mod tests {
             Optimizer::Sgd { learning_rate: 0.1 },
             Optimizer::Adagrad { learning_rate: 0.1, initial_accumulator: 0.5, epsilon: 1e-8 },
             Optimizer::RowAdagrad { learning_rate: 0.1, initial_accumulator: 0.5, epsilon: 1e-8 },
-            Optimizer::Adam { learning_rate: 0.1, beta1: 0.0, beta2: 0.0, epsilon: 1e-8 },
+            Optimizer::Adam { learning_rate: 0.1, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 },
             Optimizer::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 0.1, l2: 0.1 },
         ];
+        let late = 1..3;
         for optimizer in optimizers {
             let mut weights = [0f32; 3].map(f32::to_le_bytes);
-            let mut state = vec![[9; 4]; optimizer.state_width(3)];
+            let mut state = vec![[9; 4]; optimizer.state_width(3, true)];
             optimizer.init_state(&[0.0; 3], &mut state);
             for _ in 0..3 {
-                optimizer.step(&mut weights, &mut state, &[0.0; 3]);
+                optimizer.step(&mut weights, &mut state, &[0.0; 3], std::slice::from_ref(&late));
                 assert_eq!(weights.map(|word| get(&word)), [0.0; 3], "{}", optimizer.kind());
             }
             let initial = [0.0, 0.3, -0.2f32];
-            optimizer.start_columns(1..3, &initial, &mut state);
+            optimizer.start_columns(late.clone(), &initial, &mut state);
             let mut fresh = vec![[9; 4]; state.len()];
             optimizer.init_state(&initial, &mut fresh);
-            let last = if matches!(optimizer, Optimizer::Adam { .. }) { 6 } else { state.len() };
-            let values = |state: &[Word]| state[..last].iter().map(get).collect::<Vec<_>>();
+            if matches!(optimizer, Optimizer::Adam { .. }) {
+                let steps = [0.9f32 * 0.9 * 0.9, 0.99f32 * 0.99 * 0.99];
+                assert_eq!([get(&state[6]), get(&state[7])], steps, "those of the other column go on");
+                fresh[6..8].copy_from_slice(&state[6..8]);
+            }
+            // by value: a zero may have either sign
+            let values = |state: &[Word]| state.iter().map(get).collect::<Vec<_>>();
             assert_eq!(values(&state), values(&fresh), "{}", optimizer.kind());
         }
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, GrowError};
 use crate::index::ABSENT;
 use crate::partition::{mix, partition_of_mixed};
 use crate::pipeline::{self, Key, Visit};
@@ -39,8 +39,9 @@ pub struct Pushed {
 impl Table {
     /// Counts and steps every sign once; a sign without a row starts from its initial values.
     ///
-    /// The rows are the same, bit for bit, whatever the number of threads: each partition has one.
-    pub fn push(&mut self, push: Push<'_>) -> Pushed {
+    /// The rows are the same, bit for bit, whatever the number of threads: each partition has one. After an error
+    /// some signs are stepped and some are not.
+    pub fn push(&mut self, push: Push<'_>) -> Result<Pushed, GrowError> {
         let num_keys = push.signs.len();
         assert_eq!(push.gradients.len(), num_keys * self.width());
         assert_eq!(push.counts.len(), num_keys);
@@ -65,12 +66,14 @@ impl Table {
                 num_bytes,
                 non_finite,
                 created: 0,
+                failed: None,
                 scratch,
             };
             pipeline::run::<6>(keys_of(push.signs, hints, spec.partitions, owned), &mut pass);
-            pass.created
+            pass.failed.map_or(Ok(pass.created), Err)
         });
-        Pushed { created: created.into_iter().sum(), non_finite }
+        let created = created.into_iter().sum::<Result<usize, GrowError>>()?;
+        Ok(Pushed { created, non_finite })
     }
 }
 
@@ -103,6 +106,8 @@ struct Pass<'a> {
     num_bytes: usize,
     non_finite: bool,
     created: usize,
+    /// Why a row could not be created.
+    failed: Option<GrowError>,
     /// Initial weights, or a gradient without the late columns.
     scratch: Vec<f32>,
 }
@@ -132,7 +137,7 @@ impl Visit for Pass<'_> {
     fn visit(&mut self, key: &Key, _: *const u8) {
         let Push { signs, gradients, counts, seen, .. } = self.push;
         let sign = signs[key.position];
-        let row = self.find_or_create(sign, key);
+        let Some(row) = self.find_or_create(sign, key) else { return };
         let rows = &mut self.partitions[key.partition as usize - self.first];
         let RowMut { weights, state, tail } = rows.parts_mut(row);
         let (show, click) = counts[key.position];
@@ -160,7 +165,7 @@ impl Visit for Pass<'_> {
                 self.late.iter().for_each(|range| self.scratch[range.clone()].fill(0.0));
                 gradient = &self.scratch;
             }
-            self.spec.optimizer.step(weights, state, gradient);
+            self.spec.optimizer.step(weights, state, gradient, self.late);
             rows.note_change(row);
         }
     }
@@ -168,22 +173,32 @@ impl Visit for Pass<'_> {
 
 impl Pass<'_> {
     #[inline]
-    fn find_or_create(&mut self, sign: u64, key: &Key) -> u32 {
+    fn find_or_create(&mut self, sign: u64, key: &Key) -> Option<u32> {
+        debug_assert!(
+            key.row == ABSENT || self.partitions.iter().any(|rows| rows.has(key.row)),
+            "a row of another thread"
+        );
         let rows = &mut self.partitions[key.partition as usize - self.first];
         if key.row != ABSENT && rows.sign(key.row) == sign {
-            return key.row;
+            return Some(key.row);
         }
         // another push created it since the pull, or another sign has the same tag
         match rows.find(sign, key.hash) {
             ABSENT => self.create(sign, key),
-            row => row,
+            row => Some(row),
         }
     }
 
     #[cold]
-    fn create(&mut self, sign: u64, key: &Key) -> u32 {
+    fn create(&mut self, sign: u64, key: &Key) -> Option<u32> {
         let rows = &mut self.partitions[key.partition as usize - self.first];
-        let row = rows.insert(sign, key.hash);
+        let row = match rows.insert(sign, key.hash) {
+            Ok(row) => row,
+            Err(error) => {
+                self.failed = Some(error);
+                return None;
+            }
+        };
         let parts = rows.parts_mut(row);
         self.scratch.resize(parts.weights.len(), 0.0);
         self.spec.init(sign, &mut self.scratch);
@@ -195,6 +210,6 @@ impl Pass<'_> {
         *parts.tail = Tail::default();
         rows.note_change(row);
         self.created += 1;
-        row
+        Some(row)
     }
 }

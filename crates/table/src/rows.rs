@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, GrowError};
 use crate::index::Index;
 use crate::partition::mix;
 
@@ -15,7 +15,7 @@ pub(crate) type Word = [u8; 4];
 
 const SIGN_BYTES: usize = 8;
 /// Show, click and stamp.
-const TAIL_BYTES: usize = 10;
+pub(crate) const TAIL_BYTES: usize = 10;
 /// A block has as many rows, a power of two, as fit into so many bytes.
 const BLOCK_BYTES: usize = 32 << 10;
 /// The bit of a stamp that says that the row has its late columns.
@@ -167,37 +167,38 @@ impl Rows {
     }
 
     /// Makes room for so many rows at once.
-    pub(crate) fn reserve(&mut self, len: usize) {
+    pub(crate) fn reserve(&mut self, len: usize) -> Result<(), GrowError> {
         assert_eq!(self.len, 0, "room is made before the first row");
         let max_row = self.arena.num_units() + len;
-        self.index.rebuild(len, max_row as u32, std::iter::empty());
+        self.index.rebuild(len, max_row, std::iter::empty())
     }
 
     /// Adds a row for `sign`, which has none: all of it is to be written. Returns its number.
-    pub(crate) fn insert(&mut self, sign: u64, hash: u64) -> u32 {
+    pub(crate) fn insert(&mut self, sign: u64, hash: u64) -> Result<u32, GrowError> {
         if self.len() == self.blocks.len() << self.arena.block_bits() {
             if self.blocks.len() == self.blocks.capacity() {
                 // a `Vec` by itself doubles
                 self.blocks.reserve_exact(self.blocks.len() / 8 + 1);
             }
-            self.blocks.push(self.arena.take());
+            self.blocks.push(self.arena.take()?);
         }
         let row = self.number(self.len);
         if self.index.is_full(self.len(), row) {
-            self.build_index();
+            self.build_index()?;
         }
         self.len += 1;
         self.row_mut(row)[..SIGN_BYTES].copy_from_slice(&sign.to_le_bytes());
         self.index.enter(row, hash);
-        row
+        Ok(row)
     }
 
     /// Enters all rows anew; their signs are read in their order, which is sequential.
-    fn build_index(&mut self) {
+    fn build_index(&mut self) -> Result<(), GrowError> {
         let mut index = self.index.take();
         let rows = self.numbers().map(|row| (row, mix(self.sign(row))));
-        index.rebuild(self.len(), self.arena.num_units() as u32, rows);
+        let built = index.rebuild(self.len(), self.arena.num_units(), rows);
         self.index = index;
+        built
     }
 
     /// Keeps the rows of which `keep` says so, in their order; returns how many went.
@@ -227,7 +228,7 @@ impl Rows {
         self.len = len;
         let num_blocks = self.len().div_ceil(1 << self.arena.block_bits());
         self.blocks.drain(num_blocks..).for_each(|block| self.arena.give_back(block));
-        self.build_index();
+        self.build_index().expect("fewer rows need no more lines");
         if self.changes.is_some() {
             self.changes = Some(self.numbers().filter(|&row| stamp_of(self.tail(row)) & CHANGED != 0).collect());
         }
@@ -238,6 +239,12 @@ impl Rows {
     fn number(&self, at: u32) -> u32 {
         let block_bits = self.arena.block_bits();
         self.blocks[at as usize >> block_bits] + (at & ((1 << block_bits) - 1))
+    }
+
+    /// Whether a row is one of this partition's.
+    pub(crate) fn has(&self, row: u32) -> bool {
+        let block = row >> self.arena.block_bits() << self.arena.block_bits();
+        self.blocks.contains(&block)
     }
 
     /// All rows, in the order of their creation.
@@ -350,7 +357,7 @@ mod tests {
     }
 
     fn add(rows: &mut Rows, sign: u64) -> u32 {
-        let row = rows.insert(sign, mix(sign));
+        let row = rows.insert(sign, mix(sign)).unwrap();
         let parts = rows.parts_mut(row);
         parts.weights.fill((sign as f32).to_le_bytes());
         parts.state.fill([7; 4]);

@@ -10,15 +10,19 @@ use std::thread::Scope;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::part::{Entry, Kind, PartError, PartFile, PartWriter, Written};
+use crate::arena::GrowError;
+use crate::optimizer::Optimizer;
+use crate::part::{Kind, PartError, PartFile, PartWriter, Written};
 use crate::partition::{mix, partition_of};
-use crate::rows::Rows;
+use crate::rows::{Rows, TAIL_BYTES};
 use crate::spec::TableSpec;
 use crate::table::Table;
 use crate::threads::share;
 
 /// Rows go from the threads that sort to the one that writes in pieces of about so much.
 const PIECE_BYTES: usize = 1 << 20;
+/// What Adam's state ends with in tables that admit late.
+const LATE_POWERS_BYTES: usize = 8;
 
 /// Why a snapshot cannot be written or loaded.
 #[derive(Debug, Error)]
@@ -26,6 +30,9 @@ pub enum SnapshotError {
     /// The file itself.
     #[error(transparent)]
     Part(#[from] PartError),
+    /// The table has no room for its rows.
+    #[error(transparent)]
+    Grow(#[from] GrowError),
     /// The file is sound but of another table.
     #[error("{name}: {what}")]
     Other {
@@ -99,12 +106,12 @@ impl Table {
 
     fn load_files(&mut self, files: &[PartFile]) -> Result<(), SnapshotError> {
         assert!(self.is_empty(), "a snapshot is loaded into an empty table");
-        let mut blocks: Vec<Option<(&PartFile, usize)>> = vec![None; self.partitions().len()];
+        let mut blocks: Vec<Option<Block<'_>>> = vec![None; self.partitions().len()];
         for file in files {
             file.expect_kind(Kind::TableSnapshot)?;
-            self.check_meta(file)?;
+            let row_bytes = self.check_meta(file)?;
             for (at, entry) in file.entries().iter().enumerate() {
-                if blocks[entry.partition as usize].replace((file, at)).is_some() {
+                if blocks[entry.partition as usize].replace(Block { file, at, row_bytes }).is_some() {
                     return Err(other(file.name(), format!("partition {} is in two files", entry.partition)));
                 }
             }
@@ -115,24 +122,25 @@ impl Table {
         }
         let (threads, row_bytes) = (self.num_threads(), self.row_bytes());
         let results = share(self.for_change().1, threads, |first, partitions| {
-            for (rows, (file, at)) in partitions.iter_mut().zip(blocks[first..].iter().flatten()) {
-                file.verify_block(*at)?;
-                let entry = &file.entries()[*at];
-                load_partition(rows, row_bytes, entry, file.block(*at), file.num_partitions())
-                    .map_err(|what| other(file.name(), format!("partition {}: {what}", entry.partition)))?;
-            }
-            Ok(())
+            let mut blocks = blocks[first..].iter().flatten();
+            partitions.iter_mut().zip(&mut blocks).try_for_each(|(rows, block)| block.load(rows, row_bytes))
         });
         results.into_iter().collect()
     }
 
-    /// The step size and the like may change between a snapshot and its load; what a row holds may not.
-    fn check_meta(&self, file: &PartFile) -> Result<(), SnapshotError> {
+    /// The step size and the like may change between a snapshot and its load; what a row holds may not. Returns the
+    /// bytes of a row of the file, which may have Adam's powers of late columns where ours do not, or the reverse.
+    fn check_meta(&self, file: &PartFile) -> Result<usize, SnapshotError> {
         let meta: Meta = serde_json::from_value(file.meta().clone())
             .map_err(|error| other(file.name(), format!("meta: {error}")))?;
         let (ours, theirs) = (self.spec(), &meta.table);
         let columns = |spec: &TableSpec| {
             spec.columns.iter().map(|column| format!("{}:{}", column.name, column.width)).collect::<Vec<_>>().join(" ")
+        };
+        let is_adam = matches!(ours.optimizer, Optimizer::Adam { .. });
+        let row_bytes = match meta.row_bytes.abs_diff(self.row_bytes()) {
+            LATE_POWERS_BYTES if is_adam => self.row_bytes(),
+            _ => meta.row_bytes,
         };
         let pairs = [
             ("table", ours.name.clone(), theirs.name.clone()),
@@ -141,43 +149,71 @@ impl Table {
             ("partitions", ours.partitions.to_string(), file.num_partitions().to_string()),
             ("columns", columns(ours), columns(theirs)),
             ("optimizer", ours.optimizer.kind().into(), theirs.optimizer.kind().into()),
-            ("row_bytes", self.row_bytes().to_string(), meta.row_bytes.to_string()),
+            ("row_bytes", self.row_bytes().to_string(), row_bytes.to_string()),
         ];
         for (what, expected, got) in pairs {
             if expected != got {
                 return Err(other(file.name(), format!("{what}: expected {expected}, got {got}")));
             }
         }
+        Ok(meta.row_bytes)
+    }
+}
+
+/// A partition in a file.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    file: &'a PartFile,
+    /// Its place in the directory.
+    at: usize,
+    row_bytes: usize,
+}
+
+impl Block<'_> {
+    /// Fills an empty partition, whose rows have `row_bytes`.
+    fn load(&self, rows: &mut Rows, row_bytes: usize) -> Result<(), SnapshotError> {
+        self.file.verify_block(self.at)?;
+        let (entry, block) = (&self.file.entries()[self.at], self.file.block(self.at));
+        let refuse = |what: String| Err(other(self.file.name(), format!("partition {}: {what}", entry.partition)));
+        if !block.len().is_multiple_of(self.row_bytes) {
+            return refuse(format!("expected whole rows of {} bytes, got {} bytes", self.row_bytes, block.len()));
+        }
+        let num_rows = block.len() / self.row_bytes;
+        if entry.num_rows != num_rows as u64 {
+            return refuse(format!("expected {} rows, got {num_rows}", entry.num_rows));
+        }
+        rows.reserve(num_rows)?;
+        let (mut last, mut fitted) = (None, Vec::new());
+        for bytes in block.chunks_exact(self.row_bytes) {
+            let sign = bytes.first_chunk().map_or(0, |sign| u64::from_le_bytes(*sign));
+            if last.is_some_and(|last| last >= sign)
+                || partition_of(sign, self.file.num_partitions()) != entry.partition
+            {
+                return refuse(format!("sign {sign} does not belong where it stands"));
+            }
+            last = Some(sign);
+            let row = rows.insert(sign, mix(sign))?;
+            if row_bytes == self.row_bytes {
+                rows.read_from(row, bytes);
+            } else {
+                fit(bytes, row_bytes, &mut fitted);
+                rows.read_from(row, &fitted);
+            }
+        }
         Ok(())
     }
 }
 
-fn load_partition(
-    rows: &mut Rows,
-    row_bytes: usize,
-    entry: &Entry,
-    block: &[u8],
-    num_partitions: u32,
-) -> Result<(), String> {
-    if !block.len().is_multiple_of(row_bytes) {
-        return Err(format!("expected whole rows of {row_bytes} bytes, got {} bytes", block.len()));
+/// A row of Adam without the powers of its late columns, or with those of the row for them.
+fn fit(bytes: &[u8], row_bytes: usize, fitted: &mut Vec<u8>) {
+    let (values, tail) = bytes.split_at(bytes.len() - TAIL_BYTES);
+    let end = row_bytes - TAIL_BYTES;
+    fitted.clear();
+    fitted.extend_from_slice(&values[..end.min(values.len())]);
+    if fitted.len() < end {
+        fitted.extend_from_slice(&values[values.len() - LATE_POWERS_BYTES..]);
     }
-    let num_rows = block.len() / row_bytes;
-    if entry.num_rows != num_rows as u64 {
-        return Err(format!("expected {} rows, got {num_rows}", entry.num_rows));
-    }
-    rows.reserve(num_rows);
-    let mut last = None;
-    for bytes in block.chunks_exact(row_bytes) {
-        let sign = bytes.first_chunk().map_or(0, |sign| u64::from_le_bytes(*sign));
-        if last.is_some_and(|last| last >= sign) || partition_of(sign, num_partitions) != entry.partition {
-            return Err(format!("sign {sign} does not belong where it stands"));
-        }
-        last = Some(sign);
-        let row = rows.insert(sign, mix(sign));
-        rows.read_from(row, bytes);
-    }
-    Ok(())
+    fitted.extend_from_slice(tail);
 }
 
 fn other(name: impl ToString, what: String) -> SnapshotError {
@@ -208,7 +244,6 @@ mod tests {
     use tempfile::tempdir;
 
     use super::*;
-    use crate::optimizer::Optimizer;
     use crate::push::Push;
     use crate::spec::test_spec;
     use crate::table::Handles;
@@ -219,13 +254,10 @@ mod tests {
             let (mut out, mut handles) = ([0.0; 4], Handles::default());
             table.pull(&[sign], &mut out, &mut handles);
             let gradients = [i as f32 * 0.01; 4];
-            table.push(Push {
-                signs: &[sign],
-                handles: Some(&handles),
-                gradients: &gradients,
-                counts: &[(2, 1)],
-                seen: 3,
-            });
+            let counts = &[(2, 1)];
+            table
+                .push(Push { signs: &[sign], handles: Some(&handles), gradients: &gradients, counts, seen: 3 })
+                .unwrap();
         }
         table
     }

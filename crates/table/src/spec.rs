@@ -89,6 +89,12 @@ impl TableSpec {
         self.columns.iter().map(|column| column.width).sum()
     }
 
+    /// Floats of optimizer state a row.
+    pub(crate) fn state_width(&self) -> usize {
+        let has_late = self.admit_after > 0 && self.columns.iter().any(|column| column.late);
+        self.optimizer.state_width(self.width(), has_late)
+    }
+
     /// Where the late columns stand among the weights.
     pub(crate) fn late_columns(&self) -> Vec<Range<usize>> {
         let mut end = 0;

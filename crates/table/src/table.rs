@@ -63,11 +63,14 @@ impl Table {
     /// An empty table, which works on one thread.
     pub fn new(spec: TableSpec) -> Result<Self, SpecError> {
         spec.check()?;
-        let width = spec.width();
-        let rows = Arc::new(row_arena(width, spec.optimizer.state_width(width)));
-        let lines = Arc::new(line_arena());
+        let rows = row_arena(spec.width(), spec.state_width());
+        Ok(Self::with_arenas(spec, rows, line_arena()))
+    }
+
+    fn with_arenas(spec: TableSpec, rows: Arena, lines: Arena) -> Self {
+        let (width, rows, lines) = (spec.width(), Arc::new(rows), Arc::new(lines));
         let partitions = (0..spec.partitions).map(|_| Rows::new(width, rows.clone(), lines.clone())).collect();
-        Ok(Table { spec, width, partitions, rows, lines, num_threads: 1, generation: new_generation() })
+        Table { spec, width, partitions, rows, lines, num_threads: 1, generation: new_generation() }
     }
 
     /// The same table with up to so many threads, for large batches and whole-table steps.
@@ -279,12 +282,13 @@ mod tests {
     use super::*;
     use crate::push::{Push, Pushed};
     use crate::spec::test_spec;
+    use crate::upkeep::Eviction;
 
     fn push(table: &mut Table, signs: &[u64], gradients: &[f32], counts: &[(u32, u32)]) -> (Vec<f32>, Pushed) {
         let mut out = vec![9.0; signs.len() * table.width()];
         let mut handles = Handles::default();
         table.pull(signs, &mut out, &mut handles);
-        let pushed = table.push(Push { signs, handles: Some(&handles), gradients, counts, seen: 5 });
+        let pushed = table.push(Push { signs, handles: Some(&handles), gradients, counts, seen: 5 }).unwrap();
         (out, pushed)
     }
 
@@ -334,7 +338,8 @@ mod tests {
         let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
         for (seen, expected) in [(5, 5), (3, 5), (6, 6)] {
-            table.push(Push { signs: &[7], handles: Some(&handles), gradients: &[0.0; 4], counts: &[(1, 0)], seen });
+            let push = Push { signs: &[7], handles: Some(&handles), gradients: &[0.0; 4], counts: &[(1, 0)], seen };
+            table.push(push).unwrap();
             assert_eq!(table.get(7).unwrap().counters.seen, expected);
         }
     }
@@ -345,8 +350,8 @@ mod tests {
         let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
         let one = Push { signs: &[7], handles: Some(&handles), gradients: &[1.0; 4], counts: &[(1, 0)], seen: 0 };
-        assert_eq!(table.push(one).created, 1);
-        assert_eq!(table.push(one).created, 0);
+        assert_eq!(table.push(one).unwrap().created, 1);
+        assert_eq!(table.push(one).unwrap().created, 0);
         assert_eq!(table.get(7).unwrap().counters.show, 2);
     }
 
@@ -377,6 +382,37 @@ mod tests {
         for partition in 0..16 {
             let share = many.rows_of(partition).signs().len();
             assert!((1_000..1_500).contains(&share), "{share}");
+        }
+    }
+
+    /// Rows that do not fit are an error, with one thread and with several; the table is sound after it.
+    #[test]
+    fn a_table_without_room_says_so_and_keeps_what_it_has() {
+        let signs: Vec<u64> = (0..40_000).collect();
+        let (gradients, counts) = (vec![0.5; 4 * signs.len()], vec![(1, 0); signs.len()]);
+        // in the first table rows run out, in the second index lines, in the middle of a rebuild
+        for (max_rows, max_lines) in [(20_000, usize::MAX), (usize::MAX, 8 * 256)] {
+            for threads in [1, 2] {
+                let spec = test_spec(3);
+                let rows = row_arena(spec.width(), spec.state_width()).with_max_units(max_rows);
+                let lines = line_arena().with_max_units(max_lines);
+                let mut table = Table::with_arenas(spec, rows, lines).with_threads(threads);
+                let all = Push { signs: &signs, handles: None, gradients: &gradients, counts: &counts, seen: 0 };
+                let error = table.push(all).unwrap_err().to_string();
+                let most = if max_rows == usize::MAX { 2048 } else { 19_968 };
+                assert!(error.starts_with(&format!("table: expected at most {most} rows in one process")), "{error}");
+                let held: Vec<u64> = signs.iter().copied().filter(|&sign| table.get(sign).is_some()).collect();
+                assert_eq!(held.len(), table.len());
+                assert!((15_000..30_000).contains(&held.len()), "{}", held.len());
+                let mut pulled = vec![0.0; 4 * signs.len()];
+                table.pull(&signs, &mut pulled, &mut Handles::default());
+                assert_eq!(pulled.chunks(4).filter(|weights| weights[0] != 0.0).count(), held.len());
+                let eviction =
+                    Eviction { nonclk_coeff: 1.0, click_coeff: 1.0, min_score: Some(2.0), now: 0, max_age: None };
+                assert_eq!(table.evict(&eviction), held.len());
+                let few = Push { signs: &[1, 2], handles: None, gradients: &[0.5; 8], counts: &[(1, 0); 2], seen: 0 };
+                assert_eq!(table.push(few).unwrap().created, 2, "what is evicted makes room");
+            }
         }
     }
 }

@@ -73,3 +73,21 @@ fn decay_rows(rows: &mut Rows, rate: f64, step: u32) {
         Counters { show: decayed(show), click: decayed(click), seen, admitted }.write(rows.parts_mut(row).tail);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_at_the_limit_stays() {
+        let eviction = Eviction { nonclk_coeff: 0.5, click_coeff: 2.0, min_score: Some(3.0), now: 9, max_age: Some(4) };
+        let keeps = |show, click, seen| eviction.keeps(Counters { show, click, seen, admitted: true });
+        assert!(keeps(3, 1, 9) && keeps(6, 0, 9), "a score of 3 is not below 3");
+        assert!(!keeps(2, 1, 9) && !keeps(5, 0, 9));
+        assert!(keeps(3, 1, 5), "4 ago is not longer ago than 4");
+        assert!(!keeps(3, 1, 4));
+        assert!(keeps(1, 3, 10), "more clicks than shows, and a time to come, are no reason");
+        let all = Eviction { min_score: None, max_age: None, ..eviction };
+        assert!(all.keeps(Counters::default()));
+    }
+}

@@ -7,11 +7,9 @@ import contextlib
 import io
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,12 @@ from elasticrec.config import Job, match_files, parse_job
 from elasticrec.machine import num_cores
 from elasticrec.publish.publish import publish_run
 from elasticrec.serving.onnxruntime import library_path
+from elasticrec.serving.process import server_process
 from elasticrec.training.loop import train_job
 from elasticrec.training.report import Summary
 
 Result = dict[str, Any]
 _CONNECTIONS = 4
-_READY = re.compile(r" on http://([^/]+)/")
 
 
 def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) -> Result:
@@ -110,12 +108,13 @@ def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
     ones = lines[:4096]
     batches = [b"".join(lines[at : at + 128]) for at in range(0, 128 * 64, 128)]
     rates: dict[str, list[float]] = {name: [] for name in ("one", "many", "engine", "p50", "p99")}
-    with _server(path) as address:
+    with server_process(str(path)) as server:
+        address = server.address
 
         def load(bodies: list[bytes]) -> tuple[int, int, float, float, float, float]:
             report = _core.load_test(
                 address,
-                "/v1/models/bench:predict",
+                server.predict_path,
                 bodies,
                 content_type="text/plain",
                 token=None,
@@ -148,23 +147,6 @@ def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
         "serve_ratio_128": middle["many"] / middle["engine"],
         "serve_stages_us_128": stages,
     }
-
-
-@contextlib.contextmanager
-def _server(path: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "elasticrec.cli", "serve", str(path), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            if match := _READY.search(line):
-                yield match[1]
-                return
-        raise RuntimeError("the server ended before it served")
-    finally:
-        process.terminate()
-        process.stdout.close()
-        process.wait()
 
 
 def _stages(address: str) -> dict[str, tuple[float, float]]:

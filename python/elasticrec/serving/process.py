@@ -1,0 +1,73 @@
+"""`elasticrec serve` in a process of its own on a free port, as the demo, the benchmarks and the tests start it."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from elasticrec.errors import UnavailableError
+
+# What `serve_model` says when it is ready.
+_READY = re.compile(r"^serving (\S+) version (\d+) .* on (http://[^/]+)/")
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A server that answers."""
+
+    process: "subprocess.Popen[str]"
+    model: str
+    version: int
+    url: str
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return self.url.removeprefix("http://")
+
+    @property
+    def predict_path(self) -> str:
+        """Where it takes samples."""
+        return f"/v1/models/{self.model}:predict"
+
+    @property
+    def predict_url(self) -> str:
+        """The same with the server's address."""
+        return f"{self.url}{self.predict_path}"
+
+
+@contextmanager
+def server_process(
+    *arguments: str,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    stderr: IO[str] | int | None = None,
+    say: Callable[[str], object] = lambda _: None,
+) -> Iterator[ServerProcess]:
+    """`elasticrec serve …`, ready when the block begins, ended after it; `say` is told each line that it prints."""
+    command = [sys.executable, "-u", "-m", "elasticrec.cli", "serve", *arguments, "--port", "0"]
+    process = subprocess.Popen(
+        command, cwd=cwd, env=os.environ | (env or {}), stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            yield _ready(process, process.stdout, say)
+        finally:
+            process.terminate()
+            for line in process.stdout:
+                say(line.rstrip("\n"))
+            process.wait()
+
+
+def _ready(process: "subprocess.Popen[str]", output: IO[str], say: Callable[[str], object]) -> ServerProcess:
+    for line in output:
+        say(line.rstrip("\n"))
+        if match := _READY.search(line):
+            return ServerProcess(process, match[1], int(match[2]), match[3])
+    raise UnavailableError(f"serve: the server ended with code {process.wait()} before it served")
