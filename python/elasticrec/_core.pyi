@@ -74,7 +74,7 @@ class Batch:
         """Where its records stand, as `file: lines 3, 8 and 510 more up to 1530`."""
     @property
     def file_bytes(self) -> int:
-        """Bytes of its file that were read when it was cut; 0 if unknown."""
+        """Bytes of its file that are behind after it, about; 0 if unknown."""
     @property
     def dense(self) -> _F32: ...
     @property

@@ -170,6 +170,16 @@ def test_batches_keep_their_names_when_read_again(job_of: MakeJob, kind: str) ->
     assert later == {name: samples for name, samples in once.items() if name != first}
 
 
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "csv.zst"])
+def test_progress_inside_a_file(job_of: MakeJob, kind: str) -> None:
+    job = job_of(kind)
+    done = [batch.file_bytes for batch in batches_of(job, shuffle=True)]
+    (path,) = match_files(job, "train")
+    assert done == sorted(set(done))
+    assert done[0] < 0.2 * path.stat().st_size
+    assert done[-1] == path.stat().st_size
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_ratio_is_held_out(job_of: MakeJob, kind: str) -> None:
     job = job_of(kind, eval={"ratio": 0.2})

@@ -177,7 +177,7 @@ impl Batch {
         source.or_else(|| self.place.clone()).unwrap_or_default()
     }
 
-    /// Bytes of its file that were read when it was cut; 0 if unknown.
+    /// Bytes of its file that are behind after it, about; 0 if unknown.
     #[getter]
     fn file_bytes(&self) -> u64 {
         self.parsed.source.as_ref().map_or(0, elasticrec_sample::RecordBatch::file_bytes)

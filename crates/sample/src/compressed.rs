@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,8 +27,8 @@ pub(crate) struct Text {
     pub base: u64,
     /// The number of the line at `bytes[0]`.
     pub first_line: u64,
-    /// Bytes of the file, as it lies on the disk, up to here.
-    pub file_bytes: u64,
+    /// Where it lies in the file on the disk.
+    pub file_bytes: Range<u64>,
 }
 
 /// A compressed file under way.
@@ -35,6 +36,8 @@ pub(crate) struct Stream {
     decoder: Box<dyn Read + Send>,
     /// Bytes of the file that the decoder took.
     taken: Arc<AtomicU64>,
+    /// Those of the pieces before.
+    told: u64,
     /// Bytes behind the last line end of the piece before.
     carried: Vec<u8>,
     base: u64,
@@ -70,7 +73,7 @@ impl Stream {
         } else {
             return Ok(None);
         };
-        Ok(Some(Stream { decoder, taken, carried: Vec::new(), base: 0, next_line: 1 }))
+        Ok(Some(Stream { decoder, taken, told: 0, carried: Vec::new(), base: 0, next_line: 1 }))
     }
 
     /// The next piece: about `piece_bytes`, up to the end of a line.
@@ -104,7 +107,8 @@ impl Stream {
         }
         self.carried = bytes.split_off(end);
         let num_lines = memchr::memchr_iter(b'\n', &bytes).count() as u64;
-        let file_bytes = self.taken.load(Ordering::Relaxed);
+        let taken = self.taken.load(Ordering::Relaxed);
+        let file_bytes = std::mem::replace(&mut self.told, taken)..taken;
         let text = Text { bytes, base: self.base, first_line: self.next_line, file_bytes };
         self.base += text.bytes.len() as u64;
         self.next_line += num_lines;

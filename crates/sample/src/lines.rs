@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::Path;
 
 use crate::compressed::{Stream, Text};
@@ -25,8 +26,8 @@ pub struct UnitLines {
     lines: Vec<(u32, u32)>,
     /// The number of the line at `bytes[0]` where it cannot be counted later.
     first_line: Option<u64>,
-    /// Bytes of the file, as it lies on the disk, up to the end of the piece.
-    file_bytes: u64,
+    /// Where the piece lies in the file on the disk.
+    file_bytes: Range<u64>,
 }
 
 impl UnitLines {
@@ -61,9 +62,10 @@ impl UnitLines {
         self.base + u64::from(self.lines[index].0)
     }
 
-    /// Bytes of the file, as it lies on the disk, up to the end of the piece.
-    pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
+    /// Bytes of the file, as it lies on the disk, that are behind after so many records of the piece.
+    pub fn file_bytes(&self, records: usize) -> u64 {
+        let Range { start, end } = self.file_bytes;
+        start + (end - start) * records as u64 / self.lines.len().max(1) as u64
     }
 
     /// The number of the line of record `index`, counted from 1: found only for messages.
@@ -163,7 +165,7 @@ fn read_plain(unit: &Unit, is_record: impl Fn(&[u8]) -> bool) -> io::Result<Unit
         0 => 0,
         _ => memchr::memchr(b'\n', &bytes).map_or(bytes.len(), |at| at + 1),
     };
-    let mut piece = UnitLines { bytes, base, lines: Vec::new(), first_line: None, file_bytes: unit.end };
+    let mut piece = UnitLines { bytes, base, lines: Vec::new(), first_line: None, file_bytes: unit.start..unit.end };
     piece.find(start, (unit.end - base) as usize, is_record);
     Ok(piece)
 }

@@ -93,9 +93,9 @@ impl RecordBatch {
         self.lines.record(self.records.start + index)
     }
 
-    /// Bytes of the file up to the end of the piece that it is cut from.
+    /// Bytes of the file that are behind after it, for progress.
     pub fn file_bytes(&self) -> u64 {
-        self.lines.file_bytes()
+        self.lines.file_bytes(self.records.end)
     }
 
     /// Where a record begins, in the bytes of its file; of a compressed one in those of its text.

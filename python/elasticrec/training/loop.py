@@ -435,11 +435,11 @@ class Trainer:
 
 
 def _share_done(units: list[Unit], batch: _core.Batch) -> float:
-    """How much of an epoch's bytes is behind, with the part of a compressed file, which is one large unit."""
+    """How much of an epoch's bytes is behind, with those of the unit that is being read: it may be a large file."""
     total = sum(unit.end - unit.start for unit in units)
     done = sum(unit.end - unit.start for unit in units if unit.id < batch.unit)
-    is_inside = any(unit.id == batch.unit and batch.file_bytes < unit.end for unit in units)
-    return (done + (batch.file_bytes if is_inside else 0)) / max(total, 1)
+    done += sum(max(batch.file_bytes - unit.start, 0) for unit in units if unit.id == batch.unit)
+    return done / max(total, 1)
 
 
 def _dicts(metrics: list[Metrics] | None) -> list[dict[str, Any]] | None:
