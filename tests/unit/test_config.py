@@ -451,6 +451,8 @@ def test_every_key_is_decisive_or_known_not_to_be() -> None:
         "data.slot_conf",
         "data.workers",
         "data.max_bad_ratio",
+        # those two are in the slots
+        "data.buckets",
         "data.pooling",
         "train.epochs",
         "train.threads",
@@ -465,6 +467,13 @@ def test_every_key_is_decisive_or_known_not_to_be() -> None:
         for key in [f"{section}.{name}" for name in inner] or [section]:
             is_decisive = any(part == key or part.startswith(f"{key}.") for part in known)
             assert is_decisive != (key in free or section in ("publish", "serve")), key
+
+
+def test_buckets_are_in_the_slots() -> None:
+    data: dict[str, Any] = {"format": "criteo", "train": "a"}
+    raw = {"name": "a", "data": data}
+    plain = parse_job(raw, base=Path())
+    assert differences(plain, parse_job({**raw, "data": {**data, "buckets": 6}}, base=Path())) == ["data.slots"]
 
 
 def test_the_schema_describes_every_key() -> None:
