@@ -147,10 +147,11 @@ class Measurement:
         """The medians of ours, of the network alone and of the rival if there is one."""
         job = _job(self.size, str(self.files["zipf"]))
         text = _head(self.files["zipf"], self.size)
-        reporter = Reporter(Path("metrics.jsonl"), 3600)
+        # the trainer's own lines would stand between those of the benchmark
+        reporter = Reporter(Path("metrics.jsonl"), 3600, stream=io.StringIO())
         rates: defaultdict[str, list[float]] = defaultdict(list)
         shares: dict[str, float] = {}
-        with closing(reporter), contextlib.redirect_stderr(io.StringIO()):
+        with closing(reporter):
             trainer = Trainer(job, Run.create(job), reporter)
             self.say(f"batch {self.size}: filling the table")
             _fill(trainer, self.values)
