@@ -66,6 +66,8 @@ pub struct BatchBuilder {
     buckets: Vec<(u16, u64)>,
     dense: Vec<f32>,
     labels: Vec<f32>,
+    /// Which labels were set in the sample.
+    labels_seen: Vec<bool>,
     num_unused: u64,
     /// How often a dense name stood in the line so far, by its first column.
     dense_seen: Vec<u16>,
@@ -99,6 +101,7 @@ impl BatchBuilder {
             buckets: Vec::new(),
             dense: vec![0.0; num_dense],
             labels: vec![0.0; num_labels],
+            labels_seen: vec![false; num_labels],
             num_unused: 0,
             dense_seen: vec![0; num_dense],
             longest: Vec::new(),
@@ -126,6 +129,7 @@ impl BatchBuilder {
         self.buckets.clear();
         self.dense.fill(self.missing);
         self.labels.fill(0.0);
+        self.labels_seen.fill(false);
         self.dense_seen.fill(0);
         self.num_unused = 0;
     }
@@ -169,6 +173,19 @@ impl BatchBuilder {
     #[inline]
     pub fn set_label(&mut self, index: usize, value: f32) {
         self.labels[index] = value;
+        self.labels_seen[index] = true;
+    }
+
+    /// Whether a label of the sample was set before.
+    #[inline]
+    pub(crate) fn has_label(&self, index: usize) -> bool {
+        self.labels_seen[index]
+    }
+
+    /// The first label that the sample does not have.
+    #[inline]
+    pub(crate) fn missing_label(&self) -> Option<usize> {
+        self.labels_seen.iter().position(|is_seen| !is_seen)
     }
 
     /// Appends the sample to the batch; it counts as often as it was shown.
@@ -262,14 +279,17 @@ mod tests {
 
     #[test]
     fn an_unfinished_sample_leaves_nothing() {
-        let mut builder = BatchBuilder::new(1, 1, 1, 1);
+        let mut builder = BatchBuilder::new(2, 1, 1, 1);
         builder.begin();
         builder.add_sign(0, 1);
+        builder.add_bucket(1, 2);
         builder.set_dense(0, 3.0);
+        builder.set_label(0, 1.0);
         builder.begin();
+        assert_eq!(builder.missing_label(), Some(0));
         builder.end(1, 1);
         let batch = builder.finish();
         assert!(batch.signs.is_empty());
-        assert_eq!(batch.dense, [0.0]);
+        assert_eq!((batch.dense, batch.labels), (vec![0.0], vec![0.0]));
     }
 }

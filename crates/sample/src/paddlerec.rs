@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::batch::BatchBuilder;
 use crate::features::{Features, FeaturesError};
-use crate::parser::{LabelMode, Parser, RecordError, parse_f32, parse_label, shown};
+use crate::parser::{LabelMode, Parser, RecordError, check_first, check_labels, parse_f32, parse_label, shown};
 
 /// The names of a line that are no slots.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ pub(crate) fn parse(
     mode: LabelMode,
     into: &mut BatchBuilder,
 ) -> Result<(u32, u32), RecordError> {
-    let mut sample = Sample { parser, mode, labels_seen: 0, click: 0, into };
+    let mut sample = Sample { parser, mode, click: 0, into };
     let mut last = (&b""[..], Meaning::Unused);
     let mut add = |field: Range<usize>, colon: Option<usize>| -> Result<(), RecordError> {
         let field = &line[field];
@@ -106,10 +106,9 @@ pub(crate) fn parse(
         }
         (start, colon) = (end + 1, None);
     }
-    let (labels_seen, click) = (sample.labels_seen, sample.click);
-    let num_labels = parser.features().labels.len();
-    if mode == LabelMode::Required && labels_seen != num_labels {
-        return Err(RecordError(format!("expected {num_labels} labels, each once, got {labels_seen}")));
+    let click = sample.click;
+    if mode == LabelMode::Required {
+        check_labels(&parser.features().labels, into)?;
     }
     Ok((1, click))
 }
@@ -117,7 +116,6 @@ pub(crate) fn parse(
 struct Sample<'a> {
     parser: &'a Parser,
     mode: LabelMode,
-    labels_seen: usize,
     click: u32,
     into: &'a mut BatchBuilder,
 }
@@ -142,9 +140,10 @@ impl Sample<'_> {
             }
             Meaning::Other(Target::Label(_)) if self.mode == LabelMode::Ignored => {}
             Meaning::Other(Target::Label(index)) => {
-                let label = parse_label(&self.parser.features().labels[index], value)?;
+                let name = &self.parser.features().labels[index];
+                check_first(name, index, self.into)?;
+                let label = parse_label(name, value)?;
                 self.into.set_label(index, label);
-                self.labels_seen += 1;
                 self.click = if index == 0 { u32::from(label >= 0.5) } else { self.click };
             }
         }
@@ -200,12 +199,26 @@ mod tests {
         let error = |line| parse_one(&parser, line, LabelMode::Required).unwrap_err().to_string();
         assert_eq!(error("click:0 7"), "expected `slot:value`, got `7`");
         assert_eq!(error("click:2 1:7"), "label `click`: expected a number from 0 to 1, got `2`");
-        assert_eq!(error("1:7"), "expected 1 labels, each once, got 0");
+        assert_eq!(error("1:7"), "label `click`: expected once, got none");
         assert_eq!(error("click:0 1:"), "slot `1`: expected a value after the colon, got nothing");
         assert_eq!(error("click:0 dense_feature:x"), "dense `dense_feature`: expected a number, got `x`");
         assert_eq!(error("click:0 dense_feature:nan"), "dense `dense_feature.0`: expected a finite number, got NaN");
         let three = "click:0 dense_feature:1 dense_feature:1 dense_feature:1";
         assert_eq!(error(three), "dense `dense_feature`: expected at most 2 values, got more");
         assert!(parse_one(&parser, "1:7", LabelMode::Ignored).is_ok());
+    }
+
+    #[test]
+    fn each_label_stands_in_a_line_once() {
+        let json = r#"{"format":"paddlerec","hash":1,"slots":[{"name":"1","pooling":"sum"}],"dense":[],
+            "labels":["click","buy"]}"#;
+        let parser = Parser::new(Features::from_json(json).unwrap()).unwrap();
+        let error = |line| parse_one(&parser, line, LabelMode::Required).unwrap_err().to_string();
+        assert_eq!(error("click:0 click:1 1:7"), "label `click`: expected once, got it again");
+        assert_eq!(error("click:0 buy:1 1:7 buy:1"), "label `buy`: expected once, got it again");
+        assert_eq!(error("click:0 1:7"), "label `buy`: expected once, got none");
+        assert_eq!(error("buy:0 1:7"), "label `click`: expected once, got none");
+        assert_eq!(parse_one(&parser, "buy:0 1:7 click:1", LabelMode::Required).unwrap().labels, [1.0, 0.0]);
+        assert!(parse_one(&parser, "click:0 click:1 1:7", LabelMode::Ignored).is_ok());
     }
 }

@@ -320,6 +320,24 @@ pub(crate) fn parse_label(name: &str, text: &[u8]) -> Result<f32, RecordError> {
     }
 }
 
+/// Refuses a label that the sample has already.
+#[inline]
+pub(crate) fn check_first(name: &str, index: usize, into: &BatchBuilder) -> Result<(), RecordError> {
+    match into.has_label(index) {
+        true => Err(RecordError(format!("label `{name}`: expected once, got it again"))),
+        false => Ok(()),
+    }
+}
+
+/// Refuses a sample that lacks one of the labels.
+#[inline]
+pub(crate) fn check_labels(labels: &[String], into: &BatchBuilder) -> Result<(), RecordError> {
+    match into.missing_label() {
+        Some(index) => Err(RecordError(format!("label `{}`: expected once, got none", labels[index]))),
+        None => Ok(()),
+    }
+}
+
 /// Bytes of a record as they may stand in a message: short, printable.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     const LONGEST: usize = 40;
@@ -432,6 +450,20 @@ mod tests {
         }
         let missing = batch(json("criteo", ""), &row(""));
         assert_eq!((missing.signs.len(), missing.offsets), (1, vec![0, 1, 1]));
+        let small = batch(json("criteo", r#","modulo":1000"#), &row("7"));
+        assert_eq!(small.signs, expected.map(|sign| sign % 1000));
+    }
+
+    #[test]
+    fn a_bad_line_leaves_no_bucket_to_the_next() {
+        let json = r#"{"format":"paddlerec","hash":1,"slots":[{"name":"1","pooling":"sum"},
+            {"name":"d.bucket","pooling":"sum","buckets":{"dense":"d","steps":6}}],
+            "dense":[{"name":"d","normalize":{"kind":"none"}}],"labels":["click"]}"#;
+        let parser = Parser::new(Features::from_json(json).unwrap()).unwrap();
+        let mut builder = parser.builder(1);
+        assert!(parser.parse_line(b"click:1 d:0.5 1", LabelMode::Required, &mut builder).is_err());
+        parser.parse_line(b"click:1 1:7", LabelMode::Required, &mut builder).unwrap();
+        assert_eq!(builder.finish().offsets, [0, 1, 1]);
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! Slot text: `show click [name=value …] sign:slot sign:slot …`, fields separated by spaces or tabs.
 
 use crate::batch::BatchBuilder;
-use crate::parser::{LabelMode, NUMERIC_SLOTS, Parser, RecordError, parse_u64, shown};
+use crate::parser::{LabelMode, NUMERIC_SLOTS, Parser, RecordError, check_first, check_labels, parse_u64, shown};
 
 /// Parses a line into the sample begun in `into` and returns (show, click).
 #[inline]
@@ -28,7 +28,6 @@ pub(crate) fn parse(
             (1, 0)
         }
     };
-    let mut labels_seen = 1;
     loop {
         if let Some((sign, number, length)) = plain_token(fields.rest) {
             fields.rest = &fields.rest[length..];
@@ -40,7 +39,7 @@ pub(crate) fn parse(
         }
         let Some(field) = fields.next() else { break };
         let Some(colon) = memchr::memrchr(b':', field) else {
-            labels_seen += usize::from(parse_label(parser, field, mode, show, into)?);
+            parse_label(parser, field, mode, show, into)?;
             continue;
         };
         let (sign, slot) = (&field[..colon], &field[colon + 1..]);
@@ -55,9 +54,8 @@ pub(crate) fn parse(
             None => into.pass_over(),
         }
     }
-    let num_labels = parser.features().labels.len();
-    if mode == LabelMode::Required && labels_seen != num_labels {
-        return Err(RecordError(format!("expected {num_labels} labels, each once, got {labels_seen}")));
+    if mode == LabelMode::Required {
+        check_labels(&parser.features().labels, into)?;
     }
     Ok((show, click))
 }
@@ -144,26 +142,27 @@ fn parse_counts(fields: &mut Fields<'_>, into: &mut BatchBuilder) -> Result<(u32
     Ok((show, click))
 }
 
-/// A `name=value` field; true if it is a label of the job.
+/// A `name=value` field, which may be a label of the job.
 fn parse_label(
     parser: &Parser,
     field: &[u8],
     mode: LabelMode,
     show: u32,
     into: &mut BatchBuilder,
-) -> Result<bool, RecordError> {
+) -> Result<(), RecordError> {
     let Some(equals) = memchr::memchr(b'=', field) else {
         return Err(RecordError(format!("expected `sign:slot`, got `{}`", shown(field))));
     };
     let (name, value) = (&field[..equals], &field[equals + 1..]);
     let label = parser.features().labels.iter().skip(1).position(|label| label.as_bytes() == name);
     let (Some(label), LabelMode::Required) = (label, mode) else {
-        return Ok(false);
+        return Ok(());
     };
+    check_first(&parser.features().labels[label + 1], label + 1, into)?;
     match parse_u64(value) {
         Some(count) if count <= u64::from(show) => {
             into.set_label(label + 1, count as f32 / show as f32);
-            Ok(true)
+            Ok(())
         }
         _ => Err(RecordError(format!(
             "label `{}`: expected a count of at most show = {show}, got `{}`",
@@ -270,9 +269,11 @@ mod tests {
         let batch = parse_lines(r#"["click","buy"]"#, LabelMode::Required, &["2 2 buy=1 other=x 5:0"]).unwrap();
         assert_eq!(batch.labels, [1.0, 0.5]);
         let error = |line| parse_lines(r#"["click","buy"]"#, LabelMode::Required, &[line]).unwrap_err();
-        assert_eq!(error("1 1 5:0"), "expected 2 labels, each once, got 1");
-        assert_eq!(error("1 1 buy=0 buy=1 5:0"), "expected 2 labels, each once, got 3");
+        assert_eq!(error("1 1 5:0"), "label `buy`: expected once, got none");
+        assert_eq!(error("1 1 buy=0 buy=1 5:0"), "label `buy`: expected once, got it again");
         assert_eq!(error("1 1 buy=2 5:0"), "label `buy`: expected a count of at most show = 1, got `2`");
+        let three = parse_lines(r#"["click","buy","cart"]"#, LabelMode::Required, &["1 1 buy=0 buy=1 5:0"]);
+        assert_eq!(three.unwrap_err(), "label `buy`: expected once, got it again");
     }
 
     #[test]
