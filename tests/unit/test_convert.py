@@ -261,6 +261,37 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: Capture) -> None
     assert len(Path("w.csv").read_text().splitlines()) == 51
 
 
+@pytest.mark.parametrize(
+    ("last", "what"),
+    [({"normalize": "minmax", "min": 0, "max": 9}, "minmax"), ({"buckets": 6}, "buckets"), ({}, None)],
+)
+def test_a_missing_value_between_others(tmp_path: Path, capsys: Capture, last: dict[str, Any], what: str) -> None:
+    """PaddleRec text has 0 in its place, which is a value to `minmax` and `buckets`."""
+    write(tmp_path / "a.csv", b"click,v,a,b\n" + b"1,x,,2\n0,y,3,\n" * 9)
+    dense = [{"name": "d.0", "column": "a", **last}, {"name": "d.1", "column": "b"}]
+    data = {"format": "csv", "columns": {"labels": "click", "sparse": ["v"], "dense": dense}}
+    Path("job.yaml").write_text(yaml.safe_dump({"name": "a", "data": data | {"train": "a.csv"}}))
+    code = cli.main(["data", "convert", "out.txt", "--to", "paddlerec", "--job", "job.yaml"])
+    error = capsys.readouterr().err
+    if what is None:
+        assert (code, Path("out.txt").exists()) == (0, True)
+    else:
+        line = f"error: dense column `d.0`: `{what}` of a missing value has no place in `paddlerec`\n"
+        assert (code, error, Path("out.txt").exists()) == (2, line, False)
+
+
+@pytest.mark.parametrize("to", ["csv", "parquet", "paddlerec"])
+def test_buckets_go_along(tmp_path: Path, to: Any) -> None:
+    write(tmp_path / "a.csv", as_csv(rows(200)))
+    dense = ["price", {"name": "visits", "buckets": 0}]
+    columns = {"labels": "click", "sparse": ["user_id"], "dense": dense}
+    job = job_of({"format": "csv", "columns": columns, "buckets": 6}, "a.csv")
+    assert [slot.name for slot in job.data.inputs] == ["user_id", "price.bucket"]
+    converted = convert([], Path(TO[to]), to, job=job)
+    assert converted.data is not None
+    assert samples(job_of(converted.data, TO[to])) == samples(job)
+
+
 def test_all_formats_are_here() -> None:
     assert {kind.partition(".")[0] for kind in WRITERS} == {
         "slots",

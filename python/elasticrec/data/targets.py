@@ -208,8 +208,10 @@ def families_of(dense: Sequence[DenseColumn]) -> dict[str, list[str]]:
             raise ConfigError(
                 f"dense column `{column.name}`: expected a name without a point, or `{name}.0`, `{name}.1` … in order"
             )
-        if name and column.normalize == "minmax":
-            raise ConfigError(f"dense column `{column.name}`: `minmax` of a missing value has no place in `paddlerec`")
+        # where another value stands behind it a missing one is written as 0, which is something else to these two
+        odd = "minmax" if column.normalize == "minmax" else "buckets" if column.buckets else None
+        if name and odd:
+            raise ConfigError(f"dense column `{column.name}`: `{odd}` of a missing value has no place in `paddlerec`")
         families.setdefault(name or column.name, []).append(column_of(column))
     return families
 
