@@ -131,4 +131,27 @@ def test_a_dense_column_that_no_sample_has(tmp_path: Path, capsys: Capture) -> N
     columns = COLUMNS | {"sparse": ["user_id"], "dense": ["note", "price"]}
     data = {"format": "csv", "train": "a.csv", "columns": columns, "buckets": 6}
     warning, _ = check(capsys, data)
-    assert warning.endswith("none of 300 samples looked at has a value of `note.bucket`")
+    assert warning == "warning: job.yaml: data.columns.dense: none of 300 samples looked at has a value of `note`"
+    empty, dense = check(capsys, data | {"columns": columns | {"sparse": ["user_id", "note"]}})[:2]
+    assert empty.endswith("data.columns.sparse: none of 300 samples looked at has a value of `note`")
+    assert dense == warning
+    row = "\t".join(["1", "", *["3"] * 12, *["ab"] * 26]) + "\n"
+    Path("a.tsv").write_text(row * 9)
+    warning, _ = check(capsys, {"format": "criteo", "train": "a.tsv", "buckets": 6})
+    assert warning == "warning: job.yaml: data.dense: none of 9 samples looked at has a value of `I1`"
+
+
+def test_more_bad_records_than_a_job_may_have(tmp_path: Path, capsys: Capture) -> None:
+    slot_text("a.txt")
+    with Path("a.txt").open("a") as file:
+        file.write("1 0 x:0\n1 0 y:0\n")
+    warning, _ = check(capsys, SLOTS)
+    assert warning == (
+        "warning: job.yaml: data.train: 2 of 302 records looked at are bad (0.66%), expected at most 0.10% "
+        f"(data.max_bad_ratio): {Path.cwd()}/a.txt:301: slot `0`: sign `x` is not a u64"
+    )
+    assert len(check(capsys, SLOTS | {"max_bad_ratio": 2 / 302})) == 1
+    assert len(check(capsys, SLOTS | {"max_bad_ratio": 0.006})) == 2
+    path = write_kind(tmp_path, "parquet", [row | {"click": 7 if at == 5 else 0} for at, row in enumerate(rows(300))])
+    warning, _ = check(capsys, {"format": "parquet", "train": path.name, "columns": COLUMNS})
+    assert "1 of 300 records looked at are bad" in warning and "row 5: label `click`" in warning

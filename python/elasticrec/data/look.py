@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Job, match_files
+from elasticrec.config.columns import BucketSlot
 from elasticrec.config.data import Holdout
 from elasticrec.data.collisions import Collisions, SignsOfSlots, warning
 from elasticrec.data.lines import record_batches, some_spans, spread
@@ -29,11 +31,12 @@ def warnings_of(job: Job) -> list[str]:
     """What is no mistake for sure, but looks like one."""
     signs = SignsOfSlots(job)
     seen = np.zeros(len(job.data.inputs), np.bool_)
-    num_records = num_samples = 0
+    num_records = num_samples = num_bad = 0
     first_bad: str | None = None
     for batch in some_batches(job):
         num_records += batch.num_records
         num_samples += batch.num_samples
+        num_bad += batch.num_bad
         first_bad = first_bad or next(iter(batch.bad), None)
         signs.add(batch)
         seen |= lengths_of(batch, len(seen)).any(axis=0)
@@ -41,8 +44,13 @@ def warnings_of(job: Job) -> list[str]:
     if num_records and not num_samples:
         texts.append(f"{job.source}: none of {num_records:,} records looked at is a sample: {first_bad}")
     elif num_samples:
-        empty = [slot.name for slot, is_seen in zip(job.data.inputs, seen, strict=True) if not is_seen]
-        texts.append(_empty_slots(job, empty, num_samples))
+        if num_bad > job.data.max_bad_ratio * num_records:
+            texts.append(
+                f"{job.source}: data.train: {num_bad:,} of {num_records:,} records looked at are bad "
+                f"({num_bad / num_records:.2%}), expected at most {job.data.max_bad_ratio:.2%} "
+                f"(data.max_bad_ratio): {first_bad}"
+            )
+        texts += _empty(job, seen, num_samples)
     return [text for text in texts if text is not None]
 
 
@@ -98,13 +106,17 @@ def _units(path: Path) -> list[tuple[int, str, int, int, int, int, int]]:
     ]
 
 
-def _empty_slots(job: Job, names: list[str], num_samples: int) -> str | None:
-    if not names:
-        return None
-    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    key = "data.slots" if job.data.columns is None else "data.columns.sparse"
-    return f"{job.source}: {key}: none of {num_samples:,} samples looked at has a value of {shown}{more}"
+def _empty(job: Job, seen: npt.NDArray[np.bool_], num_samples: int) -> Iterator[str]:
+    """Slots without a sign, and dense columns without a bucket."""
+    empty = [slot for slot, is_seen in zip(job.data.inputs, seen, strict=True) if not is_seen]
+    slots = [slot.name for slot in empty if not isinstance(slot, BucketSlot)]
+    dense = [slot.buckets.dense for slot in empty if isinstance(slot, BucketSlot)]
+    keys = ("data.slots", "data.dense") if job.data.columns is None else ("data.columns.sparse", "data.columns.dense")
+    for key, names in zip(keys, (slots, dense), strict=True):
+        if names:
+            shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            yield f"{job.source}: {key}: none of {num_samples:,} samples looked at has a value of {shown}{more}"
 
 
 def _same_files(job: Job) -> str | None:
