@@ -45,6 +45,19 @@ def again(job: Job) -> Job:
             "data.columns.delimiter: expected at most 1, got 2",
         ),
         ({**CSV, "columns": {**COLUMNS, "sparce": []}}, "data.columns.sparce: unknown key, did you mean `sparse`?"),
+        ({**SLOTS, "buckets": 6}, "data: `buckets` are made of dense columns, format `slots` has none"),
+        (
+            {**CSV, "columns": {**COLUMNS, "dense": []}, "buckets": 6},
+            "data: `buckets` are made of dense columns, expected some in `data.columns.dense`, got none",
+        ),
+        (
+            {"format": "criteo", "train": "a", "dense": [], "buckets": 6},
+            "data: `buckets` are made of dense columns, expected some in `data.dense`, got none",
+        ),
+        (
+            {**CSV, "columns": {**COLUMNS, "sparse": ["price.bucket"], "dense": ["price"]}, "buckets": 6},
+            "data.dense: slot `price.bucket` is given twice, expected each once",
+        ),
         ({**SLOTS, "reader": "a.py:A"}, "data.reader: belongs to format `reader`, not `slots`"),
         (
             {"format": "reader", "train": "a", "slots": "0"},
@@ -171,3 +184,14 @@ def test_a_part_that_is_held_out_decides_what_is_learned(value: dict[str, Any]) 
     assert differences(job, make(SLOTS)) == ["data.eval"]
     assert differences(make({**SLOTS, "eval": "x"}), make(SLOTS)) == []
     assert job.data.select(held_out=True) == (("ratio", 0.1, True) if "ratio" in value else None)
+
+
+@pytest.mark.parametrize("buckets", [0, 6])
+def test_buckets_of_columns_stay(buckets: int) -> None:
+    dense: list[Any] = ["I1", {"name": "I2", "buckets": 0}, {"name": "I3", "buckets": 3}]
+    job = make({"format": "criteo", "train": "a", "dense": dense, "buckets": buckets})
+    assert [column.buckets for column in job.data.dense] == [buckets, 0, 3]
+    assert again(job).data == job.data
+    assert ["buckets" in column for column in job.to_dict()["data"]["dense"]] == [False, buckets != 0, True]
+    table = {**CSV, "columns": {**COLUMNS, "dense": ["price", {"name": "age", "buckets": 3}]}, "buckets": buckets}
+    assert again(make(table)).data.inputs == make(table).data.inputs

@@ -306,6 +306,14 @@ class Data(Section):
             raise problem("belongs to format `slots`: in the others equal values of two slots have rows of their own")
         return value
 
+    @model_validator(mode="after")
+    def _check_buckets(self) -> Self:
+        if self.buckets and not self.dense:
+            key = "data.dense" if self.columns is None else "data.columns.dense"
+            what = "format `slots` has none" if self.format == "slots" else f"expected some in `{key}`, got none"
+            raise problem(f"`buckets` are made of dense columns, {what}")
+        return self
+
     @property
     def inputs(self) -> tuple[Slot, ...]:
         """The slots that the model has: those that are read, and those of buckets behind them."""
