@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticrec import _core
+from elasticrec.config.files import refuse_irregular
 from elasticrec.data.units import is_compressed
 from elasticrec.errors import ConfigError, SampleError
 from elasticrec.publish.repository import find_version
@@ -155,9 +157,15 @@ def read_sample(text: str, format: str) -> bytes | RowPlace:
     if not text.startswith("@"):
         return text.encode()
     file, _, number = text[1:].rpartition(":")
+    what, first = ("row", 0) if format == "parquet" else ("line", 1)
     if not number.isdecimal():
-        file, number = text[1:], "0" if format == "parquet" else "1"
+        if re.fullmatch("[-+][0-9]+", number) and not Path(text[1:]).exists():
+            raise SampleError(f"{file}: expected a {what} from {first} on, got {number}")
+        file, number = text[1:], str(first)
+    elif int(number) < first:
+        raise SampleError(f"{file}: expected a {what} from {first} on, got {number}")
     path = Path(file)
+    refuse_irregular(path)
     return RowPlace(path, int(number)) if format == "parquet" else _line_of(path, int(number), format)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -485,6 +486,20 @@ def test_the_schema_describes_every_key() -> None:
             assert key["description"], name
     assert schema["$defs"]["Serve"]["properties"]["token"]["anyOf"][0]["type"] == "string"
     assert {"type": "string"} in schema["$defs"]["Data"]["properties"]["train"]["anyOf"]
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """Nobody writes into the pipe: opening it would never end."""
+    (tmp_path / "d").mkdir()
+    os.mkfifo(tmp_path / "d" / "pipe")
+    for pattern in ("d", "d/*", "d/pipe"):
+        for key in ("train", "eval"):
+            job = parse_job({**SLOTS, "data": {**SLOTS["data"], key: pattern}}, base=tmp_path, source="job.yaml")
+            with pytest.raises(ConfigError) as caught:
+                match_files(job, key)  # type: ignore[arg-type]
+            assert str(caught.value) == (
+                f"job.yaml: data.{key}: `{tmp_path}/d/pipe`: expected a regular file, got a pipe"
+            )
 
 
 def test_files_of_a_job(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import collections
 import gzip
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 
 from elasticrec import _core, cli
 from elasticrec.config import Job
-from elasticrec.explain import RowPlace, explain, lines_of, open_source, read_sample
+from elasticrec.errors import ConfigError, SampleError
+from elasticrec.explain import Row, RowPlace, _pool, explain, lines_of, open_source, read_sample
 from elasticrec.publish.publish import publish_run
 from elasticrec.run import Run
 from elasticrec.training.loop import train_job
@@ -228,6 +230,8 @@ def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_
     assert error("@train.parquet:300", *of_run) == (
         "train.parquet: expected a row 300 (they count from 0), got 300 rows"
     )
+    assert error("@nofile.parquet:1", *of_run) == "nofile.parquet: no such file or directory"
+    assert error("@train.parquet:-1", *of_run) == "train.parquet: expected a row from 0 on, got -1"
     assert error("@train.parquet:250", *of_run) == (
         "train.parquet: row 250: dense `price`: expected a finite number, got NaN"
     )
@@ -238,6 +242,30 @@ def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_
     assert error("@train.parquet:3", "--model", "models/small") == (
         "models/small/1: Parquet is read by the job, give --checkpoint RUN instead of --model"
     )
+
+
+def test_places_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text, format, message in [
+        ("@a.parquet:-1", "parquet", "a.parquet: expected a row from 0 on, got -1"),
+        ("@a.txt:-1", "slots", "a.txt: expected a line from 1 on, got -1"),
+        ("@a.txt:0", "slots", "a.txt: expected a line from 1 on, got 0"),
+    ]:
+        with pytest.raises(SampleError) as caught:
+            read_sample(text, format)
+        assert str(caught.value) == message
+    os.mkfifo("pipe")
+    with pytest.raises(ConfigError, match=r"^`pipe`: expected a regular file, got a pipe$"):
+        read_sample("@pipe:1", "slots")
+    Path("a:-1").write_text("one\n")
+    assert read_sample("@a:-1", "slots") == b"one\n"
+
+
+def test_sums_means_and_roots() -> None:
+    rows = [Row([1.0, 2.0]), None, Row([3.0, 4.0]), Row([4.0, 10.0])]
+    for pooling, expected in {"sum": [8.0, 16.0], "mean": [2.0, 4.0], "sqrtn": [4.0, 8.0]}.items():
+        assert _pool(rows, 2, {"pooling": pooling}).tolist() == expected
+        assert _pool([], 2, {"pooling": pooling}).tolist() == [0.0, 0.0]
 
 
 def test_parquet_is_not_taken_for_lines(job: Job, capsys: Capture) -> None:

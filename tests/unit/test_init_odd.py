@@ -1,7 +1,11 @@
 """`init` on tables as they come: odd headers, times, numbers, labels, encodings and quotes."""
 
+import contextlib
 import gzip
+import os
 import shlex
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -200,6 +204,9 @@ LATIN = table("click,user,city", lambda n: f"{n % 2},u{n % 9},Münch{n % 5}")
         ("utf-16", "got UTF-16; convert it: iconv -f UTF-16 -t UTF-8 'my file.csv' > 'my file.csv.utf8'"),
         ("utf-16-le", "got UTF-16; convert it: iconv -f UTF-16LE -t UTF-8"),
         ("utf-16-be", "got UTF-16; convert it: iconv -f UTF-16BE -t UTF-8"),
+        ("utf-32", "got UTF-32; convert it: iconv -f UTF-32 -t UTF-8 'my file.csv' > 'my file.csv.utf8'"),
+        ("utf-32-le", "got UTF-32; convert it: iconv -f UTF-32LE -t UTF-8"),
+        ("utf-32-be", "got UTF-32; convert it: iconv -f UTF-32BE -t UTF-8"),
     ],
 )
 def test_other_encodings(capsys: Capture, encoding: str, message: str) -> None:
@@ -250,3 +257,43 @@ def test_the_commands_printed_can_be_pasted(capsys: Capture) -> None:
     assert "  then: elasticrec check 'an other/job.yaml'" in capsys.readouterr().out
     assert cli.main(["publish", "my job/job.yaml"]) == 2
     assert "train it first: elasticrec train 'my job/job.yaml'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_wide_characters_of_other_scripts_and_of_fields_of_one(capsys: Capture, encoding: str) -> None:
+    name = encoding[:6].upper()
+    for line in ("1,用户,商品,北京\n", "1\x010\x011\x01a\x01b\n", "1\t0\t1\ta\tb\n"):
+        if encoding.startswith("utf-16") and "用" in line:
+            # few of its bytes are 0
+            continue
+        Path("a.csv").write_bytes((line * 300).encode(encoding))
+        assert f"got {name}; convert it: iconv -f {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')} " in (
+            refused(capsys, "a.csv")
+        )
+
+
+def test_binary_numbers_are_no_text(capsys: Capture) -> None:
+    Path("a.dat").write_bytes(struct.pack("<200i", *range(200)))
+    assert "got binary data `00 00 00 00 01 00 00 00`" in refused(capsys, "a.dat")
+
+
+def test_what_is_no_file(capsys: Capture) -> None:
+    """Nobody writes into the pipe: opening it would never end."""
+    os.mkfifo("p")
+    assert refused(capsys, "p") == "`p`: expected a regular file, got a pipe"
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind("s")
+        assert refused(capsys, "s") == "`s`: expected a regular file, got a socket"
+    assert refused(capsys, os.devnull) == f"`{os.devnull}`: expected a regular file, got a device"
+
+
+def test_names_of_any_bytes_are_printable(capsys: Capture) -> None:
+    lines = ["clic\x1bk,us\x85er,c", *(f"{n % 7},u{n % 9},{n % 5}" for n in range(300))]
+    write(Path("a.csv"), "\n".join(lines).encode())
+    assert "got none in clic\\x1bk, us\\x85er, c; name one" in refused(capsys, "a.csv")
+    write(Path("a.csv"), "\n".join(["a\x1b,b,a\x1b", *lines[1:]]).encode())
+    assert "got `a\\x1b` 2 times" in refused(capsys, "a.csv")
+    write(Path("a.csv"), "\n".join([",".join(f"n{at}" for at in range(99)), *[",".join(["7"] * 99)] * 50]).encode())
+    assert "n39 and 59 more; name one" in refused(capsys, "a.csv")
+    write(Path("a.txt"), b"a:7 b:8 c:x\na:9 b:7 c:y\n" * 30)
+    assert "got none in a, b, c; name one" in refused(capsys, "a.txt")

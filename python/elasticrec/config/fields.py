@@ -1,6 +1,7 @@
 """Values that job keys are made of: names, sizes, paths, and the base class of every section."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,8 +54,19 @@ def problem(text: str) -> PydanticCustomError:
 
 def show(text: str, limit: int = 60) -> str:
     """Text of a user as it stands in a message: in backticks, on one line, cut where it gets long."""
+    return f"`{_printable(text, limit)}`"
+
+
+def show_names(names: Iterable[str], most: int = 40) -> str:
+    """Names of the data as they stand in a message: on one line, the first of many."""
+    listed = list(names)
+    more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
+    return ", ".join(_printable(name, 60) for name in listed[:most]) + more
+
+
+def _printable(text: str, limit: int) -> str:
     escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return f"`{escaped}`" if len(escaped) <= limit else f"`{escaped[: limit - 3]}...`"
+    return escaped if len(escaped) <= limit else f"{escaped[: limit - 3]}..."
 
 
 def base_of(info: ValidationInfo | core_schema.ValidationInfo) -> Path:

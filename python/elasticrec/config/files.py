@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import stat
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -38,10 +39,20 @@ def _match(job: Job, key: str, patterns: tuple[str, ...]) -> list[Path]:
         if not matched:
             empty.append(f"{job.source}: data.{key}: no file matches {show(pattern, _MAX_PATH)}")
         for path in matched:
+            refuse_irregular(path, f"{job.source}: data.{key}: ")
             files.setdefault(os.path.realpath(path), Path(path))
     if empty:
         raise ConfigError("\n".join(empty))
     return list(files.values())
+
+
+def refuse_irregular(path: str | Path, where: str = "") -> None:
+    """Refuse what is there but no file: to open a pipe without a writer never ends."""
+    if not os.path.isfile(path) and os.path.exists(path):
+        mode = os.stat(path).st_mode
+        kinds = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a directory"))
+        kind = next((name for is_kind, name in kinds if is_kind(mode)), "a device")
+        raise ConfigError(f"{where}{show(str(path), _MAX_PATH)}: expected a regular file, got {kind}")
 
 
 def _by_hour(job: Job, files: list[Path], holdout: Holdout, *, held_out: bool) -> list[Path]:

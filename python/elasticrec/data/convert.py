@@ -12,6 +12,7 @@ import numpy as np
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.config.fields import show_names
 from elasticrec.data.batches import open_batches
 from elasticrec.data.output import new_file, open_text, refuse_existing, refuse_strangers, relative_names, suffix_of
 from elasticrec.data.rows import CHUNK_ROWS, Bad, RowReader, Table, column_of
@@ -255,7 +256,7 @@ def summary_lines(converted: Converted) -> list[str]:
         lines.append(f"  bad records left out: {converted.num_bad:,}, the first of them:")
         lines += [f"    {line}" for line in converted.bad]
     if converted.lost:
-        lines.append(f"  not carried over: {', '.join(converted.lost)}")
+        lines.append(f"  not carried over: {show_names(converted.lost)}")
     if converted.data is None:
         return [*lines, f"  a job and a reader for it: elasticrec init --from {shlex.quote(str(paths[0]))}"]
     return [*lines, "  in a job:", *(f"  {line}" for line in dump({"data": converted.data}).splitlines())]

@@ -10,18 +10,20 @@ from elasticrec.errors import SampleError
 
 # A line may be bad here and there.
 _MOST = 0.98
+# Bytes that may stand in a table beside what is printable.
+_CONTROLS = "\t\r\x01\x02\x03"
 # Half of the bytes of mostly Latin text in UTF-16.
 _NULS_OF_UTF16 = (0.3, 0.6)
 
 
 def refuse_other_text(path: Path, lines: Sequence[bytes]) -> None:
     """Refuse text in another encoding than UTF-8, by lines from all over a file, the first among them."""
-    name = _utf16_of(b"\n".join(lines[:20]))
+    name = _utf32_of(lines[0]) or _utf16_of(b"\n".join(lines[:20]))
     if name is not None:
-        raise SampleError(f"{path}: expected UTF-8 text, got UTF-16; {_remedy(path, name)}")
+        raise SampleError(f"{path}: expected UTF-8 text, got {name[:6]}; {_remedy(path, name)}")
     other = [line for line in lines if not is_utf8(line)]
     if not is_utf8(lines[0]) or len(other) > (1 - _MOST) * len(lines):
-        if any(byte < 32 and byte not in b"\t\r\x01\x02\x03" for line in other for byte in line):
+        if any(byte < 32 and byte not in _CONTROLS.encode() for line in other for byte in line):
             # no text in any encoding
             return
         shown = show(other[0].decode("utf-8", "backslashreplace"))
@@ -50,6 +52,21 @@ def is_utf8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _utf32_of(line: bytes) -> str | None:
+    """The name of a UTF-32 that the first line of a file is in."""
+    if line.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "UTF-32"
+    for name in ("UTF-32LE", "UTF-32BE"):
+        try:
+            text = line[: len(line) // 4 * 4].decode(name)
+        except UnicodeDecodeError:
+            continue
+        # UTF-16 and binary numbers may be valid, as characters that no text has
+        if text and all(c in _CONTROLS or (c.isprintable() and c < "\U00010000") for c in text):
+            return name
+    return None
 
 
 def _utf16_of(start: bytes) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-from elasticrec.config.fields import show
+from elasticrec.config.fields import show, show_names
 from elasticrec.errors import SampleError
 
 Kind = Literal["text", "whole", "real", "list", "time", "other"]
@@ -190,7 +190,8 @@ def assign(columns: Sequence[Column], where: str, label: str | None, *, has_line
 
 
 def _label_of(columns: Sequence[Column], where: str, label: str | None, has_lines: bool) -> Column:
-    names = ", ".join(column.name for column in columns)
+    # one without a name only stands for slots
+    names = show_names(column.name for column in columns if column.name != "\0")
     if label is not None:
         for column in columns:
             if column.name == label:
@@ -198,9 +199,9 @@ def _label_of(columns: Sequence[Column], where: str, label: str | None, has_line
                 if odd or not column.values:
                     _refuse_two_values(column, where, has_lines)
                     got = f"such as {show(odd[0])}" if odd else "nothing"
-                    raise SampleError(f"{where}: column `{label}`: expected labels from 0 to 1, got {got}")
+                    raise SampleError(f"{where}: column {show(label)}: expected labels from 0 to 1, got {got}")
                 return column
-        raise SampleError(f"{where}: expected a column `{label}` for the label, got {names}")
+        raise SampleError(f"{where}: expected a column {show(label)} for the label, got {names}")
     plain = [column for column in columns if column.name and column.kind in ("whole", "real", "text")]
     binary = [column for column in plain if _is_binary(column)]
     by_name = {_snake(column): column for column in reversed(binary)}
@@ -234,7 +235,7 @@ def _refuse_two_values(column: Column, where: str, has_lines: bool) -> None:
     no, yes = values
     reader = ", or map them in a reader of your own (`data.reader`, see docs/guide/data.md)" if has_lines else ""
     raise SampleError(
-        f"{where}: column `{column.name}`: expected 0 and 1 for a label, got {show(no)} and {show(yes)}; "
+        f"{where}: column {show(column.name)}: expected 0 and 1 for a label, got {show(no)} and {show(yes)}; "
         f"write 0 and 1 for them{reader}"
     )
 
@@ -390,4 +391,4 @@ def _find_a_slot(columns: Sequence[Column], roles: Roles, where: str) -> None:
         roles.left_out.remove(left_out[0])
         roles.slots.append(_feature(left_out[0][0], note=left_out[0][1]))
     else:
-        raise SampleError(f"{where}: expected a column of categories beside the label `{roles.label}`, got none")
+        raise SampleError(f"{where}: expected a column of categories beside the label {show(roles.label)}, got none")

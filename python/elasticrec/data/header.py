@@ -6,6 +6,7 @@ from pathlib import Path
 
 from elasticrec import _core
 from elasticrec.config import Job, match_files
+from elasticrec.config.fields import show, show_names
 from elasticrec.errors import ConfigError, SampleError
 
 
@@ -18,9 +19,9 @@ def with_names(job: Job) -> Job:
     names = _header_of(path, columns.delimiter)
     missing = [name for name in _wanted(job) if name not in names]
     if missing:
-        shown = ", ".join(f"`{name}`" for name in missing)
+        shown = ", ".join(map(show, missing))
         raise ConfigError(
-            f"{job.source}: data.columns: {path} has no column {shown}, expected some of {', '.join(names)}"
+            f"{job.source}: data.columns: {path} has no column {shown}, expected some of {show_names(names)}"
         )
     return job.with_columns(columns.model_copy(update={"names": tuple(names)}))
 
@@ -34,7 +35,7 @@ def check_headers(job: Job, files: Iterable[Path]) -> None:
         names = _header_of(path, columns.delimiter)
         if tuple(names) != columns.names:
             raise SampleError(
-                f"{path}:1: expected the header `{','.join(columns.names)}`, got `{','.join(names)[:200]}`"
+                f"{path}:1: expected the header {show(','.join(columns.names), 200)}, got {show(','.join(names), 200)}"
             )
 
 
@@ -55,5 +56,5 @@ def _header_of(path: Path, delimiter: str) -> list[str]:
     except csv.Error as error:
         raise SampleError(f"{path}:1: expected a header with the names of the columns: {error}") from None
     if len(set(names)) != len(names):
-        raise SampleError(f"{path}:1: expected each column once, got one twice in `{','.join(names)[:200]}`")
+        raise SampleError(f"{path}:1: expected each column once, got one twice in {show(','.join(names), 200)}")
     return names

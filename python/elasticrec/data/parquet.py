@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.config.data import Select
-from elasticrec.config.fields import show
+from elasticrec.config.fields import show, show_names
 from elasticrec.data.units import Unit
 from elasticrec.errors import ConfigError, SampleError
 
@@ -45,6 +45,8 @@ def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
 
 def open_file(path: Path | str) -> pq.ParquetFile:
     """A Parquet file; one that is none is a bad one of the user's."""
+    # the errors of the system are clearer than those of pyarrow
+    Path(path).open("rb").close()
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
@@ -52,7 +54,7 @@ def open_file(path: Path | str) -> pq.ParquetFile:
     names = file.schema_arrow.names
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise SampleError(f"{path}: expected each column once, got `{twice}` twice")
+        raise SampleError(f"{path}: expected each column once, got {show(twice)} twice")
     return file
 
 
@@ -203,7 +205,7 @@ class _ColumnReader:
         file = open_file(path)
         missing = [name for name in self.names if name not in file.schema_arrow.names]
         if missing:
-            raise ConfigError(f"{path}: expected a column `{missing[0]}`, got {', '.join(file.schema_arrow.names)}")
+            raise ConfigError(f"{path}: expected a column `{missing[0]}`, got {show_names(file.schema_arrow.names)}")
         return file
 
     def read_groups(self, file: pq.ParquetFile, path: str, groups: range) -> pa.Table:

@@ -11,6 +11,7 @@ from typing import Any
 from elasticrec.config import Job
 from elasticrec.config.columns import DenseColumn, Slot
 from elasticrec.config.data import CRITEO_DENSE, CRITEO_SLOTS
+from elasticrec.config.fields import show_names
 from elasticrec.data.lines import any_parser, lines_of, record_batches, some_lines
 from elasticrec.data.reader import SHOWN_BAD, Reader
 from elasticrec.data.source import Source
@@ -300,7 +301,7 @@ class RowReader:
         schema = open_file(source.files[0]).schema_arrow
         missing = [name for name in self.table.columns() if name not in schema.names]
         if missing:
-            raise SampleError(f"{source.files[0]}: expected a column `{missing[0]}`, got {', '.join(schema.names)}")
+            raise SampleError(f"{source.files[0]}: expected a column `{missing[0]}`, got {show_names(schema.names)}")
         for slot in self.table.slots:
             kind = schema.field(column_of(slot)).type
             if slot.separator or pa.types.is_list(kind) or pa.types.is_large_list(kind):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elasticrec.config.fields import show
-from elasticrec.config.files import files_of, hour_of
+from elasticrec.config.files import files_of, hour_of, refuse_irregular
 from elasticrec.data.encoding import non_utf8_note, refuse_other_text
 from elasticrec.data.guess import Column, Feature, Roles, assign
 from elasticrec.data.lines import first_lines, some_lines, some_spans, spread
@@ -112,6 +112,7 @@ def _files(sources: Sequence[str]) -> tuple[list[Path], list[str]]:
             is_there = os.path.lexists(source)
             raise ConfigError(f"{source}: " + ("expected data files, got none" if is_there else "no such file"))
         for path in here:
+            refuse_irregular(path)
             if not path.is_file():
                 path.open("rb").close()
         kept = [path for path in here if path.stat().st_size > 0]

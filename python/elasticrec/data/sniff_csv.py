@@ -140,7 +140,7 @@ def _is_name_of_numbers(name: str, values: list[str]) -> bool:
 def _refuse_twice(names: list[str], where: str) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            what = f"`{name}`" if name else "one without a name"
+            what = show(name) if name else "one without a name"
             raise SampleError(
                 f"{where}:1: expected each column once in the header, got {what} {count} times; rename them"
             )

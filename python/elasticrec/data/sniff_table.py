@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elasticrec.config.fields import show
+from elasticrec.config.fields import show, show_names
 from elasticrec.data.guess import Column, Feature, assign, time_column
 from elasticrec.data.sniff import NUM_LINES, Found
 from elasticrec.errors import SampleError
@@ -43,7 +43,7 @@ def describe_parquet(files: Sequence[Path], label: str | None) -> Found:
     names = tables[0].schema.names
     for path, table in zip(files, tables, strict=False):
         if table.schema.names != names:
-            raise SampleError(f"{path}: expected the columns of {files[0]}, got {', '.join(table.schema.names)}")
+            raise SampleError(f"{path}: expected the columns of {files[0]}, got {show_names(table.schema.names)}")
     columns = [_arrow_column(name, [table[name] for table in tables]) for name in names]
     roles = assign(columns, str(files[0]), label, has_lines=False)
     count = sum(len(table) for table in tables)
