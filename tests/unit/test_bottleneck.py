@@ -1,8 +1,12 @@
 """What holds a training up, in words."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from elasticrec.training.bottleneck import Setup, Shares, bottleneck
@@ -119,3 +123,23 @@ def test_shares_in_words() -> None:
     shares = Shares({"wait": 0.5}, read=0.031, parse=0.97)
     assert describe_shares(shares) == "wait 50%; beside it read 3%, parse 97%"
     assert shares.to_dict() == {"wait": 0.5, "read": 0.031, "parse": 0.97}
+
+
+def test_imports_do_not_look_like_waiting_for_data(tmp_path: Path) -> None:
+    """Where pandas is installed pyarrow imports it at its first conversion; here it was imported long ago."""
+    pq.write_table(pa.table({"click": [0, 1] * 50, "user": ["a", "b"] * 50, "price": [0.5] * 100}), tmp_path / "a.pq")
+    script = """
+import sys
+from pathlib import Path
+from elasticrec.config import parse_job
+from elasticrec.training.loop import Trainer, train_job
+
+train, loaded = Trainer.train, set()
+Trainer.train = lambda self: (loaded.update(sys.modules), train(self))[1]
+columns = {"labels": "click", "sparse": ["user"], "dense": ["price"]}
+data = {"format": "parquet", "train": "a.pq", "eval": {"ratio": 0.2}, "columns": columns}
+train_job(parse_job({"name": "a", "data": data, "model": {"hidden": [4]}, "train": {"threads": 1}}, base=Path()))
+print(*{name.partition(".")[0] for name in sys.modules.keys() - loaded})
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not {"pyarrow", "pandas", "elasticrec"} & set(done.stdout.split())

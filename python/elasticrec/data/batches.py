@@ -22,6 +22,14 @@ class Batches(Protocol):
         """End them."""
 
 
+def prepare(job: Job) -> None:
+    """Import what reading needs: later it would look like waiting for data."""
+    if job.data.format == "parquet":
+        from elasticrec.data.parquet import warm_up
+
+        warm_up()
+
+
 def open_batches(
     job: Job, parser: _core.Parser, units: list[Unit], *, shuffle: bool, held_out: bool = False, skip_batches: int = 0
 ) -> Batches:

@@ -30,6 +30,11 @@ _TIME = r"^([0-9]+(\.[0-9]+)?|[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?)$"
 _Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
 
 
+def warm_up() -> None:
+    """Convert something: the first time pyarrow imports pandas, if that is there, which takes longer than a file."""
+    pa.array(np.zeros(1)).to_numpy()
+
+
 def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
     """Ranges of row groups of about `unit_bytes` each."""
     metadata = open_file(path).metadata

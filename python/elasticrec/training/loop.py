@@ -14,7 +14,7 @@ from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.config.fields import show
 from elasticrec.config.train import METRICS
-from elasticrec.data.batches import Batches, open_batches
+from elasticrec.data.batches import Batches, open_batches, prepare
 from elasticrec.data.header import check_headers, with_names
 from elasticrec.data.units import Unit, check_unchanged, plan_units, read_units, write_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
@@ -63,6 +63,7 @@ class Trainer:
         self.train_files = match_files(job, "train")
         eval_files = match_files(job, "eval")
         check_headers(job, [*self.train_files, *eval_files])
+        prepare(job)
         own = load_metrics(job)
         self.evaluator = Evaluator(job, eval_files, own, reporter.say, self._watch_evaluation)
         self.model = build_model(job)
