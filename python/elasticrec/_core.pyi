@@ -1,7 +1,7 @@
 """The seam between Python and Rust: what must run at memory speed. Checked against the library by stubtest."""
 
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, Self, final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,13 @@ __all__ = [
     "BatchMaker",
     "BatchReader",
     "Cut",
+    "Moment",
     "Parser",
     "Predictor",
+    "PsClient",
+    "PsServer",
+    "Pulling",
+    "Pushing",
     "RecordBatch",
     "RecordReader",
     "Server",
@@ -28,6 +33,7 @@ __all__ = [
     "is_compressed",
     "load_test",
     "read_cube",
+    "read_dense_parts",
     "shuffle_records",
     "shuffle_units",
     "write_demo",
@@ -48,6 +54,8 @@ class Parser:
     def missing(self) -> float: ...
     def parse(self, text: bytes, *, labels: bool) -> Batch:
         """Parses lines in memory; the first bad one raises `SampleError`."""
+    def empty(self, unit: int) -> Batch:
+        """A batch without samples, the first one of a unit that has none."""
     def sign(self, slot: str, value: bytes) -> int:
         """The sign of a categorical value in the slot called `slot`."""
 
@@ -294,3 +302,88 @@ def write_demo(
     structure: bool = True,
 ) -> str:
     """Writes demo data and returns its summary as JSON; `progress` is told the samples written so far."""
+
+@final
+class Moment:
+    """A moment on the clock of leases: now."""
+
+    def __new__(cls) -> Self: ...
+
+@final
+class PsServer:
+    """A shard that answers on a socket, on threads of its own."""
+
+    def __new__(
+        cls,
+        spec_json: str,
+        *,
+        address: str,
+        run: str,
+        token: str,
+        incarnation: int,
+        epoch: int,
+        threads: int,
+        files: Sequence[tuple[str, str]],
+        dense: _F32 | None,
+    ) -> Self:
+        """`files` are the (rows, dense) part files of a checkpoint; `dense` the values to start with without one."""
+    @property
+    def address(self) -> str: ...
+    @property
+    def failure(self) -> str | None:
+        """Why it cannot go on."""
+    def extend_lease(self, asked: Moment, seconds: float) -> None:
+        """Lets it apply and acknowledge for so many seconds from the moment at which the lease was asked for."""
+    def end_lease(self) -> None: ...
+    def set_boundaries(self, boundaries_json: str) -> None: ...
+    def status(self) -> str:
+        """Rows, bytes, pushes and the records, as JSON."""
+    def sums(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """The metric sums of this pass, and of the pass before; empty unless it has partition 0."""
+    def samples(self) -> list[int]: ...
+    def counters(self) -> dict[str, int]: ...
+    def snapshot(self, rows: str, dense: str) -> tuple[tuple[int, str], tuple[int, str]]:
+        """Writes its part of a checkpoint; size and sha-256 of the rows' file and of the dense one."""
+    def stop(self) -> None: ...
+
+def read_dense_parts(
+    spec_json: str, paths: Sequence[str]
+) -> tuple[list[_F32], int, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], list[int]]:
+    """From dense part files: dense vector and the optimizer's, its steps, metric sums, samples of each partition."""
+
+@final
+class Pulling:
+    """A pull that was sent; its batch is pushed with it."""
+
+@final
+class Pushing:
+    """A push that was sent."""
+
+@final
+class PsClient:
+    """A trainer's connections to all shards of a table."""
+
+    def __new__(cls, addresses: Sequence[str], *, run: str, token: str, partitions: int, timeout_s: float) -> Self: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def num_dense(self) -> int: ...
+    @property
+    def incarnations(self) -> list[int]: ...
+    def pull(self, batch: Batch, *, dense: bool) -> Pulling: ...
+    def receive(self, pulling: Pulling, batch: Batch, out: _F32, dense: _F32 | None) -> list[int]:
+        """Waits for pooled rows and dense values; the pushes that each shard had applied."""
+    def push(
+        self,
+        pulling: Pulling,
+        batch: Batch,
+        gradient: _F32,
+        dense: _F32,
+        *,
+        scale: float,
+        last: bool,
+        seen: int,
+        sums: tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]],
+    ) -> Pushing: ...
+    def acknowledged(self, pushing: Pushing) -> tuple[bool, bool]:
+        """Waits until all shards have applied it: whether all knew it before, whether it was not finite."""

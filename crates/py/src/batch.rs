@@ -49,6 +49,12 @@ impl Parser {
         Ok(Batch::new(py, self.inner.clone(), parsed.map_err(|error: String| SampleError::new_err(error))?))
     }
 
+    /// A batch without samples, the first one of a unit that has none.
+    fn empty(&self, py: Python<'_>, unit: u64) -> Batch {
+        let batch = self.inner.builder(0).finish();
+        Batch::new(py, self.inner.clone(), ParsedBatch::of(BatchName { unit, index: 0 }, batch))
+    }
+
     /// The sign of a categorical value in the slot called `slot`.
     fn sign(&self, slot: &str, value: &[u8]) -> PyResult<u64> {
         let number = self.inner.slot(slot.as_bytes()).ok_or_else(|| unknown("slot", slot))?;

@@ -3,6 +3,7 @@
 mod batch;
 mod demo;
 mod errors;
+mod ps;
 mod samples;
 mod serve;
 mod table;
@@ -16,6 +17,8 @@ mod _core {
     use crate::batch::{Batch, BatchReader, Cut, Parser, cut_units, is_compressed, shuffle_units};
     #[pymodule_export]
     use crate::demo::write_demo;
+    #[pymodule_export]
+    use crate::ps::{Moment, PsClient, PsServer, Pulling, Pushing, read_dense_parts};
     #[pymodule_export]
     use crate::samples::{
         BatchMaker, RecordBatch, RecordReader, batch_from_parts, batch_of_columns, batch_to_parts, first_line,

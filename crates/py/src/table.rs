@@ -151,11 +151,11 @@ impl Table {
 }
 
 /// Vectors of a batch.
-fn batch_cells(parser: &elasticrec_sample::Parser, parsed: &elasticrec_sample::ParsedBatch) -> usize {
+pub(crate) fn batch_cells(parser: &elasticrec_sample::Parser, parsed: &elasticrec_sample::ParsedBatch) -> usize {
     parsed.batch.num_samples() * parser.layout().num_cells()
 }
 
-fn check_shape(what: &str, len: usize, num_cells: usize, width: usize) -> PyResult<()> {
+pub(crate) fn check_shape(what: &str, len: usize, num_cells: usize, width: usize) -> PyResult<()> {
     let expected = num_cells * width;
     if len == expected {
         return Ok(());

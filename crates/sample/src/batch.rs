@@ -1,5 +1,7 @@
 //! A batch: samples side by side, signs in one flat array ordered by sample, then slot.
 
+use xxhash_rust::xxh3::Xxh3Default;
+
 /// Parsed samples. `offsets[b * num_slots + s] .. offsets[b * num_slots + s + 1]` are the signs of sample `b` in slot `s`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
@@ -47,6 +49,16 @@ impl Batch {
             && self.offsets.first() == Some(&0)
             && self.offsets.is_sorted()
             && self.offsets.last().copied() == Some(self.signs.len() as u32)
+    }
+
+    /// Of its signs and counts: a batch that is read again has the same, one that was cut in another way has not.
+    pub fn checksum(&self) -> u64 {
+        let mut hash = Xxh3Default::new();
+        hash.update(bytemuck::cast_slice(&self.signs));
+        for numbers in [&self.offsets, &self.shows, &self.clicks] {
+            hash.update(bytemuck::cast_slice(numbers));
+        }
+        hash.digest()
     }
 
     /// The signs of sample `b` in slot `s`.

@@ -24,7 +24,7 @@ pub use arena::GrowError;
 pub use optimizer::Optimizer;
 pub use push::{Push, Pushed};
 pub use rows::{Counters, MAX_SEEN};
-pub use snapshot::SnapshotError;
+pub use snapshot::{CopiedRows, SnapshotError};
 pub use spec::{Column, SpecError, TableSpec};
 pub use table::{Handles, Row, SortedRows, Table};
 pub use upkeep::Eviction;

@@ -37,6 +37,8 @@ pub enum Kind {
     TableSnapshot = 1,
     /// An index and weights: a part of a published version.
     Cube = 2,
+    /// Slices of the dense vector, with records of what was applied: a part of a checkpoint.
+    DenseSnapshot = 3,
 }
 
 impl Kind {
@@ -44,6 +46,7 @@ impl Kind {
         match number {
             1 => Some(Kind::TableSnapshot),
             2 => Some(Kind::Cube),
+            3 => Some(Kind::DenseSnapshot),
             _ => None,
         }
     }

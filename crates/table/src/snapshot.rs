@@ -3,6 +3,7 @@
 //! Rows stand in the order of their signs, so that equal tables are equal files. The bytes are described in
 //! `docs/formats/table.md`.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::Scope;
@@ -12,7 +13,7 @@ use thiserror::Error;
 
 use crate::arena::GrowError;
 use crate::optimizer::Optimizer;
-use crate::part::{Kind, PartError, PartFile, PartWriter, Written};
+use crate::part::{Entry, Kind, PartError, PartFile, PartWriter, Written};
 use crate::partition::{mix, partition_of};
 use crate::rows::{Rows, TAIL_BYTES};
 use crate::spec::TableSpec;
@@ -71,9 +72,21 @@ impl Table {
             }
             Ok::<_, PartError>(())
         })?;
-        let meta = Meta { table: spec.clone(), row_bytes: self.row_bytes() };
-        let meta = serde_json::to_value(&meta).map_err(|error| other(path.display(), error.to_string()))?;
-        Ok(part.finish(&meta)?)
+        Ok(part.finish(&self.snapshot_meta())?)
+    }
+
+    /// What the file of a snapshot says of this table.
+    pub fn snapshot_meta(&self) -> serde_json::Value {
+        let meta = Meta { table: self.spec().clone(), row_bytes: self.row_bytes() };
+        serde_json::to_value(&meta).unwrap_or_else(|error| unreachable!("a declaration was read from JSON: {error}"))
+    }
+
+    /// The rows of a partition as they are now, to be written later: a snapshot need not hold pushes up for long.
+    pub fn copy_rows(&self, partition: u32) -> CopiedRows {
+        let rows = &self.partitions()[partition as usize];
+        let mut bytes = Vec::with_capacity(rows.len() * self.row_bytes());
+        rows.numbers().for_each(|row| rows.write_to(row, &mut bytes));
+        CopiedRows { bytes, row_bytes: self.row_bytes() }
     }
 
     /// Starts threads that sort the rows; thread t has the partitions t, t + threads, and so on.
@@ -101,29 +114,39 @@ impl Table {
     /// Loads part files that together hold every partition exactly once; the table is empty before.
     pub fn load<P: AsRef<Path>>(&mut self, paths: &[P]) -> Result<(), SnapshotError> {
         let files: Vec<PartFile> = paths.iter().map(PartFile::open).collect::<Result<_, _>>()?;
-        self.load_files(&files)
+        let all = 0..self.spec().partitions;
+        self.load_files(&files, all)
     }
 
-    fn load_files(&mut self, files: &[PartFile]) -> Result<(), SnapshotError> {
+    /// Loads some partitions from part files that together hold each of them exactly once; the table is empty before.
+    pub fn load_range<P: AsRef<Path>>(&mut self, paths: &[P], wanted: Range<u32>) -> Result<(), SnapshotError> {
+        let files: Vec<PartFile> = paths.iter().map(PartFile::open).collect::<Result<_, _>>()?;
+        self.load_files(&files, wanted)
+    }
+
+    fn load_files(&mut self, files: &[PartFile], wanted: Range<u32>) -> Result<(), SnapshotError> {
         assert!(self.is_empty(), "a snapshot is loaded into an empty table");
         let mut blocks: Vec<Option<Block<'_>>> = vec![None; self.partitions().len()];
         for file in files {
             file.expect_kind(Kind::TableSnapshot)?;
             let row_bytes = self.check_meta(file)?;
-            for (at, entry) in file.entries().iter().enumerate() {
+            let is_wanted = |(_, entry): &(usize, &Entry)| wanted.contains(&entry.partition);
+            for (at, entry) in file.entries().iter().enumerate().filter(is_wanted) {
                 if blocks[entry.partition as usize].replace(Block { file, at, row_bytes }).is_some() {
                     return Err(other(file.name(), format!("partition {} is in two files", entry.partition)));
                 }
             }
         }
-        if let Some(partition) = blocks.iter().position(Option::is_none) {
+        if let Some(partition) = wanted.clone().find(|partition| blocks[*partition as usize].is_none()) {
             let name = files.first().map_or("snapshot", PartFile::name);
             return Err(other(name, format!("partition {partition} is missing")));
         }
         let (threads, row_bytes) = (self.num_threads(), self.row_bytes());
         let results = share(self.for_change().1, threads, |first, partitions| {
-            let mut blocks = blocks[first..].iter().flatten();
-            partitions.iter_mut().zip(&mut blocks).try_for_each(|(rows, block)| block.load(rows, row_bytes))
+            let blocks = partitions.iter_mut().zip(&blocks[first..]);
+            blocks
+                .filter_map(|(rows, block)| Some((rows, block.as_ref()?)))
+                .try_for_each(|(rows, block)| block.load(rows, row_bytes))
         });
         results.into_iter().collect()
     }
@@ -157,6 +180,34 @@ impl Table {
             }
         }
         Ok(meta.row_bytes)
+    }
+}
+
+/// The rows of a partition at one time.
+#[derive(Debug)]
+pub struct CopiedRows {
+    bytes: Vec<u8>,
+    row_bytes: usize,
+}
+
+impl CopiedRows {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.row_bytes
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Writes the block of a part file: the rows in the order of their signs.
+    pub fn write(&self, part: &mut PartWriter, partition: u32) -> Result<(), PartError> {
+        let mut rows: Vec<&[u8]> = self.bytes.chunks_exact(self.row_bytes).collect();
+        rows.sort_unstable_by_key(|row| row.first_chunk().map_or(0, |sign| u64::from_le_bytes(*sign)));
+        part.begin_block(partition)?;
+        rows.into_iter().try_for_each(|row| part.write(row))?;
+        part.end_block(self.len() as u64, [0, 0])
     }
 }
 
@@ -229,7 +280,7 @@ pub fn fuzz_load(bytes: &[u8]) {
         let Ok(file) = PartFile::from_bytes("fuzz", bytes) else { continue };
         let Ok(meta) = serde_json::from_value::<Meta>(file.meta().clone()) else { continue };
         if let Ok(mut table) = Table::new(meta.table)
-            && table.load_files(&[file]).is_ok()
+            && table.load_files(&[file], 0..table.spec().partitions).is_ok()
         {
             let _ = table.get(0);
         }
@@ -292,6 +343,25 @@ mod tests {
     }
 
     #[test]
+    fn partitions_that_were_copied_one_by_one_are_a_snapshot_too() {
+        let dir = tempdir().unwrap();
+        let table = filled(5, &(0..300).collect::<Vec<u64>>());
+        table.snapshot(&dir.path().join("whole")).unwrap();
+        let path = dir.path().join("copied");
+        let mut part = PartWriter::create(&path, Kind::TableSnapshot, 5).unwrap();
+        for partition in 0..5 {
+            table.copy_rows(partition).write(&mut part, partition).unwrap();
+        }
+        part.finish(&table.snapshot_meta()).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), fs::read(dir.path().join("whole")).unwrap());
+        let mut some = Table::new(test_spec(5)).unwrap();
+        some.load_range(&[&path], 1..3).unwrap();
+        assert_eq!(some.len(), table.copy_rows(1).len() + table.copy_rows(2).len());
+        let error = Table::new(test_spec(5)).unwrap().load_range(&[&path, &path], 1..3).unwrap_err();
+        assert!(error.to_string().ends_with("partition 1 is in two files"), "{error}");
+    }
+
+    #[test]
     fn every_flipped_bit_and_every_cut_is_refused() {
         let dir = tempdir().unwrap();
         let path = dir.path().join("a");
@@ -299,7 +369,7 @@ mod tests {
         let good = fs::read(&path).unwrap();
         let refused = |bytes: Vec<u8>| match PartFile::from_bytes("a", bytes) {
             Err(_) => true,
-            Ok(file) => Table::new(test_spec(2)).unwrap().load_files(&[file]).is_err(),
+            Ok(file) => Table::new(test_spec(2)).unwrap().load_files(&[file], 0..2).is_err(),
         };
         assert!(!refused(good.clone()));
         for bit in 0..good.len() * 8 {

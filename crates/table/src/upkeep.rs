@@ -35,10 +35,15 @@ impl Table {
     /// They are whole numbers: a fraction becomes one more with just that chance, decided by (sign, step), so that
     /// rare signs are forgotten at the same rate as others, and a repeat of the step does the same again.
     pub fn decay(&mut self, rate: f64, step: u32) {
+        self.decay_in(|_| true, rate, step);
+    }
+
+    /// As [`Table::decay`], in some partitions.
+    pub fn decay_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, rate: f64, step: u32) {
         assert!((0.0..=1.0).contains(&rate), "decay: expected a rate from 0 to 1, got {rate}");
         let threads = self.num_threads();
-        share(self.for_change().1, threads, |_, partitions| {
-            partitions.iter_mut().for_each(|rows| decay_rows(rows, rate, step));
+        share(self.for_change().1, threads, |first, partitions| {
+            of(&chosen, first, partitions).for_each(|rows| decay_rows(rows, rate, step));
         });
     }
 
@@ -56,12 +61,27 @@ impl Table {
 
     /// Removes rows, which read as absent from then on; returns how many.
     pub fn evict(&mut self, eviction: &Eviction) -> usize {
+        self.evict_in(|_| true, eviction)
+    }
+
+    /// As [`Table::evict`], in some partitions.
+    pub fn evict_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, eviction: &Eviction) -> usize {
         let threads = self.num_threads();
-        let evicted = share(self.move_rows(), threads, |_, partitions| {
-            partitions.iter_mut().map(|rows| rows.retain(|counters| eviction.keeps(counters))).sum::<usize>()
+        let evicted = share(self.move_rows(), threads, |first, partitions| {
+            let chosen = of(&chosen, first, partitions);
+            chosen.map(|rows| rows.retain(|counters| eviction.keeps(counters))).sum::<usize>()
         });
         evicted.into_iter().sum()
     }
+}
+
+/// The chosen ones of a share of partitions that begins with `first`.
+fn of<'a>(
+    chosen: &'a (impl Fn(u32) -> bool + Sync),
+    first: usize,
+    partitions: &'a mut [Rows],
+) -> impl Iterator<Item = &'a mut Rows> {
+    (first as u32..).zip(partitions).filter(|(partition, _)| chosen(*partition)).map(|(_, rows)| rows)
 }
 
 fn decay_rows(rows: &mut Rows, rate: f64, step: u32) {

@@ -64,6 +64,7 @@ impl PartFile {
         let expected = match kind {
             Kind::TableSnapshot => "1 (table snapshot)",
             Kind::Cube => "2 (cube)",
+            Kind::DenseSnapshot => "3 (dense snapshot)",
         };
         Err(PartError::Kind { name: self.name.clone(), expected, got: self.kind as u32 })
     }

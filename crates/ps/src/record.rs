@@ -1,0 +1,163 @@
+//! The record: which batches a partition has applied, in little memory however many there were.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// The name of a batch, or of a group of batches that are pushed as one: the same in every run of its unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    /// The unit; ids are given out in order, without gaps.
+    pub unit: u64,
+    /// Its place in the unit.
+    pub batch: u32,
+}
+
+/// What a record knows of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Known {
+    /// It is not applied.
+    No,
+    /// It is applied.
+    Yes,
+    /// It is applied, but of other samples: the unit was not cut as it was before.
+    Clash,
+}
+
+/// The batches that were applied: all units below the watermark, some above it, and parts of those that are open.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    watermark: u64,
+    /// Whole units at or above the watermark.
+    complete: BTreeSet<u64>,
+    open: BTreeMap<u64, OpenUnit>,
+    /// Boundaries between passes that were applied.
+    boundaries: u64,
+}
+
+/// A unit of which some batches are applied.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OpenUnit {
+    /// Checksums of the batches that are applied.
+    batches: BTreeMap<u32, u64>,
+    /// How many there are, once the last one came.
+    num_batches: Option<u32>,
+}
+
+impl Record {
+    /// All units below it are complete.
+    pub fn watermark(&self) -> u64 {
+        self.watermark
+    }
+
+    /// Boundaries that were applied.
+    pub fn boundaries(&self) -> u64 {
+        self.boundaries
+    }
+
+    /// Counts one more boundary.
+    pub fn pass_boundary(&mut self) {
+        self.boundaries += 1;
+    }
+
+    /// Whether all batches of a unit are applied.
+    pub fn is_complete(&self, unit: u64) -> bool {
+        unit < self.watermark || self.complete.contains(&unit)
+    }
+
+    /// Whether a batch is applied, and was the same one.
+    pub fn knows(&self, name: Name, checksum: u64) -> Known {
+        if self.is_complete(name.unit) {
+            return Known::Yes;
+        }
+        match self.open.get(&name.unit).and_then(|unit| unit.batches.get(&name.batch)) {
+            None => Known::No,
+            Some(&applied) if applied == checksum => Known::Yes,
+            Some(_) => Known::Clash,
+        }
+    }
+
+    /// Adds a batch that is applied now; `is_last` if no other one of its unit comes behind it.
+    pub fn add(&mut self, name: Name, checksum: u64, is_last: bool) {
+        debug_assert_eq!(self.knows(name, checksum), Known::No);
+        let unit = self.open.entry(name.unit).or_default();
+        unit.batches.insert(name.batch, checksum);
+        if is_last {
+            unit.num_batches = Some(name.batch + 1);
+        }
+        // batches count from 0, each once
+        if unit.num_batches == Some(unit.batches.len() as u32) {
+            self.open.remove(&name.unit);
+            self.complete.insert(name.unit);
+            while self.complete.remove(&self.watermark) {
+                self.watermark += 1;
+            }
+        }
+    }
+
+    /// The batches of an open unit that are applied.
+    pub fn batches(&self, unit: u64) -> impl Iterator<Item = u32> {
+        self.open.get(&unit).into_iter().flat_map(|unit| unit.batches.keys().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn checksum(name: Name) -> u64 {
+        name.unit * 1000 + u64::from(name.batch)
+    }
+
+    proptest! {
+        /// Whatever the order, a name is known from the time it is added, and units are complete when all is in.
+        #[test]
+        fn agrees_with_a_map_of_names(sizes in prop::collection::vec(1u32..5, 1..8), seed: u64) {
+            let mut names: Vec<(Name, bool)> = sizes
+                .iter()
+                .zip(0u64..)
+                .flat_map(|(&size, unit)| (0..size).map(move |batch| (Name { unit, batch }, batch + 1 == size)))
+                .collect();
+            let mut state = seed | 1;
+            for at in (1..names.len()).rev() {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                names.swap(at, (state >> 33) as usize % (at + 1));
+            }
+            let (mut record, mut applied) = (Record::default(), HashMap::new());
+            for &(name, is_last) in &names {
+                prop_assert_eq!(record.knows(name, checksum(name)), Known::No);
+                record.add(name, checksum(name), is_last);
+                applied.entry(name.unit).or_insert_with(Vec::new).push(name.batch);
+                for &(other, _) in &names {
+                    let is_in = applied.get(&other.unit).is_some_and(|batches| batches.contains(&other.batch));
+                    prop_assert_eq!(record.knows(other, checksum(other)) == Known::Yes, is_in);
+                }
+                for (unit, &size) in (0u64..).zip(&sizes) {
+                    let is_whole = applied.get(&unit).is_some_and(|batches| batches.len() as u32 == size);
+                    prop_assert_eq!(record.is_complete(unit), is_whole);
+                }
+                let json = serde_json::to_string(&record).unwrap();
+                prop_assert_eq!(&serde_json::from_str::<Record>(&json).unwrap(), &record);
+            }
+            prop_assert_eq!(record, Record { watermark: sizes.len() as u64, ..Record::default() });
+        }
+    }
+
+    #[test]
+    fn a_name_with_other_samples_clashes_while_its_unit_is_open() {
+        let (mut record, name) = (Record::default(), Name { unit: 0, batch: 1 });
+        record.add(name, 7, true);
+        assert_eq!((record.knows(name, 7), record.knows(name, 8)), (Known::Yes, Known::Clash));
+        assert_eq!(record.batches(0).collect::<Vec<_>>(), [1]);
+        assert_eq!(record.watermark(), 0);
+        record.add(Name { unit: 0, batch: 0 }, 6, false);
+        assert_eq!(record.knows(name, 8), Known::Yes, "checksums of whole units are forgotten");
+        assert_eq!(record.watermark(), 1);
+    }
+}

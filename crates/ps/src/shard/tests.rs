@@ -1,0 +1,312 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+use crate::snapshot::Files;
+
+const PARTITIONS: u32 = 8;
+const NUM_DENSE: usize = 21;
+
+/// Sums do not depend on the order of pushes with SGD, so that a disturbed run can be compared with an undisturbed one.
+fn spec(owned: Range<u32>) -> ShardSpec {
+    let table = r#"{"name":"main","seed":7,"partitions":8,"columns":[{"name":"deep","width":2,"init_scale":0.5}],
+        "optimizer":{"kind":"sgd","learning_rate":0.125}}"#;
+    let dense = DenseOptimizer::Sgd { learning_rate: 0.125 };
+    ShardSpec { table: TableSpec::from_json(table).unwrap(), num_dense: NUM_DENSE, dense, num_sums: 4, owned }
+}
+
+/// A batch of a few samples; the same name always has the same.
+#[derive(Debug, Clone)]
+struct Batch {
+    name: Name,
+    is_last: bool,
+    signs: Vec<u64>,
+}
+
+fn batches(sizes: &[u32]) -> Vec<Batch> {
+    let all = sizes.iter().zip(0u64..).flat_map(|(&size, unit)| (0..size).map(move |batch| (unit, batch, size)));
+    all.map(|(unit, batch, size)| {
+        let start = unit * 31 + u64::from(batch) * 7;
+        let signs = (start..start + 12).map(|sign: u64| (sign % 40).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+        Batch { name: Name { unit, batch }, is_last: batch + 1 == size, signs }
+    })
+    .collect()
+}
+
+/// Sends the part of a batch that belongs to a shard.
+fn send(shard: &mut Shard, batch: &Batch) -> Result<Applied, Refused> {
+    let owned = shard.spec().owned.clone();
+    let signs: Vec<u64> =
+        batch.signs.iter().copied().filter(|sign| owned.contains(&partition_of(*sign, PARTITIONS))).collect();
+    let counts = vec![[1, 1]; signs.len()];
+    let gradients = vec![1.0; 2 * signs.len()];
+    let dense = vec![1.0; shard.dense().len()];
+    let has_sums = owned.contains(&0);
+    shard.push(&Push {
+        epoch: 1,
+        incarnation: 1,
+        unit: batch.name.unit,
+        batch: batch.name.batch,
+        is_last: batch.is_last,
+        checksum: u64::from(batch.name.batch),
+        num_samples: 3,
+        seen: 0,
+        signs: &signs,
+        counts: &counts,
+        gradients: &gradients,
+        dense: &dense,
+        sum_places: if has_sums { &[2] } else { &[] },
+        sum_values: if has_sums { &[1.0] } else { &[] },
+    })
+}
+
+fn send_all(shard: &mut Shard, batches: &[Batch]) {
+    for batch in batches {
+        send(shard, batch).unwrap();
+    }
+}
+
+/// What everything must come to, by counting the batches.
+fn expected(batches: &[Batch]) -> BTreeMap<u64, u32> {
+    let mut shows = BTreeMap::new();
+    for sign in batches.iter().flat_map(|batch| &batch.signs) {
+        *shows.entry(*sign).or_default() += 1;
+    }
+    shows
+}
+
+fn check(shards: &[Shard], batches: &[Batch]) {
+    let shows = expected(batches);
+    let mut seen = 0;
+    for shard in shards {
+        for (&sign, &count) in &shows {
+            if !shard.spec().owned.contains(&partition_of(sign, PARTITIONS)) {
+                continue;
+            }
+            let row = shard.table().get(sign).unwrap();
+            assert_eq!((row.counters.show, row.counters.click), (count, count));
+            let mut start = [0.0; 2];
+            shard.spec().table.init(sign, &mut start);
+            for (weight, start) in row.weights.iter().zip(start) {
+                assert!((weight - (start - 0.125 * count as f32)).abs() < 1e-5);
+            }
+            seen += 1;
+        }
+        assert!(shard.dense().iter().all(|value| (value + 0.125 * batches.len() as f32).abs() < 1e-5));
+        assert!(shard.samples().iter().all(|samples| *samples == 3 * batches.len() as u64));
+        if shard.spec().owned.contains(&0) {
+            assert_eq!(shard.sums().0, [0.0, 0.0, batches.len() as f64, 0.0]);
+        }
+        assert_eq!(shard.status().records.len(), 1, "equal records are one");
+    }
+    assert_eq!(seen, shows.len());
+}
+
+/// Writes a snapshot whose partitions are cut at different times: `between` is called before each copy.
+fn snapshot(shard: &mut Shard, dir: &TempDir, number: usize, mut between: impl FnMut(&mut Shard)) -> Files {
+    let name = |kind: &str| dir.path().join(format!("{kind}-{}-{number}", shard.spec().owned.start));
+    let files = Files { rows: name("rows"), dense: name("dense") };
+    let mut writer = shard.snapshot_writer(&files).unwrap();
+    for partition in shard.spec().owned.clone() {
+        between(shard);
+        writer.add(&shard.copy(partition)).unwrap();
+    }
+    writer.finish().unwrap();
+    files
+}
+
+fn reloaded(owned: Range<u32>, files: &[Files]) -> Shard {
+    let mut shard = Shard::new(spec(owned), 1).unwrap();
+    shard.load(files).unwrap();
+    shard
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Batches arrive in any order and any number of times; shards go back to old snapshots, cut while pushes went on;
+    /// in the end, when all batches were sent once more, every one is counted once.
+    #[test]
+    fn every_push_counts_once(
+        sizes in prop::collection::vec(1u32..4, 1..6),
+        events in prop::collection::vec((0u8..10, any::<prop::sample::Index>(), 0usize..2), 1..60),
+    ) {
+        let dir = TempDir::new().unwrap();
+        let all = batches(&sizes);
+        let mut shards = [Shard::new(spec(0..3), 1).unwrap(), Shard::new(spec(3..8), 1).unwrap()];
+        let mut saved: [Option<Files>; 2] = [None, None];
+        for (number, (kind, index, which)) in events.into_iter().enumerate() {
+            let owned = shards[which].spec().owned.clone();
+            match kind {
+                0 => {
+                    let mut next = all.iter().cycle().skip(index.index(all.len()));
+                    let between = |shard: &mut Shard| drop(send(shard, next.next().unwrap()));
+                    saved[which] = Some(snapshot(&mut shards[which], &dir, number, between));
+                }
+                1 => {
+                    shards[which] = match &saved[which] {
+                        Some(files) => reloaded(owned, std::slice::from_ref(files)),
+                        None => Shard::new(spec(owned), 1).unwrap(),
+                    };
+                }
+                // a trainer that died may have reached one shard only
+                _ => drop(send(&mut shards[which], index.get(&all))),
+            }
+        }
+        shards.iter_mut().for_each(|shard| send_all(shard, &all));
+        check(&shards, &all);
+    }
+}
+
+#[test]
+fn a_snapshot_of_two_shards_loads_on_three_and_on_one() {
+    let dir = TempDir::new().unwrap();
+    let all = batches(&[2, 3, 1]);
+    let mut shards = [Shard::new(spec(0..3), 1).unwrap(), Shard::new(spec(3..8), 1).unwrap()];
+    let (first, rest) = all.split_at(3);
+    let files: Vec<Files> = shards
+        .iter_mut()
+        .map(|shard| {
+            send_all(shard, first);
+            snapshot(shard, &dir, 0, |_| {})
+        })
+        .collect();
+    for cuts in [&[0, 1, 6, 8][..], &[0, 8]] {
+        let mut shards: Vec<Shard> = cuts.windows(2).map(|cut| reloaded(cut[0]..cut[1], &files)).collect();
+        for shard in &mut shards {
+            assert!(send(shard, &first[1]).unwrap().was_known);
+            rest.iter().for_each(|batch| assert!(!send(shard, batch).unwrap().was_known));
+        }
+        check(&shards, &all);
+    }
+    let missing = Shard::new(spec(0..8), 1).unwrap().load(&files[..1]).unwrap_err();
+    assert!(missing.to_string().ends_with("partition 3 is missing"), "{missing}");
+}
+
+#[test]
+fn a_boundary_waits_for_all_before_it_and_all_behind_it_wait_for_it() {
+    let boundary = Boundary {
+        before_unit: 1,
+        decay: Some(0.0),
+        decay_step: 0,
+        coefficients: (1.0, 1.0),
+        min_score: None,
+        now: 0,
+        max_age: None,
+    };
+    let all = batches(&[2, 1]);
+    let mut shard = Shard::new(spec(0..8), 1).unwrap();
+    shard.set_boundaries(vec![boundary]);
+    send(&mut shard, &all[1]).unwrap();
+    assert_eq!(send(&mut shard, &all[2]).unwrap_err().reason, Refusal::NotYet);
+    assert_eq!(shard.status().records[0].1.boundaries(), 0);
+    send(&mut shard, &all[0]).unwrap();
+    assert_eq!(shard.status().records[0].1.boundaries(), 1);
+    let show = |shard: &Shard, sign| shard.table().get(sign).unwrap().counters.show;
+    assert_eq!(show(&shard, all[0].signs[0]), 0, "the decay forgot all shows before");
+    send(&mut shard, &all[2]).unwrap();
+    assert_eq!(show(&shard, all[2].signs[0]), 1);
+}
+
+/// A partition that went back takes the boundary again, at its place; one that did not, does not.
+#[test]
+fn a_boundary_is_applied_once_to_each_partition() {
+    let boundary = |before_unit| Boundary {
+        before_unit,
+        decay: Some(0.5),
+        decay_step: 1,
+        coefficients: (1.0, 1.0),
+        min_score: None,
+        now: 0,
+        max_age: None,
+    };
+    let dir = TempDir::new().unwrap();
+    let all = batches(&[2, 2, 1]);
+    let boundaries = vec![boundary(1), boundary(2)];
+    let mut undisturbed = Shard::new(spec(0..8), 1).unwrap();
+    undisturbed.set_boundaries(boundaries.clone());
+    send_all(&mut undisturbed, &all);
+
+    let mut shard = Shard::new(spec(0..8), 1).unwrap();
+    shard.set_boundaries(boundaries.clone());
+    let mut next = all.iter();
+    // five batches and two boundaries while eight partitions are copied
+    let files = snapshot(&mut shard, &dir, 0, |shard| send_all(shard, next.next().map_or(&[], std::slice::from_ref)));
+    let mut shard = reloaded(0..8, &[files]);
+    assert!(shard.status().records.len() > 3);
+    shard.set_boundaries(boundaries);
+    send_all(&mut shard, &all);
+    for sign in expected(&all).keys() {
+        assert_eq!(shard.table().get(*sign), undisturbed.table().get(*sign));
+    }
+    assert_eq!(shard.status().records, undisturbed.status().records);
+}
+
+#[test]
+fn what_is_not_a_number_is_counted_and_not_stepped() {
+    let mut shard = Shard::new(spec(0..8), 1).unwrap();
+    let dense = [f32::NAN; NUM_DENSE];
+    let push = Push {
+        epoch: 1,
+        incarnation: 1,
+        unit: 0,
+        batch: 0,
+        is_last: true,
+        checksum: 1,
+        num_samples: 1,
+        seen: 0,
+        signs: &[5],
+        counts: &[[2, 1]],
+        gradients: &[1.0, 1.0],
+        dense: &dense,
+        sum_places: &[],
+        sum_values: &[],
+    };
+    assert_eq!(shard.push(&push).unwrap(), Applied { was_known: false, non_finite: true });
+    let row = shard.table().get(5).unwrap();
+    assert_eq!((row.counters.show, row.counters.click), (2, 1));
+    let mut start = [0.0; 2];
+    shard.spec().table.init(5, &mut start);
+    assert_eq!(row.weights, start);
+    assert!(shard.dense().iter().all(|value| *value == 0.0));
+    assert!(shard.push(&Push { checksum: 2, ..push }).unwrap().was_known, "whole units forget checksums");
+    let open = Push { unit: 1, is_last: false, ..push };
+    shard.push(&open).unwrap();
+    assert_eq!(shard.push(&Push { checksum: 2, ..open }).unwrap_err().reason, Refusal::NameClash);
+}
+
+#[test]
+fn pushes_of_another_shape_are_refused_whole() {
+    let mut shard = Shard::new(spec(0..4), 1).unwrap();
+    let dense = vec![1.0; shard.dense().len()];
+    let (mine, other): (Vec<u64>, Vec<u64>) = (0..50).partition(|sign| partition_of(*sign, PARTITIONS) < 4);
+    let good = Push {
+        epoch: 1,
+        incarnation: 1,
+        unit: 0,
+        batch: 0,
+        is_last: true,
+        checksum: 1,
+        num_samples: 1,
+        seen: 0,
+        signs: &mine[..1],
+        counts: &[[1, 1]],
+        gradients: &[1.0, 1.0],
+        dense: &dense,
+        sum_places: &[3],
+        sum_values: &[1.0],
+    };
+    let mut error = |push: Push<'_>| {
+        let refused = shard.push(&push).unwrap_err();
+        assert_eq!(refused.reason, Refusal::Malformed);
+        refused.text
+    };
+    assert_eq!(error(Push { gradients: &[1.0], ..good }), "push: expected 2 gradients, got 1");
+    assert_eq!(error(Push { dense: &[1.0], ..good }), format!("push: expected {} dense gradients, got 1", dense.len()));
+    assert_eq!(error(Push { sum_places: &[4], ..good }), "push: expected places of 4 sums, got 4");
+    assert!(error(Push { signs: &other[..1], ..good }).contains("expected one of partitions 0 to 3, got "));
+    assert!(shard.table().is_empty());
+    shard.push(&good).unwrap();
+}

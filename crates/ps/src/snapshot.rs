@@ -1,0 +1,211 @@
+//! Shard to files and back, one partition at a time: pushes wait for the copy of one, never for a write.
+//!
+//! Rows go into a part file like that of any table; slices of the dense vector, records and metric sums into another one
+//! beside it. Each partition is cut between two pushes, and its record says which: no two of them need the same cut.
+
+use std::path::{Path, PathBuf};
+
+use elasticrec_table::part::{Kind, PartError, PartFile, PartWriter, Written};
+use elasticrec_table::{CopiedRows, SnapshotError, Table};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::dense::DenseOptimizer;
+use crate::record::Record;
+use crate::shard::{Records, Shard};
+
+/// Why a shard cannot be written or loaded.
+#[derive(Debug, Error)]
+pub enum ShardError {
+    /// The rows.
+    #[error(transparent)]
+    Rows(#[from] SnapshotError),
+    /// The file of the rest.
+    #[error(transparent)]
+    Part(#[from] PartError),
+    /// The file is sound but of another shard.
+    #[error("{name}: {what}")]
+    Other {
+        /// The file.
+        name: String,
+        /// What was expected and what came.
+        what: String,
+    },
+}
+
+fn other(name: impl ToString, what: impl Into<String>) -> ShardError {
+    ShardError::Other { name: name.to_string(), what: what.into() }
+}
+
+/// What the file beside the rows says of itself.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Meta {
+    num_dense: usize,
+    dense: DenseOptimizer,
+    num_sums: usize,
+    records: Vec<Record>,
+}
+
+/// A partition as it was between two pushes.
+#[derive(Debug)]
+pub struct PartitionCopy {
+    partition: u32,
+    rows: CopiedRows,
+    /// Values and states.
+    dense: Vec<f32>,
+    steps: u64,
+    samples: u64,
+    sums: Vec<f64>,
+    record: Record,
+}
+
+/// The two files of a shard's part of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    /// Rows by sign.
+    pub rows: PathBuf,
+    /// Dense slices, records, metric sums.
+    pub dense: PathBuf,
+}
+
+impl Shard {
+    /// Copies a partition, with pushes held up.
+    pub fn copy(&self, partition: u32) -> PartitionCopy {
+        let at = (partition - self.spec.owned.start) as usize;
+        PartitionCopy {
+            partition,
+            rows: self.table.copy_rows(partition),
+            dense: self.dense.copy_slice(partition),
+            steps: self.dense.steps(partition),
+            samples: self.samples[at],
+            sums: if partition == 0 { self.sums.clone() } else { Vec::new() },
+            record: self.records.get(at).clone(),
+        }
+    }
+
+    /// Begins the files of a snapshot; partitions are added in ascending order.
+    pub fn snapshot_writer(&self, files: &Files) -> Result<SnapshotWriter, ShardError> {
+        let num_partitions = self.spec.table.partitions;
+        Ok(SnapshotWriter {
+            rows: PartWriter::create(&files.rows, Kind::TableSnapshot, num_partitions)?,
+            rows_meta: self.table.snapshot_meta(),
+            dense: PartWriter::create(&files.dense, Kind::DenseSnapshot, num_partitions)?,
+            meta: Meta {
+                num_dense: self.spec.num_dense,
+                dense: self.spec.dense,
+                num_sums: self.spec.num_sums,
+                records: Vec::new(),
+            },
+        })
+    }
+
+    /// Loads its partitions from the files of all shards of a checkpoint, however many those were.
+    pub fn load(&mut self, files: &[Files]) -> Result<(), ShardError> {
+        let rows: Vec<&Path> = files.iter().map(|files| files.rows.as_path()).collect();
+        let mut table = Table::new(self.spec.table.clone())
+            .map_err(|error| other("table", error.to_string()))?
+            .with_threads(self.num_threads());
+        table.load_range(&rows, self.spec.owned.clone())?;
+        let mut records: Vec<Option<Record>> = vec![None; self.spec.owned.len()];
+        for files in files {
+            self.load_dense(&files.dense, &mut records)?;
+        }
+        let missing = records.iter().position(Option::is_none);
+        if let Some(at) = missing {
+            let name = files.first().map_or("snapshot".into(), |files| files.dense.display().to_string());
+            return Err(other(name, format!("partition {} is missing", self.spec.owned.start + at as u32)));
+        }
+        self.records = Records::of(records.into_iter().flatten());
+        self.table = table;
+        Ok(())
+    }
+
+    /// Loads all but the rows: the dense vector, its states, the metric sums and the samples of its partitions.
+    pub fn load_without_rows<P: AsRef<Path>>(&mut self, dense: &[P]) -> Result<(), ShardError> {
+        let mut records: Vec<Option<Record>> = vec![None; self.spec.owned.len()];
+        dense.iter().try_for_each(|path| self.load_dense(path.as_ref(), &mut records))?;
+        match records.iter().position(Option::is_none) {
+            None => Ok(()),
+            Some(at) => Err(other("checkpoint", format!("partition {} is missing", self.spec.owned.start + at as u32))),
+        }
+    }
+
+    fn load_dense(&mut self, path: &Path, records: &mut [Option<Record>]) -> Result<(), ShardError> {
+        let file = PartFile::open(path)?;
+        file.expect_kind(Kind::DenseSnapshot)?;
+        let meta: Meta = serde_json::from_value(file.meta().clone())
+            .map_err(|error| other(file.name(), format!("meta: {error}")))?;
+        let (expected, got) = ((self.spec.num_dense, self.spec.num_sums), (meta.num_dense, meta.num_sums));
+        if expected != got || self.spec.dense.num_states() != meta.dense.num_states() {
+            let what = format!("expected {expected:?} dense values and sums of this optimizer, got {got:?}");
+            return Err(other(file.name(), what));
+        }
+        for (at, entry) in file.entries().iter().enumerate() {
+            if !self.spec.owned.contains(&entry.partition) {
+                continue;
+            }
+            file.verify_block(at)?;
+            let refuse = |what: &str| other(file.name(), format!("partition {}: {what}", entry.partition));
+            let place = (entry.partition - self.spec.owned.start) as usize;
+            let [steps, record] = entry.aux;
+            let record = meta.records.get(record as usize).ok_or_else(|| refuse("expected a record, got none"))?;
+            if records[place].replace(record.clone()).is_some() {
+                return Err(refuse("is in two files"));
+            }
+            let num_values = self.dense.slice(entry.partition).len() * (1 + self.spec.dense.num_states());
+            let (values, sums) =
+                file.block(at).split_at_checked(4 * num_values).ok_or_else(|| refuse("is cut short"))?;
+            let values: Vec<f32> = words(values, f32::from_le_bytes);
+            if !self.dense.restore_slice(entry.partition, steps, &values) {
+                return Err(refuse("has another slice of the dense vector"));
+            }
+            if sums.len() != 8 * if entry.partition == 0 { 2 * self.spec.num_sums } else { 0 } {
+                return Err(refuse("has other metric sums"));
+            }
+            if entry.partition == 0 {
+                self.sums = words(sums, f64::from_le_bytes);
+            }
+            self.samples[place] = entry.num_rows;
+        }
+        Ok(())
+    }
+}
+
+fn words<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.chunks_exact(N).map(|word| read(word.first_chunk().copied().unwrap_or([0; N]))).collect()
+}
+
+/// The files of a snapshot while they are written.
+pub struct SnapshotWriter {
+    rows: PartWriter,
+    rows_meta: serde_json::Value,
+    dense: PartWriter,
+    meta: Meta,
+}
+
+impl SnapshotWriter {
+    /// Adds a partition.
+    pub fn add(&mut self, copy: &PartitionCopy) -> Result<(), ShardError> {
+        copy.rows.write(&mut self.rows, copy.partition)?;
+        // neighbours were cut at the same push more often than not
+        let known = self.meta.records.iter().rposition(|record| *record == copy.record);
+        let record = known.unwrap_or_else(|| {
+            self.meta.records.push(copy.record.clone());
+            self.meta.records.len() - 1
+        });
+        self.dense.begin_block(copy.partition)?;
+        let values: Vec<u8> = copy.dense.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.dense.write(&values)?;
+        let sums: Vec<u8> = copy.sums.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.dense.write(&sums)?;
+        Ok(self.dense.end_block(copy.samples, [copy.steps, record as u64])?)
+    }
+
+    /// Ends the files, synced to the disk.
+    pub fn finish(self) -> Result<(Written, Written), ShardError> {
+        let meta = serde_json::to_value(&self.meta)
+            .unwrap_or_else(|error| unreachable!("records have text and numbers only: {error}"));
+        Ok((self.rows.finish(&self.rows_meta)?, self.dense.finish(&meta)?))
+    }
+}
