@@ -1,0 +1,179 @@
+"""The journal: what a coordinator must still know after its own death, on the disk before anybody is told.
+
+runs/<name>/coordinator/lock             held by the one coordinator of the run
+runs/<name>/coordinator/term-00000003    taken by exclusive create; who has the highest one is the coordinator
+runs/<name>/coordinator/journal.jsonl    a line an entry: {"check":"<16 digits>","entry":{"n":7,"term":3,"kind":...}}
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from elasticrec.durable import hold, sync_directory
+from elasticrec.errors import ModelError, UnavailableError
+
+Entry = dict[str, Any]
+
+_NAME = "journal.jsonl"
+_TERM = "term-"
+# Around the entry, whose bytes the check is of.
+_HEAD, _MIDDLE, _TAIL = b'{"check":"', b'","entry":', b"}\n"
+_DIGITS = 16
+
+
+class Journal:
+    """Open for one process at a time. An entry that cannot be written down must not be acted on."""
+
+    def __init__(self, directory: Path, term: int, entries: list[Entry], descriptor: int, held: contextlib.ExitStack):
+        self.path = directory / _NAME
+        self.term = term
+        self.entries = entries
+        """Those that were there when it was opened."""
+        self._num_entries = len(entries)
+        self._descriptor = descriptor
+        self._size = os.fstat(descriptor).st_size
+        self._held = held
+        self._failure: str | None = None
+
+    @classmethod
+    def open(cls, directory: Path) -> "Journal":
+        """Take the run and a term of its own. A second coordinator is refused before it has touched anything."""
+        directory.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(hold(directory / "lock", f"{directory.parent}: another coordinator has this run"))
+            path = directory / _NAME
+            entries, good_bytes = _read(path)
+            term = _take_term(directory, 1 + max((entry["term"] for entry in entries), default=0))
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            stack.callback(os.close, descriptor)
+            if os.fstat(descriptor).st_size > good_bytes:
+                # nobody was told of an entry that is not whole
+                os.ftruncate(descriptor, good_bytes)
+                os.fsync(descriptor)
+            sync_directory(directory)
+            return cls(directory, term, entries, descriptor, stack.pop_all())
+
+    def append(self, *entries: Entry) -> None:
+        """Write entries down, all of them durable when this returns."""
+        self.check_term()
+        lines = b"".join(
+            _line({"n": self._num_entries + at, "term": self.term, **entry}) for at, entry in enumerate(entries)
+        )
+        try:
+            _write_all(self._descriptor, lines)
+        except OSError as error:
+            self._cut_back(error)
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            # what of it is on the disk only a new start can find out
+            self._failure = f"{self.path}: could not be written through to the disk: {error.strerror}"
+            raise UnavailableError(self._failure) from None
+        self._size += len(lines)
+        self._num_entries += len(entries)
+
+    def _cut_back(self, error: OSError) -> None:
+        """Remove a part of a line, so that the next one does not stand behind it."""
+        try:
+            os.ftruncate(self._descriptor, self._size)
+        except OSError:
+            self._failure = f"{self.path}: ends with a part of a line: {error.strerror}"
+
+    def check_term(self) -> None:
+        """Raise if this coordinator may not decide anything any more."""
+        own, next_one = (_term_path(self.path.parent, self.term + more) for more in (0, 1))
+        if self._failure is None and (next_one.exists() or not own.exists()):
+            # only where the lock does not reach, such as another machine
+            self._failure = f"{self.path.parent.parent}: another coordinator has taken this run over"
+        if self._failure is not None:
+            raise UnavailableError(self._failure)
+
+    def close(self) -> None:
+        """Let the run go."""
+        self._failure = f"{self.path}: is closed"
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _line(entry: Entry) -> bytes:
+    body = json.dumps(entry, separators=(",", ":")).encode()
+    return _HEAD + _check(body) + _MIDDLE + body + _TAIL
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest()[:_DIGITS].encode()
+
+
+def _read(path: Path) -> tuple[list[Entry], int]:
+    """The entries of a journal, and how many bytes they take; a last line that is not whole is not among them."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    entries: list[Entry] = []
+    good_bytes = 0
+    for number, line in enumerate(_split(content), 1):
+        entry = _parse(line)
+        if entry is None or entry.get("n") != len(entries):
+            # a block that never reached the disk is zeros after a power cut
+            if good_bytes + len(line) == len(content) and (not line.endswith(b"\n") or b"\0" in line):
+                break
+            raise ModelError(f"{path}:{number}: the line is damaged or not the next one; the journal cannot be trusted")
+        entries.append(entry)
+        good_bytes += len(line)
+    return entries, good_bytes
+
+
+def _split(content: bytes) -> list[bytes]:
+    """Lines with their ends; other bytes that Python takes for the end of a line are none here."""
+    lines = [line + b"\n" for line in content.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    return [line for line in lines if line]
+
+
+def _parse(line: bytes) -> Entry | None:
+    start = len(_HEAD) + _DIGITS + len(_MIDDLE)
+    digits, body = line[len(_HEAD) : len(_HEAD) + _DIGITS], line[start : -len(_TAIL)]
+    if line != _HEAD + digits + _MIDDLE + body + _TAIL or digits != _check(body):
+        return None
+    entry = json.loads(body)
+    return entry if isinstance(entry, dict) else None
+
+
+def _take_term(directory: Path, least: int) -> int:
+    """A term that nobody else has or had."""
+    taken = [path for path in directory.glob(f"{_TERM}*") if path.name.removeprefix(_TERM).isdigit()]
+    term = max(least, 1 + max((int(path.name.removeprefix(_TERM)) for path in taken), default=0))
+    while True:
+        try:
+            with open(_term_path(directory, term), "x") as file:
+                file.write(f"{os.getpid()}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            break
+        except FileExistsError:
+            term += 1
+    for path in taken:
+        path.unlink(missing_ok=True)
+    return term
+
+
+def _term_path(directory: Path, term: int) -> Path:
+    return directory / f"{_TERM}{term:08d}"
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]

@@ -1,0 +1,438 @@
+"""Shards and trainers without sockets or tables, for tests of the coordinator: they keep its rules, and die as told."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elasticrec.coordinator import messages
+from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.messages import FencedError
+from elasticrec.coordinator.passes import PassPlan, Upkeep
+from elasticrec.data.units import Cut
+from elasticrec.errors import UnavailableError
+from elasticrec.run import Run
+
+KINDS: dict[str, type[Any]] = {
+    "register": messages.Register,
+    "heartbeat": messages.Heartbeat,
+    "lease": messages.Lease,
+    "done": messages.UnitRequest,
+    "give_back": messages.UnitRequest,
+    "checkpoint": messages.CheckpointRequest,
+}
+
+
+class Clock:
+    """Time that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plan_of(directory: Path, *, num_units: int = 6, num_passes: int = 1, upkeep: Upkeep | None = None) -> PassPlan:
+    """Passes over a file that cuts into so many units, in order."""
+    path = directory / "train.txt"
+    if not path.exists():
+        path.write_text("1 0 5:0\n" * num_units)
+    cut = Cut(unit_bytes=8, shuffle=False, seed=1, digest="d")
+    return PassPlan(lambda _: [path], cut, num_passes, upkeep or Upkeep())
+
+
+def num_batches(unit: int) -> int:
+    """How many batches a unit has in these tests."""
+    return 1 + unit % 3
+
+
+def ask(coordinator: Coordinator, path: str, **body: Any) -> dict[str, Any]:
+    """A request as it comes over the wire, and the answer as it goes."""
+    request = messages.parse(KINDS[path], json.dumps({"term": 0, **body}).encode())
+    answer: dict[str, Any] = json.loads(json.dumps(getattr(coordinator, path)(request), allow_nan=False))
+    return answer
+
+
+class RefusedError(Exception):
+    """A push that a shard did not take."""
+
+
+class NotYetError(Exception):
+    """A push of a pass that has not begun at this shard."""
+
+
+@dataclass
+class Partition:
+    """What one partition has applied, in order: names, and `["boundary", k]`."""
+
+    events: list[list[Any]] = field(default_factory=list)
+
+    @property
+    def boundaries(self) -> int:
+        return sum(event[0] == "boundary" for event in self.events)
+
+    def has(self, unit: int, batch: int) -> bool:
+        return [unit, batch] in self.events
+
+    def record(self) -> dict[str, Any]:
+        applied: dict[int, dict[int, int]] = {}
+        for event in self.events:
+            if event[0] != "boundary":
+                applied.setdefault(event[0], {})[event[1]] = 7
+        complete = {unit for unit, batches in applied.items() if len(batches) == num_batches(unit)}
+        watermark = next(unit for unit in range(len(complete) + 1) if unit not in complete)
+        opened = {
+            str(unit): {
+                "batches": {str(batch): checksum for batch, checksum in batches.items()},
+                "num_batches": num_batches(unit) if num_batches(unit) - 1 in batches else None,
+            }
+            for unit, batches in applied.items()
+            if unit not in complete
+        }
+        return {
+            "watermark": watermark,
+            "complete": sorted(unit for unit in complete if unit >= watermark),
+            "open": opened,
+            "boundaries": self.boundaries,
+        }
+
+
+class Shard:
+    """A shard: registers, loads, heartbeats, applies while its lease runs."""
+
+    def __init__(self, world: "World", nonce: str) -> None:
+        self.world, self.nonce = world, nonce
+        self.address = f"shard:{nonce}"
+        self.alive = True
+        self.paused_until = 0.0
+        self.incarnation: int | None = None
+        self.term = 0
+        self.owned = range(0)
+        self.partitions: dict[int, Partition] = {}
+        self.boundaries: list[dict[str, Any]] = []
+        self.lease_until = 0.0
+        self.next_at = 0.0
+        self.sequence = 0
+        self.snapshot: dict[str, Any] | None = None
+        self.stopped: str | None = None
+
+    def step(self) -> None:
+        """Do what is due."""
+        clock = self.world.clock
+        if not self.alive or clock() < max(self.paused_until, self.next_at):
+            return
+        try:
+            self._register() if self.incarnation is None else self._heartbeat()
+        except FencedError:
+            self.alive = False
+        except UnavailableError:
+            self.next_at = clock() + 0.2
+
+    def _register(self) -> None:
+        sent = self.world.clock()
+        answer = self.world.ask(self, "register", protocol=1, role="ps", nonce=self.nonce)
+        self._obey(answer)
+        if answer.get("incarnation") is None:
+            self.next_at = self.world.clock() + min(answer.get("wait_s", 0.2), 0.2)
+            return
+        self.incarnation = answer["incarnation"]
+        self.lease_until = sent + answer["lease_s"]
+        self.owned = range(*answer["partitions"])
+        self.partitions = {partition: Partition() for partition in self.owned}
+        for part in (answer["checkpoint"] or {"parts": []})["parts"]:
+            for number, events in json.loads(Path(part["dense"]).read_text()).items():
+                if int(number) in self.partitions:
+                    self.partitions[int(number)] = Partition(events)
+        self.boundaries = answer["boundaries"]
+        self._reach()
+        self.world.note_start(self)
+
+    def _heartbeat(self) -> None:
+        sent = self.world.clock()
+        self.sequence += 1
+        answer = self.world.ask(
+            self,
+            "heartbeat",
+            incarnation=self.incarnation,
+            sequence=self.sequence,
+            address=self.address,
+            state="serving",
+            boundaries=len(self.boundaries),
+            status=self.status(),
+            snapshot=self.snapshot,
+        )
+        self.lease_until = sent + answer["lease_s"]
+        self.next_at = self.world.clock() + answer["next_s"]
+        self._obey(answer)
+
+    def status(self) -> dict[str, Any]:
+        """As a shard reports it: partitions with equal records share one."""
+        groups: dict[str, list[int]] = {}
+        for number, partition in self.partitions.items():
+            groups.setdefault(json.dumps(partition.record()), []).append(number)
+        return {"num_rows": 3, "records": [[numbers, json.loads(record)] for record, numbers in groups.items()]}
+
+    def _obey(self, answer: dict[str, Any]) -> None:
+        for command in answer["commands"]:
+            match command["command"]:
+                case "stop":
+                    self.stopped, self.alive = command["why"], False
+                case "boundaries":
+                    assert command["boundaries"][: len(self.boundaries)] == self.boundaries
+                    self.boundaries = command["boundaries"]
+                    self._reach()
+                case "snapshot":
+                    self._write(command)
+
+    def _write(self, command: dict[str, Any]) -> None:
+        written = {}
+        try:
+            for kind in ("rows", "dense"):
+                content = json.dumps({number: part.events for number, part in self.partitions.items()}).encode()
+                Path(command[kind]).write_bytes(content)
+                written[kind] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            result: dict[str, Any] = {"state": "written", **written}
+        except OSError as error:
+            result = {"state": "failed", "error": str(error)}
+        self.snapshot = {"checkpoint": command["checkpoint"], "incarnation": self.incarnation, **result}
+        self.next_at = 0.0
+
+    def push(self, unit: int, batch: int) -> None:
+        """Apply a batch to the partitions that lack it."""
+        clock = self.world.clock
+        if not self.alive or clock() < self.paused_until or clock() >= self.lease_until:
+            raise RefusedError
+        passed = sum(boundary["before_unit"] <= unit for boundary in self.boundaries)
+        lacking = [one for one in self.partitions.values() if not one.has(unit, batch)]
+        if any(one.boundaries < passed for one in lacking):
+            raise NotYetError
+        for one in lacking:
+            one.events.append([unit, batch])
+        self._reach()
+
+    def _reach(self) -> None:
+        for partition in self.partitions.values():
+            while (
+                partition.boundaries < len(self.boundaries)
+                and partition.record()["watermark"] >= self.boundaries[partition.boundaries]["before_unit"]
+            ):
+                partition.events.append(["boundary", partition.boundaries])
+
+
+class Trainer:
+    """A trainer: leases a unit and pushes its batches to all shards, one a step."""
+
+    def __init__(self, world: "World", nonce: str) -> None:
+        self.world, self.nonce = world, nonce
+        self.alive = True
+        self.incarnation: int | None = None
+        self.term = 0
+        self.next_at = self.next_beat = 0.0
+        self.sequence = 0
+        self.unit: int | None = None
+        self.todo: list[int] = []
+        self.shards: list[dict[str, Any]] = []
+        self.tries = 0
+        self.finished = False
+
+    def step(self) -> None:
+        """Do what is due."""
+        if not self.alive or self.world.clock() < self.next_at:
+            return
+        try:
+            if self.incarnation is None:
+                answer = self.world.ask(self, "register", protocol=1, role="trainer", nonce=self.nonce)
+                self.incarnation = answer["incarnation"]
+            elif self.world.clock() >= self.next_beat:
+                self._heartbeat()
+            elif self.unit is None:
+                self._lease()
+            elif self.todo:
+                self._push()
+            else:
+                self.world.ask(self, "done", incarnation=self.incarnation, unit=self.unit)
+                self.unit = None
+        except FencedError:
+            self.incarnation = self.unit = None
+            self.nonce += "'"
+        except UnavailableError:
+            self.next_at = self.world.clock() + 0.2
+
+    def _heartbeat(self) -> None:
+        self.sequence += 1
+        units = [] if self.unit is None else [self.unit]
+        answer = self.world.ask(self, "heartbeat", incarnation=self.incarnation, sequence=self.sequence, units=units)
+        self.next_beat = self.world.clock() + answer["next_s"]
+        if self.unit in answer["drop"]:
+            self.unit = None
+
+    def _lease(self) -> None:
+        answer = self.world.ask(self, "lease", incarnation=self.incarnation, holds=[])
+        if answer["unit"] is None:
+            self.finished = answer["finished"]
+            self.alive = not self.finished
+            self.next_at = self.world.clock() + answer["wait_s"]
+            return
+        self.unit, self.tries = answer["unit"]["id"], 0
+        self.todo = [batch for batch in range(num_batches(self.unit)) if batch not in answer["skip"]]
+        self.shards = answer["shards"]
+
+    def _push(self) -> None:
+        assert self.unit is not None
+        try:
+            for place in self.shards:
+                self.world.shard_at(place).push(self.unit, self.todo[0])
+            self.todo.pop(0)
+        except (RefusedError, NotYetError) as error:
+            self.tries += 1
+            if isinstance(error, RefusedError) or self.tries > 20:
+                self.world.ask(self, "give_back", incarnation=self.incarnation, unit=self.unit)
+                self.unit = None
+
+
+class World:
+    """One run: a coordinator that can die, shards and trainers, and what must hold whatever happens."""
+
+    def __init__(self, directory: Path, settings: Callable[[PassPlan], Settings], plan: PassPlan, say: Any) -> None:
+        self.clock = Clock()
+        self.run = Run(directory / "run")
+        self.run.path.mkdir(exist_ok=True)
+        self.settings, self.say = settings(plan), say
+        self.coordinator: Coordinator | None = None
+        self.shards: list[Shard] = []
+        self.trainers: list[Trainer] = []
+        self.lose_answer: Callable[[], bool] = lambda: False
+        self.incarnations: set[int] = set()
+        self.leased: set[int] = set()
+        self.went_back: set[int] = set()
+
+    def start_coordinator(self) -> Coordinator:
+        """Start one, or the next one."""
+        self.coordinator = Coordinator(self.run, self.settings, clock=self.clock, say=self.say)
+        return self.coordinator
+
+    def kill_coordinator(self) -> None:
+        """Its memory is gone; the lock goes with the process."""
+        if self.coordinator is not None:
+            self.coordinator.close()
+        self.coordinator = None
+
+    def ask(self, asking: Shard | Trainer, path: str, **body: Any) -> dict[str, Any]:
+        """A request of a role; the coordinator may be dead, and answers may be lost."""
+        if self.coordinator is None:
+            raise UnavailableError("dead")
+        answer = ask(self.coordinator, path, term=asking.term, **body)
+        if path == "lease" and answer["unit"] is not None:
+            self.note_lease(answer["unit"]["id"])
+        if self.lose_answer():
+            raise UnavailableError("lost")
+        assert answer["term"] >= asking.term
+        asking.term = answer["term"]
+        return answer
+
+    def shard_at(self, place: dict[str, Any]) -> Shard:
+        """The shard where a trainer was told it is, if it is that one."""
+        for shard in self.shards:
+            if (shard.address, shard.incarnation) == (place["address"], place["incarnation"]):
+                return shard
+        raise RefusedError
+
+    def note_start(self, shard: Shard) -> None:
+        """A shard came (back): remember what it lacks of all that was ever leased."""
+        assert shard.incarnation not in self.incarnations, "an incarnation was given twice"
+        assert shard.incarnation is not None
+        self.incarnations.add(shard.incarnation)
+        rivals = [other for other in self.shards if other is not shard and other.alive and other.incarnation]
+        for other in rivals:
+            if set(other.owned) & set(shard.owned):
+                assert other.lease_until <= self.clock(), "two shards may apply to the same partition"
+        self.went_back |= {unit for unit in self.leased if not self.is_complete(unit, [shard])}
+        # a unit of which nobody has anything is as good as new
+        self.went_back = {unit for unit in self.went_back if self.is_known(unit)}
+
+    def note_lease(self, unit: int) -> None:
+        """New units wait for what shards that went back lack."""
+        self.went_back = {one for one in self.went_back if not self.is_complete(one, self.present())}
+        if unit not in self.leased:
+            assert not self.went_back, f"unit {unit} is new, but {sorted(self.went_back)} lack"
+        self.leased.add(unit)
+
+    def present(self) -> list[Shard]:
+        """The shards that have the places, by the coordinator."""
+        assert self.coordinator is not None
+        members = {member.incarnation for member in self.coordinator.members.of("ps")}
+        return [shard for shard in self.shards if shard.incarnation in members]
+
+    def is_known(self, unit: int) -> bool:
+        """Whether some partition has a batch of it."""
+        parts = [part for shard in self.present() for part in shard.partitions.values()]
+        return any(part.has(unit, batch) for part in parts for batch in range(num_batches(unit)))
+
+    @staticmethod
+    def is_complete(unit: int, shards: list[Shard]) -> bool:
+        """Whether these have all of a unit, by what they hold, not by what they said."""
+        names = [[unit, batch] for batch in range(num_batches(unit))]
+        return all(name in one.events for shard in shards for one in shard.partitions.values() for name in names)
+
+    def step(self, seconds: float = 0.05) -> None:
+        """Let some time pass."""
+        self.clock.now += seconds
+        if self.coordinator is not None:
+            self.coordinator.tick()
+        for role in self.roles():
+            role.step()
+
+    def until(
+        self, reached: Callable[[Coordinator], bool], each: Callable[[], None] = lambda: None, limit_s: float = 600.0
+    ) -> Coordinator:
+        """Let time pass until something is so."""
+        end = self.clock() + limit_s
+        while self.coordinator is None or not reached(self.coordinator):
+            assert self.clock() < end, self.describe()
+            self.step()
+            each()
+        return self.coordinator
+
+    def run_to_end(self, each: Callable[[], None] = lambda: None) -> None:
+        """Until the coordinator says that all is finished."""
+        self.until(lambda coordinator: coordinator.is_finished, each)
+
+    def describe(self) -> str:
+        """All that may say why a run does not end."""
+        status = self.coordinator and self.coordinator.status()
+        roles = [{key: value for key, value in vars(role).items() if key != "world"} for role in self.roles()]
+        return json.dumps([status, roles], default=str)
+
+    def roles(self) -> list[Shard | Trainer]:
+        """Shards and trainers, dead ones too."""
+        return [*self.shards, *self.trainers]
+
+    def check_exactly_once(self, ends: list[int]) -> None:
+        """Every partition has every name once, and boundaries in their places: in the shards and in the checkpoint."""
+        assert self.coordinator is not None
+        newest = self.coordinator.checkpoints.newest
+        assert newest is not None
+        saved: dict[int, Partition] = {}
+        for part in newest.parts(range(self.settings.num_partitions)):
+            for number, events in json.loads(Path(part["dense"]).read_text()).items():
+                assert saved.setdefault(int(number), Partition(events)).events is events, "a partition is saved twice"
+        assert saved.keys() == set(range(self.settings.num_partitions))
+        held = [shard.partitions for shard in self.present()]
+        for partitions in (saved, *held):
+            for partition in partitions.values():
+                names = [event for event in partition.events if event[0] != "boundary"]
+                wanted = [[unit, batch] for unit in range(ends[-1]) for batch in range(num_batches(unit))]
+                assert sorted(names) == wanted
+                for k, end in enumerate(ends):
+                    at = partition.events.index(["boundary", k])
+                    before = [event[0] for event in partition.events[:at] if event[0] != "boundary"]
+                    assert sorted(set(before)) == list(range(end))
+
+
+def seeded(seed: int) -> random.Random:
+    """Chance that can be had again."""
+    return random.Random(seed)

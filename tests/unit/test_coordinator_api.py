@@ -1,0 +1,311 @@
+"""The coordinator on a real socket, and the client that roles ask it with."""
+
+import http.client
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrec.coordinator import api
+from elasticrec.coordinator.api import CoordinatorServer, Listen
+from elasticrec.coordinator.client import CoordinatorClient, Term
+from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.messages import FencedError
+from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.run import Run
+from fake_roles import plan_of
+
+EMPTY = {"watermark": 0, "complete": [], "open": {}, "boundaries": 0}
+
+
+@contextmanager
+def serving(tmp_path: Path, **listen: Any) -> Iterator[CoordinatorServer]:
+    settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
+    with closing(Coordinator(Run(tmp_path / "run"), settings, say=print)) as coordinator:
+        with CoordinatorServer(coordinator, Listen(**listen)) as server:
+            yield server
+
+
+def client_of(url: str, **options: Any) -> CoordinatorClient:
+    return CoordinatorClient(url, **{"deadline_s": 10.0, **options})
+
+
+def raw(url: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    with closing(connection):
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def test_a_unit_from_lease_to_report(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, client_of(server.url) as client:
+        shard = client.register("ps", "s", index=0)
+        assert (shard["partitions"], shard["epoch"], shard["checkpoint"]) == ([0, 4], 1, None)
+        assert [boundary["before_unit"] for boundary in shard["boundaries"]] == [6]
+        trainer = client.register("trainer", "t")["incarnation"]
+        assert "shard 0 is down" in client.lease(trainer, [])["why"]
+
+        def beat(sequence: int, record: dict[str, Any]) -> dict[str, Any]:
+            status = {"num_rows": 7, "records": [[[0, 1, 2, 3], record]]}
+            more = {"address": "127.0.0.1:1", "state": "serving", "boundaries": 0, "status": status}
+            return client.heartbeat(shard["incarnation"], sequence, **more)
+
+        assert [command["command"] for command in beat(1, EMPTY)["commands"]] == ["boundaries"]
+        lease = client.lease(trainer, [])
+        assert lease["unit"]["id"] == 0 and lease["unit"]["path"] == str(tmp_path / "train.txt")
+        assert lease["skip"] == [] and lease["shards"][0]["address"] == "127.0.0.1:1"
+        assert client.heartbeat(trainer, 1, units=[0])["drop"] == []
+        assert client.done(trainer, 0)["held"]
+        beat(2, EMPTY | {"watermark": 1, "open": {"1": {"batches": {"0": 2**64 - 1}, "num_batches": None}}})
+        lease = client.lease(trainer, [])
+        assert (lease["unit"]["id"], lease["skip"], lease["replay"]) == (1, [0], True)
+        assert client.give_back(trainer, 1)["held"]
+        assert client.checkpoint()["ticket"] == 1
+        (command,) = [one for one in beat(3, EMPTY | {"watermark": 1})["commands"] if one["command"] == "snapshot"]
+        assert Path(command["rows"]).parent == tmp_path / "run/checkpoints" / command["checkpoint"]
+        status = client.status()
+        assert status["units"]["complete"] == 1 and status["shards"][0]["figures"] == {"num_rows": 7}
+        assert status["checkpoint"]["writing"] == command["checkpoint"]
+        with pytest.raises(FencedError, match="incarnation 5: not a member: it never registered"):
+            client.heartbeat(5, 1)
+        with pytest.raises(ConfigError, match="unit: expected one below 6, got 6"):
+            client.done(trainer, 6)
+        with pytest.raises(ConfigError, match="shard 0: not a trainer"):
+            client.lease(shard["incarnation"], [])
+
+
+def test_metrics(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        with closing(http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)) as connection:
+            connection.request("GET", "/metrics")
+            response = connection.getresponse()
+            assert response.getheader("content-type") == "text/plain; version=0.0.4; charset=utf-8"
+            lines = response.read().decode().splitlines()
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    assert values["elasticrec_coordinator_term"] == 1
+    assert values["elasticrec_coordinator_units_planned"] == 6
+    assert values['elasticrec_coordinator_shards{state="down"}'] == 1
+    assert "elasticrec_coordinator_units_complete" not in values, "nobody has reported"
+    named = {line.split(" ")[2] for line in lines if line.startswith("# TYPE")}
+    assert {name.partition("{")[0] for name in values} <= named
+    assert len(named) == len([line for line in lines if line.startswith("# HELP")])
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/metrics"])
+@pytest.mark.parametrize("given", [None, "Bearer secre", "Bearer secretx", "Bearer ", "secret", "Basic secret", "é"])
+def test_a_wrong_token(tmp_path: Path, path: str, given: str | None) -> None:
+    headers = {} if given is None else {"Authorization": given}
+    with serving(tmp_path, token="secret") as server:
+        expected = (401, {"term": 1, "error": "wrong token, or none"})
+        assert raw(server.url, "GET", path, **headers) == expected
+        assert raw(server.url, "POST", "/v1/register", b"{", **headers) == expected
+        assert raw(server.url, "GET", "/health", **headers) == (200, {"status": "ok", "term": 1})
+
+
+def test_the_right_token(tmp_path: Path) -> None:
+    with serving(tmp_path, token="secret") as server:
+        with client_of(server.url, token="secret") as client:
+            assert client.status()["state"] == "running"
+        with client_of(server.url, token="other") as client:
+            with pytest.raises(ConfigError, match=r"^coordinator at 127.0.0.1:\d+: wrong token, or none$"):
+                client.status()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("register", b"", "register: body: invalid json"),
+        ("register", b"[]", "register: body: "),
+        ("register", b"{}", "register: protocol: field required"),
+        ("register", b'{"protocol": 1, "role": "king", "nonce": "a"}', "register: role: input should be 'ps' or"),
+        ("register", b'{"protocol": 1, "role": "ps", "nonce": ""}', "register: nonce: "),
+        ("register", b'{"protocol": 2, "role": "ps", "nonce": "a"}', "register: protocol: expected 1, got 2"),
+        ("register", b'{"protocol": 1, "role": "ps", "nonce": "a", "new": 1}', "register: new: extra inputs"),
+        ("heartbeat", b'{"incarnation": -1, "sequence": 0}', "heartbeat: incarnation: "),
+        ("heartbeat", b'{"incarnation": 18446744073709551616, "sequence": 0}', "heartbeat: incarnation: "),
+        ("heartbeat", b'{"incarnation": 1, "sequence": 0, "status": {"records": [[1]]}}', "heartbeat: status.records"),
+        ("lease", b'{"incarnation": "x"}', "lease: incarnation: "),
+        ("lease", b"[" * 100_000, "lease: body: invalid json"),
+        ("lease", b'{"incarnation": 1, "holds": "\xff"}', "lease: body: invalid json"),
+    ],
+)  # fmt: skip
+def test_bad_bodies(tmp_path: Path, path: str, body: bytes, error: str) -> None:
+    with serving(tmp_path) as server:
+        status, answer = raw(server.url, "POST", f"/v1/{path}", body)
+    assert status == 400 and answer["error"].startswith(error), answer
+    assert "\n" not in answer["error"]
+
+
+def test_other_paths_and_methods(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        assert raw(server.url, "GET", "/v2") == (404, {"term": 1, "error": "not found"})
+        assert raw(server.url, "GET", "/v1/lease") == (405, {"term": 1, "error": "method not allowed"})
+
+
+def test_long_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MAX_BODY_BYTES", 1000)
+    with serving(tmp_path) as server:
+        status, answer = raw(server.url, "POST", "/v1/lease", b" " * 1001)
+        assert (status, answer["error"]) == (413, "body: expected at most 1000 bytes")
+        assert raw(server.url, "POST", "/v1/lease", b" " * 1000)[0] == 400
+
+
+def test_our_own_bugs_are_not_told_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Coordinator) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr(Coordinator, "status", fail)
+    with serving(tmp_path) as server:
+        assert raw(server.url, "GET", "/v1/status") == (500, {"term": 1, "error": "internal error: KeyError"})
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"^coordinator: 127.0.0.1:{port}: cannot listen there: the port is in use$"
+        ):
+            with serving(tmp_path, port=port):
+                pass
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_this_machine_alone(host: str) -> None:
+    Listen(host=host).check()
+
+
+def test_others_need_a_token_and_tls(tmp_path: Path) -> None:
+    pem = tmp_path / "pem"
+    pem.touch()
+    safe = Listen(host="0.0.0.0", token="t", certificate=pem, key=pem)
+    safe.check()
+    Listen(host="0.0.0.0", insecure=True).check()
+    for listen in (replace(safe, token=None), replace(safe, token=""), replace(safe, certificate=None, key=None)):
+        with pytest.raises(ConfigError, match=r"0.0.0.0 is open to others: expected a token and TLS"):
+            listen.check()
+    with pytest.raises(ConfigError, match="expected a certificate and its key, got one of them"):
+        replace(safe, key=None).check()
+    with pytest.raises(ConfigError, match="no such file"):
+        replace(safe, key=tmp_path / "none").check()
+    with pytest.raises(ConfigError, match="cannot be used for TLS"):
+        with serving(tmp_path, token="t", certificate=pem, key=pem):
+            pass
+
+
+def test_tls(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 "
+        "-keyout key.pem -out cert.pem".split(),
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    with serving(tmp_path, token="secret", certificate=certificate, key=key) as server:
+        assert server.url.startswith("https://")
+        with client_of(server.url, token="secret", authority=certificate) as client:
+            assert client.status()["term"] == 1
+        with client_of(server.url, token="secret", deadline_s=0.2) as client:
+            with pytest.raises(UnavailableError, match="certificate"):
+                client.status()
+    with pytest.raises(ConfigError, match="cannot be used for TLS"):
+        client_of(server.url, authority=key)
+
+
+def test_nobody_answers() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+    with client_of(f"http://127.0.0.1:{port}", deadline_s=0.3) as client:
+        with pytest.raises(
+            UnavailableError,
+            match=rf"^coordinator at 127.0.0.1:{port} did not answer: .*refused \(\d+ attempts in 0.3 s\)$",
+        ):
+            client.status()
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:7", "http://", "http://h", "ftp://h:1", "http://h:x", "http://[::1"])
+def test_not_an_address(url: str) -> None:
+    with pytest.raises(ConfigError, match="coordinator: expected a URL such as"):
+        client_of(url)
+
+
+def test_roles_go_on_with_the_next_coordinator(tmp_path: Path) -> None:
+    """The same address, another process: what was registered still is, and requests wait for it."""
+    with serving(tmp_path) as server, client_of(server.url) as client:
+        trainer = client.register("trainer", "t")["incarnation"]
+        port = int(server.url.rpartition(":")[2])
+    answers: list[dict[str, Any]] = []
+    with client_of(f"http://127.0.0.1:{port}", term=client.term, deadline_s=60.0) as again:
+        thread = threading.Thread(target=lambda: answers.append(again.heartbeat(trainer, 2)))
+        thread.start()
+        with serving(tmp_path, port=port):
+            thread.join(timeout=30)
+    assert [answer["term"] for answer in answers] == [2] and client.term.value == 2
+
+
+@contextmanager
+def answering(answer: Callable[[], bytes]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = answer()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_lower_term_is_refused() -> None:
+    terms = iter([5, 3, 4, 6])
+    with answering(lambda: json.dumps({"term": next(terms)}).encode()) as url:
+        with client_of(url) as client, client_of(url, term=client.term) as other:
+            assert client.status()["term"] == 5
+            assert other.status()["term"] == 6, "asked again until somebody with the right to answer did"
+    with answering(lambda: b'{"term": 5}') as url:
+        term = Term()
+        assert term.accept(7) and not term.accept(6) and term.accept(7)
+        with client_of(url, term=term, deadline_s=0.2) as client:
+            with pytest.raises(UnavailableError, match="an old coordinator: expected term 7 or later, got 5"):
+                client.status()
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"term": "x"}', b"[" * 100_000])
+def test_something_else_answers(body: bytes) -> None:
+    with answering(lambda: body) as url, client_of(url, deadline_s=0.1) as client:
+        with pytest.raises(UnavailableError):
+            client.status()
+
+
+def test_leases_run_from_when_the_request_was_sent() -> None:
+    came: list[float] = []
+
+    def answer() -> bytes:
+        came.append(time.monotonic())
+        # the first answer is none: the request is sent again, and the time is that of the second one
+        return b'{"term": 1}' if len(came) > 1 else b""
+
+    with answering(answer) as url, client_of(url) as client:
+        client.status()
+        assert came[0] < client.sent_at <= came[1]
