@@ -16,6 +16,7 @@ from elasticrec.bench.commands import bench_app
 from elasticrec.data.commands import data_app
 from elasticrec.errors import ElasticRecError
 from elasticrec.options import MAX_SAMPLES, JobArgument, SetOption
+from elasticrec.roles.commands import add_roles
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -37,6 +38,7 @@ app = typer.Typer(
 
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
+add_roles(app)
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, name of a run, or its directory.")]
 BestOption = Annotated[
@@ -135,10 +137,13 @@ def train(
     It ends with the data. What the job wrote so far is in runs/NAME.
     """
     from elasticrec.config import load_job
+    from elasticrec.roles.train import train_with_servers
     from elasticrec.training.loop import train_job
     from elasticrec.training.report import summary_lines
 
-    for line in summary_lines(train_job(load_job(job, overrides or []), fresh=fresh)):
+    found = load_job(job, overrides or [])
+    start = train_with_servers if found.train.mode == "ps" else train_job
+    for line in summary_lines(start(found, fresh=fresh)):
         typer.echo(line)
 
 

@@ -6,6 +6,7 @@ runs/<name>/reader.py        the reader, where it is one of the user's own
 runs/<name>/checkpoints/     one directory a checkpoint
 runs/<name>/metrics.jsonl    a line a report
 runs/<name>/units/           the units of each epoch, written down before they are read
+runs/<name>/start/           with servers: what they start from; coordinator/: what it decided; logs/: of each role
 """
 
 import contextlib
@@ -118,7 +119,8 @@ class Run:
         # the next training starts over
         for manifest in self.checkpoints.glob("*/manifest.json"):
             manifest.unlink()
-        for path in (*self.checkpoints.iterdir(), self.units):
+        roles = (self.path / name for name in ("coordinator", "start", "logs"))
+        for path in (*self.checkpoints.iterdir(), self.units, *roles):
             if path.exists():
                 shutil.rmtree(path)
         for path in (self.metrics_path, self.job_path, self.model_path, self.reader_path):

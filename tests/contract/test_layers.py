@@ -31,11 +31,14 @@ LAYERS = {
     "models": set[str](),
     "data": {"_core", "config", "durable", "errors", "machine", "options", "user_code"},
     "serving": _BASE,
+    "coordinator": _BASE | {"data"},
     "training": _BASE | {"data", "models", "user_code"},
     "publish": _BASE | {"data", "models", "training"},
+    "launch": _BASE | {"coordinator"},
+    "roles": _BASE | {"coordinator", "data", "launch", "training"},
 }
 # Only what trains may need torch; `bench` and the commands import it when they run.
-WITH_TORCH = {"models", "training", "publish", "bench"}
+WITH_TORCH = {"models", "training", "publish", "roles", "bench"}
 WITHOUT_TORCH = sorted(
     {
         "elasticrec",
@@ -44,7 +47,7 @@ WITHOUT_TORCH = sorted(
         "elasticrec.run",
         *(
             module.name
-            for name in ("config", "data", "serving", "launch")
+            for name in ("config", "coordinator", "data", "serving", "launch")
             if (PACKAGE / name).is_dir()
             for module in pkgutil.walk_packages([str(PACKAGE / name)], f"elasticrec.{name}.")
         ),

@@ -203,6 +203,15 @@ class Job(Section):
         return value.model_copy(update={"model": info.data["name"]})
 
     @model_validator(mode="after")
+    def _check_servers(self) -> "Job":
+        if self.train.servers > self.sparse.partitions:
+            raise problem(
+                f"train.servers: expected at most {self.sparse.partitions}, the partitions of the table, "
+                f"got {self.train.servers}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_evaluation(self) -> "Job":
         if not self.data.eval and (key := self.train.needs_evaluation()):
             raise problem(f"`{key}` needs `data.eval`, expected files to evaluate on, got none")

@@ -70,6 +70,20 @@ class Evaluate(Section):
     )
 
 
+class ParameterServers(Section):
+    """How trainers, servers and the coordinator talk to each other."""
+
+    max_in_flight: int = Field(
+        default=3,
+        ge=1,
+        le=1024,
+        description="Batches of a trainer between their pull and the acknowledgement of their push; 1: never stale.",
+    )
+    lease_s: Seconds = Field(default=5.0, description="A role that was silent for so long is replaced.")
+    heartbeat_s: Seconds = Field(default=1.0, description="Seconds between two signs of life.")
+    deadline_s: Seconds = Field(default=30.0, description="A request that is not answered in this time has failed.")
+
+
 _METRIC = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -90,7 +104,13 @@ OwnMetrics = Annotated[
 class Train(Section):
     """How the model is trained."""
 
-    mode: Literal["local"] = Field(default="local", description="`local`: one process, tables in its memory.")
+    mode: Literal["local", "ps"] = Field(
+        default="local",
+        description="`local`: one process, tables in its memory; `ps`: `trainers` and `servers`, each a process.",
+    )
+    servers: int = Field(default=1, ge=1, le=65536, description="Parameter servers of mode `ps`.")
+    trainers: int = Field(default=1, ge=1, le=65536, description="Trainers of mode `ps`.")
+    ps: ParameterServers = Field(default=ParameterServers(), description="How roles of mode `ps` talk to each other.")
     epochs: int = Field(default=1, ge=1, le=MAX_COUNT, description="How often the training data is read.")
     batch_size: int = Field(default=512, ge=1, le=1048576, description="Samples in a batch.")
     seed: int = Field(default=1, ge=0, le=2**64 - 1, description="Decides initial weights and shuffling.")
@@ -114,6 +134,13 @@ class Train(Section):
         "from the directory of the job file.",
     )
     print_every_s: Seconds = Field(default=1.0, description="Seconds between two progress lines.")
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> "Train":
+        if self.mode == "local" and (self.servers > 1 or self.trainers > 1):
+            key = "servers" if self.servers > 1 else "trainers"
+            raise problem(f"`{key}`: belongs to mode `ps`, not `local`")
+        return self
 
     @model_validator(mode="after")
     def _check_best(self) -> "Train":

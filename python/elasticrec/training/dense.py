@@ -71,6 +71,12 @@ class FlatParameters:
         """Forget the gradient of the last batch."""
         self._gradient.zero_()
 
+    @property
+    def gradient(self) -> Vector:
+        """The gradient of the parameters, as torch has it."""
+        gradient: Vector = self._gradient.numpy()
+        return gradient
+
     def step(self) -> None:
         """One step of the optimizer; the caller has asked `gradient_is_finite`."""
         self._optimizer.step()

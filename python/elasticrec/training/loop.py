@@ -261,6 +261,15 @@ class Trainer:
             self._save()
         self._report_epoch()
 
+    def adopt(self, progress: Progress) -> Summary:
+        """Take parameters that others learned, evaluate them and leave a checkpoint."""
+        self.progress = progress
+        if self.evaluator.files:
+            self._evaluate()
+        self._save()
+        self._report_epoch()
+        return self._summary(0)
+
     def _report_epoch(self) -> None:
         train = [sums.result(calibration=True) for sums in self.state.sums]
         for at, label in enumerate(self.job.data.labels):

@@ -14,6 +14,9 @@ _NUM_BUCKETS = 1 << 17
 _LOGIT_LIMIT = 16.0
 _NUM_DECILES = 10
 
+FLAT_SIZE = 2 * _NUM_BUCKETS + 5
+"""Values of one label in a flat vector of sums."""
+
 # A batch alone costs more in calls than in samples.
 _COUNTED_AT_ONCE = 8192
 
@@ -84,6 +87,37 @@ class Metrics:
         return below if below >= _MIN_ERRORS else None
 
 
+def flat_sums(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:
+    """What a batch `[B, L]` adds to the sums of all labels, as places and values of one flat vector."""
+    places, values = [], []
+    for label in range(logits.shape[1]):
+        bucket, clicks, columns = _counted(logits[:, label].astype(np.float64), labels[:, label], weights)
+        first = label * FLAT_SIZE
+        places += [bucket, bucket + _NUM_BUCKETS, np.arange(5) + 2 * _NUM_BUCKETS]
+        places[-3:] = [part + first for part in places[-3:]]
+        values += [weights - clicks, clicks, np.array([column.sum(dtype=np.float64) for column in columns])]
+    all_places, all_values = np.concatenate(places), np.concatenate(values).astype(np.float64)
+    used = all_values != 0
+    return all_places[used].astype(np.uint32), all_values[used]
+
+
+def _counted(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array, tuple[Array, ...]]:
+    """Of each sample its bucket, its clicks, and what it adds to the five sums."""
+    place = (np.clip(logits / _LOGIT_LIMIT, -1, 1) + 1) * (_NUM_BUCKETS / 2)
+    bucket = np.minimum(place.astype(np.int64), _NUM_BUCKETS - 1)
+    clicks = labels * weights
+    # log(1 + e^x) without overflow
+    softplus = np.logaddexp(0, logits)
+    columns = (
+        np.ones_like(logits),
+        weights,
+        weights * (softplus - labels * logits),
+        clicks,
+        weights * np.exp(logits - softplus),
+    )
+    return bucket, clicks, columns
+
+
 class MetricSums:
     """Weighted sums for one label."""
 
@@ -110,21 +144,9 @@ class MetricSums:
         logits, labels, weights = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
         starts = np.cumsum([0, *(len(batch[0]) for batch in self._waiting[:-1])])
         self._waiting, self._num_waiting = [], 0
-        logits = logits.astype(np.float64)
-        place = (np.clip(logits / _LOGIT_LIMIT, -1, 1) + 1) * (_NUM_BUCKETS / 2)
-        bucket = np.minimum(place.astype(np.int64), _NUM_BUCKETS - 1)
-        clicks = labels * weights
+        bucket, clicks, columns = _counted(logits.astype(np.float64), labels, weights)
         np.add.at(self._buckets[1], bucket, clicks)
         np.add.at(self._buckets[0], bucket, weights - clicks)
-        # log(1 + e^x) without overflow
-        softplus = np.logaddexp(0, logits)
-        columns = (
-            np.ones_like(logits),
-            weights,
-            weights * (softplus - labels * logits),
-            clicks,
-            weights * np.exp(logits - softplus),
-        )
         # batch by batch, as if each were counted alone
         for sums in zip(*(np.add.reduceat(column, starts, dtype=np.float64) for column in columns), strict=True):
             self._sums += sums
@@ -161,6 +183,17 @@ class MetricSums:
         weight = ends[-1] / _NUM_DECILES
         pairs = zip((within(predicted) / weight).tolist(), (within(clicks) / weight).tolist(), strict=True)
         return tuple(Decile(mean, rate, float(weight)) for mean, rate in pairs)
+
+    @classmethod
+    def of_flat(cls, values: Array) -> list["MetricSums"]:
+        """The sums of all labels from a flat vector that `flat_sums` was added to; what is behind them is left out."""
+        found = []
+        for part in values[: len(values) // FLAT_SIZE * FLAT_SIZE].reshape(-1, FLAT_SIZE):
+            sums = cls()
+            sums._buckets[:] = part[: 2 * _NUM_BUCKETS].reshape(2, -1)
+            sums._sums[:] = part[2 * _NUM_BUCKETS :]
+            found.append(sums)
+        return found
 
     def state(self) -> dict[str, Array]:
         """What a checkpoint keeps: the buckets that are not empty, and the sums."""
