@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from elasticrec.audit.commands import add_audit
 from elasticrec.bench.commands import bench_app
 from elasticrec.data.commands import data_app
 from elasticrec.errors import ElasticRecError
@@ -23,8 +24,8 @@ INTERRUPTED = 130
 # What typer exits with where a command itself writes to a closed pipe.
 BROKEN_PIPE = 1
 
-# What `elasticrec[train]` brings and `elasticrec` alone does without.
-_TRAINING_MODULES = ("torch", "onnx", "onnxscript", "pyarrow")
+# What `elasticrec` alone does without, and the extra that brings it.
+_EXTRAS = {"torch": "train", "onnx": "train", "onnxscript": "train", "pyarrow": "train", "xxhash": "audit"}
 
 app = typer.Typer(
     name="elasticrec",
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 add_roles(app)
+add_audit(app)
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, name of a run, or its directory.")]
 BestOption = Annotated[
@@ -313,9 +315,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(_describe(error))
     except ModuleNotFoundError as error:
-        if error.name not in _TRAINING_MODULES:
+        if error.name not in _EXTRAS:
             raise
-        return _fail(f"this command needs `{error.name}`; install it: pip install 'elasticrec[train]'")
+        return _fail(f"this command needs `{error.name}`; install it: pip install 'elasticrec[{_EXTRAS[error.name]}]'")
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
 

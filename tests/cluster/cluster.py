@@ -41,10 +41,10 @@ class Training:
         found = [match for match in map(_ROLE.match, listed.splitlines()) if match]
         return [(int(m[1]), m[3]) for m in found if int(m[2]) == self.process.pid and (not wanted or m[3] in wanted)]
 
-    def wait_for(self, text: str) -> None:
+    def wait_for(self, pattern: str) -> None:
         """Until the log says something."""
         end = time.monotonic() + TIMEOUT_S
-        while text not in self.output():
+        while not re.search(pattern, self.output()):
             assert self.process.poll() is None, self.output()
             assert time.monotonic() < end, self.output()
             time.sleep(0.05)

@@ -140,11 +140,35 @@ def test_a_run_that_was_killed_as_a_whole_goes_on(trainings: Trainings) -> None:
 def test_a_run_that_was_stopped_is_saved_and_goes_on(trainings: Trainings) -> None:
     training = trainings.start("train.checkpoint.every_s=3600")
     training.wait_for("servers 2/2")
-    training.wait_for(" rows 5")
+    training.wait_for(r"units [1-9]\d* of")
     training.process.send_signal(signal.SIGTERM)
     assert training.process.wait(60) == 130
     assert "stopped and saved; the same command goes on from there" in training.output()
     assert any((trainings.directory / "runs/cluster/checkpoints").glob("ps-*/manifest.json"))
     output = trainings.start().finish()
     assert "trained runs/cluster: 300,000 samples" in output
+    trainings.check()
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_passed_over_and_named(trainings: Trainings) -> None:
+    training = trainings.start("train.checkpoint.every_s=1")
+    training.wait_for("servers 2/2")
+    checkpoints = trainings.directory / "runs/cluster/checkpoints"
+    deadline = time.monotonic() + 60
+    while len(found := sorted(checkpoints.glob("ps-*/manifest.json"))) < 2:
+        assert time.monotonic() < deadline, training.output()
+        time.sleep(0.05)
+    training.process.send_signal(signal.SIGSTOP)
+    for process, _ in training.roles():
+        training.send(process, signal.SIGKILL)
+    training.process.kill()
+    training.process.wait()
+    newest = found[-1].parent / "shard-00001.rows"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    trainings.start().finish()
+    said = (trainings.directory / "runs/cluster/logs/coordinator.log").read_text()
+    assert f"{newest.name}" in said and "the checkpoint before it is used" in said
     trainings.check()

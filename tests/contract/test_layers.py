@@ -30,6 +30,8 @@ LAYERS = {
     "options": set[str](),
     "models": set[str](),
     "data": {"_core", "config", "durable", "errors", "machine", "options", "user_code"},
+    # it recounts what the others did: it may know the job and the run, and nothing of what trained them
+    "audit": {"config", "errors", "manifest", "run", "user_code"},
     "serving": _BASE,
     "coordinator": _BASE | {"data"},
     "training": _BASE | {"data", "models", "user_code"},
@@ -47,7 +49,7 @@ WITHOUT_TORCH = sorted(
         "elasticrec.run",
         *(
             module.name
-            for name in ("config", "coordinator", "data", "serving", "launch")
+            for name in ("audit", "config", "coordinator", "data", "serving", "launch")
             if (PACKAGE / name).is_dir()
             for module in pkgutil.walk_packages([str(PACKAGE / name)], f"elasticrec.{name}.")
         ),

@@ -66,7 +66,8 @@ def ps(
     """Hold partitions of the table: a parameter server."""
     _follow_parent()
     from elasticrec.coordinator.messages import FencedError
-    from elasticrec.roles.shard import RoleOptions, ShardProcess
+    from elasticrec.roles.place import RoleOptions
+    from elasticrec.roles.shard import ShardProcess
 
     try:
         ShardProcess(RoleOptions(run, coordinator, token, index, host), _say).run()
@@ -80,7 +81,7 @@ def trainer(run: RunOption, coordinator: CoordinatorOption, token: TokenOption =
     _follow_parent()
     from elasticrec.config import load_job
     from elasticrec.coordinator.messages import FencedError
-    from elasticrec.roles.shard import RoleOptions
+    from elasticrec.roles.place import RoleOptions
     from elasticrec.roles.trainer import TrainerProcess
     from elasticrec.run import Run
 

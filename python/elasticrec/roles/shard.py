@@ -1,34 +1,24 @@
 """The process of a parameter server: a shard in Rust on a socket, and a thread that keeps its lease."""
 
+import contextlib
 import json
-import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from elasticrec import _core
-from elasticrec.coordinator.client import CoordinatorClient
 from elasticrec.coordinator.messages import FencedError
 from elasticrec.errors import ElasticRecError, UnavailableError
+from elasticrec.roles.place import Answer, RoleOptions, join
 from elasticrec.roles.start import Start, read_start
 from elasticrec.training.metrics import MetricSums
 
-Answer = dict[str, Any]
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class RoleOptions:
-    """What a role is told when it is started."""
-
-    run: Path
-    coordinator: str
-    token: str = ""
-    index: int | None = None
-    host: str = "127.0.0.1"
+class DamagedError(ElasticRecError):
+    """A checkpoint that cannot be loaded."""
 
 
 class ShardProcess:
@@ -38,36 +28,51 @@ class ShardProcess:
         self._options = options
         self._say = say
         self._start: Start = read_start(options.run)
-        self._client = CoordinatorClient(options.coordinator, token=options.token or None)
+        self._client = options.client()
         self._server: _core.PsServer | None = None
         self._snapshot: Answer | None = None
         self._boundaries: list[Answer] = []
         self._sequence = 0
         self._place: Answer = {}
+        self._failure: ElasticRecError | OSError | None = None
 
     def run(self) -> None:
         """Serve until the coordinator says stop; a shard that was replaced raises `FencedError`."""
-        self._place = self._register({})
-        self._boundaries = self._place["boundaries"]
-        beat = threading.Thread(target=self._load, name="load")
-        beat.start()
+        damaged: dict[str, str] = {}
+        while True:
+            self._place = join(self._client, "ps", self._options.index, damaged=damaged)
+            self._boundaries = self._place["boundaries"]
+            self._failure = None
+            try:
+                self._serve()
+            except DamagedError as error:
+                # the coordinator looks for itself, and offers the one before
+                damaged[self._place["checkpoint"]["name"]] = str(error)
+                self._say(f"shard {self._place['index']}: {error}")
+            else:
+                return
+            finally:
+                with contextlib.suppress(UnavailableError):
+                    self._sequence += 1
+                    self._client.heartbeat(self._place["incarnation"], self._sequence, leaving=True)
+
+    def _serve(self) -> None:
+        loading = threading.Thread(target=self._try_to_load, name="load")
+        loading.start()
         try:
             while self._beat():
                 pass
         finally:
-            beat.join()
+            loading.join()
             if self._server is not None:
                 self._server.end_lease()
                 self._server.stop()
-        self._client.heartbeat(self._place["incarnation"], self._sequence + 1, leaving=True)
 
-    def _register(self, damaged: dict[str, str]) -> Answer:
-        nonce = secrets.token_hex(8)
-        while True:
-            answer = self._client.register("ps", nonce, index=self._options.index, damaged=damaged)
-            if answer["incarnation"] is not None:
-                return answer
-            time.sleep(answer["wait_s"])
+    def _try_to_load(self) -> None:
+        try:
+            self._load()
+        except (ElasticRecError, OSError) as error:
+            self._failure = error
 
     def _load(self) -> None:
         """Make the server, with the rows of the newest checkpoint if there is one."""
@@ -96,6 +101,10 @@ class ShardProcess:
     def _beat(self) -> bool:
         """One sign of life; false when it is to stop."""
         server = self._server
+        if self._failure is not None:
+            if self._place["checkpoint"]:
+                raise DamagedError(str(self._failure))
+            raise self._failure
         self._sequence += 1
         asked = _core.Moment()
         more: Answer = {"state": "loading"}

@@ -1,0 +1,144 @@
+"""A file of samples to the counts of its signs, whatever its format."""
+
+import contextlib
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from elasticrec.audit.counts import Tally
+from elasticrec.audit.fields import Csv
+from elasticrec.audit.lines import Criteo, LineFormat, PaddleRec, SlotText
+from elasticrec.audit.numbers import BadRecordError, OddError
+from elasticrec.audit.reader import OwnReader
+from elasticrec.audit.signs import Features, in_share, xxh3
+from elasticrec.config import Job
+from elasticrec.errors import SampleError
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass
+class Odd:
+    """Records with something that the audit does not read for certain as the trainer does."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """By what is odd about them."""
+
+    def add(self, what: str) -> None:
+        """Count one."""
+        # the first few will do
+        if what in self.counts or len(self.counts) < 5:
+            self.counts[what] = self.counts.get(what, 0) + 1
+
+    def lines(self) -> list[str]:
+        """To be told."""
+        return [f"not certain: {count:,} records have {what}" for what, count in self.counts.items()]
+
+
+class FileCounter:
+    """Counts files of one job."""
+
+    def __init__(self, job: Job) -> None:
+        self.odd = Odd()
+        self._job = job
+        self._select = job.data.select(held_out=False)
+        self.features = Features(job.data)
+        self._format = None if job.data.format == "parquet" else self._line_format(job)
+
+    def count(self, path: Path, tally: Tally) -> None:
+        """Add all samples of a file that are trained on."""
+        if self._format is None:
+            from elasticrec.audit.parquet import ParquetCounter
+
+            ParquetCounter(self._job, self.features, self.odd).count(path, tally)
+        else:
+            self._count_lines(path, self._format, tally)
+
+    @property
+    def num_edges(self) -> int:
+        """Dense values that lie on the edge of a bucket: the last bit of a logarithm decides about them."""
+        return sum(column.num_edges for column in self.features.dense)
+
+    def _line_format(self, job: Job) -> LineFormat:
+        data = job.data
+        if data.format == "reader":
+            return OwnReader(self.features, job)
+        if data.format == "csv":
+            assert data.columns is not None
+            return Csv(self.features, data.columns)
+        if data.format == "criteo":
+            return Criteo(self.features)
+        return SlotText(self.features) if data.format == "slots" else PaddleRec(self.features)
+
+    def _count_lines(self, path: Path, format: LineFormat, tally: Tally) -> None:
+        settle = self.features.settle
+        for line in lines_of(path):
+            try:
+                if not format.is_record(line) or self._is_held_out(format, line):
+                    continue
+                sample = format.parse(line)
+            except OddError as error:
+                self.odd.add(str(error))
+            except BadRecordError:
+                pass
+            else:
+                if sample is not None:
+                    tally.add(sample[0], sample[1], settle(sample[2]))
+
+    def _is_held_out(self, format: LineFormat, line: bytes) -> bool:
+        if self._select is None:
+            return False
+        kind, value, _ = self._select
+        if kind == "ratio":
+            return in_share(xxh3(line), value)
+        time = format.time_of(line)
+        return time is not None and time >= value
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file, plain or compressed, without their ends."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
+        start = file.read(4)
+        file.seek(0)
+        stream: Any = file
+        if start.startswith(_GZIP):
+            stream = stack.enter_context(gzip.open(file))
+        elif start.startswith(_ZSTD):
+            stream = stack.enter_context(_zstd(file))
+        is_first = True
+        try:
+            for line in stream:
+                if is_first:
+                    line, is_first = line.removeprefix(_BYTE_ORDER_MARK), False
+                yield line.removesuffix(b"\n").removesuffix(b"\r")
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise SampleError(f"{path}: damaged or cut off: {error}") from None
+        except OSError as error:
+            # what pyarrow says of a damaged file has no number and no name
+            if error.errno is not None:
+                raise
+            raise SampleError(f"{path}: damaged or cut off: {error}") from None
+
+
+def _zstd(file: IO[bytes]) -> IO[bytes]:
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), 2**20)
+
+
+def with_names(job: Job, first: Path) -> Job:
+    """The job with the columns of its CSV files, where it does not name them."""
+    columns = job.data.columns
+    if job.data.format != "csv" or columns is None or columns.names:
+        return job
+    line = next(lines_of(first), b"")
+    names = next(csv.reader([line.decode("utf-8", "replace")], delimiter=columns.delimiter), [])
+    return job.with_columns(columns.model_copy(update={"names": tuple(names)}))

@@ -1,0 +1,159 @@
+"""Slot text, PaddleRec text and Criteo rows: a line to a sample."""
+
+from typing import Protocol
+
+from elasticrec.audit.numbers import BadRecordError, f32_of, label_of, trimmed_f32_of
+from elasticrec.audit.signs import NOTHING, Features, Item, Items, Known
+
+# Show, click, and what the values add.
+Sample = tuple[int, int, list[Item]]
+
+_TABS = bytes.maketrans(b"\t", b" ")
+_CRITEO_FIELDS = 40
+
+
+class LineFormat(Protocol):
+    """What every format of lines can do."""
+
+    def is_record(self, line: bytes) -> bool:
+        """Whether a line is one."""
+
+    def time_of(self, line: bytes) -> float | None:
+        """When it was logged."""
+
+    def parse(self, line: bytes) -> Sample | None:
+        """The sample of a line; none if it is passed over, `BadRecordError` if it is bad."""
+
+
+class Lines:
+    """What the formats without columns share."""
+
+    def is_record(self, line: bytes) -> bool:
+        """All but blank lines."""
+        return bool(line.strip(b" \t"))
+
+    def time_of(self, line: bytes) -> float | None:
+        """They have none."""
+        return None
+
+
+def _fields(line: bytes) -> list[bytes]:
+    return [field for field in line.translate(_TABS).split(b" ") if field]
+
+
+def _u64(text: bytes) -> int:
+    if not (text.isdigit() and len(text) <= 20 and (number := int(text)) < 2**64):
+        raise BadRecordError
+    return number
+
+
+class SlotText(Lines):
+    """`show click [label=count …] sign:slot …`"""
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._known = Known(self._token)
+        self._more = {label.encode() for label in features.labels[1:]}
+
+    def parse(self, line: bytes) -> Sample:
+        """The sample of a line."""
+        fields = _fields(line)
+        if len(fields) < 2:
+            raise BadRecordError
+        show, click = _u64(fields[0]), _u64(fields[1])
+        if not 1 <= show < 2**32 or click > show:
+            raise BadRecordError
+        items: list[Item] = []
+        known, num_labels = self._known, 1
+        for field in fields[2:]:
+            if b":" in field:
+                items += known[field]
+            else:
+                num_labels += self._label(field, show)
+        if num_labels != len(self._features.labels):
+            raise BadRecordError
+        return show, click, items
+
+    def _token(self, field: bytes) -> Items:
+        sign, _, name = field.rpartition(b":")
+        number = _u64(sign)
+        if not name:
+            raise BadRecordError
+        slot = self._features.by_name.get(name)
+        return NOTHING if slot is None else slot.of_sign(number)
+
+    def _label(self, field: bytes, show: int) -> bool:
+        name, equals, count = field.partition(b"=")
+        if not equals:
+            raise BadRecordError
+        if name not in self._more:
+            return False
+        if _u64(count) > show:
+            raise BadRecordError
+        return True
+
+
+class PaddleRec(Lines):
+    """`name:value …`"""
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        self._known = Known(self._token)
+        self._labels = {label.encode(): at for at, label in enumerate(features.labels)}
+        self._dense: dict[bytes, list[Known]] = {}
+        for column in features.dense:
+            base, dot, _ = column.name.rpartition(".")
+            numbers = Known(column.reading(trimmed_f32_of))
+            self._dense.setdefault((base if dot else column.name).encode(), []).append(numbers)
+
+    def parse(self, line: bytes) -> Sample:
+        """The sample of a line."""
+        items: list[Item] = []
+        seen: dict[bytes, int] = {}
+        num_labels = click = 0
+        for field in _fields(line):
+            name, _, value = field.partition(b":")
+            if name in self._features.by_name:
+                items += self._known[field]
+            elif not value:
+                raise BadRecordError
+            elif name in self._labels:
+                label = label_of(value)
+                num_labels += 1
+                click = int(label >= 0.5) if self._labels[name] == 0 else click
+            elif name in self._dense:
+                place = seen[name] = seen.get(name, -1) + 1
+                if place >= len(self._dense[name]):
+                    raise BadRecordError
+                items += self._dense[name][place][value]
+        if num_labels != len(self._labels):
+            raise BadRecordError
+        return 1, click, items
+
+    def _token(self, field: bytes) -> Items:
+        name, _, value = field.partition(b":")
+        if not value:
+            raise BadRecordError
+        return self._features.by_name[name].of_value(value)
+
+
+class Criteo(Lines):
+    """A label, 13 numbers, 26 categories, between tabs."""
+
+    def __init__(self, features: Features) -> None:
+        self._columns: list[tuple[int, Known]] = []
+        for column in features.dense:
+            self._columns.append((int(column.name[1:]), Known(column.reading(f32_of))))
+        for slot in features.slots:
+            self._columns.append((13 + int(slot.name[1:]), Known(slot.of_value)))
+
+    def parse(self, line: bytes) -> Sample:
+        """The sample of a line."""
+        fields = line.split(b"\t")
+        if len(fields) != _CRITEO_FIELDS or fields[0] not in (b"0", b"1"):
+            raise BadRecordError
+        items: list[Item] = []
+        for at, known in self._columns:
+            if field := fields[at]:
+                items += known[field]
+        return 1, int(fields[0]), items

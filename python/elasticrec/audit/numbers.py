@@ -1,0 +1,115 @@
+"""Texts of the data as numbers and times, by the rules of docs/guide/data.md."""
+
+import ctypes
+import math
+import re
+import struct
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+_NUMBER = re.compile(
+    rb"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity|nan)",
+    re.IGNORECASE,
+)
+_DATE = re.compile(rb"(\d{4})-(\d\d)-(\d\d)(?:[Tt _](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,6}))?)?(Z|z|[+-]\d\d:?\d\d)?)?")
+_LIKE_A_DATE = re.compile(rb"\d{4}-\d\d-\d\d[-0-9:.,+TtZz_ ]*")
+_SPACES = b" \t\n\r\x0c"
+# Numbers above are milliseconds.
+_MOST_SECONDS = 2e10
+
+
+class BadRecordError(Exception):
+    """A record that is no sample: it is counted nowhere."""
+
+
+class OddError(BadRecordError):
+    """A record with something that the audit does not know how the trainer reads."""
+
+
+def f32(number: float) -> float:
+    """The nearest number of 32 bits."""
+    return ctypes.c_float(number).value
+
+
+def f32_of(text: bytes) -> float | None:
+    """A number as text, rounded once to 32 bits; none if it is no number. NaN and infinities are numbers."""
+    if _NUMBER.fullmatch(text) is None:
+        return None
+    wide = float(text)
+    (bits,) = struct.unpack("<Q", struct.pack("<d", wide))
+    if bits & 0x1FFFFFFF == 0x10000000 and math.isfinite(wide):
+        # in the middle between two numbers of 32 bits: the text says to which side it was rounded before
+        exact, rounded = Decimal(text.decode()), Decimal(wide)
+        if exact != rounded:
+            wide = math.nextafter(wide, math.inf if exact > rounded else -math.inf)
+    return f32(wide)
+
+
+def trimmed_f32_of(text: bytes) -> float | None:
+    """As `f32_of`, with spaces around it."""
+    return f32_of(text.strip(_SPACES))
+
+
+def finite(value: float | None) -> float:
+    """A number that can be used."""
+    if value is None or not math.isfinite(value):
+        raise BadRecordError
+    return value
+
+
+def label_of(text: bytes) -> float:
+    """A label: a truth value, or a share."""
+    if text in (b"false", b"False"):
+        return 0.0
+    if text in (b"true", b"True"):
+        return 1.0
+    return share(trimmed_f32_of(text))
+
+
+def share(value: float | None) -> float:
+    """A label that is a number."""
+    if value is None or not 0 <= value <= 1:
+        raise BadRecordError
+    return value
+
+
+def weight(value: float | None) -> None:
+    """Refuse what is no weight; its value does not change what is counted."""
+    if finite(value) <= 0:
+        raise BadRecordError
+
+
+def number_of(value: Any) -> float:
+    """A number that a reader gave."""
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        raise BadRecordError
+    try:
+        return f32(float(value))
+    except (TypeError, ValueError, OverflowError):
+        raise BadRecordError from None
+
+
+def seconds_of(text: bytes) -> float | None:
+    """Seconds since 1970 of a number or a date; none if it is neither."""
+    if _NUMBER.fullmatch(text) and math.isfinite(number := float(text)):
+        return number / 1000 if abs(number) > _MOST_SECONDS else number
+    match = _DATE.fullmatch(text)
+    if match is None:
+        if _LIKE_A_DATE.fullmatch(text):
+            raise OddError(f"time `{text.decode('utf-8', 'replace')[:40]}`")
+        return None
+    year, month, day, hour, minute, second, fraction, zone = match.groups()
+    offset = UTC
+    if zone and zone not in b"Zz":
+        minutes = int(zone[1:3]) * 60 + int(zone[-2:])
+        offset = timezone(timedelta(minutes=-minutes if zone[:1] == b"-" else minutes))
+    try:
+        time = datetime(
+            *(int(part or 0) for part in (year, month, day, hour, minute, second)),  # type: ignore[arg-type, misc]
+            tzinfo=offset,
+        )
+    except ValueError:
+        return None
+    micros = int((fraction or b"0").ljust(6, b"0"))
+    return time.timestamp() + micros / 1e6

@@ -1,0 +1,96 @@
+"""The units of a run as they were written down: do they have all of the data, each byte once a pass?"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticrec.errors import ModelError, SampleError
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The part of a line of a unit file that matters here."""
+
+    id: int
+    path: Path
+    size: int
+    modified_ns: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class PassUnits:
+    """The units of one pass."""
+
+    number: int
+    sha256: str
+    units: list[Unit]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that it reads, each once."""
+        return tuple(sorted({unit.path for unit in self.units}))
+
+    def check_files(self) -> None:
+        """Refuse files that are not what they were: nothing can be said of them."""
+        for path, size, modified_ns in sorted({(unit.path, unit.size, unit.modified_ns) for unit in self.units}):
+            stat = os.stat(path)
+            if (stat.st_size, stat.st_mtime_ns) != (size, modified_ns):
+                raise SampleError(
+                    f"{path}: changed since it was trained on: expected {size} bytes as of {modified_ns} ns, "
+                    f"got {stat.st_size} bytes as of {stat.st_mtime_ns} ns"
+                )
+
+    def problems(self, first_id: int, expected: list[Path], format: str) -> list[str]:
+        """Bytes that are in no unit or in two, files that are in none, ids that are not in order."""
+        found = []
+        if [unit.id for unit in self.units] != list(range(first_id, first_id + len(self.units))):
+            found.append(f"pass {self.number}: expected units {first_id} to {first_id + len(self.units) - 1} in order")
+        ranges: dict[Path, list[tuple[int, int]]] = {}
+        for unit in self.units:
+            ranges.setdefault(unit.path, []).append((unit.start, unit.end))
+        for path in expected:
+            end = _end_of(path, format)
+            at = 0
+            for start, stop in sorted(ranges.get(path, [])):
+                if start != at:
+                    found.append(f"pass {self.number}: {path}: expected a unit from {at} on, got one from {start} on")
+                at = stop
+            if at != end:
+                found.append(f"pass {self.number}: {path}: expected units up to {end}, got them up to {at}")
+        strange = sorted(ranges.keys() - set(expected))
+        found += [f"pass {self.number}: {path}: has units, but is no file of `data.train`" for path in strange]
+        return found
+
+
+def _end_of(path: Path, format: str) -> int:
+    if format != "parquet":
+        return path.stat().st_size
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.ParquetFile(path).metadata.num_row_groups)
+    except pa.ArrowException as error:
+        raise SampleError(f"{path}: expected a Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def read_pass(directory: Path, number: int) -> PassUnits:
+    """The units of a pass; the last line of their file has the sha-256 of the others."""
+    path = directory / f"epoch-{number:05d}.jsonl"
+    content = path.read_bytes()
+    *lines, seal = content.splitlines(keepends=True) or [b""]
+    try:
+        is_sound = json.loads(seal)["sha256"] == hashlib.sha256(b"".join(lines)).hexdigest()
+        units = [
+            Unit(one["id"], Path(one["path"]), one["size"], one["modified_ns"], one["start"], one["end"])
+            for one in map(json.loads, lines)
+        ]
+    except (ValueError, KeyError, TypeError):
+        is_sound, units = False, []
+    if not is_sound:
+        raise ModelError(f"{path}: the checksum in its last line differs, the file is damaged")
+    return PassUnits(number, hashlib.sha256(content).hexdigest(), units)
