@@ -27,10 +27,10 @@ from elasticrec.training.clock import StageClock
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.embedding import Embedding
 from elasticrec.training.evaluate import Evaluator
+from elasticrec.training.forward import forward
 from elasticrec.training.metrics import Metrics, MetricSums
-from elasticrec.training.network import Scorer, build_model, loss_of, num_threads
+from elasticrec.training.network import Scorer, build_model, num_threads
 from elasticrec.training.own_metrics import load_metrics
-from elasticrec.training.own_model import seeded
 from elasticrec.training.read import cut_of, refuse_bad
 from elasticrec.training.report import (
     Event,
@@ -196,15 +196,8 @@ class Trainer:
             self.scorer.train()
             with clock.stage("pull"):
                 pooled = embedding.pull(batch)
-            with clock.stage("forward"), seeded(self.job, batch):
-                logits = self.scorer.logits(pooled, torch.from_numpy(batch.dense))
-                loss = loss_of(logits, batch)
-                mean = loss.mean.item()
-            if not math.isfinite(mean):
-                raise ModelError(
-                    f"unit {batch.unit} batch {batch.index} ({batch.places}): expected a finite loss, got {mean}; "
-                    "lower the learning rates or look at the data"
-                )
+            with clock.stage("forward"):
+                logits, loss = forward(self.job, self.scorer, pooled, batch)
             with clock.stage("backward"):
                 dense.zero_gradient()
                 torch.autograd.backward(loss.mean)

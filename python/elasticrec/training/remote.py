@@ -9,13 +9,12 @@ import torch
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.errors import ModelError
 from elasticrec.training.clock import StageClock
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.flight import Named
+from elasticrec.training.forward import forward
 from elasticrec.training.metrics import FLAT_SIZE, flat_sums
-from elasticrec.training.network import Scorer, build_model, loss_of, num_threads
-from elasticrec.training.own_model import seeded
+from elasticrec.training.network import Scorer, build_model, num_threads
 
 Places = npt.NDArray[np.uint32]
 Values = npt.NDArray[np.float64]
@@ -51,15 +50,8 @@ class RemoteNetwork:
                 pulling, batch, pooled.numpy(), nothing, scale=1.0, last=named.is_last, seen=epoch, sums=sums
             )
         pooled.requires_grad_()
-        with clock.stage("forward"), seeded(self._job, batch):
-            logits = self._scorer.logits(pooled, torch.from_numpy(batch.dense))
-            loss = loss_of(logits, batch)
-            mean = loss.mean.item()
-        if not math.isfinite(mean):
-            raise ModelError(
-                f"unit {batch.unit} batch {batch.index} ({batch.places}): expected a finite loss, got {mean}; "
-                "lower the learning rates or look at the data"
-            )
+        with clock.stage("forward"):
+            logits, loss = forward(self._job, self._scorer, pooled, batch)
         with clock.stage("backward"):
             dense.zero_gradient()
             torch.autograd.backward(loss.mean)
