@@ -1,6 +1,7 @@
 //! The server: connections to a shard. A thread each reads requests and answers them in order; pulls share the shard, a
 //! push has it alone.
 
+use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -76,7 +77,8 @@ struct Shared {
     stopping: AtomicBool,
     /// Why it cannot go on: a push that was applied in part.
     failure: Mutex<Option<String>>,
-    streams: Mutex<Vec<TcpStream>>,
+    /// The open connections, by the number of each.
+    streams: Mutex<HashMap<u64, TcpStream>>,
 }
 
 /// Nobody who holds one of these locks can leave what it guards half changed, but a push that panicked: see `fail`.
@@ -97,7 +99,7 @@ impl Server {
             start: Instant::now(),
             stopping: AtomicBool::new(false),
             failure: Mutex::new(None),
-            streams: Mutex::new(Vec::new()),
+            streams: Mutex::new(HashMap::new()),
         });
         let accepting = shared.clone();
         let acceptor = thread::Builder::new().name("ps-accept".into()).spawn(move || accepting.accept(&listener))?;
@@ -183,9 +185,7 @@ impl Server {
         self.shared.stopping.store(true, Ordering::Release);
         // wakes the acceptor; it may be gone, and then that is all that is wanted
         drop(TcpStream::connect_timeout(&self.address, Duration::from_secs(1)));
-        for stream in lock(&self.shared.streams).drain(..) {
-            drop(stream.shutdown(Shutdown::Read));
-        }
+        self.shared.end_streams();
         drop(acceptor.join());
     }
 }
@@ -207,7 +207,7 @@ impl Shared {
 
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         let mut connections: Vec<JoinHandle<()>> = Vec::new();
-        for stream in listener.incoming() {
+        for (number, stream) in (0..).zip(listener.incoming()) {
             if self.stopping.load(Ordering::Acquire) {
                 break;
             }
@@ -215,22 +215,30 @@ impl Shared {
             let Ok(stream) = stream else { continue };
             connections.retain(|connection| !connection.is_finished());
             let shared = self.clone();
-            let serving = thread::Builder::new().name("ps-serve".into()).spawn(move || shared.serve(stream));
+            let serving = thread::Builder::new().name("ps-serve".into()).spawn(move || shared.serve(number, stream));
             connections.extend(serving);
         }
-        for stream in lock(&self.streams).drain(..) {
-            drop(stream.shutdown(Shutdown::Read));
-        }
+        self.end_streams();
         for connection in connections {
             drop(connection.join());
         }
     }
 
+    /// Lets every connection end after the request that it is at.
+    fn end_streams(&self) {
+        for stream in lock(&self.streams).values() {
+            // one that has ended is what is wanted
+            drop(stream.shutdown(Shutdown::Read));
+        }
+    }
+
     /// Answers the requests of a connection until it ends.
-    fn serve(&self, stream: TcpStream) {
-        let Ok(reader) = stream.try_clone() else { return };
-        if let Ok(kept) = stream.try_clone() {
-            lock(&self.streams).push(kept);
+    fn serve(&self, number: u64, stream: TcpStream) {
+        let (Ok(reader), Ok(kept)) = (stream.try_clone(), stream.try_clone()) else { return };
+        lock(&self.streams).insert(number, kept);
+        if self.stopping.load(Ordering::Acquire) {
+            // those that stand in the list were told before this one stood there
+            drop(stream.shutdown(Shutdown::Both));
         }
         let mut connection = Connection {
             shared: self,
@@ -247,9 +255,8 @@ impl Shared {
                 drop(connection.refuse(0, &Refused::new(Refusal::Malformed, error.to_string())));
             }
         }
-        let ours = connection.stream.peer_addr().ok();
         drop(connection.stream.shutdown(Shutdown::Both));
-        lock(&self.streams).retain(|stream| stream.peer_addr().ok() != ours);
+        lock(&self.streams).remove(&number);
     }
 
     /// Whether it may apply and acknowledge.

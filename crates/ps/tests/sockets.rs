@@ -222,6 +222,23 @@ fn hostile_bytes_end_their_connection_alone() {
 }
 
 #[test]
+fn connections_that_ended_leave_nothing_open() {
+    let open = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let server = start(0..8, 1);
+    step(&connect(&[&server]), 0, 0, false).unwrap();
+    let before = open();
+    for batch in 1..60 {
+        step(&connect(&[&server]), 0, batch, false).unwrap();
+    }
+    // other tests of this process come and go; sixty connections would be two or three hundred
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while open() > before + 50 {
+        assert!(Instant::now() < deadline, "{} descriptors are open, {before} before", open());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn a_server_that_stops_is_lost_and_its_successor_is_not_taken_for_it() {
     let mut server = start(0..8, 1);
     let address = server.address().to_string();
