@@ -189,7 +189,7 @@ pub enum Refusal {
     NotYet = 5,
     /// The name was applied with other samples.
     NameClash = 6,
-    /// The memory limit is reached: try again later.
+    /// Kept for a memory limit: try again later. Not sent yet.
     Full = 7,
     /// The server stops.
     Stopping = 8,
@@ -247,7 +247,7 @@ pub struct Pull<'a> {
     pub epoch: u64,
     /// The server that is meant.
     pub incarnation: u64,
-    /// Answer only when so many steps are applied.
+    /// Kept for steps that a pull waits for: 0, and not looked at yet.
     pub after_step: u64,
     /// Whether the dense values are wanted too.
     pub wants_dense: bool,

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from elasticrec.config import Job
@@ -184,8 +183,3 @@ def _free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
-
-
-def log_paths(run: Run) -> list[Path]:
-    """The logs of a run's roles."""
-    return sorted((run.path / "logs").glob("*.log"))
