@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock rust-toolchain.toml
+# runs whose roles are killed wait as much as they work: two at once, each of which may take its time then
+SIDE_BY_SIDE := -n 2 --dist worksteal --timeout 900
 PURE_CRATES := -p elasticrec-sample -p elasticrec-table -p elasticrec-cube
 # the crates' tests run graphs with the library inside the onnxruntime wheel
 ORT_LIB = $(shell $(BIN)/python -c 'from elasticrec.serving.onnxruntime import library_path; print(library_path())')
@@ -67,8 +69,17 @@ test-rust: setup ## tests of the crates, also of the portable twins of SIMD code
 	cargo test --quiet $(PURE_CRATES) --features portable
 
 .PHONY: test-python
-test-python: setup ## tests in Python: units, contracts, the whole loop
-	$(BIN)/pytest
+test-python: setup ## tests in Python: units, contracts, the whole loop, roles that are killed
+	$(BIN)/pytest tests/unit tests/contract tests/e2e
+	$(BIN)/pytest $(SIDE_BY_SIDE) tests/cluster
+
+.PHONY: soak
+soak: setup ## tests/cluster, with twenty kill runs of every strategy (hours)
+	ELASTICREC_SOAK=20 $(BIN)/pytest $(SIDE_BY_SIDE) tests/cluster
+
+.PHONY: mutants
+mutants: setup ## switch protections off and see that their tests fail (an hour)
+	$(BIN)/python tests/mutants.py
 
 .PHONY: wheel
 wheel: setup ## one abi3 wheel in dist/
@@ -86,7 +97,7 @@ bench: setup ## the speed of the spine and where the time goes
 
 .PHONY: fuzz
 fuzz: ## fuzz what reads bytes, a minute each (nightly Rust and cargo-fuzz)
-	@for target in lines snapshot cube body wire; do \
+	@for target in lines snapshot cube delta body wire; do \
 	  mkdir -p fuzz/corpus/$$target && cargo +nightly fuzz run $$target fuzz/corpus/$$target fuzz/seeds tests/contract/golden -- -max_total_time=60 -max_len=65536 || exit 1; done
 
 .PHONY: format

@@ -20,9 +20,12 @@ KINDS: dict[str, type[Any]] = {
     "register": messages.Register,
     "heartbeat": messages.Heartbeat,
     "lease": messages.Lease,
+    "meet": messages.MeetRequest,
     "done": messages.UnitRequest,
     "give_back": messages.UnitRequest,
+    "missing": messages.Missing,
     "checkpoint": messages.CheckpointRequest,
+    "scale": messages.Scale,
 }
 
 
@@ -70,6 +73,8 @@ class Partition:
     """What one partition has applied, in order: names, and `["boundary", k]`."""
 
     events: list[list[Any]] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)
+    """Units that nobody can push."""
 
     @property
     def boundaries(self) -> int:
@@ -83,7 +88,7 @@ class Partition:
         for event in self.events:
             if event[0] != "boundary":
                 applied.setdefault(event[0], {})[event[1]] = 7
-        complete = {unit for unit, batches in applied.items() if len(batches) == num_batches(unit)}
+        complete = {unit for unit, batches in applied.items() if len(batches) == num_batches(unit)} | self.lost
         watermark = next(unit for unit in range(len(complete) + 1) if unit not in complete)
         opened = {
             str(unit): {
@@ -101,6 +106,24 @@ class Partition:
         }
 
 
+@dataclass
+class Told:
+    """What a partition knows of publishes: by their names, how many of its events were in them."""
+
+    basis: tuple[str, int] | None = None
+    pending: tuple[str, int] | None = None
+
+    def take(self, command: dict[str, Any], events: list[list[Any]]) -> dict[str, Any]:
+        """What is new since the committed publish, or all."""
+        if self.pending is not None and self.pending[0] == command["committed"]:
+            self.basis = self.pending
+        elif self.basis is not None and self.basis[0] != command["committed"]:
+            self.basis = None
+        self.pending = command["publish"], len(events)
+        first = 0 if self.basis is None or command["base"] else self.basis[1]
+        return {"whole": self.basis is None or command["base"], "first": first, "events": events[first:]}
+
+
 class Shard:
     """A shard: registers, loads, heartbeats, applies while its lease runs."""
 
@@ -114,10 +137,13 @@ class Shard:
         self.owned = range(0)
         self.partitions: dict[int, Partition] = {}
         self.boundaries: list[dict[str, Any]] = []
+        self.skipped: list[int] = []
         self.lease_until = 0.0
         self.next_at = 0.0
         self.sequence = 0
         self.snapshot: dict[str, Any] | None = None
+        self.published: dict[str, Any] | None = None
+        self.told: dict[int, Told] = {}
         self.stopped: str | None = None
 
     def step(self) -> None:
@@ -148,7 +174,7 @@ class Shard:
                 if int(number) in self.partitions:
                     self.partitions[int(number)] = Partition(events)
         self.boundaries = answer["boundaries"]
-        self._reach()
+        self._skip(answer["skipped"])
         self.world.note_start(self)
 
     def _heartbeat(self) -> None:
@@ -162,8 +188,10 @@ class Shard:
             address=self.address,
             state="serving",
             boundaries=len(self.boundaries),
+            skipped=len(self.skipped),
             status=self.status(),
             snapshot=self.snapshot,
+            publish=self.published,
         )
         self.lease_until = sent + answer["lease_s"]
         self.next_at = self.world.clock() + answer["next_s"]
@@ -174,7 +202,12 @@ class Shard:
         groups: dict[str, list[int]] = {}
         for number, partition in self.partitions.items():
             groups.setdefault(json.dumps(partition.record()), []).append(number)
-        return {"num_rows": 3, "records": [[numbers, json.loads(record)] for record, numbers in groups.items()]}
+        applied = sum(len(partition.events) for partition in self.partitions.values())
+        return {
+            "num_rows": 3,
+            "applied": applied,
+            "records": [[numbers, json.loads(record)] for record, numbers in groups.items()],
+        }
 
     def _obey(self, answer: dict[str, Any]) -> None:
         for command in answer["commands"]:
@@ -185,16 +218,40 @@ class Shard:
                     assert command["boundaries"][: len(self.boundaries)] == self.boundaries
                     self.boundaries = command["boundaries"]
                     self._reach()
+                case "skip":
+                    self._skip(command["units"])
                 case "snapshot":
                     self._write(command)
+                case "publish":
+                    self._publish(command)
+
+    def _publish(self, command: dict[str, Any]) -> None:
+        parts = {
+            number: self.told.setdefault(number, Told()).take(command, part.events)
+            for number, part in self.partitions.items()
+        }
+        num_changed = sum(len(part["events"]) for part in parts.values())
+        num_whole = sum(part["whole"] for part in parts.values())
+        try:
+            written = {kind: _put(Path(command[kind]), json.dumps(parts).encode()) for kind in ("cube", "dense")}
+            result: dict[str, Any] = {"state": "written", **written, "changed": num_changed, "whole": num_whole}
+        except OSError as error:
+            result = {"state": "failed", "error": str(error)}
+        self.published = {"publish": command["publish"], "incarnation": self.incarnation, **result}
+        self.next_at = 0.0
+
+    def _skip(self, units: list[int]) -> None:
+        self.skipped = units
+        for partition in self.partitions.values():
+            partition.lost.update(units)
+        self._reach()
 
     def _write(self, command: dict[str, Any]) -> None:
         written = {}
         try:
             for kind in ("rows", "dense"):
                 content = json.dumps({number: part.events for number, part in self.partitions.items()}).encode()
-                Path(command[kind]).write_bytes(content)
-                written[kind] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+                written[kind] = _put(Path(command[kind]), content)
             result: dict[str, Any] = {"state": "written", **written}
         except OSError as error:
             result = {"state": "failed", "error": str(error)}
@@ -221,6 +278,11 @@ class Shard:
                 and partition.record()["watermark"] >= self.boundaries[partition.boundaries]["before_unit"]
             ):
                 partition.events.append(["boundary", partition.boundaries])
+
+
+def _put(path: Path, content: bytes) -> dict[str, Any]:
+    path.write_bytes(content)
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 class Trainer:
@@ -278,6 +340,10 @@ class Trainer:
             self.next_at = self.world.clock() + answer["wait_s"]
             return
         self.unit, self.tries = answer["unit"]["id"], 0
+        if self.unit in self.world.gone:
+            self.world.ask(self, "missing", incarnation=self.incarnation, unit=self.unit, why="train.txt: is gone")
+            self.unit = None
+            return
         self.todo = [batch for batch in range(num_batches(self.unit)) if batch not in answer["skip"]]
         self.shards = answer["shards"]
 
@@ -309,6 +375,7 @@ class World:
         self.incarnations: set[int] = set()
         self.leased: set[int] = set()
         self.went_back: set[int] = set()
+        self.gone: set[int] = set()
 
     def start_coordinator(self) -> Coordinator:
         """Start one, or the next one."""
@@ -376,7 +443,8 @@ class World:
     def is_complete(unit: int, shards: list[Shard]) -> bool:
         """Whether these have all of a unit, by what they hold, not by what they said."""
         names = [[unit, batch] for batch in range(num_batches(unit))]
-        return all(name in one.events for shard in shards for one in shard.partitions.values() for name in names)
+        parts = [one for shard in shards for one in shard.partitions.values()]
+        return all(unit in one.lost or all(name in one.events for name in names) for one in parts)
 
     def step(self, seconds: float = 0.05) -> None:
         """Let some time pass."""

@@ -1,6 +1,7 @@
 """The seam between Python and Rust: what must run at memory speed. Checked against the library by stubtest."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self, final
 
 import numpy as np
@@ -10,17 +11,31 @@ __all__ = [
     "Batch",
     "BatchMaker",
     "BatchReader",
+    "CubeBench",
+    "CubeClient",
+    "CubeItems",
+    "CubeLoad",
+    "CubeServer",
+    "CubeView",
+    "CubeWriter",
     "Cut",
+    "DeltaWriter",
+    "Exchange",
+    "Merging",
     "Moment",
     "Parser",
     "Predictor",
     "PsClient",
+    "PsCutter",
     "PsServer",
+    "PsTls",
     "Pulling",
     "Pushing",
     "RecordBatch",
     "RecordReader",
+    "RedisLoad",
     "Server",
+    "Staleness",
     "Table",
     "TableBench",
     "batch_from_parts",
@@ -29,6 +44,7 @@ __all__ = [
     "cut_units",
     "engine_rate",
     "first_line",
+    "greet_cube",
     "held_out",
     "is_compressed",
     "load_test",
@@ -37,10 +53,13 @@ __all__ = [
     "shuffle_records",
     "shuffle_units",
     "write_demo",
+    "write_load_cube",
 ]
 
 _F32 = npt.NDArray[np.float32]
+_Sums = tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]
 _I64 = npt.NDArray[np.int64]
+_U64 = npt.NDArray[np.uint64]
 _Bool = npt.NDArray[np.bool_]
 # (id, path, start, end, epoch, size, modification time in ns)
 _Unit = tuple[int, str, int, int, int, int, int]
@@ -183,8 +202,13 @@ class Table:
         """Writes a part file; returns its size and sha-256."""
     def load(self, paths: list[str]) -> None:
         """Loads the part files of a snapshot into this empty table."""
-    def write_cube(self, path: str) -> tuple[int, str]:
+    def write_cube(self, path: str, *, row_type: str = "f32") -> tuple[int, str]:
         """Writes the weights as a cube part file; returns its size and sha-256."""
+    def publish(self, name: str, *, committed: str | None, is_base: bool, row_type: str, path: str) -> dict[str, Any]:
+        """Writes the rows of a version, all or what changed since `committed`; from then on changes are listed.
+
+        Returns figures: `bytes`, `sha256`, `rows`, `changed`, `removed`, `whole`.
+        """
 
 @final
 class TableBench:
@@ -194,6 +218,84 @@ class TableBench:
     def row_bytes(self) -> int: ...
     def measure(self, num_batches: int) -> tuple[float, float, float, float]:
         """Seconds a key of (pull, its probe, push, its probe): medians of batches that are taken in turns."""
+    def take_changes(self) -> tuple[int, float]:
+        """Takes what changed, and has changes listed from then on: (how many there were, seconds)."""
+
+@final
+class CubeView:
+    """The rows of one version: a base and the deltas on it; `partitions` (first, end) opens those alone."""
+    def __new__(
+        cls, base: list[str], deltas: list[list[str]] = ..., *, partitions: tuple[int, int] | None = None
+    ) -> CubeView: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def columns(self) -> list[tuple[str, int]]:
+        """(name, width) of each."""
+    @property
+    def width(self) -> int: ...
+    @property
+    def row_type(self) -> str: ...
+    @property
+    def num_partitions(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def with_delta(self, paths: list[str]) -> CubeView:
+        """The version after this one: with the part files of one delta applied."""
+    def lookup(self, signs: _U64) -> tuple[_F32, _Bool]:
+        """Rows `[signs, width]`, zeros for signs without one, and which signs have one."""
+    def items(self) -> CubeItems:
+        """All signs with their rows, in batches: those of a partition, sorted by sign."""
+
+@final
+class CubeItems:
+    """The rows of a version, a partition at a time."""
+    def __iter__(self) -> CubeItems: ...
+    def __next__(self) -> tuple[_U64, _F32]: ...
+
+@final
+class CubeWriter:
+    """Writes one part file of a base; `columns` are (name, width)."""
+    def __new__(
+        cls, path: str, columns: list[tuple[str, int]], *, row_type: str, num_partitions: int
+    ) -> CubeWriter: ...
+    def add(self, partition: int, signs: _U64, rows: _F32) -> None:
+        """Writes a partition, in ascending order: its signs and their rows `[signs, width]`."""
+    def finish(self) -> tuple[int, str]:
+        """Completes the file; returns its size and sha-256."""
+
+@final
+class DeltaWriter:
+    """Writes one part file of a delta; `columns` are (name, width)."""
+    def __new__(
+        cls, path: str, columns: list[tuple[str, int]], *, row_type: str, num_partitions: int
+    ) -> DeltaWriter: ...
+    def add(self, partition: int, signs: _U64, rows: _F32, removed: _U64, *, is_whole: bool = False) -> None:
+        """Adds the changes of a partition, in ascending order: signs with their rows, and signs without."""
+    def finish(self) -> tuple[int, str]:
+        """Completes the file; returns its size and sha-256."""
+
+@final
+class CubeBench:
+    """A cube of many rows of 1 + 9 columns, to measure; writes it into `directory` and loads it."""
+    def __new__(cls, directory: str, num_rows: int, *, row_type: str = "f32") -> CubeBench: ...
+    @property
+    def build_s(self) -> float:
+        """Seconds to write the file, checksums and sync included."""
+    @property
+    def open_s(self) -> float:
+        """Seconds to load and check it."""
+    @property
+    def file_bytes(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def num_segments(self) -> int:
+        """Parts that a lookup goes through before the base."""
+    def change(self, num_changed: int) -> tuple[float, float, float, int]:
+        """Publishes a delta; seconds to write, open and apply it, and its bytes."""
+    def measure(self, num_batches: int) -> tuple[float, float]:
+        """Seconds a key of (lookup, its probe): medians of batches of 1000 that are taken in turns."""
 
 @final
 class Server:
@@ -310,6 +412,13 @@ class Moment:
     def __new__(cls) -> Self: ...
 
 @final
+class PsTls:
+    """Certificate and key of a server, authorities that a client trusts: what a role needs for TLS, read once."""
+
+    def __new__(cls, *, cert: Path | None, key: Path | None, ca: Path | None) -> Self:
+        """From PEM files; `cert` and `key` belong together."""
+
+@final
 class PsServer:
     """A shard that answers on a socket, on threads of its own."""
 
@@ -325,8 +434,14 @@ class PsServer:
         threads: int,
         files: Sequence[tuple[str, str]],
         dense: _F32 | None,
+        steps: int = 0,
+        rows: Sequence[str] | None = None,
+        tls: PsTls | None = None,
     ) -> Self:
-        """`files` are the (rows, dense) part files of a checkpoint; `dense` the values to start with without one."""
+        """`files` are the (rows, dense) part files of a checkpoint. Without one it starts with `dense`,
+        `[vectors, values]`, the values and maybe the vectors of their optimizer after `steps`, and with the rows of
+        part files of another table.
+        """
     @property
     def address(self) -> str: ...
     @property
@@ -335,15 +450,34 @@ class PsServer:
     def extend_lease(self, asked: Moment, seconds: float) -> None:
         """Lets it apply and acknowledge for so many seconds from the moment at which the lease was asked for."""
     def end_lease(self) -> None: ...
+    def limit_memory(self, num_bytes: int) -> None:
+        """Let it hold so many bytes of rows and dense values: new signs are dropped when it is nearly full."""
+
+    def slow_down(self, seconds: float) -> None:
+        """Hold every push up for so many seconds from now on; 0 for none."""
+
+    def skip_units(self, units: list[int]) -> None:
+        """Learn of units whose data is lost: they count as complete."""
+
     def set_boundaries(self, boundaries_json: str) -> None: ...
     def status(self) -> str:
         """Rows, bytes, pushes and the records, as JSON."""
+    def wait_for_units(self, watermark: int, seconds: float) -> int:
+        """Waits until another number of units is complete than there was; returns the number."""
+
     def sums(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """The metric sums of this pass, and of the pass before; empty unless it has partition 0."""
     def samples(self) -> list[int]: ...
     def counters(self) -> dict[str, int]: ...
     def snapshot(self, rows: str, dense: str) -> tuple[tuple[int, str], tuple[int, str]]:
         """Writes its part of a checkpoint; size and sha-256 of the rows' file and of the dense one."""
+    def publish(
+        self, name: str, *, committed: str | None, is_base: bool, row_type: str, path: str
+    ) -> tuple[dict[str, Any], _F32]:
+        """Writes its part of a version, all rows or what changed since `committed`.
+
+        Returns figures (`bytes`, `sha256`, `rows`, `changed`, `removed`, `whole`, `samples`) and the dense values.
+        """
     def stop(self) -> None: ...
 
 def read_dense_parts(
@@ -360,19 +494,58 @@ class Pushing:
     """A push that was sent."""
 
 @final
+class Staleness:
+    """What became of the pushes of a `PsClient`; may be read while another thread waits for it."""
+
+    @property
+    def pushes(self) -> int:
+        """Pushes that were acknowledged and of whose pull that is known."""
+    @property
+    def sum(self) -> int:
+        """Pushes that were applied between a batch's pull and its push, summed over batches."""
+    @property
+    def most(self) -> int:
+        """The most of a batch."""
+
+@final
+class PsCutter:
+    """Ends the connections of a `PsClient`, also while another thread waits for an answer."""
+
+    def cut(self) -> None:
+        """Whoever waits for a server raises `UnavailableError`."""
+
+@final
 class PsClient:
     """A trainer's connections to all shards of a table."""
 
-    def __new__(cls, addresses: Sequence[str], *, run: str, token: str, partitions: int, timeout_s: float) -> Self: ...
+    def __new__(
+        cls,
+        addresses: Sequence[str],
+        *,
+        run: str,
+        token: str,
+        partitions: int,
+        timeout_s: float,
+        tls: PsTls | None = None,
+    ) -> Self: ...
     @property
     def width(self) -> int: ...
     @property
     def num_dense(self) -> int: ...
+    def cutter(self) -> PsCutter:
+        """What ends its connections, for another thread."""
+    @property
+    def num_dense_full(self) -> int: ...
     @property
     def incarnations(self) -> list[int]: ...
-    def pull(self, batch: Batch, *, dense: bool) -> Pulling: ...
+    def applied(self) -> list[int]:
+        """The pushes that each shard has applied by now."""
+    @property
+    def staleness(self) -> Staleness:
+        """How old the rows were that pushes were learned from."""
+    def pull(self, batch: Batch, *, dense: bool, after: tuple[int, int] | None = None) -> Pulling: ...
     def receive(self, pulling: Pulling, batch: Batch, out: _F32, dense: _F32 | None) -> list[int]:
-        """Waits for pooled rows and dense values; the pushes that each shard had applied."""
+        """Waits for pooled rows, and dense values if they were asked for; the pushes that each shard had applied."""
     def push(
         self,
         pulling: Pulling,
@@ -383,7 +556,151 @@ class PsClient:
         scale: float,
         last: bool,
         seen: int,
-        sums: tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]],
+        sums: _Sums,
+        weight: float = 1.0,
+        group: tuple[int, int] | None = None,
     ) -> Pushing: ...
     def acknowledged(self, pushing: Pushing) -> tuple[bool, bool]:
         """Waits until all shards have applied it: whether all knew it before, whether it was not finite."""
+
+    def meet(self, group: tuple[int, int], step: int, wait_s: float) -> list[tuple[int, bool]]:
+        """Of each shard the steps of the group that it has applied, and whether it has all pushes of this one."""
+
+    def commit(self, first_unit: int, num_steps: int) -> None:
+        """Has every shard apply the steps of a group up to a number; all shards have all pushes of them."""
+
+@final
+class Merging:
+    """Gradients of several batches of a unit, to be pushed as one step."""
+
+    def __new__(cls) -> Self: ...
+    def __len__(self) -> int: ...
+    def add(self, batch: Batch, gradient: _F32, dense: _F32, *, scale: float, weight: float, sums: _Sums) -> None: ...
+    def push(self, servers: PsClient, *, unit: int, index: int, last: bool, seen: int) -> Pushing: ...
+
+@final
+class Exchange:
+    """The rows of several batches, with all they have, on the way to a table of a trainer's own and back."""
+
+    def __new__(cls, servers: PsClient, batches: Sequence[Batch]) -> Self: ...
+    def receive(self, servers: PsClient, table: Table, dense: _F32) -> None:
+        """Waits for the rows, puts them into an empty table; dense values and their states into `dense`."""
+
+    def push(
+        self,
+        servers: PsClient,
+        table: Table,
+        dense: _F32,
+        *,
+        unit: int,
+        index: int,
+        last: bool,
+        seen: int,
+        sums: _Sums,
+    ) -> Pushing: ...
+
+@final
+class CubeServer:
+    """Versions of some partitions of a model, looked up over sockets; answers on threads of its own."""
+
+    def __new__(
+        cls,
+        model: str,
+        *,
+        address: str,
+        token: str,
+        partitions: tuple[int, int],
+        num_partitions: int,
+        tls: PsTls | None = None,
+    ) -> Self:
+        """Listens; holds no version yet. `partitions` are the first and the end of its own."""
+    @property
+    def address(self) -> str: ...
+    def install_base(self, version: int, paths: Sequence[str | Path], *, mapped: bool = False) -> None:
+        """Reads its own partitions of the part files of a base, checks them, and answers for it from now on.
+
+        They are copied into memory, on huge pages where there are some, or mapped.
+        """
+    def install_delta(self, version: int, parent: int, paths: Sequence[str | Path]) -> None:
+        """Applies the part files of a delta to its parent, which it holds, and answers for the version from now on."""
+    def retire(self, version: int) -> None:
+        """Gives a version up; requests that have it end first."""
+    def versions(self) -> list[int]:
+        """The versions it holds, ascending."""
+    def held(self) -> list[tuple[int, dict[str, int]]]:
+        """Of each version: `rows`, `bytes` of index and rows, `segments` over its base, `changes` in those."""
+    def set_about(self, about: str) -> None:
+        """Says how it is, a JSON object, to everybody who greets it."""
+    def counters(self) -> dict[str, int]:
+        """`requests`, `keys`, `misses`, `bytes`, `refused`, `malformed` so far; `connections` now."""
+    def latency(self) -> tuple[list[tuple[float, int]], float]:
+        """(upper bound in seconds, requests) of each bucket, the last without a bound; the seconds of all."""
+    def seek(self, version: int, signs: npt.NDArray[np.uint64]) -> tuple[bytes, _Bool]:
+        """Rows of a version as they are stored, one after the other, and which signs have one."""
+    def stop(self) -> None:
+        """Tells clients to go elsewhere, answers what they have sent, and ends."""
+
+def greet_cube(
+    address: str, model: str, *, token: str, timeout_s: float, tls: PsTls | None = None
+) -> tuple[list[int], list[int], str]:
+    """What a cube server holds: versions, first and end partition and the number of all, what it says of itself."""
+
+@final
+class CubeClient:
+    """Rows of a model from all shards of a store, each of which has replicas. Threads may share it."""
+
+    def __new__(
+        cls,
+        model: str,
+        shards: Sequence[Sequence[str]],
+        *,
+        token: str,
+        deadline_s: float,
+        tls: PsTls | None = None,
+    ) -> Self:
+        """Connects to the shards, a list of the addresses of its replicas each; of each at least one must answer."""
+    def get(self, version: int, signs: npt.NDArray[np.uint64]) -> tuple[_F32, _Bool]:
+        """Rows of a version, `[signs, width]`, zeros for signs without one, and which signs have one."""
+    def layout(self, version: int) -> tuple[list[tuple[str, int]], str]:
+        """(name, width) of the columns of a version, and the type its rows are stored as."""
+    def versions(self) -> list[int]:
+        """Versions that some replica held when it was last heard of, ascending."""
+    def info(self) -> list[dict[str, Any]]:
+        """Of each replica `shard`, `address`, `down` (why, or None), `versions`, requests `waiting` for an answer."""
+
+@final
+class CubeLoad:
+    """Batches of random keys against a store, for `elasticrec bench cube`."""
+
+    def __new__(
+        cls,
+        model: str,
+        shards: Sequence[Sequence[str]],
+        *,
+        token: str,
+        version: int,
+        rows: int,
+        batch: int,
+        miss_share: float,
+        connections: int,
+        in_flight: int,
+    ) -> Self: ...
+    def switch(self, version: int) -> None:
+        """Requests ask for this version from now on, also while they are run."""
+    def run(self, seconds: float, *, rate: float | None = None) -> dict[str, Any]:
+        """Asks for so long: as fast as answers come, or so many requests a second whatever becomes of those before."""
+
+@final
+class RedisLoad:
+    """The same keys against Redis, with `MGET`."""
+
+    def __new__(
+        cls, address: str, *, rows: int, batch: int, miss_share: float, connections: int, in_flight: int
+    ) -> Self: ...
+    def fill(self, version: int) -> None:
+        """Gives Redis the rows of the cube."""
+    def run(self, seconds: float, *, rate: float | None = None) -> dict[str, Any]:
+        """As `CubeLoad.run`."""
+
+def write_load_cube(path: str | Path, num_rows: int, version: int) -> None:
+    """Writes a cube of rows of 1 + 9 columns, the first of which is the version."""

@@ -62,12 +62,12 @@ def train(
         raise _wrong("train", "callback", "a function or None", callback)
     _check("train", "fresh", fresh, bool, "a bool")
     _check("train", "quiet", quiet, bool, "a bool")
-    from elasticrec.training.loop import train_job
+    from elasticrec.publish.live import train_and_publish
 
     loaded = job if isinstance(job, Job) else load_job(job)
     with ExitStack() as stack:
         stream = stack.enter_context(open(os.devnull, "w")) if quiet else None
-        summary = train_job(loaded, fresh=fresh, callback=callback, stream=stream)
+        summary = train_and_publish(loaded, fresh=fresh, callback=callback, stream=stream)
     return Result(summary.run)
 
 

@@ -14,9 +14,12 @@ import typer
 
 from elasticrec.audit.commands import add_audit
 from elasticrec.bench.commands import bench_app
+from elasticrec.cube.commands import cube_app, deliver
 from elasticrec.data.commands import data_app
 from elasticrec.errors import ElasticRecError
+from elasticrec.launch.commands import add_launch
 from elasticrec.options import MAX_SAMPLES, JobArgument, SetOption
+from elasticrec.repository.commands import models_app
 from elasticrec.roles.commands import add_roles
 
 USER_ERROR = 2
@@ -38,8 +41,12 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app, name="data")
+app.add_typer(models_app, name="models")
+app.add_typer(cube_app, name="cube")
 app.add_typer(bench_app, name="bench")
 add_roles(app)
+add_launch(app)
+app.command()(deliver)
 add_audit(app)
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, name of a run, or its directory.")]
@@ -133,19 +140,36 @@ def train(
     job: JobArgument,
     overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier run of this job and start over.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="With `train.mode: ps`: one trainer without servers and network, to see what it could reach.",
+        ),
+    ] = False,
 ) -> None:
     """Train a job; an unfinished run goes on.
 
     It ends with the data. What the job wrote so far is in runs/NAME.
     """
     from elasticrec.config import load_job
-    from elasticrec.roles.train import train_with_servers
-    from elasticrec.training.loop import train_job
     from elasticrec.training.report import summary_lines
 
     found = load_job(job, overrides or [])
-    start = train_with_servers if found.train.mode == "ps" else train_job
-    for line in summary_lines(start(found, fresh=fresh)):
+    if dry_run:
+        from elasticrec.roles.dry_run import run_dry
+
+        run_dry(found, typer.echo)
+        return
+    if found.train.mode == "ps":
+        from elasticrec.roles.train import train_with_servers
+
+        summary = train_with_servers(found, fresh=fresh)
+    else:
+        from elasticrec.publish.live import train_and_publish
+
+        summary = train_and_publish(found, fresh=fresh)
+    for line in summary_lines(summary):
         typer.echo(line)
 
 
@@ -205,9 +229,7 @@ def explain(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="RUN", help="Explain by the newest checkpoint of a run.")
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option("--model", metavar="MODEL", help="Explain by a published model.")
-    ] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Explain by a published model.")] = None,
     best: BestOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all values.")] = False,
 ) -> None:
@@ -226,25 +248,41 @@ def explain(
 
 
 @app.command()
-def publish(run: RunArgument, best: BestOption = False) -> None:
+def publish(
+    run: RunArgument,
+    best: BestOption = False,
+    row_type: Annotated[
+        str | None, typer.Option("--row-type", help="f32, f16 or int8 instead of `publish.row_type` of the job.")
+    ] = None,
+) -> None:
     """Publish the newest or the best checkpoint of a run.
 
-    It becomes a version of the model, and the current one.
+    It becomes a version of the model, and the current one if `publish.gate` lets it through.
     """
     from elasticrec.publish.publish import publish_run
     from elasticrec.run import resolve_run
 
-    published = publish_run(resolve_run(run), best=best)
+    published = publish_run(resolve_run(run), best=best, row_type=row_type)
     typer.echo(
-        f"published {published.path}: version {published.version} of {published.model}, "
+        f"published {published.place}: version {published.version} of {published.model}, "
         f"{published.rows:,} rows, {published.num_bytes:,} bytes"
     )
+    outcome = published.outcome
+    if outcome.problem:
+        typer.echo(f"warning: old versions stay: {outcome.problem}", err=True)
+    if not outcome.is_offered:
+        typer.echo(f"warning: {outcome.words}", err=True)
+    if outcome.refused:
+        raise typer.Exit(1)
 
 
 @app.command()
 def serve(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="Directory of a model or of one version, such as models/demo.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A model such as models/demo, models/demo:7, a URL, or a packed one (.tar.gz)."
+        ),
     ],
     job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="Job file with a `serve` section.")] = None,
     port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.")] = None,
@@ -252,11 +290,11 @@ def serve(
 ) -> None:
     """Serve a published model over HTTP."""
     from elasticrec.config import load_serve
-    from elasticrec.publish.repository import find_version
+    from elasticrec.repository.find import find_version
     from elasticrec.serving.server import serve_model
 
     settings = load_serve(job, [*(overrides or []), *([f"serve.port={port}"] if port is not None else [])])
-    path, _ = find_version(model)
+    path, _ = find_version(model, _say)
     serve_model(path, settings, _say)
 
 
@@ -268,7 +306,7 @@ def predict(
     ] = None,
     best: BestOption = False,
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="MODEL", help="Score with a published model, in this process.")
+        str | None, typer.Option("--model", metavar="MODEL", help="Score with a published model, in this process.")
     ] = None,
     server: Annotated[str | None, typer.Option("--server", metavar="URL", help="Score with a running server.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="With --server: which model, if it has several.")] = None,

@@ -11,10 +11,10 @@ from pathlib import Path
 from elasticrec.errors import ConfigError
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """A reader finds the old file or the new one, never a part of one."""
     with _naming(path):
-        _replace(path, content)
+        _replace(path, content, mode)
     sync_directory(path.parent)
 
 
@@ -29,13 +29,13 @@ def _naming(path: Path) -> Iterator[None]:
         raise
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: bytes, mode: int) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fchmod(file.fileno(), 0o644)
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

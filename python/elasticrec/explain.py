@@ -18,7 +18,8 @@ from elasticrec import _core
 from elasticrec.config.files import refuse_irregular
 from elasticrec.data.units import is_compressed
 from elasticrec.errors import ConfigError, SampleError
-from elasticrec.publish.repository import find_version
+from elasticrec.repository.find import find_chain
+from elasticrec.repository.rows import open_rows
 from elasticrec.serving.onnxruntime import library_path
 
 Values = npt.NDArray[np.float32]
@@ -59,6 +60,8 @@ class Source:
     """A batch of a sample, and what gives the scores of it."""
     pull: Callable[[_core.Batch], Values] | None = None
     """Pooled rows `[1, cells, width]` from the table itself; without it they are pooled here."""
+    labels: list[str] | None = None
+    """Those that there are scores of, where they are not all."""
 
 
 def explain(sample: bytes | RowPlace, source: Source) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def explain(sample: bytes | RowPlace, source: Source) -> dict[str, Any]:
         "source": source.name,
         "slots": slots,
         "dense": dict(zip(names, batch.dense[0].tolist(), strict=True)),
-        "scores": dict(zip(source.features["labels"], scores, strict=True)),
+        "scores": dict(zip(source.labels or source.features["labels"], scores, strict=True)),
     }
 
 
@@ -204,7 +207,7 @@ def _open_lines(path: Path, format: str) -> Iterator[Iterable[bytes]]:
                 raise SampleError(f"{path}: damaged or cut off: {error}") from None
 
 
-def open_source(checkpoint: str | None, model: Path | None, *, best: bool = False) -> Source:
+def open_source(checkpoint: str | None, model: str | None, *, best: bool = False) -> Source:
     """Exactly one of a run's checkpoint and a published model."""
     if (checkpoint is None) == (model is None):
         raise ConfigError("explain: expected one of --checkpoint and --model")
@@ -239,17 +242,14 @@ def _of_checkpoint(run: str, best: bool) -> Source:
     return Source(str(loaded.checkpoint.path), loaded.job.features(), rows, table.width, read, pull)
 
 
-def _of_version(model: Path) -> Source:
-    path, manifest = find_version(model)
-    parts = sorted(str(path / name) for name in manifest["files"] if name.startswith("cube/"))
+def _of_version(model: str) -> Source:
+    fetched = find_chain(model)
+    path, manifest = fetched.directory, fetched.version.manifest
+    view = open_rows(fetched)
 
     def rows(signs: list[int]) -> list[Row | None]:
-        weights, _ = _core.read_cube(parts, signs)
-        # a row of zeros may be there or not, which only the count of a look-up of its own tells
-        there = [
-            bool(row.any()) or _core.read_cube(parts, [sign])[1] == 1 for sign, row in zip(signs, weights, strict=True)
-        ]
-        return [Row(row.tolist()) if found else None for row, found in zip(weights, there, strict=True)]
+        weights, present = view.lookup(np.array(signs, np.uint64))
+        return [Row(row.tolist()) if found else None for row, found in zip(weights, present, strict=True)]
 
     width = sum(column["width"] for column in manifest["table"]["columns"])
     predictor = _core.Predictor(str(path), str(library_path()))
@@ -261,4 +261,4 @@ def _of_version(model: Path) -> Source:
             raise SampleError(f"{path}: {what}, give --checkpoint RUN instead of --model")
         return parser.parse(sample, labels=False), lambda: predictor.predict(sample)
 
-    return Source(str(path), manifest["features"], rows, width, read)
+    return Source(str(path), manifest["features"], rows, width, read, labels=manifest["graph"].get("labels"))

@@ -26,32 +26,43 @@ class FileEntry:
     sha256: str
 
 
+def encode_manifest(kind: str, body: dict[str, Any], files: dict[str, FileEntry], *, format: int = FORMAT) -> bytes:
+    """The bytes of a manifest, with their own checksum among them."""
+    entries = {name: {"bytes": file.num_bytes, "sha256": file.sha256} for name, file in sorted(files.items())}
+    document = {"format": format, "kind": kind, _SEAL: _NO_DIGITS, **body, "files": entries}
+    content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+    return content.replace(_NO_DIGITS.encode(), _digest(content).encode(), 1)
+
+
 def write_manifest(directory: Path, kind: str, body: dict[str, Any], files: dict[str, FileEntry]) -> None:
     """Complete a directory: from here on its files never change."""
     for parent in {(directory / name).parent for name in files}:
         sync_directory(parent)
-    entries = {name: {"bytes": file.num_bytes, "sha256": file.sha256} for name, file in sorted(files.items())}
-    document = {"format": FORMAT, "kind": kind, _SEAL: _NO_DIGITS, **body, "files": entries}
-    content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
-    write_atomically(directory / MANIFEST, content.replace(_NO_DIGITS.encode(), _digest(content).encode(), 1))
+    write_atomically(directory / MANIFEST, encode_manifest(kind, body, files))
     sync_directory(directory.parent)
 
 
 def read_manifest(directory: Path, kind: str) -> dict[str, Any]:
     """The manifest of a directory, checked for its format and its own checksum; its files are not read."""
     path = directory / MANIFEST
-    content = path.read_bytes()
+    return decode_manifest(path.read_bytes(), str(path), kind)
+
+
+def decode_manifest(content: bytes, where: str, kind: str, formats: tuple[int, ...] = (FORMAT,)) -> dict[str, Any]:
+    """The manifest in these bytes, checked for its format and its own checksum; `where` is what errors call it."""
     try:
         document = json.loads(content)
-    except ValueError as error:
-        raise ModelError(f"{path}: not JSON, the file is damaged: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{where}: not JSON, the file is damaged: {error}") from None
     if not isinstance(document, dict):
-        raise ModelError(f"{path}: expected an object, got {type(document).__name__}")
-    for key, expected in (("format", FORMAT), ("kind", kind)):
-        if document.get(key) != expected:
-            raise ModelError(f"{path}: {key}: expected {expected}, got {document.get(key)}")
+        raise ModelError(f"{where}: expected an object, got {type(document).__name__}")
+    if document.get("format") not in formats:
+        known = " or ".join(map(str, formats))
+        raise ModelError(f"{where}: format: expected {known}, got {document.get('format')}")
+    if document.get("kind") != kind:
+        raise ModelError(f"{where}: kind: expected {kind}, got {document.get('kind')}")
     if document.get(_SEAL) != _digest(content):
-        raise ModelError(f"{path}: {_SEAL} differs from the content, the file is damaged")
+        raise ModelError(f"{where}: {_SEAL} differs from the content, the file is damaged")
     return document
 
 

@@ -15,7 +15,7 @@ from elasticrec import _core
 from elasticrec.config import Secret
 from elasticrec.data.lines import any_parser, record_batches
 from elasticrec.errors import ConfigError, SampleError, UnavailableError
-from elasticrec.publish.repository import find_version
+from elasticrec.repository.find import find_version
 from elasticrec.serving.client import Client
 from elasticrec.serving.onnxruntime import library_path
 
@@ -141,7 +141,7 @@ def _locate(chunk: _Chunk, predict: Callable[[bytes], Scores]) -> SampleError:
 @contextmanager
 def open_scorer(
     checkpoint: str | None,
-    model: Path | None,
+    model: str | None,
     server: str | None,
     name: str | None,
     token: str | None,

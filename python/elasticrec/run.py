@@ -6,6 +6,7 @@ runs/<name>/reader.py        the reader, where it is one of the user's own
 runs/<name>/checkpoints/     one directory a checkpoint
 runs/<name>/metrics.jsonl    a line a report
 runs/<name>/units/           the units of each epoch, written down before they are read
+runs/<name>/graphs/          the network's graph, once it was published
 runs/<name>/start/           with servers: what they start from; coordinator/: what it decided; logs/: of each role
 """
 
@@ -76,10 +77,10 @@ class Run:
     def create(cls, job: Job, root: Path = RUNS) -> "Run":
         """Make the directory of a job and put the copy of the job into it.
 
-        A run that has checkpoints of a job with other parameters is refused before anything is written.
+        A run that was begun by a job with other parameters is refused before anything is written.
         """
         run = cls.of(job, root)
-        if run.has_checkpoints():
+        if run.has_begun():
             run.check_resumes(job)
         sources = {run.model_path: job.model_source(), run.reader_path: job.reader_source()}
         copies = {path: source for path, source in sources.items() if source is not None}
@@ -103,6 +104,10 @@ class Run:
         """Whether anything was saved in this run."""
         return self.exists() and any(self.checkpoints.iterdir())
 
+    def has_begun(self) -> bool:
+        """Whether there is anything that its job decided: checkpoints, or what servers start from."""
+        return self.has_checkpoints() or (self.exists() and (self.path / "start" / "shard.json").is_file())
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run for one process; a second one is refused. The lock ends with the process, however it ends."""
@@ -119,7 +124,7 @@ class Run:
         # the next training starts over
         for manifest in self.checkpoints.glob("*/manifest.json"):
             manifest.unlink()
-        roles = (self.path / name for name in ("coordinator", "start", "logs"))
+        roles = (self.path / name for name in ("coordinator", "start", "logs", "graphs"))
         for path in (*self.checkpoints.iterdir(), self.units, *roles):
             if path.exists():
                 shutil.rmtree(path)

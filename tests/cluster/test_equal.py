@@ -1,4 +1,4 @@
-"""One trainer that is never stale learns on servers what local training learns."""
+"""Trainers that are never stale learn on servers what local training learns."""
 
 import json
 from pathlib import Path
@@ -16,23 +16,26 @@ from elasticrec.training.embedding import table_spec
 from elasticrec.training.network import build_model
 
 Rows = dict[int, tuple[Any, ...]]
+RATES = {"sgd": 0.05, "adagrad": 0.05, "adam": 0.002}
+BATCH = 128
 
 
-def learned(directory: Path, mode: str, optimizer: str) -> tuple[Rows, np.ndarray]:
-    """Rows and dense values after a training on demo data."""
-    rates = {"sgd": 0.05, "adagrad": 0.05, "adam": 0.002}
-    job = {
+def job_of(optimizer: str, **train: Any) -> dict[str, Any]:
+    return {
         "name": "equal",
         "data": {"format": "slots", "train": "data/20260101/00", "slots": "0-7", "unit_bytes": 65536},
         "model": {"kind": "wide_deep", "dim": 4, "hidden": [16]},
-        "sparse": {"partitions": 16, "optimizer": {"kind": optimizer, "learning_rate": rates[optimizer]}},
-        "dense": {"optimizer": {"kind": optimizer, "learning_rate": rates[optimizer]}},
-        "train": {"mode": mode, "threads": 1, "batch_size": 128, "epochs": 2, "ps": {"max_in_flight": 1}},
+        "sparse": {"partitions": 16, "optimizer": {"kind": optimizer, "learning_rate": RATES[optimizer]}},
+        "dense": {"optimizer": {"kind": optimizer, "learning_rate": RATES[optimizer]}},
+        "train": {"threads": 1, "batch_size": BATCH, "epochs": 2, **train},
     }
-    if mode == "ps":
-        job["train"]["servers"] = 3  # type: ignore[index]
-    directory.mkdir()
-    write_demo(directory / "data", samples=20_000, slots=8, hours=1, seed=1)
+
+
+Learned = tuple[Rows, np.ndarray, list[float]]
+
+
+def learned(directory: Path, job: dict[str, Any]) -> Learned:
+    """Rows, dense values and the loss of every pass after a training in a directory with `data`."""
     (directory / "job.yaml").write_text(yaml.safe_dump(job))
     training = Training.start(directory)
     try:
@@ -45,24 +48,106 @@ def learned(directory: Path, mode: str, optimizer: str) -> tuple[Rows, np.ndarra
     table.load([str(path) for path in (checkpoint / "table").iterdir()])
     signs = {
         int(field.partition(":")[0])
-        for path in directory.glob("data/*/*/*.txt")
+        for path in directory.glob("data/**/*.txt")
         for line in path.read_text().splitlines()
         for field in line.split()[2:]
     }
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     dense = np.fromfile(checkpoint / "dense.bin", np.float32)[: manifest["dense"]["length"]]
-    return {sign: row for sign in signs if (row := table.get(sign)) is not None}, dense
+    kind = "pass" if loaded.train.mode == "ps" else "epoch"
+    records = [json.loads(line) for line in (directory / "runs/equal/metrics.jsonl").read_text().splitlines()]
+    losses = [record["train"][0]["log_loss"] for record in records if record["event"] == kind]
+    assert len(losses) == loaded.train.epochs
+    return {sign: row for sign in signs if (row := table.get(sign)) is not None}, dense, losses
+
+
+def check_equal(local: Learned, remote: Learned, optimizer: str) -> None:
+    assert remote[0].keys() == local[0].keys() and len(local[0]) > 1000
+    assert local[2][-1] < local[2][0] - 0.005, "a loss that does not move shows nothing"
+    np.testing.assert_allclose(remote[2], local[2], atol=1e-4, rtol=0)
+    # Adam's steps are of one size, so that a rounding of a tiny gradient shows
+    tolerance = 1e-3 if optimizer == "adam" else 1e-5
+    np.testing.assert_allclose(remote[1], local[1], atol=tolerance, rtol=0)
+    for sign, row in local[0].items():
+        assert remote[0][sign][:3] == row[:3]
+        np.testing.assert_allclose(remote[0][sign][3], row[3], atol=tolerance, rtol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
-def test_rows_and_network_are_those_of_local_training(tmp_path: Path, optimizer: str) -> None:
-    local, local_dense = learned(tmp_path / "local", "local", optimizer)
-    remote, remote_dense = learned(tmp_path / "ps", "ps", optimizer)
-    assert remote.keys() == local.keys() and len(local) > 1000
-    # Adam's steps are of one size, so that a rounding of a tiny gradient shows
-    tolerance = 1e-3 if optimizer == "adam" else 1e-5
-    np.testing.assert_allclose(remote_dense, local_dense, atol=tolerance, rtol=0)
-    for sign, row in local.items():
-        assert remote[sign][:3] == row[:3]
-        np.testing.assert_allclose(remote[sign][3], row[3], atol=tolerance, rtol=0)
+def test_one_trainer_with_one_batch_in_flight(tmp_path: Path, optimizer: str) -> None:
+    trained = []
+    for mode in ("local", "ps"):
+        more: dict[str, Any] = {"servers": 3, "ps": {"max_in_flight": 1}} if mode == "ps" else {}
+        write_demo(tmp_path / mode / "data", samples=20_000, slots=8, hours=1, seed=1)
+        trained.append(learned(tmp_path / mode, job_of(optimizer, mode=mode, **more)))
+    check_equal(*trained, optimizer)
+
+
+WITH_BUFFERS = """
+from torch import nn
+
+from elasticrec.models import Column, Model
+
+
+class MyModel(Model):
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.columns = (Column("deep", options.dim),)
+        self.normal = nn.BatchNorm1d(shape.num_slots * options.dim)
+        self.out = nn.Linear(shape.num_slots * options.dim, shape.num_labels)
+
+    def forward(self, columns, dense):
+        return self.out(self.normal(columns["deep"].flatten(1)))
+"""
+
+
+@pytest.mark.slow
+def test_means_of_a_batch_norm_are_those_of_local_training(tmp_path: Path) -> None:
+    trained = []
+    for mode in ("local", "ps"):
+        more: dict[str, Any] = {"servers": 2, "ps": {"max_in_flight": 1}} if mode == "ps" else {}
+        write_demo(tmp_path / mode / "data", samples=10_000, slots=8, hours=1, seed=1)
+        (tmp_path / mode / "my_model.py").write_text(WITH_BUFFERS)
+        job = job_of("adagrad", mode=mode, **more)
+        job["model"] = {"kind": "my_model.py:MyModel", "dim": 4}
+        # rows that start at zero have no deviation to divide by
+        job["sparse"]["init_scale"] = 0.5
+        trained.append(learned(tmp_path / mode, job))
+    (_, local, _), (_, remote, _) = trained
+    # scale, shift, weights and bias; then running mean and variance of 32 cells
+    assert len(local) >= 5 * 32 and np.abs(local[-64:-32]).max() > 0.001
+    np.testing.assert_allclose(remote, local, atol=1e-4, rtol=0)
+
+
+def deal(lines: list[str], directory: Path) -> None:
+    """Files of which `sync` runs two at a time, and files with the batches of both joined."""
+    for which in ("sync", "local"):
+        (directory / which / "data").mkdir(parents=True)
+    for pair in range(2):
+        # one unit ends before the other
+        both = lines[pair * 9000 : pair * 9000 + 5000], lines[pair * 9000 + 5000 : (pair + 1) * 9000]
+        for at, part in enumerate(both):
+            (directory / f"sync/data/{pair}{at}.txt").write_text("".join(part))
+        batches = [[part[start : start + BATCH] for part in both] for start in range(0, 5000, BATCH)]
+        # a step of a joined batch is one file: batches do not cross files, and the last ones are shorter
+        for step, parts in enumerate(batches):
+            (directory / f"local/data/{pair}-{step:03d}.txt").write_text("".join(parts[0] + parts[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_sync_is_local_training_on_the_joined_batches(tmp_path: Path, optimizer: str) -> None:
+    write_demo(tmp_path / "all", samples=18_000, slots=8, hours=1, seed=1)
+    lines = "".join(path.read_text() for path in sorted((tmp_path / "all").glob("*/*/*.txt"))).splitlines(keepends=True)
+    deal(lines, tmp_path)
+    trained = []
+    for mode, settings in (
+        ("local", {"mode": "local", "batch_size": 2 * BATCH}),
+        ("sync", {"mode": "ps", "strategy": "sync", "servers": 2, "trainers": 2, "step_batches": 2}),
+    ):
+        # 80 steps an epoch
+        job = job_of(optimizer, **settings, epochs=4)
+        job["data"] |= {"train": "data", "unit_bytes": 2**24, "shuffle": False}
+        trained.append(learned(tmp_path / mode, job))
+    check_equal(*trained, optimizer)

@@ -11,7 +11,7 @@ import pytest
 from elasticrec import _core
 from elasticrec.config import load_job
 from elasticrec.manifest import FORMAT, verify_files
-from elasticrec.publish.repository import find_version
+from elasticrec.repository.find import find_version
 from elasticrec.training.checkpoint import Progress, State, open_checkpoint, restore
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.embedding import Embedding

@@ -22,6 +22,7 @@ _BASE = {"_core", "errors", "config", "durable", "machine", "manifest", "run"}
 LAYERS = {
     "errors": set[str](),
     "durable": {"errors"},
+    "fail_points": set[str](),
     "machine": set[str](),
     "config": {"errors"},
     "manifest": {"durable", "errors"},
@@ -33,11 +34,15 @@ LAYERS = {
     # it recounts what the others did: it may know the job and the run, and nothing of what trained them
     "audit": {"config", "errors", "manifest", "run", "user_code"},
     "serving": _BASE,
-    "coordinator": _BASE | {"data"},
+    "repository": {"_core", "config", "durable", "errors", "manifest", "web"},
+    "coordinator": _BASE | {"data", "fail_points", "repository", "web"},
     "training": _BASE | {"data", "models", "user_code"},
-    "publish": _BASE | {"data", "models", "training"},
+    "publish": _BASE | {"data", "fail_points", "models", "repository", "training"},
     "launch": _BASE | {"coordinator"},
-    "roles": _BASE | {"coordinator", "data", "launch", "training"},
+    "web": {"errors"},
+    "cube": _BASE | {"coordinator", "launch", "repository", "web"},
+    "roles": _BASE
+    | {"coordinator", "cube", "data", "fail_points", "launch", "publish", "repository", "training", "web"},
 }
 # Only what trains may need torch; `bench` and the commands import it when they run.
 WITH_TORCH = {"models", "training", "publish", "roles", "bench"}
@@ -49,7 +54,7 @@ WITHOUT_TORCH = sorted(
         "elasticrec.run",
         *(
             module.name
-            for name in ("audit", "config", "coordinator", "data", "serving", "launch")
+            for name in ("audit", "config", "coordinator", "cube", "data", "serving", "launch", "repository")
             if (PACKAGE / name).is_dir()
             for module in pkgutil.walk_packages([str(PACKAGE / name)], f"elasticrec.{name}.")
         ),
@@ -119,6 +124,12 @@ def test_torch_is_imported_only_where_it_trains() -> None:
     assert wrong == []
 
 
+def test_a_model_on_a_disk_needs_no_fsspec() -> None:
+    """It takes longer to import than a command does."""
+    code = "import sys; sys.modules['fsspec'] = None; import elasticrec.cli, elasticrec.repository.find"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_import_without_torch(module: str) -> None:
     """As in an environment that has no torch."""
@@ -128,7 +139,9 @@ def test_import_without_torch(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["serve", "--help"], ["data", "stats", "--help"], ["schema"]], ids=" ".join
+    "arguments",
+    [["--help"], ["serve", "--help"], ["data", "stats", "--help"], ["models", "list", "--help"], ["schema"]],
+    ids=" ".join,
 )
 def test_commands_without_torch(arguments: list[str]) -> None:
     code = (

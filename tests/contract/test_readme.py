@@ -28,7 +28,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_commands_and_their_options_exist(command: str) -> None:
     words = command.split()
-    name = words[:2] if words[0] in ("data", "bench") else words[:1]
+    name = words[:2] if words[0] in ("data", "models", "cube", "bench") else words[:1]
     result = subprocess.run(
         [sys.executable, "-m", "elasticrec.cli", *name, "--help"], capture_output=True, text=True, check=True
     )

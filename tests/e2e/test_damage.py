@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from disks import small_file_system
 from elasticrec import api, cli
 from harness import elasticrec, succeed, write_job
 
@@ -22,18 +23,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("a full disk needs a file system of its own: mount and root")
-    done = subprocess.run([mount, "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"a full disk needs a file system of its own: {done.stderr.decode().strip()}")
-    try:
+    with small_file_system(tmp_path / "disk", "4m") as path:
         yield path
-    finally:
-        subprocess.run(["umount", path], check=True)
 
 
 def newest(directory: Path) -> Path:
@@ -105,7 +96,8 @@ def test_a_full_disk_while_publishing(small_disk: Path) -> None:
     assert error_of(result).endswith("no space left on device")
     assert (small_disk / "models/tiny/CURRENT").read_text() == '{"version": 1, "generation": 1}'
     filler.unlink()
-    assert "version 2 of tiny" in succeed("publish", "tiny", cwd=small_disk)
+    # the number of the one that failed does not come again, unless not even that could be written down
+    assert re.search("version [23] of tiny", succeed("publish", "tiny", cwd=small_disk))
 
 
 def test_a_damaged_checkpoint_is_refused_by_every_command(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from elasticrec.audit import files
 from elasticrec.audit.counts import Counts, Tally
 from elasticrec.audit.files import FileCounter, with_names
 from elasticrec.audit.numbers import BadRecordError, f32_of, seconds_of
@@ -91,9 +92,13 @@ SLOT_JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize(("suffix", "lines_at_once"), [("", 1), ("", 3), (".gz", 50_000), (".zst", 50_000)])
 @pytest.mark.parametrize("name", SLOT_JOBS)
-def test_slot_text(make_job: MakeJob, tmp_path: Path, name: str, suffix: str) -> None:
+def test_slot_text(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str, lines_at_once: int
+) -> None:
+    """Lines are counted together where all are plain, and one by one where some are odd."""
+    monkeypatch.setattr(files, "_LINES_AT_ONCE", lines_at_once)
     tokens = [b"5:", b":0", b"x:0", b"1:2:0", b"18446744073709551616:0", b"buy=1", b"buy=9", b"rest=x", b"buy", b"+1:0"]
     tokens += [
         b"000000000000000000001:0",

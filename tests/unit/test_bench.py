@@ -1,6 +1,7 @@
 """`bench`: that it measures and says what it found; how fast that is, is no test's business."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -33,3 +34,68 @@ def test_train_beside_its_network_and_the_rival(capsys: pytest.CaptureFixture[st
     for rival in ("torch", "torch_one_bag"):
         expected = result["samples_per_s"] / result[f"{rival}_samples_per_s"]
         assert result[f"vs_{rival}"] == pytest.approx(expected, abs=0.001)
+
+
+def ps_result(capsys: pytest.CaptureFixture[str], *parts: str) -> tuple[list[str], dict[str, Any]]:
+    sizes = ["--samples", "16384", "--rows", "26000", "--repeats", "1", "--seconds", "1", "--max-trainers", "2"]
+    chosen = [option for part in parts for option in ("--part", part)]
+    assert main(["bench", "ps", "--json", *sizes, *chosen]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    return lines, json.loads(last)
+
+
+@pytest.mark.slow
+def test_training_with_servers_beside_its_network_and_what_trainers_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, result = ps_result(capsys, "speed", "growth")
+    for shape in ("1_1", "2_2"):
+        expected = result[f"samples_per_s_{shape}"] / result["dense_only_samples_per_s"]
+        assert result[f"ratio_{shape}"] == pytest.approx(expected, abs=0.001)
+        by_threads = result[f"samples_per_s_{shape}_by_threads"]
+        assert round(result[f"samples_per_s_{shape}"]) == max(by_threads.values()) > 0
+        assert by_threads[str(result[f"threads_{shape}"])] == max(by_threads.values())
+        assert {"forward", "backward", "pull", "push", "wait"} <= result[f"shares_{shape}"].keys()
+        assert result[f"cpu_s_{shape}"].keys() == {"coordinator", "ps", "trainer"}
+    ours, alone = (
+        result[f"{kind}cpu_s_a_million_2"] / result[f"{kind}cpu_s_a_million_1"] for kind in ("", "dense_only_")
+    )
+    assert result["cpu_growth"] == pytest.approx(ours - alone, abs=0.001)
+    assert sum("samples/s" in line for line in lines) == 3
+    assert any(line.startswith("growth: ") for line in lines)
+
+
+@pytest.mark.slow
+def test_pulls_through_the_socket_and_what_a_killed_server_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, result = ps_result(capsys, "pull", "fault")
+    ratios = [result[f"pull_socket_ratio_{rows}"] for rows in (520, 2080, 8190)]
+    assert result["pull_socket_ratio"] == pytest.approx(min(ratios), abs=0.001) and min(ratios) > 0
+    # a lease has to run out before a successor may apply
+    assert 0 < result["recovery_s"] <= result["caught_up_s"]
+    assert result["caught_up_allowed_s"] == pytest.approx(1.5 * result["checkpoint_age_s"] + 10, abs=0.001)
+    gaps = result["longest_gap_ms"] - result["longest_gap_without_ms"]
+    assert result["pause_ms"] == pytest.approx(gaps, abs=0.001)
+    assert result["rows_a_server"] > 10_000
+    assert any(line.startswith("kill -9 of a server with ") for line in lines)
+
+
+def test_an_unknown_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ps", "--part", "luck"]) == 2
+    assert capsys.readouterr().err == "error: bench: --part: expected speed, growth, pull, fault, got `luck`\n"
+
+
+def test_cube(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "cube", "--json", "--rows", "20000", "--repeats", "1", "--seconds", "0.2", "--deltas", "1"]
+    assert main(arguments) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["keys_per_s"] > 0 and result["keys_per_server_cpu_s"] > 0
+    assert result["inprocess_ratio"] > 0 and 10 < result["bytes_per_key"] < 13
+    assert result["switch_failed"] == 0 and result["switch_ratio"] > 0
+    assert result["delta_s"] > 0 and result["delta_rows"] == 20_000
+    assert "redis_ratio" not in result
+
+
+def test_rivals_of_the_cube_have_to_be_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert main(["bench", "cube", "--rows", "1000", "--rivals"]) == 2
+    assert "redis-server is not installed" in capsys.readouterr().err

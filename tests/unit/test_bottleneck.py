@@ -84,6 +84,7 @@ SETUP = Setup(workers=1, threads=2, cores=4)
             "saving checkpoints 60 %: `train.checkpoint.keep_best` saves every better one, evaluate less often",
         ),
         (Shares({"evaluate": 0.5}), SETUP, "evaluating 50 %: give `data.eval` fewer files"),
+        (Shares({"publish": 0.5}), SETUP, "publishing 50 %: raise `publish.every`"),
         (
             Shares({"evaluate": 0.5}),
             Setup(1, 2, 4, evaluates_inside=True),

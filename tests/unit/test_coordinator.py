@@ -1,6 +1,7 @@
 """The coordinator with fake roles: whatever dies, every name is applied once, in order, and nobody else restarts."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from elasticrec.coordinator.checkpoints import CheckpointSettings
 from elasticrec.coordinator.coordinator import Coordinator, Settings
 from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.messages import FencedError
+from elasticrec.coordinator.metrics import render
 from elasticrec.coordinator.passes import PassPlan
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.run import Run
@@ -127,6 +129,28 @@ def test_anything_may_die(make_world: MakeWorld, seed: int) -> None:
     world.check_exactly_once([9, 18, 27])
 
 
+def test_a_lease_tells_how_many_trainers_live(make_world: MakeWorld) -> None:
+    world = make_world(trainers=3, num_units=50)
+    coordinator = world.until(lambda coordinator: num_complete(coordinator) >= 5)
+    world.trainers[0].alive = False
+    gone_at = world.clock() + 1.5
+    world.until(lambda _: world.clock() >= gone_at)
+    trainer = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")["incarnation"]
+    leases = (ask(coordinator, "lease", incarnation=trainer) for _ in range(100))
+    assert next(lease["trainers"] for lease in leases if lease["unit"]) == 3, "two of before, and the new one"
+
+
+def test_while_shards_go_back_together_nothing_is_leased(make_world: MakeWorld) -> None:
+    world = make_world(num_units=50, change=lambda settings: replace(settings, group_size=2))
+    coordinator = world.until(lambda coordinator: num_complete(coordinator) >= 5)
+    world.shards[0].alive = False
+    world.shards.append(Shard(world, "new"))
+    world.until(lambda coordinator: bool(coordinator.members.going_back))
+    trainer = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")["incarnation"]
+    lease = ask(coordinator, "lease", incarnation=trainer)
+    assert lease["unit"] is None and lease["why"] == "all shards go back to the last checkpoint"
+
+
 def test_only_the_shard_that_died_goes_back(make_world: MakeWorld) -> None:
     world = make_world(num_units=30)
     coordinator = world.until(lambda coordinator: num_complete(coordinator) >= 12)
@@ -176,6 +200,27 @@ def test_nothing_is_leased_before_the_members_of_before_were_heard(make_world: M
     for _ in range(40):
         world.step()
     assert world.coordinator.work.counters.given > 0
+
+
+def test_a_new_coordinator_does_not_call_members_down_that_it_may_yet_hear_of(make_world: MakeWorld) -> None:
+    world = make_world(num_units=30)
+    world.until(lambda coordinator: num_complete(coordinator) >= 3)
+    world.kill_coordinator()
+    coordinator = world.start_coordinator()
+
+    def states() -> tuple[list[str], list[str]]:
+        status = coordinator.status()
+        return [one["state"] for one in status["shards"]], [one["state"] for one in status["trainers"]]
+
+    assert states() == (["unheard", "unheard"], ["unheard", "unheard"])
+    assert 'elasticrec_coordinator_shards{state="unheard"} 2' in render(coordinator.status())
+    assert 'elasticrec_coordinator_trainers{state="unheard"} 2' in render(coordinator.status())
+    world.shards[0].next_at = world.trainers[0].next_beat = 0.0
+    world.shards[0].step()
+    world.trainers[0].step()
+    assert states() == (["serving", "unheard"], ["alive", "unheard"])
+    world.clock.now += 1.2
+    assert states() == (["down", "down"], ["silent", "silent"])
 
 
 def test_a_second_coordinator_does_no_harm(make_world: MakeWorld) -> None:
@@ -249,20 +294,6 @@ def test_a_finished_run_stays_so(make_world: MakeWorld) -> None:
     world.check_exactly_once([6, 12])
 
 
-def test_scale_waits_for_the_old_shards(make_world: MakeWorld) -> None:
-    world = make_world(num_units=30)
-    coordinator = world.until(lambda coordinator: coordinator.checkpoints.num_committed > 0)
-    coordinator.scale(3)
-    world.shards[0].paused_until = world.clock() + 1e9
-    world.shards += [Shard(world, f"new{i}") for i in range(3)]
-    answer = ask(coordinator, "register", protocol=1, role="ps", nonce="x")
-    assert answer["incarnation"] is None and "map before" in answer["why"] and answer["epoch"] == 2
-    world.run_to_end()
-    world.check_exactly_once([30])
-    with pytest.raises(ConfigError, match="servers: expected 1 to 5, the number of partitions, got 6"):
-        coordinator.scale(6)
-
-
 def test_data_that_vanishes_before_a_pass_stops_the_run(make_world: MakeWorld, tmp_path: Path) -> None:
     world = make_world(num_passes=2)
     (tmp_path / "train.txt").unlink()
@@ -289,10 +320,90 @@ def test_a_shard_that_finds_its_checkpoint_damaged_gets_the_one_before(make_worl
     second = ask(coordinator, "register", **asked, damaged={newest.name: "checksum"})
     assert second["incarnation"] == first["incarnation"]
     assert second["checkpoint"]["name"] == "ps-00000001-000001"
+    (note,) = [text for _, text in coordinator.status()["passes"]["notes"]]
+    assert newest.name in note and note.endswith("; the checkpoint before it is used")
     world.clock.now += 1.2
     world.shards.append(Shard(world, "new"))
     world.run_to_end()
     world.check_exactly_once([60])
+
+
+def test_without_its_directory_a_coordinator_writes_checkpoints_that_are_newer_still(make_world: MakeWorld) -> None:
+    world = make_world(num_units=60)
+    for _ in range(2):
+        world.kill_coordinator()
+        coordinator = world.start_coordinator()
+    coordinator = world.until(lambda coordinator: coordinator.checkpoints.num_committed == 1)
+    newest = coordinator.checkpoints.newest
+    assert newest is not None and newest.name == "ps-00000003-000001"
+    world.kill_coordinator()
+    shutil.rmtree(world.run.path / "coordinator")
+    (world.run.checkpoints / "ps-of-mine").mkdir()
+    coordinator = world.start_coordinator()
+    assert coordinator.term == 4 and coordinator.checkpoints.newest is not None
+    assert coordinator.checkpoints.newest.name == newest.name
+
+
+def test_a_role_with_the_directory_of_another_run_is_refused(make_world: MakeWorld) -> None:
+    world = make_world(change=lambda settings: replace(settings, run_id="this"))
+    assert world.coordinator is not None
+    for role in ("ps", "trainer"):
+        asked = {"protocol": 1, "role": role, "nonce": role}
+        with pytest.raises(ConfigError, match="register: run: expected a role of this run, got one with the directory"):
+            ask(world.coordinator, "register", **asked, run="other")
+    assert not incarnations(world.coordinator)
+    assert ask(world.coordinator, "register", protocol=1, role="ps", nonce="a", run="this")["incarnation"]
+    assert ask(world.coordinator, "register", protocol=1, role="trainer", nonce="b")["incarnation"], "it need not know"
+
+
+def test_a_meeting_waits_for_a_trainer_that_may_have_a_unit(make_world: MakeWorld) -> None:
+    """A new coordinator knows of the units of those alone that it has heard of."""
+    world = make_world(num_units=30)
+    world.until(lambda coordinator: num_complete(coordinator) >= 3)
+    world.kill_coordinator()
+    coordinator = world.start_coordinator()
+    here, silent = world.trainers
+
+    def meet() -> bool:
+        for member in (*world.shards, here):
+            ask(coordinator, "heartbeat", incarnation=member.incarnation, sequence=0)
+        ask(coordinator, "heartbeat", incarnation=here.incarnation, sequence=0, units=[5], meeting=3)
+        return bool(ask(coordinator, "meet", incarnation=here.incarnation, meeting=4)["go"])
+
+    assert not meet()
+    world.clock.now += 0.9
+    assert not meet()
+    ask(coordinator, "heartbeat", incarnation=silent.incarnation, sequence=0)
+    assert meet(), "it has no unit"
+    world.kill_coordinator()
+    coordinator = world.start_coordinator()
+    world.clock.now += 0.9
+    assert not meet()
+    world.clock.now += 0.4
+    assert meet(), "its lease is over"
+
+
+def test_with_groups_no_checkpoint_begins_before_the_trainers_of_before_were_heard(make_world: MakeWorld) -> None:
+    """One of them may be inside a group, of which the shards have only said nothing yet."""
+    world = make_world(num_units=30, change=lambda settings: replace(settings, group_size=2))
+    for _ in range(5):
+        world.step()
+    assert all(role.incarnation is not None for role in (*world.shards, *world.trainers))
+    world.kill_coordinator()
+    coordinator = world.start_coordinator()
+    coordinator.checkpoints.want()
+
+    def hear(*trainers: Trainer) -> str | None:
+        for shard in world.shards:
+            status = {"records": [[list(shard.owned), {"watermark": 2}]]}
+            body = {"state": "serving", "address": "a", "boundaries": 1, "status": status}
+            ask(coordinator, "heartbeat", incarnation=shard.incarnation, sequence=shard.sequence + 1, **body)
+        for trainer in trainers:
+            ask(coordinator, "heartbeat", incarnation=trainer.incarnation, sequence=trainer.sequence + 1)
+        return coordinator.checkpoints.writing
+
+    assert hear(world.trainers[0]) is None and coordinator.work.is_between_groups()
+    assert hear(*world.trainers) is not None
 
 
 def test_a_late_heartbeat_is_not_news(make_world: MakeWorld) -> None:
@@ -331,3 +442,42 @@ def test_figures_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
     status = coordinator.status()
     assert json.dumps(status, allow_nan=False) and status["trainers"][0]["figures"] == {"rate": 2.5}
     coordinator.close()
+
+
+def test_units_whose_data_is_gone_are_left_out_by_all(make_world: MakeWorld) -> None:
+    """Also by a coordinator and a shard that come after it was told."""
+    world = make_world(
+        change=lambda settings: replace(settings, plan=replace(settings.plan, on_missing="skip")),
+        num_units=6,
+        num_passes=2,
+    )
+    world.gone = {1, 4, 8}
+    coordinator = world.until(lambda one: set(one.passes.missing) == {1, 4})
+    line = "unit 1 is lost, 8 bytes from 8 on (data.on_missing): train.txt: is gone"
+    assert line in [text for _, text in coordinator.status()["passes"]["notes"]]
+    world.kill_coordinator()
+    world.shards[0].alive = False
+    world.shards.append(Shard(world, "s2"))
+    world.gone = {8}
+    world.start_coordinator()
+    world.run_to_end()
+    coordinator = world.coordinator
+    assert coordinator is not None and set(coordinator.passes.missing) == {1, 4, 8}
+    for shard in world.present():
+        for partition in shard.partitions.values():
+            applied = {event[0] for event in partition.events if event[0] != "boundary"}
+            assert applied == set(range(12)) - {1, 4, 8} and partition.boundaries == 2
+    newest = coordinator.checkpoints.newest
+    assert newest is not None
+    assert [(one["unit"], one["bytes"], one["batches"]) for one in newest.manifest["missing"]] == [
+        (1, 8, 0),
+        (4, 8, 0),
+        (8, 8, 0),
+    ]
+
+
+def test_data_that_is_gone_is_refused_where_the_job_says_so(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.gone = {0}
+    with pytest.raises(ConfigError, match=r"unit 0: train.txt: is gone"):
+        world.run_to_end()

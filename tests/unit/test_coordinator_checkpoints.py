@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ class Setup:
 
     def __init__(self, directory: Path, term: int = 1, last: str | None = None) -> None:
         self.clock, self.said, self.journal = Clock(), list[str](), list[Any]()
-        hooks = Hooks(self.clock, self.journal.append, self.said.append)
+        self.noted: list[str] = []
+        hooks = Hooks(self.clock, self.journal.append, self.said.append, self.noted.append)
         self.checkpoints = Checkpoints(directory, SETTINGS, 5, term, hooks)
         self.checkpoints.start(last)
         self.directory = directory
@@ -165,6 +167,22 @@ def test_without_a_part_a_lost_shard_costs_the_checkpoint(setup: Setup, lose: Ca
     assert setup.checkpoints.writing is not None, "at once: nothing is wrong with the disk"
 
 
+def test_a_move_costs_the_checkpoint_that_is_being_written(setup: Setup) -> None:
+    setup.begin()
+    setup.checkpoints.tick({0: Owner(77, range(0, 6))})
+    assert setup.said[-1].endswith(" failed: the partitions moved meanwhile")
+
+
+def test_where_shards_go_back_together_no_checkpoint_has_parts_of_two_times(setup: Setup) -> None:
+    setup.checkpoints.settings = replace(setup.checkpoints.settings, mixed=False)
+    before = setup.take()
+    first, _ = setup.begin()
+    setup.write(0, first)
+    setup.checkpoints.tick(None, dict)
+    newest = setup.checkpoints.newest
+    assert newest is not None and newest.name == before and setup.checkpoints.num_failed == 1
+
+
 def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup) -> None:
     """Each partition has its own record, so that parts of two times make a checkpoint."""
     before = setup.take()
@@ -232,7 +250,7 @@ def test_a_new_coordinator_takes_the_newest(setup: Setup) -> None:
     setup.begin()
     again = Setup(setup.directory, term=2, last=name)
     assert again.checkpoints.newest is not None and again.checkpoints.newest.name == name
-    assert again.said == []
+    assert again.said == again.noted == []
     # what the coordinator before had begun is not among what counts, and names are not used twice
     assert again.take() == "ps-00000002-000001"
     assert again.names() == [name, "ps-00000002-000001"]
@@ -265,7 +283,7 @@ def test_a_damaged_one_is_passed_over(setup: Setup, damage: Callable[[Path], Non
     damage(setup.directory / second)
     again = Setup(setup.directory, term=2, last=second)
     assert again.checkpoints.newest is not None and again.checkpoints.newest.name == first
-    (line,) = again.said
+    (line,) = again.noted
     assert second in line and line.endswith("; the checkpoint before it is used")
     # the good one is not dropped for the sake of the damaged one
     third = again.take()
@@ -277,20 +295,39 @@ def test_one_that_is_missing_is_said(setup: Setup) -> None:
     (setup.directory / second / "manifest.json").unlink()
     again = Setup(setup.directory, term=2, last=second)
     assert again.checkpoints.newest is not None and again.checkpoints.newest.name == first
-    assert "was committed but is missing" in again.said[0]
+    assert again.noted == [
+        f"{setup.directory / second}: was committed but is missing; the checkpoint before it is used"
+    ]
 
 
 def test_none_is_whole(setup: Setup) -> None:
-    _flip(setup.directory / setup.take())
-    assert Setup(setup.directory, term=2).checkpoints.newest is None
+    first, second = setup.take(), setup.take()
+    for name in (first, second):
+        _flip(setup.directory / name)
+    setup.checkpoints.pass_over(second, "checksum")
+    again = Setup(setup.directory, term=2)
+    for one in (setup, again):
+        assert one.checkpoints.newest is None and len(one.noted) == 2
+        for name, line in zip((second, first), one.noted, strict=True):
+            assert name in line
+            assert line.endswith("; there is no whole checkpoint before it, the run starts from its beginning")
+
+
+def test_the_only_one_is_missing(setup: Setup) -> None:
+    name = setup.take()
+    (setup.directory / name / "manifest.json").unlink()
+    (line,) = Setup(setup.directory, term=2, last=name).noted
+    assert line.endswith(
+        "was committed but is missing; there is no whole checkpoint before it, the run starts from its beginning"
+    )
 
 
 def test_of_another_table(setup: Setup) -> None:
     setup.take()
-    hooks = Hooks(setup.clock, setup.journal.append, setup.said.append)
+    hooks = Hooks(setup.clock, setup.journal.append, setup.said.append, setup.noted.append)
     other = Checkpoints(setup.directory, SETTINGS, 8, 2, hooks)
     other.start(None)
-    assert other.newest is None and "expected 8 partitions, got 5" in setup.said[-1]
+    assert other.newest is None and "expected 8 partitions, got 5" in setup.noted[-1]
 
 
 def test_a_shard_that_cannot_load_one(setup: Setup) -> None:
@@ -302,4 +339,4 @@ def test_a_shard_that_cannot_load_one(setup: Setup) -> None:
     assert setup.checkpoints.newest is not None and setup.checkpoints.newest.name == first
     # another shard says the same a moment later
     setup.checkpoints.pass_over(second, "checksum")
-    assert setup.checkpoints.newest.name == first and len(setup.said) == 1
+    assert setup.checkpoints.newest.name == first and len(setup.noted) == 1

@@ -103,6 +103,10 @@ def test_terms_only_rise(tmp_path: Path) -> None:
     (tmp_path / "term-of-mine").touch()
     with Journal.open(tmp_path) as journal:
         assert journal.term == 42
+    with Journal.open(tmp_path, 60) as journal:
+        assert journal.term == 61
+    with Journal.open(tmp_path, 7) as journal:
+        assert journal.term == 62
 
 
 @pytest.mark.parametrize("change", ["next", "gone"])

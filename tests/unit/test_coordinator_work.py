@@ -255,3 +255,21 @@ def test_reports_have_each_partition_once(partitions: tuple[int, ...]) -> None:
 def test_a_shard_of_another_run() -> None:
     with pytest.raises(ModelError, match="shard 0: has units below 12, but only those below 10 are planned"):
         Setup().report(record(3, (11,)))
+
+
+def test_a_unit_whose_data_is_lost_is_leased_to_nobody() -> None:
+    setup = ready()
+    assert (setup.lease(1), setup.lease(2)) == (0, 1)
+    setup.report(record(u1=[0, 1]), record())
+    assert setup.work.num_applied(1) == 2
+    setup.work.skip(1)
+    assert setup.lease(2) == 2, "the shards have not heard of it yet"
+    assert setup.work.hold(2, [1, 2]) == [1], "and who works on it drops it"
+    setup.clock.now += 10
+    assert [setup.lease(1), setup.lease(1), setup.lease(1)] == [0, 2, 3]
+    # a coordinator that comes after it knows more than the shards say
+    later = ready()
+    later.work.skip(0)
+    assert later.lease() is None, "the shards seem to lack it until they have heard"
+    later.report(record(1), record(1))
+    assert later.lease() == 1

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from elasticrec.errors import ModelError
 from elasticrec.models import ZOO, Column, Inputs, Model, Options, Sequence, Shape
-from elasticrec.publish.export import DENSE_FILE, export_graph, input_names
+from elasticrec.publish.export import export_graph, input_names
+from elasticrec.repository.version import DENSE_FILE
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.network import Scorer
 from small import MakeJob
@@ -168,3 +169,106 @@ def test_a_parameter_without_use_is_named(make_job: MakeJob) -> None:
     scorer, flat = make(make_job, Forgetful(Shape(3, 0, 1), Options(DIM, ())))
     with pytest.raises(ModelError, match=r"^model: `norm\.bias` is not in the exported graph; does forward use it\?$"):
         export_graph(scorer, flat.tensors)
+
+
+@torch.library.custom_op("elasticrec_tests::twist", mutates_args=())
+def twist(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@twist.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Twisting(Normed):
+    def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:  # noqa: N803
+        twisted: Tensor = twist(super().forward(columns, dense_BD))
+        return twisted
+
+
+class Factoring(Normed):
+    def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:  # noqa: N803
+        return super().forward(columns, dense_BD) + torch.linalg.qr(columns["second"])[0].sum((1, 2))[:, None]
+
+
+@pytest.mark.parametrize(("kind", "operator"), [(Twisting, "elasticrec_tests.twist"), (Factoring, "aten.linalg_qr")])
+def test_an_operator_that_onnx_does_not_have_is_named(make_job: MakeJob, kind: type[Model], operator: str) -> None:
+    scorer, flat = make(make_job, kind(Shape(3, 0, 1), Options(DIM, ())))
+    with pytest.raises(ModelError) as caught:
+        export_graph(scorer, flat.tensors)
+    assert str(caught.value) == f"model: cannot be exported to ONNX: operator `{operator}` has no counterpart there"
+
+
+def test_a_branch_on_values_is_named_by_its_line(make_job: MakeJob) -> None:
+    scorer, flat = make(make_job, Branching(Shape(3, 0, 1), Options(DIM, ())))
+    with pytest.raises(ModelError, match=rf"ONNX: {re.escape(__file__)}:\d+: `forward` goes another way") as caught:
+        export_graph(scorer, flat.tensors)
+    line = int(str(caught.value).split(f"{__file__}:")[1].split(":")[0])
+    assert "if logits.sum() > 0" in Path(__file__).read_text().splitlines()[line - 1]
+
+
+@pytest.mark.parametrize("kind", sorted(ZOO))
+def test_chosen_labels_have_the_scores_they_had(make_job: MakeJob, tmp_path: Path, kind: str) -> None:
+    sequences = (Sequence(3, 2, 0),) if kind == "din" else ()
+    model = ZOO[kind](Shape(5, 1, 3, sequences), Options(DIM, (6, 5)))
+    scorer, flat = make(make_job, model)
+    # a rate that scales the other labels by the click
+    scorer.negative_rate = 0.3
+    path = write(tmp_path / "1", export_graph(scorer, flat.tensors, (2, 0)), flat)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for batch_size in BATCH_SIZES:
+        tensors = inputs(model, batch_size)
+        with torch.inference_mode():
+            expected = scorer(tensors["pooled"], tensors["dense"])[:, [2, 0]]
+        (scores,) = session.run(["scores"], {name: tensor.numpy() for name, tensor in tensors.items()})
+        np.testing.assert_allclose(scores, expected.numpy(), atol=1e-5)
+        assert scores.shape == (batch_size, 2)
+
+
+class Tasks(Model):
+    """A user's model of several labels over a sequence, with attention and a mask."""
+
+    def __init__(self, shape: Shape, options: Options) -> None:
+        super().__init__(shape, options)
+        self.columns = (Column("deep", options.dim),)
+        self.attention = nn.MultiheadAttention(options.dim, 1, batch_first=True)
+        self.gru = nn.Linear(options.dim, options.dim)
+        self.towers = nn.ModuleList([nn.Linear(2 * options.dim, 1) for _ in range(shape.num_labels)])
+
+    def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:  # noqa: N803
+        deep = columns["deep"]
+        (sequence,) = self.shape.sequences
+        history = deep[:, sequence.first : sequence.first + sequence.length]
+        query = deep[:, :1]
+        mask = torch.cat([torch.zeros(deep.shape[0], 1, dtype=torch.bool), (history == 0).all(2)[:, 1:]], 1)
+        met, _ = self.attention(query, history, history, key_padding_mask=mask)
+        both = torch.cat([met[:, 0], torch.tanh(self.gru(query[:, 0]))], 1)
+        return torch.cat([tower(both) for tower in self.towers], 1)
+
+
+class Counting(Normed):
+    def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:  # noqa: N803
+        return super().forward(columns, dense_BD) + torch.zeros(len(columns["first"]), 1)
+
+
+def test_a_graph_for_one_size_of_batch_is_refused(make_job: MakeJob) -> None:
+    scorer, flat = make(make_job, Counting(Shape(3, 0, 1), Options(DIM, ())))
+    with pytest.raises(ModelError, match=r"`forward` fixes the number of samples; use `x\.shape\[0\]`, not `len\(x\)`"):
+        export_graph(scorer, flat.tensors)
+
+
+def test_a_users_model_of_several_labels_over_a_sequence(make_job: MakeJob, tmp_path: Path) -> None:
+    shape = Shape(6, 0, 2, (Sequence(2, 4, 0),))
+    assert shape.sequences[0].length == 4
+    scorer, flat = make(make_job, Tasks(shape, Options(4, ())))
+    scorer.eval()
+    path = write(tmp_path / "1", export_graph(scorer, flat.tensors), flat)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for batch_size in BATCH_SIZES:
+        pooled = inputs(scorer.model, batch_size)["pooled"]
+        pooled[:, 4:] = 0
+        with torch.inference_mode():
+            expected = scorer(pooled, torch.zeros(batch_size, 0))
+        (scores,) = session.run(["scores"], {"pooled": pooled.numpy()})
+        np.testing.assert_allclose(scores, expected.numpy(), atol=1e-5)

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from elasticrec.audit.audit import audit_run
 from elasticrec.config import Job
 from elasticrec.errors import ConfigError, ElasticRecError
+from elasticrec.roles.train import train_with_servers
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import Checkpoint, latest
 from elasticrec.training.loop import Trainer, train_job
@@ -167,3 +170,30 @@ def test_ages_are_counted_from_the_new_run_on(make_job: MakeJob, write_samples: 
     job = warm(make_job, "old", sparse={"evict": {"max_age": 0}}, train={"epochs": 2})
     summary = train_job(job)
     assert summary.rows == 100 and summary.progress.evicted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_with_servers_it_is_the_same(make_job: MakeJob, first: Job, capsys: Capture, optimizer: str) -> None:
+    """One trainer that is never stale learns what local training learns, from where the other run was."""
+    sections: dict[str, Any] = {"dense": {"optimizer": {"kind": optimizer}}, "sparse": {"partitions": 8}}
+    train_job(make_job(name="start", **sections))
+    alone = warm(make_job, "start", name="alone", **sections)
+    train_job(alone)
+    ps = {"mode": "ps", "servers": 2, "threads": 1, "ps": {"max_in_flight": 1}}
+    served = warm(make_job, "start", name="served", train=ps, **sections)
+    summary = train_with_servers(served)
+    assert summary.progress.warm_start == newest(alone).manifest["warm_start"]
+    assert summary.progress.steps == newest(alone).progress.steps
+    dense = [np.fromfile(newest(job).path / "dense.bin", np.float32) for job in (alone, served)]
+    np.testing.assert_allclose(dense[1], dense[0], atol=1e-5)
+    audit = audit_run(Run.of(served))
+    assert not audit.differs and any("the counts begin with those of" in note for note in audit.notes), audit.lines()
+
+
+def test_a_fresh_start_with_servers_that_cannot_be_does_not_cost_the_run(make_job: MakeJob, first: Job) -> None:
+    before = parameters(first)
+    job = make_job(name="first", train={"mode": "ps", "warm_start": "nothing"})
+    with pytest.raises(ConfigError, match="no such run"):
+        train_with_servers(job, fresh=True)
+    assert parameters(first) == before

@@ -1,152 +1,211 @@
-//! Cube files to rows: the lookup that every served request goes through.
+//! The base of a version: part files, mapped or loaded, and checked, with the place of each partition.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use elasticrec_table::part::{Kind, PartFile};
-use elasticrec_table::partition::{mix, partition_of_mixed};
-use elasticrec_table::prefetch::prefetch_read;
 
-use crate::index::{self, Answer, BUCKET_BYTES, Bucket};
+use crate::index::{self, BUCKET_BYTES, Bucket, Compare};
+use crate::memory::Memory;
 use crate::meta::Meta;
+use crate::row::RowCodec;
+use crate::search::{Keys, Search, Sink};
 use crate::{Column, CubeError};
 
-/// Keys between the request of a cache line and its use: enough to hide the memory behind the other keys,
-/// few enough for the lines a core can have on the way.
-const AHEAD: usize = 16;
-/// Keys outside their home bucket that are collected before they are looked up together.
-const MAX_LATE: usize = 32;
-/// Lines of a row asked for ahead; the hardware follows a longer one by itself.
-const ROW_LINES_AHEAD: usize = 8;
-
-/// A whole table, read-only, mapped from one or more part files.
+/// A table or some partitions of one, read-only, from one or more part files.
 pub struct Cube {
-    parts: Vec<PartFile>,
+    store: Store,
     meta: Meta,
+    codec: RowCodec,
+    num_partitions: u32,
+    /// The partitions that it holds.
+    range: Range<u32>,
     partitions: Vec<Partition>,
-    num_rows: u64,
+}
+
+/// Where the bytes are.
+enum Store {
+    /// In the files, mapped: they take no memory that the system could not have back.
+    Mapped(Vec<PartFile>),
+    /// Copied, on huge pages where the system has them: lookups are faster by what the page tables cost.
+    Loaded(Memory),
 }
 
 /// Where a partition lies; 32 bytes, so that those of a usual table stay in the first-level cache.
 #[derive(Clone, Copy)]
-struct Partition {
+pub(crate) struct Partition {
     part: u32,
-    num_buckets: u32,
+    pub(crate) num_buckets: u32,
     /// Buckets beyond its home where a sign may lie.
-    max_steps: u32,
-    index_offset: usize,
-    rows_offset: usize,
+    pub(crate) max_steps: u32,
+    num_rows: u32,
+    pub(crate) index_offset: usize,
+    pub(crate) rows_offset: usize,
 }
 
-/// A search that waits for a bucket.
-#[derive(Clone, Copy)]
-struct Probe<'a> {
-    partition: &'a Partition,
-    buckets: &'a [Bucket],
-    at: u32,
+/// A partition without rows, for signs of those that a cube does not hold.
+pub(crate) const NONE: Partition =
+    Partition { part: 0, num_buckets: 0, max_steps: 0, num_rows: 0, index_offset: 0, rows_offset: 0 };
+
+/// The bytes that the offsets of a partition count in.
+pub(crate) trait Blocks<'a>: Copy {
+    fn bytes_of(self, partition: &Partition) -> &'a [u8];
+
+    #[inline]
+    fn index_of(self, partition: &Partition) -> &'a [Bucket] {
+        let bytes = self.bytes_of(partition).get(partition.index_offset..partition.rows_offset);
+        bytes.unwrap_or_default().as_chunks().0
+    }
 }
 
-/// Where a search stands after its home bucket.
-#[derive(Clone, Copy)]
-enum Found<'a> {
-    Row(&'a [u8]),
-    Absent,
-    /// The next bucket, asked for already, has to be searched.
-    Late(Probe<'a>),
+impl<'a> Blocks<'a> for &'a [PartFile] {
+    #[inline]
+    fn bytes_of(self, partition: &Partition) -> &'a [u8] {
+        self.get(partition.part as usize).map_or(&[], PartFile::bytes)
+    }
+}
+
+impl<'a> Blocks<'a> for &'a [u8] {
+    #[inline]
+    fn bytes_of(self, _: &Partition) -> &'a [u8] {
+        self
+    }
 }
 
 impl Cube {
-    /// Opens part files that together hold every partition once, and reads them through to check them.
+    /// Maps part files that together hold every partition once, and reads them through to check them.
     pub fn open(paths: &[PathBuf]) -> Result<Cube, CubeError> {
-        Cube::from_parts(paths.iter().map(PartFile::open).collect::<Result<_, _>>()?)
+        Cube::from_parts(open_all(paths)?)
+    }
+
+    /// Maps the partitions of `range`, of part files that hold each of them once. Others are neither read nor checked.
+    pub fn open_range(paths: &[PathBuf], range: Range<u32>) -> Result<Cube, CubeError> {
+        Cube::mapped(open_all(paths)?, Some(range))
+    }
+
+    /// Like [`open_range`](Cube::open_range), or [`open`](Cube::open) without a range, but copies the partitions into
+    /// memory of its own: for who looks up all day. What is checked is the copy.
+    pub fn load(paths: &[PathBuf], range: Option<Range<u32>>) -> Result<Cube, CubeError> {
+        let parts = open_all(paths)?;
+        let mut cube = Cube::unchecked(&parts, range)?;
+        let blocks = || blocks_in(&parts, &cube.range);
+        let bytes = blocks().map(|(file, i)| file.block(i).len().next_multiple_of(BUCKET_BYTES)).sum();
+        let mut memory = Memory::zeroed(bytes).map_err(|source| CubeError::Memory { bytes, source })?;
+        let mut offset = 0;
+        let mut partitions = cube.partitions.clone();
+        for (file, i) in blocks() {
+            let block = file.block(i);
+            let copy = &mut memory[offset..][..block.len()];
+            copy.copy_from_slice(block);
+            file.verify_copy(i, copy)?;
+            let partition = Partition::check(file, i, copy, cube.codec.row_bytes())?;
+            cube.place(&mut partitions, file.entries()[i].partition, partition.at(0, offset));
+            offset += block.len().next_multiple_of(BUCKET_BYTES);
+        }
+        (cube.partitions, cube.store) = (partitions, Store::Loaded(memory));
+        Ok(cube)
     }
 
     /// [`open`](Cube::open) for part files that are open already.
     pub fn from_parts(parts: Vec<PartFile>) -> Result<Cube, CubeError> {
-        let meta = common_meta(&parts)?;
-        let num_partitions = check_directory(&parts)?;
-        let mut partitions: Vec<Option<Partition>> = vec![None; num_partitions as usize];
-        let mut num_rows = 0;
+        Cube::mapped(parts, None)
+    }
+
+    fn mapped(parts: Vec<PartFile>, range: Option<Range<u32>>) -> Result<Cube, CubeError> {
+        let mut cube = Cube::unchecked(&parts, range)?;
+        let mut partitions = cube.partitions.clone();
         for (part, file) in (0_u32..).zip(&parts) {
-            for (i, entry) in file.entries().iter().enumerate() {
+            for (_, i) in blocks_in(std::slice::from_ref(file), &cube.range) {
                 file.verify_block(i)?;
-                let partition = Partition::check(file, i, part, meta.row_bytes())?;
-                partitions[entry.partition as usize] = Some(partition);
-                num_rows += entry.num_rows;
+                let partition = Partition::check(file, i, file.block(i), cube.codec.row_bytes())?;
+                let entry = file.entries()[i];
+                cube.place(&mut partitions, entry.partition, partition.at(part, entry.offset as usize));
             }
         }
-        // `check_directory` saw every partition once
-        let partitions = partitions.into_iter().flatten().collect();
-        Ok(Cube { parts, meta, partitions, num_rows })
+        (cube.partitions, cube.store) = (partitions, Store::Mapped(parts));
+        Ok(cube)
     }
 
-    /// Copies the rows of `signs` to `out`, one after the other; a sign that is absent reads as zero.
-    /// Returns how many are present.
-    ///
-    /// # Panics
-    /// If `out` is not `signs.len() * width()` long.
-    pub fn lookup(&self, signs: &[u64], out: &mut [f32]) -> usize {
-        assert_eq!(out.len(), signs.len() * self.width(), "out has to hold a row for each sign");
-        let mut hits = 0;
-        let mut probes = [self.start(0); AHEAD];
-        let mut found = [Found::Absent; AHEAD];
-        let mut late: [(usize, Found); MAX_LATE] = [(0, Found::Absent); MAX_LATE];
-        let mut num_late = 0;
-        // three steps a key, each AHEAD keys behind the one before: ask for the bucket; search it and ask
-        // for the row; copy the row
-        for step in 0..signs.len() + 2 * AHEAD {
-            let lane = step % AHEAD;
-            if step >= 2 * AHEAD {
-                let i = step - 2 * AHEAD;
-                match found[lane] {
-                    Found::Late(_) => {
-                        late[num_late] = (i, found[lane]);
-                        num_late += 1;
-                    }
-                    done => hits += usize::from(self.copy(done, i, out)),
-                }
-                if num_late == MAX_LATE {
-                    hits += self.finish_late(&mut late, signs, out);
-                    num_late = 0;
-                }
-            }
-            if step >= AHEAD
-                && let Some(sign) = signs.get(step - AHEAD)
-            {
-                found[lane] = self.search_home(probes[lane], *sign);
-            }
-            if let Some(sign) = signs.get(step) {
-                probes[lane] = self.start(*sign);
-                prefetch_bucket(&probes[lane]);
-            }
+    /// A cube of the partitions in `range`, whose places are not known yet.
+    fn unchecked(parts: &[PartFile], range: Option<Range<u32>>) -> Result<Cube, CubeError> {
+        let meta = common_meta(parts)?;
+        let num_partitions = parts.first().map_or(0, PartFile::num_partitions);
+        let range = range.unwrap_or(0..num_partitions);
+        if range.start > range.end || range.end > num_partitions {
+            return Err(CubeError::Range { start: range.start, end: range.end, num_partitions });
         }
-        hits + self.finish_late(&mut late[..num_late], signs, out)
+        check_directory(parts, &range)?;
+        Ok(Cube::empty(&meta, num_partitions, range))
     }
 
-    /// Whether the cube has a row for `sign`.
-    pub fn contains(&self, sign: u64) -> bool {
-        self.search(self.start(sign), sign).is_some()
+    /// A table without rows.
+    pub(crate) fn empty(meta: &Meta, num_partitions: u32, range: Range<u32>) -> Cube {
+        let partitions = vec![NONE; range.len()];
+        let store = Store::Mapped(Vec::new());
+        Cube { store, meta: meta.clone(), codec: meta.codec(), num_partitions, range, partitions }
     }
 
-    /// All signs with their rows, in the order of the files' partitions.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, Vec<f32>)> {
-        self.partitions.iter().flat_map(move |partition| {
-            let signs = index::signs(self.buckets(partition));
-            (0_u32..).zip(signs).filter_map(move |(number, sign)| {
-                let mut values = vec![0.0; self.width()];
-                copy_row(self.row(partition, number)?, &mut values);
-                Some((sign, values))
-            })
-        })
+    fn place(&self, partitions: &mut [Partition], number: u32, partition: Partition) {
+        partitions[(number - self.range.start) as usize] = partition;
     }
 
-    /// Rows in all partitions.
+    /// Hands the stored row of each key to `sink`, not in their order, and returns how many there are.
+    #[inline(always)]
+    pub(crate) fn search_all<C: Compare>(&self, keys: &impl Keys, sink: &mut impl Sink) -> usize {
+        match &self.store {
+            Store::Mapped(parts) => self.search(&parts[..]).all::<C>(keys, sink),
+            Store::Loaded(memory) => self.search(&memory[..]).all::<C>(keys, sink),
+        }
+    }
+
+    /// The stored row of one sign.
+    pub(crate) fn get(&self, sign: u64) -> Option<&[u8]> {
+        match &self.store {
+            Store::Mapped(parts) => self.search(&parts[..]).one(sign),
+            Store::Loaded(memory) => self.search(&memory[..]).one(sign),
+        }
+    }
+
+    #[inline(always)]
+    fn search<'a, B: Blocks<'a>>(&'a self, blocks: B) -> Search<'a, B> {
+        Search {
+            blocks,
+            partitions: &self.partitions,
+            first: self.range.start,
+            num_partitions: self.num_partitions,
+            row_bytes: self.codec.row_bytes(),
+        }
+    }
+
+    /// All signs with their stored rows, in the order of the partitions.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.range.clone().flat_map(|partition| self.rows_of(partition))
+    }
+
+    /// The signs of a partition with their stored rows; none if the cube does not hold it.
+    pub fn rows_of(&self, partition: u32) -> impl Iterator<Item = (u64, &[u8])> {
+        let partition = self.partition(partition);
+        let (index, bytes) = match &self.store {
+            Store::Mapped(parts) => (parts[..].index_of(partition), parts[..].bytes_of(partition)),
+            Store::Loaded(memory) => (memory[..].index_of(partition), memory[..].bytes_of(partition)),
+        };
+        let rows = bytes.get(partition.rows_offset..).unwrap_or_default();
+        index::signs(index).zip(rows.chunks_exact(self.codec.row_bytes()))
+    }
+
+    /// Rows in the partitions that it holds.
     pub fn num_rows(&self) -> u64 {
-        self.num_rows
+        self.partitions.iter().map(|partition| u64::from(partition.num_rows)).sum()
     }
 
-    /// Values in a row.
-    pub fn width(&self) -> usize {
-        self.meta.width()
+    /// Rows in one partition.
+    pub(crate) fn num_rows_of(&self, partition: u32) -> u64 {
+        u64::from(self.partition(partition).num_rows)
+    }
+
+    /// How its rows are stored.
+    pub fn codec(&self) -> &RowCodec {
+        &self.codec
     }
 
     /// What a row is made of.
@@ -154,92 +213,45 @@ impl Cube {
         &self.meta.columns
     }
 
+    pub(crate) fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
     /// Partitions of the table.
     pub fn num_partitions(&self) -> u32 {
-        self.partitions.len() as u32
+        self.num_partitions
     }
 
-    /// Size of all part files.
+    /// Those that it holds.
+    pub fn partitions(&self) -> Range<u32> {
+        self.range.clone()
+    }
+
+    /// Bytes of index and rows in the partitions that it holds.
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.bytes().len() as u64).sum()
-    }
-
-    #[inline]
-    fn start(&self, sign: u64) -> Probe<'_> {
-        let mixed = mix(sign);
-        let partition = &self.partitions[partition_of_mixed(mixed, self.num_partitions()) as usize];
-        let at = index::home_of(mixed, partition.num_buckets);
-        Probe { partition, buckets: self.buckets(partition), at }
-    }
-
-    /// Searches the home bucket and asks for the memory that comes next.
-    #[inline]
-    fn search_home<'a>(&'a self, probe: Probe<'a>, sign: u64) -> Found<'a> {
-        let Some(bucket) = probe.buckets.get(probe.at as usize) else {
-            return Found::Absent;
+        let row_bytes = self.codec.row_bytes() as u64;
+        let bytes_of = |partition: &Partition| {
+            u64::from(partition.num_buckets) * BUCKET_BYTES as u64 + u64::from(partition.num_rows) * row_bytes
         };
-        match index::ask(bucket, sign) {
-            Answer::Row(number) => self.row(probe.partition, number).map_or(Found::Absent, |row| {
-                prefetch_row(row);
-                Found::Row(row)
-            }),
-            Answer::Absent => Found::Absent,
-            Answer::Further => {
-                let next = Probe { at: index::next_of(probe.at as usize, probe.buckets.len()) as u32, ..probe };
-                prefetch_bucket(&next);
-                Found::Late(next)
-            }
+        self.partitions.iter().map(bytes_of).sum()
+    }
+
+    /// The memory that it was loaded into; none if it is mapped.
+    pub(crate) fn memory(&self) -> &[u8] {
+        match &self.store {
+            Store::Mapped(_) => &[],
+            Store::Loaded(memory) => memory,
         }
     }
 
-    /// The keys that are not in their home bucket, all at once, so that their waits overlap too.
-    fn finish_late<'a>(&'a self, late: &mut [(usize, Found<'a>)], signs: &[u64], out: &mut [f32]) -> usize {
-        for (i, found) in &mut *late {
-            if let Found::Late(probe) = *found {
-                *found = self.search(probe, signs[*i]).map_or(Found::Absent, |row| {
-                    prefetch_row(row);
-                    Found::Row(row)
-                });
-            }
-        }
-        late.iter().filter(|(i, found)| self.copy(*found, *i, out)).count()
-    }
-
-    #[inline]
-    fn search(&self, probe: Probe<'_>, sign: u64) -> Option<&[u8]> {
-        let num_steps = probe.partition.max_steps.saturating_add(1);
-        let number = index::find(probe.buckets, probe.at, num_steps, sign)?;
-        self.row(probe.partition, number)
-    }
-
-    /// Writes row `i` of the answer; says whether the sign is present.
-    #[inline]
-    fn copy(&self, found: Found<'_>, i: usize, out: &mut [f32]) -> bool {
-        let out = &mut out[i * self.width()..][..self.width()];
-        if let Found::Row(row) = found {
-            copy_row(row, out);
-            return true;
-        }
-        out.fill(0.0);
-        false
-    }
-
-    #[inline]
-    fn buckets(&self, partition: &Partition) -> &[Bucket] {
-        let bytes = &self.parts[partition.part as usize].bytes()[partition.index_offset..partition.rows_offset];
-        bytes.as_chunks().0
-    }
-
-    #[inline]
-    fn row(&self, partition: &Partition, number: u32) -> Option<&[u8]> {
-        let row_bytes = self.meta.row_bytes();
-        let start = partition.rows_offset + number as usize * row_bytes;
-        self.parts[partition.part as usize].bytes().get(start..start + row_bytes)
+    fn partition(&self, partition: u32) -> &Partition {
+        self.partitions.get(partition.wrapping_sub(self.range.start) as usize).unwrap_or(&NONE)
     }
 }
 
 impl Partition {
-    fn check(file: &PartFile, i: usize, part: u32, row_bytes: usize) -> Result<Partition, CubeError> {
+    /// Checks the bytes of block `i`; its offsets count from the block's first byte.
+    fn check(file: &PartFile, i: usize, block: &[u8], row_bytes: usize) -> Result<Partition, CubeError> {
         let entry = file.entries()[i];
         let wrong = |what| CubeError::Block { name: file.name().to_owned(), partition: entry.partition, what };
         let [num_buckets, reserved] = entry.aux;
@@ -252,17 +264,31 @@ impl Partition {
             let length = entry.length;
             return Err(wrong(format!("{num_buckets} buckets and {num_rows} rows do not make {length} bytes")));
         };
-        let (index, _) = file.block(i).split_at(num_buckets as usize * BUCKET_BYTES);
+        let (index, _) = block.split_at(num_buckets as usize * BUCKET_BYTES);
         let max_steps = index::check(index.as_chunks().0, entry.num_rows, entry.partition, file.num_partitions());
-        let index_offset = entry.offset as usize;
         Ok(Partition {
-            part,
+            part: 0,
             num_buckets,
             max_steps: max_steps.map_err(wrong)?,
-            index_offset,
-            rows_offset: index_offset + index.len(),
+            num_rows: entry.num_rows as u32,
+            index_offset: 0,
+            rows_offset: index.len(),
         })
     }
+
+    /// The same at another place.
+    fn at(self, part: u32, offset: usize) -> Partition {
+        let (index_offset, rows_offset) = (self.index_offset + offset, self.rows_offset + offset);
+        Partition { part, index_offset, rows_offset, ..self }
+    }
+}
+
+/// The blocks of the partitions in `range`: the file of each, and its number there.
+fn blocks_in<'a>(parts: &'a [PartFile], range: &Range<u32>) -> impl Iterator<Item = (&'a PartFile, usize)> {
+    parts.iter().flat_map(move |file| {
+        let numbered = file.entries().iter().enumerate();
+        numbered.filter(|(_, entry)| range.contains(&entry.partition)).map(move |(i, _)| (file, i))
+    })
 }
 
 /// What all parts say of their rows; they have to say the same.
@@ -276,7 +302,7 @@ fn common_meta(parts: &[PartFile]) -> Result<Meta, CubeError> {
         part.expect_kind(Kind::Cube)?;
         let differs = |what| CubeError::Differs { name: part.name().to_owned(), first: first.name().to_owned(), what };
         if Meta::parse(part.name(), part.meta())? != meta {
-            return Err(differs("other columns"));
+            return Err(differs("other columns or another row type"));
         }
         if part.num_partitions() != first.num_partitions() {
             return Err(differs("another number of partitions"));
@@ -285,9 +311,8 @@ fn common_meta(parts: &[PartFile]) -> Result<Meta, CubeError> {
     Ok(meta)
 }
 
-/// Checks that the parts hold every partition once, and returns their number.
-fn check_directory(parts: &[PartFile]) -> Result<u32, CubeError> {
-    let num_partitions = parts.first().map_or(0, PartFile::num_partitions);
+/// Checks that the parts hold every partition at most once, and those of `range`.
+fn check_directory(parts: &[PartFile], range: &Range<u32>) -> Result<(), CubeError> {
     let mut owners: Vec<(u32, &PartFile)> = Vec::new();
     for part in parts {
         owners.extend(part.entries().iter().map(|entry| (entry.partition, part)));
@@ -297,41 +322,20 @@ fn check_directory(parts: &[PartFile]) -> Result<u32, CubeError> {
         let [(partition, first), (_, second)] = [pair[0], pair[1]];
         return Err(CubeError::Doubled { name: second.name().to_owned(), first: first.name().to_owned(), partition });
     }
-    // each is below `num_partitions` and there once, so the number tells whether all are
-    let missing = num_partitions - owners.len() as u32;
+    // each is there at most once, so the number tells whether all are
+    let missing = range.len() - owners.iter().filter(|(partition, _)| range.contains(partition)).count();
     if missing == 0 {
-        return Ok(num_partitions);
+        return Ok(());
     }
     let is_there = |partition: &u32| owners.binary_search_by_key(partition, |(owned, _)| *owned).is_ok();
-    let absent = (0..num_partitions).filter(|partition| !is_there(partition));
+    let absent = range.clone().filter(|partition| !is_there(partition));
     let mut first: Vec<String> = absent.take(8).map(|partition| partition.to_string()).collect();
     if missing > 8 {
         first.push("…".to_owned());
     }
-    Err(CubeError::Missing { num_files: parts.len(), num_partitions, missing, first: first.join(", ") })
+    Err(CubeError::Missing { num_files: parts.len(), expected: range.len(), missing, first: first.join(", ") })
 }
 
-#[inline]
-fn prefetch_row(row: &[u8]) {
-    for line in row.chunks(64).take(ROW_LINES_AHEAD) {
-        prefetch_read(line.as_ptr());
-    }
-    // a packed row starts anywhere in a line, and so may touch one more
-    if let Some(last) = row.last() {
-        prefetch_read(last);
-    }
-}
-
-#[inline]
-fn prefetch_bucket(probe: &Probe<'_>) {
-    if let Some(bucket) = probe.buckets.get(probe.at as usize) {
-        prefetch_read(bucket);
-    }
-}
-
-#[inline]
-fn copy_row(row: &[u8], out: &mut [f32]) {
-    for (value, four) in out.iter_mut().zip(row.as_chunks().0) {
-        *value = f32::from_le_bytes(*four);
-    }
+fn open_all(paths: &[PathBuf]) -> Result<Vec<PartFile>, CubeError> {
+    Ok(paths.iter().map(PartFile::open).collect::<Result<_, _>>()?)
 }

@@ -1,5 +1,7 @@
 //! What can be wrong with a cube, in the words a user reads.
 
+use std::io;
+
 use elasticrec_table::part::PartError;
 use thiserror::Error;
 
@@ -13,7 +15,7 @@ pub enum CubeError {
     NoParts,
     #[error("{name}: meta: {what}")]
     Meta { name: String, what: String },
-    #[error("{name}: row type `{got}` is not known, expected `f32`")]
+    #[error("{name}: row type `{got}` is not known, expected `f32`, `f16` or `int8`")]
     RowType { name: String, got: String },
     #[error("{name}: partition {partition}: {what}")]
     Block { name: String, partition: u32, what: String },
@@ -21,12 +23,24 @@ pub enum CubeError {
     Differs { name: String, first: String, what: &'static str },
     #[error("{name}: partition {partition} is also in {first}")]
     Doubled { name: String, first: String, partition: u32 },
-    #[error("cube of {num_files} part files: {missing} of {num_partitions} partitions missing: {first}")]
-    Missing { num_files: usize, num_partitions: u32, missing: u32, first: String },
+    #[error("cube: expected partitions within 0 to {num_partitions}, got {start} to {end}")]
+    Range { start: u32, end: u32, num_partitions: u32 },
+    #[error("cube of {num_files} part files: {missing} of {expected} partitions missing: {first}")]
+    Missing { num_files: usize, expected: usize, missing: usize, first: String },
     #[error("partition {partition}: sign {sign} comes twice")]
     DuplicateSign { partition: u32, sign: u64 },
     #[error("partition {partition}: sign {sign} belongs to partition {home}")]
     ForeignSign { partition: u32, sign: u64, home: u32 },
+    #[error("partition {partition}: sign {sign} is changed and removed")]
+    ChangedAndRemoved { partition: u32, sign: u64 },
+    #[error("{name}: {what}")]
+    Delta { name: String, what: String },
+    #[error("{name}: {what} than the version it is applied to")]
+    Unlike { name: String, what: &'static str },
+    #[error("delta: expected fewer than 2^32 changes at a time, got {got}")]
+    TooManyChanges { got: usize },
+    #[error("cube: expected {bytes} bytes of memory, got none: {source}")]
+    Memory { bytes: usize, source: io::Error },
     #[error("partition {partition}: expected fewer than 2^32 rows, got {got}")]
     TooManyRows { partition: u32, got: usize },
 }

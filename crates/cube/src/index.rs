@@ -8,10 +8,12 @@ use crate::CubeError;
 
 /// A bucket is a cache line: seven signs, the row of the first, how many are used, and flags.
 pub(crate) const BUCKET_BYTES: usize = 64;
-const SLOTS: usize = 7;
+pub(crate) const SLOTS: usize = 7;
 const FIRST_ROW_AT: usize = 56;
 const COUNT_AT: usize = 60;
 const FLAGS_AT: usize = 61;
+/// In the buckets of segments: a bit for each slot whose sign was removed, and has no row.
+const REMOVED_AT: usize = 62;
 /// A sign that belongs here, or came past, lies further on.
 const OVERFLOWED: u8 = 1;
 
@@ -34,38 +36,112 @@ pub(crate) enum Answer {
     Further,
 }
 
-#[inline]
-pub(crate) fn ask(bucket: &Bucket, sign: u64) -> Answer {
-    // no early exit: seven compares cost less than one branch that guesses wrong
-    let mut found = 0_u32;
-    for slot in 0..SLOTS {
-        found |= u32::from(sign_at(bucket, slot) == sign) << slot;
-    }
-    found &= (1 << (bucket[COUNT_AT] & 7)) - 1;
-    if found != 0 {
-        return Answer::Row(first_row(bucket).saturating_add(found.trailing_zeros()));
-    }
-    if bucket[FLAGS_AT] & OVERFLOWED == 0 { Answer::Absent } else { Answer::Further }
-}
+/// How a sign is compared with those of a bucket.
+pub(crate) trait Compare {
+    /// A bit for each slot that has the sign; slots that are not used may have one too.
+    fn equal(bucket: &Bucket, sign: u64) -> u32;
 
-/// The row of a sign, looked for in at most `num_steps` buckets from `at` on, around the end.
-#[inline]
-pub(crate) fn find(buckets: &[Bucket], at: u32, num_steps: u32, sign: u64) -> Option<u32> {
-    let mut at = at as usize;
-    for _ in 0..num_steps {
-        match ask(buckets.get(at)?, sign) {
-            Answer::Row(number) => return Some(number),
-            Answer::Absent => return None,
-            Answer::Further => at = next_of(at, buckets.len()),
+    /// A bit for the slot that has the sign, if one has.
+    #[inline(always)]
+    fn found(bucket: &Bucket, sign: u64) -> u32 {
+        Self::equal(bucket, sign) & ((1 << (bucket[COUNT_AT] & 7)) - 1)
+    }
+
+    /// The slot of a sign in a bucket.
+    #[inline(always)]
+    fn slot_of(bucket: &Bucket, sign: u64) -> Option<usize> {
+        let found = Self::found(bucket, sign);
+        (found != 0).then(|| found.trailing_zeros() as usize)
+    }
+
+    /// What the bucket of a cube says about a sign.
+    #[inline(always)]
+    fn ask(bucket: &Bucket, sign: u64) -> Answer {
+        match Self::slot_of(bucket, sign) {
+            Some(slot) => Answer::Row(first_row(bucket) + slot as u32),
+            None if overflowed(bucket) => Answer::Further,
+            None => Answer::Absent,
         }
     }
-    None
 }
 
-/// The bucket after `at`, around the end.
+/// One after the other.
+pub(crate) struct Plain;
+
+impl Compare for Plain {
+    #[inline(always)]
+    fn equal(bucket: &Bucket, sign: u64) -> u32 {
+        // no early exit: seven compares cost less than one branch that guesses wrong
+        (0..SLOTS).fold(0, |found, slot| found | u32::from(sign_at(bucket, slot) == sign) << slot)
+    }
+}
+
+/// Four at a time. Only for code that runs where there is AVX2.
+#[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
+pub(crate) struct Avx2;
+
+#[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
+impl Compare for Avx2 {
+    #[inline(always)]
+    fn equal(bucket: &Bucket, sign: u64) -> u32 {
+        // SAFETY: whoever names this type has seen that the processor has AVX2.
+        unsafe { equal_avx2(bucket, sign) }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
 #[inline]
-pub(crate) fn next_of(at: usize, num_buckets: usize) -> usize {
-    if at + 1 >= num_buckets { 0 } else { at + 1 }
+#[target_feature(enable = "avx2")]
+fn equal_avx2(bucket: &Bucket, sign: u64) -> u32 {
+    use std::arch::x86_64::{
+        __m256i, _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_loadu_si256, _mm256_movemask_pd, _mm256_set1_epi64x,
+    };
+    let sign = _mm256_set1_epi64x(sign as i64);
+    let half = |start: usize| {
+        let half: *const __m256i = bucket[start..start + BUCKET_BYTES / 2].as_ptr().cast();
+        // SAFETY: 32 bytes of the bucket start there, and the load asks for no alignment.
+        let half = unsafe { _mm256_loadu_si256(half) };
+        _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(half, sign))) as u32
+    };
+    half(0) | half(BUCKET_BYTES / 2) << 4
+}
+
+/// Whether a sign that belongs here, or came past, lies further on.
+#[inline]
+pub(crate) fn overflowed(bucket: &Bucket) -> bool {
+    bucket[FLAGS_AT] & OVERFLOWED != 0
+}
+
+/// The signs in a bucket.
+#[inline]
+pub(crate) fn count(bucket: &Bucket) -> usize {
+    usize::from(bucket[COUNT_AT]).min(SLOTS)
+}
+
+/// The row number of a slot of a segment, unless its sign was removed: those have no row.
+#[inline]
+pub(crate) fn row_of(bucket: &Bucket, slot: usize) -> Option<u32> {
+    let removed = u32::from(bucket[REMOVED_AT]);
+    let before = (removed & ((1 << slot) - 1)).count_ones();
+    (removed >> slot & 1 == 0).then(|| first_row(bucket) + slot as u32 - before)
+}
+
+/// Adds a sign to a bucket of a segment that has room; `next_row` is the number of the next row.
+#[inline]
+pub(crate) fn append(bucket: &mut Bucket, sign: u64, removed: bool, next_row: u32) {
+    let slot = count(bucket);
+    if slot == 0 {
+        bucket[FIRST_ROW_AT..COUNT_AT].copy_from_slice(&next_row.to_le_bytes());
+    }
+    bucket[8 * slot..][..8].copy_from_slice(&sign.to_le_bytes());
+    bucket[COUNT_AT] += 1;
+    bucket[REMOVED_AT] |= u8::from(removed) << slot;
+}
+
+/// Marks a bucket: searches go on from it.
+#[inline]
+pub(crate) fn set_overflowed(bucket: &mut Bucket) {
+    bucket[FLAGS_AT] |= OVERFLOWED;
 }
 
 /// The signs of an index in the order of their rows.
@@ -76,7 +152,6 @@ pub(crate) fn signs(buckets: &[Bucket]) -> impl Iterator<Item = u64> {
 /// Checks an index that may be crafted: rows are numbered without a gap, and every sign is in its
 /// partition and where a search finds it. Returns how many buckets beyond its home a search may have to go.
 pub(crate) fn check(buckets: &[Bucket], num_rows: u64, partition: u32, num_partitions: u32) -> Result<u32, String> {
-    let overflowed = |bucket: &Bucket| bucket[FLAGS_AT] & OVERFLOWED != 0;
     let num_buckets = buckets.len() as u32;
     // overflowed buckets in a row just before this one: how far from its home a sign may lie here
     let mut run = buckets.iter().rev().take_while(|bucket| overflowed(bucket)).count() as u32;
@@ -274,12 +349,12 @@ fn num_buckets_for(num_rows: usize) -> u32 {
 }
 
 #[inline]
-fn sign_at(bucket: &Bucket, slot: usize) -> u64 {
+pub(crate) fn sign_at(bucket: &Bucket, slot: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| bucket[8 * slot + i]))
 }
 
 #[inline]
-fn first_row(bucket: &Bucket) -> u32 {
+pub(crate) fn first_row(bucket: &Bucket) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| bucket[FIRST_ROW_AT + i]))
 }
 
@@ -298,10 +373,10 @@ mod tests {
         assert!(bytes_per_sign < 11.65, "{bytes_per_sign}");
 
         let home = |sign: &u64| home_of(mix(*sign), buckets.len() as u32);
-        let is_at_home = |sign: &&u64| matches!(ask(&buckets[home(sign) as usize], **sign), Answer::Row(_));
+        let is_at_home = |sign: &&u64| matches!(Plain::ask(&buckets[home(sign) as usize], **sign), Answer::Row(_));
         let at_home = signs.iter().filter(is_at_home).count() as f64 / signs.len() as f64;
         let absent: Vec<u64> = (1_000_000..1_039_062).collect();
-        let ends_at_home = |sign: &&u64| ask(&buckets[home(sign) as usize], **sign) == Answer::Absent;
+        let ends_at_home = |sign: &&u64| Plain::ask(&buckets[home(sign) as usize], **sign) == Answer::Absent;
         let absent_at_home = absent.iter().filter(ends_at_home).count() as f64 / absent.len() as f64;
         let max_steps = check(&buckets, signs.len() as u64, 0, 1).unwrap();
         // 0.926 and 0.690: a search for an absent sign goes on wherever a bucket overflowed

@@ -1,21 +1,41 @@
 //! Cube files: the read-only dictionary of sign to row that a published version is served from.
 //!
-//! A table writes one with [`CubeWriter`], a partition at a time; serving opens the parts of a version with
-//! [`Cube`] and looks signs up in batches. The bytes are described in `docs/formats/cube.md`.
+//! A table writes one with [`CubeWriter`], a partition at a time, and what changed since with [`DeltaWriter`]
+//! ([`publish`] knows which it is to be); serving opens the parts of a version with
+//! [`Cube`] and looks signs up in batches. The bytes are described in `docs/formats/cube.md`. A [`Server`] answers lookups of
+//! the versions in its [`Store`] over sockets, and a [`Client`] asks the servers of all partitions.
 
+pub mod client;
 mod cube;
+mod delta;
 mod error;
+mod filter;
 mod fuzz;
 mod index;
+pub mod load;
+pub mod measure;
+mod memory;
 mod meta;
-mod publish;
+pub mod publish;
+mod row;
+mod search;
+mod segment;
+pub mod server;
+mod sink;
+pub mod store;
+mod view;
 mod write;
 
+pub use client::{Client, ClientError};
 pub use cube::Cube;
+pub use delta::{Changes, DeltaFile, DeltaWriter};
 pub use elasticrec_table::part::Written;
 pub use error::CubeError;
 #[doc(hidden)]
-pub use fuzz::{fuzz_open, repair_checksums};
+pub use fuzz::{fuzz_delta, fuzz_open, repair_checksums};
 pub use meta::Column;
-pub use publish::write_table;
-pub use write::CubeWriter;
+pub use row::{RowCodec, RowType};
+pub use server::Server;
+pub use store::{Store, StoreError};
+pub use view::View;
+pub use write::{CubeWriter, write_table};

@@ -1,13 +1,15 @@
 //! The meta of a cube file: what a row is made of.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::CubeError;
+use crate::row::{RowCodec, RowType};
 
-const ROW_TYPE: &str = "f32";
-/// Widest row, in bytes.
-const MAX_ROW_BYTES: usize = 64 << 10;
+/// Widest row, in bytes as stored.
+pub(crate) const MAX_ROW_BYTES: usize = 64 << 10;
 
 /// A named run of values in every row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,59 +25,55 @@ pub struct Column {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Meta {
-    row_type: String,
-    row_bytes: usize,
+    pub(crate) row_type: RowType,
+    row_bytes: u64,
     pub(crate) columns: Vec<Column>,
 }
 
 impl Meta {
-    pub(crate) fn new(name: &str, columns: Vec<Column>) -> Result<Meta, CubeError> {
-        let row_bytes = row_bytes(name, &columns)?;
-        Ok(Meta { row_type: ROW_TYPE.to_owned(), row_bytes, columns })
+    pub(crate) fn new(name: &str, columns: Vec<Column>, row_type: RowType) -> Result<Meta, CubeError> {
+        let row_bytes = row_bytes(name, &columns, row_type)?;
+        Ok(Meta { row_type, row_bytes, columns })
     }
 
     pub(crate) fn parse(name: &str, meta: &Value) -> Result<Meta, CubeError> {
         // before the rest, so that a row type of a later release is named, not the keys that come with it
-        if let Some(got) = meta.get("row_type").and_then(Value::as_str).filter(|got| *got != ROW_TYPE) {
+        let row_type = meta.get("row_type").and_then(Value::as_str);
+        if let Some(got) = row_type.filter(|got| RowType::of_name(got).is_none()) {
             return Err(CubeError::RowType { name: name.to_owned(), got: got.to_owned() });
         }
         let meta = Meta::deserialize(meta).map_err(|error| wrong(name, error.to_string()))?;
-        let expected = row_bytes(name, &meta.columns)?;
+        let expected = row_bytes(name, &meta.columns, meta.row_type)?;
         if meta.row_bytes != expected {
             return Err(wrong(name, format!("row_bytes: expected {expected}, got {}", meta.row_bytes)));
         }
         Ok(meta)
     }
 
-    pub(crate) fn row_bytes(&self) -> usize {
-        self.row_bytes
+    pub(crate) fn to_value(&self, name: &str) -> Result<Value, CubeError> {
+        serde_json::to_value(self).map_err(|error| wrong(name, error.to_string()))
     }
 
-    /// Values in a row.
-    pub(crate) fn width(&self) -> usize {
-        self.row_bytes / size_of::<f32>()
+    pub(crate) fn codec(&self) -> RowCodec {
+        RowCodec::new(self.row_type, &self.columns)
     }
 }
 
-fn row_bytes(name: &str, columns: &[Column]) -> Result<usize, CubeError> {
-    for (i, column) in columns.iter().enumerate() {
+fn row_bytes(name: &str, columns: &[Column], row_type: RowType) -> Result<u64, CubeError> {
+    let mut names = HashSet::new();
+    for column in columns {
         if column.width == 0 {
             return Err(wrong(name, format!("column `{}`: expected a width of at least 1, got 0", column.name)));
         }
-        if columns[..i].iter().any(|earlier| earlier.name == column.name) {
+        if !names.insert(&column.name) {
             return Err(wrong(name, format!("column `{}` comes twice", column.name)));
         }
-        // a list of names this long is wrong anyway, and comparing each with each would take hours
-        if i >= MAX_ROW_BYTES / size_of::<f32>() {
-            break;
-        }
     }
-    let width: u64 = columns.iter().map(|column| u64::from(column.width)).sum();
-    let bytes = width.saturating_mul(size_of::<f32>() as u64);
+    let bytes = row_type.row_bytes(columns);
     if bytes == 0 || bytes > MAX_ROW_BYTES as u64 {
-        return Err(wrong(name, format!("expected rows of 4 to {MAX_ROW_BYTES} bytes, got {bytes}")));
+        return Err(wrong(name, format!("expected rows of 1 to {MAX_ROW_BYTES} bytes, got {bytes}")));
     }
-    Ok(bytes as usize)
+    Ok(bytes)
 }
 
 fn wrong(name: &str, what: String) -> CubeError {
@@ -95,8 +93,12 @@ mod tests {
     #[test]
     fn reads_back_what_was_written() {
         let columns = vec![Column { name: "wide".into(), width: 1 }, Column { name: "deep".into(), width: 9 }];
-        let meta = Meta::new("part-00000", columns).unwrap();
-        assert_eq!((meta.width(), meta.row_bytes()), (10, 40));
+        for (row_type, row_bytes) in [(RowType::F16, 20), (RowType::Int8, 17)] {
+            let meta = Meta::new("part-00000", columns.clone(), row_type).unwrap();
+            assert_eq!((meta.codec().width(), meta.codec().row_bytes()), (10, row_bytes));
+        }
+        let meta = Meta::new("part-00000", columns, RowType::F32).unwrap();
+        assert_eq!((meta.codec().width(), meta.codec().row_bytes()), (10, 40));
         let value = serde_json::to_value(&meta).unwrap();
         let expected = json!({
             "row_type": "f32",
@@ -109,8 +111,8 @@ mod tests {
 
     #[test]
     fn refuses_what_it_does_not_know() {
-        let later = json!({"row_type": "int8", "scales": [1], "row_bytes": 1, "columns": [{"name": "a", "width": 1}]});
-        assert_eq!(message(&later), "part-00000: row type `int8` is not known, expected `f32`");
+        let later = json!({"row_type": "int4", "groups": [1], "row_bytes": 1, "columns": [{"name": "a", "width": 1}]});
+        assert_eq!(message(&later), "part-00000: row type `int4` is not known, expected `f32`, `f16` or `int8`");
         let key = json!({"row_type": "f32", "delta": 3, "row_bytes": 4, "columns": [{"name": "a", "width": 1}]});
         assert!(message(&key).starts_with("part-00000: meta: unknown field `delta`"), "{}", message(&key));
         assert!(message(&json!([])).starts_with("part-00000: meta: "));
@@ -120,16 +122,19 @@ mod tests {
     fn refuses_rows_that_do_not_add_up() {
         let column = |name: &str, width| json!({"name": name, "width": width});
         for (columns, row_bytes, expected) in [
-            (vec![], 0, "expected rows of 4 to 65536 bytes, got 0"),
+            (vec![], 0, "expected rows of 1 to 65536 bytes, got 0"),
             (vec![column("a", 0)], 0, "column `a`: expected a width of at least 1, got 0"),
             (vec![column("a", 1), column("a", 1)], 8, "column `a` comes twice"),
-            (vec![column("a", 16385)], 65540, "expected rows of 4 to 65536 bytes, got 65540"),
-            (vec![column("a", u32::MAX), column("b", u32::MAX)], 4, "expected rows of 4 to 65536 bytes"),
+            (vec![column("a", 16385)], 65540, "expected rows of 1 to 65536 bytes, got 65540"),
+            (vec![column("a", u32::MAX), column("b", u32::MAX)], 4, "expected rows of 1 to 65536 bytes"),
             (vec![column("a", 2)], 4, "row_bytes: expected 8, got 4"),
         ] {
             let meta = json!({"row_type": "f32", "row_bytes": row_bytes, "columns": columns});
             assert!(message(&meta).contains(expected), "{}", message(&meta));
         }
-        assert!(Meta::new("part-00000", vec![Column { name: "a".into(), width: 16384 }]).is_ok());
+        for (row_type, widest) in [(RowType::F32, 16384), (RowType::F16, 32768), (RowType::Int8, 16384)] {
+            let meta = |width| Meta::new("part-00000", vec![Column { name: "a".into(), width }], row_type);
+            assert!(meta(widest).is_ok() && meta(widest + 1).is_err(), "{row_type}");
+        }
     }
 }

@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use elasticrec_table::part::{Kind, PartWriter, Written};
+use elasticrec_table::{Table, TableSpec};
 
 use crate::index::IndexBuilder;
 use crate::meta::Meta;
+use crate::row::{RowCodec, RowType};
 use crate::{Column, CubeError};
 
 /// Writes one part file of a cube; the parts of a cube hold each partition once between them.
@@ -13,17 +15,23 @@ pub struct CubeWriter {
     name: String,
     part: PartWriter,
     meta: Meta,
+    codec: RowCodec,
     num_partitions: u32,
     index: IndexBuilder,
 }
 
 impl CubeWriter {
     /// Creates a part file for rows of these columns; one that exists is refused.
-    pub fn create(path: impl AsRef<Path>, columns: Vec<Column>, num_partitions: u32) -> Result<CubeWriter, CubeError> {
+    pub fn create(
+        path: impl AsRef<Path>,
+        columns: Vec<Column>,
+        row_type: RowType,
+        num_partitions: u32,
+    ) -> Result<CubeWriter, CubeError> {
         let name = path.as_ref().display().to_string();
-        let meta = Meta::new(&name, columns)?;
+        let meta = Meta::new(&name, columns, row_type)?;
         let part = PartWriter::create(path, Kind::Cube, num_partitions)?;
-        Ok(CubeWriter { name, part, meta, num_partitions, index: IndexBuilder::default() })
+        Ok(CubeWriter { name, part, codec: meta.codec(), meta, num_partitions, index: IndexBuilder::default() })
     }
 
     /// Writes a partition, which has to be higher than the one before; an empty one is written too.
@@ -41,24 +49,40 @@ impl CubeWriter {
         for bucket in self.index.buckets(signs) {
             self.part.write(&bucket)?;
         }
-        let mut values = vec![0.0; self.meta.width()];
-        let mut bytes = vec![0; self.meta.row_bytes()];
+        let (mut values, mut bytes) = (vec![0.0; self.codec.width()], vec![0; self.codec.row_bytes()]);
         for position in self.index.order() {
             values.fill(0.0);
             row(position, &mut values);
-            for (four, value) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&values) {
-                *four = value.to_le_bytes();
-            }
+            self.codec.encode(&values, &mut bytes);
             self.part.write(&bytes)?;
         }
         let num_buckets = self.index.num_buckets() as u64;
         Ok(self.part.end_block(signs.len() as u64, [num_buckets, 0])?)
     }
 
+    /// Values in a row.
+    pub fn width(&self) -> usize {
+        self.codec.width()
+    }
+
     /// Completes the file and returns when it is on the disk.
     pub fn finish(self) -> Result<Written, CubeError> {
-        let meta = serde_json::to_value(&self.meta)
-            .map_err(|error| CubeError::Meta { name: self.name, what: error.to_string() })?;
-        Ok(self.part.finish(&meta)?)
+        Ok(self.part.finish(&self.meta.to_value(&self.name)?)?)
     }
+}
+
+/// The columns of a table, as a cube has them.
+pub(crate) fn columns_of(spec: &TableSpec) -> Vec<Column> {
+    spec.columns.iter().map(|column| Column { name: column.name.clone(), width: column.width as u32 }).collect()
+}
+
+/// Writes the weights of every row of a table as one part, in the order of the signs: equal tables make equal files.
+pub fn write_table(table: &Table, path: impl AsRef<Path>, row_type: RowType) -> Result<Written, CubeError> {
+    let spec = table.spec();
+    let mut cube = CubeWriter::create(path, columns_of(spec), row_type, spec.partitions)?;
+    for partition in 0..spec.partitions {
+        let rows = table.rows_of(partition);
+        cube.write_partition(partition, &rows.signs(), |position, row| rows.weights(position, row))?;
+    }
+    cube.finish()
 }

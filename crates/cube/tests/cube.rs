@@ -1,14 +1,18 @@
 //! Cubes as a whole: built, damaged, crafted, and compared with a `HashMap`.
 
+mod support;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use elasticrec_cube::{Column, Cube, CubeError, CubeWriter, fuzz_open, repair_checksums};
+use elasticrec_cube::{Column, Cube, CubeError, CubeWriter, RowType, View, fuzz_open, repair_checksums};
 use elasticrec_table::part::{Kind, PartFile, PartWriter};
 use elasticrec_table::partition::{mix, partition_of};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::json;
+use support::{any_sign, unmix};
 use tempfile::TempDir;
 
 const WIDTH: usize = 3;
@@ -29,7 +33,7 @@ fn fill_row(sign: u64, values: &mut [f32]) {
 
 /// Writes the partitions `which` of a cube of `signs` to one part file.
 fn write_part(path: &PathBuf, signs: &[u64], num_partitions: u32, which: impl Iterator<Item = u32>) {
-    let mut writer = CubeWriter::create(path, columns(), num_partitions).expect("create");
+    let mut writer = CubeWriter::create(path, columns(), RowType::F32, num_partitions).expect("create");
     for partition in which {
         let own = |sign: &&u64| partition_of(**sign, num_partitions) == partition;
         let own: Vec<u64> = signs.iter().filter(own).copied().collect();
@@ -45,11 +49,15 @@ fn part_bytes(signs: &[u64], num_partitions: u32) -> Vec<u8> {
     std::fs::read(path).expect("read")
 }
 
-fn open_bytes(bytes: Vec<u8>) -> Result<Cube, CubeError> {
-    Cube::from_parts(vec![PartFile::from_bytes("part-00000", bytes)?])
+fn open(paths: &[PathBuf]) -> Result<View, CubeError> {
+    Ok(View::of_base(Arc::new(Cube::open(paths)?)))
 }
 
-fn message(result: Result<Cube, CubeError>) -> String {
+fn open_bytes(bytes: Vec<u8>) -> Result<View, CubeError> {
+    Ok(View::of_base(Arc::new(Cube::from_parts(vec![PartFile::from_bytes("part-00000", bytes)?])?)))
+}
+
+fn message<T>(result: Result<T, CubeError>) -> String {
     result.err().expect("to be refused").to_string()
 }
 
@@ -58,15 +66,7 @@ fn colliding_signs(count: u64) -> Vec<u64> {
     (0..count).map(|i| unmix(i << 33)).collect()
 }
 
-/// The inverse of `mix`.
-fn unmix(mixed: u64) -> u64 {
-    let unshift = |hash: u64| hash ^ (hash >> 33);
-    let hash = unshift(mixed).wrapping_mul(0x9cb4_b2f8_1293_37db);
-    let hash = unshift(hash).wrapping_mul(0x4f74_430c_22a5_4005);
-    unshift(hash)
-}
-
-fn assert_holds(cube: &Cube, signs: &[u64], absent: &[u64]) {
+fn assert_holds(cube: &View, signs: &[u64], absent: &[u64]) {
     let asked: Vec<u64> = absent.iter().chain(signs).chain(absent).copied().collect();
     let mut rows = vec![f32::NAN; asked.len() * WIDTH];
     assert_eq!(cube.lookup(&asked, &mut rows), signs.len());
@@ -94,17 +94,18 @@ fn an_empty_cube_has_no_rows() {
     assert_eq!((cube.num_rows(), cube.num_partitions(), cube.width()), (0, 256, WIDTH));
     assert_eq!(cube.columns(), columns());
     assert_holds(&cube, &[], &[0, 1, u64::MAX]);
-    assert_eq!(cube.iter().count(), 0);
+    assert_eq!(cube.base().iter().count(), 0);
 }
 
 #[test]
 fn a_row_of_64_kb_is_found() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("part-00000");
-    let mut writer = CubeWriter::create(&path, vec![Column { name: "deep".into(), width: 16384 }], 1).unwrap();
+    let mut writer =
+        CubeWriter::create(&path, vec![Column { name: "deep".into(), width: 16384 }], RowType::F32, 1).unwrap();
     writer.write_partition(0, &[5, 6], |i, values| values.fill(i as f32 + 1.0)).unwrap();
     writer.finish().unwrap();
-    let cube = Cube::open(&[path]).unwrap();
+    let cube = open(&[path]).unwrap();
     let mut rows = vec![f32::NAN; 3 * 16384];
     assert_eq!(cube.lookup(&[6, 7, 5], &mut rows), 2);
     for (row, expected) in rows.chunks(16384).zip([2.0, 0.0, 1.0]) {
@@ -120,11 +121,11 @@ fn parts_make_a_cube_only_together() {
     for i in 0..3 {
         write_part(&path(i), &signs, 16, (0..16).filter(|partition| partition % 3 == i));
     }
-    let cube = Cube::open(&[path(2), path(0), path(1)]).unwrap();
+    let cube = open(&[path(2), path(0), path(1)]).unwrap();
     assert_holds(&cube, &signs, &[500, u64::MAX]);
     assert_eq!(cube.num_rows(), 500);
     let on_disk: u64 = (0..3).map(|i| path(i).metadata().unwrap().len()).sum();
-    assert_eq!(cube.bytes(), on_disk);
+    assert!(cube.bytes() < on_disk && cube.bytes() + 8192 > on_disk, "{} of {on_disk}", cube.bytes());
 
     assert_eq!(message(Cube::open(&[])), "cube: expected at least 1 part file, got 0");
     let missing = message(Cube::open(&[path(0), path(1)]));
@@ -137,27 +138,87 @@ fn parts_make_a_cube_only_together() {
     write_part(&path(3), &signs, 8, 2..3);
     let other = message(Cube::open(&[path(0), path(3)]));
     assert!(other.contains("part-00003: another number of partitions than in "), "{other}");
-    let mut writer = CubeWriter::create(path(4), vec![Column { name: "wide".into(), width: 3 }], 16).unwrap();
+    let mut writer =
+        CubeWriter::create(path(4), vec![Column { name: "wide".into(), width: 3 }], RowType::F32, 16).unwrap();
     writer.write_partition(2, &[], |_, _| ()).unwrap();
     writer.finish().unwrap();
     let other = message(Cube::open(&[path(0), path(4)]));
-    assert!(other.contains("part-00004: other columns than in "), "{other}");
+    assert!(other.contains("part-00004: other columns or another row type than in "), "{other}");
+}
+
+#[test]
+fn a_range_of_partitions_is_opened_alone() {
+    let dir = TempDir::new().unwrap();
+    let path = |i: u32| dir.path().join(format!("part-0000{i}"));
+    let signs: Vec<u64> = (0..2000).collect();
+    for i in 0..2 {
+        write_part(&path(i), &signs, 16, (0..16).filter(|partition| partition % 2 == i));
+    }
+    let in_range = |sign: &u64| (4..9).contains(&partition_of(*sign, 16));
+    let (own, others): (Vec<u64>, Vec<u64>) = signs.iter().partition(|sign| in_range(sign));
+    let view = View::of_base(Arc::new(Cube::open_range(&[path(0), path(1)], 4..9).unwrap()));
+    assert_holds(&view, &own, &others);
+    assert_eq!((view.num_rows(), view.num_partitions(), view.partitions()), (own.len() as u64, 16, 4..9));
+    assert!(view.base().rows_of(3).next().is_none() && view.base().rows_of(9).next().is_none());
+
+    let loaded = View::of_base(Arc::new(Cube::load(&[path(0), path(1)], Some(4..9)).unwrap()));
+    assert_holds(&loaded, &own, &others);
+    assert_eq!((loaded.num_rows(), loaded.bytes()), (view.num_rows(), view.bytes()));
+
+    let one = View::of_base(Arc::new(Cube::open_range(&[path(1)], 5..6).unwrap()));
+    assert_eq!(one.num_rows() as usize, signs.iter().filter(|sign| partition_of(**sign, 16) == 5).count());
+    let missing = message(Cube::open_range(&[path(1)], 4..9));
+    assert_eq!(missing, "cube of 1 part files: 3 of 5 partitions missing: 4, 6, 8");
+    let beyond = message(Cube::open_range(&[path(0)], 4..17));
+    assert_eq!(beyond, "cube: expected partitions within 0 to 16, got 4 to 17");
+    assert_eq!(View::of_base(Arc::new(Cube::open_range(&[path(0)], 3..3).unwrap())).num_rows(), 0);
+
+    // what is not asked for is not read: damage in partition 0 does not matter to 4..9, and does to 0..16
+    let mut bytes = std::fs::read(path(0)).unwrap();
+    bytes[64 + 1] ^= 1;
+    std::fs::write(dir.path().join("damaged"), bytes).unwrap();
+    let paths = [dir.path().join("damaged"), path(1)];
+    assert!(Cube::open_range(&paths, 4..9).is_ok());
+    assert!(Cube::load(&paths, Some(4..9)).is_ok());
+    for refused in [Cube::open(&paths), Cube::load(&paths, None)] {
+        assert!(message(refused).ends_with("partition 0: checksum differs, the file is damaged"));
+    }
+}
+
+#[test]
+fn a_batch_is_sought_as_it_is_stored() {
+    let signs: Vec<u64> = (0..300).collect();
+    let view = open_bytes(part_bytes(&signs, 4)).unwrap();
+    let asked: Vec<u64> = (0..600).rev().collect();
+    let mut rows = vec![7_u8; asked.len() * view.row_bytes()];
+    let mut present = vec![u64::MAX; asked.len().div_ceil(64)];
+    assert_eq!(view.seek(&asked, &mut rows, &mut present), signs.len());
+    let mut values = vec![0.0; asked.len() * WIDTH];
+    view.codec().decode(&rows, &mut values);
+    for (i, (sign, row)) in asked.iter().zip(values.chunks(WIDTH)).enumerate() {
+        assert_eq!(present[i / 64] >> (i % 64) & 1 == 1, *sign < 300, "{sign}");
+        assert_eq!(row, if *sign < 300 { row_of(*sign) } else { [0.0; WIDTH] });
+    }
+    assert_eq!(present[9] >> (600 % 64), 0, "no bits beyond the last key");
+    let mut found = vec![0; present.len()];
+    assert_eq!(view.find(&asked, &mut found), signs.len());
+    assert_eq!(found, present);
 }
 
 #[test]
 fn the_writer_refuses_what_no_reader_could_find() {
     let dir = TempDir::new().unwrap();
-    let mut writer = CubeWriter::create(dir.path().join("part-00000"), columns(), 1).unwrap();
+    let mut writer = CubeWriter::create(dir.path().join("part-00000"), columns(), RowType::F32, 1).unwrap();
     let twice = writer.write_partition(0, &[4, 9, 4], |_, _| ()).unwrap_err();
     assert_eq!(twice.to_string(), "partition 0: sign 4 comes twice");
     let mut many = colliding_signs(50);
     many.push(many[20]);
     assert!(matches!(writer.write_partition(0, &many, |_, _| ()), Err(CubeError::DuplicateSign { .. })));
 
-    let mut writer = CubeWriter::create(dir.path().join("part-00001"), columns(), 256).unwrap();
+    let mut writer = CubeWriter::create(dir.path().join("part-00001"), columns(), RowType::F32, 256).unwrap();
     let foreign = writer.write_partition(0, &[0, 1], |_, _| ()).unwrap_err();
     assert_eq!(foreign.to_string(), "partition 0: sign 1 belongs to partition 180");
-    assert!(CubeWriter::create(dir.path().join("part-00002"), vec![], 256).is_err());
+    assert!(CubeWriter::create(dir.path().join("part-00002"), vec![], RowType::F32, 256).is_err());
     assert!(!dir.path().join("part-00002").exists());
 }
 
@@ -171,8 +232,8 @@ fn other_files_are_refused_by_name() {
     };
     let snapshot = write("snapshot", Kind::TableSnapshot, json!({}));
     assert!(snapshot.ends_with("snapshot: expected kind 2 (cube), got 1"), "{snapshot}");
-    let int8 = write("int8", Kind::Cube, json!({"row_type": "int8"}));
-    assert!(int8.ends_with("int8: row type `int8` is not known, expected `f32`"), "{int8}");
+    let int4 = write("int4", Kind::Cube, json!({"row_type": "int4"}));
+    assert!(int4.ends_with("int4: row type `int4` is not known, expected `f32`, `f16` or `int8`"), "{int4}");
 }
 
 #[test]
@@ -248,16 +309,6 @@ fn flags_that_lead_in_a_circle_end() {
     assert_holds(&cube, &(0..1000).collect::<Vec<u64>>(), &[1000, 1001, u64::MAX]);
 }
 
-fn any_sign() -> impl Strategy<Value = u64> {
-    prop_oneof![
-        4 => any::<u64>(),
-        2 => 0..2000_u64,
-        2 => (0..2000_u64).prop_map(|i| u64::MAX - i),
-        1 => (0..64_u32).prop_map(|bit| 1 << bit),
-        2 => (0..500_u64).prop_map(|i| unmix(i << 33)),
-    ]
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
@@ -281,9 +332,14 @@ proptest! {
             prop_assert_eq!(row, &expected.get(sign).copied().unwrap_or([0.0; WIDTH])[..]);
             prop_assert_eq!(cube.contains(*sign), expected.contains_key(sign));
         }
-        let all: HashMap<u64, Vec<f32>> = cube.iter().collect();
-        prop_assert_eq!(all.len(), expected.len());
-        prop_assert!(all.iter().all(|(sign, row)| expected[sign] == row[..]));
+        let mut num_rows = 0;
+        for (sign, row) in cube.base().iter() {
+            let mut values = [0.0; WIDTH];
+            cube.codec().decode(row, &mut values);
+            prop_assert_eq!(expected[&sign], values);
+            num_rows += 1;
+        }
+        prop_assert_eq!(num_rows, expected.len());
     }
 
     #[test]

@@ -1,23 +1,19 @@
-//! The client: a trainer's connections to all shards. Requests are sent without waiting; a thread a connection takes the
-//! answers off and hands each to whoever asked.
+//! The client: a trainer's connections to all shards. Signs are dealt out to those that have them, answers put together.
 
-use std::collections::HashMap;
-use std::io::BufReader;
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::io;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use elasticrec_table::FullRows;
 use elasticrec_table::partition::partition_of;
-use elasticrec_wire::frame::MAX_BODY_BYTES;
-use elasticrec_wire::message::Parts;
-use elasticrec_wire::{
-    Body, FrameError, Header, Hello, Kind, MessageError, Pull, Push, Pushed, Refused, Rows, Welcome, read_frame,
-    write_frame,
-};
+use elasticrec_wire::{ClientTls, Group, Kind, Meet, Met, Pull, Push, Pushed, Refused, Rows, Stream, Welcome};
 use thiserror::Error;
+
+use self::connection::Connection;
+
+mod connection;
+
+pub use self::connection::Ticket;
 
 /// Why a shard did not do what it was asked for.
 #[derive(Debug, Error)]
@@ -42,6 +38,16 @@ pub enum ClientError {
         /// Why.
         refused: Refused,
     },
+    /// It is not one to talk to: no TLS, another certificate, another release.
+    #[error("ps shard {shard} at {address}: {what}")]
+    Unfit {
+        /// The shard's number.
+        shard: usize,
+        /// Where it is.
+        address: String,
+        /// Why.
+        what: String,
+    },
     /// The shards do not make up the table.
     #[error("ps shards: {0}")]
     Map(String),
@@ -54,145 +60,8 @@ pub struct Credentials {
     pub run: Vec<u8>,
     /// Their secret.
     pub token: Vec<u8>,
-}
-
-/// An answer: its kind and its body.
-type Answer = (Kind, Body);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A connection to one shard.
-#[derive(Debug)]
-struct Connection {
-    shard: usize,
-    address: String,
-    stream: TcpStream,
-    welcome: Welcome,
-    next_id: Mutex<u64>,
-    shared: Arc<Waiting>,
-}
-
-/// Who waits for which answer.
-#[derive(Debug, Default)]
-struct Waiting {
-    asked: Mutex<HashMap<u64, SyncSender<Answer>>>,
-    /// Why no more answers come.
-    ended: Mutex<Option<String>>,
-    /// Bodies to read the next answers into.
-    spare: Mutex<Vec<Body>>,
-}
-
-impl Waiting {
-    /// Takes answers off the connection until it ends.
-    fn receive(&self, stream: TcpStream) {
-        let mut reader = BufReader::with_capacity(1 << 16, stream);
-        let ended = loop {
-            let mut body = lock(&self.spare).pop().unwrap_or_default();
-            match read_frame(&mut reader, MAX_BODY_BYTES, &mut body) {
-                Ok(Header { kind, id }) => {
-                    // nobody waits for it any more
-                    let Some(sender) = lock(&self.asked).remove(&id) else { continue };
-                    drop(sender.send((kind, body)));
-                }
-                Err(FrameError::Closed) => break "the connection was closed".into(),
-                Err(error) => break error.to_string(),
-            }
-        };
-        *lock(&self.ended) = Some(ended);
-        lock(&self.asked).clear();
-    }
-}
-
-/// An answer that is waited for.
-#[derive(Debug)]
-pub struct Ticket {
-    /// Only one waits for it; the lock lets a ticket go from thread to thread.
-    answer: Mutex<Receiver<Answer>>,
-}
-
-impl Connection {
-    fn open(shard: usize, address: &str, credentials: &Credentials, timeout: Duration) -> Result<Self, ClientError> {
-        let lost = |what: String| ClientError::Lost { shard, address: address.into(), what };
-        let mut targets = address.to_socket_addrs().map_err(|error| lost(error.to_string()))?;
-        let target = targets.next().ok_or_else(|| lost("expected an address, got none".into()))?;
-        let mut stream = TcpStream::connect_timeout(&target, timeout).map_err(|error| lost(error.to_string()))?;
-        stream.set_nodelay(true).map_err(|error| lost(error.to_string()))?;
-        stream.set_read_timeout(Some(timeout)).map_err(|error| lost(error.to_string()))?;
-        let hello = Hello { run: &credentials.run, token: &credentials.token };
-        write_frame(&mut stream, Header { kind: Kind::Hello, id: 0 }, &hello.parts().slices())
-            .map_err(|error| lost(error.to_string()))?;
-        let mut body = Body::default();
-        let header = read_frame(&mut stream, MAX_BODY_BYTES, &mut body).map_err(|error| lost(error.to_string()))?;
-        let welcome = match header.kind {
-            Kind::Welcome => Welcome::decode(body.bytes()).map_err(|error| lost(error.to_string()))?,
-            Kind::Refused => {
-                let refused = Refused::decode(body.bytes()).map_err(|error| lost(error.to_string()))?;
-                return Err(ClientError::Refused { shard, address: address.into(), refused });
-            }
-            other => return Err(lost(format!("expected a welcome, got {other:?}"))),
-        };
-        stream.set_read_timeout(None).map_err(|error| lost(error.to_string()))?;
-        let reader = stream.try_clone().map_err(|error| lost(error.to_string()))?;
-        let shared = Arc::new(Waiting::default());
-        let receiving = shared.clone();
-        thread::Builder::new()
-            .name("ps-answers".into())
-            .spawn(move || receiving.receive(reader))
-            .map_err(|error| lost(error.to_string()))?;
-        Ok(Connection { shard, address: address.into(), stream, welcome, next_id: Mutex::new(1), shared })
-    }
-
-    fn lost(&self, what: impl Into<String>) -> ClientError {
-        ClientError::Lost { shard: self.shard, address: self.address.clone(), what: what.into() }
-    }
-
-    /// Sends a request; its answer comes to the ticket.
-    fn ask(&self, kind: Kind, parts: &Parts<'_>) -> Result<Ticket, ClientError> {
-        // held while the frame is written: frames of two threads must not mix
-        let mut next_id = lock(&self.next_id);
-        let id = *next_id;
-        *next_id += 1;
-        let (sender, answer) = sync_channel(1);
-        lock(&self.shared.asked).insert(id, sender);
-        if let Some(ended) = &*lock(&self.shared.ended) {
-            return Err(self.lost(ended.clone()));
-        }
-        write_frame(&mut &self.stream, Header { kind, id }, &parts.slices())
-            .map_err(|error| self.lost(error.to_string()))?;
-        Ok(Ticket { answer: Mutex::new(answer) })
-    }
-
-    fn wait(&self, ticket: &Ticket, expected: Kind, deadline: Instant) -> Result<Body, ClientError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match lock(&ticket.answer).recv_timeout(left) {
-            Ok((kind, body)) if kind == expected => Ok(body),
-            Ok((Kind::Refused, body)) => {
-                let refused = Refused::decode(body.bytes()).map_err(|error| self.broken(&error))?;
-                Err(ClientError::Refused { shard: self.shard, address: self.address.clone(), refused })
-            }
-            Ok((kind, _)) => Err(self.lost(format!("expected {expected:?}, got {kind:?}"))),
-            Err(RecvTimeoutError::Timeout) => Err(self.lost("did not answer in time")),
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(self.lost(lock(&self.shared.ended).clone().unwrap_or_else(|| "the connection ended".into())))
-            }
-        }
-    }
-
-    fn broken(&self, error: &MessageError) -> ClientError {
-        self.lost(error.to_string())
-    }
-
-    fn give_back(&self, body: Body) {
-        lock(&self.shared.spare).push(body);
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        drop(self.stream.shutdown(Shutdown::Both));
-    }
+    /// Whom they trust; without it connections are plain.
+    pub tls: Option<ClientTls>,
 }
 
 /// Signs dealt out to the shards.
@@ -226,16 +95,49 @@ pub struct Learned<'a> {
     pub num_samples: u32,
     /// Data time.
     pub seen: u32,
+    /// Of all samples together.
+    pub weight: f64,
+    /// The group of units with which it makes a step; none if it is a step of its own.
+    pub group: Option<Group>,
+    /// Changes of weights and states, in place of gradients.
+    pub is_delta: bool,
     /// Show and click of each sign that was dealt.
     pub counts: &'a [(u32, u32)],
-    /// `[signs, width]`.
+    /// `[signs, width]`, of a delta with the states behind.
     pub gradients: &'a [f32],
-    /// Of the whole dense vector; empty for a batch without samples.
+    /// Of the whole dense vector; empty for a batch without samples; of a delta with the state vectors behind.
     pub dense: &'a [f32],
     /// Places of the metric sums
     pub sum_places: &'a [u32],
     /// and what is added to each.
     pub sum_values: &'a [f64],
+}
+
+/// What is asked for beside rows.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// Dense values.
+    pub dense: bool,
+    /// Optimizer states and counters.
+    pub state: bool,
+    /// The first unit of a group and how many of its steps are to be applied before; all shards have all pushes of them.
+    pub after: Option<(u64, u32)>,
+}
+
+/// Ends the connections of a client, for a thread that knows more than the one that waits.
+#[derive(Debug)]
+pub struct Cutter {
+    streams: Vec<Stream>,
+}
+
+impl Cutter {
+    /// Whoever waits for an answer, or for a server to take a request, waits no longer.
+    pub fn cut(&self) {
+        for stream in &self.streams {
+            // one that has ended is what is wanted
+            drop(stream.shutdown());
+        }
+    }
 }
 
 /// Connections to all shards of a table.
@@ -244,7 +146,9 @@ pub struct Client {
     shards: Vec<Connection>,
     num_partitions: u32,
     width: usize,
+    state_width: usize,
     num_dense: usize,
+    num_dense_states: usize,
     timeout: Duration,
 }
 
@@ -267,14 +171,19 @@ impl Client {
             }
             end = end_partition;
         }
-        let widths = shards.iter().map(|shard| (shard.welcome.width, shard.welcome.epoch));
+        let of = |shard: &Connection| {
+            let Welcome { width, state_width, num_dense_states, epoch, .. } = shard.welcome;
+            (width, state_width, num_dense_states, epoch)
+        };
+        let widths = shards.iter().map(of);
         if end != num_partitions || widths.clone().any(|width| Some(width) != widths.clone().next()) {
             let text = format!("expected {num_partitions} partitions, rows of one width and one epoch, got {end}");
             return Err(ClientError::Map(text));
         }
-        let width = shards.first().map_or(0, |shard| shard.welcome.width as usize);
+        let (width, state_width, num_dense_states, _) = shards.first().map(of).unwrap_or_default();
+        let (width, state_width, num_dense_states) = (width as usize, state_width as usize, num_dense_states as usize);
         let num_dense = shards.iter().map(|shard| shard.welcome.num_dense as usize).sum();
-        Ok(Client { shards, num_partitions, width, num_dense, timeout })
+        Ok(Client { shards, num_partitions, width, state_width, num_dense, num_dense_states, timeout })
     }
 
     /// Weights a row.
@@ -282,14 +191,29 @@ impl Client {
         self.width
     }
 
+    /// Values a row, weights and state.
+    pub fn full_width(&self) -> usize {
+        self.width + self.state_width
+    }
+
     /// Dense values of all shards.
     pub fn num_dense(&self) -> usize {
         self.num_dense
     }
 
+    /// Dense values with the state vectors behind them.
+    pub fn num_dense_full(&self) -> usize {
+        self.num_dense * (1 + self.num_dense_states)
+    }
+
     /// Incarnations of the shards, in their order.
     pub fn incarnations(&self) -> Vec<u64> {
         self.shards.iter().map(|shard| shard.welcome.incarnation).collect()
+    }
+
+    /// A handle that ends all connections.
+    pub fn cutter(&self) -> io::Result<Cutter> {
+        Ok(Cutter { streams: self.shards.iter().map(Connection::handle).collect::<Result<_, _>>()? })
     }
 
     /// Sorts distinct signs by the shard that has them.
@@ -325,11 +249,12 @@ impl Client {
     }
 
     /// Asks every shard for the rows of its signs, and for its dense values.
-    pub fn pull(&self, dealt: &Dealt, wants_dense: bool) -> Result<Vec<Ticket>, ClientError> {
+    pub fn pull(&self, dealt: &Dealt, wanted: Wanted) -> Result<Vec<Ticket>, ClientError> {
         let ask = |(at, shard): (usize, &Connection)| {
             let Welcome { epoch, incarnation, .. } = shard.welcome;
             let signs = &dealt.signs[dealt.range(at)];
-            shard.ask(Kind::Pull, &Pull { epoch, incarnation, after_step: 0, wants_dense, signs }.parts())
+            let Wanted { dense: wants_dense, state: wants_state, after } = wanted;
+            shard.ask(Kind::Pull, &Pull { epoch, incarnation, after, wants_dense, wants_state, signs }.parts())
         };
         self.shards.iter().enumerate().map(ask).collect()
     }
@@ -367,10 +292,65 @@ impl Client {
         Ok(applied)
     }
 
+    /// Waits for rows with all they have, and for the dense values with the state vectors behind them.
+    pub fn receive_full(
+        &self,
+        tickets: &[Ticket],
+        dealt: &Dealt,
+        full: &mut FullRows,
+        dense: &mut [f32],
+    ) -> Result<(), ClientError> {
+        let deadline = Instant::now() + self.timeout;
+        let width = self.full_width();
+        full.values.resize(dealt.signs.len() * width, 0.0);
+        full.tails.resize(dealt.signs.len(), [0; 3]);
+        let mut start = 0;
+        for ((at, shard), ticket) in self.shards.iter().enumerate().zip(tickets) {
+            let body = shard.wait(ticket, Kind::Rows, deadline)?;
+            let answer = Rows::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
+            let places = &dealt.places[dealt.range(at)];
+            let num_dense = shard.welcome.num_dense as usize;
+            let is_whole = answer.rows.len() == places.len() * width
+                && answer.tails.len() == places.len()
+                && answer.dense.len() == num_dense * (1 + self.num_dense_states);
+            if !is_whole {
+                return Err(shard.lost("expected the rows and dense values that were asked for, got others"));
+            }
+            for ((row, tail), &place) in answer.rows.chunks_exact(width).zip(answer.tails).zip(places) {
+                full.values[place as usize * width..][..width].copy_from_slice(row);
+                full.tails[place as usize] = *tail;
+            }
+            for (vector, values) in answer.dense.chunks_exact(num_dense.max(1)).enumerate() {
+                dense[vector * self.num_dense + start..][..num_dense].copy_from_slice(values);
+            }
+            start += num_dense;
+            shard.give_back(body);
+        }
+        Ok(())
+    }
+
+    /// Asks every shard whether it has all pushes of a step, and waits a little until all have.
+    pub fn meet(&self, group: Group, step: u32, wait: Duration) -> Result<Vec<Met>, ClientError> {
+        let wait_ms = wait.as_millis() as u32;
+        let ask = |shard: &Connection| {
+            let Welcome { epoch, incarnation, .. } = shard.welcome;
+            shard.ask(Kind::Meet, &Meet { epoch, incarnation, group, step, wait_ms }.parts())
+        };
+        let tickets: Vec<Ticket> = self.shards.iter().map(ask).collect::<Result<_, _>>()?;
+        let deadline = Instant::now() + self.timeout;
+        let wait_for = |(shard, ticket): (&Connection, &Ticket)| {
+            let body = shard.wait(ticket, Kind::Met, deadline)?;
+            let met = Met::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
+            shard.give_back(body);
+            Ok(met)
+        };
+        self.shards.iter().zip(&tickets).map(wait_for).collect()
+    }
+
     /// Sends every shard what is of its partitions.
     pub fn push(&self, dealt: &Dealt, learned: &Learned<'_>) -> Result<Vec<Ticket>, ClientError> {
-        let mut dense = learned.dense;
-        let (mut counts, mut gradients) = (Vec::new(), Vec::new());
+        let width = if learned.is_delta { self.full_width() } else { self.width };
+        let (mut counts, mut gradients, mut dense, mut start) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let mut tickets = Vec::with_capacity(self.shards.len());
         for (at, shard) in self.shards.iter().enumerate() {
             let places = &dealt.places[dealt.range(at)];
@@ -385,13 +365,20 @@ impl Client {
             } else {
                 gradients.clear();
                 places.iter().for_each(|&place| {
-                    gradients.extend_from_slice(&learned.gradients[place as usize * self.width..][..self.width]);
+                    gradients.extend_from_slice(&learned.gradients[place as usize * width..][..width]);
                 });
                 gradients.as_slice()
             };
             let num_dense = if learned.dense.is_empty() { 0 } else { shard.welcome.num_dense as usize };
-            let (mine, others) = dense.split_at(num_dense);
-            dense = others;
+            let mine = if learned.dense.len() <= self.num_dense {
+                &learned.dense[start..start + num_dense]
+            } else {
+                dense.clear();
+                let vectors = learned.dense.chunks_exact(self.num_dense);
+                vectors.for_each(|vector| dense.extend_from_slice(&vector[start..start + num_dense]));
+                dense.as_slice()
+            };
+            start += num_dense;
             let has_sums = shard.welcome.first_partition == 0;
             let push = Push {
                 epoch: shard.welcome.epoch,
@@ -402,6 +389,9 @@ impl Client {
                 checksum: learned.checksum,
                 num_samples: learned.num_samples,
                 seen: learned.seen,
+                weight: learned.weight,
+                group: learned.group,
+                is_delta: learned.is_delta,
                 signs: &dealt.signs[dealt.range(at)],
                 counts: &counts,
                 gradients,

@@ -46,6 +46,8 @@ pub struct Dense {
     optimizer: DenseOptimizer,
     /// Values of all partitions of the table, and partitions.
     total: usize,
+    /// Where buffers begin in the whole vector: what comes for those is added.
+    num_parameters: usize,
     num_partitions: u32,
     owned: Range<u32>,
     values: Vec<f32>,
@@ -61,18 +63,25 @@ pub fn slice_of(partition: u32, num_partitions: u32, total: usize) -> Range<usiz
 }
 
 impl Dense {
-    /// Zeros for the partitions `owned` of a vector of `total` values.
+    /// Zeros for the partitions `owned` of a vector of `total` values, all of them parameters.
     pub fn new(optimizer: DenseOptimizer, total: usize, num_partitions: u32, owned: Range<u32>) -> Self {
         let all = slice_of(owned.start, num_partitions, total).start..slice_of(owned.end, num_partitions, total).start;
         Dense {
             optimizer,
             total,
+            num_parameters: total,
             num_partitions,
             values: vec![0.0; all.len()],
             states: vec![vec![0.0; all.len()]; optimizer.num_states()],
             steps: vec![0; owned.len()],
             owned,
         }
+    }
+
+    /// The same with so many buffers at the end, which are not stepped: what comes for them is a change.
+    #[must_use]
+    pub fn with_buffers(self, num_buffers: usize) -> Self {
+        Dense { num_parameters: self.total.saturating_sub(num_buffers), ..self }
     }
 
     /// The values of all owned partitions.
@@ -118,12 +127,29 @@ impl Dense {
         true
     }
 
+    /// Adds what steps elsewhere changed to a partition; `deltas` are those of all owned ones, of the values and then of
+    /// each state.
+    pub fn add(&mut self, partition: u32, deltas: &[f32]) {
+        assert_eq!(deltas.len(), self.values.len() * (1 + self.states.len()));
+        let (slice, length) = (self.slice(partition), self.values.len());
+        self.steps[(partition - self.owned.start) as usize] += 1;
+        for (at, vector) in std::iter::once(&mut self.values).chain(&mut self.states).enumerate() {
+            let changes = &deltas[at * length..][slice.clone()];
+            vector[slice.clone()].iter_mut().zip(changes).for_each(|(value, change)| *value += change);
+        }
+    }
+
     /// One step of a partition; `gradient` is that of all owned ones.
     pub fn step(&mut self, partition: u32, gradient: &[f32]) {
         assert_eq!(gradient.len(), self.values.len());
-        let slice = self.slice(partition);
+        let whole = self.slice(partition);
         let steps = &mut self.steps[(partition - self.owned.start) as usize];
         *steps += 1;
+        let first = slice_of(partition, self.num_partitions, self.total).start;
+        let num_stepped = self.num_parameters.saturating_sub(first).min(whole.len());
+        let (slice, buffers) = (whole.start..whole.start + num_stepped, whole.start + num_stepped..whole.end);
+        let changes = &gradient[buffers.clone()];
+        self.values[buffers].iter_mut().zip(changes).for_each(|(value, change)| *value += change);
         let (values, gradient) = (&mut self.values[slice.clone()], &gradient[slice.clone()]);
         match (self.optimizer, &mut self.states[..]) {
             (DenseOptimizer::Adagrad { learning_rate }, [sums]) => {
@@ -186,6 +212,19 @@ mod tests {
         }
         assert_eq!(dense.values()[..3], [0.0; 3], "a slice is stepped alone");
         assert_eq!((dense.steps(0), dense.steps(1)), (0, 49));
+    }
+
+    #[test]
+    fn buffers_take_what_comes_as_it_is() {
+        // partitions of two values: the second has a parameter and a buffer, the third two buffers
+        let optimizer = DenseOptimizer::Adagrad { learning_rate: 0.1 };
+        let mut dense = Dense::new(optimizer, 6, 3, 0..3).with_buffers(3);
+        for partition in 0..3 {
+            dense.step(partition, &[1.0; 6]);
+        }
+        let expected = [-0.1, -0.1, -0.1, 1.0, 1.0, 1.0];
+        assert!(dense.values().iter().zip(expected).all(|(value, expected)| (value - expected).abs() < 1e-6));
+        assert_eq!(dense.states()[0], [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]);
     }
 
     #[test]

@@ -89,11 +89,22 @@ impl Record {
         }
         // batches count from 0, each once
         if unit.num_batches == Some(unit.batches.len() as u32) {
-            self.open.remove(&name.unit);
-            self.complete.insert(name.unit);
-            while self.complete.remove(&self.watermark) {
-                self.watermark += 1;
-            }
+            self.complete(name.unit);
+        }
+    }
+
+    /// A unit whose data is lost: nothing of it is lacking any more, whatever was applied.
+    pub fn skip(&mut self, unit: u64) {
+        if !self.is_complete(unit) {
+            self.complete(unit);
+        }
+    }
+
+    fn complete(&mut self, unit: u64) {
+        self.open.remove(&unit);
+        self.complete.insert(unit);
+        while self.complete.remove(&self.watermark) {
+            self.watermark += 1;
         }
     }
 
@@ -147,6 +158,18 @@ mod tests {
             }
             prop_assert_eq!(record, Record { watermark: sizes.len() as u64, ..Record::default() });
         }
+    }
+
+    #[test]
+    fn a_unit_that_is_lost_is_complete_with_what_was_applied() {
+        let mut record = Record::default();
+        record.add(Name { unit: 1, batch: 0 }, 7, false);
+        record.skip(1);
+        assert_eq!((record.watermark(), record.is_complete(1)), (0, true));
+        assert_eq!(record.knows(Name { unit: 1, batch: 5 }, 9), Known::Yes, "nobody applies the rest of it");
+        record.skip(0);
+        record.skip(0);
+        assert_eq!(record, Record { watermark: 2, ..Record::default() });
     }
 
     #[test]

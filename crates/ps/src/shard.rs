@@ -3,15 +3,21 @@
 //! A push goes to the partitions whose record lacks its name. After a shard came back from a snapshot its partitions
 //! lack what they were too old for, and nothing else: repeats are ignored where they are known.
 
+mod upkeep;
+
 use std::ops::Range;
 
+use elasticrec_cube::publish::Told;
 use elasticrec_table::partition::partition_of;
-use elasticrec_table::{Eviction, GrowError, Handles, SpecError, Table, TableSpec};
+use elasticrec_table::{FullRows, GrowError, Handles, Overflow, SpecError, Table, TableSpec};
 use elasticrec_wire::{Push, Refusal, Refused};
 use serde::{Deserialize, Serialize};
 
 use crate::dense::{Dense, DenseOptimizer};
+use crate::fail::fail_point;
 use crate::record::{Known, Name, Record};
+use crate::records::Records;
+use crate::steps::Steps;
 
 /// What a shard is made from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,6 +27,9 @@ pub struct ShardSpec {
     pub table: TableSpec,
     /// Values of the whole dense vector.
     pub num_dense: usize,
+    /// Of those the last ones are buffers, not stepped: what comes for them is added.
+    #[serde(default)]
+    pub num_buffers: usize,
     /// How they are stepped.
     pub dense: DenseOptimizer,
     /// Metric sums, which partition 0 holds.
@@ -64,8 +73,24 @@ pub struct Status {
     pub non_finite: u64,
     /// Rows that went at boundaries.
     pub evicted: u64,
+    /// Rows that a partition may have; none without a limit.
+    pub max_rows: Option<u64>,
+    /// What its partitions did not take or keep because of that, since the run began.
+    #[serde(flatten)]
+    pub overflow: Dropped,
     /// Each record once, with the partitions that have it.
     pub records: Vec<(Vec<u32>, Record)>,
+}
+
+/// [`Overflow`] by the names that figures have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dropped {
+    /// Pushes of signs that got no row.
+    pub dropped_signs: u64,
+    /// Their shows.
+    pub dropped_shows: u64,
+    /// Rows that went to make room.
+    pub limit_evicted: u64,
 }
 
 /// What a push did.
@@ -88,6 +113,12 @@ pub struct Shard {
     pub(crate) records: Records,
     /// Samples applied to each owned partition.
     pub(crate) samples: Vec<u64>,
+    /// What each did not take or keep for want of memory.
+    pub(crate) overflow: Vec<Overflow>,
+    /// Which changes of each owned partition became part of a version.
+    pub(crate) told: Vec<Told>,
+    /// Rows that a partition may have.
+    max_rows: Option<usize>,
     num_threads: usize,
     boundaries: Vec<Boundary>,
     applied: u64,
@@ -95,6 +126,7 @@ pub struct Shard {
     non_finite: u64,
     evicted: u64,
     scratch: Scratch,
+    pub(crate) steps: Steps,
 }
 
 /// Room for the part of a push that some partitions lack.
@@ -105,56 +137,21 @@ struct Scratch {
     gradients: Vec<f32>,
 }
 
-/// Records by partition: partitions with equal ones share one.
-#[derive(Debug)]
-pub(crate) struct Records {
-    /// For each owned partition its place in `groups`.
-    places: Vec<usize>,
-    groups: Vec<Record>,
-}
-
-impl Records {
-    fn new(num_partitions: usize) -> Self {
-        Records { places: vec![0; num_partitions], groups: vec![Record::default()] }
-    }
-
-    /// From one record a partition.
-    pub(crate) fn of(records: impl IntoIterator<Item = Record>) -> Self {
-        let mut found = Records { places: Vec::new(), groups: Vec::new() };
-        for record in records {
-            let place = found.groups.iter().position(|group| *group == record).unwrap_or(found.groups.len());
-            if place == found.groups.len() {
-                found.groups.push(record);
-            }
-            found.places.push(place);
-        }
-        found
-    }
-
-    /// The record of the owned partition at `at`.
-    pub(crate) fn get(&self, at: usize) -> &Record {
-        &self.groups[self.places[at]]
-    }
-
-    /// Joins groups that became equal.
-    fn merge(&mut self) {
-        if self.groups.len() > 1 {
-            *self = Records::of(self.places.iter().map(|&place| self.groups[place].clone()).collect::<Vec<_>>());
-        }
-    }
-}
-
 impl Shard {
     /// A shard without rows, all dense values zero, that has applied nothing.
     pub fn new(spec: ShardSpec, num_threads: usize) -> Result<Self, SpecError> {
         let table = Table::new(spec.table.clone())?.with_threads(num_threads);
-        let dense = Dense::new(spec.dense, spec.num_dense, spec.table.partitions, spec.owned.clone());
+        let dense = Dense::new(spec.dense, spec.num_dense, spec.table.partitions, spec.owned.clone())
+            .with_buffers(spec.num_buffers);
         Ok(Shard {
             table,
             dense,
             sums: vec![0.0; if spec.owned.contains(&0) { 2 * spec.num_sums } else { 0 }],
             records: Records::new(spec.owned.len()),
             samples: vec![0; spec.owned.len()],
+            overflow: vec![Overflow::default(); spec.owned.len()],
+            told: spec.owned.clone().map(|_| Told::default()).collect(),
+            max_rows: None,
             num_threads,
             boundaries: Vec::new(),
             applied: 0,
@@ -162,6 +159,7 @@ impl Shard {
             non_finite: 0,
             evicted: 0,
             scratch: Scratch::default(),
+            steps: Steps::default(),
             spec,
         })
     }
@@ -185,14 +183,16 @@ impl Shard {
         &self.dense
     }
 
-    /// Sets the dense values before anything is applied.
-    pub fn start_dense(&mut self, values: &[f32]) {
+    /// Sets the dense values before anything is applied, and the state of their optimizer after so many steps.
+    pub fn start_dense(&mut self, values: &[f32], states: &[&[f32]], steps: u64) {
         assert_eq!(self.applied, 0, "dense values start before the first push");
+        assert!(states.is_empty() || states.len() == self.spec.dense.num_states(), "all states or none");
         for partition in self.spec.owned.clone() {
             let slice = self.dense.slice(partition);
-            let states = self.spec.dense.num_states() * slice.len();
-            let start: Vec<f32> = values[slice].iter().copied().chain(std::iter::repeat_n(0.0, states)).collect();
-            assert!(self.dense.restore_slice(partition, 0, &start), "a slice has the length of a slice");
+            let missing = (self.spec.dense.num_states() - states.len()) * slice.len();
+            let vectors = std::iter::once(&values).chain(states).flat_map(|vector| &vector[slice.clone()]).copied();
+            let start: Vec<f32> = vectors.chain(std::iter::repeat_n(0.0, missing)).collect();
+            assert!(self.dense.restore_slice(partition, steps, &start), "a slice has the length of a slice");
         }
     }
 
@@ -222,6 +222,8 @@ impl Shard {
             let partitions = self.spec.owned.clone().zip(&self.records.places);
             partitions.filter(|(_, place)| **place == group).map(|(partition, _)| partition).collect()
         };
+        let mut overflow = Overflow::default();
+        self.overflow.iter().for_each(|one| overflow.add(*one));
         Status {
             num_rows: self.table.len(),
             num_bytes: self.table.bytes(),
@@ -229,6 +231,12 @@ impl Shard {
             repeated: self.repeated,
             non_finite: self.non_finite,
             evicted: self.evicted,
+            max_rows: self.max_rows.map(|rows| rows as u64),
+            overflow: Dropped {
+                dropped_signs: overflow.signs,
+                dropped_shows: overflow.shows,
+                limit_evicted: overflow.evicted,
+            },
             records: self.records.groups.iter().enumerate().map(|(at, record)| (of(at), record.clone())).collect(),
         }
     }
@@ -237,6 +245,13 @@ impl Shard {
     pub fn pull(&self, signs: &[u64], out: &mut [f32]) -> Result<(), Refused> {
         self.check_signs(signs)?;
         self.table.pull(signs, out, &mut Handles::default());
+        Ok(())
+    }
+
+    /// Reads the rows of signs with all they have.
+    pub fn pull_full(&self, signs: &[u64], out: &mut FullRows) -> Result<(), Refused> {
+        self.check_signs(signs)?;
+        self.table.pull_full(signs, out);
         Ok(())
     }
 
@@ -256,10 +271,13 @@ impl Shard {
     /// Applies a push to the partitions that lack it.
     pub fn push(&mut self, push: &Push<'_>) -> Result<Applied, Refused> {
         self.check(push)?;
+        if let Some(group) = push.group {
+            return self.hold(push, group);
+        }
         let name = Name { unit: push.unit, batch: push.batch };
         let lacks = self.groups_that_lack(name, push.checksum)?;
         if lacks.iter().all(|lacks| !lacks) {
-            self.repeated += 1;
+            self.count_repeat();
             return Ok(Applied { was_known: true, non_finite: false });
         }
         let non_finite = !is_finite(push.gradients) || !is_finite(push.dense);
@@ -268,21 +286,22 @@ impl Shard {
         for (record, _) in self.records.groups.iter_mut().zip(&lacks).filter(|(_, lacks)| **lacks) {
             record.add(name, push.checksum, push.is_last);
         }
-        self.applied += 1;
-        self.non_finite += u64::from(non_finite);
-        self.reach_boundaries();
-        self.records.merge();
+        self.finish_step(non_finite);
         Ok(Applied { was_known: false, non_finite })
     }
 
     fn check(&self, push: &Push<'_>) -> Result<(), Refused> {
         let refuse = |text: String| Err(Refused::new(Refusal::Malformed, text));
-        let expected = push.signs.len() * self.table.width();
+        let (width, num_vectors) = match push.is_delta {
+            true => (self.table.full_width(), 1 + self.spec.dense.num_states()),
+            false => (self.table.width(), 1),
+        };
+        let expected = push.signs.len() * width;
         if push.gradients.len() != expected {
             return refuse(format!("push: expected {expected} gradients, got {}", push.gradients.len()));
         }
         // a batch without a sample has no gradient
-        let num_dense = if push.num_samples == 0 { 0 } else { self.dense.values().len() };
+        let num_dense = if push.num_samples == 0 { 0 } else { num_vectors * self.dense.values().len() };
         if push.dense.len() != num_dense {
             return refuse(format!("push: expected {num_dense} dense gradients, got {}", push.dense.len()));
         }
@@ -294,7 +313,7 @@ impl Shard {
     }
 
     /// For each group of partitions whether it lacks a name; a name that may not be applied yet is refused.
-    fn groups_that_lack(&self, name: Name, checksum: u64) -> Result<Vec<bool>, Refused> {
+    pub(crate) fn groups_that_lack(&self, name: Name, checksum: u64) -> Result<Vec<bool>, Refused> {
         let passed = self.boundaries.iter().filter(|boundary| boundary.before_unit <= name.unit).count() as u64;
         let lacks = |record: &Record| match record.knows(name, checksum) {
             Known::Yes => Ok(false),
@@ -315,7 +334,7 @@ impl Shard {
     fn step(&mut self, push: &Push<'_>, lacks: &[bool], non_finite: bool) -> Result<(), GrowError> {
         let first = self.spec.owned.start;
         let takes = |partition: u32| lacks[self.records.places[(partition - first) as usize]];
-        let width = self.table.width();
+        let width = if push.is_delta { self.table.full_width() } else { self.table.width() };
         let Scratch { signs, counts, gradients } = &mut self.scratch;
         signs.clear();
         counts.clear();
@@ -337,11 +356,23 @@ impl Shard {
             gradients.resize(signs.len() * width, f32::NAN);
         }
         let gradients = if takes_all && !non_finite { push.gradients } else { gradients };
-        self.table.push(elasticrec_table::Push { signs, handles: None, gradients, counts, seen: push.seen })?;
+        let Push { seen, is_delta, .. } = *push;
+        let pushed =
+            self.table.push(elasticrec_table::Push { signs, handles: None, gradients, counts, seen, is_delta })?;
+        if pushed.dropped > 0 {
+            for (partition, overflow) in self.table.take_overflow() {
+                self.overflow[(partition - first) as usize].add(overflow);
+            }
+        }
+        fail_point("apply");
         for partition in self.spec.owned.clone().filter(|partition| takes(*partition)) {
             self.samples[(partition - first) as usize] += u64::from(push.num_samples);
-            if !push.dense.is_empty() && !non_finite {
-                self.dense.step(partition, push.dense);
+            if push.dense.is_empty() || non_finite {
+                continue;
+            }
+            match is_delta {
+                true => self.dense.add(partition, push.dense),
+                false => self.dense.step(partition, push.dense),
             }
         }
         if self.spec.owned.contains(&0) && takes(0) {
@@ -352,54 +383,51 @@ impl Shard {
         Ok(())
     }
 
-    /// Learns of the boundaries between passes, all of them so far; those known do not change.
-    pub fn set_boundaries(&mut self, boundaries: Vec<Boundary>) {
-        debug_assert!(boundaries.starts_with(&self.boundaries));
-        self.boundaries = boundaries;
+    /// Applies a step to all partitions.
+    pub(crate) fn apply_to_all(&mut self, push: &Push<'_>, non_finite: bool) -> Result<(), Refused> {
+        let all = vec![true; self.records.groups.len()];
+        self.step(push, &all, non_finite).map_err(|error| Refused::new(Refusal::Internal, error.to_string()))
+    }
+
+    /// Writes a name down in all records.
+    pub(crate) fn add_to_records(&mut self, name: Name, checksum: u64, is_last: bool) {
+        self.records.groups.iter_mut().for_each(|record| record.add(name, checksum, is_last));
+    }
+
+    /// What follows every step.
+    pub(crate) fn finish_step(&mut self, non_finite: bool) {
+        self.applied += 1;
+        self.non_finite += u64::from(non_finite);
         self.reach_boundaries();
         self.records.merge();
     }
 
-    /// Applies every boundary to the partitions that have all names before it.
-    fn reach_boundaries(&mut self) {
-        for group in 0..self.records.groups.len() {
-            let record = &self.records.groups[group];
-            let next = record.boundaries() as usize;
-            let Some(&boundary) = self.boundaries.get(next) else { continue };
-            if record.watermark() < boundary.before_unit {
-                continue;
-            }
-            let (first, places) = (self.spec.owned.start, &self.records.places);
-            let owned = self.spec.owned.clone();
-            let chosen = |partition: u32| owned.contains(&partition) && places[(partition - first) as usize] == group;
-            if let Some(rate) = boundary.decay {
-                self.table.decay_in(chosen, rate, boundary.decay_step);
-            }
-            if boundary.min_score.is_some() || boundary.max_age.is_some() {
-                let Boundary { coefficients: (nonclk_coeff, click_coeff), min_score, now, max_age, .. } = boundary;
-                let eviction = Eviction { nonclk_coeff, click_coeff, min_score, now, max_age };
-                self.evicted += self.table.evict_in(chosen, &eviction) as u64;
-            }
-            if self.spec.owned.contains(&0) && self.records.places[0] == group {
-                let (now, before) = self.sums.split_at_mut(self.spec.num_sums);
-                before.copy_from_slice(now);
-                now.fill(0.0);
-            }
-            self.records.groups[group].pass_boundary();
+    pub(crate) fn count_repeat(&mut self) {
+        self.repeated += 1;
+    }
+
+    /// All partitions have all units below it.
+    pub fn watermark(&self) -> u64 {
+        self.records.groups.iter().map(Record::watermark).min().unwrap_or(0)
+    }
+
+    /// Whether all partitions have all of a unit.
+    pub(crate) fn is_complete(&self, unit: u64) -> bool {
+        self.records.groups.iter().all(|record| record.is_complete(unit))
+    }
+
+    /// Learns of units whose data is lost: nobody can push what its partitions lack of them.
+    pub fn skip_units(&mut self, units: &[u64]) {
+        for record in &mut self.records.groups {
+            units.iter().for_each(|unit| record.skip(*unit));
         }
-        // a group may have reached several at once, when all are told after a load
-        let is_due = |record: &Record| {
-            let next = self.boundaries.get(record.boundaries() as usize);
-            next.is_some_and(|boundary| record.watermark() >= boundary.before_unit)
-        };
-        if self.records.groups.iter().any(is_due) {
-            self.reach_boundaries();
-        }
+        self.reach_boundaries();
+        self.records.merge();
     }
 }
 
 /// Whether none is infinite or not a number.
-fn is_finite(values: &[f32]) -> bool {
+pub(crate) fn is_finite(values: &[f32]) -> bool {
     values.iter().fold(true, |all, value| all & value.is_finite())
 }
 

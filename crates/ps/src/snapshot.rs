@@ -3,16 +3,20 @@
 //! Rows go into a part file like that of any table; slices of the dense vector, records and metric sums into another one
 //! beside it. Each partition is cut between two pushes, and its record says which: no two of them need the same cut.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use elasticrec_cube::CubeError;
 use elasticrec_table::part::{Kind, PartError, PartFile, PartWriter, Written};
-use elasticrec_table::{CopiedRows, SnapshotError, Table};
+use elasticrec_table::{CopiedRows, Overflow, SnapshotError, Table};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::dense::DenseOptimizer;
+use crate::fail::fail_point;
 use crate::record::Record;
-use crate::shard::{Records, Shard};
+use crate::records::Records;
+use crate::shard::Shard;
 
 /// Why a shard cannot be written or loaded.
 #[derive(Debug, Error)]
@@ -23,6 +27,9 @@ pub enum ShardError {
     /// The file of the rest.
     #[error(transparent)]
     Part(#[from] PartError),
+    /// The part of a version.
+    #[error(transparent)]
+    Cube(#[from] CubeError),
     /// The file is sound but of another shard.
     #[error("{name}: {what}")]
     Other {
@@ -45,6 +52,9 @@ struct Meta {
     dense: DenseOptimizer,
     num_sums: usize,
     records: Vec<Record>,
+    /// Of the partitions that ever were full.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    overflow: BTreeMap<u32, Overflow>,
 }
 
 /// A partition as it was between two pushes.
@@ -58,6 +68,7 @@ pub struct PartitionCopy {
     samples: u64,
     sums: Vec<f64>,
     record: Record,
+    overflow: Overflow,
 }
 
 /// The two files of a shard's part of a checkpoint.
@@ -81,6 +92,7 @@ impl Shard {
             samples: self.samples[at],
             sums: if partition == 0 { self.sums.clone() } else { Vec::new() },
             record: self.records.get(at).clone(),
+            overflow: self.overflow[at],
         }
     }
 
@@ -96,6 +108,7 @@ impl Shard {
                 dense: self.spec.dense,
                 num_sums: self.spec.num_sums,
                 records: Vec::new(),
+                overflow: BTreeMap::new(),
             },
         })
     }
@@ -107,6 +120,7 @@ impl Shard {
             .map_err(|error| other("table", error.to_string()))?
             .with_threads(self.num_threads());
         table.load_range(&rows, self.spec.owned.clone())?;
+        fail_point("load");
         let mut records: Vec<Option<Record>> = vec![None; self.spec.owned.len()];
         for files in files {
             self.load_dense(&files.dense, &mut records)?;
@@ -118,6 +132,13 @@ impl Shard {
         }
         self.records = Records::of(records.into_iter().flatten());
         self.table = table;
+        Ok(())
+    }
+
+    /// Begins with the rows of another table, from the part files of its snapshot; data time begins anew.
+    pub fn start_rows(&mut self, paths: &[PathBuf]) -> Result<(), ShardError> {
+        self.table.load_range(paths, self.spec.owned.clone())?;
+        self.table.restart_time();
         Ok(())
     }
 
@@ -167,6 +188,7 @@ impl Shard {
                 self.sums = words(sums, f64::from_le_bytes);
             }
             self.samples[place] = entry.num_rows;
+            self.overflow[place] = meta.overflow.get(&entry.partition).copied().unwrap_or_default();
         }
         Ok(())
     }
@@ -188,12 +210,16 @@ impl SnapshotWriter {
     /// Adds a partition.
     pub fn add(&mut self, copy: &PartitionCopy) -> Result<(), ShardError> {
         copy.rows.write(&mut self.rows, copy.partition)?;
+        fail_point("snapshot");
         // neighbours were cut at the same push more often than not
         let known = self.meta.records.iter().rposition(|record| *record == copy.record);
         let record = known.unwrap_or_else(|| {
             self.meta.records.push(copy.record.clone());
             self.meta.records.len() - 1
         });
+        if copy.overflow != Overflow::default() {
+            self.meta.overflow.insert(copy.partition, copy.overflow);
+        }
         self.dense.begin_block(copy.partition)?;
         let values: Vec<u8> = copy.dense.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.dense.write(&values)?;

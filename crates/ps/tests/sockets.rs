@@ -6,11 +6,11 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elasticrec_ps::client::{Credentials, Dealt, Learned};
+use elasticrec_ps::client::{Credentials, Dealt, Learned, Wanted};
 use elasticrec_ps::{Client, ClientError, DenseOptimizer, Files, Identity, Server, Shard, ShardSpec};
-use elasticrec_table::TableSpec;
+use elasticrec_table::{FullRows, TableSpec};
 use elasticrec_wire::frame::{Body, Header, Kind, read_frame, write_frame};
-use elasticrec_wire::{Hello, Refusal, Refused};
+use elasticrec_wire::{Group, Hello, Refusal, Refused};
 
 const PARTITIONS: u32 = 8;
 const NUM_DENSE: usize = 21;
@@ -21,18 +21,18 @@ fn shard(owned: std::ops::Range<u32>) -> Shard {
         "optimizer":{"kind":"sgd","learning_rate":0.125}}"#;
     let dense = DenseOptimizer::Sgd { learning_rate: 0.125 };
     let table = TableSpec::from_json(table).unwrap();
-    Shard::new(ShardSpec { table, num_dense: NUM_DENSE, dense, num_sums: 2, owned }, 1).unwrap()
+    Shard::new(ShardSpec { table, num_dense: NUM_DENSE, num_buffers: 0, dense, num_sums: 2, owned }, 1).unwrap()
 }
 
 fn start(owned: std::ops::Range<u32>, incarnation: u64) -> Server {
     let identity = Identity { run: b"run".to_vec(), token: b"secret".to_vec(), incarnation, epoch: 1 };
-    let server = Server::start(shard(owned), identity, "127.0.0.1:0").unwrap();
+    let server = Server::start(shard(owned), identity, "127.0.0.1:0", None).unwrap();
     server.extend_lease(Instant::now(), LEASE);
     server
 }
 
 fn credentials(token: &str) -> Credentials {
-    Credentials { run: b"run".to_vec(), token: token.into() }
+    Credentials { run: b"run".to_vec(), token: token.into(), tls: None }
 }
 
 fn connect(servers: &[&Server]) -> Client {
@@ -50,7 +50,12 @@ fn step(client: &Client, unit: u64, batch: u32, is_last: bool) -> Result<(Vec<f3
     let mut dealt = Dealt::default();
     client.deal(&signs, &mut dealt);
     let (mut rows, mut dense) = (vec![9.0; 200], vec![9.0; NUM_DENSE]);
-    client.receive(&client.pull(&dealt, true)?, &dealt, &mut rows, Some(&mut dense))?;
+    client.receive(
+        &client.pull(&dealt, Wanted { dense: true, ..Wanted::default() })?,
+        &dealt,
+        &mut rows,
+        Some(&mut dense),
+    )?;
     let learned = Learned {
         unit,
         batch,
@@ -58,6 +63,9 @@ fn step(client: &Client, unit: u64, batch: u32, is_last: bool) -> Result<(Vec<f3
         checksum: 1,
         num_samples: 4,
         seen: 0,
+        weight: 4.0,
+        group: None,
+        is_delta: false,
         counts: &[(1, 0); 100],
         gradients: &[1.0; 200],
         dense: &[1.0; NUM_DENSE],
@@ -124,6 +132,121 @@ fn trainers_push_side_by_side_and_every_push_counts_once() {
 }
 
 #[test]
+fn a_server_with_too_much_memory_holds_pushes_up() {
+    let server = start(0..8, 1);
+    let client = connect(&[&server]);
+    server.slow_down(Duration::from_millis(30));
+    let started = Instant::now();
+    step(&client, 0, 0, false).unwrap();
+    assert!(started.elapsed() >= Duration::from_millis(30));
+    server.slow_down(Duration::ZERO);
+    step(&client, 0, 1, true).unwrap();
+    let slowed = server.counters().slowed.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!((slowed, server.status().applied), (1, 2));
+}
+
+/// A listener that greets as a server does and then reads nothing more.
+fn hung(address: &mut String) -> thread::JoinHandle<TcpStream> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    *address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut body = Body::default();
+        read_frame(&mut stream, 1 << 20, &mut body).unwrap();
+        let welcome = elasticrec_wire::Welcome {
+            incarnation: 1,
+            epoch: 1,
+            first_partition: 0,
+            end_partition: PARTITIONS,
+            width: 2,
+            num_dense: NUM_DENSE as u32,
+            state_width: 0,
+            num_dense_states: 0,
+        };
+        write_frame(&mut stream, Header { kind: Kind::Welcome, id: 0 }, &welcome.parts().slices()).unwrap();
+        stream
+    })
+}
+
+/// Sends pulls until the server takes no more, or one fails; nothing of this client waits for ever.
+fn fill(client: &Client) -> ClientError {
+    let signs: Vec<u64> = (0..1_000_000).collect();
+    let mut dealt = Dealt::default();
+    client.deal(&signs, &mut dealt);
+    loop {
+        if let Err(error) = client.pull(&dealt, Wanted::default()) {
+            return error;
+        }
+    }
+}
+
+#[test]
+fn a_server_that_takes_nothing_holds_nobody_up_for_longer_than_the_deadline() {
+    let mut address = String::new();
+    let server = hung(&mut address);
+    let deadline = Duration::from_millis(300);
+    let client = Client::connect(&[address], &credentials("secret"), PARTITIONS, deadline).unwrap();
+    let error = fill(&client).to_string();
+    assert!(error.ends_with("did not take a request in time"), "{error}");
+    drop(server.join());
+}
+
+#[test]
+fn whoever_waits_for_a_server_that_was_replaced_is_cut_off() {
+    let mut address = String::new();
+    let server = hung(&mut address);
+    let client = Client::connect(&[address], &credentials("secret"), PARTITIONS, Duration::from_secs(60)).unwrap();
+    let cutter = client.cutter().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| step(&client, 0, 0, true).unwrap_err());
+        let full = scope.spawn(|| fill(&client));
+        // until they wait, or a little later
+        thread::sleep(Duration::from_millis(100));
+        cutter.cut();
+        assert!(matches!(waiting.join().unwrap(), ClientError::Lost { .. }));
+        assert!(matches!(full.join().unwrap(), ClientError::Lost { .. }));
+    });
+    drop(server.join());
+}
+
+#[test]
+fn a_server_stops_although_a_peer_does_not_read() {
+    let mut server = start(0..8, 1);
+    let client = connect(&[&server]);
+    step(&client, 0, 0, true).unwrap();
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    let hello = Hello { run: b"run", token: b"secret" };
+    write_frame(&mut stream, Header { kind: Kind::Hello, id: 0 }, &hello.parts().slices()).unwrap();
+    let (mut body, signs) = (Body::default(), vec![7; 500_000]);
+    read_frame(&mut stream, 1 << 20, &mut body).unwrap();
+    let pull = elasticrec_wire::Pull {
+        epoch: 1,
+        incarnation: 1,
+        after: None,
+        wants_dense: false,
+        wants_state: false,
+        signs: &signs,
+    };
+    let mut writer = stream.try_clone().unwrap();
+    thread::scope(|scope| {
+        // answers of 4 MB each, of which nobody takes any
+        scope.spawn(move || {
+            let ask = |id| write_frame(&mut writer, Header { kind: Kind::Pull, id }, &pull.parts().slices());
+            (1..20).try_for_each(ask)
+        });
+        let answered = |server: &Server| server.counters().pulls.load(std::sync::atomic::Ordering::Relaxed);
+        let mut before = u64::MAX;
+        while answered(&server) != before {
+            before = answered(&server);
+            thread::sleep(Duration::from_millis(500));
+        }
+        let started = Instant::now();
+        server.stop();
+        assert!(started.elapsed() < Duration::from_secs(10));
+    });
+}
+
+#[test]
 fn a_snapshot_is_cut_while_pushes_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let files = Files { rows: dir.path().join("rows"), dense: dir.path().join("dense") };
@@ -137,7 +260,7 @@ fn a_snapshot_is_cut_while_pushes_go_on() {
     let mut again = shard(0..8);
     again.load(&[files]).unwrap();
     let identity = Identity { run: b"run".to_vec(), token: b"secret".to_vec(), incarnation: 2, epoch: 1 };
-    let again = Server::start(again, identity, "127.0.0.1:0").unwrap();
+    let again = Server::start(again, identity, "127.0.0.1:0", None).unwrap();
     again.extend_lease(Instant::now(), LEASE);
     let replaying = connect(&[&again]);
     (0..300).for_each(|batch| drop(step(&replaying, 0, batch, batch == 299).unwrap()));
@@ -250,7 +373,7 @@ fn a_server_that_stops_is_lost_and_its_successor_is_not_taken_for_it() {
     let identity = Identity { run: b"run".to_vec(), token: b"secret".to_vec(), incarnation: 2, epoch: 2 };
     let deadline = Instant::now() + Duration::from_secs(10);
     let successor = loop {
-        match Server::start(shard(0..8), identity.clone(), &address) {
+        match Server::start(shard(0..8), identity.clone(), &address, None) {
             Ok(server) => break server,
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
@@ -259,4 +382,155 @@ fn a_server_that_stops_is_lost_and_its_successor_is_not_taken_for_it() {
     successor.extend_lease(Instant::now(), LEASE);
     assert!(step(&client, 0, 1, true).is_err(), "a connection belongs to one start of a server");
     step(&connect(&[&successor]), 0, 1, true).unwrap();
+}
+
+const GROUP: Group = Group { first_unit: 0, num_units: 2 };
+
+/// Pushes one batch of a step of the group, whose gradients are all `by`.
+fn push_in_group(client: &Client, unit: u64, batch: u32, is_last: bool, by: f32) -> Result<(), ClientError> {
+    let mut dealt = Dealt::default();
+    client.deal(&signs_of(0), &mut dealt);
+    let learned = Learned {
+        unit,
+        batch,
+        is_last,
+        checksum: unit,
+        num_samples: 4,
+        seen: 0,
+        weight: 4.0,
+        group: Some(GROUP),
+        is_delta: false,
+        counts: &[(1, 0); 100],
+        gradients: &[by; 200],
+        dense: &[by; NUM_DENSE],
+        sum_places: &[1],
+        sum_values: &[0.5],
+    };
+    client.acknowledged(&client.push(&dealt, &learned)?).map(drop)
+}
+
+/// The dense values after so many steps of the group.
+fn pull_after(client: &Client, num_steps: u32) -> Result<Vec<f32>, ClientError> {
+    let mut dealt = Dealt::default();
+    client.deal(&signs_of(0), &mut dealt);
+    let (mut rows, mut dense) = (vec![9.0; 200], vec![9.0; NUM_DENSE]);
+    let wanted = Wanted { dense: true, after: Some((0, num_steps)), ..Wanted::default() };
+    client.receive(&client.pull(&dealt, wanted)?, &dealt, &mut rows, Some(&mut dense))?;
+    Ok(dense)
+}
+
+fn has_all(client: &Client, step: u32, wait_ms: u64) -> Vec<bool> {
+    client.meet(GROUP, step, Duration::from_millis(wait_ms)).unwrap().iter().map(|met| met.is_full).collect()
+}
+
+#[test]
+fn a_step_is_applied_when_somebody_knows_that_all_shards_have_all_of_it() {
+    let servers = [start(0..5, 1), start(5..8, 2)];
+    let (one, two) = (connect(&[&servers[0], &servers[1]]), connect(&[&servers[0], &servers[1]]));
+    assert_eq!(pull_after(&one, 0).unwrap(), [0.0; NUM_DENSE]);
+    push_in_group(&one, 0, 0, false, 1.0).unwrap();
+    assert_eq!(has_all(&one, 0, 1), [false, false]);
+    assert_eq!(reason(&pull_after(&one, 1).unwrap_err()), Refusal::NotYet);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| has_all(&one, 0, 900));
+        push_in_group(&two, 1, 0, true, 3.0).unwrap();
+        assert_eq!(waiting.join().unwrap(), [true, true]);
+    });
+    // nothing is applied before somebody says so, and a batch that is run again finds the rows of before
+    assert_eq!(pull_after(&two, 0).unwrap(), [0.0; NUM_DENSE]);
+    push_in_group(&two, 1, 0, true, 3.0).unwrap();
+    // the mean of both, once
+    assert_eq!(pull_after(&one, 1).unwrap(), [-0.25; NUM_DENSE]);
+    assert_eq!(pull_after(&two, 1).unwrap(), [-0.25; NUM_DENSE]);
+    assert_eq!(reason(&pull_after(&two, 0).unwrap_err()), Refusal::Passed);
+    assert_eq!(servers[0].read(|shard| shard.samples().to_vec()), [8; 5]);
+    // unit 1 has ended: the next step is of unit 0 alone
+    assert_eq!(has_all(&one, 1, 1), [false, false]);
+    push_in_group(&one, 0, 1, true, 1.0).unwrap();
+    assert_eq!(has_all(&one, 1, 1), [true, true]);
+    assert_eq!(pull_after(&one, 2).unwrap(), [-0.375; NUM_DENSE]);
+    let far: Vec<u32> = one.meet(GROUP, 0, Duration::ZERO).unwrap().iter().map(|met| met.num_applied).collect();
+    assert_eq!(far, [u32::MAX; 2], "the group is complete");
+    for server in &servers {
+        server.read(|shard| {
+            let shows: Vec<u32> =
+                signs_of(0).iter().filter_map(|sign| shard.table().get(*sign)).map(|row| row.counters.show).collect();
+            assert!(!shows.is_empty() && shows.iter().all(|show| *show == 3));
+        });
+        assert_eq!(server.counters().steps.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
+    // a repeat of anything is known
+    push_in_group(&two, 1, 0, true, 3.0).unwrap();
+    assert_eq!(pull_after(&one, 2).unwrap(), [-0.375; NUM_DENSE]);
+}
+
+#[test]
+fn a_group_begins_when_all_before_it_are_complete() {
+    let server = start(0..8, 1);
+    let client = connect(&[&server]);
+    push_in_group(&client, 0, 0, true, 1.0).unwrap();
+    let later = Group { first_unit: 2, num_units: 2 };
+    let mut dealt = Dealt::default();
+    client.deal(&[], &mut dealt);
+    let empty = Learned {
+        unit: 2,
+        batch: 0,
+        is_last: true,
+        checksum: 0,
+        num_samples: 0,
+        seen: 0,
+        weight: 0.0,
+        group: Some(later),
+        is_delta: false,
+        counts: &[],
+        gradients: &[],
+        dense: &[],
+        sum_places: &[],
+        sum_values: &[],
+    };
+    let push = |learned: &Learned<'_>| {
+        client.push(&dealt, learned).and_then(|tickets| client.acknowledged(&tickets)).map(drop)
+    };
+    assert_eq!(reason(&push(&empty).unwrap_err()), Refusal::NotYet);
+    push(&Learned { unit: 1, group: Some(GROUP), ..empty }).unwrap();
+    assert_eq!(pull_after(&client, 1).unwrap(), [-0.125; NUM_DENSE]);
+    push(&empty).unwrap();
+    assert_eq!(reason(&push(&Learned { unit: 4, ..empty }).unwrap_err()), Refusal::Malformed);
+}
+
+#[test]
+fn rows_go_out_with_their_state_and_changes_come_back() {
+    let servers = [start(0..5, 1), start(5..8, 2)];
+    let client = connect(&[&servers[0], &servers[1]]);
+    step(&client, 0, 0, true).unwrap();
+    let signs = signs_of(0);
+    let mut dealt = Dealt::default();
+    client.deal(&signs, &mut dealt);
+    let wanted = Wanted { dense: true, state: true, after: None };
+    let (mut full, mut dense) = (FullRows::default(), vec![9.0; client.num_dense_full()]);
+    client.receive_full(&client.pull(&dealt, wanted).unwrap(), &dealt, &mut full, &mut dense).unwrap();
+    assert_eq!(dense, [-0.125; NUM_DENSE]);
+    assert!(full.tails.iter().all(|[show, click, _]| (*show, *click) == (1, 0)));
+    let learned = Learned {
+        unit: 1,
+        batch: 0,
+        is_last: true,
+        checksum: 1,
+        num_samples: 4,
+        seen: 0,
+        weight: 4.0,
+        group: None,
+        is_delta: true,
+        counts: &[(1, 0); 100],
+        gradients: &[0.5; 200],
+        dense: &[0.25; NUM_DENSE],
+        sum_places: &[],
+        sum_values: &[],
+    };
+    client.acknowledged(&client.push(&dealt, &learned).unwrap()).unwrap();
+    let mut after = FullRows::default();
+    client.receive_full(&client.pull(&dealt, wanted).unwrap(), &dealt, &mut after, &mut dense).unwrap();
+    assert_eq!(dense, [0.125; NUM_DENSE]);
+    let moved: Vec<f32> = after.values.iter().zip(&full.values).map(|(after, before)| after - before).collect();
+    assert!(moved.iter().all(|moved| (moved - 0.5).abs() < 1e-6), "{moved:?}");
 }

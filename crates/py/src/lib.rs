@@ -1,8 +1,12 @@
 //! `elasticrec._core`: the seam between Python and Rust, and the only crate that knows Python.
 
 mod batch;
+mod cube;
+mod cube_load;
+mod cube_net;
 mod demo;
 mod errors;
+mod groups;
 mod ps;
 mod samples;
 mod serve;
@@ -16,9 +20,17 @@ mod _core {
     #[pymodule_export]
     use crate::batch::{Batch, BatchReader, Cut, Parser, cut_units, is_compressed, shuffle_units};
     #[pymodule_export]
+    use crate::cube::{CubeBench, CubeItems, CubeView, CubeWriter, DeltaWriter};
+    #[pymodule_export]
+    use crate::cube_load::{CubeLoad, RedisLoad, write_load_cube};
+    #[pymodule_export]
+    use crate::cube_net::{CubeClient, CubeServer, greet_cube};
+    #[pymodule_export]
     use crate::demo::write_demo;
     #[pymodule_export]
-    use crate::ps::{Moment, PsClient, PsServer, Pulling, Pushing, read_dense_parts};
+    use crate::groups::{Exchange, Merging};
+    #[pymodule_export]
+    use crate::ps::{Moment, PsClient, PsCutter, PsServer, PsTls, Pulling, Pushing, Staleness, read_dense_parts};
     #[pymodule_export]
     use crate::samples::{
         BatchMaker, RecordBatch, RecordReader, batch_from_parts, batch_of_columns, batch_to_parts, first_line,

@@ -92,7 +92,7 @@ impl Predictor {
         let predictor = py
             .detach(|| elasticrec_serve::Predictor::load(&path, &ort_library))
             .map_err(|error: PredictError| error.into_py_err())?;
-        let num_labels = predictor.manifest().features.labels.len();
+        let num_labels = predictor.manifest().labels().len();
         Ok(Predictor { inner: Mutex::new(predictor), num_labels })
     }
 

@@ -1,24 +1,34 @@
 //! The table, for Python: pulls pooled rows into a tensor's memory and pushes its gradient back.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use elasticrec_cube::{Cube, write_table};
+use elasticrec_cube::publish::{Order, Told, publish_table};
+use elasticrec_cube::{Cube, View, write_table};
 use elasticrec_sample::pool::{pool, pool_gradient};
 use elasticrec_table::measure::Bench;
 use elasticrec_table::{Eviction, Push, TableSpec};
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray3, PyReadwriteArray3};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::batch::Batch;
+use crate::cube::{figures_of, row_type_of};
 use crate::errors::IntoPyErr;
 
 /// A sparse table in this process.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct Table {
-    inner: elasticrec_table::Table,
+    pub(crate) inner: elasticrec_table::Table,
     /// `[unique signs, width]`: rows on the way out, gradients on the way back; kept to save the allocation.
     rows: Vec<f32>,
+    /// Which changes of each partition became part of a version.
+    told: Vec<Told>,
+}
+
+fn told_nothing(table: &elasticrec_table::Table) -> Vec<Told> {
+    (0..table.spec().partitions).map(|_| Told::default()).collect()
 }
 
 #[pymethods]
@@ -29,7 +39,8 @@ impl Table {
     fn new(spec_json: &str, threads: usize) -> PyResult<Self> {
         let spec = TableSpec::from_json(spec_json).map_err(IntoPyErr::into_py_err)?;
         let inner = elasticrec_table::Table::new(spec).map_err(IntoPyErr::into_py_err)?;
-        Ok(Table { inner: inner.with_threads(threads), rows: Vec::new() })
+        let told = told_nothing(&inner);
+        Ok(Table { inner: inner.with_threads(threads), rows: Vec::new(), told })
     }
 
     fn __len__(&self) -> usize {
@@ -87,6 +98,7 @@ impl Table {
                 gradients: &self.rows,
                 counts: &parsed.counts,
                 seen,
+                is_delta: false,
             })
         });
         let pushed = pushed.map_err(IntoPyErr::into_py_err)?;
@@ -140,13 +152,36 @@ impl Table {
         if !self.inner.is_empty() {
             return Err(PyValueError::new_err("load: expected an empty table"));
         }
+        // what is loaded was not seen to change
+        self.told = told_nothing(&self.inner);
         py.detach(|| self.inner.load(&paths)).map_err(IntoPyErr::into_py_err)
     }
 
     /// Writes the weights as a cube part file; returns its size and sha-256.
-    fn write_cube(&self, py: Python<'_>, path: PathBuf) -> PyResult<(u64, String)> {
-        let written = py.detach(|| write_table(&self.inner, path)).map_err(IntoPyErr::into_py_err)?;
+    #[pyo3(signature = (path, *, row_type = "f32"))]
+    fn write_cube(&self, py: Python<'_>, path: PathBuf, row_type: &str) -> PyResult<(u64, String)> {
+        let row_type = row_type_of(row_type)?;
+        let written = py.detach(|| write_table(&self.inner, path, row_type)).map_err(IntoPyErr::into_py_err)?;
         Ok((written.bytes, written.sha256))
+    }
+
+    /// Writes the rows of a version: all of them if it is a base, else what changed since the publish `committed`. From then
+    /// on changes are listed. Returns figures, with size and sha-256 of the file.
+    #[pyo3(signature = (name, *, committed, is_base, row_type, path))]
+    fn publish<'py>(
+        &mut self,
+        py: Python<'py>,
+        name: &str,
+        committed: Option<&str>,
+        is_base: bool,
+        row_type: &str,
+        path: PathBuf,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let row_type = row_type_of(row_type)?;
+        let order = Order { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
+        let Table { inner, told, .. } = self;
+        let published = py.detach(|| publish_table(inner, told, &order)).map_err(IntoPyErr::into_py_err)?;
+        figures_of(py, &published)
     }
 }
 
@@ -191,6 +226,11 @@ impl TableBench {
         let [pull, pull_probe, push, push_probe] = measured.map_err(IntoPyErr::into_py_err)?;
         Ok((pull, pull_probe, push, push_probe))
     }
+
+    /// Takes what changed, and has changes listed from then on: (how many there were, seconds).
+    fn take_changes(&mut self, py: Python<'_>) -> (usize, f64) {
+        py.detach(|| self.inner.take_changes())
+    }
 }
 
 /// Rows of a cube by sign: (rows `[signs, width]`, how many were found).
@@ -202,7 +242,7 @@ pub(crate) fn read_cube<'py>(
 ) -> PyResult<(Bound<'py, PyArray2<f32>>, usize)> {
     let (rows, found, width) = py
         .detach(|| {
-            let cube = Cube::open(&paths)?;
+            let cube = View::of_base(Arc::new(Cube::open(&paths)?));
             let mut rows = vec![0.0; signs.len() * cube.width()];
             let found = cube.lookup(&signs, &mut rows);
             Ok((rows, found, cube.width()))

@@ -52,7 +52,7 @@ impl ModelInfo {
             "format": features.format,
             "slots": features.read_slots().iter().map(|slot| &slot.name).collect::<Vec<_>>(),
             "dense": features.dense.iter().map(|dense| &dense.name).collect::<Vec<_>>(),
-            "labels": features.labels,
+            "labels": manifest.labels(),
             "columns": manifest.table.columns,
             "rows": manifest.table.rows,
         });
@@ -116,7 +116,7 @@ impl Worker {
         let manifest = scorer.model().manifest();
         let head = format!("{{\"model\":{},\"version\":{},\"predictions\":[", json!(manifest.model), manifest.version);
         let label = |(index, label)| format!("{}{}:", if index == 0 { '{' } else { ',' }, json!(label)).into_bytes();
-        let labels = manifest.features.labels.iter().enumerate().map(label).collect();
+        let labels = manifest.labels().iter().enumerate().map(label).collect();
         Worker { limits, metrics, head: head.into_bytes(), labels, scorer }
     }
 

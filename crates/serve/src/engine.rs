@@ -10,6 +10,7 @@ use ort::session::{Session, SessionInputValue};
 use ort::value::{Outlet, TensorElementType, TensorRef, ValueType};
 use thiserror::Error;
 
+use crate::chain::{Chain, Step};
 use crate::manifest::Manifest;
 
 /// Why a graph cannot be loaded or run.
@@ -81,7 +82,7 @@ impl Shape {
             num_cells: features.num_cells(),
             width: manifest.table.width(),
             num_dense: features.dense.len(),
-            num_labels: features.labels.len(),
+            num_labels: manifest.labels().len(),
         }
     }
 }
@@ -115,11 +116,12 @@ impl Input {
 }
 
 impl Network {
-    /// Reads and checks the graph and the weights of a version directory.
-    pub fn read(manifest: &Manifest, dir: &Path) -> Result<Network, crate::ManifestError> {
+    /// Reads and checks the graph and the weights of a version; a delta has the graph of its base.
+    pub fn read(chain: &Chain) -> Result<Network, crate::ManifestError> {
+        let (base, Step { manifest, dir }) = (chain.base(), chain.newest());
         let inputs = &manifest.graph.inputs;
         Ok(Network {
-            graph: manifest.read(dir, &manifest.graph.file)?.into(),
+            graph: base.manifest.read(&base.dir, &manifest.graph.file)?.into(),
             weights_name: manifest.dense.file.clone(),
             weights: manifest.read(dir, &manifest.dense.file)?.into(),
             // the manifest was checked to have these two names only

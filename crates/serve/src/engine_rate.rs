@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::chain::Chain;
 use crate::engine::{Engine, EngineError, Network, init_onnxruntime};
-use crate::manifest::Manifest;
 use crate::{ModelError, version};
 
 /// What to run.
@@ -23,7 +23,7 @@ pub fn engine_rate(path: &Path, ort_library: &Path, rate: EngineRate) -> Result<
     let dir = version::resolve(path)?;
     let engine_error = |source| ModelError::Engine { name: dir.display().to_string(), source };
     init_onnxruntime(ort_library).map_err(engine_error)?;
-    let network = Network::read(&Manifest::load(&dir)?, &dir)?;
+    let network = Network::read(&Chain::load(&dir)?)?;
     let engines =
         (0..rate.threads.max(1)).map(|_| Engine::new(&network)).collect::<Result<Vec<_>, _>>().map_err(engine_error)?;
     let shape = network.shape();

@@ -2,9 +2,10 @@
 //!
 //! In the order of a request: `http` reads it and queues it for the `pool`, a worker of the `deployment` runs `decode` into a batch and
 //! `score` over it (unique signs → cube lookup → pooling → `engine`), and `http` writes the answer. `version`,
-//! `manifest` and `model` turn a directory of the model repository into what the scorers share. `predictor` is the same
+//! `manifest`, `chain` and `model` turn a directory of the model repository into what the scorers share. `predictor` is the same
 //! path without the socket; `load` and `engine_rate` are what benchmarks measure it with.
 
+mod chain;
 pub mod decode;
 mod deployment;
 pub mod engine;

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
+use elasticrec_cube::RowType;
 use elasticrec_sample::{Features, FeaturesError};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -14,10 +15,11 @@ use crate::seal;
 
 /// The manifest's name in a version directory.
 pub const FILE_NAME: &str = "manifest.json";
-/// The format that this release writes and reads.
-pub const FORMAT: u64 = 1;
+/// The format of whole versions with f32 rows and all labels, which the release before reads too.
+const FIRST_FORMAT: u64 = 1;
+/// The format of everything else.
+const FORMAT: u64 = 2;
 const KIND: &str = "model";
-const ROW_TYPE: &str = "f32";
 /// Part files of the cube have names that begin with it.
 const CUBE_PREFIX: &str = "cube/";
 /// Bytes read at once for a checksum.
@@ -31,7 +33,7 @@ pub enum ManifestError {
     Io { path: PathBuf, source: io::Error },
     #[error("{}: {source}", path.display())]
     Json { path: PathBuf, source: serde_json::Error },
-    #[error("{}: expected format {FORMAT}, got {got}", path.display())]
+    #[error("{}: expected format {FIRST_FORMAT} or {FORMAT}, got {got}", path.display())]
     Format { path: PathBuf, got: u64 },
     #[error("{}: {source}", path.display())]
     Features { path: PathBuf, source: FeaturesError },
@@ -65,8 +67,11 @@ pub struct Manifest {
     pub run: String,
     /// The checkpoint it was cut from.
     pub checkpoint: String,
-    /// The version that a delta builds on; a version that is whole has none.
+    /// The whole version that a delta goes back to; one that is whole itself has none.
     pub base: Option<u64>,
+    /// The version that a delta applies to: the base, or another delta of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<u64>,
     /// What a line means.
     pub features: Features,
     /// The rows.
@@ -93,10 +98,16 @@ pub struct Table {
     pub partitions: u32,
     /// What a row is made of.
     pub columns: Vec<elasticrec_cube::Column>,
-    /// Rows in all partitions.
+    /// Rows in all partitions, of the whole version.
     pub rows: u64,
-    /// How a value is stored.
-    pub row_type: String,
+    /// How a row is stored.
+    pub row_type: RowType,
+    /// Rows in a delta's own files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed: Option<u64>,
+    /// Signs that a delta takes away one by one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removed: Option<u64>,
 }
 
 /// The ONNX graph.
@@ -109,6 +120,9 @@ pub struct Graph {
     pub inputs: Vec<String>,
     /// Its outputs: `scores`.
     pub outputs: Vec<String>,
+    /// The labels it gives scores of, where they are not all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Vec<String>>,
 }
 
 /// The flat vector of dense weights, which the graph's initializers point into.
@@ -168,7 +182,7 @@ impl Manifest {
         let json = |source| ManifestError::Json { path: path.into(), source };
         // before the rest, so that a later format is named, not the keys that come with it
         let Head { format } = serde_json::from_slice(bytes).map_err(json)?;
-        if format != FORMAT {
+        if ![FIRST_FORMAT, FORMAT].contains(&format) {
             return Err(ManifestError::Format { path: path.into(), got: format });
         }
         if !seal::is_intact(bytes) {
@@ -186,25 +200,56 @@ impl Manifest {
         if self.kind != KIND {
             return Err(format!("kind: expected `{KIND}`, got `{}`", self.kind));
         }
-        if self.table.row_type != ROW_TYPE {
-            return Err(format!("table.row_type: expected `{ROW_TYPE}`, got `{}`", self.table.row_type));
-        }
-        if let Some(base) = self.base {
-            return Err(format!("base: deltas are not known to this release, expected null, got {base}"));
-        }
+        self.check_format()?;
+        self.check_base()?;
         for name in self.files.keys() {
             check_name(name)?;
         }
-        for (key, name) in [("graph.file", &self.graph.file), ("dense.file", &self.dense.file)] {
+        let graph = (!self.is_delta()).then_some(("graph.file", &self.graph.file));
+        for (key, name) in graph.into_iter().chain([("dense.file", &self.dense.file)]) {
             if !self.files.contains_key(name) {
                 return Err(format!("{key}: `{name}` is not one of the files"));
             }
         }
-        if self.cube_names().next().is_none() {
+        if !self.is_delta() && self.cube_names().next().is_none() {
             return Err(format!("files: expected at least one `{CUBE_PREFIX}…`, got none"));
         }
         self.check_graph()?;
         self.check_tensors()
+    }
+
+    /// What format 1 cannot say; a key that is null says nothing.
+    fn check_format(&self) -> Result<(), String> {
+        let key = [
+            ("base", self.base.is_some()),
+            ("parent", self.parent.is_some()),
+            ("table.changed", self.table.changed.is_some()),
+            ("table.removed", self.table.removed.is_some()),
+            ("graph.labels", self.graph.labels.is_some()),
+        ];
+        let is_f32 = self.table.row_type == RowType::F32;
+        match key.iter().find(|(_, is_there)| *is_there) {
+            _ if self.format != FIRST_FORMAT => Ok(()),
+            Some((key, _)) => Err(format!("{key}: not known to format {FIRST_FORMAT}")),
+            None if !is_f32 => Err(format!("table.row_type: expected `f32`, got `{}`", self.table.row_type)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_base(&self) -> Result<(), String> {
+        let (version, table) = (self.version, &self.table);
+        match (self.base, self.parent) {
+            (None, None) if table.changed.is_none() && table.removed.is_none() => Ok(()),
+            (None, None) => Err("table: `changed` and `removed` belong to a delta, and `base` is null".into()),
+            (Some(base), Some(parent)) if base <= parent && parent < version => {
+                let is_counted = table.changed.is_some() && table.removed.is_some();
+                is_counted.then_some(()).ok_or_else(|| "table: expected `changed` and `removed` of a delta".into())
+            }
+            (Some(base), Some(parent)) => {
+                Err(format!("parent: expected a version from base {base} to below {version}, got {parent}"))
+            }
+            _ => Err("expected `base` and `parent` of a delta, or neither, got one".into()),
+        }
     }
 
     fn check_graph(&self) -> Result<(), String> {
@@ -222,6 +267,12 @@ impl Manifest {
         if self.graph.outputs != ["scores"] {
             return Err(format!("graph.outputs: expected [\"scores\"], got {:?}", self.graph.outputs));
         }
+        let labels = self.labels();
+        let is_wrong = |(i, label)| !self.features.labels.contains(label) || labels[..i].contains(label);
+        if labels.is_empty() || labels.iter().enumerate().any(is_wrong) {
+            let known = &self.features.labels;
+            return Err(format!("graph.labels: expected some of {known:?}, each at most once, got {labels:?}"));
+        }
         Ok(())
     }
 
@@ -235,6 +286,16 @@ impl Manifest {
             }
         }
         Ok(())
+    }
+
+    /// Whether it needs the versions before it.
+    pub fn is_delta(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// What its scores are of.
+    pub fn labels(&self) -> &[String] {
+        self.graph.labels.as_ref().unwrap_or(&self.features.labels)
     }
 
     fn cube_names(&self) -> impl Iterator<Item = &String> {
@@ -356,9 +417,9 @@ mod tests {
     #[test]
     fn another_format_is_named_before_its_keys() {
         let mut manifest = good();
-        manifest["format"] = json!(2);
+        manifest["format"] = json!(3);
         manifest["new"] = json!(1);
-        assert_eq!(parse(&manifest).unwrap_err(), "m.json: expected format 1, got 2");
+        assert_eq!(parse(&manifest).unwrap_err(), "m.json: expected format 1 or 2, got 3");
         manifest["format"] = json!(1);
         assert!(parse(&manifest).unwrap_err().starts_with("m.json: unknown field `new`"));
     }
@@ -369,12 +430,53 @@ mod tests {
         assert_eq!(error_with("/table/row_type", json!("f16")), "m.json: table.row_type: expected `f32`, got `f16`");
         assert_eq!(error_with("/features/hash", json!(2)), "m.json: features: hash: expected version 1, got 2");
         assert_eq!(error_with("/dense/file", json!("x")), "m.json: dense.file: `x` is not one of the files");
-        assert!(error_with("/base", json!(2)).contains("base: deltas are not known"));
+        assert_eq!(error_with("/base", json!(2)), "m.json: base: not known to format 1");
+        assert!(error_with("/table/row_type", json!("int4")).starts_with("m.json: unknown variant `int4`, expected"));
         assert!(error_with("/graph/inputs", json!(["pooled", "pooled"])).contains("each at most once, got `pooled`"));
         assert!(error_with("/graph/outputs", json!(["y"])).contains("graph.outputs"));
         let tensor = |offset: u64| error_with("/dense/tensors/0/offset", json!(offset));
         assert_eq!(tensor(1), "m.json: dense.tensors: `w` ends beyond the 4 bytes of its file");
         assert_eq!(tensor(u64::MAX), tensor(1));
+    }
+
+    /// A delta of version 1 on version 2.
+    fn delta() -> Value {
+        let mut manifest = good();
+        (manifest["format"], manifest["base"], manifest["parent"]) = (json!(2), json!(1), json!(2));
+        (manifest["table"]["changed"], manifest["table"]["removed"]) = (json!(1), json!(0));
+        manifest["files"] = json!({"dense.bin": good()["files"]["dense.bin"]});
+        manifest
+    }
+
+    #[test]
+    fn the_second_format_has_deltas_row_types_and_chosen_labels() {
+        let manifest = parse(&delta()).unwrap();
+        assert!(manifest.is_delta());
+        assert_eq!(parse(&serde_json::to_value(&manifest).unwrap()).unwrap(), manifest);
+        let mut chosen = good();
+        (chosen["format"], chosen["parent"], chosen["table"]["row_type"]) = (json!(2), json!(null), json!("int8"));
+        chosen["features"]["labels"] = json!(["click", "buy"]);
+        assert_eq!(parse(&chosen).unwrap().labels(), ["click", "buy"]);
+        chosen["graph"]["labels"] = json!(["buy"]);
+        assert_eq!(parse(&chosen).unwrap().labels(), ["buy"]);
+        chosen["graph"]["labels"] = json!(["share"]);
+        assert!(parse(&chosen).unwrap_err().contains("graph.labels: expected some of [\"click\", \"buy\"]"));
+
+        for (pointer, value, expected) in [
+            ("/parent", json!(null), "expected `base` and `parent` of a delta, or neither, got one"),
+            ("/parent", json!(0), "parent: expected a version from base 1 to below 3, got 0"),
+            ("/parent", json!(3), "parent: expected a version from base 1 to below 3, got 3"),
+            ("/table/changed", json!(null), "table: expected `changed` and `removed` of a delta"),
+            ("/files", json!({}), "dense.file: `dense.bin` is not one of the files"),
+            ("/format", json!(1), "base: not known to format 1"),
+        ] {
+            let mut manifest = delta();
+            *manifest.pointer_mut(pointer).unwrap() = value;
+            assert_eq!(parse(&manifest).unwrap_err(), format!("m.json: {expected}"));
+        }
+        let mut whole = delta();
+        (whole["base"], whole["parent"]) = (json!(null), json!(null));
+        assert!(parse(&whole).unwrap_err().contains("`changed` and `removed` belong to a delta"));
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use elasticrec_cube::{Cube, CubeError};
+use elasticrec_cube::{CubeError, View};
 use elasticrec_sample::{FeaturesError, Parser};
 use thiserror::Error;
 
+use crate::chain::Chain;
 use crate::engine::{EngineError, Network};
 use crate::manifest::{Manifest, ManifestError};
 use crate::score::{ScoreError, Scorer};
@@ -38,7 +39,7 @@ pub struct Model {
     name: String,
     manifest: Manifest,
     parser: Parser,
-    cube: Cube,
+    cube: View,
     network: Network,
 }
 
@@ -47,30 +48,13 @@ impl Model {
     pub fn load(path: &Path) -> Result<Arc<Model>, ModelError> {
         let dir = version::resolve(path)?;
         let name = dir.display().to_string();
-        let manifest = Manifest::load(&dir)?;
-        manifest.verify_cube(&dir)?;
-        let network = Network::read(&manifest, &dir)?;
+        let chain = Chain::load(&dir)?;
+        let network = Network::read(&chain)?;
+        let manifest = chain.newest().manifest.clone();
         let parser = Parser::new(manifest.features.clone())
             .map_err(|source| ModelError::Features { name: name.clone(), source })?;
-        let cube = Cube::open(&manifest.cube_paths(&dir))?;
-        let model = Model { name, manifest, parser, cube, network };
-        model.check_cube()?;
-        Ok(Arc::new(model))
-    }
-
-    fn check_cube(&self) -> Result<(), ModelError> {
-        let mismatch = |what| Err(ModelError::Mismatch { name: self.name.clone(), what });
-        let (table, cube) = (&self.manifest.table, &self.cube);
-        if cube.columns() != table.columns {
-            return mismatch(format!("cube: expected columns {:?}, got {:?}", table.columns, cube.columns()));
-        }
-        if cube.num_partitions() != table.partitions {
-            return mismatch(format!("cube: expected {} partitions, got {}", table.partitions, cube.num_partitions()));
-        }
-        if cube.num_rows() != table.rows {
-            return mismatch(format!("cube: expected {} rows, got {}", table.rows, cube.num_rows()));
-        }
-        Ok(())
+        let cube = chain.open_cube()?;
+        Ok(Arc::new(Model { name, manifest, parser, cube, network }))
     }
 
     /// A scorer for one thread, warm: its session is built, checked against the manifest, and has run once.
@@ -92,7 +76,7 @@ impl Model {
     }
 
     /// Its rows.
-    pub fn cube(&self) -> &Cube {
+    pub fn cube(&self) -> &View {
         &self.cube
     }
 

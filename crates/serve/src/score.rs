@@ -115,7 +115,7 @@ impl Scorer {
         let Some(at) = self.scores.iter().position(|score| !score.is_finite()) else {
             return Ok(());
         };
-        let labels = &self.model.manifest().features.labels;
+        let labels = self.model.manifest().labels();
         let label = labels[at % labels.len()].clone();
         Err(ScoreError::NotFinite { sample: at / labels.len(), label, got: self.scores[at] })
     }

@@ -19,6 +19,12 @@ pub struct Current {
     pub version: u64,
     /// Goes up with every change of the file.
     pub generation: u64,
+    /// Whether newer versions wait until the roll-out is resumed, after a rollback.
+    #[serde(default)]
+    pub held: bool,
+    /// Where a rollback goes to once the store has loaded it.
+    #[serde(default)]
+    pub wanted: Option<u64>,
 }
 
 /// Why a path leads to no version.
@@ -34,6 +40,9 @@ pub enum VersionError {
     #[error("{}: names version {version}, which has no `{}`", path.display(), manifest::FILE_NAME)]
     Gone { path: PathBuf, version: u64 },
 }
+
+/// The directory in a base's directory that has its deltas.
+const DELTAS: &str = "deltas";
 
 /// The version directory that `path` stands for: itself, or the one that its `CURRENT` names.
 pub fn resolve(path: &Path) -> Result<PathBuf, VersionError> {
@@ -52,11 +61,32 @@ pub fn resolve(path: &Path) -> Result<PathBuf, VersionError> {
     };
     let Current { version, .. } =
         serde_json::from_slice(&text).map_err(|source| VersionError::Json { path: current_path.clone(), source })?;
-    let dir = path.join(version.to_string());
-    if !dir.join(manifest::FILE_NAME).is_file() {
-        return Err(VersionError::Gone { path: current_path, version });
-    }
-    Ok(dir)
+    let base = Some(path.join(version.to_string()));
+    let found = base.into_iter().chain(deltas_of(path, version)).find(|dir| dir.join(manifest::FILE_NAME).is_file());
+    found.ok_or(VersionError::Gone { path: current_path, version })
+}
+
+/// Where a delta of that number may lie: in the directory of any base before it.
+fn deltas_of(model: &Path, version: u64) -> impl Iterator<Item = PathBuf> {
+    let is_before = move |dir: &PathBuf| number_of(dir).is_some_and(|base| base < version);
+    let dirs = std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());
+    dirs.filter(is_before).map(move |dir| dir.join(DELTAS).join(version.to_string()))
+}
+
+/// The directory of a version of the chain to which the delta at `dir` belongs.
+pub(crate) fn sibling(dir: &Path, base: u64, version: u64) -> io::Result<PathBuf> {
+    // links and dots are looked through: the way up is that of the directory itself
+    let dir = dir.canonicalize()?;
+    let deltas = dir.parent().filter(|deltas| deltas.ends_with(DELTAS));
+    let Some((deltas, base_dir)) = deltas.and_then(|deltas| Some((deltas, deltas.parent()?))) else {
+        let what = format!("expected the directory of a delta, `{base}/{DELTAS}/<version>`");
+        return Err(io::Error::new(io::ErrorKind::NotFound, what));
+    };
+    Ok(if version == base { base_dir.to_owned() } else { deltas.join(version.to_string()) })
+}
+
+fn number_of(dir: &Path) -> Option<u64> {
+    dir.file_name()?.to_str()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -76,6 +106,15 @@ mod tests {
         std::fs::write(model.join("3/manifest.json"), "{}").unwrap();
         assert_eq!(resolve(&model).unwrap(), model.join("3"));
         assert_eq!(resolve(&model.join("3")).unwrap(), model.join("3"));
+        std::fs::write(model.join(CURRENT), "{\"version\":5,\"generation\":10,\"held\":true}\n").unwrap();
+        assert!(error().ends_with("CURRENT: names version 5, which has no `manifest.json`"));
+        std::fs::create_dir_all(model.join("3/deltas/5")).unwrap();
+        std::fs::write(model.join("3/deltas/5/manifest.json"), "{}").unwrap();
+        assert_eq!(resolve(&model).unwrap(), model.join("3/deltas/5"));
+        let siblings =
+            [sibling(&model.join("3/deltas/5"), 3, 3).unwrap(), sibling(&model.join("3/deltas/5"), 3, 4).unwrap()];
+        assert!(siblings[0].ends_with("demo/3") && siblings[1].ends_with("demo/3/deltas/4"));
+        assert!(sibling(&model.join("3"), 2, 2).is_err());
         std::fs::write(model.join(CURRENT), "{\"version\":\"../3\"}").unwrap();
         assert!(error().contains("CURRENT: invalid type"));
     }

@@ -88,10 +88,29 @@ impl Bench {
         }))
     }
 
+    /// Takes what changed, and has changes listed from then on, as a job that publishes does; returns how many there were
+    /// and the seconds that it took.
+    pub fn take_changes(&mut self) -> (usize, f64) {
+        let mut num_changed = 0;
+        let seconds = seconds(|| {
+            for partition in 0..self.table.spec().partitions {
+                num_changed += self.table.take_changes(partition).changed.len();
+            }
+        });
+        (num_changed, seconds)
+    }
+
     fn push_batch(&mut self) -> Result<Pushed, GrowError> {
         let num_keys = self.signs.len();
         let gradients = &self.values[..num_keys * self.table.width()];
-        let push = Push { signs: &self.signs, handles: None, gradients, counts: &self.counts[..num_keys], seen: 1 };
+        let push = Push {
+            signs: &self.signs,
+            handles: None,
+            gradients,
+            counts: &self.counts[..num_keys],
+            seen: 1,
+            is_delta: false,
+        };
         self.table.push(push)
     }
 
@@ -109,16 +128,12 @@ impl Bench {
     fn probe(&mut self, write: bool) -> f64 {
         let lines_a_key = 1 + self.table.row_bytes().div_ceil(LINE);
         let Some(area) = &mut self.area else { return 0.0 };
-        self.lines.clear();
-        for _ in 0..BATCH * lines_a_key {
-            self.drawn += 1;
-            self.lines.push(((u128::from(mix(self.drawn)) * area.lines.len() as u128) >> 64) as u32);
-        }
+        draw_lines(area.lines.len(), BATCH * lines_a_key, &mut self.drawn, &mut self.lines);
         self.gathered.resize(self.lines.len(), [0; LINE / 8]);
         let out = black_box(&mut self.gathered[..]);
         match write {
             true => seconds(|| area.update(&self.lines, lines_a_key, out)),
-            false => seconds(|| area.gather(&self.lines, lines_a_key, out)),
+            false => seconds(|| gather(area.lines, &self.lines, lines_a_key, out)),
         }
     }
 }
@@ -134,6 +149,27 @@ fn sign_of(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// Chooses `count` of `num_lines` cache lines at random; `drawn` counts what was drawn so far.
+pub fn draw_lines(num_lines: usize, count: usize, drawn: &mut u64, lines: &mut Vec<u32>) {
+    lines.clear();
+    for _ in 0..count {
+        *drawn += 1;
+        lines.push(((u128::from(mix(*drawn)) * num_lines as u128) >> 64) as u32);
+    }
+}
+
+/// Copies cache lines side by side with prefetch and nothing else: what the memory allows.
+#[inline(never)]
+pub fn gather<L: Copy>(memory: &[L], lines: &[u32], lines_a_key: usize, out: &mut [L]) {
+    let ahead = AHEAD * lines_a_key;
+    for (at, out) in out.iter_mut().enumerate() {
+        if let Some(&next) = lines.get(at + ahead) {
+            prefetch_read(&raw const memory[next as usize]);
+        }
+        *out = memory[lines[at] as usize];
+    }
+}
+
 /// Cache lines on the same kind of pages as the table's.
 struct Area {
     lines: &'static mut [CacheLine],
@@ -147,18 +183,6 @@ impl Area {
         let lines = unsafe { std::slice::from_raw_parts_mut(start.as_ptr().cast(), num_bytes / LINE) };
         lines.fill([1; LINE / 8]);
         Ok(Area { lines, _map: map })
-    }
-
-    /// Copies the lines side by side.
-    #[inline(never)]
-    fn gather(&self, lines: &[u32], lines_a_key: usize, out: &mut [CacheLine]) {
-        let ahead = AHEAD * lines_a_key;
-        for (at, out) in out.iter_mut().enumerate() {
-            if let Some(&next) = lines.get(at + ahead) {
-                prefetch_read(&raw const self.lines[next as usize]);
-            }
-            *out = self.lines[lines[at] as usize];
-        }
     }
 
     /// Copies the lines side by side and writes each back, changed.

@@ -205,19 +205,48 @@ impl Optimizer {
             }
             Optimizer::Ftrl { learning_rate, beta, l1, l2 } => {
                 let (z, sums) = state.split_at_mut(weights.len());
+                let ftrl = Ftrl { learning_rate, beta, l1, l2 };
                 for (((weight, z), sum), g) in weights.iter_mut().zip(z).zip(sums).zip(gradient) {
                     let (before, after) = (get(sum), get(sum) + g * g);
                     put(sum, after);
-                    let (before, after) = (before.sqrt(), after.sqrt());
-                    let moved = get(z) + (g - (after - before) / learning_rate * get(weight));
+                    let moved = get(z) + (g - (after.sqrt() - before.sqrt()) / learning_rate * get(weight));
                     put(z, moved);
-                    let decided = match moved.abs() <= l1 {
-                        true => 0.0,
-                        false => -(moved - l1 * moved.signum()) / ((beta + after) / learning_rate + l2),
-                    };
-                    put(weight, decided);
+                    put(weight, ftrl.weight(moved, after));
                 }
             }
+        }
+    }
+
+    /// Adds what steps elsewhere changed, weights and then state, to a row.
+    pub(crate) fn add(&self, weights: &mut [Word], state: &mut [Word], delta: &[f32]) {
+        let values = weights.iter_mut().chain(state.iter_mut());
+        values.zip(delta).for_each(|(value, change)| put(value, get(value) + change));
+        if let Optimizer::Ftrl { learning_rate, beta, l1, l2 } = *self {
+            // its weights are no sums of steps: the state decides them
+            let ftrl = Ftrl { learning_rate, beta, l1, l2 };
+            let (z, sums) = state.split_at(weights.len());
+            for ((weight, z), sum) in weights.iter_mut().zip(z).zip(sums) {
+                put(weight, ftrl.weight(get(z), get(sum)));
+            }
+        }
+    }
+}
+
+/// The settings of FTRL.
+struct Ftrl {
+    learning_rate: f32,
+    beta: f32,
+    l1: f32,
+    l2: f32,
+}
+
+impl Ftrl {
+    /// The weight that z and the sum of g² decide.
+    #[inline(always)]
+    fn weight(&self, z: f32, sum: f32) -> f32 {
+        match z.abs() <= self.l1 {
+            true => 0.0,
+            false => -(z - self.l1 * z.signum()) / ((self.beta + sum.sqrt()) / self.learning_rate + self.l2),
         }
     }
 }

@@ -39,6 +39,8 @@ pub enum Kind {
     Cube = 2,
     /// Slices of the dense vector, with records of what was applied: a part of a checkpoint.
     DenseSnapshot = 3,
+    /// Rows that changed and signs that were removed: a part of a published delta.
+    CubeDelta = 4,
 }
 
 impl Kind {
@@ -47,6 +49,7 @@ impl Kind {
             1 => Some(Kind::TableSnapshot),
             2 => Some(Kind::Cube),
             3 => Some(Kind::DenseSnapshot),
+            4 => Some(Kind::CubeDelta),
             _ => None,
         }
     }

@@ -19,12 +19,14 @@ pub struct Push<'a> {
     pub signs: &'a [u64],
     /// Where a pull of the same signs found them, which spares the look-up.
     pub handles: Option<&'a Handles>,
-    /// `[signs, width]`.
+    /// `[signs, width]`, or `[signs, width + state]` of a delta.
     pub gradients: &'a [f32],
     /// Show and click of each sign.
     pub counts: &'a [(u32, u32)],
     /// Data time, at most [`MAX_SEEN`]; later ones count as that.
     pub seen: u32,
+    /// What is given is added to weights and state: the steps were taken elsewhere.
+    pub is_delta: bool,
 }
 
 /// What a push did.
@@ -32,6 +34,8 @@ pub struct Push<'a> {
 pub struct Pushed {
     /// Rows it created.
     pub created: usize,
+    /// Signs that got no row because their partition is full.
+    pub dropped: usize,
     /// The gradients held something that is not a number: counted, not applied.
     pub non_finite: bool,
 }
@@ -43,7 +47,8 @@ impl Table {
     /// some signs are stepped and some are not.
     pub fn push(&mut self, push: Push<'_>) -> Result<Pushed, GrowError> {
         let num_keys = push.signs.len();
-        assert_eq!(push.gradients.len(), num_keys * self.width());
+        let num_values = if push.is_delta { self.full_width() } else { self.width() };
+        assert_eq!(push.gradients.len(), num_keys * num_values);
         assert_eq!(push.counts.len(), num_keys);
         let non_finite = !all_finite(push.gradients);
         let threads = threads_for(num_keys, self.num_threads());
@@ -52,6 +57,7 @@ impl Table {
         let hints = push.handles.filter(|_| threads == 1).map_or(&[][..], |handles| self.hints(handles));
         let num_bytes = self.row_bytes();
         let arenas = self.arenas();
+        let max_rows = self.max_rows;
         let (spec, partitions) = self.for_change();
         let created = share(partitions, threads, |first, partitions| {
             let owned = first as u32..(first + partitions.len()) as u32;
@@ -59,21 +65,29 @@ impl Table {
             let mut pass = Pass {
                 spec,
                 late: &late,
+                num_values,
                 push,
                 partitions,
                 arenas: &arenas,
                 first,
                 num_bytes,
                 non_finite,
+                max_rows,
                 created: 0,
+                dropped: 0,
                 failed: None,
                 scratch,
             };
             pipeline::run::<6>(keys_of(push.signs, hints, spec.partitions, owned), &mut pass);
-            pass.failed.map_or(Ok(pass.created), Err)
+            pass.failed.map_or(Ok((pass.created, pass.dropped)), Err)
         });
-        let created = created.into_iter().sum::<Result<usize, GrowError>>()?;
-        Ok(Pushed { created, non_finite })
+        let mut pushed = Pushed { created: 0, dropped: 0, non_finite };
+        for share in created {
+            let (created, dropped) = share?;
+            pushed.created += created;
+            pushed.dropped += dropped;
+        }
+        Ok(pushed)
     }
 }
 
@@ -98,6 +112,8 @@ fn all_finite(values: &[f32]) -> bool {
 struct Pass<'a> {
     spec: &'a TableSpec,
     late: &'a [Range<usize>],
+    /// Of a sign in the push.
+    num_values: usize,
     push: Push<'a>,
     partitions: &'a mut [Rows],
     arenas: &'a (Arc<Arena>, Arc<Arena>),
@@ -105,7 +121,9 @@ struct Pass<'a> {
     /// Of a row.
     num_bytes: usize,
     non_finite: bool,
+    max_rows: usize,
     created: usize,
+    dropped: usize,
     /// Why a row could not be created.
     failed: Option<GrowError>,
     /// Initial weights, or a gradient without the late columns.
@@ -146,7 +164,8 @@ impl Visit for Pass<'_> {
         let admitted = before.admitted || show >= self.spec.admit_after;
         let click = before.click.saturating_add(click);
         Counters { show, click, seen: before.seen.max(seen), admitted }.write(tail);
-        if admitted && !before.admitted {
+        let is_new = admitted && !before.admitted;
+        if is_new {
             self.scratch.resize(weights.len(), 0.0);
             self.spec.init(sign, &mut self.scratch);
             for range in self.late {
@@ -156,7 +175,17 @@ impl Visit for Pass<'_> {
                 self.spec.optimizer.start_columns(range.clone(), &self.scratch, state);
             }
         }
-        if !self.non_finite {
+        if self.non_finite {
+            if is_new {
+                rows.note_change(row);
+            }
+            return;
+        }
+        if self.push.is_delta {
+            let delta = &gradients[key.position * self.num_values..][..self.num_values];
+            self.spec.optimizer.add(weights, state, delta);
+            rows.note_change(row);
+        } else {
             let width = weights.len();
             let mut gradient = &gradients[key.position * width..][..width];
             if !admitted {
@@ -192,6 +221,12 @@ impl Pass<'_> {
     #[cold]
     fn create(&mut self, sign: u64, key: &Key) -> Option<u32> {
         let rows = &mut self.partitions[key.partition as usize - self.first];
+        if rows.len() >= self.max_rows {
+            let (show, click) = self.push.counts[key.position];
+            rows.overflow.drop_sign(show, click);
+            self.dropped += 1;
+            return None;
+        }
         let row = match rows.insert(sign, key.hash) {
             Ok(row) => row,
             Err(error) => {

@@ -4,10 +4,15 @@
 //! click and a stamp, without padding, so values are read and written wherever they stand. Rows stay where they are
 //! until an eviction closes the gaps it makes.
 
+mod changes;
+
 use std::sync::Arc;
 
+pub use self::changes::Changes;
+use self::changes::Listed;
 use crate::arena::{Arena, GrowError};
 use crate::index::Index;
+use crate::limit::Overflow;
 use crate::partition::mix;
 
 /// A value of a row: an f32, little endian, at any address.
@@ -75,6 +80,13 @@ fn mark(tail: &mut Tail, changed: bool) {
     tail[8..].copy_from_slice(&stamp.to_le_bytes());
 }
 
+/// Makes the bytes of a row those that a snapshot has of it.
+pub(crate) fn without_mark(row: &mut [u8]) {
+    if let Some(tail) = row.last_chunk_mut() {
+        mark(tail, false);
+    }
+}
+
 /// A row to change.
 pub(crate) struct RowMut<'a> {
     pub weights: &'a mut [Word],
@@ -117,14 +129,17 @@ pub(crate) struct Rows {
     len: u32,
     /// First rows of blocks of the arena.
     blocks: Vec<u32>,
-    /// Rows whose weights changed since the changes were last taken; `None` while that is all of them.
-    changes: Option<Vec<u32>>,
+    /// What changed since the changes were last taken; `None` while that is all of it.
+    changes: Option<Listed>,
+    /// What it did not take since that was last asked.
+    pub(crate) overflow: Overflow,
 }
 
 impl Rows {
     pub(crate) fn new(width: usize, arena: Arc<Arena>, lines: Arc<Arena>) -> Self {
         let weights_end = (SIGN_BYTES + 4 * width) as u32;
-        Rows { index: Index::new(lines), arena, weights_end, len: 0, blocks: Vec::new(), changes: None }
+        let (index, overflow) = (Index::new(lines), Overflow::default());
+        Rows { index, arena, weights_end, len: 0, blocks: Vec::new(), changes: None, overflow }
     }
 
     #[inline]
@@ -208,6 +223,7 @@ impl Rows {
         for at in 0..before {
             let row = self.number(at);
             if !keep(self.counters(row)) {
+                self.note_removal(row);
                 continue;
             }
             let to = self.number(kept);
@@ -229,9 +245,7 @@ impl Rows {
         let num_blocks = self.len().div_ceil(1 << self.arena.block_bits());
         self.blocks.drain(num_blocks..).for_each(|block| self.arena.give_back(block));
         self.build_index().expect("fewer rows need no more lines");
-        if self.changes.is_some() {
-            self.changes = Some(self.numbers().filter(|&row| stamp_of(self.tail(row)) & CHANGED != 0).collect());
-        }
+        self.list_anew();
     }
 
     /// The number of the row at a place of this partition.
@@ -300,31 +314,21 @@ impl Rows {
         RowMut { weights: weights[SIGN_BYTES..].as_chunks_mut().0, state: state.as_chunks_mut().0, tail }
     }
 
-    /// Notes that the next publish has to carry the row.
-    #[inline]
-    pub(crate) fn note_change(&mut self, row: u32) {
-        if self.changes.is_some() && stamp_of(self.tail(row)) & CHANGED == 0 {
-            mark(self.parts_mut(row).tail, true);
-            self.changes.get_or_insert_default().push(row);
-        }
-    }
-
-    /// The signs whose weights changed since the last call, in no order; all of them the first time.
-    pub(crate) fn take_changed(&mut self) -> Vec<u64> {
-        match self.changes.replace(Vec::new()) {
-            None => self.numbers().map(|row| self.sign(row)).collect(),
-            Some(rows) => {
-                rows.iter().for_each(|&row| mark(self.parts_mut(row).tail, false));
-                rows.iter().map(|&row| self.sign(row)).collect()
-            }
-        }
-    }
-
     /// Appends the bytes that a snapshot has of a row.
     pub(crate) fn write_to(&self, row: u32, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.row(row));
-        if let Some(tail) = bytes.last_chunk_mut() {
-            mark(tail, false);
+        without_mark(bytes);
+    }
+
+    /// Appends the bytes of all rows, in the order of their creation; marks of changes stay, see [`without_mark`].
+    pub(crate) fn copy_to(&self, bytes: &mut Vec<u8>) {
+        let (block_rows, mut left) = (1 << self.arena.block_bits(), self.len());
+        for &block in &self.blocks {
+            let num_rows = left.min(block_rows);
+            // SAFETY: the rows of a block of ours lie side by side, and so many of them were written.
+            let rows = unsafe { std::slice::from_raw_parts(self.arena.at(block), num_rows * self.arena.unit_bytes()) };
+            bytes.extend_from_slice(rows);
+            left -= num_rows;
         }
     }
 
@@ -409,31 +413,6 @@ mod tests {
             prop_assert!(num_missed <= 2 + map.len() / 50, "{num_missed} of {}", map.len());
             let sorted: Vec<u64> = rows.sorted().into_iter().map(|row| rows.sign(row)).collect();
             prop_assert!(sorted.is_sorted());
-        }
-
-        #[test]
-        fn changes_are_told_once_and_move_with_their_rows(
-            signs in prop::collection::hash_set(any::<u64>(), 1..500), marked in any::<u64>(), limit in any::<u32>()
-        ) {
-            let mut rows = new(1, 0).0;
-            for &sign in &signs {
-                add(&mut rows, sign);
-            }
-            let mut all = rows.take_changed();
-            all.sort_unstable();
-            prop_assert_eq!(all.len(), signs.len());
-            prop_assert!(rows.take_changed().is_empty());
-            let is_marked = |sign: u64| mix(sign ^ marked).is_multiple_of(3);
-            for &sign in all.iter().filter(|&&sign| is_marked(sign)) {
-                let row = rows.find(sign, mix(sign));
-                rows.note_change(row);
-                rows.note_change(row);
-            }
-            rows.retain(|counters| counters.show > limit);
-            let mut changed = rows.take_changed();
-            changed.sort_unstable();
-            let expected: Vec<u64> = all.into_iter().filter(|&sign| is_marked(sign) && sign as u32 > limit).collect();
-            prop_assert_eq!(changed, expected);
         }
     }
 

@@ -15,7 +15,7 @@ use crate::arena::GrowError;
 use crate::optimizer::Optimizer;
 use crate::part::{Entry, Kind, PartError, PartFile, PartWriter, Written};
 use crate::partition::{mix, partition_of};
-use crate::rows::{Rows, TAIL_BYTES};
+use crate::rows::{Rows, TAIL_BYTES, without_mark};
 use crate::spec::TableSpec;
 use crate::table::Table;
 use crate::threads::share;
@@ -85,7 +85,7 @@ impl Table {
     pub fn copy_rows(&self, partition: u32) -> CopiedRows {
         let rows = &self.partitions()[partition as usize];
         let mut bytes = Vec::with_capacity(rows.len() * self.row_bytes());
-        rows.numbers().for_each(|row| rows.write_to(row, &mut bytes));
+        rows.copy_to(&mut bytes);
         CopiedRows { bytes, row_bytes: self.row_bytes() }
     }
 
@@ -201,14 +201,36 @@ impl CopiedRows {
         self.bytes.is_empty()
     }
 
+    /// The signs, in the order of the rows.
+    pub fn signs(&self) -> Vec<u64> {
+        self.bytes.chunks_exact(self.row_bytes).map(sign_of).collect()
+    }
+
+    /// Writes the first weights of the row at `position`, as many as there is room for.
+    pub fn weights(&self, position: usize, out: &mut [f32]) {
+        let values = &self.bytes[position * self.row_bytes + size_of::<u64>()..][..4 * out.len()];
+        for (value, word) in out.iter_mut().zip(values.as_chunks().0) {
+            *value = f32::from_le_bytes(*word);
+        }
+    }
+
     /// Writes the block of a part file: the rows in the order of their signs.
     pub fn write(&self, part: &mut PartWriter, partition: u32) -> Result<(), PartError> {
         let mut rows: Vec<&[u8]> = self.bytes.chunks_exact(self.row_bytes).collect();
-        rows.sort_unstable_by_key(|row| row.first_chunk().map_or(0, |sign| u64::from_le_bytes(*sign)));
+        rows.sort_unstable_by_key(|row| sign_of(row));
         part.begin_block(partition)?;
-        rows.into_iter().try_for_each(|row| part.write(row))?;
+        let mut written = vec![0; self.row_bytes];
+        for row in rows {
+            written.copy_from_slice(row);
+            without_mark(&mut written);
+            part.write(&written)?;
+        }
         part.end_block(self.len() as u64, [0, 0])
     }
+}
+
+fn sign_of(row: &[u8]) -> u64 {
+    row.first_chunk().map_or(0, |sign| u64::from_le_bytes(*sign))
 }
 
 /// A partition in a file.
@@ -307,7 +329,14 @@ mod tests {
             let gradients = [i as f32 * 0.01; 4];
             let counts = &[(2, 1)];
             table
-                .push(Push { signs: &[sign], handles: Some(&handles), gradients: &gradients, counts, seen: 3 })
+                .push(Push {
+                    signs: &[sign],
+                    handles: Some(&handles),
+                    gradients: &gradients,
+                    counts,
+                    seen: 3,
+                    is_delta: false,
+                })
                 .unwrap();
         }
         table

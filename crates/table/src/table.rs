@@ -7,7 +7,7 @@ use crate::arena::Arena;
 use crate::index::{ABSENT, line_arena};
 use crate::partition::{mix, partition_of, partition_of_mixed};
 use crate::pipeline::{self, Key, Visit};
-use crate::rows::{Counters, Rows, Word, row_arena, sign_at, weights_at};
+use crate::rows::{Changes, Counters, Rows, Word, row_arena, sign_at, weights_at};
 use crate::spec::{SpecError, TableSpec};
 use crate::threads::threads_for;
 
@@ -52,6 +52,8 @@ pub struct Table {
     num_threads: usize,
     /// No other table has it, and this one only until rows move.
     generation: u64,
+    /// A partition with so many takes no new signs.
+    pub(crate) max_rows: usize,
 }
 
 fn new_generation() -> u64 {
@@ -70,7 +72,16 @@ impl Table {
     fn with_arenas(spec: TableSpec, rows: Arena, lines: Arena) -> Self {
         let (width, rows, lines) = (spec.width(), Arc::new(rows), Arc::new(lines));
         let partitions = (0..spec.partitions).map(|_| Rows::new(width, rows.clone(), lines.clone())).collect();
-        Table { spec, width, partitions, rows, lines, num_threads: 1, generation: new_generation() }
+        Table {
+            spec,
+            width,
+            partitions,
+            rows,
+            lines,
+            num_threads: 1,
+            generation: new_generation(),
+            max_rows: usize::MAX,
+        }
     }
 
     /// The same table with up to so many threads, for large batches and whole-table steps.
@@ -186,11 +197,24 @@ impl Table {
         SortedRows { rows, order: rows.sorted() }
     }
 
-    /// The signs of a partition whose weights changed since the last call, sorted; all of them after a load.
-    pub fn take_changed(&mut self, partition: u32) -> Vec<u64> {
-        let mut signs = self.partitions[partition as usize].take_changed();
-        signs.sort_unstable();
-        signs
+    /// What changed in a partition since the last call; all of it after a load.
+    pub fn take_changes(&mut self, partition: u32) -> Changes {
+        self.partitions[partition as usize].take_changes()
+    }
+
+    /// Has the next call take again what was taken, beside what changes until then: nobody got it.
+    pub fn put_back_changes(&mut self, partition: u32, taken: &Changes) {
+        self.partitions[partition as usize].put_back(taken);
+    }
+
+    /// From now on all of a partition counts as changed.
+    pub fn forget_changes(&mut self, partition: u32) {
+        self.partitions[partition as usize].forget_changes();
+    }
+
+    /// Rows of a partition.
+    pub fn num_rows(&self, partition: u32) -> usize {
+        self.partitions[partition as usize].len()
     }
 }
 
@@ -288,7 +312,8 @@ mod tests {
         let mut out = vec![9.0; signs.len() * table.width()];
         let mut handles = Handles::default();
         table.pull(signs, &mut out, &mut handles);
-        let pushed = table.push(Push { signs, handles: Some(&handles), gradients, counts, seen: 5 }).unwrap();
+        let pushed =
+            table.push(Push { signs, handles: Some(&handles), gradients, counts, seen: 5, is_delta: false }).unwrap();
         (out, pushed)
     }
 
@@ -307,7 +332,7 @@ mod tests {
     fn the_push_that_creates_a_row_starts_from_its_initial_values() {
         let mut table = Table::new(test_spec(3)).unwrap();
         let (_, pushed) = push(&mut table, &[42, u64::MAX], &[0.5; 8], &[(2, 1), (1, 0)]);
-        assert_eq!(pushed, Pushed { created: 2, non_finite: false });
+        assert_eq!(pushed, Pushed { created: 2, dropped: 0, non_finite: false });
         let row = table.get(42).unwrap();
         let mut expected = [0.0; 4];
         test_spec(3).init(42, &mut expected);
@@ -338,7 +363,14 @@ mod tests {
         let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
         for (seen, expected) in [(5, 5), (3, 5), (6, 6)] {
-            let push = Push { signs: &[7], handles: Some(&handles), gradients: &[0.0; 4], counts: &[(1, 0)], seen };
+            let push = Push {
+                signs: &[7],
+                handles: Some(&handles),
+                gradients: &[0.0; 4],
+                counts: &[(1, 0)],
+                seen,
+                is_delta: false,
+            };
             table.push(push).unwrap();
             assert_eq!(table.get(7).unwrap().counters.seen, expected);
         }
@@ -349,7 +381,14 @@ mod tests {
         let mut table = Table::new(test_spec(1)).unwrap();
         let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
-        let one = Push { signs: &[7], handles: Some(&handles), gradients: &[1.0; 4], counts: &[(1, 0)], seen: 0 };
+        let one = Push {
+            signs: &[7],
+            handles: Some(&handles),
+            gradients: &[1.0; 4],
+            counts: &[(1, 0)],
+            seen: 0,
+            is_delta: false,
+        };
         assert_eq!(table.push(one).unwrap().created, 1);
         assert_eq!(table.push(one).unwrap().created, 0);
         assert_eq!(table.get(7).unwrap().counters.show, 2);
@@ -397,7 +436,14 @@ mod tests {
                 let rows = row_arena(spec.width(), spec.state_width()).with_max_units(max_rows);
                 let lines = line_arena().with_max_units(max_lines);
                 let mut table = Table::with_arenas(spec, rows, lines).with_threads(threads);
-                let all = Push { signs: &signs, handles: None, gradients: &gradients, counts: &counts, seen: 0 };
+                let all = Push {
+                    signs: &signs,
+                    handles: None,
+                    gradients: &gradients,
+                    counts: &counts,
+                    seen: 0,
+                    is_delta: false,
+                };
                 let error = table.push(all).unwrap_err().to_string();
                 let most = if max_rows == usize::MAX { 2048 } else { 19_968 };
                 assert!(error.starts_with(&format!("table: expected at most {most} rows in one process")), "{error}");
@@ -410,7 +456,14 @@ mod tests {
                 let eviction =
                     Eviction { nonclk_coeff: 1.0, click_coeff: 1.0, min_score: Some(2.0), now: 0, max_age: None };
                 assert_eq!(table.evict(&eviction), held.len());
-                let few = Push { signs: &[1, 2], handles: None, gradients: &[0.5; 8], counts: &[(1, 0); 2], seen: 0 };
+                let few = Push {
+                    signs: &[1, 2],
+                    handles: None,
+                    gradients: &[0.5; 8],
+                    counts: &[(1, 0); 2],
+                    seen: 0,
+                    is_delta: false,
+                };
                 assert_eq!(table.push(few).unwrap().created, 2, "what is evicted makes room");
             }
         }

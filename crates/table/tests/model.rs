@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use elasticrec_table::partition::mix;
-use elasticrec_table::{Counters, Eviction, Handles, Push, Table, TableSpec};
+use elasticrec_table::partition::{mix, partition_of};
+use elasticrec_table::{Changes, Counters, Eviction, Handles, Push, Table, TableSpec};
 use proptest::prelude::*;
 
 const WIDTH: usize = 4;
@@ -253,7 +253,7 @@ proptest! {
                     for (at, &sign) in signs.iter().enumerate() {
                         model.push(sign, &gradients[at * WIDTH..], counts[at], now, finite);
                     }
-                    let pushed = table.push(Push { signs: &signs, handles: Some(&handles), gradients: &gradients, counts: &counts, seen: now }).unwrap();
+                    let pushed = table.push(Push { signs: &signs, handles: Some(&handles), gradients: &gradients, counts: &counts, seen: now, is_delta: false }).unwrap();
                     prop_assert_eq!(pushed.created, model.rows.len() - known);
                     prop_assert_eq!(pushed.non_finite, !finite);
                 }
@@ -294,8 +294,14 @@ fn any_number_of_threads_gives_the_same_bytes() {
             let gradients: Vec<f32> =
                 out.iter().enumerate().map(|(i, weight)| weight + (i % 13) as f32 * 0.01).collect();
             let counts: Vec<(u32, u32)> = signs.iter().map(|sign| (1, (sign % 3 == 0) as u32)).collect();
-            let push =
-                Push { signs: &signs, handles: Some(&handles), gradients: &gradients, counts: &counts, seen: step };
+            let push = Push {
+                signs: &signs,
+                handles: Some(&handles),
+                gradients: &gradients,
+                counts: &counts,
+                seen: step,
+                is_delta: false,
+            };
             table.push(push).unwrap();
             table.decay(0.9, step);
             let eviction =
@@ -330,7 +336,9 @@ fn hints_of_other_signs_do_no_harm_on_several_threads() {
         for seen in 0..2 {
             table.pull(&others, &mut out, &mut handles);
             let handles = hinted.then_some(&handles);
-            table.push(Push { signs: &signs, handles, gradients: &gradients, counts: &counts, seen }).unwrap();
+            table
+                .push(Push { signs: &signs, handles, gradients: &gradients, counts: &counts, seen, is_delta: false })
+                .unwrap();
         }
         signs.iter().map(|&sign| table.get(sign)).collect::<Vec<_>>()
     };
@@ -347,7 +355,14 @@ fn a_snapshot_of_adam_loads_with_and_without_late_columns() {
     let dir = tempfile::tempdir().unwrap();
     let path_of = |from: u32, to: u32| dir.path().join(format!("{from}-{to}"));
     let push = |table: &mut Table| {
-        let push = Push { signs: &[1, 2], handles: None, gradients: &[0.5; 8], counts: &[(1, 0), (2, 0)], seen: 0 };
+        let push = Push {
+            signs: &[1, 2],
+            handles: None,
+            gradients: &[0.5; 8],
+            counts: &[(1, 0), (2, 0)],
+            seen: 0,
+            is_delta: false,
+        };
         table.push(push).unwrap();
     };
     for (from, to) in [(0, 2), (2, 0), (2, 2), (0, 0)] {
@@ -376,11 +391,18 @@ fn changes_are_those_since_the_last_time() {
     let mut table = Table::new(spec(0, false)).unwrap();
     let push = |table: &mut Table, signs: &[u64]| {
         let (gradients, counts) = (vec![1.0; signs.len() * WIDTH], vec![(1, 0); signs.len()]);
-        table.push(Push { signs, handles: None, gradients: &gradients, counts: &counts, seen: 0 }).unwrap();
+        table
+            .push(Push { signs, handles: None, gradients: &gradients, counts: &counts, seen: 0, is_delta: false })
+            .unwrap();
     };
-    let take = |table: &mut Table| (0..5).flat_map(|partition| table.take_changed(partition)).collect::<Vec<u64>>();
+    let take = |table: &mut Table| {
+        let changes: Vec<Changes> = (0..5).map(|partition| table.take_changes(partition)).collect();
+        let mut changed: Vec<u64> = changes.iter().flat_map(|one| one.changed.clone()).collect();
+        changed.sort_unstable();
+        (changed, changes.iter().filter(|one| one.is_whole).count())
+    };
     push(&mut table, &(0..100).collect::<Vec<u64>>());
-    assert_eq!(take(&mut table).len(), 100);
+    assert_eq!(take(&mut table), (vec![], 5));
     push(&mut table, &[3, 200]);
     push(&mut table, &[3]);
     let bytes = |table: &Table| {
@@ -389,13 +411,34 @@ fn changes_are_those_since_the_last_time() {
         std::fs::read(dir.path().join("a")).unwrap()
     };
     let before = bytes(&table);
-    let mut changed = take(&mut table);
-    changed.sort_unstable();
-    assert_eq!(changed, [3, 200]);
-    assert!(take(&mut table).is_empty());
+    assert_eq!(take(&mut table), (vec![3, 200], 0));
+    assert_eq!(take(&mut table), (vec![], 0));
     assert!(bytes(&table) == before, "marks are not part of a snapshot");
     let mut loaded = reload(&table, &spec(0, false));
-    assert_eq!(take(&mut loaded).len(), 101, "all after a load");
+    assert_eq!(take(&mut loaded), (vec![], 5), "all after a load");
+}
+
+#[test]
+fn late_columns_that_start_with_a_push_that_is_no_number_are_a_change() {
+    let mut table = Table::new(TableSpec { admit_after: 2, ..spec(0, true) }).unwrap();
+    let mut push = |gradient: f32| {
+        table
+            .push(Push {
+                signs: &[7],
+                handles: None,
+                gradients: &[gradient; WIDTH],
+                counts: &[(1, 0)],
+                seen: 0,
+                is_delta: false,
+            })
+            .unwrap();
+        let partition = partition_of(7, table.spec().partitions);
+        (table.get(7).unwrap().weights, table.take_changes(partition).changed)
+    };
+    let (before, _) = push(1.0);
+    let (after, changed) = push(f32::NAN);
+    assert_ne!(before, after);
+    assert_eq!(changed, [7]);
 }
 
 #[test]
@@ -403,7 +446,9 @@ fn decay_is_right_on_average_and_the_same_again() {
     let mut table = Table::new(spec(0, false)).unwrap();
     let signs: Vec<u64> = (0..20_000).collect();
     let (gradients, counts) = (vec![0.0; signs.len() * WIDTH], vec![(3, 1); signs.len()]);
-    table.push(Push { signs: &signs, handles: None, gradients: &gradients, counts: &counts, seen: 0 }).unwrap();
+    table
+        .push(Push { signs: &signs, handles: None, gradients: &gradients, counts: &counts, seen: 0, is_delta: false })
+        .unwrap();
     table.decay(0.9, 1);
     let total = |table: &Table| {
         signs.iter().map(|&sign| table.get(sign).unwrap().counters).fold((0u64, 0u64), |(show, click), counters| {

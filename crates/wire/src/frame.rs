@@ -39,12 +39,24 @@ pub enum Kind {
     Push = 6,
     /// It is applied.
     Pushed = 7,
+    /// Whether a step has all its pushes is asked for.
+    Meet = 8,
+    /// The answer to it.
+    Met = 9,
+    /// Rows of a version are asked for.
+    Seek = 10,
+    /// They come.
+    Found = 11,
+    /// What a cube server is and holds: its answer to a hello.
+    Holding = 12,
 }
 
 impl Kind {
     fn from_number(number: u8) -> Option<Kind> {
-        use Kind::{Hello, Pull, Push, Pushed, Refused, Rows, Welcome};
-        [Hello, Welcome, Refused, Pull, Rows, Push, Pushed].into_iter().find(|kind| *kind as u8 == number)
+        use Kind::{Found, Hello, Holding, Meet, Met, Pull, Push, Pushed, Refused, Rows, Seek, Welcome};
+        [Hello, Welcome, Refused, Pull, Rows, Push, Pushed, Meet, Met, Seek, Found, Holding]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
     }
 }
 
@@ -64,7 +76,7 @@ pub enum FrameError {
     #[error("expected protocol version {VERSION}, got {0}")]
     Version(u8),
     /// Not a kind of this version.
-    #[error("expected a kind from 1 to 7, got {0}")]
+    #[error("expected a kind from 1 to 12, got {0}")]
     Kind(u8),
     /// Bytes that must be zero are not.
     #[error("expected zeros in the header, got others")]
@@ -104,16 +116,27 @@ impl Body {
         &bytemuck::cast_slice(&self.words)[..self.len]
     }
 
-    fn read(&mut self, reader: &mut impl Read, len: usize) -> io::Result<()> {
-        self.len = 0;
+    /// Gives its memory back if it is more than so many bytes.
+    pub fn shrink(&mut self, most: usize) {
+        if self.words.capacity() * 8 > most {
+            *self = Body::default();
+        }
+    }
+
+    /// Reads on until it has `len` bytes.
+    fn fill(&mut self, reader: &mut impl Read, len: usize) -> io::Result<()> {
         while self.len < len {
             let end = len.min(self.len + STEP_BYTES);
             if self.words.len() * 8 < end {
                 self.words.resize(end.div_ceil(8), 0);
             }
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
-            reader.read_exact(&mut bytes[self.len..end])?;
-            self.len = end;
+            match reader.read(&mut bytes[self.len..end]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.len += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -121,8 +144,59 @@ impl Body {
 
 /// Reads a frame whose body has at most `limit` bytes.
 pub fn read_frame(reader: &mut impl Read, limit: usize, body: &mut Body) -> Result<Header, FrameError> {
-    let mut header = [0; HEADER_BYTES];
-    read_header(reader, &mut header)?;
+    let mut incoming = Incoming { body: std::mem::take(body), ..Incoming::default() };
+    let header = incoming.read(reader, limit);
+    *body = incoming.body;
+    header
+}
+
+/// Reads frames where a read may run out of time: what has come of a frame stays for the next attempt.
+#[derive(Debug, Default)]
+pub struct Incoming {
+    header: [u8; HEADER_BYTES],
+    /// Bytes of the header that are there.
+    len: usize,
+    body: Body,
+}
+
+impl Incoming {
+    /// Reads a frame, or what is left of it, whose body has at most `limit` bytes.
+    pub fn read(&mut self, reader: &mut impl Read, limit: usize) -> Result<Header, FrameError> {
+        if self.len < HEADER_BYTES {
+            self.body.len = 0;
+            self.read_header(reader)?;
+        }
+        let (header, length) = parse_header(&self.header, limit)?;
+        self.body.fill(reader, length)?;
+        self.len = 0;
+        if checksum(&self.header, &[self.body.bytes()]) != word(&self.header, 24) {
+            return Err(FrameError::Checksum);
+        }
+        Ok(header)
+    }
+
+    /// The body of the frame that was read, in exchange for memory for the next one.
+    pub fn swap(&mut self, spare: Body) -> Body {
+        std::mem::replace(&mut self.body, spare)
+    }
+
+    /// As `read_exact`, but an end before the first byte is an end between two frames.
+    fn read_header(&mut self, reader: &mut impl Read) -> Result<(), FrameError> {
+        while self.len < HEADER_BYTES {
+            match reader.read(&mut self.header[self.len..]) {
+                Ok(0) if self.len == 0 => return Err(FrameError::Closed),
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Ok(count) => self.len += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a header says, and the bytes of the body behind it.
+fn parse_header(header: &[u8; HEADER_BYTES], limit: usize) -> Result<(Header, usize), FrameError> {
     let magic = [header[0], header[1], header[2], header[3]];
     if magic != MAGIC {
         return Err(FrameError::Magic(magic));
@@ -134,30 +208,16 @@ pub fn read_frame(reader: &mut impl Read, limit: usize, body: &mut Body) -> Resu
     if header[6..8] != [0; 2] || header[20..24] != [0; 4] {
         return Err(FrameError::Reserved);
     }
-    let word = |at: usize| header[at..at + 8].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     let got = header[16..20].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize;
     let limit = limit.min(MAX_BODY_BYTES);
     if got > limit {
         return Err(FrameError::TooLong { limit, got });
     }
-    body.read(reader, got)?;
-    if checksum(&header, &[body.bytes()]) != word(24) {
-        return Err(FrameError::Checksum);
-    }
-    Ok(Header { kind, id: word(8) })
+    Ok((Header { kind, id: word(header, 8) }, got))
 }
 
-/// As `read_exact`, but an end before the first byte is an end between two frames.
-fn read_header(reader: &mut impl Read, header: &mut [u8; HEADER_BYTES]) -> Result<(), FrameError> {
-    let first = loop {
-        match reader.read(header) {
-            Ok(0) => return Err(FrameError::Closed),
-            Ok(count) => break count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
-    };
-    Ok(reader.read_exact(&mut header[first..])?)
+fn word(header: &[u8; HEADER_BYTES], at: usize) -> u64 {
+    header[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// Writes a frame whose body is `parts`, one behind the other, from where they lie.
@@ -234,7 +294,46 @@ mod tests {
         }
     }
 
+    /// Gives a few bytes, then runs out of time, again and again.
+    struct Hesitant<'a> {
+        bytes: &'a [u8],
+        step: usize,
+        is_late: bool,
+    }
+
+    impl Read for Hesitant<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.is_late = !self.is_late;
+            if self.is_late {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let count = buffer.len().min(self.step).min(self.bytes.len());
+            buffer[..count].copy_from_slice(&self.bytes[..count]);
+            self.bytes = &self.bytes[count..];
+            Ok(count)
+        }
+    }
+
     proptest! {
+        #[test]
+        fn what_came_before_the_time_was_over_is_kept(bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..90), 1..4), step in 1usize..50) {
+            let bytes: Vec<u8> = (0..).zip(&bodies).flat_map(|(id, body)| frame(id, &[body])).collect();
+            let mut reader = Hesitant { bytes: &bytes, step, is_late: false };
+            let mut incoming = Incoming::default();
+            for (id, body) in (0..).zip(&bodies) {
+                let header = loop {
+                    match incoming.read(&mut reader, 1000) {
+                        Ok(header) => break header,
+                        Err(FrameError::Io(error)) => prop_assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                        Err(error) => panic!("{error}"),
+                    }
+                };
+                prop_assert_eq!(header, Header { kind: Kind::Push, id });
+                let got = incoming.swap(Body::default());
+                prop_assert_eq!(got.bytes(), body.as_slice());
+            }
+        }
+
         #[test]
         fn frames_go_there_and_back(id: u64, parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..5), step in 1usize..9) {
             let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
@@ -280,7 +379,7 @@ mod tests {
             read(&bytes, 100).unwrap_err().to_string()
         };
         assert_eq!(error(4, 2), "expected protocol version 1, got 2");
-        assert_eq!(error(5, 9), "expected a kind from 1 to 7, got 9");
+        assert_eq!(error(5, 13), "expected a kind from 1 to 12, got 13");
         assert_eq!(error(6, 1), "expected zeros in the header, got others");
         assert_eq!(error(32, b'y'), "the checksum of a frame differs");
         assert_eq!(

@@ -1,11 +1,20 @@
-//! The protocol between trainers and parameter servers.
+//! What the roles of a system say to each other on TCP.
 //!
 //! `frame` puts bytes on the wire and takes them off it: length, version, checksum, nothing about what they mean.
-//! `message` is what they mean: pulls, pushes and their answers, with arrays that are used where they lie. The bytes
-//! are described in `docs/formats/wire.md`.
+//! `message` is what they mean: pulls, pushes, lookups and their answers, with arrays that are used where they lie. The bytes
+//! are described in `docs/formats/wire.md`. `stream` is a connection, with or without `tls`; `listen` the end of it that lets
+//! others in.
 
 pub mod frame;
+pub mod listen;
 pub mod message;
+pub mod stream;
+pub mod tls;
 
-pub use frame::{Body, FrameError, Header, Kind, read_frame, write_frame};
-pub use message::{Hello, MessageError, Pull, Push, Pushed, Refusal, Refused, Rows, Welcome};
+pub use frame::{Body, FrameError, Header, Incoming, Kind, read_frame, write_frame};
+pub use listen::{Expected, Gate, Listening, Service};
+pub use message::{
+    Found, Group, Hello, Holding, Meet, MessageError, Met, Pull, Push, Pushed, Refusal, Refused, Rows, Seek, Welcome,
+};
+pub use stream::Stream;
+pub use tls::{ClientTls, ServerTls, TlsError};

@@ -8,6 +8,8 @@ import numpy as np
 from elasticrec.audit.counts import Counts, Tally
 from elasticrec.audit.files import FileCounter, with_names
 from elasticrec.audit.held import Held, newest, read_table
+from elasticrec.audit.hours import Place, epochs, files_of, walk
+from elasticrec.audit.overflow import Overflow
 from elasticrec.audit.rows import ExpectedRows
 from elasticrec.audit.units import PassUnits, read_pass
 from elasticrec.config import Job, match_files
@@ -66,18 +68,19 @@ def audit_run(run: Run) -> Audit:
     """Recount a run and compare."""
     job = run.job()
     held = newest(run, job)
-    passes = [read_pass(run.units, number) for number in range(held.num_passes)]
-    files = [path.absolute() for path in match_files(job, "train")]
-    if not passes or not files:
-        raise ModelError(f"{held.path}: expected at least one pass, got none")
-    problems = list(held.problems)
+    passes = _without_lost(held, [read_pass(run.units, number) for number in range(held.num_passes)])
+    places, files, problems = _places(job, held, passes)
+    problems = [*held.problems, *problems]
     end = 0
-    for one in passes:
+    for one, expected_files in zip(passes, files, strict=True):
         one.check_files()
-        problems += one.problems(end, files, job.data.format)
+        problems += one.problems(end, expected_files, job.data.format)
         end += len(one.units)
-    counter = FileCounter(with_names(job, files[0]))
-    expected, num_samples = _recount(job, held, passes, counter)
+    first = next((path for one in files for path in one), None)
+    if first is None:
+        raise ModelError(f"{held.path}: expected at least one pass over some file, got none")
+    counter = FileCounter(with_names(job, first))
+    expected, num_samples = _recount(job, held, list(zip(passes, places, strict=True)), counter)
     for one in passes:
         # they may have been written to while they were read
         one.check_files()
@@ -85,34 +88,74 @@ def audit_run(run: Run) -> Audit:
         problems.append(f"samples: expected {num_samples:,}, got {held.num_samples:,} in the manifest")
     problems += _compare_shards(held, passes, num_samples)
     notes = counter.odd.lines()
+    if held.missing:
+        size = sum(entry["bytes"] for entry in held.missing)
+        notes.append(
+            f"{len(held.missing):,} units, {size:,} bytes, were lost before they were read and are not counted"
+        )
     if held.start is not None:
         notes.append(f"the counts begin with those of {held.start}")
     if any(dense.record["watermark"] < end for dense in held.slices or []):
         notes.append(f"{held.path}: is not of the end of a pass: a run at work is audited when it has come to its end")
     audit = Audit(run.path, end, len(passes), num_samples, len(expected), problems, notes)
-    _compare_rows(audit, expected, held.rows)
+    overflow = Overflow(held.overflow, job.sparse)
+    got = held.rows
+    if overflow.partitions:
+        expected, got = overflow.leave_out(expected, got)
+        audit.problems += overflow.problems
+        audit.notes.append(overflow.note())
+    _compare_rows(audit, expected, got)
     if audit.differs and counter.num_edges:
         audit.notes.append(f"not certain: {counter.num_edges:,} dense values lie on the edge of a bucket")
     return audit
 
 
-def _recount(job: Job, held: Held, passes: list[PassUnits], counter: FileCounter) -> tuple[Counts, int]:
+def _without_lost(held: Held, passes: list[PassUnits]) -> list[PassUnits]:
+    """The passes without files that were gone before anything of them was read."""
+    missing = {entry["unit"]: entry for entry in held.missing}
+    found = []
+    for one in passes:
+        lost = {unit.path for unit in one.units if unit.id in missing}
+        for unit in one.units:
+            if unit.path in lost and (unit.id not in missing or missing[unit.id]["batches"]):
+                raise ModelError(
+                    f"{unit.path}: a part of it was trained before it was lost, in pass {one.number}: what that held "
+                    "cannot be recounted"
+                )
+        found.append(one.without(lost))
+    return found
+
+
+def _places(job: Job, held: Held, passes: list[PassUnits]) -> tuple[list[Place], list[list[Path]], list[str]]:
+    """Of each pass its place in time and the files that it must have; and what is wrong with the passes."""
+    if held.decided is None:
+        lost = {path for one in passes for path in one.lost}
+        files = [path.absolute() for path in match_files(job, "train")]
+        return epochs(len(passes)), [[path for path in files if path not in lost] for _ in passes], []
+    if len(held.decided.passes) != len(passes):
+        raise ModelError(f"{held.path}: expected an hour for each of {len(passes)} passes")
+    places, problems = walk(job, held.decided)
+    lost = {path for one in passes for path in one.lost}
+    return places, files_of(job, held.decided, passes, lost), problems
+
+
+def _recount(job: Job, held: Held, passes: list[tuple[PassUnits, Place]], counter: FileCounter) -> tuple[Counts, int]:
     """The rows and samples that the files of all passes add up to."""
     start = Counts.none()
     if held.start is not None:
-        start, problems = read_table(held.start, job.sparse.partitions)
+        start, problems = read_table(held.start_parts, job.sparse.partitions)
         if problems:
             raise ModelError(f"{held.start}: {problems[0]}")
     rows, num_samples = ExpectedRows.start(start), 0
     before: tuple[tuple[Path, ...], int, Counts] | None = None
-    for one in passes:
+    for one, place in passes:
         if before is None or before[0] != one.files:
             tally = Tally()
             for path in one.files:
                 counter.count(path, tally)
             before = one.files, tally.num_samples, tally.counts()
         num_samples += before[1]
-        rows = rows.after_pass(one.number, before[2], job.sparse)
+        rows = rows.after_pass(one.number, before[2], job.sparse, place)
     return rows.counts, num_samples
 
 

@@ -7,6 +7,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ from elasticrec.errors import SampleError
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_LINES_AT_ONCE = 50_000
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -78,8 +80,17 @@ class FileCounter:
         return SlotText(self.features) if data.format == "slots" else PaddleRec(self.features)
 
     def _count_lines(self, path: Path, format: LineFormat, tally: Tally) -> None:
+        lines = lines_of(path)
+        while some := list(islice(lines, _LINES_AT_ONCE)):
+            counts = format.count(some) if isinstance(format, SlotText) and self._select is None else None
+            if counts is not None:
+                tally.add_counts(len(some), counts)
+            else:
+                self._count_singly(some, format, tally)
+
+    def _count_singly(self, lines: list[bytes], format: LineFormat, tally: Tally) -> None:
         settle = self.features.settle
-        for line in lines_of(path):
+        for line in lines:
             try:
                 if not format.is_record(line) or self._is_held_out(format, line):
                     continue

@@ -1,5 +1,6 @@
 """What the newest checkpoint of a run holds: of one process, or of shards."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from elasticrec.audit.counts import Counts
+from elasticrec.audit.hours import Decided
 from elasticrec.audit.part import DENSE_KIND, TABLE_KIND, PartFile, partition_of
 from elasticrec.config import Job
 from elasticrec.errors import ModelError
@@ -34,11 +36,19 @@ class Held:
     """Of all passes, where the manifest says so."""
     rows: Counts
     start: Path | None = None
-    """The checkpoint of another run that this one began with."""
+    """The checkpoint of another run that this one began with,"""
+    start_parts: list[Path] = field(default_factory=list)
+    """and where its rows are."""
     slices: list[DenseSlice] | None = None
     """Of a run with shards."""
     passes: list[dict[str, Any]] | None = None
     """Of a run with shards: as its manifest has them."""
+    decided: Decided | None = None
+    """Of a run over hours."""
+    missing: list[dict[str, Any]] = field(default_factory=list)
+    """Units whose data was lost before it was read."""
+    overflow: dict[int, dict[str, int]] = field(default_factory=dict)
+    """By partition: what it did not take or keep because its server was full."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -48,12 +58,12 @@ def newest(run: Run, job: Job) -> Held:
     paths = sorted(path.parent for path in run.checkpoints.glob(f"{'ps' if is_ps else 'step'}-*/{MANIFEST}"))
     if not paths:
         raise ModelError(f"{run.path}: expected a checkpoint to audit, got none")
-    return _of_shards(paths[-1], job) if is_ps else _of_one_process(paths[-1], job)
+    return _of_shards(run, paths[-1], job) if is_ps else _of_one_process(paths[-1], job)
 
 
-def read_table(path: Path, num_partitions: int) -> tuple[Counts, list[str]]:
-    """The rows of a checkpoint of one process."""
-    return _read_rows([PartFile(part, TABLE_KIND) for part in sorted(path.glob("table/part-*"))], num_partitions)
+def read_table(parts: list[Path], num_partitions: int) -> tuple[Counts, list[str]]:
+    """The rows of the part files of a table."""
+    return _read_rows([PartFile(part, TABLE_KIND) for part in parts], num_partitions)
 
 
 def _of_one_process(path: Path, job: Job) -> Held:
@@ -68,14 +78,27 @@ def _of_one_process(path: Path, job: Job) -> Held:
             f"{path}: is of the middle of epoch {progress['epoch'] + 1}, expected the end of one; "
             "the same `elasticrec train` goes on to it"
         )
-    rows, problems = read_table(path, job.sparse.partitions)
+    rows, problems = read_table(sorted(path.glob("table/part-*")), job.sparse.partitions)
     start = manifest.get("warm_start")
-    return Held(path, num_passes, manifest["samples"], rows, start=Path(start) if start else None, problems=problems)
+    told = manifest.get("hours", [])
+    passes = [entry for entry in told if "skipped" not in entry][:num_passes]
+    return Held(
+        path,
+        num_passes,
+        manifest["samples"],
+        rows,
+        start=Path(start) if start else None,
+        start_parts=sorted(Path(start).glob("table/part-*")) if start else [],
+        decided=Decided(passes, [entry for entry in told if "skipped" in entry]) if told else None,
+        missing=manifest.get("missing", []),
+        problems=problems,
+    )
 
 
-def _of_shards(path: Path, job: Job) -> Held:
+def _of_shards(run: Run, path: Path, job: Job) -> Held:
     manifest = read_manifest(path, "ps checkpoint")
     verify_files(path, manifest)
+    start = manifest.get("warm_start")
     num_partitions = job.sparse.partitions
     rows, problems = _read_rows(
         [PartFile(path / part["rows"], TABLE_KIND) for part in manifest["parts"]], num_partitions
@@ -89,7 +112,30 @@ def _of_shards(path: Path, job: Job) -> Held:
                 raise ModelError(f"{file.path}: partition {entry.partition}: expected a record, got none")
             slices.append(DenseSlice(entry.partition, entry.num_rows, file.meta["records"][entry.aux[1]]))
     problems += _cover(files, num_partitions)
-    return Held(path, len(manifest["passes"]), None, rows, slices=slices, passes=manifest["passes"], problems=problems)
+    passes = manifest["passes"]
+    hours = [one["hour"] for one in passes if one.get("hour")]
+    return Held(
+        path,
+        len(passes),
+        None,
+        rows,
+        slices=slices,
+        passes=passes,
+        decided=Decided(hours, _skipped_hours(run)) if hours else None,
+        start=Path(start) if start else None,
+        start_parts=sorted((run.path / "start").glob("rows-*")),
+        overflow={int(key): value for file in files for key, value in file.meta.get("overflow", {}).items()},
+        missing=manifest.get("missing", []),
+        problems=problems,
+    )
+
+
+def _skipped_hours(run: Run) -> list[dict[str, Any]]:
+    """Hours that were left out, also those after the checkpoint, which no pass is of."""
+    lines = (run.path / "coordinator/journal.jsonl").read_bytes().split(b"\n")
+    # the last line is cut off while it is written
+    entries = [json.loads(line)["entry"] for line in lines[:-1]]
+    return [entry for entry in entries if entry["kind"] == "hour"]
 
 
 def _read_rows(files: list[PartFile], num_partitions: int) -> tuple[Counts, list[str]]:

@@ -1,7 +1,12 @@
 """Slot text, PaddleRec text and Criteo rows: a line to a sample."""
 
+from array import array
+from collections import Counter
 from typing import Protocol
 
+import numpy as np
+
+from elasticrec.audit.counts import Counts
 from elasticrec.audit.numbers import BadRecordError, f32_of, label_of, trimmed_f32_of
 from elasticrec.audit.signs import NOTHING, Features, Item, Items, Known
 
@@ -73,6 +78,40 @@ class SlotText(Lines):
         if num_labels != len(self._features.labels):
             raise BadRecordError
         return show, click, items
+
+    def count(self, lines: list[bytes]) -> Counts | None:
+        """As `parse` of each line and all their signs added up, many times faster; None if that takes `parse`.
+
+        Tokens of lines with equal show and click are counted as texts, and read once.
+        """
+        if self._more or self._features.has_sequence:
+            return None
+        tails: dict[tuple[bytes, bytes], list[bytes]] = {}
+        for line in lines:
+            show, _, rest = line.partition(b" ")
+            click, _, tail = rest.partition(b" ")
+            tails.setdefault((show, click), []).append(tail)
+        signs, shows, clicks = array("Q"), array("q"), array("q")
+        try:
+            for (show, click), some in tails.items():
+                if not (show.isdigit() and click.isdigit()):
+                    return None
+                # as of a line without signs
+                self.parse(show + b" " + click)
+                tokens = Counter(b" ".join(some).translate(_TABS).split(b" "))
+                tokens.pop(b"", None)
+                for token, number in tokens.items():
+                    for sign in self._known[token] if b":" in token else self._refuse():
+                        signs.append(sign)
+                        shows.append(int(show) * number)
+                        clicks.append(int(click) * number)
+        except (BadRecordError, OverflowError):
+            return None
+        return Counts.of(np.array(signs, np.uint64), np.array(shows, np.int64), np.array(clicks, np.int64))
+
+    @staticmethod
+    def _refuse() -> Items:
+        raise BadRecordError
 
     def _token(self, field: bytes) -> Items:
         sign, _, name = field.rpartition(b":")

@@ -151,11 +151,11 @@ class Features:
         # a slot is known by its name and by that of its column, which goes first
         self.by_name = {slot.name.encode(): slot for slot in self.slots}
         self.by_name |= {slot.column.encode(): slot for slot in self.slots}
-        self._has_sequence = any(slot.sequence is not None for slot in self.slots)
+        self.has_sequence = any(slot.sequence is not None for slot in self.slots)
 
     def settle(self, items: list[Item]) -> list[int]:
         """The signs of a sample: of a sequence the last ones."""
-        if not self._has_sequence:
+        if not self.has_sequence:
             return items
         signs: list[int] = []
         sequences: dict[SlotSigns, list[int]] = {}

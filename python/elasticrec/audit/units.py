@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from elasticrec.errors import ModelError, SampleError
@@ -28,15 +28,22 @@ class PassUnits:
     number: int
     sha256: str
     units: list[Unit]
+    lost: set[Path] = field(default_factory=set)
+    """Files that were gone before they were read."""
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that it reads, each once."""
-        return tuple(sorted({unit.path for unit in self.units}))
+        return tuple(sorted({unit.path for unit in self.units} - self.lost))
+
+    def without(self, lost: set[Path]) -> "PassUnits":
+        """The same pass without the files that nothing was trained of."""
+        return replace(self, lost=lost & set(self.files))
 
     def check_files(self) -> None:
         """Refuse files that are not what they were: nothing can be said of them."""
-        for path, size, modified_ns in sorted({(unit.path, unit.size, unit.modified_ns) for unit in self.units}):
+        units = [unit for unit in self.units if unit.path not in self.lost]
+        for path, size, modified_ns in sorted({(unit.path, unit.size, unit.modified_ns) for unit in units}):
             stat = os.stat(path)
             if (stat.st_size, stat.st_mtime_ns) != (size, modified_ns):
                 raise SampleError(
@@ -51,7 +58,8 @@ class PassUnits:
             found.append(f"pass {self.number}: expected units {first_id} to {first_id + len(self.units) - 1} in order")
         ranges: dict[Path, list[tuple[int, int]]] = {}
         for unit in self.units:
-            ranges.setdefault(unit.path, []).append((unit.start, unit.end))
+            if unit.path not in self.lost:
+                ranges.setdefault(unit.path, []).append((unit.start, unit.end))
         for path in expected:
             end = _end_of(path, format)
             at = 0

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from elasticrec.errors import ConfigError
 from elasticrec.options import MAX_SAMPLES
 
 bench_app = typer.Typer(help="Measure ElasticREC and the limits of the machine.", rich_markup_mode=None)
@@ -53,6 +54,43 @@ def bench_table(
     from elasticrec.bench import table
 
     _print(table.run(rows, repeats, _say), table.describe, as_json)
+
+
+@bench_app.command("ps")
+def bench_ps(
+    as_json: JsonOption = False,
+    samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Samples to generate.")] = 300_000,
+    rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of all servers.")] = 10_000_000,
+    repeats: RepeatsOption = 5,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds of a measurement.")] = 8.0,
+    max_trainers: Annotated[int, typer.Option(min=1, max=1024, help="Most trainers of `cpu_growth`.")] = 8,
+    part: Annotated[
+        list[str] | None, typer.Option(help="Only this part: speed, growth, pull or fault; may be repeated.")
+    ] = None,
+) -> None:
+    """Training with parameter servers against its network alone, growth, pulls, recovery; real processes."""
+    from elasticrec.bench import ps
+
+    unknown = [name for name in part or () if name not in ps.PARTS]
+    if unknown:
+        raise ConfigError(f"bench: --part: expected {', '.join(ps.PARTS)}, got `{unknown[0]}`")
+    sizes = ps.Sizes(samples, rows, repeats, seconds, max_trainers)
+    _print(ps.run(sizes, part or list(ps.PARTS), _say), ps.describe, as_json)
+
+
+@bench_app.command("cube")
+def bench_cube(
+    as_json: JsonOption = False,
+    rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the cube.")] = 10_000_000,
+    repeats: RepeatsOption = 5,
+    seconds: Annotated[float, typer.Option(min=0.2, max=600, help="Seconds of a measurement.")] = 2.0,
+    deltas: Annotated[int, typer.Option(min=0, max=86_400, help="Deltas that come one a second.")] = 120,
+    rivals: Annotated[bool, typer.Option("--rivals", help="Also ask a Redis for the same rows.")] = False,
+) -> None:
+    """Lookups of the cube: in one process against its memory, through sockets against Redis, while versions change."""
+    from elasticrec.bench import cube
+
+    _print(cube.run(cube.Sizes(rows, repeats, seconds, deltas, rivals), _say), cube.describe, as_json)
 
 
 @bench_app.command("spine")

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -11,7 +12,7 @@ from elasticrec.machine import num_cores
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.network import Scorer, build_model, loss_of
 
-_WARM_UP_STEPS = 10
+WARM_UP_STEPS = 10
 
 
 def dense_only_rate(job: Job, text: bytes, seconds: float) -> tuple[float, int]:
@@ -22,6 +23,19 @@ def dense_only_rate(job: Job, text: bytes, seconds: float) -> tuple[float, int]:
 
 
 def _rate(job: Job, text: bytes, seconds: float, threads: int) -> float:
+    step, num_samples = dense_step(job, text, threads)
+    for _ in range(WARM_UP_STEPS):
+        step()
+    steps = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        step()
+        steps += 1
+    return steps * num_samples / (time.perf_counter() - start)
+
+
+def dense_step(job: Job, text: bytes, threads: int) -> tuple[Callable[[], None], int]:
+    """One step of the network on a ready batch, and the samples of that."""
     torch.set_num_threads(threads)
     model = build_model(job)
     dense, scorer = FlatParameters(model, job), Scorer(model)
@@ -37,11 +51,4 @@ def _rate(job: Job, text: bytes, seconds: float, threads: int) -> float:
         torch.autograd.backward(loss.mean)
         dense.step()
 
-    for _ in range(_WARM_UP_STEPS):
-        step()
-    steps = 0
-    start = time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        step()
-        steps += 1
-    return steps * batch.num_samples / (time.perf_counter() - start)
+    return step, batch.num_samples

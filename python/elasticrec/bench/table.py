@@ -12,7 +12,7 @@ from elasticrec import _core
 from elasticrec.machine import num_cores
 
 _WIDTH = 10
-_SPEC = {
+SPEC = {
     "name": "bench",
     "seed": 1,
     "partitions": 256,
@@ -28,11 +28,17 @@ def run(rows: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Rates of the table and of the bare memory, each the median of `repeats`, and the bytes of a key."""
     say(f"filling a table with {rows:,} rows")
     before = _resident_bytes()
-    bench = _core.TableBench(json.dumps(_SPEC), rows)
+    bench = _core.TableBench(json.dumps(SPEC), rows)
     resident = _resident_bytes() - before
     say("measuring")
     times = [bench.measure(_BATCHES) for _ in range(repeats)]
     pull, pull_probe, push, push_probe = (1 / statistics.median(column) for column in zip(*times, strict=True))
+    say("measuring as a job that publishes does")
+    bench.take_changes()
+    listed, taken = [], []
+    for _ in range(repeats):
+        listed.append(bench.measure(_BATCHES)[2])
+        taken.append(bench.take_changes())
     return {
         "rows": rows,
         "repeats": repeats,
@@ -45,6 +51,9 @@ def run(rows: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
         "updates_per_s": round(push),
         "probe_updates_per_s": round(push_probe),
         "update_ratio": round(push / push_probe, 3),
+        "listed_updates_per_s": round(1 / statistics.median(listed)),
+        "listed_ratio": round(1 / statistics.median(listed) / push, 3),
+        "taken_rows_per_s": round(sum(number for number, _ in taken) / sum(seconds for _, seconds in taken)),
         "bytes_per_key": round(resident / rows - _PAYLOAD_BYTES, 2),
     }
 
@@ -57,6 +66,8 @@ def describe(result: dict[str, Any]) -> list[str]:
         f"{result['pull_ratio']:.2f} of it",
         f"updates: {result['updates_per_s'] / 1e6:.1f} M/s; the memory alone "
         f"{result['probe_updates_per_s'] / 1e6:.1f} M/s: {result['update_ratio']:.2f} of it",
+        f"updates with changes listed for a publish: {result['listed_updates_per_s'] / 1e6:.1f} M/s, "
+        f"{result['listed_ratio']:.2f} of those without; they are taken at {result['taken_rows_per_s'] / 1e6:.1f} M/s",
         f"bytes a key beside weights, state, show and click: {result['bytes_per_key']:.1f}",
     ]
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from elasticrec.bench.network import dense_only_rate
-from elasticrec.config import Job, parse_job
+from elasticrec.config import parse_job
 from elasticrec.data.batches import open_batches
 from elasticrec.data.units import Cut, plan_units
 from elasticrec.errors import ConfigError, ModelError
@@ -114,12 +114,13 @@ def _draw(chance: np.random.Generator, samples: int, values: int, kind: str) -> 
     return drawn
 
 
-def _job(batch_size: int, train: str) -> Job:
-    raw = {
+def raw_job(batch_size: int, train: list[str]) -> dict[str, Any]:
+    """The job that is measured, as a file would have it."""
+    return {
         "name": "bench",
         "data": {
             "format": "paddlerec",
-            "train": [train],
+            "train": train,
             "slots": [f"1-{SLOTS}"],
             "dense": [{"name": "dense_feature", "count": DENSE}],
         },
@@ -128,7 +129,6 @@ def _job(batch_size: int, train: str) -> Job:
         "sparse": {"optimizer": {"kind": "adagrad"}},
         "train": {"batch_size": batch_size, "print_every_s": 3600},
     }
-    return parse_job(raw, base=Path.cwd(), source="bench")
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class Measurement:
 
     def run(self, rival: "Rival | None") -> Result:
         """The medians of ours, of the network alone and of the rival if there is one."""
-        job = _job(self.size, str(self.files["zipf"]))
-        text = _head(self.files["zipf"], self.size)
+        job = parse_job(raw_job(self.size, [str(self.files["zipf"])]), base=Path.cwd(), source="bench")
+        text = head(self.files["zipf"], self.size)
         # the trainer's own lines would stand between those of the benchmark
         reporter = Reporter(Path("metrics.jsonl"), 3600, stream=io.StringIO())
         rates: defaultdict[str, list[float]] = defaultdict(list)
@@ -154,7 +154,7 @@ class Measurement:
         with closing(reporter):
             trainer = Trainer(job, Run.create(job), reporter)
             self.say(f"batch {self.size}: filling the table")
-            _fill(trainer, self.values)
+            fill(trainer, self.values)
             for repeat in range(self.repeats):
                 self.say(f"batch {self.size}, {repeat + 1}/{self.repeats}: the whole loop, then its network alone")
                 torch.set_num_threads(num_cores())
@@ -201,12 +201,13 @@ class Rival:
         return json.loads(finished.stdout.splitlines()[-1])
 
 
-def _head(path: Path, count: int) -> bytes:
+def head(path: Path, count: int) -> bytes:
+    """The first lines of a file."""
     with path.open("rb") as file:
         return b"".join(file.readline() for _ in range(count))
 
 
-def _fill(trainer: Trainer, values: int) -> None:
+def fill(trainer: Trainer, values: int) -> None:
     """Give every value of every slot a row, as a push without a gradient does."""
     embedding = trainer.state.embedding
     names = [f"{slot}:" for slot in range(1, SLOTS + 1)]
@@ -245,4 +246,4 @@ def _rival_script() -> Path:
     return script
 
 
-__all__ = ["describe", "run", "write_samples"]
+__all__ = ["describe", "fill", "head", "raw_job", "run", "write_samples"]

@@ -46,6 +46,7 @@ from elasticrec.config.fields import (
     one_or_list,
     problem,
 )
+from elasticrec.config.hours import Hours
 
 CRITEO_SLOTS = tuple(f"C{i}" for i in range(1, 27))
 CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
@@ -112,6 +113,16 @@ class Data(Section):
     train: SomePaths = Field(
         description="Files to train on: paths, globs or directories, relative to the job file; "
         "each file is read once an epoch however many of them match it."
+    )
+    hours: Hours | None = Field(
+        default=None,
+        description="Data that comes hour by hour: `train` is then the directory with `YYYYMMDD/HH` in it, and each "
+        "hour a pass.",
+    )
+    on_missing: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="What happens when a file is gone, or is another one, before all of it was read: the training "
+        "ends, or goes on without the units that are lost, which are named.",
     )
     eval: _Eval = Field(
         default=(), description="Files to evaluate on, given like `train`; or a part of those of `train`."
@@ -312,6 +323,16 @@ class Data(Section):
             key = "data.dense" if self.columns is None else "data.columns.dense"
             what = "format `slots` has none" if self.format == "slots" else f"expected some in `{key}`, got none"
             raise problem(f"`buckets` are made of dense columns, {what}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_hours(self) -> Self:
+        if self.hours is None:
+            return self
+        if len(self.train) != 1 or any(c in self.train[0] for c in "*?["):
+            raise problem("`train`: with `hours` expected one directory, that with YYYYMMDD/HH in it")
+        if isinstance(self.eval, Holdout):
+            raise problem("`eval`: with `hours` expected files; every pass is evaluated before it is learned from")
         return self
 
     @property

@@ -1,5 +1,6 @@
 """Values that job keys are made of: names, sizes, paths, and the base class of every section."""
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -75,6 +76,14 @@ def base_of(info: ValidationInfo | core_schema.ValidationInfo) -> Path:
     return base if isinstance(base, Path) else Path.cwd()
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone; of names only `localhost` is known to be."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Section(BaseModel):
     """A mapping of the job: unknown keys refused, no silent conversions, never changed after loading."""
 
@@ -116,7 +125,8 @@ Bytes = Annotated[
 ]
 
 
-def _parse_seconds(value: Any) -> Any:
+def parse_seconds(value: Any) -> Any:
+    """Seconds of a duration such as `90s`; what is not text stays as it is."""
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value)
@@ -130,7 +140,7 @@ _SecondCount = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Seconds = Annotated[
     _SecondCount,
     BeforeValidator(
-        _parse_seconds, json_schema_input_type=_SecondCount | Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]
+        parse_seconds, json_schema_input_type=_SecondCount | Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]
     ),
 ]
 

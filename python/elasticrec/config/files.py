@@ -11,6 +11,7 @@ from typing import Literal
 
 from elasticrec.config.data import Holdout, seconds_of
 from elasticrec.config.fields import show
+from elasticrec.config.hours import Hours
 from elasticrec.config.job import Job
 from elasticrec.errors import ConfigError
 
@@ -25,10 +26,32 @@ def match_files(job: Job, key: Literal["train", "eval"]) -> list[Path]:
     training data is kept for evaluation both have the same files, unless the files themselves have a time.
     """
     data = job.data
+    if key == "train" and data.hours is not None:
+        return _match_hours(job, data.hours)
     if isinstance(data.eval, Holdout):
         files = _match(job, "train", data.train)
         return files if data.select(held_out=True) else _by_hour(job, files, data.eval, held_out=key == "eval")
     return _match(job, key, data.train if key == "train" else data.eval)
+
+
+def _match_hours(job: Job, hours: Hours) -> list[Path]:
+    """The files of the hours that are done by now."""
+    root = Path(job.data.train[0])
+    found = [path for hour in hours.found(root, hours.first) for path in hour_files(hours.directory(root, hour))]
+    if not found:
+        wanted = hours.done_file(root, hours.first)
+        raise ConfigError(f"{job.source}: data.hours: no hour from {hours.start} on is there yet, expected {wanted}")
+    return found
+
+
+def hour_files(directory: Path) -> list[Path]:
+    """The files of an hour; none if it is not there."""
+    if not directory.is_dir():
+        return []
+    found = sorted(files_of(str(directory)))
+    for path in found:
+        refuse_irregular(path)
+    return [Path(path) for path in found]
 
 
 def _match(job: Job, key: str, patterns: tuple[str, ...]) -> list[Path]:

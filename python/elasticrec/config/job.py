@@ -1,6 +1,5 @@
 """The sections of a job beside `data`, and the job with what the rest of the data path takes from it."""
 
-import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +9,8 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_v
 from elasticrec.config.columns import Columns
 from elasticrec.config.data import Data
 from elasticrec.config.document import dump
-from elasticrec.config.fields import MAX_COUNT, Bytes, Name, Section, absolute, expected, problem
+from elasticrec.config.fields import MAX_COUNT, Bytes, Name, Section, absolute, expected, is_loopback, problem
+from elasticrec.config.publish import Cube, Publish, check_publish
 from elasticrec.config.secret import REFERENCES, Secret
 from elasticrec.config.sparse import Sparse
 from elasticrec.config.train import Train
@@ -94,34 +94,6 @@ class Dense(Section):
     optimizer: DenseOptimizer = Field(default=DenseOptimizer(), description="Optimizer of the network.")
 
 
-class Publish(Section):
-    """Where versions of the model go."""
-
-    repository: str = Field(
-        default="models",
-        min_length=1,
-        description="Directory of the model repository, from the current directory.",
-    )
-    # Filled from the name of the job when the job is validated.
-    model: Name = Field(default="", description="Name of the model in the repository; that of the job if not given.")
-
-    @field_validator("repository")
-    @classmethod
-    def _check_repository(cls, value: str) -> str:
-        if not value.isprintable():
-            raise expected("a path")
-        return value
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class Serve(Section):
     """The inference server. `insecure` comes first: what `host` may be depends on it."""
 
@@ -156,7 +128,7 @@ class Serve(Section):
     def _check_host(cls, value: str, info: ValidationInfo) -> str:
         if not value or not value.isprintable() or any(c in value for c in " /@"):
             raise expected("an address or a host name")
-        if not info.data.get("insecure", True) and not _is_loopback(value):
+        if not info.data.get("insecure", True) and not is_loopback(value):
             raise expected("a loopback address such as 127.0.0.1 (`serve.insecure: true` allows others, without TLS)")
         return value
 
@@ -182,6 +154,7 @@ class Job(Section):
     dense: Dense = Field(default=Dense(), description="How the network is optimized.")
     train: Train = Field(default=Train(), description="How it is trained.")
     publish: Publish = Field(default=Publish(), validate_default=True, description="Where versions go.")
+    cube: Cube = Field(default=Cube(), description="The online store.")
     serve: Serve = Field(default=Serve(), description="The inference server.")
 
     _source: str = PrivateAttr(default="job")
@@ -198,6 +171,7 @@ class Job(Section):
     @field_validator("publish")
     @classmethod
     def _name_the_model(cls, value: Publish, info: ValidationInfo) -> Publish:
+        check_publish(value, info)
         if value.model or "name" not in info.data:
             return value
         return value.model_copy(update={"model": info.data["name"]})
@@ -209,6 +183,30 @@ class Job(Section):
                 f"train.servers: expected at most {self.sparse.partitions}, the partitions of the table, "
                 f"got {self.train.servers}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_epochs(self) -> "Job":
+        if self.data.hours is not None and self.train.epochs > 1:
+            raise problem(f"`train.epochs`: with `data.hours` every hour is read once, got {self.train.epochs}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_missing(self) -> "Job":
+        if self.train.mode == "ps" and self.train.strategy == "sync" and self.data.on_missing == "skip":
+            raise problem("`data.on_missing`: with `train.strategy: sync` expected `fail`: its steps need all units")
+        return self
+
+    @model_validator(mode="after")
+    def _check_strategy(self) -> "Job":
+        if self.train.strategy != "geo":
+            return self
+        for key, kind in (("sparse", self.sparse.optimizer.kind), ("dense", self.dense.optimizer.kind)):
+            if kind == "adam":
+                raise problem(
+                    f"{key}.optimizer.kind: expected another one with `train.strategy: geo`, got `adam`, whose steps "
+                    "by several trainers cannot be added up"
+                )
         return self
 
     @model_validator(mode="after")

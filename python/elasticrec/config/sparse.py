@@ -68,13 +68,13 @@ class Admission(Section):
 
 
 class Decay(Section):
-    """What is forgotten at the end of every epoch."""
+    """What is forgotten at the end of every epoch, with `data.hours` of every day."""
 
     show_click: float = Field(default=1.0, gt=0, le=1, description="Show and click of every row are multiplied by it.")
 
 
 class Evict(Section):
-    """Rows that go at the end of every epoch, after the decay; they read as 0 and may come again."""
+    """Rows that go at the end of every epoch or day, after the decay; they read as 0 and may come again."""
 
     min_score: float | None = Field(
         default=None,
@@ -85,7 +85,7 @@ class Evict(Section):
         default=None,
         ge=0,
         le=MAX_SEEN,
-        description="Rows go that were not seen for more epochs than this; null for none.",
+        description="Rows go that were not seen for more epochs, with `data.hours` days, than this; null for none.",
     )
     nonclk_coeff: float = Field(default=0.1, ge=0, description="What a show without a click is worth.")
     click_coeff: float = Field(default=1.0, ge=0, description="What a click is worth.")

@@ -5,7 +5,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from elasticrec.config.fields import MAX_COUNT, Seconds, Section, base_of, expected, one_or_list, problem, show
+from elasticrec.config.fields import (
+    MAX_COUNT,
+    Bytes,
+    PathText,
+    Seconds,
+    Section,
+    base_of,
+    expected,
+    one_or_list,
+    problem,
+    show,
+)
 
 # Metrics that every evaluation has; the user's own must not take their names.
 METRICS = ("auc", "log_loss", "copc")
@@ -70,6 +81,26 @@ class Evaluate(Section):
     )
 
 
+class Tls(Section):
+    """PEM files of TLS between roles; flags and environment variables of a role go before them."""
+
+    cert: PathText | None = Field(
+        default=None, description="Certificate that a role shows where it listens, and those between it and `ca`."
+    )
+    key: PathText | None = Field(default=None, description="Key of that certificate.")
+    ca: PathText | None = Field(
+        default=None, description="Certificates of the authorities that a role trusts where it connects."
+    )
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> "Tls":
+        if (self.cert is None) != (self.key is None):
+            raise problem(
+                f"`{'key' if self.key is None else 'cert'}`: expected a certificate and its key, got one of them"
+            )
+        return self
+
+
 class ParameterServers(Section):
     """How trainers, servers and the coordinator talk to each other."""
 
@@ -79,9 +110,48 @@ class ParameterServers(Section):
         le=1024,
         description="Batches of a trainer between their pull and the acknowledgement of their push; 1: never stale.",
     )
+    sends_before_receive: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="A trainer asks for the dense values again after so many pushes; null for 1 where `max_in_flight` "
+        "is 1, else 2. Rows come with every batch.",
+    )
     lease_s: Seconds = Field(default=5.0, description="A role that was silent for so long is replaced.")
     heartbeat_s: Seconds = Field(default=1.0, description="Seconds between two signs of life.")
     deadline_s: Seconds = Field(default=30.0, description="A request that is not answered in this time has failed.")
+    retries: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_COUNT,
+        description="How often in a row a trainer tries servers again that do not answer, a lease apart; a server that "
+        "died is replaced in about two leases. Null for ever.",
+    )
+    threads: int = Field(
+        default=1, ge=1, le=4096, description="Threads of a server for a load, whole-table steps and large batches."
+    )
+    memory_bytes: Bytes | None = Field(
+        default=None,
+        description="Memory of rows and dense values that a server may have, such as `4GiB`. From 90 % on new signs "
+        "are dropped and counted, at the end of a pass the rows with the lowest score go; null for no limit.",
+    )
+    tls: Tls = Field(default=Tls(), description="TLS between roles; without files they talk in clear.")
+    insecure: bool = Field(
+        default=False, description="Lets roles talk to other machines without TLS, and even without a token."
+    )
+
+    @model_validator(mode="after")
+    def _check_times(self) -> "ParameterServers":
+        if self.heartbeat_s > self.lease_s / 2:
+            raise problem(
+                f"`heartbeat_s`: expected at most half of `lease_s`, {self.lease_s / 2:g}, got {self.heartbeat_s:g}"
+            )
+        return self
+
+    @property
+    def dense_every(self) -> int:
+        """Of so many pulls of a trainer the first asks for the dense values."""
+        return self.sends_before_receive or min(self.max_in_flight, 2)
 
 
 _METRIC = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
@@ -107,6 +177,22 @@ class Train(Section):
     mode: Literal["local", "ps"] = Field(
         default="local",
         description="`local`: one process, tables in its memory; `ps`: `trainers` and `servers`, each a process.",
+    )
+    strategy: Literal["async", "sync", "half_async", "geo"] = Field(
+        default="async",
+        description="How trainers of mode `ps` work together. `async`: each pushes on its own. `sync`: batches of "
+        "several trainers make one step, as one large batch would. `half_async`: a trainer pushes `merge_batches` "
+        "batches as one step and waits for the others. `geo`: a trainer steps rows of its own for `merge_batches` "
+        "batches and exchanges what changed.",
+    )
+    merge_batches: int = Field(
+        default=4, ge=1, le=65536, description="Batches that `half_async` and `geo` push as one; all of one unit."
+    )
+    step_batches: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Batches of a step of `sync`, whatever the number of trainers at work; `trainers` if not given.",
     )
     servers: int = Field(default=1, ge=1, le=65536, description="Parameter servers of mode `ps`.")
     trainers: int = Field(default=1, ge=1, le=65536, description="Trainers of mode `ps`.")
@@ -140,7 +226,35 @@ class Train(Section):
         if self.mode == "local" and (self.servers > 1 or self.trainers > 1):
             key = "servers" if self.servers > 1 else "trainers"
             raise problem(f"`{key}`: belongs to mode `ps`, not `local`")
+        if self.mode == "local" and self.strategy != "async":
+            raise problem("`strategy`: belongs to mode `ps`, not `local`")
+        if self.mode == "ps" and (of_local := self._local_key()):
+            raise problem(f"`{of_local}`: belongs to mode `local`, not `ps`")
+        if self.step_batches is not None and self.strategy != "sync":
+            raise problem(f"`step_batches`: belongs to strategy `sync`, not `{self.strategy}`")
         return self
+
+    def _local_key(self) -> str | None:
+        """A key that trainings with servers would not look at."""
+        keys = {
+            "evaluate.every_s": self.evaluate.every_s is not None,
+            "evaluate.every_steps": self.evaluate.every_steps is not None,
+            "checkpoint.every_steps": self.checkpoint.every_steps is not None,
+            "checkpoint.every_epochs": self.checkpoint.every_epochs != 1,
+            "checkpoint.keep_epochs": self.checkpoint.keep_epochs is not False,
+            "checkpoint.keep_best": self.checkpoint.keep_best is not None,
+        }
+        return next((key for key, is_set in keys.items() if is_set), None)
+
+    @property
+    def group_size(self) -> int | None:
+        """Of `sync` the batches of a step."""
+        return (self.step_batches or self.trainers) if self.strategy == "sync" else None
+
+    @property
+    def merge_size(self) -> int:
+        """Batches that are pushed as one."""
+        return self.merge_batches if self.strategy in ("half_async", "geo") else 1
 
     @model_validator(mode="after")
     def _check_best(self) -> "Train":

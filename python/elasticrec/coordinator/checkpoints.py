@@ -16,6 +16,7 @@ from typing import Any
 from elasticrec.coordinator.journal import Entry
 from elasticrec.coordinator.messages import Snapshot, WrittenFile
 from elasticrec.errors import ModelError
+from elasticrec.fail_points import fail_point
 from elasticrec.manifest import MANIFEST, FileEntry, read_manifest, verify_files, write_manifest
 
 _KIND = "ps checkpoint"
@@ -32,6 +33,8 @@ class CheckpointSettings:
     """A checkpoint that takes longer is given up."""
     retry_s: float = 5.0
     """Before the next one, after one that failed."""
+    mixed: bool = True
+    """Whether parts of different times make a checkpoint: not where all shards go back together."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,12 @@ def open_checkpoint(path: Path, num_partitions: int) -> Checkpoint:
     return Checkpoint(path, manifest)
 
 
+def last_term(directory: Path) -> int:
+    """The highest term in the names of checkpoints: one of a lower term would count as older than they are."""
+    terms = (path.name.removeprefix(_PREFIX).partition("-")[0] for path in directory.glob(f"{_PREFIX}*"))
+    return max((int(term) for term in terms if term.isdecimal()), default=0)
+
+
 def _check_cover(path: Path, ranges: list[range], num_partitions: int) -> None:
     listed = sorted(partition for one in ranges for partition in one)
     if listed != list(range(num_partitions)):
@@ -100,6 +109,8 @@ class Hooks:
     """To the journal."""
     say: Callable[[str], None]
     """To people, a line."""
+    note: Callable[[str], None]
+    """The same, also to whoever started the training."""
 
 
 class Checkpoints:
@@ -126,19 +137,37 @@ class Checkpoints:
         self.newest: Checkpoint | None = None
         self.num_committed = 0
         self.num_failed = 0
+        self.failures_in_a_row = 0
+        """Not counting those in which a shard died."""
+        self.seconds = 0.0
+        """From the beginning to the commit of all that were committed."""
+        self.last_s: float | None = None
 
     def start(self, last: str | None) -> None:
         """Find the newest whole checkpoint; `last` is the one that was committed last."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        if last is not None and not (self.directory / last / MANIFEST).exists():
-            self._hooks.say(f"{self.directory / last}: was committed but is missing, the checkpoint before it is used")
-        self.newest = self._find_newest()
+        is_missing = last is not None and not (self.directory / last / MANIFEST).exists()
+        problems = [f"{self.directory / last}: was committed but is missing"] if last and is_missing else []
+        self.newest = self._find_newest(problems)
 
     def _paths(self) -> list[Path]:
         return sorted(self.directory.glob(f"{_PREFIX}*"))
 
-    def _find_newest(self) -> Checkpoint | None:
-        """The newest one whose files are all as the manifest says; the others are passed over, and named."""
+    def _find_newest(self, problems: list[str]) -> Checkpoint | None:
+        """The newest one whose files are all as the manifest says; the others are passed over, and named.
+
+        `problems` are those of newer ones.
+        """
+        found = self._newest_whole(problems)
+        if found is None:
+            instead = "there is no whole checkpoint before it, the run starts from its beginning"
+        else:
+            instead = "the checkpoint before it is used"
+        for problem in problems:
+            self._hooks.note(f"{problem}; {instead}")
+        return found
+
+    def _newest_whole(self, problems: list[str]) -> Checkpoint | None:
         for path in reversed(self._paths()):
             if path.name in self._damaged or not (path / MANIFEST).exists():
                 continue
@@ -148,7 +177,7 @@ class Checkpoints:
                 return found
             except (ModelError, OSError) as error:
                 self._damaged.add(path.name)
-                self._hooks.say(f"{error}; the checkpoint before it is used")
+                problems.append(str(error))
         return None
 
     def pass_over(self, name: str, why: str) -> None:
@@ -159,8 +188,7 @@ class Checkpoints:
             verify_files(self.newest.path, self.newest.manifest)
         except (ModelError, OSError) as error:
             self._damaged.add(name)
-            self._hooks.say(f"{error}; the checkpoint before it is used")
-            self.newest = self._find_newest()
+            self.newest = self._find_newest([str(error)])
             return
         raise ModelError(f"{self.newest.path}: could not be loaded, although its files are whole: {why}")
 
@@ -183,16 +211,28 @@ class Checkpoints:
         """The checkpoint that is being written."""
         return None if self._open is None else self._open.path.name
 
-    def tick(self, owners: Mapping[int, Owner] | None, body: Callable[[], dict[str, Any]] | None = None) -> None:
+    def is_due(self) -> bool:
+        """Whether one is to be begun as soon as it can be."""
+        now = self._hooks.clock()
+        return now >= self._not_before and (self._wanted or now >= self._due)
+
+    def tick(
+        self,
+        owners: Mapping[int, Owner] | None,
+        body: Callable[[], dict[str, Any]] | None = None,
+        *,
+        may_begin: bool = True,
+    ) -> None:
         """Give up what cannot be completed, begin what is due. `owners` are all shards, None unless all serve."""
         now = self._hooks.clock()
         if self._open is not None:
             if owners is None or dict(owners) != self._open.owners:
-                self._lose_shard(self._open, body)
+                is_moved = owners is not None and owners.keys() != self._open.owners.keys()
+                why = "the partitions moved meanwhile" if is_moved else "a shard died meanwhile"
+                self._lose_shard(self._open, body, why)
             elif now - self._open.since >= self.settings.timeout_s:
                 self._fail(f"not written in {self.settings.timeout_s:g} s")
-        is_due = now >= self._not_before and (self._wanted or now >= self._due)
-        if self._open is None and owners is not None and is_due:
+        if self._open is None and owners is not None and may_begin and self.is_due():
             self._begin(dict(owners), now)
 
     def _begin(self, owners: dict[int, Owner], now: float) -> None:
@@ -242,7 +282,7 @@ class Checkpoints:
             if found.parts.keys() == found.owners.keys():
                 self._commit(found, body)
 
-    def _lose_shard(self, found: _Open, body: Callable[[], dict[str, Any]] | None) -> None:
+    def _lose_shard(self, found: _Open, body: Callable[[], dict[str, Any]] | None, why: str) -> None:
         """A shard died before its part was there: the parts of the others are kept, beside its part of before.
 
         Every partition has a record of its own, so that parts of different times make a checkpoint as well.
@@ -251,8 +291,9 @@ class Checkpoints:
         old = {} if before is None else {tuple(part["partitions"]): part for part in before.manifest["parts"]}
         missing = [index for index in found.owners if index not in found.parts]
         bounds = {index: (owner.partitions.start, owner.partitions.stop) for index, owner in found.owners.items()}
-        if before is None or body is None or not found.parts or any(bounds[index] not in old for index in missing):
-            self._fail("a shard died meanwhile", retry_s=0.0)
+        has_parts = found.parts and all(bounds[index] in old for index in missing)
+        if before is None or body is None or not has_parts or not self.settings.mixed:
+            self._fail(why, retry_s=0.0)
             return
         try:
             for index in missing:
@@ -281,6 +322,9 @@ class Checkpoints:
             # one with a part of before does not answer who asked for one from now on
             self.last_ticket = found.number
         self._committed_at = self._hooks.clock()
+        self.last_s = self._committed_at - found.since
+        self.seconds += self.last_s
+        self.failures_in_a_row = 0
         self._due = self._committed_at + self.settings.every_s
         self.num_committed += 1
         # a disk that is nearly full needs the room first
@@ -308,7 +352,9 @@ class Checkpoints:
             "parts": parts,
             **body,
         }
+        fail_point("manifest")
         write_manifest(found.path, _KIND, document, files)
+        fail_point("manifest-written")
 
     def _fail(self, why: str, *, retry_s: float | None = None) -> None:
         """Give a checkpoint up; those before are as they were."""
@@ -316,6 +362,8 @@ class Checkpoints:
         path = self._open.path
         self._open = None
         self.num_failed += 1
+        # one that is tried again at once failed with a shard
+        self.failures_in_a_row += retry_s is None
         self._wanted = True
         self._not_before = self._hooks.clock() + (self.settings.retry_s if retry_s is None else retry_s)
         self._hooks.say(f"checkpoint {path.name} failed: {why}")

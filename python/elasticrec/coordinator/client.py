@@ -7,13 +7,14 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 from elasticrec.coordinator import messages
-from elasticrec.coordinator.messages import FencedError
+from elasticrec.coordinator.messages import FencedError, MovedError, SurplusError
+from elasticrec.coordinator.security import Security
+from elasticrec.coordinator.tls import client_context, speaks_tls, tls_problem
 from elasticrec.errors import ConfigError, UnavailableError
 
 Answer = dict[str, Any]
@@ -50,8 +51,7 @@ class CoordinatorClient:
         self,
         url: str,
         *,
-        token: str | None = None,
-        authority: Path | None = None,
+        security: Security = Security(),
         term: Term | None = None,
         deadline_s: float = 60.0,
         attempt_s: float = 5.0,
@@ -59,8 +59,10 @@ class CoordinatorClient:
         self.term = term or Term()
         self.deadline_s = deadline_s
         self._attempt_s = attempt_s
-        self._connection, self._where = _connection(url, authority)
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._connection, self._where = _connection(url, security)
+        self._headers = {"Content-Type": "application/json"}
+        if security.token:
+            self._headers["Authorization"] = f"Bearer {security.token}"
         self.sent_at = 0.0
         """Monotonic time just before the request was sent that was answered last: leases run from here."""
 
@@ -72,9 +74,13 @@ class CoordinatorClient:
         """Tell that it lives, and how it is."""
         return self._post("heartbeat", incarnation=incarnation, sequence=sequence, **more)
 
-    def lease(self, incarnation: int, holds: list[int]) -> Answer:
-        """Ask for a unit beside those that it has."""
-        return self._post("lease", incarnation=incarnation, holds=holds)
+    def lease(self, incarnation: int, holds: list[int], *, waiting: bool = False) -> Answer:
+        """Ask for a unit beside those that it has; `waiting` for the rest of a group."""
+        return self._post("lease", incarnation=incarnation, holds=holds, waiting=waiting)
+
+    def meet(self, incarnation: int, meeting: int) -> Answer:
+        """Tell that it is at a meeting; `go` says whether all are."""
+        return self._post("meet", incarnation=incarnation, meeting=meeting)
 
     def done(self, incarnation: int, unit: int) -> Answer:
         """Tell that all of a unit is pushed."""
@@ -84,9 +90,17 @@ class CoordinatorClient:
         """Tell that it does not go on with a unit."""
         return self._post("give_back", incarnation=incarnation, unit=unit)
 
+    def missing(self, incarnation: int, unit: int, why: str) -> Answer:
+        """Tell that the data of a unit is gone."""
+        return self._post("missing", incarnation=incarnation, unit=unit, why=why)
+
     def checkpoint(self) -> Answer:
         """Ask for a checkpoint."""
         return self._post("checkpoint")
+
+    def scale(self, *, servers: int | None = None, trainers: int | None = None) -> Answer:
+        """Ask for another number of servers or trainers."""
+        return self._post("scale", servers=servers, trainers=trainers)
 
     def status(self) -> Answer:
         """All there is to see."""
@@ -100,9 +114,11 @@ class CoordinatorClient:
         return self._until_answered(attempt)
 
     def _until_answered(self, attempt: Callable[[float], Answer]) -> Answer:
-        end = time.monotonic() + self.deadline_s
+        start = time.monotonic()
         pause_s, attempts = _FIRST_PAUSE_S, 0
         while True:
+            # looked at again each time: who has to stop shortens it
+            end = start + self.deadline_s
             left_s = end - time.monotonic()
             attempts += 1
             try:
@@ -122,15 +138,20 @@ class CoordinatorClient:
         try:
             status, content = self._send(method, path, body, timeout_s)
         except (OSError, http.client.HTTPException) as error:
-            raise UnavailableError(f"{self._where} did not answer: {error or type(error).__name__}") from None
+            problem = self._misunderstanding(error)
+            if problem is None:
+                raise UnavailableError(f"{self._where} did not answer: {error or type(error).__name__}") from None
+            # one that has answered before may be on its way back with the right certificate
+            kind = UnavailableError if self.term.value else ConfigError
+            raise kind(f"{self._where}: {problem}") from None
         answer = self._check(path, content)
         reason = f"{self._where}: {answer.get('error') or 'no reason given'}"
         if status == http.client.CONFLICT:
-            raise FencedError(reason)
+            raise MovedError(reason) if answer.get("moved") else FencedError(reason)
         if status >= http.client.INTERNAL_SERVER_ERROR:
             raise UnavailableError(reason)
         if status != http.client.OK:
-            raise ConfigError(reason)
+            raise SurplusError(reason) if answer.get("surplus") else ConfigError(reason)
         self.sent_at = sent_at
         return answer
 
@@ -154,6 +175,17 @@ class CoordinatorClient:
         response = self._connection.getresponse()
         return response.status, response.read()
 
+    def _misunderstanding(self, error: Exception) -> str | None:
+        """What is wrong if one end has TLS and the other has none, or another certificate."""
+        host, port = self._connection.host, self._connection.port
+        if isinstance(error, ssl.SSLError):
+            return tls_problem(error, host)
+        is_plain = not isinstance(self._connection, http.client.HTTPSConnection)
+        cut = (ConnectionResetError, BrokenPipeError, http.client.BadStatusLine)
+        if is_plain and isinstance(error, cut) and not self.term.value and speaks_tls(host, port):
+            return "it speaks TLS: expected https://, got http://"
+        return None
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
@@ -167,7 +199,7 @@ class CoordinatorClient:
         self.close()
 
 
-def _connection(url: str, authority: Path | None) -> tuple[http.client.HTTPConnection, str]:
+def _connection(url: str, security: Security) -> tuple[http.client.HTTPConnection, str]:
     """A connection that is not made yet, and how errors call its other end."""
     try:
         parts = urlsplit(url)
@@ -177,10 +209,9 @@ def _connection(url: str, authority: Path | None) -> tuple[http.client.HTTPConne
     if scheme not in ("http", "https") or not host or port is None:
         raise ConfigError(f"coordinator: expected a URL such as http://127.0.0.1:7160, got `{url}`")
     where = f"coordinator at {host}:{port}"
-    if scheme == "http":
-        return http.client.HTTPConnection(host, port), where
-    try:
-        context = ssl.create_default_context(cafile=authority)
-    except OSError as error:
-        raise ConfigError(f"coordinator: {authority}: cannot be used for TLS: {error}") from None
-    return http.client.HTTPSConnection(host, port, context=context), where
+    security.check_send(where, host, encrypted=scheme == "https")
+    if scheme == "https":
+        return http.client.HTTPSConnection(host, port, context=client_context(security)), where
+    if security.ca is not None:
+        raise ConfigError(f"{where}: expected https:// with a `ca` file, got http://")
+    return http.client.HTTPConnection(host, port), where

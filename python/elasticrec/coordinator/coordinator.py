@@ -1,196 +1,39 @@
-"""The coordinator as a whole: what it answers to each request, and what it does between them."""
+"""The coordinator as a whole: what it answers to each request."""
 
-import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from elasticrec.coordinator import messages
-from elasticrec.coordinator.checkpoints import Checkpoints, CheckpointSettings, Hooks, Owner
-from elasticrec.coordinator.journal import Journal
-from elasticrec.coordinator.members import Member, Members, Timing, Wait
-from elasticrec.coordinator.passes import Passes, PassPlan
-from elasticrec.coordinator.work import NoWork, Work, WorkTiming
-from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
-from elasticrec.run import Run
+from elasticrec.coordinator.members import Member, Wait
+from elasticrec.coordinator.state import RunState, Settings
+from elasticrec.coordinator.work import NoWork
+from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.fail_points import fail_point
+
+__all__ = ["Answer", "Coordinator", "Settings"]
 
 Answer = dict[str, Any]
 
 # Seconds after which a trainer that got no unit asks again.
 _ASK_AGAIN_S = 0.2
+# Where all trainers wait for the end of a group.
+_ASK_SOON_S = 0.02
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a coordinator has to know of its job."""
-
-    job: str
-    """Digest of all that must be the same as long as the run lasts."""
-    num_partitions: int
-    servers: int
-    """Shards that a new run has; of one that goes on the journal knows."""
-    plan: PassPlan
-    timing: Timing = field(default_factory=Timing)
-    settle_s: float = 2.0
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    manifest: Mapping[str, Any] = field(default_factory=dict)
-    """More for the manifests of checkpoints, such as the job."""
-    stop_when_finished: bool = True
-
-
-class Coordinator:
+class Coordinator(RunState):
     """One a run. Its methods may be called from any thread; each request is answered as if it were alone."""
 
-    def __init__(
-        self,
-        run: Run,
-        settings: Settings,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self.settings = settings
-        self._say = say
-        self._lock = threading.RLock()
-        self._journal = Journal.open(run.path / "coordinator")
-        try:
-            self._start(run, clock)
-        except BaseException:
-            self._journal.close()
-            raise
-
-    def _start(self, run: Run, clock: Callable[[], float]) -> None:
-        settings, append = self.settings, self._journal.append
-        self.members = Members(settings.timing, clock, append)
-        self.passes = Passes(run.units, settings.plan, append)
-        hooks = Hooks(clock, append, self._say)
-        self.checkpoints = Checkpoints(run.checkpoints, settings.checkpoint, settings.num_partitions, self.term, hooks)
-        self.is_finished = False
-        self._stop: str | None = None
-        self.failure: str | None = None
-        self._last_told = ""
-        # Which checkpoint ends the pass, while it is complete.
-        self._ticket: int | None = None
-        last_checkpoint = self._replay(run)
-        timing = settings.timing
-        self.work = Work(
-            self.members.map,
-            settings.plan.num_passes,
-            WorkTiming(timing.lease_s + timing.margin_s, settings.settle_s),
-            clock,
-        )
-        for begun in self.passes.begun:
-            self.work.add_pass(begun.end_unit)
-        for member in self.members.of("ps"):
-            self.work.start_shard(member.index, member.incarnation)
-        self.checkpoints.start(last_checkpoint)
-        if not self.passes.begun:
-            self._begin_pass()
-
-    def _replay(self, run: Run) -> str | None:
-        """Take in what an earlier coordinator wrote down; returns the checkpoint that it committed last."""
-        identity = {"job": self.settings.job, "num_partitions": self.settings.num_partitions}
-        last_checkpoint = None
-        for entry in self._journal.entries:
-            match entry["kind"]:
-                case "run":
-                    changed = sorted(key for key, value in identity.items() if entry[key] != value)
-                    if changed:
-                        keys = ", ".join(f"`{key}`" for key in changed)
-                        raise ConfigError(f"{run.path}: the run of another job, which differs in {keys}")
-                case "pass":
-                    self.passes.replay(entry)
-                case "checkpoint":
-                    last_checkpoint = entry["name"]
-                case "finished":
-                    self.is_finished = entry["passes"] >= self.settings.plan.num_passes
-                case _:
-                    self.members.replay(entry)
-        if not self._journal.entries:
-            self._journal.append({"kind": "run", **identity})
-        if not any(entry["kind"] == "map" for entry in self._journal.entries):
-            self.members.set_map(self.settings.servers, self.settings.num_partitions)
-        return last_checkpoint
-
-    @property
-    def term(self) -> int:
-        """In every answer; roles refuse a lower one than they have seen."""
-        return self._journal.term
-
-    def close(self) -> None:
-        """Let the run go; members keep what they have and wait for the next coordinator."""
+    def scale(self, request: messages.Scale) -> Answer:
+        """Want another number of shards or trainers, from now on and after any restart."""
         with self._lock:
-            self._journal.close()
-
-    def tick(self) -> None:
-        """What is due by the clock; called often, and with every request."""
-        with self._lock:
-            for index in range(self.members.map.servers):
-                self.work.set_up(index, self._is_serving(self.members.shard(index)))
-            self.members.forget()
-            self.work.lapse()
-            self.checkpoints.tick(self._owners(), self._manifest)
-            self._advance()
-
-    def _is_serving(self, shard: Member | None) -> bool:
-        return shard is not None and self.members.is_alive(shard) and shard.state == "serving"
-
-    def _owners(self) -> dict[int, Owner] | None:
-        """All shards, if all of them serve."""
-        shards = [self.members.shard(index) for index in range(self.members.map.servers)]
-        serving = [shard for shard in shards if shard is not None and self._is_serving(shard)]
-        if len(serving) < len(shards) or self._stop is not None:
-            return None
-        return {shard.index: Owner(shard.incarnation, self.members.map.owned(shard.index)) for shard in serving}
-
-    def _advance(self) -> None:
-        """A pass that is complete everywhere is saved, then comes the next one, or the end."""
-        if self.is_finished or self._stop is not None:
-            return
-        if not self.work.is_pass_complete():
-            # also of a shard that went back after the checkpoint was asked for
-            self._ticket = None
-        elif self._ticket is None:
-            self._ticket = self.checkpoints.want()
-            self.checkpoints.tick(self._owners(), self._manifest)
-        elif self.checkpoints.is_committed(self._ticket):
-            self._ticket = None
-            if self.passes.is_last:
-                self._journal.append({"kind": "finished", "passes": len(self.passes.begun)})
-                self.is_finished = True
-            else:
-                self._begin_next_or_fail()
-
-    def _begin_next_or_fail(self) -> None:
-        try:
-            self._begin_pass()
-        except (ElasticRecError, OSError) as error:
-            self.failure = str(error)
-            self.stop(self.failure)
-            self._say(self.failure)
-
-    def _begin_pass(self) -> None:
-        self.work.add_pass(self.passes.begin_next().end_unit)
-
-    def stop(self, why: str) -> None:
-        """Tell all members to end."""
-        with self._lock:
-            self._stop = why
-
-    def tell(self, text: str) -> None:
-        """Say a line, not the same one over and over."""
-        with self._lock:
-            if text != self._last_told:
-                self._last_told = text
-                self._say(text)
-
-    def scale(self, servers: int) -> None:
-        """Spread the partitions over another number of shards; the old ones stop, new ones load the last checkpoint."""
-        with self._lock:
-            self.members.set_map(servers)
-            self.work.set_map(self.members.map)
-            self.checkpoints.tick(None, self._manifest)
+            self._begin(request)
+            if self.is_finished or self._stop is not None:
+                raise ConfigError(f"scale: expected a run that goes on, got one that is {self._state()}")
+            wanted = self.wanted.change(request.servers, request.trainers, self.settings.num_partitions)
+            if wanted != self.wanted:
+                self._want(wanted)
+            self.tick()
+            return self._answer(wanted=asdict(self.wanted), servers=self.members.map.servers)
 
     def _begin(self, request: messages.Request) -> None:
         self._journal.check_term()
@@ -211,7 +54,9 @@ class Coordinator:
         with self._lock:
             self._begin(request)
             if request.protocol != messages.PROTOCOL:
-                raise ConfigError(f"register: protocol: expected {messages.PROTOCOL}, got {request.protocol}")
+                raise ConfigError(messages.other_release(request.protocol))
+            if request.run and self.settings.run_id and request.run != self.settings.run_id:
+                raise ConfigError("register: run: expected a role of this run, got one with the directory of another")
             self.tick()
             for name, why in request.damaged.items():
                 self.checkpoints.pass_over(name, why)
@@ -241,6 +86,7 @@ class Coordinator:
         return {
             "partitions": [owned.start, owned.stop],
             "boundaries": self.passes.boundaries,
+            "skipped": list(self.passes.missing),
             "checkpoint": None if newest is None else {"name": newest.name, "parts": newest.parts(owned)},
         }
 
@@ -256,15 +102,19 @@ class Coordinator:
             if is_news:
                 member.sequence = request.sequence
                 member.figures = messages.plain(request.figures)
+                member.rate.add(self._clock(), member.figures.get("samples"))
             return self._hear_shard(member, request, is_news) if member.role == "ps" else self._hear(member, request)
 
     def _leave(self, incarnation: int) -> None:
         self.members.leave(incarnation)
         self.work.drop_trainer(incarnation)
+        self.meetings.forget(incarnation)
         self.tick()
 
     def _hear(self, trainer: Member, request: messages.Heartbeat) -> Answer:
         drop = self.work.hold(trainer.incarnation, request.units)
+        if request.units:
+            self.meetings.know(trainer.incarnation, request.meeting)
         self.tick()
         timing = self.settings.timing
         return self._answer(lease_s=timing.lease_s, next_s=timing.heartbeat_s, shards=self._shards(), drop=drop)
@@ -278,41 +128,58 @@ class Coordinator:
                     self.work.report(shard.index, request.status.records)
             if request.snapshot is not None:
                 self.checkpoints.report(shard.index, request.snapshot, self._manifest)
+            if request.publish is not None and self.publishing is not None:
+                self.publishing.report(shard.index, request.publish)
         self.tick()
-        commands = []
+        commands: list[Answer] = []
         if request.boundaries != len(self.passes.boundaries):
             commands.append({"command": "boundaries", "boundaries": self.passes.boundaries})
+        if request.skipped != len(self.passes.missing):
+            commands.append({"command": "skip", "units": list(self.passes.missing)})
         if snapshot := self.checkpoints.command(shard.index, shard.incarnation):
             commands.append(snapshot)
-        timing = self.settings.timing
-        next_s = timing.hurry_s if self.work.wants_report() else timing.heartbeat_s
-        return self._answer(lease_s=timing.lease_s, next_s=next_s, commands=commands)
+        if self.publishing is not None and (publish := self.publishing.command(shard.index, shard.incarnation)):
+            commands.append(publish)
+        is_sync = self.settings.group_size is not None
+        if is_sync and shard.index in self.members.going_back:
+            commands.append({"command": "reload"})
+        return self._answer(lease_s=self.settings.timing.lease_s, next_s=self._next_s(is_sync), commands=commands)
 
-    def _manifest(self) -> dict[str, Any]:
-        """What a checkpoint says beside its files."""
-        return {
-            "map_epoch": self.members.map.epoch,
-            "passes": [asdict(begun) for begun in self.passes.begun],
-            "boundaries": self.passes.boundaries,
-            **self.settings.manifest,
-        }
+    def _next_s(self, is_sync: bool) -> float:
+        """When a shard is to tell of itself again."""
+        timing, publishing = self.settings.timing, self.publishing
+        # all trainers wait for the end of a group, and for a checkpoint between two groups or passes
+        is_saving = self.checkpoints.is_due() or self.checkpoints.writing is not None
+        is_awaited = (
+            self._move is not None or self.work.wants_report() or (is_saving and (is_sync or self._ticket is not None))
+        )
+        if is_awaited or (publishing is not None and publishing.is_writing) or (is_sync and self._is_publish_due()):
+            return timing.hurry_s
+        # one that is due and cannot begin waits for something else
+        due_s = 0.0 if publishing is None else publishing.next_s or 0.0
+        return min(max(due_s, timing.hurry_s), timing.heartbeat_s) if due_s else timing.heartbeat_s
 
     def _shards(self) -> list[Answer]:
         """The shards as trainers find them."""
         found = []
         for index in range(self.members.map.servers):
             shard, owned = self.members.shard(index), self.members.map.owned(index)
-            is_up = shard is not None and self.members.is_alive(shard)
             found.append(
                 {
                     "index": index,
                     "partitions": [owned.start, owned.stop],
                     "incarnation": shard.incarnation if shard else None,
                     "address": shard.address if shard else None,
-                    "state": shard.state if shard and is_up else "down",
+                    "state": "down" if shard is None else self._state_of(shard, shard.state, "down"),
                 }
             )
         return found
+
+    def _state_of(self, member: Member, alive: str, gone: str) -> str:
+        """A member's state: a coordinator that has just started cannot tell who is gone."""
+        if self.members.is_alive(member):
+            return alive
+        return "unheard" if self.members.is_unheard(member) else gone
 
     def lease(self, request: messages.Lease) -> Answer:
         """A unit for a trainer, or why there is none."""
@@ -320,17 +187,60 @@ class Coordinator:
             self._begin(request)
             trainer = self._trainer(request.incarnation)
             self.tick()
-            found = self._no_lease() or self.work.lease(trainer.incarnation, request.holds)
+            found = self._no_lease() or self.work.lease(trainer.incarnation, request.holds, self._share(request))
             if isinstance(found, NoWork):
+                wait_s = _ASK_AGAIN_S if self.settings.group_size is None else _ASK_SOON_S
                 return self._answer(
-                    unit=None, finished=self.is_finished, wait_s=_ASK_AGAIN_S, why=found.why, shards=self._shards()
+                    unit=None, finished=self.is_finished, wait_s=wait_s, why=found.why, shards=self._shards()
                 )
             unit = asdict(self.passes.unit(found.unit))
-            return self._answer(unit=unit, skip=list(found.skip), replay=found.is_replay, shards=self._shards())
+            fail_point("lease")
+            group = self.work.group_of(found.unit)
+            return self._answer(
+                unit=unit,
+                skip=list(found.skip),
+                replay=found.is_replay,
+                shards=self._shards(),
+                group=None if group is None else [group.start, len(group)],
+                meeting=self.meetings.join(trainer.incarnation, self.work.workers()),
+                trainers=self._num_trainers(),
+            )
+
+    def _num_trainers(self) -> int:
+        """Those that live, at least the one that asks."""
+        return max(sum(self.members.is_alive(trainer) for trainer in self.members.of("trainer")), 1)
+
+    def _share(self, request: messages.Lease) -> int | None:
+        """How many units of a group a trainer takes, so that all have some."""
+        if self.settings.group_size is None or request.waiting:
+            return None
+        return -(-self.settings.group_size // self._num_trainers())
+
+    def meet(self, request: messages.MeetRequest) -> Answer:
+        """Whether all trainers that have a unit are at a meeting."""
+        with self._lock:
+            self._begin(request)
+            trainer = self._trainer(request.incarnation)
+            self.tick()
+            go = self.meetings.arrive(trainer.incarnation, request.meeting, self.work.workers())
+            # one that was not heard of since the coordinator started may have a unit, and be behind
+            is_whole = all(member.role != "trainer" for member in self.members.unheard())
+            return self._answer(go=go and is_whole)
 
     def _no_lease(self) -> NoWork | None:
         if self._stop is not None:
             return NoWork(self._stop)
+        if self._move is not None and self.settings.group_size is None:
+            return NoWork(f"the servers change from {self.members.map.servers} to {self._move.servers}")
+        if self.settings.group_size is not None:
+            if self.members.going_back:
+                return NoWork("all shards go back to the last checkpoint")
+            is_saving = self.checkpoints.is_due() or self.checkpoints.writing is not None
+            if is_saving and self.work.is_between_groups():
+                return NoWork("a checkpoint is written between two groups of units")
+            is_writing = self.publishing is not None and self.publishing.is_writing
+            if (is_writing or self._is_publish_due()) and self.work.is_between_groups():
+                return NoWork("a version is cut between two groups of units")
         if unheard := self.members.unheard():
             # it may hold a unit, or lack one
             return NoWork(f"{unheard[0].name} has not been heard of since the coordinator started")
@@ -358,6 +268,24 @@ class Coordinator:
             self._check_unit(request.unit)
             return self._answer(held=self.work.give_back(trainer.incarnation, request.unit))
 
+    def missing(self, request: messages.Missing) -> Answer:
+        """The data of a unit is gone: where the job allows it, all go on without it."""
+        with self._lock:
+            self._begin(request)
+            self._trainer(request.incarnation)
+            self._check_unit(request.unit)
+            if self.settings.plan.on_missing != "skip":
+                raise ConfigError(f"unit {request.unit}: {request.why}")
+            if request.unit not in self.passes.missing:
+                unit = self.passes.unit(request.unit)
+                num_batches = self.work.num_applied(unit.id)
+                self.passes.lose(unit, num_batches)
+                self.work.skip(unit.id)
+                some = f", of which some partitions have {num_batches} batches" if num_batches else ""
+                size = f"{unit.end - unit.start:,} bytes from {unit.start:,} on"
+                self._note(f"unit {unit.id} is lost, {size}{some} (data.on_missing): {request.why}")
+            return self._answer()
+
     def _check_unit(self, unit: int) -> None:
         if unit >= self.passes.end_unit:
             raise ConfigError(f"unit: expected one below {self.passes.end_unit}, got {unit}")
@@ -378,11 +306,16 @@ class Coordinator:
             return self._answer(
                 state=self._state(),
                 failure=self.failure,
-                passes={"begun": len(self.passes.begun), "planned": self.settings.plan.num_passes},
+                passes=self._describe_passes(),
                 units=self.work.figures(),
                 leases={str(unit): trainer for unit, trainer in self.work.leases().items()},
                 counters=asdict(self.work.counters),
-                shards=[shard | {"figures": self._figures(shard["index"])} for shard in self._shards()],
+                meetings=asdict(self.meetings.figures),
+                wanted=asdict(self.wanted),
+                moving_to=None if self._move is None else self._move.servers,
+                started=dict(self.members.num_started),
+                samples_per_s=sum(trainer.rate.per_s(self._clock()) for trainer in self.members.of("trainer")),
+                shards=[shard | self._more_of(shard["index"]) for shard in self._shards()],
                 trainers=[self._describe(trainer) for trainer in self.members.of("trainer")],
                 checkpoint={
                     "newest": None if newest is None else newest.name,
@@ -391,25 +324,44 @@ class Coordinator:
                     "ticket": self.checkpoints.last_ticket,
                     "committed": self.checkpoints.num_committed,
                     "failed": self.checkpoints.num_failed,
+                    "seconds": self.checkpoints.seconds,
+                    "last_s": self.checkpoints.last_s,
                 },
+                publish=None if self.publishing is None else self.publishing.describe(),
+                store=None if self.store is None else self.store(),
             )
+
+    def _describe_passes(self) -> Answer:
+        hours = self.passes.hours
+        hour = self.passes.begun[-1].hour if self.passes.begun else None
+        return {
+            "begun": len(self.passes.begun),
+            "planned": self.settings.plan.num_passes if hours is None else None,
+            "ended": self._num_ended,
+            "hour": hour and hour["hour"],
+            "waiting": hours and hours.waiting,
+            "notes": list(self._notes),
+        }
 
     def _state(self) -> str:
         if self.failure is not None:
             return "failed"
         return "finished" if self.is_finished else "running" if self._stop is None else "stopping"
 
-    def _figures(self, index: int) -> dict[str, Any]:
+    def _more_of(self, index: int) -> Answer:
         shard = self.members.shard(index)
-        return {} if shard is None else shard.figures
+        if shard is None:
+            return {"figures": {}, "lease_left_s": 0.0}
+        return {"figures": shard.figures, "lease_left_s": self.members.lease_left_s(shard)}
 
     def _describe(self, trainer: Member) -> Answer:
-        state = "alive" if self.members.is_alive(trainer) else "silent"
         units = [unit for unit, holder in self.work.leases().items() if holder == trainer.incarnation]
         return {
             "index": trainer.index,
             "incarnation": trainer.incarnation,
-            "state": state,
+            "state": self._state_of(trainer, "alive", "silent"),
             "units": units,
+            "lease_left_s": self.members.lease_left_s(trainer),
+            "samples_per_s": trainer.rate.per_s(self._clock()),
             "figures": trainer.figures,
         }

@@ -40,14 +40,17 @@ class Journal:
         self._failure: str | None = None
 
     @classmethod
-    def open(cls, directory: Path) -> "Journal":
-        """Take the run and a term of its own. A second coordinator is refused before it has touched anything."""
+    def open(cls, directory: Path, after_term: int = 0) -> "Journal":
+        """Take the run and a term of its own. A second coordinator is refused before it has touched anything.
+
+        The term is above `after_term`, the last one that is known from elsewhere.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(hold(directory / "lock", f"{directory.parent}: another coordinator has this run"))
             path = directory / _NAME
             entries, good_bytes = _read(path)
-            term = _take_term(directory, 1 + max((entry["term"] for entry in entries), default=0))
+            term = _take_term(directory, 1 + max((after_term, *(entry["term"] for entry in entries))))
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             stack.callback(os.close, descriptor)
             if os.fstat(descriptor).st_size > good_bytes:
@@ -105,6 +108,11 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def read_entries(directory: Path) -> list[Entry]:
+    """What a journal says, for one who does not coordinate."""
+    return _read(directory / _NAME)[0]
 
 
 def _line(entry: Entry) -> bytes:

@@ -5,12 +5,14 @@ from when the heartbeat came, and a margin longer: once it is over here, the sha
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from elasticrec.coordinator.journal import Entry
-from elasticrec.coordinator.messages import FencedError
+from elasticrec.coordinator.messages import FencedError, MovedError, SurplusError
+from elasticrec.coordinator.rate import Rate
 from elasticrec.errors import ConfigError
 
 Role = Literal["ps", "trainer"]
@@ -67,6 +69,8 @@ class Member:
     state: str = "loading"
     sequence: int = -1
     figures: dict[str, Any] = field(default_factory=dict)
+    rate: Rate = field(default_factory=Rate)
+    """Of the samples that a trainer pushes."""
 
     @property
     def name(self) -> str:
@@ -94,6 +98,15 @@ class Members:
         self._used: set[int] = set()
         # Shards of an earlier map whose leases may still run.
         self._retired: dict[int, Member] = {}
+        self.coming = 0
+        """Shards of the next map, while the partitions move."""
+        self.num_started: Counter[Role] = Counter()
+        """Processes that ever took a place."""
+        # Places of this map that somebody has had.
+        self._held: set[int] = set()
+        self.going_back: set[int] = set()
+        """Where all shards go back together: places whose shard has to load the last checkpoint, as the one did that
+        was replaced."""
 
     @property
     def map(self) -> PartitionMap:
@@ -125,6 +138,7 @@ class Members:
         self._retired |= shards
         for number in shards:
             del self._members[number]
+        self._held, self.going_back = set(), set()
 
     def register(self, role: Role, nonce: str, index: int | None = None) -> Member | Wait:
         """Give a place to a process; one that asks again gets the same again."""
@@ -143,8 +157,10 @@ class Members:
     def _shard_place(self, index: int | None) -> int | Wait:
         """A place whose holder has certainly stopped."""
         servers = self.map.servers
+        if index is not None and servers <= index < self.coming:
+            return Wait(self.timing.heartbeat_s, f"the partitions move to {self.coming} shards")
         if index is not None and index >= servers:
-            raise ConfigError(f"register: index: expected a shard below {servers}, got {index}")
+            raise SurplusError(f"register: index: expected a shard below {servers}, got {index}")
         now = self._clock()
         leaving = [member for member in self._retired.values() if member.until > now]
         if leaving:
@@ -173,8 +189,19 @@ class Members:
     def _add(self, member: Member) -> None:
         if member.role == "ps" and (before := self.shard(member.index)):
             del self._members[before.incarnation]
+        if member.role == "ps":
+            self._note_start(member.index)
         self._used.add(member.incarnation)
+        self.num_started[member.role] += 1
         self._members[member.incarnation] = member
+
+    def _note_start(self, place: int) -> None:
+        """Of the journal's entries alone, so that the next coordinator comes to the same."""
+        if place in self.going_back:
+            self.going_back.discard(place)
+        elif place in self._held:
+            self.going_back = set(range(self.map.servers)) - {place}
+        self._held.add(place)
 
     def heartbeat(self, incarnation: int) -> Member:
         """Hear of a member: its lease begins again. One whose place was given away is refused."""
@@ -184,6 +211,8 @@ class Members:
         """A member by its incarnation."""
         member = self._members.get(incarnation)
         if member is None:
+            if incarnation in self._retired:
+                raise MovedError(f"incarnation {incarnation}: the partitions moved to {self.map.servers} shards")
             known = "its place was given to another process" if incarnation in self._used else "it never registered"
             raise FencedError(f"incarnation {incarnation}: not a member: {known}")
         return member
@@ -226,7 +255,14 @@ class Members:
         """Whether it was heard of in time."""
         return member.heard and member.until > self._clock()
 
+    def lease_left_s(self, member: Member) -> float:
+        """Until it counts as gone."""
+        return max(member.until - self._clock(), 0.0)
+
+    def is_unheard(self, member: Member) -> bool:
+        """Whether only an earlier coordinator heard of it, and it may still come back with what it has."""
+        return not member.heard and member.until > self._clock()
+
     def unheard(self) -> list[Member]:
-        """Members that an earlier coordinator knew and that may still come back with what they have."""
-        now = self._clock()
-        return [member for member in self._members.values() if not member.heard and member.until > now]
+        """Members that may still come back."""
+        return [member for member in self._members.values() if self.is_unheard(member)]

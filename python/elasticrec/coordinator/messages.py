@@ -18,6 +18,14 @@ class FencedError(UnavailableError):
     """Another one has the place of this member: it must stop, or register as somebody new."""
 
 
+class MovedError(FencedError):
+    """The partitions moved to another number of shards: this one may ask for a place among them."""
+
+
+class SurplusError(ConfigError):
+    """The run has no shard of this number, as after the partitions moved to fewer."""
+
+
 class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -82,6 +90,27 @@ class Snapshot(_Message):
     error: str | None = None
 
 
+class PublishPart(_Message):
+    """How far a shard is with its part of a version."""
+
+    publish: str
+    incarnation: U64
+    state: Literal["writing", "written", "failed"]
+    cube: WrittenFile | None = None
+    dense: WrittenFile | None = None
+    rows: U64 = 0
+    """Of all its partitions."""
+    changed: U64 = 0
+    """Rows in the part."""
+    removed: U64 = 0
+    """Signs in it that have no row any more."""
+    whole: U64 = 0
+    """Partitions that are whole in it."""
+    samples: U64 = 0
+    """Applied to its first partition."""
+    error: str | None = None
+
+
 class Request(_Message):
     """What all requests have."""
 
@@ -96,6 +125,8 @@ class Register(Request):
     role: Literal["ps", "trainer"]
     nonce: Annotated[str, Field(min_length=1, max_length=100)]
     """Drawn once a process: a request that is sent again is known by it."""
+    run: str = ""
+    """Id of the run whose directory it has, if it knows."""
     index: Annotated[int, Field(ge=0)] | None = None
     damaged: dict[str, str] = {}
     """Checkpoints that could not be loaded, and why."""
@@ -115,10 +146,15 @@ class Heartbeat(Request):
     state: Literal["loading", "serving"] = "loading"
     boundaries: U64 = 0
     """How many boundaries a shard knows of."""
+    skipped: U64 = 0
+    """How many lost units it knows of."""
     status: Status | None = None
     snapshot: Snapshot | None = None
+    publish: PublishPart | None = None
     units: tuple[U64, ...] = ()
     """Units that a trainer works on."""
+    meeting: U64 = 0
+    """The last one that it came to."""
 
 
 class Lease(Request):
@@ -127,6 +163,15 @@ class Lease(Request):
     incarnation: U64
     holds: tuple[U64, ...] = ()
     """Those that it has: of others that are leased to it the answer was lost."""
+    waiting: bool = False
+    """A step cannot go on: whoever had the rest of the group may be gone."""
+
+
+class MeetRequest(Request):
+    """A trainer that has pushed a merge group and waits for the others."""
+
+    incarnation: U64
+    meeting: U64
 
 
 class UnitRequest(Request):
@@ -136,8 +181,21 @@ class UnitRequest(Request):
     unit: U64
 
 
+class Missing(UnitRequest):
+    """A trainer whose unit cannot be read: its data is gone."""
+
+    why: Annotated[str, Field(max_length=10_000)]
+
+
 class CheckpointRequest(Request):
     """Somebody who wants a checkpoint now."""
+
+
+class Scale(Request):
+    """Somebody who wants another number of shards or trainers."""
+
+    servers: int | None = None
+    trainers: int | None = None
 
 
 def plain(figures: dict[str, Any]) -> dict[str, int | float | str]:
@@ -152,11 +210,32 @@ def plain(figures: dict[str, Any]) -> dict[str, int | float | str]:
 AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
 
+def other_release(protocol: int) -> str:
+    """What a role of another release is told."""
+    return f"register: protocol: expected {PROTOCOL}, got {protocol}: the role is of another release"
+
+
+class _Protocol(BaseModel):
+    protocol: int
+
+
 def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
     """A request from its JSON."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
+        if kind is Register:
+            _check_release(body)
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
         raise ConfigError(f"{kind.__name__.lower()}: {where}: {first['msg'].lower()}") from None
+
+
+def _check_release(body: bytes) -> None:
+    """A role of another release may say what this one does not know: its release is the better reason."""
+    try:
+        protocol = _Protocol.model_validate_json(body).protocol
+    except ValidationError:
+        return
+    if protocol != PROTOCOL:
+        raise ConfigError(other_release(protocol))

@@ -1,14 +1,17 @@
-"""Passes: which units come when. A pass is an epoch over the files; its end is a boundary in the order of units."""
+"""Passes: which units come when. A pass is an epoch over the files, or an hour; its end is a boundary of units."""
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from elasticrec.coordinator.journal import Entry
+from elasticrec.data.hours import HourPass, HourPlan, World
 from elasticrec.data.units import Cut, Unit, plan_units, read_units, write_units
 from elasticrec.errors import ModelError, SampleError
+
+_PASSES_IN_MEMORY = 16
 
 
 @dataclass(frozen=True)
@@ -21,15 +24,18 @@ class Upkeep:
     nonclk_coeff: float = 0.1
     click_coeff: float = 1.0
 
-    def boundary(self, number: int, before_unit: int) -> dict[str, Any]:
-        """The end of a pass as a shard takes it (`crates/ps/src/shard.rs`), with the effect it has in one process."""
+    def boundary(self, number: int, before_unit: int, now: int | None = None) -> dict[str, Any]:
+        """The end of a pass as a shard takes it (`crates/ps/src/shard.rs`), with the effect it has in one process.
+
+        `now` is the data time, that of epochs if not given.
+        """
         return {
             "before_unit": before_unit,
             "decay": self.decay if self.decay < 1 else None,
             "decay_step": number,
             "coefficients": [self.nonclk_coeff, self.click_coeff],
             "min_score": self.min_score,
-            "now": number,
+            "now": number if now is None else now,
             "max_age": self.max_age,
         }
 
@@ -44,6 +50,8 @@ class Pass:
     file: str
     sha256: str
     boundary: dict[str, Any]
+    hour: dict[str, Any] | None = None
+    """Of `data.hours`: what it is of, a `HourPass`."""
 
 
 @dataclass(frozen=True)
@@ -54,27 +62,65 @@ class PassPlan:
     """The files of a pass."""
     cut: Cut
     num_passes: int
+    """Of `hours` nobody knows how many there will be."""
     upkeep: Upkeep = Upkeep()
+    hours: Callable[[World], HourPlan] | None = None
+    """Hours instead of epochs."""
+    check: Callable[[Sequence[Path]], None] = lambda _: None
+    """Raises if files are not of this job."""
+    on_missing: str = "fail"
+    """`data.on_missing`."""
 
 
 class Passes:
     """The passes that have begun. Each is written down, units and boundary, before its first unit is leased."""
 
-    def __init__(self, directory: Path, plan: PassPlan, write: Callable[[Entry], None]) -> None:
+    def __init__(
+        self, directory: Path, plan: PassPlan, write: Callable[[Entry], None], world: World | None = None
+    ) -> None:
         self._directory = directory
         self._plan = plan
         self._write = write
+        # Of the passes that were asked for last: those of a year of hours would not fit.
         self._units: dict[int, list[Unit]] = {}
         self.begun: list[Pass] = []
+        self.skipped: list[Entry] = []
+        """Hours that were left out."""
+        self.missing: dict[int, Entry] = {}
+        """Units whose data is lost."""
+        world = replace(world or World(), write=self._skip_hour)
+        self.hours = plan.hours(world) if plan.hours else None
 
     def replay(self, entry: Entry) -> None:
         """Take a pass of the journal in, its units checked."""
-        begun = Pass(**{key: value for key, value in entry.items() if key not in ("n", "term", "kind")})
+        begun = Pass(**_plain(entry))
         path = self._directory / begun.file
         units = read_units(path)
         if _digest(path) != begun.sha256:
             raise ModelError(f"{path}: not the units that pass {begun.number} began with, the file was replaced")
         self._add(begun, units)
+        if self.hours is not None and begun.hour is not None:
+            self.hours.replay(begun.hour)
+
+    def replay_hour(self, entry: Entry) -> None:
+        """Take in that an hour was left out."""
+        self.skipped.append(_plain(entry))
+        if self.hours is not None:
+            self.hours.replay(_plain(entry))
+
+    def _skip_hour(self, entry: Entry) -> None:
+        self._write({"kind": "hour", **entry})
+        self.skipped.append(entry)
+
+    def replay_missing(self, entry: Entry) -> None:
+        """Take in that the data of a unit was lost."""
+        self.missing[entry["unit"]] = _plain(entry)
+
+    def lose(self, unit: Unit, num_batches: int) -> None:
+        """Write down that the data of a unit is lost."""
+        entry = {"unit": unit.id, "path": unit.path, "bytes": unit.end - unit.start, "batches": num_batches}
+        self._write({"kind": "missing", **entry})
+        self.missing[unit.id] = entry
 
     @property
     def end_unit(self) -> int:
@@ -89,35 +135,71 @@ class Passes:
     @property
     def is_last(self) -> bool:
         """Whether no pass comes behind those that have begun."""
-        return len(self.begun) >= self._plan.num_passes
+        return len(self.begun) >= self._plan.num_passes if self.hours is None else self.hours.is_over
 
-    def begin_next(self) -> Pass:
-        """Plan the units of the next pass and write them down."""
+    def until(self, *, is_complete: bool) -> str | None:
+        """Of `data.hours` the last hour in order that is learned as a whole; `is_complete` is of the last pass."""
+        done = self.begun if is_complete else self.begun[:-1]
+        hours = (begun.hour["hour"] for begun in reversed(done) if begun.hour and begun.hour["why"] == "next")
+        return next(hours, None)
+
+    def begin_next(self) -> Pass | None:
+        """Plan the units of the next pass and write them down; none if there is no other one, or not yet."""
+        if self.hours is None:
+            return None if self.is_last else self._begin(self._plan.files(len(self.begun)), None)
+        hour = self.hours.look()
+        try:
+            return None if hour is None else self._begin(self.hours.files(hour), hour)
+        except FileNotFoundError:
+            if self._plan.on_missing == "fail":
+                raise
+            # what is removed while it is planned is not there at the next look
+            return None
+
+    def _begin(self, files: Sequence[Path], hour: HourPass | None) -> Pass:
         number, first = len(self.begun), self.end_unit
-        files = self._plan.files(number)
-        units = plan_units(files, self._plan.cut, number, first)
-        if not units:
+        self._plan.check(files)
+        units = plan_units(files, self._plan.cut, number, first, hour.day if hour else None)
+        if not units and hour is None:
             raise SampleError(f"data.train: expected samples, got {len(files)} file(s) without any")
         path = self._directory / f"epoch-{number:05d}.jsonl"
         # a file that a crash left here is of no lease: its pass had not begun
         write_units(path, units)
-        end = units[-1].id + 1
-        boundary = self._plan.upkeep.boundary(number, end)
-        begun = Pass(number, first, end, path.name, _digest(path), boundary)
+        end = first + len(units)
+        upkeep = self._plan.upkeep
+        if hour is not None and not hour.ends_day:
+            # rows that go for want of memory are chosen by the same score everywhere
+            upkeep = replace(upkeep, decay=1.0, min_score=None, max_age=None)
+        boundary = upkeep.boundary(number, end, hour.day if hour else None)
+        begun = Pass(number, first, end, path.name, _digest(path), boundary, hour.entry() if hour else None)
         self._write({"kind": "pass", **vars(begun)})
         self._add(begun, units)
+        if self.hours is not None and hour is not None:
+            self.hours.replay(hour.entry())
         return begun
 
     def _add(self, begun: Pass, units: list[Unit]) -> None:
         if [unit.id for unit in units] != list(range(begun.first_unit, begun.end_unit)):
             raise ModelError(f"{begun.file}: expected units {begun.first_unit} to {begun.end_unit - 1} in order")
         self.begun.append(begun)
+        self._keep(begun, units)
+
+    def _keep(self, begun: Pass, units: list[Unit]) -> None:
         self._units[begun.number] = units
+        while len(self._units) > _PASSES_IN_MEMORY:
+            del self._units[next(iter(self._units))]
 
     def unit(self, number: int) -> Unit:
         """A unit by its id."""
-        begun = next(one for one in self.begun if one.first_unit <= number < one.end_unit)
+        begun = next(one for one in reversed(self.begun) if one.first_unit <= number < one.end_unit)
+        if begun.number not in self._units:
+            self._keep(begun, read_units(self._directory / begun.file))
         return self._units[begun.number][number - begun.first_unit]
+
+
+def _plain(entry: Entry) -> Entry:
+    """What was written down, without what the journal added."""
+    return {key: value for key, value in entry.items() if key not in ("n", "term", "kind")}
 
 
 def _digest(path: Path) -> str:

@@ -66,8 +66,17 @@ class Counters:
 class Work:
     """Leases. Passes are added one after the other, shards report, trainers ask."""
 
-    def __init__(self, partitions: PartitionMap, num_passes: int, timing: WorkTiming, clock: Callable[[], float]):
+    def __init__(
+        self,
+        partitions: PartitionMap,
+        num_passes: int,
+        timing: WorkTiming,
+        clock: Callable[[], float],
+        group_size: int | None = None,
+    ) -> None:
         self.counters = Counters()
+        # Units whose batches make steps together: a group is complete before the next one begins.
+        self._group_size = group_size
         self._num_passes = num_passes
         self._timing = timing
         self._clock = clock
@@ -77,6 +86,8 @@ class Work:
         self._leases: dict[int, _Lease] = {}
         # Units that are done, as their trainers say, with the time until which the shards may say so.
         self._settling: dict[int, float] = {}
+        # Units whose data is lost: shards are told, trainers do not get them.
+        self._skipped: set[int] = set()
         # Units that come before all new ones; None until every shard has reported.
         self._behind: set[int] | None = None
         self._lacking: list[int] | None = None
@@ -130,12 +141,36 @@ class Work:
         if last > planned:
             raise ModelError(f"shard {index}: has units below {last}, but only those below {planned} are planned")
 
-    def lease(self, trainer: int, holds: Iterable[int] = ()) -> Grant | NoWork:
-        """The unit that this trainer shall take next."""
+    def group_of(self, unit: int) -> range | None:
+        """The units with which a unit makes steps; none if a push is a step of its own."""
+        if self._group_size is None:
+            return None
+        start = max((end for end in self._ends if end <= unit), default=0)
+        stop = min((end for end in self._ends if end > unit), default=unit + 1)
+        first = start + (unit - start) // self._group_size * self._group_size
+        return range(first, min(first + self._group_size, stop))
+
+    def is_between_groups(self) -> bool:
+        """Whether all shards are at the end of the same group, and nobody works on the next one."""
+        records = self._records()
+        if self._unready() or any(record.open or record.complete for record in records):
+            return False
+        watermarks = {record.watermark for record in records}
+        group = self.group_of(min(watermarks))
+        if len(watermarks) > 1 or group is None or group.start not in watermarks:
+            return False
+        # who has not yet told that a unit of the group before is done works on nothing
+        return not any(unit >= group.start for unit in (*self._leases, *self._settling))
+
+    def lease(self, trainer: int, holds: Iterable[int] = (), share: int | None = None) -> Grant | NoWork:
+        """The unit that this trainer shall take next; of a group at most a share, unless it waits for the others."""
         self.lapse()
         if why := self._unready():
             return NoWork(why)
-        lost = [unit for unit, lease in self._leases.items() if lease.trainer == trainer and unit not in set(holds)]
+        holds = set(holds)
+        if share is not None and len(holds) >= share:
+            return NoWork("it has its share of the group")
+        lost = [unit for unit, lease in self._leases.items() if lease.trainer == trainer and unit not in holds]
         if lost:
             # it was leased, but the answer did not arrive
             return self._grant(min(lost), trainer, is_replay=False)
@@ -161,9 +196,15 @@ class Work:
     def _next(self) -> int | None:
         """First what a shard that went back lacks, then what was given back, then what is new."""
         limit = self._limit()
+        if self._group_size is not None:
+            # a step needs all units of its group, those that were leased before and those that were not
+            first = min(record.watermark for record in self._records())
+            taken = {*self._leases, *self._settling, *self._skipped}
+            free = (unit for unit in range(first, limit) if not self._is_complete(unit))
+            return next((unit for unit in free if unit not in taken), None)
         behind = self._find_behind()
         for unit in sorted(behind) if behind else self._find_lacking():
-            if unit < limit and unit not in self._leases and unit not in self._settling:
+            if unit < limit and not (unit in self._leases or unit in self._settling or unit in self._skipped):
                 return unit
         return self._leased_end if not behind and self._leased_end < limit else None
 
@@ -175,8 +216,11 @@ class Work:
 
     def _limit(self) -> int:
         """Units from here on come behind a boundary that some partition has not applied."""
-        applied = min(record.boundaries for record in self._records())
-        return self._ends[applied] if applied < len(self._ends) else (self._ends[-1] if self._ends else 0)
+        records = self._records()
+        applied = min(record.boundaries for record in records)
+        limit = self._ends[applied] if applied < len(self._ends) else (self._ends[-1] if self._ends else 0)
+        group = self.group_of(min(record.watermark for record in records))
+        return limit if group is None else min(limit, group.stop)
 
     def _find_behind(self) -> set[int]:
         """What some partition lacks since a shard came (back), of all that was ever leased."""
@@ -226,15 +270,27 @@ class Work:
         self.counters.given_back += 1
         return True
 
+    def num_applied(self, unit: int) -> int:
+        """Batches of an open unit that some partition has."""
+        return max((len(record.open[unit].batches) for record in self._records() if unit in record.open), default=0)
+
+    def skip(self, unit: int) -> None:
+        """The data of a unit is lost."""
+        self._leases.pop(unit, None)
+        self._settling.pop(unit, None)
+        self._skipped.add(unit)
+        self._raise_leased_end(unit + 1)
+
     def hold(self, trainer: int, units: Iterable[int]) -> list[int]:
         """A trainer says what it works on: those go on being its own. Returns those that are not."""
         lost = []
         until = self._clock() + self._timing.lease_s
         for unit in units:
             lease = self._leases.get(unit)
-            if unit >= (self._ends[-1] if self._ends else 0) or (lease is not None and lease.trainer != trainer):
+            is_unknown = unit >= (self._ends[-1] if self._ends else 0) or unit in self._skipped
+            if is_unknown or (lease is not None and lease.trainer != trainer):
                 lost.append(unit)
-            elif unit not in self._settling:
+            elif unit not in self._settling and not self._is_complete(unit):
                 # also of a lease that lapsed, or that a coordinator before this one gave
                 self._leases[unit] = _Lease(trainer, until)
                 self._raise_leased_end(unit + 1)
@@ -262,6 +318,19 @@ class Work:
             return bool(self._settling)
         return bool(self._find_behind()) or self._leased_end >= self._limit()
 
+    def is_behind(self) -> bool:
+        """Whether a shard lacks what others have, as far as is known: it went back, or has not told."""
+        return self._unready() is not None or bool(self._find_behind())
+
+    def has_begun(self) -> bool:
+        """Whether some unit is complete everywhere, as far as is known."""
+        return self._unready() is None and len(self._find_lacking()) < self._leased_end
+
+    def num_boundaries(self) -> int:
+        """That partitions have passed, of all together."""
+        found = (one for shard in self._shards for one in shard.records or ())
+        return sum(len(partitions) * record.boundaries for partitions, record in found)
+
     def is_pass_complete(self) -> bool:
         """Whether all units that are planned are complete and all boundaries applied, everywhere."""
         if self._unready() or not self._ends:
@@ -286,6 +355,10 @@ class Work:
             "settling": len(self._settling),
             "behind": len(self._find_behind()) if known else None,
         }
+
+    def workers(self) -> set[int]:
+        """Trainers that have a unit."""
+        return {lease.trainer for lease in self._leases.values()}
 
     def leases(self) -> dict[int, int]:
         """Trainer by unit."""

@@ -25,6 +25,13 @@ class Unit:
     epoch: int
     cut: str
     """Digest of what decides how the unit is cut into batches."""
+    day: int | None = None
+    """Of `data.hours`: the day of its samples, counted from the first."""
+
+    @property
+    def seen(self) -> int:
+        """Data time: when rows say that they were last seen."""
+        return self.epoch if self.day is None else self.day
 
     def core(self) -> tuple[int, str, int, int, int, int, int]:
         """As the reader in Rust takes it."""
@@ -42,7 +49,7 @@ class Cut:
     format: str = "slots"
 
 
-def plan_units(files: Iterable[Path], cut: Cut, epoch: int, first_id: int) -> list[Unit]:
+def plan_units(files: Iterable[Path], cut: Cut, epoch: int, first_id: int, day: int | None = None) -> list[Unit]:
     """The units of one epoch in the order in which they are read."""
     ranges = []
     for path in files:
@@ -50,7 +57,7 @@ def plan_units(files: Iterable[Path], cut: Cut, epoch: int, first_id: int) -> li
         for start, end in _ranges(path, stat.st_size, cut):
             ranges.append((str(path.absolute()), stat.st_size, stat.st_mtime_ns, start, end))
     order = _core.shuffle_units(len(ranges), cut.seed, epoch) if cut.shuffle else range(len(ranges))
-    return [Unit(first_id + i, *ranges[at], epoch, cut.digest) for i, at in enumerate(order)]
+    return [Unit(first_id + i, *ranges[at], epoch, cut.digest, day) for i, at in enumerate(order)]
 
 
 def _ranges(path: Path, size: int, cut: Cut) -> list[tuple[int, int]]:
@@ -89,6 +96,15 @@ def read_units(path: Path) -> list[Unit]:
 
 def _seal(lines: bytes) -> bytes:
     return json.dumps({"sha256": hashlib.sha256(lines).hexdigest()}).encode() + b"\n"
+
+
+def is_lost(unit: Unit) -> bool:
+    """Whether the bytes of a unit are not there any more."""
+    try:
+        check_unchanged([unit])
+    except (FileNotFoundError, NotADirectoryError, SampleError):
+        return True
+    return False
 
 
 def check_unchanged(units: Iterable[Unit]) -> None:

@@ -6,6 +6,7 @@ The graph depends on the structure alone: versions of one structure share its by
 import contextlib
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -15,11 +16,13 @@ import torch
 from elasticrec.config import Job
 from elasticrec.errors import ModelError
 from elasticrec.models import Shape
+from elasticrec.repository.version import DENSE_FILE, OUTPUT
 from elasticrec.training.dense import FlatParameters, FlatTensor
 from elasticrec.training.network import Scorer, build_model
 
-DENSE_FILE = "dense.bin"
-OUTPUT = "scores"
+# How the exporter names an operator, and the line of the user's code that an error came from.
+_OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 
 
 def input_names(shape: Shape) -> list[str]:
@@ -27,11 +30,11 @@ def input_names(shape: Shape) -> list[str]:
     return ["pooled", "dense"] if shape.num_dense else ["pooled"]
 
 
-def export_graph(scorer: Scorer, tensors: list[FlatTensor]) -> bytes:
-    """The graph as bytes; its initializers point into `dense.bin`."""
+def export_graph(scorer: Scorer, tensors: list[FlatTensor], columns: tuple[int, ...] | None = None) -> bytes:
+    """The graph as bytes; its initializers point into `dense.bin`. `columns` are those of the scores that it gives."""
     shape = scorer.model.shape
     width = sum(column.width for column in scorer.model.columns)
-    module = scorer if shape.num_dense else _WithoutDense(scorer)
+    module = scorer if shape.num_dense and columns is None else _Exported(scorer, columns)
     # 2 samples: a batch of 1 would be taken for a constant
     inputs = [torch.zeros(2, shape.num_slots, width)]
     if shape.num_dense:
@@ -51,9 +54,10 @@ def export_graph(scorer: Scorer, tensors: list[FlatTensor]) -> bytes:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        raise ModelError(f"model: cannot be exported to ONNX: {_root_cause(error)}") from error
+        raise ModelError(f"model: cannot be exported to ONNX: {_in_words(error)}") from error
     assert program is not None
     graph: onnx.ModelProto = program.model_proto
+    _check_batch(graph)
     _point_outside(graph, {tensor.name: tensor for tensor in tensors})
     # the producer's notes hold paths of this machine
     for node in graph.graph.node:
@@ -71,14 +75,31 @@ def check_exports(job: Job) -> None:
     export_graph(Scorer(model), FlatParameters(model, job).tensors)
 
 
-class _WithoutDense(torch.nn.Module):
-    def __init__(self, scorer: Scorer) -> None:
+class _Exported(torch.nn.Module):
+    """The network as it is asked: without an input that has no values, and with the scores that are wanted."""
+
+    def __init__(self, scorer: Scorer, columns: tuple[int, ...] | None) -> None:
         super().__init__()
         self.scorer = scorer
+        self.columns = columns
 
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.scorer(pooled, pooled.new_zeros(pooled.shape[0], 0))
-        return scores
+    def forward(self, pooled: torch.Tensor, dense: torch.Tensor | None = None) -> torch.Tensor:
+        if dense is None:
+            dense = pooled.new_zeros(pooled.shape[0], 0)
+        scores: torch.Tensor = self.scorer(pooled, dense)
+        if self.columns is None:
+            return scores
+        return torch.stack([scores[:, column] for column in self.columns], 1)
+
+
+def _check_batch(graph: onnx.ModelProto) -> None:
+    """Refuse a graph for one size of batch, which the exporter makes where `forward` turns a size into a number."""
+    for value in (*graph.graph.input, *graph.graph.output):
+        if not value.type.tensor_type.shape.dim[0].dim_param:
+            raise ModelError(
+                "model: cannot be exported to ONNX: `forward` fixes the number of samples; "
+                "use `x.shape[0]`, not `len(x)` or `int(x.shape[0])`"
+            )
 
 
 def _point_outside(graph: onnx.ModelProto, tensors: dict[str, FlatTensor]) -> None:
@@ -106,10 +127,18 @@ def _point_outside(graph: onnx.ModelProto, tensors: dict[str, FlatTensor]) -> No
         raise ModelError(f"model: `{min(missing)}` is not in the exported graph; does forward use it?")
 
 
-def _root_cause(error: BaseException) -> str:
+def _in_words(error: BaseException) -> str:
+    """What the exporter stumbled over, with the operator's name or the line of `forward` if it tells."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = str(error).strip()
+    if match := _OPERATOR.search(text):
+        return f"operator `{match[1]}` has no counterpart there"
+    frames = _FRAME.findall(text)
+    where = f"{frames[-1][0]}:{frames[-1][1]}: " if frames else ""
+    if text.startswith("Could not guard on data-dependent"):
+        return f"{where}`forward` goes another way for other values; use `torch.where` instead of `if`"
+    return where + (text.splitlines()[0] if text else type(error).__name__)
 
 
 @contextlib.contextmanager

@@ -1,83 +1,185 @@
-"""Checkpoint to version: the graph, the flat weights, the cube, and the manifest last."""
+"""Parameters to a version: the graph, the flat weights, the cube, the manifest last; then the gate and the offer."""
 
-import shutil
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from elasticrec import _core
+from elasticrec.config import Job
+from elasticrec.config.publish import ROW_TYPES
 from elasticrec.durable import write_synced
-from elasticrec.manifest import FileEntry, write_manifest
-from elasticrec.publish.export import DENSE_FILE, OUTPUT, export_graph, input_names
-from elasticrec.publish.repository import KIND, Repository
+from elasticrec.errors import ConfigError
+from elasticrec.manifest import FileEntry
+from elasticrec.publish.export import input_names
+from elasticrec.publish.graph import graph_of
+from elasticrec.repository.offer import Outcome, offer_version
+from elasticrec.repository.repository import Draft, Repository
+from elasticrec.repository.store import join
+from elasticrec.repository.verify import tensors_not_finite
+from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Version, part_name
 from elasticrec.run import Run
-from elasticrec.training.predict import CheckpointModel, load_checkpoint
+from elasticrec.training.checkpoint import Progress, State
+from elasticrec.training.network import Scorer
+from elasticrec.training.predict import load_checkpoint
 
-_GRAPH = "graph.onnx"
-_CUBE = "cube/part-00000"
+CUBE_FILE = part_name(0)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a version is made of: parameters, and where they come from."""
+
+    job: Job
+    run: Run
+    checkpoint: str
+    scorer: Scorer
+    state: State
+    progress: Progress
+    metrics: dict[str, Any]
+    publish: dict[str, Any] | None = None
+    """Of a training at work: whose publish it is."""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What it was trained on."""
+        found = {"samples": self.progress.samples, "epoch": self.progress.epoch, "until": until(self.progress)}
+        return found if self.publish is None else {**found, "publish": self.publish}
+
+    @property
+    def dense(self) -> bytes:
+        """The flat weights of the network."""
+        return self.state.dense.values.numpy().tobytes()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a version as they were written: all of them, or of a delta what changed."""
+
+    file: FileEntry
+    changed: int = 0
+    removed: int = 0
+    whole: int = 0
+    """Partitions of a delta that are whole in it."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A version that was written and offered."""
+    """A version that was written, and what became of it."""
 
     model: str
     version: int
-    path: Path
+    place: str
+    """Path or URL."""
     rows: int
     num_bytes: int
+    outcome: Outcome
+
+    @property
+    def path(self) -> Path:
+        """Its directory, where the repository is on a disk of this machine."""
+        return Path(self.place)
 
 
-def publish_run(run: Run, *, best: bool = False) -> Published:
-    """Publish the newest or the best checkpoint of a run and make it the current version."""
+def until(progress: Progress) -> str | None:
+    """The last hour that was trained whole."""
+    passes = [entry for entry in progress.hours if "skipped" not in entry][: progress.epoch]
+    return next((entry["hour"] for entry in reversed(passes) if entry["hour"] is not None), None)
+
+
+def open_repository(job: Job) -> Repository:
+    """Where the versions of a job go."""
+    return Repository.open(job.publish.repository, job.publish.model, insecure=job.train.ps.insecure)
+
+
+def graphs_of(run: Run) -> Path:
+    """Where the graph of a run is kept for its next version."""
+    return run.path / "graphs"
+
+
+def publish_run(run: Run, *, best: bool = False, row_type: str | None = None) -> Published:
+    """Publish the newest or the best checkpoint of a run and offer it, with rows as its job says or as asked."""
     loaded = load_checkpoint(run, best=best)
-    job = loaded.job
-    repository = Repository(Path(job.publish.repository) / job.publish.model)
+    checkpoint = loaded.checkpoint
+    job = loaded.job if row_type is None else with_row_type(loaded.job, row_type)
+    check_row_type(job)
     # before anything is written: what cannot be exported leaves no trace
-    graph = export_graph(loaded.scorer, loaded.state.dense.tensors)
+    graph = graph_of(job, loaded.scorer, loaded.state.dense, graphs_of(run))
+    metrics = checkpoint.manifest["metrics"]
+    cut = Cut(job, run, checkpoint.name, loaded.scorer, loaded.state, checkpoint.progress, metrics)
+    repository = open_repository(job)
     with repository.locked():
-        version, path = repository.begin()
-        try:
-            files = _write_files(path, loaded, graph)
-            write_manifest(path, KIND, _body(loaded, run, version), files)
-        except BaseException:
-            # a disk that was full should not stay so
-            shutil.rmtree(path, ignore_errors=True)
-            raise
-        repository.offer(version)
-    num_bytes = sum(file.num_bytes for file in files.values())
-    return Published(repository.name, version, path, len(loaded.state.embedding.table), num_bytes)
+        return publish_base(repository, cut, graph)
 
 
-def _write_files(path: Path, loaded: CheckpointModel, graph: bytes) -> dict[str, FileEntry]:
-    state = loaded.state
-    return {
-        _GRAPH: FileEntry(*write_synced(path / _GRAPH, graph)),
-        DENSE_FILE: FileEntry(*write_synced(path / DENSE_FILE, state.dense.values.numpy().tobytes())),
-        _CUBE: FileEntry(*state.embedding.table.write_cube(str(path / _CUBE))),
-    }
+def publish_base(repository: Repository, cut: Cut, graph: bytes) -> Published:
+    """Write a whole version and offer it; the caller holds the repository."""
+    with repository.begin() as draft:
+        version = commit_cut(draft, cut, graph, write_all(cut, draft))
+    return offer_cut(repository, version, cut)
 
 
-def _body(loaded: CheckpointModel, run: Run, version: int) -> dict[str, object]:
-    job, model, checkpoint = loaded.job, loaded.scorer.model, loaded.checkpoint
-    return {
-        "model": job.publish.model,
-        "version": version,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "run": run.name,
-        "checkpoint": checkpoint.name,
-        "base": None,
-        "features": job.features(),
-        "table": {
-            "partitions": job.sparse.partitions,
-            "columns": [{"name": column.name, "width": column.width} for column in model.columns],
-            "rows": len(loaded.state.embedding.table),
-            "row_type": "f32",
-        },
-        "graph": {"file": _GRAPH, "inputs": input_names(model.shape), "outputs": [OUTPUT]},
-        "dense": {
-            "file": DENSE_FILE,
-            "tensors": [tensor.to_dict() for tensor in loaded.state.dense.tensors],
-        },
-        "metrics": checkpoint.manifest["metrics"],
-        "data": {"samples": checkpoint.progress.samples, "epoch": checkpoint.progress.epoch, "until": None},
-    }
+def commit_cut(draft: Draft, cut: Cut, graph: bytes, rows: Rows) -> Version:
+    """Make a version of rows that are written: the network beside them, the manifest last."""
+    files = {CUBE_FILE: rows.file, DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, cut.dense))}
+    if draft.base is None:
+        files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, graph))
+    content = replace(content_of(cut), changed=rows.changed, removed=rows.removed)
+    return draft.repository.commit(draft, content, files)
+
+
+def offer_cut(repository: Repository, version: Version, cut: Cut) -> Published:
+    """Offer a version that was committed, if it is as it has to be."""
+    outcome = offer_version(
+        repository,
+        version,
+        cut.job.publish,
+        not_finite=tuple(tensors_not_finite(cut.dense, version.manifest["dense"]["tensors"])),
+        has_store=bool(cut.job.cube.addresses),
+    )
+    place = join(repository.place, version.name)
+    return Published(repository.name, version.number, place, version.rows, version.num_bytes, outcome)
+
+
+def content_of(cut: Cut) -> Content:
+    """What the manifest says beside numbers and files."""
+    job, model = cut.job, cut.scorer.model
+    outputs = job.publish.outputs
+    return Content(
+        run=cut.run.name,
+        checkpoint=cut.checkpoint,
+        features=job.features(),
+        partitions=job.sparse.partitions,
+        columns=[{"name": column.name, "width": column.width} for column in model.columns],
+        rows=len(cut.state.embedding.table),
+        inputs=input_names(model.shape),
+        tensors=[tensor.to_dict() for tensor in cut.state.dense.tensors],
+        metrics=cut.metrics,
+        data=cut.data,
+        row_type=job.publish.row_type,
+        labels=None if outputs in (None, job.data.labels) else outputs,
+    )
+
+
+def with_row_type(job: Job, row_type: str) -> Job:
+    """The same job with another type of rows."""
+    if row_type not in ROW_TYPES:
+        raise ConfigError(f"--row-type: expected {', '.join(f'`{one}`' for one in ROW_TYPES)}, got `{row_type}`")
+    return job.model_copy(update={"publish": job.publish.model_copy(update={"row_type": row_type})})
+
+
+def check_row_type(job: Job) -> None:
+    """Refuse a type of rows that this build does not write, before anything is."""
+    if job.publish.row_type != "f32" and not _writes_row_types():
+        raise ConfigError(
+            f"{job.source}: publish.row_type: expected `f32`, all that this build writes, got `{job.publish.row_type}`"
+        )
+
+
+def _writes_row_types() -> bool:
+    return "row_type" in (getattr(_core.Table.write_cube, "__text_signature__", None) or "")
+
+
+def write_all(cut: Cut, draft: Draft) -> Rows:
+    """Write the rows of a base, without a list of what changes from then on."""
+    path = str(draft.directory / CUBE_FILE)
+    return Rows(FileEntry(*cut.state.embedding.table.write_cube(path, row_type=cut.job.publish.row_type)))

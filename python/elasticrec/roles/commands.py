@@ -8,26 +8,56 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-RunOption = Annotated[Path, typer.Option("--run", envvar="ELASTICREC_RUN", help="Directory of the run.")]
+from elasticrec.coordinator import environment
+from elasticrec.coordinator.options import CaOption, CertOption, InsecureOption, KeyOption
+from elasticrec.launch.logs import Stamped, stamp
+
+if TYPE_CHECKING:
+    from elasticrec.config import Job
+    from elasticrec.roles.shard import ShardProcess
+    from elasticrec.roles.trainer import TrainerProcess
+    from elasticrec.run import Run
+
+
+RunOption = Annotated[Path, typer.Option("--run", envvar=environment.RUN, help="Directory of the run.")]
 CoordinatorOption = Annotated[
-    str, typer.Option("--coordinator", envvar="ELASTICREC_COORDINATOR", help="Address of the coordinator.")
+    str, typer.Option("--coordinator", envvar=environment.COORDINATOR, help="Address of the coordinator.")
 ]
 TokenOption = Annotated[
-    str, typer.Option("--token", envvar="ELASTICREC_TOKEN", help="Secret of the run.", show_default=False)
+    str, typer.Option("--token", envvar=environment.TOKEN, help="Secret of the run.", show_default=False)
 ]
 IndexOption = Annotated[
-    int | None, typer.Option("--index", envvar="ELASTICREC_INDEX", min=0, help="Number of this one among its role.")
+    int | None, typer.Option("--index", envvar=environment.INDEX, min=0, help="Number of this one among its role.")
 ]
-HostOption = Annotated[str, typer.Option("--host", envvar="ELASTICREC_HOST", help="Address to listen on.")]
+HostOption = Annotated[str, typer.Option("--host", envvar=environment.HOST, help="Address to listen on.")]
+PortOption = Annotated[
+    int, typer.Option("--port", envvar=environment.PORT, min=0, max=65535, help="Port to listen on; 0 for any.")
+]
+WaitOption = Annotated[
+    float,
+    typer.Option("--wait", envvar=environment.WAIT, min=0.1, help="Seconds to wait for a coordinator that is away."),
+]
+MetricsPortOption = Annotated[
+    int,
+    typer.Option(
+        "--metrics-port",
+        envvar=environment.METRICS_PORT,
+        min=0,
+        max=65535,
+        help="Port of this machine for /metrics; 0 for any.",
+    ),
+]
 
 _PR_SET_PDEATHSIG = 1
 
 # A role that another one replaced: its supervisor may start it again.
 _REPLACED = 3
+# A coordinator that a signal ended.
+_TOLD_TO_STOP = 143
 
 
 def add_roles(app: typer.Typer) -> None:
@@ -41,19 +71,25 @@ def coordinator(
     run: RunOption,
     token: TokenOption = "",
     host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="ELASTICREC_PORT", min=0, max=65535, help="0 for any.")] = 0,
+    port: PortOption = 0,
+    tls_cert: CertOption = None,
+    tls_key: KeyOption = None,
+    insecure: InsecureOption = False,
 ) -> None:
     """Hand out units, own the partition map, commit checkpoints: one a run."""
     _follow_parent()
-    from elasticrec.config import load_job
     from elasticrec.coordinator.api import Listen
-    from elasticrec.roles.coordinator import serve_coordinator
-    from elasticrec.run import Run
+    from elasticrec.coordinator.security import Security
 
-    found = Run(run)
-    job = load_job(found.job_path)
+    found, job = _open_run(run)
+    listen = Listen(host, port, Security.of(job, token, {"cert": tls_cert, "key": tls_key}, insecure))
+    listen.check()
+    from elasticrec.roles.coordinator import serve_coordinator
+
     with _stopping() as stop:
-        serve_coordinator(job, found, Listen(host=host, port=port, token=token or None), _say, stop)
+        if not serve_coordinator(job, found, listen, _say, stop):
+            # whoever watches must not take this for the end of the run
+            raise typer.Exit(_TOLD_TO_STOP)
 
 
 def ps(
@@ -62,40 +98,105 @@ def ps(
     token: TokenOption = "",
     index: IndexOption = None,
     host: HostOption = "127.0.0.1",
+    port: PortOption = 0,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise",
+            envvar=environment.ADVERTISE,
+            metavar="HOST",
+            help="Name or address of this machine for the others, where --host is not one.",
+        ),
+    ] = None,
+    tls_cert: CertOption = None,
+    tls_key: KeyOption = None,
+    tls_ca: CaOption = None,
+    insecure: InsecureOption = False,
+    wait: WaitOption = 60.0,
+    metrics_port: MetricsPortOption = 0,
 ) -> None:
     """Hold partitions of the table: a parameter server."""
     _follow_parent()
-    from elasticrec.coordinator.messages import FencedError
-    from elasticrec.roles.place import RoleOptions
+    from elasticrec.coordinator.security import Security
+    from elasticrec.roles.place import Listening, RoleOptions
+
+    _, job = _open_run(run)
+    security = Security.of(job, token, {"cert": tls_cert, "key": tls_key, "ca": tls_ca}, insecure)
+    options = RoleOptions(run, coordinator, security, index, wait, metrics_port, _name())
+    listening = Listening(host, port, advertise)
+    options.check()
+    listening.check(security)
     from elasticrec.roles.shard import ShardProcess
 
-    try:
-        ShardProcess(RoleOptions(run, coordinator, token, index, host), _say).run()
-    except FencedError as error:
-        _say(str(error))
-        raise typer.Exit(_REPLACED) from None
+    _run(ShardProcess(options, listening, _say, job.train.ps))
 
 
-def trainer(run: RunOption, coordinator: CoordinatorOption, token: TokenOption = "", index: IndexOption = None) -> None:
+def trainer(
+    run: RunOption,
+    coordinator: CoordinatorOption,
+    token: TokenOption = "",
+    index: IndexOption = None,
+    tls_ca: CaOption = None,
+    insecure: InsecureOption = False,
+    wait: WaitOption = 60.0,
+    metrics_port: MetricsPortOption = 0,
+) -> None:
     """Train units: pull, step the network, push."""
     _follow_parent()
-    from elasticrec.config import load_job
-    from elasticrec.coordinator.messages import FencedError
+    from elasticrec.coordinator.security import Security
     from elasticrec.roles.place import RoleOptions
+
+    _, job = _open_run(run)
+    security = Security.of(job, token, {"ca": tls_ca}, insecure)
+    options = RoleOptions(run, coordinator, security, index, wait, metrics_port, _name())
+    options.check()
     from elasticrec.roles.trainer import TrainerProcess
+
+    _run(TrainerProcess(job, options, _say))
+
+
+def _open_run(path: Path) -> tuple["Run", "Job"]:
+    from elasticrec.errors import ConfigError
     from elasticrec.run import Run
 
-    job = load_job(Run(run).job_path)
+    run = Run(path)
+    if not run.exists():
+        raise ConfigError(f"{path}: not the directory of a run, expected `job.yaml` and `checkpoints` in it")
+    return run, run.job()
+
+
+def _run(process: "ShardProcess | TrainerProcess") -> None:
+    """Run a role to its end; SIGTERM and Ctrl-C have it leave: it says so, and nobody has to wait for its lease."""
+    from elasticrec.coordinator.messages import FencedError
+    from elasticrec.errors import UnavailableError
+    from elasticrec.roles.place import Left
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: process.leaving.ask())
     try:
-        TrainerProcess(job, RoleOptions(run, coordinator, token, index), _say).run()
+        process.run()
+    except Left:
+        _say("left")
     except FencedError as error:
         _say(str(error))
         raise typer.Exit(_REPLACED) from None
+    except UnavailableError:
+        # whoever leaves need not be heard
+        if not process.leaving.is_asked():
+            raise
+
+
+def _name() -> str:
+    """How the launcher calls this process."""
+    return os.environ.get(environment.NAME, "")
 
 
 def _follow_parent() -> None:
-    """End with the launcher that started this process, however that ends."""
-    parent = os.environ.get("ELASTICREC_PARENT")
+    """Lines with a time stamp; end with the launcher that started this process, however that ends."""
+    parent = os.environ.get(environment.PARENT)
+    if parent is not None:
+        # all of them, those of errors too
+        sys.stdout, sys.stderr = Stamped(sys.stdout), Stamped(sys.stderr)
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -114,4 +215,6 @@ def _stopping() -> Iterator[threading.Event]:
 
 
 def _say(text: str) -> None:
+    if not isinstance(sys.stderr, Stamped):
+        text = f"{stamp()} {text}"
     typer.echo(text, err=True)

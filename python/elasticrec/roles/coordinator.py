@@ -3,18 +3,34 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from elasticrec import _core
 from elasticrec.config import Job, fingerprint, match_files, meaning
+from elasticrec.coordinator.address import Address, remove_address, write_address
 from elasticrec.coordinator.api import CoordinatorServer, Listen
-from elasticrec.coordinator.checkpoints import CheckpointSettings
+from elasticrec.coordinator.checkpoints import Checkpoint, CheckpointSettings
 from elasticrec.coordinator.coordinator import Coordinator, Settings
 from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.passes import PassPlan, Upkeep
 from elasticrec.data.header import check_headers
-from elasticrec.errors import ConfigError
-from elasticrec.roles.start import has_start, write_start
+from elasticrec.data.hours import HourPlan, World
+from elasticrec.errors import ElasticRecError
+from elasticrec.repository.store import is_url
+from elasticrec.roles.delivery import delivering
+from elasticrec.roles.start import WarmStart, has_start, read_start, write_start
+from elasticrec.roles.versions import prepare_versions, publish_settings, versions_of
 from elasticrec.run import Run
+from elasticrec.training.metrics import MetricSums
 from elasticrec.training.read import cut_of
+
+if TYPE_CHECKING:
+    from elasticrec.training.dense import FlatParameters
 
 # After the end members have so long to hear of it.
 _FAREWELL_S = 10.0
@@ -22,8 +38,12 @@ _FAREWELL_S = 10.0
 
 def prepare(job: Job, run: Run) -> None:
     """Write down what the run starts from, unless it has started before."""
-    if has_start(run):
-        return
+    if not has_start(run):
+        _prepare_start(job, run)
+    prepare_versions(job, run)
+
+
+def _prepare_start(job: Job, run: Run) -> None:
     from elasticrec.training.dense import FlatParameters
     from elasticrec.training.embedding import table_spec
     from elasticrec.training.metrics import FLAT_SIZE
@@ -31,31 +51,40 @@ def prepare(job: Job, run: Run) -> None:
 
     model = build_model(job)
     dense = FlatParameters(model, job)
-    if len(dense.values) != dense.num_parameters:
-        raise ConfigError(
-            f"{job.source}: train.mode: a model with float buffers, such as those of BatchNorm, cannot be trained with "
-            "`ps` yet; expected `local`"
-        )
+    warm, vectors = _warm_start(job, dense)
     optimizer = job.dense.optimizer
     spec = {
         "table": table_spec(job, model.columns),
         "num_dense": len(dense.values),
+        "num_buffers": len(dense.values) - dense.num_parameters,
         "dense": {"kind": optimizer.kind, "learning_rate": optimizer.learning_rate},
         # and records and bad records, behind those of the labels
         "num_sums": FLAT_SIZE * len(job.data.labels) + 2,
     }
-    write_start(run, spec, dense.values.numpy())
+    write_start(run, spec, vectors, warm)
 
 
-def settings_of(job: Job) -> Settings:
+def _warm_start(job: Job, dense: "FlatParameters") -> tuple[WarmStart | None, npt.NDArray[np.float32]]:
+    """Where the rows begin, and the first dense vectors."""
+    from elasticrec.training.warm_start import start_files
+
+    if job.train.warm_start is None:
+        return None, dense.values.numpy()[np.newaxis]
+    checkpoint, rows = start_files(job, dense)
+    steps, vectors = dense.state()
+    return WarmStart(checkpoint.path, rows, steps), np.stack([vectors[name] for name in dense.vectors])
+
+
+def settings_of(job: Job, run: Run) -> Settings:
     """What the coordinator has to know of a job."""
-    files = match_files(job, "train")
+    files = [] if job.data.hours else match_files(job, "train")
     check_headers(job, files)
     sparse, checkpoint, ps = job.sparse, job.train.checkpoint, job.train.ps
     return Settings(
         job=fingerprint(job),
         num_partitions=sparse.partitions,
         servers=job.train.servers,
+        trainers=job.train.trainers,
         plan=PassPlan(
             files=lambda _: files,
             cut=cut_of(job),
@@ -67,26 +96,74 @@ def settings_of(job: Job) -> Settings:
                 nonclk_coeff=sparse.evict.nonclk_coeff,
                 click_coeff=sparse.evict.click_coeff,
             ),
+            hours=_hours_of(job),
+            check=lambda found: check_headers(job, found),
+            on_missing=job.data.on_missing,
         ),
         timing=Timing(lease_s=ps.lease_s, heartbeat_s=ps.heartbeat_s),
-        checkpoint=CheckpointSettings(every_s=checkpoint.every_s, keep=checkpoint.keep),
-        manifest={"run": job.name, "job": meaning(job)},
+        checkpoint=CheckpointSettings(
+            every_s=checkpoint.every_s, keep=checkpoint.keep, mixed=job.train.group_size is None
+        ),
+        group_size=job.train.group_size,
+        manifest={
+            "run": job.name,
+            "job": meaning(job),
+            "warm_start": read_start(run.path).warm.get("checkpoint"),
+        },
+        measure=lambda checkpoint: measure_pass(run, checkpoint),
+        publish=publish_settings(job),
+        target=versions_of(job, run),
     )
 
 
-def serve_coordinator(job: Job, run: Run, listen: Listen, say: Callable[[str], None], stop: threading.Event) -> None:
-    """Coordinate the run until it is finished or `stop` is set."""
+def _hours_of(job: Job) -> Callable[[World], HourPlan] | None:
+    hours = job.data.hours
+    return None if hours is None else lambda world: HourPlan(hours, Path(job.data.train[0]), world)
+
+
+def measure_pass(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a pass came to, from the sums of partition 0 at its end: the forward before the update is its evaluation."""
+    start = read_start(run.path)
+    # of the other shards none has sums
+    part = next(part for part in checkpoint.manifest["parts"] if part["partitions"][0] == 0)
+    _, _, (_, sums), _ = _core.read_dense_parts(
+        start.shard_spec(range(*part["partitions"])), [str(checkpoint.path / part["dense"])]
+    )
+    return {
+        "records": int(sums[-2]),
+        "bad_records": int(sums[-1]),
+        "train": [one.result().to_dict() for one in MetricSums.of_flat(sums)],
+    }
+
+
+def serve_coordinator(job: Job, run: Run, listen: Listen, say: Callable[[str], None], stop: threading.Event) -> bool:
+    """Coordinate the run until it is over, or `stop` is set; returns whether it is over."""
     prepare(job, run)
-    coordinator = Coordinator(run, settings_of(job), say=say)
+    settings = replace(settings_of(job, run), run_id=read_start(run.path).run_id)
+    coordinator = Coordinator(run, settings, say=say)
     try:
-        with CoordinatorServer(coordinator, listen) as server:
+        with CoordinatorServer(coordinator, listen, _files(job)) as server, delivering(job, say) as rollout:
+            coordinator.store = None if rollout is None else rollout.describe
             say(f"coordinator of {run.path} on {server.url}, term {coordinator.term}")
+            write_address(run.path, Address(server.url, listen.security.token))
             while not stop.wait(0.1):
                 if coordinator.is_finished or coordinator.failure is not None:
                     _say_goodbye(coordinator)
-                    return
+                    if coordinator.failure is not None:
+                        # whoever watches must not take this for the end of the run
+                        raise ElasticRecError(coordinator.failure)
+                    if rollout is not None:
+                        rollout.finish()
+                    return True
+            return False
     finally:
+        remove_address(run.path)
         coordinator.close()
+
+
+def _files(job: Job) -> Path | None:
+    """The directory of the repository, if it is one: those who share no disk with it get at it through us."""
+    return None if is_url(job.publish.repository) else Path(job.publish.repository)
 
 
 def _say_goodbye(coordinator: Coordinator) -> None:

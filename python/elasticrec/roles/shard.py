@@ -2,46 +2,95 @@
 
 import contextlib
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 from elasticrec import _core
-from elasticrec.coordinator.messages import FencedError
-from elasticrec.errors import ElasticRecError, UnavailableError
-from elasticrec.roles.place import Answer, RoleOptions, join
+from elasticrec.config.train import ParameterServers
+from elasticrec.coordinator.exposition import MetricsServer
+from elasticrec.coordinator.messages import FencedError, MovedError, SurplusError
+from elasticrec.durable import write_synced
+from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
+from elasticrec.machine import resident_bytes
+from elasticrec.repository.http import HttpStore
+from elasticrec.repository.store import open_store
+from elasticrec.roles.metrics import shard_text
+from elasticrec.roles.place import Answer, Leaving, Listening, RoleOptions, join
 from elasticrec.roles.start import Start, read_start
+from elasticrec.roles.writing import Writing, file_entry
 from elasticrec.training.metrics import MetricSums
 
 Say = Callable[[str], None]
+
+# Between two looks at the metric sums.
+_TRAINING_S = 1.0
+
+# Between two signs of life.
+_SOONEST_S = 0.05
+
+
+# Each push of a server with too much memory waits so long.
+_PAUSE_S = 0.02
+# Of the limit: beside its rows a table has spare room, and a snapshot copies.
+_TOO_MUCH = 1.5
 
 
 class DamagedError(ElasticRecError):
     """A checkpoint that cannot be loaded."""
 
 
+class _ReloadError(Exception):
+    """All shards go back to the last checkpoint."""
+
+
 class ShardProcess:
     """Registers, loads, serves and stops as the coordinator says."""
 
-    def __init__(self, options: RoleOptions, say: Say) -> None:
-        self._options = options
+    def __init__(self, options: RoleOptions, listening: Listening, say: Say, settings: ParameterServers) -> None:
+        self._options, self._listening = options, listening
+        self._tls = options.security.wire()
+        self._memory_bytes, self._threads = settings.memory_bytes, settings.threads
+        self._base_bytes = resident_bytes()
         self._say = say
         self._start: Start = read_start(options.run)
-        self._client = options.client()
+        self.leaving = Leaving()
+        self._client = self.leaving.watch(options.client())
+        self._metrics = MetricsServer(self._metrics_text, token=options.security.token or "", port=options.metrics_port)
+        self._lease_until = 0.0
+        self._started = time.monotonic()
         self._server: _core.PsServer | None = None
-        self._snapshot: Answer | None = None
+        self._snapshots, self._publishes = Writing("snapshot"), Writing("publish")
+        self._watermark = 0
         self._boundaries: list[Answer] = []
+        self._skipped: list[int] = []
         self._sequence = 0
         self._place: Answer = {}
         self._failure: ElasticRecError | OSError | None = None
+        self._training_due = 0.0
+        self._last_training: Answer = {}
 
     def run(self) -> None:
         """Serve until the coordinator says stop; a shard that was replaced raises `FencedError`."""
         damaged: dict[str, str] = {}
         while True:
-            self._place = join(self._client, "ps", self._options.index, damaged=damaged)
-            self._boundaries = self._place["boundaries"]
+            try:
+                self._place = join(
+                    self._client,
+                    "ps",
+                    self._options.index,
+                    self.leaving,
+                    run=self._start.run_id,
+                    damaged=damaged,
+                )
+            except SurplusError as error:
+                if not self._place:
+                    raise
+                self._say(f"shard {self._place['index']}: is not needed any more: {error}")
+                return
+            self._boundaries, self._skipped = self._place["boundaries"], self._place["skipped"]
             self._failure = None
             try:
                 self._serve()
@@ -49,6 +98,10 @@ class ShardProcess:
                 # the coordinator looks for itself, and offers the one before
                 damaged[self._place["checkpoint"]["name"]] = str(error)
                 self._say(f"shard {self._place['index']}: {error}")
+            except MovedError as error:
+                self._say(f"shard {self._place['index']}: {error}")
+            except _ReloadError:
+                self._say(f"shard {self._place['index']}: goes back to the last checkpoint with the others")
             else:
                 return
             finally:
@@ -67,6 +120,9 @@ class ShardProcess:
             if self._server is not None:
                 self._server.end_lease()
                 self._server.stop()
+            self._server = None
+            self._snapshots.forget()
+            self._publishes.forget()
 
     def _try_to_load(self) -> None:
         try:
@@ -83,40 +139,61 @@ class ShardProcess:
         started = time.monotonic()
         server = _core.PsServer(
             self._start.shard_spec(owned),
-            address=f"{self._options.host}:0",
+            address=self._listening.address,
             run=self._start.run_id,
-            token=self._options.token,
+            token=self._options.security.token or "",
             incarnation=place["incarnation"],
             epoch=place["epoch"],
-            threads=1,
+            threads=self._threads,
             files=files,
             dense=None if files else self._start.dense_of(owned),
+            steps=self._start.steps,
+            rows=None if files else self._start.rows or None,
+            tls=self._tls,
         )
+        if self._memory_bytes is not None:
+            try:
+                server.limit_memory(self._memory_bytes)
+            except ConfigError as error:
+                raise ConfigError(f"train.ps.memory_bytes: {error}") from None
         server.set_boundaries(json.dumps(self._boundaries))
+        server.skip_units(self._skipped)
         seconds = time.monotonic() - started
-        what = f"loaded {checkpoint['name']} in {seconds:.1f} s" if checkpoint else "started empty"
+        what = "started empty"
+        if checkpoint or self._start.warm:
+            name = checkpoint["name"] if checkpoint else self._start.warm["checkpoint"]
+            what = f"loaded {name} in {seconds:.1f} s"
+        self._started = time.monotonic()
         self._say(f"shard {place['index']}: {what}, partitions {owned.start} to {owned.stop - 1}, on {server.address}")
         self._server = server
 
     def _beat(self) -> bool:
         """One sign of life; false when it is to stop."""
         server = self._server
+        if self.leaving.is_asked():
+            return False
         if self._failure is not None:
-            if self._place["checkpoint"]:
+            if self._place["checkpoint"] and not isinstance(self._failure, ConfigError):
                 raise DamagedError(str(self._failure))
             raise self._failure
         self._sequence += 1
         asked = _core.Moment()
-        more: Answer = {"state": "loading"}
+        more: Answer = {"state": "loading", "figures": self._own_figures()}
         if server is not None:
             if server.failure is not None:
                 raise ElasticRecError(server.failure)
+            if self._memory_bytes is not None:
+                # rows have their own limit: beyond it are copies for the disk, which need a while
+                most = self._base_bytes + _TOO_MUCH * self._memory_bytes
+                server.slow_down(_PAUSE_S if resident_bytes() > most else 0.0)
             more = {
                 "state": "serving",
-                "address": server.address,
+                "address": self._listening.announced(server.address),
                 "boundaries": len(self._boundaries),
+                "skipped": len(self._skipped),
                 "status": json.loads(server.status()),
-                "snapshot": self._snapshot,
+                "snapshot": self._snapshots.told,
+                "publish": self._publishes.told,
                 "figures": self._figures(server),
             }
         try:
@@ -129,15 +206,34 @@ class ShardProcess:
             return True
         if server is not None:
             server.extend_lease(asked, answer["lease_s"])
+            self._lease_until = self._client.sent_at + answer["lease_s"]
         for command in answer["commands"]:
             if command["command"] == "stop":
                 return False
+            if command["command"] == "reload":
+                raise _ReloadError
             self._obey(command)
-        time.sleep(answer["next_s"])
+        self._rest(answer["next_s"])
         return True
 
+    def _rest(self, next_s: float) -> None:
+        """Until the next sign of life, which comes sooner when a unit is complete: somebody may wait for that."""
+        self.leaving.wait(min(next_s, _SOONEST_S))
+        server, left_s = self._server, next_s - _SOONEST_S
+        if server is None or self.leaving.is_asked():
+            self.leaving.wait(max(left_s, 0.0))
+        elif left_s > 0:
+            self._watermark = server.wait_for_units(self._watermark, left_s)
+
     def _figures(self, server: _core.PsServer) -> Answer:
-        figures: Answer = dict(server.counters())
+        return {**server.counters(), **self._own_figures(), **self._training(server)}
+
+    def _training(self, server: _core.PsServer) -> Answer:
+        """Metrics of the training, made anew now and then: it takes milliseconds, and signs of life may follow fast."""
+        if time.monotonic() < self._training_due:
+            return self._last_training
+        self._training_due = time.monotonic() + _TRAINING_S
+        figures: Answer = {}
         now, before = server.sums()
         if len(now):
             # a pass that has just begun says nothing yet
@@ -148,7 +244,24 @@ class ShardProcess:
                 figures[f"samples_{label}"] = result.samples
                 figures |= {f"auc_{label}": result.auc or 0.0, f"log_loss_{label}": result.log_loss or 0.0}
                 figures[f"copc_{label}"] = result.copc or 0.0
+        self._last_training = figures
         return figures
+
+    def _own_figures(self) -> Answer:
+        uptime_s = round(time.monotonic() - self._started, 1)
+        return {**self._options.figures(), "metrics": self._metrics.url, "uptime_s": uptime_s}
+
+    def _metrics_text(self) -> str:
+        server = self._server
+        figures: Answer = {
+            "serving": int(server is not None),
+            "lease_left_s": max(self._lease_until - time.monotonic(), 0.0) if server is not None else 0.0,
+            **self._snapshots.figures(),
+            **self._publishes.figures(),
+        }
+        if server is not None:
+            figures |= {**server.counters(), **json.loads(server.status())}
+        return shard_text(self._place.get("index", self._options.index or 0), figures)
 
     def _obey(self, command: Answer) -> None:
         server = self._server
@@ -157,23 +270,48 @@ class ShardProcess:
         if command["command"] == "boundaries":
             self._boundaries = command["boundaries"]
             server.set_boundaries(json.dumps(self._boundaries))
+        elif command["command"] == "skip":
+            self._skipped = command["units"]
+            server.skip_units(self._skipped)
         elif command["command"] == "snapshot":
-            if self._snapshot is None or self._snapshot["checkpoint"] != command["checkpoint"]:
-                self._snapshot = self._told(command, "writing")
-                threading.Thread(target=self._write, args=(server, command), name="snapshot", daemon=True).start()
+            whose = {"checkpoint": command["checkpoint"], "incarnation": self._place["incarnation"]}
+            self._snapshots.start(whose, lambda: _write_snapshot(server, command))
+        elif command["command"] == "publish":
+            whose = {"publish": command["publish"], "incarnation": self._place["incarnation"]}
+            security = self._options.security
+            ca = None if security.ca is None else str(security.ca)
+            files = HttpStore(f"{self._options.coordinator}/files", security.token or "", ca, security.insecure)
+            self._publishes.start(whose, lambda: _write_publish(server, command, files))
 
-    def _told(self, command: Answer, state: str, **more: Any) -> Answer:
-        incarnation = self._place["incarnation"]
-        return {"checkpoint": command["checkpoint"], "incarnation": incarnation, "state": state, **more}
 
-    def _write(self, server: _core.PsServer, command: Answer) -> None:
-        """Write this shard's part of a checkpoint; the next sign of life tells."""
-        try:
-            rows, dense = server.snapshot(command["rows"], command["dense"])
-        except (ElasticRecError, OSError) as error:
-            self._snapshot = self._told(command, "failed", error=str(error))
-            return
-        written = {
-            name: {"bytes": size, "sha256": digest} for name, (size, digest) in (("rows", rows), ("dense", dense))
-        }
-        self._snapshot = self._told(command, "written", **written)
+def _write_snapshot(server: _core.PsServer, command: Answer) -> Answer:
+    """Write this shard's part of a checkpoint."""
+    rows, dense = server.snapshot(command["rows"], command["dense"])
+    return {"rows": file_entry(*rows), "dense": file_entry(*dense)}
+
+
+def _write_publish(server: _core.PsServer, command: Answer, files: HttpStore) -> Answer:
+    """Write this shard's part of a version, its dense values beside it; where they belong, or sent there."""
+    place = Path(command["cube"])
+    if place.parent.is_dir():
+        return _write_parts(server, command, place, Path(command["dense"]))
+    # the directory was made for this version: who does not see it shares no disk with the coordinator
+    store = files if command["store"] is None else open_store(command["store"], insecure=files.insecure)
+    with tempfile.TemporaryDirectory(prefix="elasticrec-publish-") as scratch:
+        cube, dense = Path(scratch, place.name), Path(scratch, Path(command["dense"]).name)
+        written = _write_parts(server, command, cube, dense)
+        store.put(cube, f"{command['name']}/{place.parent.name}/{cube.name}")
+        store.put(dense, f"{command['name']}/{dense.name}")
+    return written
+
+
+def _write_parts(server: _core.PsServer, command: Answer, cube: Path, dense: Path) -> Answer:
+    figures, values = server.publish(
+        command["publish"],
+        committed=command["committed"],
+        is_base=command["base"],
+        row_type=command["row_type"],
+        path=str(cube),
+    )
+    entry = file_entry(figures.pop("bytes"), figures.pop("sha256"))
+    return {"cube": entry, "dense": file_entry(*write_synced(dense, values.tobytes())), **figures}

@@ -1,20 +1,21 @@
 """`elasticrec train` with parameter servers: all roles on this machine, one progress line, one checkpoint at last."""
 
+import time
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.coordinator.checkpoints import Checkpoint, open_checkpoint
 from elasticrec.data.header import with_names
-from elasticrec.errors import ModelError
+from elasticrec.errors import ElasticRecError
 from elasticrec.launch.local import LocalLauncher
 from elasticrec.roles.coordinator import prepare
+from elasticrec.roles.passes import PassReports, ended_passes, load_parts, newest_checkpoint
 from elasticrec.roles.start import read_start
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import Progress
-from elasticrec.training.loop import Trainer
-from elasticrec.training.metrics import MetricSums
+from elasticrec.training.loop import Trainer, check_start
 from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import Reporter, Summary
 from elasticrec.training.stop import stopping
@@ -28,33 +29,56 @@ def train_with_servers(job: Job, *, fresh: bool = False) -> Summary:
     job = with_names(job)
     with Run.of(job).locked():
         if fresh:
+            check_start(job)
             Run.of(job).discard()
         run = Run.create(job)
         prepare(job, run)
         reporter = Reporter(run.metrics_path, job.train.print_every_s)
         with closing(reporter):
+            passes = PassReports(job, run, reporter)
+            before, started = _num_saved(run), time.monotonic()
             with LocalLauncher(job, run, reporter.say) as launcher:
 
                 def request_stop() -> None:
                     launcher.stop_requested = True
 
                 with stopping(request_stop):
-                    is_finished = launcher.wait(lambda status: _report(job, status, reporter))
+                    is_finished = launcher.wait(lambda status: _report(job, status, reporter, passes))
+            passes.close()
             if not is_finished:
-                reporter.say("stopped and saved; the same command goes on from there")
+                saved = "stopped and saved" if launcher.is_saved else "stopped, and not saved since the last checkpoint"
+                reporter.say(f"{saved}; the same command goes on from there")
                 raise KeyboardInterrupt
-            return _collect(job, run, reporter)
+            seconds = time.monotonic() - started
+            summary = _collect(job, run, reporter)
+            # the stages are those of collecting: `status` tells where the time of the roles went
+            learned = summary.progress.samples - before
+            return replace(summary, samples_per_s=learned / seconds, shares={}, read=None, parse=None, bottleneck=None)
 
 
-def _report(job: Job, status: dict[str, Any], reporter: Reporter) -> None:
+def _num_saved(run: Run) -> int:
+    """Samples in the newest checkpoint that the shards wrote."""
+    start = read_start(run.path)
+    everything = range(start.num_partitions)
+    try:
+        parts = newest_checkpoint(run).parts(everything)
+        samples = _core.read_dense_parts(start.shard_spec(everything), [part["dense"] for part in parts])[3]
+    except (ElasticRecError, OSError):
+        # there is none yet, or it is damaged, which the coordinator tells
+        return 0
+    return int(samples[0])
+
+
+def _report(job: Job, status: dict[str, Any], reporter: Reporter, passes: PassReports) -> None:
     """Tell how it goes, and end a run whose data is bad."""
-    text, record = _line(job, status)
+    passes.tell(status)
+    text, record = _line(status)
     reporter.progress(text, record)
     if record.get("records", 0) >= _MIN_RECORDS_FOR_RATIO:
         refuse_bad(job, record["records"], record["bad_records"], "data.train")
 
 
-def _line(job: Job, status: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _line(status: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """One line for all roles, and the same for the metrics file."""
     figures: dict[str, Any] = {}
     for shard in status["shards"]:
@@ -64,49 +88,41 @@ def _line(job: Job, status: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     alive = [trainer for trainer in status["trainers"] if trainer["state"] == "alive"]
     serving = [shard for shard in status["shards"] if shard["state"] == "serving"]
     units, passes = status["units"], status["passes"]
+    # a coordinator that starts again knows when all shards have told
+    complete = "?" if units["complete"] is None else units["complete"]
+    which = f"/{passes['planned']}" if passes["planned"] else f" {passes['hour'] or ''}".rstrip()
     text = (
-        f"pass {passes['begun']}/{passes['planned']} {figures.get('samples_0', 0):>12,} samples "
+        f"pass {passes['begun']}{which} {figures.get('samples_0', 0):>12,} samples "
         f"auc {figures.get('auc_0', 0):.4f} loss {figures.get('log_loss_0', 0):.4f} rows {rows:,} "
-        f"| units {units['complete']} of {units['planned']}, trainers {len(alive)}/{job.train.trainers}, "
+        f"| units {complete} of {units['planned']}, trainers {len(alive)}/{status['wanted']['trainers']}, "
         f"servers {len(serving)}/{len(status['shards'])}"
     )
-    record = {"event": "progress", "rows": rows, "units": units, "passes": passes, **figures}
+    shown = {key: value for key, value in passes.items() if key != "notes"}
+    record = {"event": "progress", "rows": rows, "units": units, "passes": shown, **figures}
     return text, record
-
-
-def newest_checkpoint(run: Run, num_partitions: int) -> Checkpoint:
-    """The last checkpoint that the shards wrote."""
-    paths = sorted(path.parent for path in run.checkpoints.glob("ps-*/manifest.json"))
-    if not paths:
-        raise ModelError(f"{run.path}: expected a checkpoint of its servers, got none")
-    return open_checkpoint(paths[-1], num_partitions)
 
 
 def _collect(job: Job, run: Run, reporter: Reporter) -> Summary:
     """The shards' last checkpoint as one that every other command reads, evaluated."""
-    start = read_start(run.path)
-    everything = range(start.num_partitions)
-    checkpoint = newest_checkpoint(run, start.num_partitions)
-    parts = checkpoint.parts(everything)
     trainer = Trainer(job, run, reporter)
-    trainer.state.embedding.table.load([part["rows"] for part in parts])
-    vectors, steps, (_, sums), samples = _core.read_dense_parts(
-        start.shard_spec(everything), [part["dense"] for part in parts]
-    )
-    trainer.state.dense.restore(steps, dict(zip(trainer.state.dense.vectors, vectors, strict=True)))
-    trainer.state.sums = MetricSums.of_flat(sums)
+    checkpoint = newest_checkpoint(run)
+    loaded = load_parts(trainer, checkpoint)
     passes = checkpoint.manifest["passes"]
-    records, bad_records = int(sums[-2]), int(sums[-1])
-    refuse_bad(job, records, bad_records, "data.train")
+    refuse_bad(job, int(loaded.sums[-2]), int(loaded.sums[-1]), "data.train")
+    ended = ended_passes(run)
     progress = Progress(
         epoch=len(passes),
         unit=passes[-1]["end_unit"],
         batches=0,
-        steps=steps,
-        samples=samples[0],
-        records=records * len(passes),
-        bad_records=bad_records * len(passes),
+        # those of a run that it began with are not its own
+        steps=loaded.steps - read_start(run.path).steps,
+        samples=loaded.num_samples,
+        records=sum(entry.get("records", 0) for entry in ended),
+        bad_records=sum(entry.get("bad_records", 0) for entry in ended),
         upkept=len(passes),
         finished=True,
+        hours=(*(one["hour"] for one in passes if one["hour"]), *checkpoint.manifest["skipped_hours"]),
+        missing=tuple(checkpoint.manifest["missing"]),
+        warm_start=checkpoint.manifest.get("warm_start"),
     )
     return trainer.adopt(progress)

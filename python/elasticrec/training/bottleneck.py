@@ -44,6 +44,7 @@ _GROUPS = {
     "network": ("forward", "backward", "step"),
     "checkpoint": ("checkpoint",),
     "evaluate": ("evaluate",),
+    "publish": ("publish",),
 }
 
 # Below it a stage is not worth advice, even if no other takes more.
@@ -70,6 +71,8 @@ def bottleneck(shares: Shares, setup: Setup) -> str | None:
     if group == "checkpoint":
         key = "every_steps" if setup.every_steps else "every_s"
         return f"saving checkpoints {share}: raise `train.checkpoint.{key}`, or `every_epochs` where epochs are short"
+    if group == "publish":
+        return f"publishing {share}: raise `publish.every`"
     key = "raise `train.evaluate.every_steps` or `every_s`, or " if setup.evaluates_inside else ""
     return f"evaluating {share}: {key}give `data.eval` fewer files"
 

@@ -56,6 +56,10 @@ class Progress:
     """Steps at the last evaluation."""
     warm_start: str | None = None
     """The checkpoint that the run began with, if that of another one."""
+    hours: tuple[dict[str, Any], ...] = ()
+    """Of `data.hours`: what was decided, in order; the passes among it are those that it holds."""
+    missing: tuple[dict[str, Any], ...] = ()
+    """Units whose data was lost."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Checkpoint:
             finished=record["finished"],
             evaluated=self.manifest.get("evaluated", 0),
             warm_start=self.manifest.get("warm_start"),
+            hours=tuple(self.manifest.get("hours", ())),
+            missing=tuple(self.manifest.get("missing", ())),
         )
 
     @property
@@ -91,6 +97,11 @@ class Checkpoint:
         """Metrics of each label at the last evaluation before it."""
         metrics = self.manifest["metrics"]["eval"]
         return None if metrics is None else [Metrics.from_dict(one) for one in metrics]
+
+    @property
+    def rows(self) -> list[Path]:
+        """The part files of its table."""
+        return [self.path / _TABLE]
 
     @property
     def snapshot(self) -> int | None:
@@ -177,6 +188,8 @@ def _body(state: State, progress: Progress, evaluation: list[Metrics] | None) ->
         },
         "evaluated": progress.evaluated,
         "warm_start": progress.warm_start,
+        "hours": list(progress.hours),
+        "missing": list(progress.missing),
         "metrics": {
             "train": [sums.result().to_dict() for sums in state.sums],
             "eval": None if evaluation is None else [metrics.to_dict() for metrics in evaluation],
@@ -207,19 +220,26 @@ def restore(
 
     Its job must have the same values as `job` in every key that `equal` gives, or `meaning`.
     """
+    restore_dense(checkpoint, job, state.dense, equal=equal)
+    state.embedding.table.load([str(path) for path in checkpoint.rows])
+    with np.load(checkpoint.path / _METRICS) as arrays:
+        for label, sums in enumerate(state.sums):
+            sums.restore({key: arrays[f"{label}.{key}"] for key in ("used", "buckets", "sums")})
+
+
+def restore_dense(
+    checkpoint: Checkpoint, job: Job, dense: FlatParameters, *, equal: Callable[[Job], dict[str, Any]] | None = None
+) -> None:
+    """Load the network of a checkpoint, all files checked."""
     path, manifest = checkpoint.path, checkpoint.manifest
     check_job(checkpoint, (equal or meaning)(job))
     verify_files(path, manifest)
-    dense = manifest["dense"]
-    expected = [tensor.to_dict() for tensor in state.dense.tensors]
-    if dense["tensors"] != expected or dense["optimizer"] != state.dense.kind:
-        raise ModelError(f"{path}: of another model: {_difference(expected, dense, state.dense.kind)}")
-    state.embedding.table.load([str(path / _TABLE)])
-    flat = np.fromfile(path / _DENSE, np.float32).reshape(len(dense["vectors"]), dense["length"])
-    state.dense.restore(dense["steps"], dict(zip(dense["vectors"], flat, strict=True)))
-    with np.load(path / _METRICS) as arrays:
-        for label, sums in enumerate(state.sums):
-            sums.restore({key: arrays[f"{label}.{key}"] for key in ("used", "buckets", "sums")})
+    saved = manifest["dense"]
+    expected = [tensor.to_dict() for tensor in dense.tensors]
+    if saved["tensors"] != expected or saved["optimizer"] != dense.kind:
+        raise ModelError(f"{path}: of another model: {_difference(expected, saved, dense.kind)}")
+    flat = np.fromfile(path / _DENSE, np.float32).reshape(len(saved["vectors"]), saved["length"])
+    dense.restore(saved["steps"], dict(zip(saved["vectors"], flat, strict=True)))
 
 
 def check_job(checkpoint: Checkpoint, ours: dict[str, Any]) -> None:

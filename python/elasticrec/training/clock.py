@@ -35,7 +35,8 @@ class StageClock:
     def shares(self) -> dict[str, float]:
         """Share of the time since the start, by stage."""
         elapsed = max(self.elapsed, 1e-9)
-        return {name: seconds / elapsed for name, seconds in self.seconds.items()}
+        # a copy, which another thread may look at while a stage is added
+        return {name: seconds / elapsed for name, seconds in dict(self.seconds).items()}
 
     def lap(self) -> dict[str, float]:
         """Share of the time since the last lap, by stage."""

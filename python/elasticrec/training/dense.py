@@ -77,6 +77,17 @@ class FlatParameters:
         gradient: Vector = self._gradient.numpy()
         return gradient
 
+    def buffers(self) -> Tensor:
+        """The float buffers, such as the means of BatchNorm, as they are now."""
+        return self.values[self.num_parameters :].clone()
+
+    def change(self, before: Tensor) -> Vector:
+        """The gradient of the parameters, and what a forward changed in the buffers since `before`."""
+        if not len(before):
+            return self.gradient
+        changes = self.values[self.num_parameters :] - before
+        return np.concatenate([self.gradient, changes.numpy()])
+
     def step(self) -> None:
         """One step of the optimizer; the caller has asked `gradient_is_finite`."""
         self._optimizer.step()

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -16,7 +15,7 @@ from elasticrec.config.fields import show
 from elasticrec.config.train import METRICS
 from elasticrec.data.batches import Batches, open_batches, prepare
 from elasticrec.data.header import check_headers, with_names
-from elasticrec.data.units import Unit, check_unchanged, plan_units, read_units, write_units
+from elasticrec.data.units import Unit, read_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
 from elasticrec.machine import num_cores
 from elasticrec.run import Run
@@ -28,10 +27,12 @@ from elasticrec.training.dense import FlatParameters
 from elasticrec.training.embedding import Embedding
 from elasticrec.training.evaluate import Evaluator
 from elasticrec.training.forward import forward
+from elasticrec.training.hook import Hook, NoHook
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer, build_model, num_threads
 from elasticrec.training.own_metrics import load_metrics
-from elasticrec.training.read import cut_of, refuse_bad
+from elasticrec.training.passes import LocalPasses
+from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import (
     Event,
     Reporter,
@@ -60,9 +61,9 @@ class Trainer:
         self.run = run
         self.reporter = reporter
         self.parser = _core.Parser(json.dumps(job.features()))
-        self.train_files = match_files(job, "train")
+        self.passes = LocalPasses(job, run, reporter.say)
         eval_files = match_files(job, "eval")
-        check_headers(job, [*self.train_files, *eval_files])
+        check_headers(job, eval_files)
         prepare(job)
         own = load_metrics(job)
         self.evaluator = Evaluator(job, eval_files, own, reporter.say, self._watch_evaluation)
@@ -73,9 +74,11 @@ class Trainer:
         self.state = State(embedding, FlatParameters(self.model, job), sums)
         self.progress = Progress(epoch=0, unit=0, batches=0, steps=0, samples=0, records=0, bad_records=0)
         self.clock = StageClock()
-        self.schedule = Schedule(job.train)
+        self.schedule = Schedule(job.train, follows=self.passes.has_hours)
         self.evaluation: list[Metrics] | None = None
         self.stop_requested = False
+        self.hook: Hook = NoHook()
+        """What is called between steps."""
         self._callback = callback
         self._stopped_by_callback = False
         self._saved: Progress | None = None
@@ -93,20 +96,21 @@ class Trainer:
             others = len(checkpoints.list_paths(self.run)) - 1
             hint = f"; without {checkpoint.path} the one before is used, there are {others}" if others else ""
             raise ModelError(f"{error}{hint}") from None
-        self.progress = self._saved = checkpoint.progress
+        self.progress = self._saved = self.passes.restore(checkpoint.progress)
         self.evaluation = checkpoint.evaluation
         if self.job.train.checkpoint.keep_best and (best := checkpoints.best(self.run, self.job)):
             self._best = checkpoints.best_value(best.own_evaluation, self.job)
-        if self.progress.epoch >= self.job.train.epochs:
+        if self.passes.is_over(self.progress):
+            has_hours = self.passes.has_hours
+            size = "hours" if has_hours else f"of {self.job.train.epochs} epochs"
             self.reporter.say(
-                f"{self.run.path} is finished: {self.progress.epoch} of {self.job.train.epochs} epochs, "
-                f"{self.progress.samples:,} samples; "
-                "a higher `train.epochs` goes on, `--fresh` starts over"
+                f"{self.run.path} is finished: {self.progress.epoch} {size}, {self.progress.samples:,} samples; "
+                f"a {'later `data.hours.end`' if has_hours else 'higher `train.epochs`'} goes on, `--fresh` starts over"
             )
             return True
         self.reporter.say(
-            f"resuming {self.run.path} from {checkpoint.name}: epoch {self.progress.epoch + 1}, "
-            f"{self.progress.samples:,} samples done"
+            f"resuming {self.run.path} from {checkpoint.name}: {'pass' if self.passes.has_hours else 'epoch'} "
+            f"{self.progress.epoch + 1}, {self.progress.samples:,} samples done"
         )
         self._tell("start", {"checkpoint": checkpoint.name})
         return True
@@ -124,12 +128,20 @@ class Trainer:
     def train(self) -> Summary:
         """Train every epoch that is left and leave a checkpoint of the end."""
         first_samples = self.progress.samples
+        if not self.passes.is_over(self.progress):
+            self.hook.begin(self)
         self.restart_clock()
         self.schedule.start()
         try:
-            while self.progress.epoch < self.job.train.epochs:
+            while progress := self.passes.begin_next(self.progress, self._check_stop):
+                self.progress = progress
                 self._train_epoch()
                 self._finish_epoch()
+                self.hook.end_pass(self)
+            if self.passes.has_hours:
+                self.progress = replace(self.passes.noted(self.progress), finished=True)
+                self._save()
+            self.hook.end(self)
         except Stopped:
             if not self._stopped_by_callback:
                 raise KeyboardInterrupt from None
@@ -141,12 +153,21 @@ class Trainer:
         return self.clock
 
     def _train_epoch(self) -> None:
-        units, skip = self._open_units()
-        if not skip:
+        if not self.progress.batches:
             self.state.sums = [MetricSums() for _ in self.job.data.labels]
-        reader = open_batches(self.job, self.parser, units, shuffle=self.job.data.shuffle, skip_batches=skip)
+        units, self.progress = self.passes.open_units(self.progress)
         started = self.clock.elapsed, self.progress.samples
         self.reporter.start()
+        while True:
+            try:
+                return self._train_units(units, started)
+            except (OSError, SampleError) as error:
+                units, self.progress = self.passes.go_on_without(units, self.progress, error)
+
+    def _train_units(self, units: list[Unit], started: tuple[float, int]) -> None:
+        # of a unit that is lost nothing is skipped in the one behind it
+        skip = self.progress.batches if units and units[0].id == self.progress.unit else 0
+        reader = open_batches(self.job, self.parser, units, shuffle=self.job.data.shuffle, skip_batches=skip)
         with closing(reader):
             self._follow_schedule()
             for batch in self.timed(reader):
@@ -155,6 +176,7 @@ class Trainer:
                 if self.reporter.due():
                     self._report(_share_done(units, batch), *started)
                 self._follow_schedule()
+                self.hook.between(self)
 
     def _follow_schedule(self) -> None:
         """Between two batches: evaluate, stop or save, as is due."""
@@ -167,6 +189,10 @@ class Trainer:
             self._stop()
         if self.progress.batches and self.schedule.checkpoint_due(self.progress, self.clock.elapsed):
             self._save()
+
+    def _check_stop(self) -> None:
+        if self.stop_requested:
+            self._stop()
 
     def _stop(self) -> None:
         """Save and end, as a signal or the callback asked for."""
@@ -204,7 +230,7 @@ class Trainer:
             with clock.stage("push"):
                 # all of a batch is applied or nothing: without a number for a scale the push only counts
                 scale = loss.weight if dense.gradient_is_finite() else math.nan
-                applied = embedding.push(batch, pooled, scale=scale, seen=self.progress.epoch)
+                applied = embedding.push(batch, pooled, scale=scale, seen=self.passes.seen(self.progress))
             with clock.stage("step"):
                 if applied:
                     dense.step()
@@ -228,27 +254,24 @@ class Trainer:
         """Evaluate, then write a checkpoint that begins the next epoch."""
         self._check_bad_ratio(least=1)
         epoch = self.progress.epoch
-        if not self.progress.batches:
-            raise SampleError(
-                f"{self.job.source}: data.train: expected samples, got {len(self.train_files)} file(s) without any"
-            )
-        if self.job.data.slots and not len(self.state.embedding.table):
-            raise SampleError(f"{self.job.source}: data.slots: expected signs in these slots, the data has none")
-        with self.clock.stage("upkeep"):
-            self.progress = keep_up(self.job, self.state.embedding, self.progress)
+        self.passes.refuse_empty(self.progress, len(self.state.embedding.table))
+        if self.passes.ends_day:
+            with self.clock.stage("upkeep"):
+                now = self.passes.seen(self.progress)
+                self.progress = keep_up(self.job, self.state.embedding, self.progress, now)
         due = self.schedule.epoch_checkpoint_due(epoch)
         if self.evaluator.files:
             if due:
                 # a crash in the middle of an evaluation must not cost what was learned
                 self._save()
             self._evaluate()
-        units = read_units(self._units_path(epoch))
+        units = read_units(self.passes.units_path(epoch))
         self.progress = replace(
             self.progress,
             epoch=epoch + 1,
-            unit=units[-1].id + 1,
+            unit=units[-1].id + 1 if units else self.progress.unit,
             batches=0,
-            finished=epoch + 1 >= self.job.train.epochs,
+            finished=not self.passes.has_hours and epoch + 1 >= self.job.train.epochs,
         )
         if self._is_best() or due:
             self._save()
@@ -260,13 +283,17 @@ class Trainer:
         if self.evaluator.files:
             self._evaluate()
         self._save()
-        self._report_epoch()
+        if self.passes.has_hours:
+            # what each pass came to was told when it ended
+            self._tell("evaluation", {"eval": _dicts(self.evaluation)})
+        else:
+            self._report_epoch()
         return self._summary(0)
 
     def _report_epoch(self) -> None:
         train = [sums.result(calibration=True) for sums in self.state.sums]
         for at, label in enumerate(self.job.data.labels):
-            text = f"epoch {self.progress.epoch}/{self.job.train.epochs} {label}: train {describe(train[at])}"
+            text = f"{self.passes.name(self.progress.epoch)} {label}: train {describe(train[at])}"
             if self.evaluation:
                 text += f" | eval {describe(self.evaluation[at])}"
             self.reporter.say(text)
@@ -277,7 +304,10 @@ class Trainer:
             "train": _dicts(train),
             "eval": _dicts(self.evaluation),
         }
-        self._tell("epoch", values)
+        if self.passes.has_hours:
+            self._tell("pass", {"pass": self.progress.epoch, "hour": self.passes.hour, **values})
+        else:
+            self._tell("epoch", values)
 
     def _evaluate(self) -> None:
         """Measure the parameters as they are; what is learned so far is saved if that fails or is stopped."""
@@ -323,20 +353,9 @@ class Trainer:
                 f"{self.job.source}: train.checkpoint.keep_best: expected one of {names}, got {show(str(name))}"
             )
 
-    def _open_units(self) -> tuple[list[Unit], int]:
-        """The units of this epoch that are left, and how many batches of the first one are done."""
-        path = self._units_path(self.progress.epoch)
-        if self.progress.batches:
-            units = [unit for unit in read_units(path) if unit.id >= self.progress.unit]
-            check_unchanged(units)
-        else:
-            # units that a crash left of this epoch are of no checkpoint, and the job or the data may be others by now
-            units = plan_units(self.train_files, cut_of(self.job), self.progress.epoch, self.progress.unit)
-            write_units(path, units)
-        return units, self.progress.batches
-
-    def _units_path(self, epoch: int) -> Path:
-        return self.run.units / f"epoch-{epoch:05d}.jsonl"
+    def metrics(self) -> dict[str, Any]:
+        """Of this pass and of the last evaluation, as manifests keep them."""
+        return {"train": _dicts(self._train_metrics()), "eval": _dicts(self.evaluation)}
 
     def _train_metrics(self) -> list[Metrics]:
         return [sums.result() for sums in self.state.sums]
@@ -366,7 +385,7 @@ class Trainer:
         shares = self._shares(self.clock.lap())
         reason = bottleneck(shares, self._setup())
         text = (
-            f"epoch {self.progress.epoch + 1}/{self.job.train.epochs} {done:4.0%} "
+            f"{self.passes.name(self.progress.epoch + 1)} {done:4.0%} "
             f"{self.progress.samples:>12,} samples {speed:>9,.0f}/s {describe(metrics[0])} rows {rows:,} "
             f"| {describe_shares(shares)}{f' | {reason}' if reason else ''}"
         )
@@ -450,11 +469,17 @@ def _dicts(metrics: list[Metrics] | None) -> list[dict[str, Any]] | None:
 
 
 def train_job(
-    job: Job, *, fresh: bool = False, callback: Callback | None = None, stream: TextIO | None = None
+    job: Job,
+    *,
+    fresh: bool = False,
+    callback: Callback | None = None,
+    stream: TextIO | None = None,
+    hook: Hook | None = None,
 ) -> Summary:
     """Train a job in this process; an unfinished run of it goes on where it was.
 
     `callback` is told every event; when it returns False the training stops with a checkpoint, and when it raises, too.
+    `hook` is called between steps.
     """
     job = with_names(job)
     with Run.of(job).locked():
@@ -462,18 +487,21 @@ def train_job(
             # a model that does not work must leave no trace, and its file may lie in the run that is discarded
             build_model(job)
         if fresh:
-            _check_start(job)
+            check_start(job)
             Run.of(job).discard()
         run = Run.create(job)
         reporter = Reporter(run.metrics_path, job.train.print_every_s, stream)
         with closing(reporter):
-            return _train(Trainer(job, run, reporter, callback))
+            trainer = Trainer(job, run, reporter, callback)
+            trainer.hook = hook or trainer.hook
+            return _train(trainer)
 
 
-def _check_start(job: Job) -> None:
+def check_start(job: Job) -> None:
     """A job that cannot start must not cost the run it would replace."""
-    for key in ("train", "eval"):
-        match_files(job, key)
+    if not job.data.hours:
+        match_files(job, "train")
+    match_files(job, "eval")
     load_metrics(job)
     if job.train.warm_start:
         find_start(job)

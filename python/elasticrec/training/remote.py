@@ -2,22 +2,43 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.training.clock import StageClock
 from elasticrec.training.dense import FlatParameters
-from elasticrec.training.flight import Named
 from elasticrec.training.forward import forward
+from elasticrec.training.groups import Named
 from elasticrec.training.metrics import FLAT_SIZE, flat_sums
 from elasticrec.training.network import Scorer, build_model, num_threads
 
-Places = npt.NDArray[np.uint32]
-Values = npt.NDArray[np.float64]
+Sums = tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]
+
+_NOTHING = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a batch learned, valid until the next one."""
+
+    batch: _core.Batch
+    gradient: npt.NDArray[np.float32]
+    """Of its rows `[B, S, W]`, of the mean loss."""
+    dense: npt.NDArray[np.float32]
+    """Of the parameters, and what changed in the buffers; none where the batch has no sample."""
+    scale: float
+    """By which the gradient of rows becomes a sum over samples; not a number where nothing may be stepped."""
+    weight: float
+    """Of all samples."""
+    sums: Sums
+    """Places of the metric sums, and what is added to each."""
 
 
 class RemoteNetwork:
@@ -26,55 +47,95 @@ class RemoteNetwork:
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         torch.set_num_threads(num_threads(job))
         self._job, self._say = job, say
-        model = build_model(job)
-        self._scorer = Scorer(model, job.data.negative_rate)
-        self._dense = FlatParameters(model, job)
+        self.model = build_model(job)
+        self._scorer = Scorer(self.model, job.data.negative_rate)
+        self.dense = FlatParameters(self.model, job)
         self._num_cells = sum(slot.sequence or 1 for slot in job.data.inputs)
         self._buffer = torch.empty(0)
         self._scorer.train()
         self.clock = StageClock()
         self.num_samples = 0
+        self.num_batches = 0
+        self.num_pulls = 0
+        self.num_pushes = 0
 
-    def step(self, servers: _core.PsClient, epoch: int, named: Named, pulling: _core.Pulling) -> _core.Pushing:
-        """Receive a batch's rows and send what it learned; not yet acknowledged."""
-        batch, dense, clock = named.batch, self._dense, self.clock
+    def receive(self, servers: _core.PsClient, pulling: _core.Pulling, batch: _core.Batch, *, dense: bool) -> Tensor:
+        """Wait for the rows of a batch, and for the dense values."""
+        self.num_pulls += 1
+        with self.clock.stage("pull"):
+            pooled = self.rows_of(batch, servers.width)
+            servers.receive(pulling, batch, pooled.numpy(), self.dense.values.numpy() if dense else None)
+        return pooled
+
+    def learn(self, batch: _core.Batch, pooled: Tensor) -> Learned:
+        """Forward and backward."""
         for line in batch.bad:
             self._say(f"bad record: {line}")
-        with clock.stage("pull"):
-            pooled = self._rows_of(batch, servers.width)
-            servers.receive(pulling, batch, pooled.numpy(), dense.values.numpy())
+        self.num_batches += 1
         if not batch.num_samples:
             sums = self._with_records(batch, np.zeros(0, np.uint32), np.zeros(0))
-            nothing = np.zeros(0, np.float32)
-            return servers.push(
-                pulling, batch, pooled.numpy(), nothing, scale=1.0, last=named.is_last, seen=epoch, sums=sums
-            )
+            return Learned(batch, pooled.numpy(), _NOTHING, 1.0, 0.0, sums)
         pooled.requires_grad_()
-        with clock.stage("forward"):
+        buffers = self.dense.buffers()
+        with self.clock.stage("forward"):
             logits, loss = forward(self._job, self._scorer, pooled, batch)
-        with clock.stage("backward"):
-            dense.zero_gradient()
+        with self.clock.stage("backward"):
+            self.dense.zero_gradient()
             torch.autograd.backward(loss.mean)
-        with clock.stage("metrics"):
+        with self.clock.stage("metrics"):
             sums = self._with_records(batch, *flat_sums(logits.detach().numpy(), batch.labels, batch.weights))
-        with clock.stage("push"):
-            # all of a batch is applied or nothing: without a number for a scale the push only counts
-            scale = loss.weight if dense.gradient_is_finite() else math.nan
-            gradient = torch.zeros_like(pooled) if pooled.grad is None else pooled.grad
-            pushing = servers.push(
-                pulling,
-                batch,
-                gradient.numpy(),
-                dense.gradient,
-                scale=scale,
-                last=named.is_last,
-                seen=epoch,
-                sums=sums,
-            )
+        # all of a batch is applied or nothing: without a number for a scale the push only counts
+        change = self.dense.change(buffers)
+        is_finite = self.dense.gradient_is_finite() and math.isfinite(float(change[self.dense.num_parameters :].sum()))
+        if not is_finite:
+            # every server has some of it, whatever its signs; and nothing of it may stay here
+            change = np.full(len(change), np.nan, np.float32)
+            self.dense.values[self.dense.num_parameters :] = buffers
+        scale = loss.weight if is_finite else math.nan
+        gradient = torch.zeros_like(pooled) if pooled.grad is None else pooled.grad
         self.num_samples += batch.num_samples
-        return pushing
+        return Learned(batch, gradient.numpy(), change, scale, loss.weight, sums)
 
-    def _rows_of(self, batch: _core.Batch, width: int) -> torch.Tensor:
+    def step(
+        self,
+        servers: _core.PsClient,
+        seen: int,
+        named: Named,
+        pulling: _core.Pulling,
+        *,
+        dense: bool = True,
+        group: tuple[int, int] | None = None,
+    ) -> _core.Pushing:
+        """Receive a batch's rows and send what it learned; not yet acknowledged."""
+        learned = self.learn(named.batch, self.receive(servers, pulling, named.batch, dense=dense))
+        with self.clock.stage("push"):
+            self.num_pushes += 1
+            return servers.push(
+                pulling,
+                named.batch,
+                learned.gradient,
+                learned.dense,
+                scale=learned.scale,
+                last=named.is_last,
+                seen=seen,
+                sums=learned.sums,
+                weight=learned.weight,
+                group=group,
+            )
+
+    def figures(self) -> dict[str, Any]:
+        """What it did so far, in which time, and where that went."""
+        shares = {f"share_{name}": round(share, 6) for name, share in self.clock.shares().items()}
+        return {
+            "clock_s": self.clock.elapsed,
+            "samples": self.num_samples,
+            "batches": self.num_batches,
+            "pulls": self.num_pulls,
+            "pushes": self.num_pushes,
+            **shares,
+        }
+
+    def rows_of(self, batch: _core.Batch, width: int) -> Tensor:
         """Room for the rows of a batch, `[B, S, W]`."""
         shape = (batch.num_samples, self._num_cells, width)
         size = math.prod(shape)
@@ -82,7 +143,9 @@ class RemoteNetwork:
             self._buffer = torch.empty(size)
         return self._buffer[:size].view(shape)
 
-    def _with_records(self, batch: _core.Batch, places: Places, values: Values) -> tuple[Places, Values]:
+    def _with_records(
+        self, batch: _core.Batch, places: npt.NDArray[np.uint32], values: npt.NDArray[np.float64]
+    ) -> Sums:
         """The sums of a batch, with its records and bad records behind them."""
         end = FLAT_SIZE * len(self._job.data.labels)
         counts = np.array([batch.num_records, batch.num_bad], np.float64)

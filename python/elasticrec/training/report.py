@@ -21,7 +21,7 @@ class Event:
     """What a callback is told, and the metrics file keeps."""
 
     kind: str
-    """`start`, `progress`, `evaluation` or `epoch`."""
+    """`start`, `progress`, `evaluation` and `epoch`, or `pass` with `data.hours`."""
     steps: int
     samples: int
     values: dict[str, Any]

@@ -7,8 +7,10 @@ from elasticrec.training.checkpoint import Progress
 class Schedule:
     """Knows what is due. Times are seconds of the training's clock, and count from the last time it was done."""
 
-    def __init__(self, settings: Train) -> None:
+    def __init__(self, settings: Train, *, follows: bool = False) -> None:
         self._settings = settings
+        # Nobody knows which pass is the last one.
+        self._follows = follows
         self._saved_s = 0.0
         self._evaluated_s = 0.0
 
@@ -43,5 +45,5 @@ class Schedule:
     def epoch_checkpoint_due(self, epoch: int) -> bool:
         """Whether the end of an epoch, counted from 0, is to be saved: the last one always is."""
         settings = self._settings.checkpoint
-        last = epoch + 1 >= self._settings.epochs
+        last = not self._follows and epoch + 1 >= self._settings.epochs
         return last or (epoch + 1) % settings.every_epochs == 0 or settings.keeps_epoch(epoch)

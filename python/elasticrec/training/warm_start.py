@@ -10,6 +10,7 @@ from elasticrec.manifest import MANIFEST
 from elasticrec.run import Run, resolve_run
 from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Checkpoint, State
+from elasticrec.training.dense import FlatParameters
 from elasticrec.training.metrics import MetricSums
 
 
@@ -33,6 +34,14 @@ def warm_start(job: Job, state: State) -> Checkpoint:
     # the metrics are of this run's samples alone
     state.sums = [MetricSums() for _ in job.data.labels]
     return checkpoint
+
+
+def start_files(job: Job, dense: FlatParameters) -> tuple[Checkpoint, list[Path]]:
+    """As `warm_start`, of the network alone; returns the files of the rows, for whoever reads them."""
+    checkpoint = find_start(job)
+    with _naming_the_key(job):
+        checkpoints.restore_dense(checkpoint, job, dense, equal=structure)
+    return checkpoint, checkpoint.rows
 
 
 @contextmanager

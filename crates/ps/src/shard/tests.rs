@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::upkeep::INDEX_BYTES;
 use super::*;
 use crate::snapshot::Files;
 
@@ -14,7 +15,14 @@ fn spec(owned: Range<u32>) -> ShardSpec {
     let table = r#"{"name":"main","seed":7,"partitions":8,"columns":[{"name":"deep","width":2,"init_scale":0.5}],
         "optimizer":{"kind":"sgd","learning_rate":0.125}}"#;
     let dense = DenseOptimizer::Sgd { learning_rate: 0.125 };
-    ShardSpec { table: TableSpec::from_json(table).unwrap(), num_dense: NUM_DENSE, dense, num_sums: 4, owned }
+    ShardSpec {
+        table: TableSpec::from_json(table).unwrap(),
+        num_dense: NUM_DENSE,
+        num_buffers: 0,
+        dense,
+        num_sums: 4,
+        owned,
+    }
 }
 
 /// A batch of a few samples; the same name always has the same.
@@ -53,6 +61,9 @@ fn send(shard: &mut Shard, batch: &Batch) -> Result<Applied, Refused> {
         checksum: u64::from(batch.name.batch),
         num_samples: 3,
         seen: 0,
+        weight: 3.0,
+        group: None,
+        is_delta: false,
         signs: &signs,
         counts: &counts,
         gradients: &gradients,
@@ -257,6 +268,9 @@ fn what_is_not_a_number_is_counted_and_not_stepped() {
         checksum: 1,
         num_samples: 1,
         seen: 0,
+        weight: 3.0,
+        group: None,
+        is_delta: false,
         signs: &[5],
         counts: &[[2, 1]],
         gradients: &[1.0, 1.0],
@@ -291,6 +305,9 @@ fn pushes_of_another_shape_are_refused_whole() {
         checksum: 1,
         num_samples: 1,
         seen: 0,
+        weight: 3.0,
+        group: None,
+        is_delta: false,
         signs: &mine[..1],
         counts: &[[1, 1]],
         gradients: &[1.0, 1.0],
@@ -309,4 +326,80 @@ fn pushes_of_another_shape_are_refused_whole() {
     assert!(error(Push { signs: &other[..1], ..good }).contains("expected one of partitions 0 to 3, got "));
     assert!(shard.table().is_empty());
     shard.push(&good).unwrap();
+}
+
+/// A push of so many new signs of every kind, each shown twice.
+fn flood(shard: &mut Shard, unit: u64, signs: Range<u64>) -> Result<Applied, Refused> {
+    let owned = shard.spec().owned.clone();
+    let signs: Vec<u64> = signs.filter(|sign| owned.contains(&partition_of(*sign, PARTITIONS))).collect();
+    let (counts, gradients) = (vec![[2, 1]; signs.len()], vec![1.0; 2 * signs.len()]);
+    let dense = vec![1.0; shard.dense().len()];
+    shard.push(&Push {
+        epoch: 1,
+        incarnation: 1,
+        unit,
+        batch: 0,
+        is_last: true,
+        checksum: 7,
+        num_samples: 3,
+        seen: 0,
+        weight: 1.0,
+        group: None,
+        is_delta: false,
+        signs: &signs,
+        counts: &counts,
+        gradients: &gradients,
+        dense: &dense,
+        sum_places: &[],
+        sum_values: &[],
+    })
+}
+
+#[test]
+fn a_shard_that_is_full_drops_new_signs_and_makes_room_at_a_boundary() {
+    let row_bytes = Shard::new(spec(0..4), 1).unwrap().table().row_bytes() as u64 + INDEX_BYTES as u64;
+    let limit = |rows: u64| 4 * 21 / 2 + 4 + 8 * 8 + row_bytes * 4 * rows;
+    let mut shard = Shard::new(spec(0..4), 1).unwrap();
+    assert!(shard.limit_memory(limit(9)).unwrap_err().starts_with("expected at least "));
+    shard.limit_memory(limit(1000)).unwrap();
+    assert_eq!(shard.status().max_rows, Some(1000));
+    let end = Boundary {
+        before_unit: 2,
+        decay: None,
+        decay_step: 0,
+        coefficients: (0.1, 1.0),
+        min_score: None,
+        now: 0,
+        max_age: None,
+    };
+    shard.set_boundaries(vec![end]);
+    flood(&mut shard, 0, 0..100_000).unwrap();
+    let Status { num_rows, overflow, .. } = shard.status();
+    assert_eq!(num_rows, 4 * 900, "90 % of each partition");
+    let own = (0..100_000u64).filter(|sign| partition_of(*sign, PARTITIONS) < 4).count() as u64;
+    let expected = Dropped { dropped_signs: own - 3600, dropped_shows: 2 * (own - 3600), limit_evicted: 0 };
+    assert_eq!(overflow, expected);
+    // a repeat is known, however little of it was taken: nothing is dropped twice
+    assert!(flood(&mut shard, 0, 0..100_000).unwrap().was_known);
+    assert_eq!(shard.status().overflow, expected);
+
+    // what a snapshot has of it goes on with the partition
+    let directory = TempDir::new().unwrap();
+    let files = snapshot(&mut shard, &directory, 0, |_| {});
+    let mut again = reloaded(2..4, std::slice::from_ref(&files));
+    assert_eq!((again.status().num_rows, again.overflow.clone()), (1800, shard.overflow[2..].to_vec()));
+    again.limit_memory(limit(200) / 2).unwrap();
+    assert_eq!(again.status().num_rows, 2 * 160, "more was loaded than there is room for");
+    assert_eq!(again.status().overflow.limit_evicted, 2 * 740);
+
+    // at the end of the pass the least valuable rows go, and new signs have room again
+    flood(&mut shard, 1, 0..1000).unwrap();
+    let status = shard.status();
+    assert_eq!((status.num_rows, status.overflow.limit_evicted), (4 * 800, 4 * 100));
+    let valued = (0..1000u64).filter(|sign| partition_of(*sign, PARTITIONS) < 4);
+    for sign in valued {
+        assert_eq!(shard.table().get(sign).unwrap().counters.show, 4, "what was shown more often stays");
+    }
+    flood(&mut shard, 2, 200_000..200_010).unwrap();
+    assert_eq!(shard.status().overflow.dropped_signs, expected.dropped_signs, "there is room again");
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "test code: a failure is a panic")]
 
+mod chain;
 mod model;
 mod serve;
 mod support;

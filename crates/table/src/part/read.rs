@@ -65,6 +65,7 @@ impl PartFile {
             Kind::TableSnapshot => "1 (table snapshot)",
             Kind::Cube => "2 (cube)",
             Kind::DenseSnapshot => "3 (dense snapshot)",
+            Kind::CubeDelta => "4 (cube delta)",
         };
         Err(PartError::Kind { name: self.name.clone(), expected, got: self.kind as u32 })
     }
@@ -74,8 +75,16 @@ impl PartFile {
     /// # Panics
     /// If there is no entry `i`.
     pub fn verify_block(&self, i: usize) -> Result<(), PartError> {
+        self.verify_copy(i, self.block(i))
+    }
+
+    /// Compares the checksum of block `i` with that of `copy`, which somebody made of it.
+    ///
+    /// # Panics
+    /// If there is no entry `i`.
+    pub fn verify_copy(&self, i: usize, copy: &[u8]) -> Result<(), PartError> {
         let Entry { checksum, partition, .. } = self.entries[i];
-        if xxh3_64(self.block(i)) == checksum {
+        if xxh3_64(copy) == checksum {
             return Ok(());
         }
         Err(PartError::BlockChecksum { name: self.name.clone(), partition })
@@ -152,7 +161,7 @@ impl Frame {
         }
         let number = get_u32(head, 12);
         let Some(kind) = Kind::from_number(number) else {
-            return Err(PartError::Kind { name: name_again(), expected: "1 or 2", got: number });
+            return Err(PartError::Kind { name: name_again(), expected: "1 to 4", got: number });
         };
         if bytes.len() < 2 * LINE {
             return Err(too_short);

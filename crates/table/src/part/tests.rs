@@ -89,7 +89,7 @@ fn messages_say_what_is_wrong() {
     assert_eq!(message(other_format), "part-00000: expected format 1, got 7");
     let mut other_kind = bytes.clone();
     other_kind[12] = 9;
-    assert_eq!(message(other_kind), "part-00000: expected kind 1 or 2, got 9");
+    assert_eq!(message(other_kind), "part-00000: expected kind 1 to 4, got 9");
     let wrong_kind = open(bytes.clone()).unwrap().expect_kind(Kind::Cube).unwrap_err();
     assert_eq!(wrong_kind.to_string(), "part-00000: expected kind 2 (cube), got 1");
 

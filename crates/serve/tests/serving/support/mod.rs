@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use elasticrec_cube::{Column, CubeWriter};
+use elasticrec_cube::{Changes, Column, CubeWriter, DeltaWriter, RowType};
 use elasticrec_table::partition::partition_of;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -102,7 +102,7 @@ impl TestModel {
 
     fn write_cube(&self, path: &Path) {
         let _ = std::fs::remove_file(path);
-        let mut writer = CubeWriter::create(path, self.columns.clone(), NUM_PARTITIONS).unwrap();
+        let mut writer = CubeWriter::create(path, self.columns.clone(), RowType::F32, NUM_PARTITIONS).unwrap();
         let mut partitions = vec![Vec::new(); NUM_PARTITIONS as usize];
         for &sign in self.rows.keys() {
             partitions[partition_of(sign, NUM_PARTITIONS) as usize].push(sign);
@@ -112,6 +112,36 @@ impl TestModel {
             writer.write_partition(partition, signs, row).unwrap();
         }
         writer.finish().unwrap();
+    }
+
+    /// Writes the directory of a delta on `parent`: the rows in which the two differ, and the dense weights.
+    pub fn write_delta(&self, dir: &Path, base: u64, parent: &TestModel) {
+        std::fs::create_dir_all(dir.join("cube")).unwrap();
+        let dense: Vec<u8> = self.dense.iter().flat_map(|value| value.to_le_bytes()).collect();
+        std::fs::write(dir.join("dense.bin"), dense).unwrap();
+        let path = dir.join("cube/part-00000");
+        let mut writer = DeltaWriter::create(path, self.columns.clone(), RowType::F32, NUM_PARTITIONS).unwrap();
+        let (mut num_changed, mut num_removed) = (0, 0);
+        for partition in 0..NUM_PARTITIONS {
+            let own = |sign: &&u64| partition_of(**sign, NUM_PARTITIONS) == partition;
+            let is_new = |sign: &&u64| parent.rows.get(sign) != self.rows.get(sign);
+            let signs: Vec<u64> = self.rows.keys().filter(own).filter(is_new).copied().collect();
+            let is_gone = |sign: &&u64| !self.rows.contains_key(sign);
+            let removed: Vec<u64> = parent.rows.keys().filter(own).filter(is_gone).copied().collect();
+            (num_changed, num_removed) = (num_changed + signs.len(), num_removed + removed.len());
+            let changes = Changes { signs: &signs, removed: &removed, is_whole: false };
+            writer.add(partition, changes, |i, values| values.copy_from_slice(&self.rows[&signs[i]])).unwrap();
+        }
+        writer.finish().unwrap();
+        let base_dir = dir.parent().and_then(Path::parent).unwrap();
+        let mut manifest: Value =
+            serde_json::from_slice(&std::fs::read(base_dir.join("manifest.json")).unwrap()).unwrap();
+        (manifest["format"], manifest["version"], manifest["files"]) = (json!(2), json!(self.version), json!({}));
+        (manifest["base"], manifest["parent"]) = (json!(base), json!(parent.version));
+        let table = &mut manifest["table"];
+        (table["rows"], table["changed"], table["removed"]) =
+            (json!(self.rows.len()), json!(num_changed), json!(num_removed));
+        write_manifest(dir, manifest);
     }
 
     /// The scores of one sample, computed the slow way: for models of one layer.
@@ -140,7 +170,8 @@ impl TestModel {
 /// Writes the manifest with the sizes and sums of the files that are there.
 pub fn write_manifest(dir: &Path, mut manifest: Value) {
     for name in ["graph.onnx", "dense.bin", "cube/part-00000"] {
-        let bytes = std::fs::read(dir.join(name)).unwrap();
+        // a delta has no graph
+        let Ok(bytes) = std::fs::read(dir.join(name)) else { continue };
         let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         manifest["files"][name] = json!({"bytes": bytes.len(), "sha256": sha256});
     }

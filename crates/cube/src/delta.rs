@@ -1,0 +1,11 @@
+//! Delta files: what changed from one version to the next. The bytes are described in `docs/formats/cube.md`.
+
+mod read;
+mod write;
+
+pub use read::DeltaFile;
+pub(crate) use read::{Change, Run};
+pub use write::{Changes, DeltaWriter};
+
+const SIGN_BYTES: usize = size_of::<u64>();
+const PARTITION_BYTES: usize = size_of::<u32>();

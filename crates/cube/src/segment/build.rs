@@ -1,0 +1,98 @@
+//! Changes in their order to a segment: once to see how much room they need, once to lay them out.
+
+use super::{Segment, Space, Whole, no_memory};
+use crate::CubeError;
+use crate::delta::Change;
+use crate::filter::Filter;
+use crate::index::{self, BUCKET_BYTES, Bucket, SLOTS};
+use crate::memory::Memory;
+
+/// Twice the signs a bucket: fuller ones would save little and send more searches on.
+const TWICE_SIGNS_A_BUCKET: usize = 9;
+
+/// Where the next sign goes: its home, or the next bucket with room. Signs stay in order.
+#[derive(Clone, Copy, Default)]
+struct Cursor {
+    bucket: usize,
+    count: usize,
+}
+
+/// What the next sign finds.
+struct Step {
+    /// The bucket before was full, and the search has to go on from it.
+    overflows: bool,
+}
+
+impl Cursor {
+    #[inline]
+    fn place(&mut self, home: usize) -> Step {
+        let overflows = home <= self.bucket && self.count == SLOTS;
+        if overflows {
+            *self = Cursor { bucket: self.bucket + 1, count: 0 };
+        } else if home > self.bucket {
+            *self = Cursor { bucket: home, count: 0 };
+        }
+        self.count += 1;
+        Step { overflows }
+    }
+}
+
+/// Builds a segment of what `changes` gives, which has to be the same each time, in the order of the mixed signs.
+pub(crate) fn build<'a, I>(
+    space: Space,
+    row_bytes: usize,
+    whole: Whole,
+    changes: impl Fn() -> I,
+) -> Result<Segment, CubeError>
+where
+    I: Iterator<Item = Change<'a>>,
+{
+    let (mut num_signs, mut num_rows) = (0_usize, 0_usize);
+    for change in changes() {
+        num_signs += 1;
+        num_rows += usize::from(change.row.is_some());
+    }
+    if u32::try_from(num_signs).is_err() {
+        return Err(CubeError::TooManyChanges { got: num_signs });
+    }
+    let scale = space.scale((2 * num_signs).div_ceil(TWICE_SIGNS_A_BUCKET));
+    let mut cursor = Cursor::default();
+    for change in changes() {
+        cursor.place(space.home(change.mixed, scale));
+    }
+    let num_buckets = if num_signs == 0 { 0 } else { cursor.bucket + 1 };
+    let memory = |bytes| Memory::zeroed(bytes).map_err(|source| no_memory(bytes, source));
+    let mut segment = Segment {
+        space,
+        scale,
+        buckets: memory(num_buckets * BUCKET_BYTES)?,
+        rows: memory(num_rows * row_bytes)?,
+        row_bytes,
+        filter: Filter::new(num_signs),
+        whole,
+        num_signs,
+    };
+    segment.fill(changes());
+    Ok(segment)
+}
+
+impl Segment {
+    fn fill<'a>(&mut self, changes: impl Iterator<Item = Change<'a>>) {
+        let buckets: &mut [Bucket] = self.buckets.as_chunks_mut().0;
+        let mut rows = self.rows.chunks_exact_mut(self.row_bytes);
+        let mut cursor = Cursor::default();
+        let mut next_row = 0;
+        for Change { mixed, sign, row } in changes {
+            let step = cursor.place(self.space.home(mixed, self.scale));
+            if step.overflows {
+                index::set_overflowed(&mut buckets[cursor.bucket - 1]);
+            }
+            index::append(&mut buckets[cursor.bucket], sign, row.is_none(), next_row);
+            self.filter.add(mixed);
+            if let (Some(row), Some(out)) = (row, row.and_then(|_| rows.next())) {
+                out.copy_from_slice(row);
+                next_row += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Two segments to one that says what both said together.
+
+use super::{Segment, build};
+use crate::CubeError;
+use crate::delta::Change;
+
+/// What `newer` over `older` is.
+pub(crate) fn merge(newer: &Segment, older: &Segment) -> Result<Segment, CubeError> {
+    build(newer.space, newer.row_bytes, newer.whole.union(&older.whole), || merged(newer, older))
+}
+
+/// Of equal signs the newer counts. What is older does not count in a partition that is whole in the newer, and a
+/// tombstone in one that is whole in the older has done its work: below it everything is hidden.
+fn merged<'a>(newer: &'a Segment, older: &'a Segment) -> impl Iterator<Item = Change<'a>> {
+    let is_covered = |by: &'a Segment| {
+        move |change: &Change<'_>| !by.whole.is_empty() && by.is_whole(by.space.partition_of(change.mixed))
+    };
+    let (by_newer, by_older) = (is_covered(newer), is_covered(older));
+    let mut newest = newer.changes().peekable();
+    let mut oldest = older.changes().filter(move |change| !by_newer(change)).peekable();
+    let both = std::iter::from_fn(move || {
+        let (Some(new), Some(old)) = (newest.peek(), oldest.peek()) else {
+            return newest.next().or_else(|| oldest.next());
+        };
+        if old.mixed < new.mixed {
+            return oldest.next();
+        }
+        if old.mixed == new.mixed {
+            oldest.next();
+        }
+        newest.next()
+    });
+    both.filter(move |change| change.row.is_some() || !by_older(change))
+}

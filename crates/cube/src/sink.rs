@@ -1,0 +1,96 @@
+//! Where the rows of a batch go: as stored, or decoded to f32.
+
+use crate::row::RowCodec;
+use crate::search::Sink;
+
+/// Rows as stored, with a bit for each key that has one.
+pub(crate) struct Stored<'a> {
+    pub(crate) rows: &'a mut [u8],
+    pub(crate) present: &'a mut [u64],
+    pub(crate) row_bytes: usize,
+}
+
+impl Sink for Stored<'_> {
+    #[inline(always)]
+    fn put(&mut self, i: usize, row: &[u8], is_present: bool) {
+        copy_row(row, &mut self.rows[i * self.row_bytes..][..self.row_bytes]);
+        self.present[i / 64] |= u64::from(is_present) << (i % 64);
+    }
+}
+
+/// Rows turned into f32 by `decode`.
+pub(crate) struct Decoded<'a, D> {
+    pub(crate) out: &'a mut [f32],
+    pub(crate) width: usize,
+    pub(crate) decode: D,
+}
+
+impl<D: Fn(&[u8], &mut [f32])> Sink for Decoded<'_, D> {
+    #[inline(always)]
+    fn put(&mut self, i: usize, row: &[u8], _: bool) {
+        (self.decode)(row, &mut self.out[i * self.width..][..self.width]);
+    }
+}
+
+/// Rows of f32, which are stored as they are in memory.
+#[cfg(target_endian = "little")]
+pub(crate) struct Plain32<'a> {
+    pub(crate) out: &'a mut [f32],
+    pub(crate) width: usize,
+}
+
+#[cfg(target_endian = "little")]
+impl Sink for Plain32<'_> {
+    #[inline(always)]
+    fn put(&mut self, i: usize, row: &[u8], _: bool) {
+        let out = &mut self.out[i * self.width..][..self.width];
+        // SAFETY: four bytes for each value, and any bytes are an f32.
+        let out = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast(), size_of_val(out)) };
+        copy_row(row, out);
+    }
+}
+
+/// Copies a row; most are so short that two moves, which may overlap, cost less than a call.
+#[inline(always)]
+fn copy_row(row: &[u8], out: &mut [u8]) {
+    match row.len() {
+        32..=64 => copy_ends::<32>(row, out),
+        16..=31 => copy_ends::<16>(row, out),
+        _ => out.copy_from_slice(row),
+    }
+}
+
+/// Copies the first and the last `N` bytes, which are all.
+#[inline(always)]
+fn copy_ends<const N: usize>(row: &[u8], out: &mut [u8]) {
+    if let (Some(row), Some(out)) = (row.first_chunk::<N>(), out.first_chunk_mut::<N>()) {
+        *out = *row;
+    }
+    if let (Some(row), Some(out)) = (row.last_chunk::<N>(), out.last_chunk_mut::<N>()) {
+        *out = *row;
+    }
+}
+
+/// Only who is there.
+pub(crate) struct Present<'a>(pub(crate) &'a mut [u64]);
+
+impl Sink for Present<'_> {
+    #[inline(always)]
+    fn put(&mut self, i: usize, _: &[u8], is_present: bool) {
+        self.0[i / 64] |= u64::from(is_present) << (i % 64);
+    }
+}
+
+/// Words of a bitmap with a bit for each of `num_keys`.
+#[inline]
+pub(crate) fn num_words(num_keys: usize) -> usize {
+    num_keys.div_ceil(64)
+}
+
+/// Clears the answer of a batch, after its room was checked.
+#[inline]
+pub(crate) fn check_room(num_keys: usize, rows: usize, codec: &RowCodec, present: &mut [u64]) {
+    assert_eq!(rows, num_keys * codec.row_bytes(), "rows have to hold one for each sign");
+    assert_eq!(present.len(), num_words(num_keys), "present has to hold a bit for each sign");
+    present.fill(0);
+}

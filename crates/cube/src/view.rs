@@ -1,0 +1,215 @@
+//! What one version is: rows to look up, never changed, so that readers take no lock and mix nothing.
+
+mod apply;
+mod merge;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Column;
+use crate::cube::Cube;
+use crate::index::{Compare, Plain};
+use crate::row::{RowCodec, RowType, decode_f16};
+use crate::search::{All, Chosen, Sink};
+use crate::segment::{BLOCK, Pending, Says, Segment};
+#[cfg(target_endian = "little")]
+use crate::sink::Plain32;
+use crate::sink::{Decoded, Present, Stored, check_room};
+
+/// The rows of one version, or those of some partitions of it: a base and the changes since, newest first.
+#[derive(Clone)]
+pub struct View {
+    base: Arc<Cube>,
+    segments: Vec<Arc<Segment>>,
+    /// Rows in each partition that it holds.
+    num_rows: Arc<[u64]>,
+}
+
+impl View {
+    /// A version that is whole in itself.
+    pub fn of_base(base: Arc<Cube>) -> View {
+        let num_rows = base.partitions().map(|partition| base.num_rows_of(partition)).collect();
+        View { base, segments: Vec::new(), num_rows }
+    }
+
+    /// Copies the stored rows of `signs` to `rows`, zeros for those that are absent, and sets their bits in `present`
+    /// (sign `i`: bit `i % 64` of word `i / 64`). Returns how many are present.
+    ///
+    /// # Panics
+    /// If `rows` is not `signs.len() * row_bytes()` long, or `present` is not `signs.len().div_ceil(64)`.
+    pub fn seek(&self, signs: &[u64], rows: &mut [u8], present: &mut [u64]) -> usize {
+        check_room(signs.len(), rows.len(), self.codec(), present);
+        self.search(signs, &mut Stored { rows, present, row_bytes: self.row_bytes() })
+    }
+
+    /// Writes the values of `signs` to `out`, one row after the other; a sign that is absent reads as zero.
+    /// Returns how many are present.
+    ///
+    /// # Panics
+    /// If `out` is not `signs.len() * width()` long.
+    pub fn lookup(&self, signs: &[u64], out: &mut [f32]) -> usize {
+        let (codec, width) = (self.codec(), self.width());
+        assert_eq!(out.len(), signs.len() * width, "out has to hold a row for each sign");
+        match codec.row_type() {
+            #[cfg(target_endian = "little")]
+            RowType::F32 => self.search(signs, &mut Plain32 { out, width }),
+            #[cfg(not(target_endian = "little"))]
+            RowType::F32 => self.search(signs, &mut Decoded { out, width, decode: crate::row::decode_f32 }),
+            RowType::F16 => self.search(signs, &mut Decoded { out, width, decode: decode_f16 }),
+            RowType::Int8 => {
+                let decode = |row: &[u8], values: &mut [f32]| codec.decode_int8(row, values);
+                self.search(signs, &mut Decoded { out, width, decode })
+            }
+        }
+    }
+
+    /// Sets the bits of the signs that have a row, and returns how many.
+    ///
+    /// # Panics
+    /// If `present` is not `signs.len().div_ceil(64)` long.
+    pub fn find(&self, signs: &[u64], present: &mut [u64]) -> usize {
+        assert_eq!(present.len(), signs.len().div_ceil(64), "present has to hold a bit for each sign");
+        present.fill(0);
+        self.search(signs, &mut Present(present))
+    }
+
+    /// Whether there is a row for `sign`.
+    pub fn contains(&self, sign: u64) -> bool {
+        self.get(sign).is_some()
+    }
+
+    /// The stored row of `sign`; a batch is looked up faster by the others.
+    pub fn get(&self, sign: u64) -> Option<&[u8]> {
+        for segment in &self.segments {
+            match segment.get(sign) {
+                Says::Row(row) => return Some(row),
+                Says::Removed => return None,
+                Says::Nothing => (),
+            }
+        }
+        self.base.get(sign)
+    }
+
+    /// The signs of a partition with their stored rows, in no order that means anything.
+    pub fn rows_of(&self, partition: u32) -> impl Iterator<Item = (u64, &[u8])> {
+        let is_newest =
+            move |newer: &[Arc<Segment>], sign| newer.iter().all(|segment| matches!(segment.get(sign), Says::Nothing));
+        let changed = self.segments.iter().enumerate().flat_map(move |(at, segment)| {
+            segment.rows_of(partition).filter(move |(sign, _)| is_newest(&self.segments[..at], *sign))
+        });
+        let hides = |segment: &Arc<Segment>| segment.is_whole(partition);
+        let base = (!self.segments.iter().any(hides)).then(|| self.base.rows_of(partition));
+        changed.chain(base.into_iter().flatten().filter(move |(sign, _)| is_newest(&self.segments, *sign)))
+    }
+
+    fn search(&self, signs: &[u64], sink: &mut impl Sink) -> usize {
+        #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has AVX2.
+            return unsafe { self.search_with_avx2(signs, sink) };
+        }
+        self.search_by::<Plain>(signs, sink)
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
+    #[target_feature(enable = "avx2")]
+    fn search_with_avx2(&self, signs: &[u64], sink: &mut impl Sink) -> usize {
+        self.search_by::<crate::index::Avx2>(signs, sink)
+    }
+
+    #[inline(always)]
+    fn search_by<C: Compare>(&self, signs: &[u64], sink: &mut impl Sink) -> usize {
+        if self.segments.is_empty() {
+            return self.base.search_all::<C>(&All(signs), sink);
+        }
+        let mut hits = 0;
+        for (block, signs) in signs.chunks(BLOCK).enumerate() {
+            hits += self.search_block::<C>(signs, &mut Shifted { sink, by: block * BLOCK });
+        }
+        hits
+    }
+
+    /// Down through the segments, what is left to the base.
+    #[inline(always)]
+    fn search_block<C: Compare>(&self, signs: &[u64], sink: &mut impl Sink) -> usize {
+        let mut pending = Pending::new(signs);
+        let mut hits = 0;
+        for segment in &self.segments {
+            hits += segment.search::<C>(&mut pending, sink);
+        }
+        hits + self.base.search_all::<C>(&Chosen { signs, places: pending.places() }, sink)
+    }
+
+    /// What it was before the first delta.
+    pub fn base(&self) -> &Arc<Cube> {
+        &self.base
+    }
+
+    /// How its rows are stored.
+    pub fn codec(&self) -> &RowCodec {
+        self.base.codec()
+    }
+
+    /// Bytes of a stored row.
+    pub fn row_bytes(&self) -> usize {
+        self.codec().row_bytes()
+    }
+
+    /// Values in a row.
+    pub fn width(&self) -> usize {
+        self.codec().width()
+    }
+
+    /// The type of its stored values.
+    pub fn row_type(&self) -> RowType {
+        self.codec().row_type()
+    }
+
+    /// What a row is made of.
+    pub fn columns(&self) -> &[Column] {
+        self.base.columns()
+    }
+
+    /// Partitions of the table.
+    pub fn num_partitions(&self) -> u32 {
+        self.base.num_partitions()
+    }
+
+    /// Those that it holds; signs of others read as absent.
+    pub fn partitions(&self) -> Range<u32> {
+        self.base.partitions()
+    }
+
+    /// Rows in the partitions that it holds.
+    pub fn num_rows(&self) -> u64 {
+        self.num_rows.iter().sum()
+    }
+
+    /// Signs that lie over the base, with a row or removed; some may be there more than once.
+    pub fn num_changes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.num_signs() as u64).sum()
+    }
+
+    /// Parts that a lookup goes through before the base.
+    pub fn num_segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Bytes of index and rows, of the base and of what lies over it.
+    pub fn bytes(&self) -> u64 {
+        self.base.bytes() + self.segments.iter().map(|segment| segment.bytes() as u64).sum::<u64>()
+    }
+}
+
+/// A sink for a block of a batch.
+struct Shifted<'a, S> {
+    sink: &'a mut S,
+    by: usize,
+}
+
+impl<S: Sink> Sink for Shifted<'_, S> {
+    #[inline(always)]
+    fn put(&mut self, i: usize, row: &[u8], is_present: bool) {
+        self.sink.put(self.by + i, row, is_present);
+    }
+}

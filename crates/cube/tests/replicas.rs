@@ -1,0 +1,333 @@
+//! Replicas that die, hang, stop and come back, and versions that change, while clients read: no read fails, none is mixed.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Files, TIMEOUT, WIDTH, address, assert_rows, check, connect, connect_to, credentials, signs, until};
+use elasticrec_cube::{Client, ClientError, Server, StoreError};
+use elasticrec_wire::{Body, Header, Hello, Kind, read_frame, write_frame};
+
+/// Threads that look up until `work` is done; returns how many lookups there were. Any that fails, fails the test.
+fn read_during(client: &Client, version: u64, work: impl FnOnce(&AtomicU64)) -> u64 {
+    let (is_done, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for seed in 0..3 {
+            let (is_done, reads) = (&is_done, &reads);
+            scope.spawn(move || {
+                while !is_done.load(Ordering::Relaxed) {
+                    let at = reads.fetch_add(1, Ordering::Relaxed);
+                    check(client, version, &signs(300, seed + at)).unwrap();
+                }
+            });
+        }
+        work(&reads);
+        is_done.store(true, Ordering::Relaxed);
+    });
+    reads.into_inner()
+}
+
+/// Until so many more reads are done.
+fn progress(reads: &AtomicU64, more: u64) {
+    let target = reads.load(Ordering::Relaxed) + more;
+    until("reads go on", || reads.load(Ordering::Relaxed) >= target);
+}
+
+fn is_down(client: &Client, server: &str) -> bool {
+    client.info().iter().any(|replica| replica.address == server && replica.down.is_some())
+}
+
+#[test]
+fn no_lookup_fails_when_a_replica_dies_and_comes_back() {
+    let files = Files::new();
+    let mut shards: Vec<Vec<Option<Server>>> =
+        [0..3, 3..8].map(|range| (0..2).map(|_| Some(files.serve(range.clone(), &[1]))).collect()).into();
+    let addresses: Vec<Vec<String>> =
+        shards.iter().map(|shard| shard.iter().flatten().map(address).collect()).collect();
+    let client = connect_to(&addresses).unwrap();
+    let ranges = [0..3, 3..8];
+    read_during(&client, 1, |reads| {
+        for round in 0..6 {
+            let (shard, replica) = (round % 2, round / 2 % 2);
+            progress(reads, 50);
+            shards[shard][replica] = None;
+            progress(reads, 50);
+            let at = &addresses[shard][replica];
+            until("it is seen to be down", || is_down(&client, at));
+            shards[shard][replica] = Some(files.serve_at(at, ranges[shard].clone(), &[1]));
+            until("it is connected to again", || !is_down(&client, at));
+        }
+    });
+}
+
+#[test]
+fn replicas_share_the_work() {
+    let files = Files::new();
+    let servers = [files.serve(0..8, &[1]), files.serve(0..8, &[1])];
+    let client = connect_to(&[servers.iter().map(address).collect()]).unwrap();
+    (0..100).for_each(|seed| check(&client, 1, &signs(10, seed)).unwrap());
+    let batches: Vec<Vec<u64>> = (0..20).map(|seed| signs(10, seed)).collect();
+    let asked: Vec<_> = batches.iter().map(|signs| client.ask(1, signs).unwrap()).collect();
+    let waiting: Vec<usize> = client.info().iter().map(|replica| replica.num_waiting).collect();
+    drop(asked);
+    let requests = servers.each_ref().map(|server| server.counters().requests.load(Ordering::Relaxed));
+    assert!(requests.iter().all(|count| *count >= 50), "{requests:?}");
+    assert!(waiting.iter().all(|count| *count <= 10), "{waiting:?}");
+}
+
+/// Greets with the words of a server, then takes requests and answers none.
+fn hang(like: &Server) -> String {
+    let mut stream = TcpStream::connect(like.address()).unwrap();
+    let hello = Hello { run: b"ctr", token: b"secret" };
+    write_frame(&mut stream, Header { kind: Kind::Hello, id: 0 }, &hello.parts().slices()).unwrap();
+    let mut body = Body::default();
+    read_frame(&mut stream, 1 << 20, &mut body).unwrap();
+    let greeting = body.bytes().to_vec();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        // the first connection is greeted, those that follow are not
+        while let Ok((mut stream, _)) = listener.accept() {
+            if kept.is_empty() {
+                let mut body = Body::default();
+                drop(read_frame(&mut stream, 1 << 20, &mut body));
+                drop(write_frame(&mut stream, Header { kind: Kind::Holding, id: 0 }, &[&greeting]));
+            }
+            kept.push(stream);
+        }
+    });
+    address
+}
+
+#[test]
+fn a_replica_that_hangs_leaves_time_for_another() {
+    let files = Files::new();
+    let good = files.serve(0..8, &[1]);
+    let hung = hang(&good);
+    let timeout = Duration::from_secs(4);
+    let client = Client::connect(&[vec![hung.clone(), address(&good)]], credentials(), timeout).unwrap();
+    for seed in 0..20 {
+        check(&client, 1, &signs(100, seed)).unwrap();
+    }
+    let info = client.info();
+    assert!(info[0].down.is_some() && info[1].down.is_none(), "{info:?}");
+}
+
+#[test]
+fn a_new_version_is_found_beside_a_replica_that_hangs() {
+    let files = Files::new();
+    let good = files.serve(0..8, &[1]);
+    let hung = hang(&good);
+    let client = Client::connect(&[vec![hung, address(&good)]], credentials(), Duration::from_secs(4)).unwrap();
+    good.store().install(2, files.view(2, 0..8)).unwrap();
+    check(&client, 2, &signs(100, 1)).unwrap();
+}
+
+#[test]
+fn who_asks_ahead_lets_others_read() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    let client = connect(&[&server]);
+    let batches: Vec<Vec<u64>> = (0..60).map(|seed| signs(1000, seed)).collect();
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| (0..200).for_each(|seed| check(&client, 1, &signs(50, seed)).unwrap()));
+        }
+        // takes answers of others off the socket when too many of its own are on their way, and waits for none
+        for _ in 0..20 {
+            let asked: Vec<_> = batches.iter().map(|signs| client.ask(1, signs).unwrap()).collect();
+            thread::sleep(Duration::from_millis(2));
+            drop(asked);
+        }
+    });
+}
+
+#[test]
+fn callers_in_a_hurry_do_not_end_connections() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    let client = connect(&[&server]);
+    let asked = signs(60_000, 1);
+    let (mut rows, mut present) = (vec![0.0; asked.len() * WIDTH], vec![false; asked.len()]);
+    for _ in 0..20 {
+        let soon = Instant::now() + Duration::from_micros(200);
+        let got = client.ask_until(1, &asked, soon).and_then(|asked| asked.wait(&mut rows, &mut present));
+        assert!(matches!(got, Ok(_) | Err(ClientError::Unavailable { .. })), "{got:?}");
+    }
+    check(&client, 1, &asked).unwrap();
+    assert_eq!(server.num_connections(), 1);
+    assert_eq!(client.info()[0].down, None);
+}
+
+#[test]
+fn a_hung_replica_is_left_alone_by_callers_in_a_hurry() {
+    let files = Files::new();
+    let good = files.serve(0..8, &[1]);
+    let hung = hang(&good);
+    let client = Client::connect(&[vec![hung, address(&good)]], credentials(), Duration::from_millis(400)).unwrap();
+    for seed in 0..50 {
+        check(&client, 1, &signs(100, seed)).unwrap();
+    }
+    until("it is seen to hang", || client.info()[0].down.is_some());
+    check(&client, 1, &signs(100, 1)).unwrap();
+}
+
+#[test]
+fn without_a_replica_a_lookup_ends_with_its_deadline_and_says_why() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    let at = address(&server);
+    let client = Client::connect(&[vec![at.clone()]], credentials(), Duration::from_millis(300)).unwrap();
+    check(&client, 1, &[1]).unwrap();
+    drop(server);
+    let began = Instant::now();
+    let error = check(&client, 1, &[1]).unwrap_err();
+    assert!(began.elapsed() < TIMEOUT);
+    assert!(matches!(error, ClientError::Unavailable { shard: 0, .. }), "{error}");
+    assert!(error.to_string().contains(&format!(": {at}: ")), "{error}");
+    // one that comes back is waited for
+    let client = Client::connect(&[vec![at.clone()]], credentials(), TIMEOUT);
+    assert!(client.is_err());
+    let server = files.serve_at(&at, 0..8, &[1]);
+    let client = connect(&[&server]);
+    drop(server);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| check(&client, 1, &[1]));
+        let _again = files.serve_at(&at, 0..8, &[1]);
+        waiting.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_version_that_is_gone_is_named_and_one_that_comes_is_found() {
+    let files = Files::new();
+    let servers = [files.serve(0..8, &[1]), files.serve(0..8, &[1])];
+    let client = connect_to(&[servers.iter().map(address).collect()]).unwrap();
+    check(&client, 1, &[1]).unwrap();
+    assert_eq!(check(&client, 2, &[1]).unwrap_err().to_string(), "version 2 is gone, held: 1");
+    // only one of the replicas has it
+    servers[1].store().install(2, files.view(2, 0..8)).unwrap();
+    (0..50).for_each(|seed| check(&client, 2, &signs(50, seed)).unwrap());
+    servers[0].store().install(2, files.view(2, 0..8)).unwrap();
+    servers[1].store().retire(2).unwrap();
+    (0..50).for_each(|seed| check(&client, 2, &signs(50, seed)).unwrap());
+    servers.iter().for_each(|server| server.store().retire(1).unwrap());
+    let error = check(&client, 1, &[1]).unwrap_err();
+    assert!(matches!(error, ClientError::Gone { version: 1, .. }), "{error}");
+    assert_eq!(client.info()[0].versions, [2]);
+    assert_eq!(client.versions(), [2]);
+}
+
+#[test]
+fn two_hundred_versions_come_and_go_and_every_answer_is_of_one() {
+    let files = Files::new();
+    let servers = [files.serve(0..4, &[1]), files.serve(4..8, &[1])];
+    let client = connect(&[&servers[0], &servers[1]]);
+    let current = AtomicU64::new(1);
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for seed in 0..3u64 {
+            let (client, current, is_done) = (&client, &current, &is_done);
+            scope.spawn(move || {
+                let (mut rows, mut present) = (vec![9.0; 200 * WIDTH], vec![false; 200]);
+                let mut seen = 0;
+                for at in 0.. {
+                    if is_done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let asked = signs(200, seed + at);
+                    // a version that is gone: once more with the current one
+                    let version = loop {
+                        let version = current.load(Ordering::Acquire);
+                        match client.get(version, &asked, &mut rows, &mut present) {
+                            Ok(_) => break version,
+                            Err(ClientError::Gone { version: gone, .. }) => assert_eq!(gone, version),
+                            Err(error) => panic!("{error}"),
+                        }
+                    };
+                    assert_rows(version, &asked, &rows, &present);
+                    assert!(version >= seen);
+                    seen = version;
+                }
+            });
+        }
+        for version in 2..=200u64 {
+            for (server, range) in servers.iter().zip([0..4, 4..8]) {
+                server.store().install(version, files.view(version, range)).unwrap();
+            }
+            current.store(version, Ordering::Release);
+            if version > 2 {
+                servers.iter().for_each(|server| server.store().retire(version - 2).unwrap());
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(servers[0].store().versions(), [199, 200]);
+}
+
+#[test]
+fn a_version_in_use_is_not_unloaded() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    let store = server.store();
+    let view = store.get(1).unwrap();
+    let weak = Arc::downgrade(&view);
+    assert_eq!(store.install(1, files.view(1, 0..8)), Err(StoreError::Held { version: 1 }));
+    store.retire(1).unwrap();
+    let mut rows = [0.0; WIDTH];
+    assert_eq!(view.lookup(&[5], &mut rows), 1);
+    assert_eq!(store.get(1).err(), Some(StoreError::NoVersion { version: 1, held: vec![] }));
+    assert_eq!(store.retire(1).unwrap_err().to_string(), "version 1: not here, held: none");
+    drop(view);
+    assert!(weak.upgrade().is_some(), "nobody who reads pays for the end of a version");
+    let error = store.install(2, files.view(2, 0..4)).unwrap_err();
+    assert_eq!(error.to_string(), "version 2: expected partitions 0 to 8 of 8, got 0 to 4 of 8");
+    store.install(2, files.view(2, 0..8)).unwrap();
+    assert!(weak.upgrade().is_none());
+}
+
+#[test]
+fn a_server_that_stops_answers_what_it_was_asked() {
+    let files = Files::new();
+    for _ in 0..10 {
+        let server = files.serve(0..8, &[1]);
+        let client = connect(&[&server]);
+        let batches: Vec<Vec<u64>> = (0..8).map(|seed| signs(2000, seed)).collect();
+        let asked: Vec<_> = batches.iter().map(|signs| client.ask(1, signs).unwrap()).collect();
+        // the first one answered: all have come to the server, that are in the socket before it
+        until("a request is answered", || server.counters().requests.load(Ordering::Relaxed) >= 1);
+        server.stop();
+        for (signs, asked) in batches.iter().zip(asked) {
+            let (mut rows, mut present) = (vec![9.0; 2000 * WIDTH], vec![false; 2000]);
+            asked.wait(&mut rows, &mut present).unwrap();
+            assert_rows(1, signs, &rows, &present);
+        }
+    }
+}
+
+#[test]
+fn replicas_are_restarted_one_after_the_other_under_load() {
+    let files = Files::new();
+    let mut servers: Vec<Option<Server>> = (0..2).map(|_| Some(files.serve(0..8, &[1]))).collect();
+    let addresses: Vec<String> = servers.iter().flatten().map(address).collect();
+    let client = connect_to(std::slice::from_ref(&addresses)).unwrap();
+    let reads = read_during(&client, 1, |reads| {
+        for round in 0..4 {
+            let at = round % 2;
+            if let Some(server) = &servers[at] {
+                server.stop();
+            }
+            servers[at] = None;
+            progress(reads, 30);
+            servers[at] = Some(files.serve_at(&addresses[at], 0..8, &[1]));
+            until("it is connected to again", || !is_down(&client, &addresses[at]));
+        }
+    });
+    assert!(reads > 120);
+}

@@ -1,0 +1,359 @@
+//! A cube server and its clients over real sockets: what is asked for comes, strangers and hostile bytes do no harm.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::Duration;
+
+use common::{
+    Files, NUM_ROWS, PARTITIONS, TIMEOUT, WIDTH, address, assert_rows, check, connect, connect_to, credentials,
+    identity, signs, until,
+};
+use elasticrec_cube::client::Credentials;
+use elasticrec_cube::{Client, ClientError, Cube, RowType, Server, Store, View};
+use elasticrec_table::partition::partition_of;
+use elasticrec_wire::message::MAX_SEEK_SIGNS;
+use elasticrec_wire::{Body, Found, Header, Hello, Holding, Kind, Refusal, Refused, Seek, read_frame, write_frame};
+use proptest::prelude::*;
+
+/// A connection by hand, behind the greeting.
+struct Peer {
+    stream: TcpStream,
+    body: Body,
+}
+
+impl Peer {
+    fn new(server: &Server) -> Peer {
+        let stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut peer = Peer { stream, body: Body::default() };
+        let hello = Hello { run: b"ctr", token: b"secret" };
+        peer.send(Kind::Hello, 7, &hello.parts().slices());
+        assert_eq!(peer.receive(), Header { kind: Kind::Holding, id: 7 });
+        peer
+    }
+
+    fn send(&mut self, kind: Kind, id: u64, parts: &[&[u8]]) {
+        write_frame(&mut self.stream, Header { kind, id }, parts).unwrap();
+    }
+
+    fn seek(&mut self, id: u64, version: u64, signs: &[u64]) {
+        self.send(Kind::Seek, id, &Seek { version, signs }.parts().slices());
+    }
+
+    fn receive(&mut self) -> Header {
+        read_frame(&mut self.stream, 1 << 30, &mut self.body).unwrap()
+    }
+
+    fn refusal(&mut self) -> Refused {
+        assert_eq!(self.receive().kind, Kind::Refused);
+        Refused::decode(self.body.bytes()).unwrap()
+    }
+}
+
+#[test]
+fn rows_of_several_shards_come_in_the_order_of_the_signs() {
+    let files = Files::new();
+    let servers = [files.serve(3..5, &[7]), files.serve(0..3, &[7]), files.serve(5..8, &[7])];
+    let client = connect(&servers.iter().collect::<Vec<_>>());
+    for count in [0, 1, 2, 63, 64, 65, 1000, 30_000] {
+        check(&client, 7, &signs(count, count)).unwrap();
+    }
+    let layout = client.layout(7).unwrap();
+    assert_eq!((layout.width(), layout.row_bytes(), layout.row_type()), (3, 12, RowType::F32));
+    let keys: u64 = servers.iter().map(|server| server.counters().keys.load(Relaxed)).sum();
+    assert_eq!(keys, 31_195);
+}
+
+#[test]
+fn every_row_type_comes_as_its_values() {
+    let files = Files::new();
+    for row_type in RowType::ALL {
+        let path = files.write(3, row_type);
+        let view = View::of_base(Arc::new(Cube::open_range(&[path], 0..PARTITIONS).unwrap()));
+        let asked = signs(2000, 1);
+        let mut expected = vec![0.0; asked.len() * WIDTH];
+        let expected_hits = view.lookup(&asked, &mut expected);
+        // once from one server, once from two
+        for ends in [[8].as_slice(), &[2, 8]] {
+            let serve = |(at, end): (usize, &u32)| {
+                let range = if at == 0 { 0..*end } else { ends[at - 1]..*end };
+                let cube = Cube::open_range(&[files.write(3, row_type)], range.clone()).unwrap();
+                let store = Store::new(range.clone(), PARTITIONS);
+                store.install(3, View::of_base(Arc::new(cube))).unwrap();
+                Server::start(Arc::new(store), identity(), "127.0.0.1:0", None).unwrap()
+            };
+            let servers: Vec<Server> = ends.iter().enumerate().map(serve).collect();
+            let client = connect(&servers.iter().collect::<Vec<_>>());
+            let (mut rows, mut present) = (vec![9.0; asked.len() * WIDTH], vec![false; asked.len()]);
+            assert_eq!(client.get(3, &asked, &mut rows, &mut present).unwrap(), expected_hits);
+            assert_eq!(rows, expected);
+        }
+    }
+}
+
+#[test]
+fn a_request_too_large_for_one_answer_comes_in_pieces() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    let client = connect(&[&server]);
+    let asked = signs(400_000, 3);
+    check(&client, 1, &asked).unwrap();
+    assert!(server.counters().requests.load(Relaxed) >= 48);
+    assert_eq!(server.counters().keys.load(Relaxed), 400_000);
+    assert_eq!(server.counters().bytes.load(Relaxed), 400_000 * 12);
+    let absent = asked.iter().filter(|sign| **sign >= NUM_ROWS).count() as u64;
+    assert_eq!(server.counters().misses.load(Relaxed), absent);
+}
+
+#[test]
+fn several_requests_are_in_flight_and_may_be_waited_for_in_any_order() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1, 2]);
+    let client = connect(&[&server]);
+    let batches: Vec<Vec<u64>> = (0..100).map(|seed| signs(1000, seed)).collect();
+    let version_of = |at: usize| 1 + at as u64 % 2;
+    let mut asked: Vec<_> =
+        batches.iter().enumerate().map(|(at, signs)| Some(client.ask(version_of(at), signs).unwrap())).collect();
+    for step in 0..100 {
+        let at = step * 37 % 100;
+        // some are not wanted any more
+        let Some(asked) = asked[at].take().filter(|_| step % 5 != 0) else { continue };
+        let (mut rows, mut present) = (vec![9.0; 3000], vec![false; 1000]);
+        asked.wait(&mut rows, &mut present).unwrap();
+        assert_rows(version_of(at), &batches[at], &rows, &present);
+    }
+    check(&client, 1, &batches[0]).unwrap();
+}
+
+#[test]
+fn threads_share_a_connection() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    let client = connect(&[&server]);
+    thread::scope(|scope| {
+        for seed in 0..8 {
+            let client = &client;
+            scope.spawn(move || (0..200).for_each(|at| check(client, 1, &signs(1 + at * 7, seed)).unwrap()));
+        }
+    });
+    assert_eq!((server.num_connections(), server.counters().requests.load(Relaxed)), (1, 1600));
+    let counted = || server.counters().latency.buckets().iter().map(|(_, count)| count).sum::<u64>();
+    // a request is counted when its answer is out
+    until("all are counted", || counted() == 1600);
+}
+
+#[test]
+fn signs_of_other_partitions_and_versions_that_are_not_there_are_refused() {
+    let files = Files::new();
+    let server = files.serve(2..5, &[4, 6]);
+    let mut peer = Peer::new(&server);
+    let own = (0..).find(|sign| (2..5).contains(&partition_of(*sign, PARTITIONS))).unwrap();
+    let foreign = (0..).find(|sign| partition_of(*sign, PARTITIONS) == 7).unwrap();
+    peer.seek(1, 4, &[own, foreign]);
+    let refused = peer.refusal();
+    assert_eq!(refused.reason, Refusal::Outdated);
+    assert_eq!(refused.text, format!("expected signs of partitions 2 to 5, got {foreign} of 7"));
+    peer.seek(2, 5, &[own]);
+    let refused = peer.refusal();
+    assert_eq!((refused.reason, refused.text.as_str()), (Refusal::NoVersion, "version 5: not here, held: 4, 6"));
+    // and the connection goes on
+    peer.seek(3, 6, &[own]);
+    assert_eq!(peer.receive(), Header { kind: Kind::Found, id: 3 });
+    assert_eq!(server.counters().refused.load(Relaxed), 2);
+}
+
+#[test]
+fn a_greeting_says_what_is_held_and_may_be_asked_for_again() {
+    let files = Files::new();
+    let server = files.serve(2..5, &[4]);
+    let mut peer = Peer::new(&server);
+    server.store().install(9, files.view(9, 2..5)).unwrap();
+    let hello = Hello { run: b"ctr", token: b"secret" };
+    peer.send(Kind::Hello, 8, &hello.parts().slices());
+    assert_eq!(peer.receive(), Header { kind: Kind::Holding, id: 8 });
+    let holding = Holding::decode(peer.body.bytes()).unwrap();
+    assert_eq!((holding.first_partition, holding.end_partition, holding.num_partitions), (2, 5, 8));
+    assert_eq!((holding.model, holding.versions), (&b"ctr"[..], &[[4, 0], [9, 0]][..]));
+    let layouts: serde_json::Value = serde_json::from_slice(holding.layouts).unwrap();
+    let columns = serde_json::json!([{"name": "version", "width": 1}, {"name": "deep", "width": 2}]);
+    assert_eq!(layouts, serde_json::json!([{"row_type": "f32", "row_bytes": 12, "columns": columns}]));
+}
+
+#[test]
+fn requests_beyond_the_limits_are_refused_before_anything_is_made_for_them() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    let most = signs(MAX_SEEK_SIGNS as u64, 1);
+    let mut peer = Peer::new(&server);
+    peer.seek(1, 1, &most);
+    assert_eq!(peer.receive(), Header { kind: Kind::Found, id: 1 });
+    assert_eq!(Found::decode(peer.body.bytes()).unwrap().num_signs, MAX_SEEK_SIGNS);
+    peer.seek(2, 1, &signs(MAX_SEEK_SIGNS as u64 + 1, 1));
+    assert_eq!(peer.refusal().reason, Refusal::Malformed);
+    until("the connection ends", || server.num_connections() == 0);
+}
+
+#[test]
+fn strangers_are_refused() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    let told = |credentials: Credentials| {
+        Client::connect(&[vec![address(&server)]], credentials, TIMEOUT).unwrap_err().to_string()
+    };
+    let at = address(&server);
+    let guess = Credentials { token: b"guess".to_vec(), ..credentials() };
+    assert_eq!(told(guess), format!("cube shard 0: {at}: expected the token of the model, got another one"));
+    let other = Credentials { model: "other".into(), ..credentials() };
+    assert_eq!(told(other), format!("cube shard 0: {at}: expected a client of this model, got one of another model"));
+    let nobody = Client::connect(&[vec!["127.0.0.1:1".into()]], credentials(), Duration::from_millis(500)).unwrap_err();
+    assert!(matches!(nobody, ClientError::Unavailable { shard: 0, .. }), "{nobody}");
+    assert!(nobody.to_string().starts_with("cube shard 0: no replica answered in 500 ms: 127.0.0.1:1: "), "{nobody}");
+}
+
+#[test]
+fn shards_have_to_make_up_a_table() {
+    let files = Files::new();
+    let low = files.serve(0..3, &[1]);
+    let high = files.serve(3..8, &[1]);
+    let middle = files.serve(2..8, &[1]);
+    let told = |shards: &[&[&Server]]| {
+        let shards: Vec<Vec<String>> =
+            shards.iter().map(|shard| shard.iter().map(|server| address(server)).collect()).collect();
+        connect_to(&shards).unwrap_err().to_string()
+    };
+    assert_eq!(told(&[&[&low]]), "cube shards: expected 8 partitions, got 3");
+    assert_eq!(told(&[&[&high]]), "cube shards: expected partitions from 0 on, got 3 to 8 of shard 0");
+    assert_eq!(told(&[&[&low], &[&middle]]), "cube shards: expected partitions from 3 on, got 2 to 8 of shard 1");
+    let at = address(&high);
+    let expected = format!("cube shards: {at} of shard 0: expected partitions 0 to 3 of 8, got 3 to 8 of 8");
+    assert_eq!(told(&[&[&low, &high], &[&high]]), expected);
+    assert_eq!(told(&[]), "cube shards: expected at least one shard, and an address for each, got none");
+    let path = files.write(1, RowType::Int8);
+    let store = Store::new(0..3, PARTITIONS);
+    store.install(1, View::of_base(Arc::new(Cube::open_range(&[path], 0..3).unwrap()))).unwrap();
+    let bytes = Server::start(Arc::new(store), identity(), "127.0.0.1:0", None).unwrap();
+    let told = told(&[&[&low, &bytes], &[&high]]);
+    let expected =
+        "version 1: expected f32 rows of version 1 + deep 2 as at other replicas, got int8 rows of version 1 + deep 2";
+    assert!(told.ends_with(expected), "{told}");
+}
+
+#[test]
+fn hostile_bytes_end_their_connection_alone() {
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    let client = connect(&[&server]);
+    let mut greeting = Vec::new();
+    let hello = Hello { run: b"ctr", token: b"secret" };
+    write_frame(&mut greeting, Header { kind: Kind::Hello, id: 0 }, &hello.parts().slices()).unwrap();
+    let mut seek = Vec::new();
+    write_frame(&mut seek, Header { kind: Kind::Seek, id: 1 }, &[&[255; 64]]).unwrap();
+    let mut damaged = seek.clone();
+    damaged[40] ^= 1;
+    let mut pull = Vec::new();
+    write_frame(&mut pull, Header { kind: Kind::Pull, id: 1 }, &[&[0; 64]]).unwrap();
+    let mut huge = seek.clone();
+    huge[16..20].copy_from_slice(&(1u32 << 30).to_le_bytes());
+    for (number, bytes) in [
+        &b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"[..],
+        &seek,
+        &[&greeting[..], &seek].concat(),
+        &[&greeting[..], &damaged].concat(),
+        &[&greeting[..], &pull].concat(),
+        &[&greeting[..], &huge].concat(),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let (mut rest, mut body, mut last) = (answer.as_slice(), Body::default(), None);
+        while let Ok(header) = read_frame(&mut rest, 1 << 20, &mut body) {
+            last = Some((header.kind, Refused::decode(body.bytes()).map(|refused| refused.reason)));
+        }
+        assert_eq!(last, Some((Kind::Refused, Ok(Refusal::Malformed))), "{number}");
+        assert_eq!(server.counters().malformed.load(Relaxed), number as u64 + 1);
+    }
+    // cut in the middle of a frame
+    TcpStream::connect(server.address()).unwrap().write_all(&greeting[..20]).unwrap();
+    check(&client, 1, &signs(1000, 1)).unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_server_survives_any_body(body in prop::collection::vec(prop::sample::select(vec![0u8, 0, 0, 1, 2, 255]), 0..120)) {
+        thread_local! {
+            static SERVER: (Files, Server) = {
+                let files = Files::new();
+                let server = files.serve(0..3, &[1]);
+                (files, server)
+            };
+        }
+        SERVER.with(|(_, server)| {
+            let mut peer = Peer::new(server);
+            peer.send(Kind::Seek, 1, &[&body]);
+            let header = peer.receive();
+            assert!(matches!(header.kind, Kind::Found | Kind::Refused), "{header:?}");
+        });
+    }
+}
+
+#[test]
+fn a_client_ends_a_connection_that_says_nonsense() {
+    let files = Files::new();
+    let good = files.serve(0..8, &[1]);
+    // greets as the good one does, then answers another version, another number of rows, nothing that was asked
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let liar = listener.local_addr().unwrap().to_string();
+    let mut greeted = Peer::new(&good);
+    let hello = Hello { run: b"ctr", token: b"secret" };
+    greeted.send(Kind::Hello, 0, &hello.parts().slices());
+    greeted.receive();
+    let greeting = greeted.body.bytes().to_vec();
+    thread::spawn(move || {
+        for number in 0.. {
+            let Ok((mut stream, _)) = listener.accept() else { return };
+            let mut body = Body::default();
+            drop(read_frame(&mut stream, 1 << 20, &mut body));
+            drop(write_frame(&mut stream, Header { kind: Kind::Holding, id: 0 }, &[&greeting]));
+            let Ok(header) = read_frame(&mut stream, 1 << 20, &mut body) else { continue };
+            let lie = |version, num_signs, id| {
+                (Found { version, row_bytes: 12, present: &[0], rows: &[0; 12], num_signs }, id)
+            };
+            let (found, id) = [lie(2, 1, header.id), lie(1, 1, header.id + 9), lie(1, 1, header.id)][number % 3];
+            drop(write_frame(&mut stream, Header { kind: Kind::Found, id }, &found.parts().slices()));
+            drop(stream.read(&mut [0]));
+        }
+    });
+    let client = connect_to(&[vec![liar.clone(), address(&good)]]).unwrap();
+    for seed in 0..200 {
+        check(&client, 1, &signs(100, seed)).unwrap();
+    }
+}
+
+#[test]
+fn connections_that_ended_leave_nothing_open() {
+    let open = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let files = Files::new();
+    let server = files.serve(0..8, &[1]);
+    check(&connect(&[&server]), 1, &[1]).unwrap();
+    let before = open();
+    for seed in 0..60 {
+        check(&connect(&[&server]), 1, &signs(10, seed)).unwrap();
+    }
+    // other tests of this process come and go; sixty connections would be two or three hundred
+    until("descriptors are closed", || open() <= before + 50);
+    until("connections end", || server.num_connections() == 0);
+}

@@ -1,0 +1,39 @@
+//! Fail points: places at which a test lets a process die, as it could die there by itself.
+//!
+//! `ELASTICREC_FAIL_POINTS` names a directory. A file `NAME.ANYTHING` in it that says `n` ends the process when it comes to
+//! the point `NAME` for the nth time; the file goes with it, so that each stands for one death.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::{env, fs, process};
+
+/// Ends the process here if a test wants it.
+#[inline]
+pub fn fail_point(name: &str) {
+    static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    if let Some(directory) = DIRECTORY.get_or_init(|| env::var_os("ELASTICREC_FAIL_POINTS").map(PathBuf::from)) {
+        reach(directory, name);
+    }
+}
+
+#[cold]
+fn reach(directory: &Path, name: &str) {
+    static HITS: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
+    let hits = {
+        let mut all = HITS.lock().unwrap_or_else(PoisonError::into_inner);
+        let hits = all.get_or_insert_default().entry(name.into()).or_default();
+        *hits += 1;
+        *hits
+    };
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let is_mine = path.file_stem().is_some_and(|stem| stem == name);
+        let wanted = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        // of two processes at the same point only one can remove the file
+        if is_mine && wanted.is_some_and(|wanted| hits >= wanted) && fs::remove_file(&path).is_ok() {
+            eprintln!("dies at the fail point {name}");
+            process::abort();
+        }
+    }
+}

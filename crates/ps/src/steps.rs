@@ -1,0 +1,212 @@
+//! Steps of `sync`: the pushes of one step wait until all of them are at every shard, are summed in the order of their
+//! units and applied as one.
+//!
+//! Whoever pulls for the next step knows that all shards have all of this one, and says so; that commits it. So no shard
+//! applies a step that another one may still lack, and a batch that must be run again finds the rows of its first run.
+
+use std::collections::BTreeMap;
+
+use elasticrec_wire::{Group, Push, Refusal, Refused};
+
+use crate::merge::{Merged, Part};
+use crate::record::Name;
+use crate::shard::{Applied, Shard, is_finite};
+
+/// The group that is at work, and the pushes of its next step.
+#[derive(Debug, Default)]
+pub(crate) struct Steps {
+    group: Option<Group>,
+    num_applied: u32,
+    waiting: BTreeMap<u64, Waiting>,
+    merged: Merged,
+}
+
+/// A push that waits for the others of its step.
+#[derive(Debug)]
+struct Waiting {
+    is_last: bool,
+    checksum: u64,
+    num_samples: u32,
+    weight: f64,
+    seen: u32,
+    signs: Vec<u64>,
+    counts: Vec<[u32; 2]>,
+    gradients: Vec<f32>,
+    dense: Vec<f32>,
+    sum_places: Vec<u32>,
+    sum_values: Vec<f64>,
+}
+
+impl Waiting {
+    fn of(push: &Push<'_>) -> Self {
+        Waiting {
+            is_last: push.is_last,
+            checksum: push.checksum,
+            num_samples: push.num_samples,
+            weight: push.weight,
+            seen: push.seen,
+            signs: push.signs.to_vec(),
+            counts: push.counts.to_vec(),
+            gradients: push.gradients.to_vec(),
+            dense: push.dense.to_vec(),
+            sum_places: push.sum_places.to_vec(),
+            sum_values: push.sum_values.to_vec(),
+        }
+    }
+
+    fn part(&self) -> Part<'_> {
+        Part {
+            signs: &self.signs,
+            gradients: &self.gradients,
+            dense: &self.dense,
+            weight: self.weight,
+            num_samples: self.num_samples,
+            checksum: self.checksum,
+            sum_places: &self.sum_places,
+            sum_values: &self.sum_values,
+        }
+    }
+}
+
+fn end_of(group: Group) -> u64 {
+    group.first_unit.saturating_add(u64::from(group.num_units))
+}
+
+impl Shard {
+    /// Keeps a push until all of its step are there.
+    pub(crate) fn hold(&mut self, push: &Push<'_>, group: Group) -> Result<Applied, Refused> {
+        if push.is_delta || !(group.first_unit..end_of(group)).contains(&push.unit) {
+            let text = format!("push: unit {}: not a gradient of its group", push.unit);
+            return Err(Refused::new(Refusal::Malformed, text));
+        }
+        let name = Name { unit: push.unit, batch: push.batch };
+        let lacks = self.groups_that_lack(name, push.checksum)?;
+        if lacks.iter().all(|lacks| !lacks) {
+            self.count_repeat();
+            return Ok(Applied { was_known: true, non_finite: false });
+        }
+        if lacks.iter().any(|lacks| !lacks) {
+            let text =
+                format!("unit {}: some partitions have it and some lack it, of a step all do or none", push.unit);
+            return Err(Refused::new(Refusal::Internal, text));
+        }
+        self.enter(group)?;
+        if push.batch != self.steps.num_applied {
+            let text = format!("unit {} batch {}: step {} comes first", push.unit, push.batch, self.steps.num_applied);
+            return Err(Refused::new(Refusal::NotYet, text));
+        }
+        match self.steps.waiting.get(&push.unit) {
+            Some(waiting) if waiting.checksum != push.checksum => {
+                let text = format!("unit {} batch {}: it came with other samples", push.unit, push.batch);
+                Err(Refused::new(Refusal::NameClash, text))
+            }
+            Some(_) => {
+                self.count_repeat();
+                Ok(Applied { was_known: true, non_finite: false })
+            }
+            None => {
+                self.steps.waiting.insert(push.unit, Waiting::of(push));
+                Ok(Applied { was_known: false, non_finite: false })
+            }
+        }
+    }
+
+    /// Begins a group, all units before which are complete.
+    fn enter(&mut self, group: Group) -> Result<(), Refused> {
+        if self.steps.group == Some(group) {
+            return Ok(());
+        }
+        if self.watermark() != group.first_unit {
+            let text = format!("unit {}: expected a group from unit {} on", group.first_unit, self.watermark());
+            return Err(Refused::new(Refusal::NotYet, text));
+        }
+        self.steps.waiting.clear();
+        (self.steps.group, self.steps.num_applied) = (Some(group), 0);
+        Ok(())
+    }
+
+    /// How many steps of a group are applied, and whether all pushes of one of its steps are there or applied.
+    pub fn met(&self, group: Group, step: u32) -> (u32, bool) {
+        let num_applied = self.steps_of(group.first_unit);
+        let has_all = |unit: u64| self.is_complete(unit) || self.steps.waiting.contains_key(&unit);
+        let is_full = step < num_applied
+            || (step == num_applied
+                && self.steps.group == Some(group)
+                && (group.first_unit..end_of(group)).all(has_all));
+        (num_applied, is_full)
+    }
+
+    /// Applied steps of the group that begins with a unit; the largest number for one that is complete.
+    fn steps_of(&self, first_unit: u64) -> u32 {
+        match self.steps.group {
+            Some(group) if group.first_unit == first_unit && self.watermark() < end_of(group) => self.steps.num_applied,
+            Some(group) if group.first_unit == first_unit => u32::MAX,
+            _ if self.watermark() > first_unit => u32::MAX,
+            _ => 0,
+        }
+    }
+
+    /// Whether so many steps of a group are applied, or would be by `commit`; a refusal if there are more or fewer.
+    pub fn is_at(&self, first_unit: u64, num_steps: u32) -> Result<bool, Refused> {
+        let Some(group) = self.steps.group.filter(|group| group.first_unit == first_unit) else {
+            return match self.steps_of(first_unit) {
+                0 if num_steps == 0 => Ok(true),
+                0 => Err(Refused::new(Refusal::NotYet, format!("unit {first_unit}: its group has not begun"))),
+                _ => Err(Refused::new(Refusal::Passed, format!("unit {first_unit}: its group is complete"))),
+            };
+        };
+        let applied = self.steps.num_applied;
+        if num_steps == applied {
+            return Ok(true);
+        }
+        if num_steps < applied {
+            let text = format!("unit {first_unit}: step {num_steps} of its group is applied");
+            return Err(Refused::new(Refusal::Passed, text));
+        }
+        if num_steps == applied + 1 && self.met(group, applied).1 {
+            return Ok(false);
+        }
+        let text = format!("unit {first_unit}: step {applied} of its group has not all its pushes");
+        Err(Refused::new(Refusal::NotYet, text))
+    }
+
+    /// Applies the step that has all its pushes.
+    pub fn commit(&mut self) -> Result<(), Refused> {
+        let waiting = std::mem::take(&mut self.steps.waiting);
+        let mut merged = std::mem::take(&mut self.steps.merged);
+        merged.clear();
+        for one in waiting.values() {
+            merged.add(&one.part(), one.counts.iter().map(|&[show, click]| (show, click)));
+        }
+        let counts: Vec<[u32; 2]> = merged.counts.iter().map(|&(show, click)| [show, click]).collect();
+        let push = Push {
+            epoch: 0,
+            incarnation: 0,
+            unit: 0,
+            batch: self.steps.num_applied,
+            is_last: false,
+            checksum: 0,
+            num_samples: merged.num_samples,
+            seen: waiting.values().map(|one| one.seen).max().unwrap_or(0),
+            weight: 1.0,
+            group: None,
+            is_delta: false,
+            signs: &merged.signs,
+            counts: &counts,
+            gradients: &merged.gradients,
+            dense: &merged.dense,
+            sum_places: &merged.sum_places,
+            sum_values: &merged.sum_values,
+        };
+        let non_finite = !is_finite(push.gradients) || !is_finite(push.dense);
+        self.apply_to_all(&push, non_finite)?;
+        for (&unit, one) in &waiting {
+            let name = Name { unit, batch: self.steps.num_applied };
+            self.add_to_records(name, one.checksum, one.is_last);
+        }
+        self.steps.merged = merged;
+        self.steps.num_applied += 1;
+        self.finish_step(non_finite);
+        Ok(())
+    }
+}

@@ -1,0 +1,290 @@
+//! TLS between servers and clients: who is let in, what strangers are told, and that nothing can be read on the way.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use elasticrec_ps::client::{Credentials, Dealt, Wanted};
+use elasticrec_ps::{Client, ClientError, DenseOptimizer, Identity, Server, Shard, ShardSpec};
+use elasticrec_table::TableSpec;
+use elasticrec_wire::frame::{Header, Kind, write_frame};
+use elasticrec_wire::{ClientTls, Hello, Refusal, ServerTls, TlsError};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+const TOKEN: &str = "a-token-that-must-not-be-seen";
+
+/// An authority, and files of what it signs.
+struct Authority {
+    dir: tempfile::TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        std::fs::write(dir.path().join("ca.pem"), issuer.pem()).unwrap();
+        std::fs::write(dir.path().join("ca.key"), issuer.key().serialize_pem()).unwrap();
+        Authority { dir, issuer }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Certificate and key of a server with this name, changed by `change`.
+    fn sign(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> ServerTls {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        change(&mut params);
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        std::fs::write(self.file("cert.pem"), certificate.pem()).unwrap();
+        std::fs::write(self.file("cert.key"), key.serialize_pem()).unwrap();
+        ServerTls::from_pem(&self.file("cert.pem"), &self.file("cert.key")).unwrap()
+    }
+
+    fn server(&self) -> ServerTls {
+        self.sign("127.0.0.1", |_| {})
+    }
+
+    fn client(&self) -> ClientTls {
+        ClientTls::from_pem(&self.file("ca.pem")).unwrap()
+    }
+}
+
+fn start(tls: Option<ServerTls>) -> Server {
+    let table = r#"{"name":"main","seed":7,"partitions":8,"columns":[{"name":"deep","width":8,"init_scale":0.5}],
+        "optimizer":{"kind":"sgd","learning_rate":0.125}}"#;
+    let table = TableSpec::from_json(table).unwrap();
+    let dense = DenseOptimizer::Sgd { learning_rate: 0.125 };
+    let shard =
+        Shard::new(ShardSpec { table, num_dense: 21, num_buffers: 0, dense, num_sums: 0, owned: 0..8 }, 1).unwrap();
+    let identity = Identity { run: b"run".to_vec(), token: TOKEN.into(), incarnation: 1, epoch: 1 };
+    let server = Server::start(shard, identity, "127.0.0.1:0", tls).unwrap();
+    server.extend_lease(Instant::now(), Duration::from_secs(60));
+    server
+}
+
+fn connect_to(address: &str, tls: Option<ClientTls>) -> Result<Client, ClientError> {
+    let credentials = Credentials { run: b"run".to_vec(), token: TOKEN.into(), tls };
+    Client::connect(&[address.to_owned()], &credentials, 8, TIMEOUT)
+}
+
+fn connect(server: &Server, tls: Option<ClientTls>) -> Result<Client, ClientError> {
+    connect_to(&server.address().to_string(), tls)
+}
+
+/// What a client is told that is not to try again.
+fn unfit(result: Result<Client, ClientError>) -> String {
+    match result.unwrap_err() {
+        ClientError::Unfit { what, .. } => what,
+        other => panic!("expected a server that is unfit, got {other}"),
+    }
+}
+
+#[test]
+fn many_large_answers_are_in_flight() {
+    let authority = Authority::new();
+    let server = start(Some(authority.server()));
+    let client = connect(&server, Some(authority.client())).unwrap();
+    let signs: Vec<u64> = (0..50_000).collect();
+    let mut dealt = Dealt::default();
+    client.deal(&signs, &mut dealt);
+    let pulls: Vec<_> =
+        (0..10).map(|_| client.pull(&dealt, Wanted { dense: true, ..Wanted::default() }).unwrap()).collect();
+    for tickets in &pulls {
+        let (mut rows, mut dense) = (vec![9.0; 8 * signs.len()], vec![9.0; 21]);
+        client.receive(tickets, &dealt, &mut rows, Some(&mut dense)).unwrap();
+        assert!(rows.iter().chain(&dense).all(|value| *value == 0.0));
+    }
+    assert_eq!(server.counters().pulled_signs.load(Ordering::Relaxed), 500_000);
+}
+
+#[test]
+fn a_server_that_stops_ends_connections_with_tls_too() {
+    let authority = Authority::new();
+    let mut server = start(Some(authority.server()));
+    let client = connect(&server, Some(authority.client())).unwrap();
+    server.stop();
+    let mut dealt = Dealt::default();
+    client.deal(&[1], &mut dealt);
+    let asked = client.pull(&dealt, Wanted::default());
+    let lost = asked.and_then(|tickets| client.receive(&tickets, &dealt, &mut [0.0; 8], None)).unwrap_err();
+    assert!(matches!(lost, ClientError::Lost { .. }), "{lost}");
+}
+
+#[test]
+fn certificates_that_are_not_taken() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let told = |tls: ServerTls, client: ClientTls| unfit(connect(&start(Some(tls)), Some(client)));
+    let not_ours = "its certificate is not signed by an authority of the `ca` file";
+    assert_eq!(told(authority.server(), other.client()), not_ours);
+    let expired = authority.sign("127.0.0.1", |params| params.not_after = date_time_ymd(2020, 1, 1));
+    assert_eq!(told(expired, authority.client()), "its certificate has expired");
+    let early = authority.sign("127.0.0.1", |params| params.not_before = date_time_ymd(4000, 1, 1));
+    assert_eq!(told(early, authority.client()), "its certificate is not valid yet");
+    let elsewhere = told(authority.sign("ps-1.example.org", |_| {}), authority.client());
+    let expected = "its certificate is for another host: expected `127.0.0.1`, got DnsName(\"ps-1.example.org\")";
+    assert_eq!(elsewhere, expected);
+    let itself = ServerTls::from_pem(&authority.file("ca.pem"), &authority.file("ca.key")).unwrap();
+    let expected = "its certificate is that of an authority: expected one of a server, signed by the authority";
+    assert_eq!(told(itself, authority.client()), expected);
+}
+
+#[test]
+fn one_end_alone_has_tls() {
+    let authority = Authority::new();
+    let server = start(Some(authority.server()));
+    match connect(&server, None).unwrap_err() {
+        ClientError::Refused { refused, .. } => {
+            assert_eq!(refused.reason, Refusal::Unauthorized);
+            assert_eq!(refused.text, "expected TLS, got a plain connection");
+        }
+        other => panic!("expected a refusal, got {other}"),
+    }
+    connect(&server, Some(authority.client())).unwrap();
+    let plain = start(None);
+    let told = unfit(connect(&plain, Some(authority.client())));
+    assert_eq!(told, "expected TLS, got something else: TLS is off at the other end");
+    connect(&plain, None).unwrap();
+}
+
+#[test]
+fn hostile_handshakes_hold_nobody_up() {
+    let authority = Authority::new();
+    let server = start(Some(authority.server()));
+    let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    let mut begun = TcpStream::connect(server.address()).unwrap();
+    begun.write_all(&[22, 3, 1, 255, 255, 1]).unwrap();
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[22, 3, 1, 0, 4, 1, 2, 3, 4], &[22; 100_000]] {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        // it may end the connection before it has taken all
+        drop(stream.write_all(bytes));
+        drop(stream.read_to_end(&mut Vec::new()));
+    }
+    connect(&server, Some(authority.client())).unwrap();
+    assert!(server.counters().malformed.load(Ordering::Relaxed) >= 3);
+    drop((silent, begun));
+}
+
+#[test]
+fn a_handshake_and_a_hello_have_one_deadline() {
+    let authority = Authority::new();
+    // answers nothing, a byte now and then: a client gives up in its own time
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        for byte in [22, 3, 3, 64, 0].into_iter().chain(std::iter::repeat(2)) {
+            if stream.write_all(&[byte]).is_err() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let credentials = Credentials { run: b"run".to_vec(), token: TOKEN.into(), tls: Some(authority.client()) };
+    let began = Instant::now();
+    let error = Client::connect(&[address], &credentials, 8, Duration::from_millis(500)).unwrap_err();
+    assert!(matches!(error, ClientError::Lost { .. }), "{error}");
+    assert!(error.to_string().ends_with("did not answer in time"), "{error}");
+    assert!(began.elapsed() < TIMEOUT);
+}
+
+/// Passes a connection on and keeps what went by.
+fn eavesdrop(target: &Server) -> (String, thread::JoinHandle<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let target = target.address();
+    let heard = thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect(target).unwrap();
+        let (mut back, mut to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        let answers = thread::spawn(move || drop(std::io::copy(&mut back, &mut to)));
+        let (mut heard, mut buffer) = (Vec::new(), [0; 4096]);
+        while let Ok(count @ 1..) = client.read(&mut buffer) {
+            heard.extend_from_slice(&buffer[..count]);
+            server.write_all(&buffer[..count]).unwrap();
+        }
+        drop(server.shutdown(std::net::Shutdown::Both));
+        answers.join().unwrap();
+        heard
+    });
+    (address, heard)
+}
+
+#[test]
+fn a_listener_on_the_way_hears_no_token() {
+    let authority = Authority::new();
+    for tls in [false, true] {
+        let server = start(tls.then(|| authority.server()));
+        let (address, heard) = eavesdrop(&server);
+        drop(connect_to(&address, tls.then(|| authority.client())).unwrap());
+        let heard = heard.join().unwrap();
+        let has_token = heard.windows(TOKEN.len()).any(|window| window == TOKEN.as_bytes());
+        assert_eq!(has_token, !tls, "{} bytes", heard.len());
+    }
+}
+
+#[test]
+fn a_client_of_another_release_is_told_so() {
+    let server = start(None);
+    let mut hello = Vec::new();
+    let body = Hello { run: b"run", token: TOKEN.as_bytes() };
+    write_frame(&mut hello, Header { kind: Kind::Hello, id: 0 }, &body.parts().slices()).unwrap();
+    hello[4] += 1;
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.write_all(&hello).unwrap();
+    let mut answer = Vec::new();
+    drop(stream.read_to_end(&mut answer));
+    let ours = hello[4] - 1;
+    let text = format!("expected protocol version {ours}, got {}", hello[4]);
+    assert!(String::from_utf8_lossy(&answer).contains(&text));
+    // and the other way round: the server's answer has its own version
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    answer[4] += 1;
+    let answering = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(&answer).unwrap();
+        drop(stream.read(&mut [0; 4096]));
+    });
+    assert_eq!(unfit(connect_to(&address, None)), text);
+    answering.join().unwrap();
+}
+
+#[test]
+fn files_that_are_of_no_use() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    drop((authority.server(), other.server()));
+    let empty = authority.file("empty.pem");
+    std::fs::write(&empty, "").unwrap();
+    let broken = authority.file("broken.pem");
+    std::fs::write(&broken, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+    let (certificate, key) = (authority.file("cert.pem"), authority.file("cert.key"));
+    let server = |certificate: &Path, key: &Path| ServerTls::from_pem(certificate, key).map(drop);
+    let client = |path: &Path| ClientTls::from_pem(path).map(drop);
+    let told = |result: Result<(), TlsError>, path: &Path| {
+        let text = result.unwrap_err().to_string();
+        assert!(!text.contains('\n'), "{text}");
+        text.strip_prefix(&format!("tls: {}: ", path.display())).unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    assert_eq!(told(client(&authority.file("none")), &authority.file("none")), "no such file");
+    assert_eq!(told(client(&empty), &empty), "expected certificates in PEM, got none");
+    assert_eq!(told(client(&key), &key), "expected certificates in PEM, got none");
+    assert!(told(client(&broken), &broken).starts_with("cannot be used: "));
+    assert_eq!(told(server(&certificate, &empty), &empty), "expected a private key in PEM, got none");
+    assert_eq!(told(server(&certificate, &certificate), &certificate), "expected a private key in PEM, got none");
+    let strange = other.file("cert.key");
+    let expected = format!("not the key of the certificate in {}", certificate.display());
+    assert_eq!(told(server(&certificate, &strange), &strange), expected);
+    assert!(told(server(&broken, &key), &key).starts_with("cannot be used with "));
+}

@@ -1,0 +1,338 @@
+//! Cubes, for Python: versions opened and looked up, base and delta files written, and what there is to measure.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use elasticrec_cube::measure::Bench;
+use elasticrec_cube::publish::PublishedRows;
+use elasticrec_cube::{Changes, Column, Cube, CubeError, DeltaFile, RowType, View};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{ConfigError, IntoPyErr};
+
+type Rows<'py> = Bound<'py, PyArray2<f32>>;
+
+/// The rows of one version: a base and the deltas on it.
+#[pyclass(frozen, module = "elasticrec._core")]
+pub(crate) struct CubeView {
+    inner: Arc<View>,
+}
+
+#[pymethods]
+impl CubeView {
+    /// `deltas` are the part files of each delta, in the order of their versions; `partitions` (first, end) opens those alone.
+    #[new]
+    #[pyo3(signature = (base, deltas = Vec::new(), *, partitions = None))]
+    fn new(
+        py: Python<'_>,
+        base: Vec<PathBuf>,
+        deltas: Vec<Vec<PathBuf>>,
+        partitions: Option<(u32, u32)>,
+    ) -> PyResult<Self> {
+        let open = || -> Result<View, CubeError> {
+            let base = match partitions {
+                Some((first, end)) => Cube::open_range(&base, first..end)?,
+                None => Cube::open(&base)?,
+            };
+            let mut view = View::of_base(Arc::new(base));
+            for paths in deltas {
+                let parts = paths.iter().map(DeltaFile::open).collect::<Result<Vec<_>, _>>()?;
+                view = view.with_delta(&parts)?;
+            }
+            Ok(view)
+        };
+        Ok(CubeView { inner: Arc::new(py.detach(open).map_err(IntoPyErr::into_py_err)?) })
+    }
+
+    /// The version after this one: with the part files of one delta applied.
+    fn with_delta(&self, py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
+        let apply = || -> Result<View, CubeError> {
+            let parts = paths.iter().map(DeltaFile::open).collect::<Result<Vec<_>, _>>()?;
+            self.inner.with_delta(&parts)
+        };
+        Ok(CubeView { inner: Arc::new(py.detach(apply).map_err(IntoPyErr::into_py_err)?) })
+    }
+
+    /// Rows `[signs, width]`, zeros for signs without one, and which signs have one.
+    fn lookup<'py>(
+        &self,
+        py: Python<'py>,
+        signs: PyReadonlyArray1<'_, u64>,
+    ) -> PyResult<(Rows<'py>, Bound<'py, PyArray1<bool>>)> {
+        let signs = signs.as_slice().map_err(|_| PyValueError::new_err("signs: expected a contiguous array"))?;
+        let view = &self.inner;
+        let (rows, present) = py.detach(|| {
+            let mut stored = vec![0; signs.len() * view.row_bytes()];
+            let mut bits = vec![0; signs.len().div_ceil(64)];
+            view.seek(signs, &mut stored, &mut bits);
+            let mut rows = vec![0.0; signs.len() * view.width()];
+            view.codec().decode(&stored, &mut rows);
+            let present: Vec<bool> = (0..signs.len()).map(|i| bits[i / 64] >> (i % 64) & 1 == 1).collect();
+            (rows, present)
+        });
+        let rows = PyArray1::from_vec(py, rows).reshape([signs.len(), view.width()])?;
+        Ok((rows, PyArray1::from_vec(py, present)))
+    }
+
+    /// All signs with their rows, in batches: those of a partition, sorted by sign.
+    fn items(&self) -> CubeItems {
+        let partitions = self.inner.partitions();
+        CubeItems { view: self.inner.clone(), next: partitions.start, end: partitions.end }
+    }
+
+    #[getter]
+    fn num_rows(&self) -> u64 {
+        self.inner.num_rows()
+    }
+
+    /// (name, width) of each.
+    #[getter]
+    fn columns(&self) -> Vec<(String, u32)> {
+        self.inner.columns().iter().map(|column| (column.name.clone(), column.width)).collect()
+    }
+
+    #[getter]
+    fn width(&self) -> usize {
+        self.inner.width()
+    }
+
+    #[getter]
+    fn row_type(&self) -> &'static str {
+        self.inner.row_type().name()
+    }
+
+    #[getter]
+    fn num_partitions(&self) -> u32 {
+        self.inner.num_partitions()
+    }
+
+    #[getter]
+    fn num_bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+}
+
+/// The rows of a version, a partition at a time.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct CubeItems {
+    view: Arc<View>,
+    next: u32,
+    end: u32,
+}
+
+#[pymethods]
+impl CubeItems {
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyArray1<u64>>, Rows<'py>)>> {
+        if self.next >= self.end {
+            return Ok(None);
+        }
+        let (view, partition) = (&self.view, self.next);
+        let (signs, values) = py.detach(|| {
+            let mut rows: Vec<(u64, &[u8])> = view.rows_of(partition).collect();
+            rows.sort_unstable_by_key(|(sign, _)| *sign);
+            let mut values = vec![0.0; rows.len() * view.width()];
+            for ((_, row), values) in rows.iter().zip(values.chunks_mut(view.width())) {
+                view.codec().decode(row, values);
+            }
+            (rows.iter().map(|(sign, _)| *sign).collect::<Vec<_>>(), values)
+        });
+        self.next += 1;
+        let rows = PyArray1::from_vec(py, values).reshape([signs.len(), self.view.width()])?;
+        Ok(Some((PyArray1::from_vec(py, signs), rows)))
+    }
+}
+
+/// Writes one part file of a base.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct CubeWriter {
+    inner: Option<elasticrec_cube::CubeWriter>,
+}
+
+#[pymethods]
+impl CubeWriter {
+    /// `columns` are (name, width).
+    #[new]
+    #[pyo3(signature = (path, columns, *, row_type, num_partitions))]
+    fn new(path: PathBuf, columns: Vec<(String, u32)>, row_type: &str, num_partitions: u32) -> PyResult<Self> {
+        let (columns, row_type) = (columns_of(columns), row_type_of(row_type)?);
+        let inner = elasticrec_cube::CubeWriter::create(path, columns, row_type, num_partitions);
+        Ok(CubeWriter { inner: Some(inner.map_err(IntoPyErr::into_py_err)?) })
+    }
+
+    /// Writes a partition, in ascending order: its signs and their rows `[signs, width]`.
+    fn add(
+        &mut self,
+        partition: u32,
+        signs: PyReadonlyArray1<'_, u64>,
+        rows: PyReadonlyArray2<'_, f32>,
+    ) -> PyResult<()> {
+        let writer = self.inner.as_mut().ok_or_else(finished)?;
+        let width = writer.width();
+        let (signs, rows) = contiguous(&signs, &rows, width)?;
+        writer
+            .write_partition(partition, signs, |i, values| values.copy_from_slice(&rows[i * width..][..width]))
+            .map_err(IntoPyErr::into_py_err)
+    }
+
+    /// Completes the file; returns its size and sha-256.
+    fn finish(&mut self, py: Python<'_>) -> PyResult<(u64, String)> {
+        let writer = self.inner.take().ok_or_else(finished)?;
+        let written = py.detach(|| writer.finish()).map_err(IntoPyErr::into_py_err)?;
+        Ok((written.bytes, written.sha256))
+    }
+}
+
+/// Writes one part file of a delta.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct DeltaWriter {
+    inner: Option<elasticrec_cube::DeltaWriter>,
+}
+
+#[pymethods]
+impl DeltaWriter {
+    /// `columns` are (name, width).
+    #[new]
+    #[pyo3(signature = (path, columns, *, row_type, num_partitions))]
+    fn new(path: PathBuf, columns: Vec<(String, u32)>, row_type: &str, num_partitions: u32) -> PyResult<Self> {
+        let (columns, row_type) = (columns_of(columns), row_type_of(row_type)?);
+        let inner = elasticrec_cube::DeltaWriter::create(path, columns, row_type, num_partitions);
+        Ok(DeltaWriter { inner: Some(inner.map_err(IntoPyErr::into_py_err)?) })
+    }
+
+    /// Adds the changes of a partition, in ascending order: signs with their rows `[signs, width]`, and signs without.
+    #[pyo3(signature = (partition, signs, rows, removed, *, is_whole = false))]
+    fn add(
+        &mut self,
+        partition: u32,
+        signs: PyReadonlyArray1<'_, u64>,
+        rows: PyReadonlyArray2<'_, f32>,
+        removed: PyReadonlyArray1<'_, u64>,
+        is_whole: bool,
+    ) -> PyResult<()> {
+        let writer = self.inner.as_mut().ok_or_else(finished)?;
+        let width = writer.width();
+        let (signs, rows) = contiguous(&signs, &rows, width)?;
+        let removed = removed.as_slice().map_err(|_| PyValueError::new_err("removed: expected a contiguous array"))?;
+        let changes = Changes { signs, removed, is_whole };
+        writer
+            .add(partition, changes, |i, values| values.copy_from_slice(&rows[i * width..][..width]))
+            .map_err(IntoPyErr::into_py_err)
+    }
+
+    /// Completes the file; returns its size and sha-256.
+    fn finish(&mut self, py: Python<'_>) -> PyResult<(u64, String)> {
+        let writer = self.inner.take().ok_or_else(finished)?;
+        let written = py.detach(|| writer.finish()).map_err(IntoPyErr::into_py_err)?;
+        Ok((written.bytes, written.sha256))
+    }
+}
+
+/// A cube of many rows, to measure.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct CubeBench {
+    inner: Bench,
+}
+
+#[pymethods]
+impl CubeBench {
+    /// Writes a cube of `num_rows` rows of 1 + 9 columns into `directory` and opens it.
+    #[new]
+    #[pyo3(signature = (directory, num_rows, *, row_type = "f32"))]
+    fn new(py: Python<'_>, directory: PathBuf, num_rows: u64, row_type: &str) -> PyResult<Self> {
+        let row_type = row_type_of(row_type)?;
+        let inner = py.detach(|| Bench::new(&directory, num_rows, row_type)).map_err(IntoPyErr::into_py_err)?;
+        Ok(CubeBench { inner })
+    }
+
+    /// Seconds to write the file, checksums and sync included.
+    #[getter]
+    fn build_s(&self) -> f64 {
+        self.inner.build_s
+    }
+
+    /// Seconds to open and check it.
+    #[getter]
+    fn open_s(&self) -> f64 {
+        self.inner.open_s
+    }
+
+    #[getter]
+    fn file_bytes(&self) -> u64 {
+        self.inner.file_bytes
+    }
+
+    #[getter]
+    fn row_bytes(&self) -> usize {
+        self.inner.view().row_bytes()
+    }
+
+    /// Parts that a lookup goes through before the base.
+    #[getter]
+    fn num_segments(&self) -> usize {
+        self.inner.view().num_segments()
+    }
+
+    /// Publishes a delta; seconds to write, open and apply it, and its bytes.
+    fn change(&mut self, py: Python<'_>, num_changed: usize) -> PyResult<(f64, f64, f64, u64)> {
+        let [write, open, apply, bytes] =
+            py.detach(|| self.inner.change(num_changed)).map_err(IntoPyErr::into_py_err)?;
+        Ok((write, open, apply, bytes as u64))
+    }
+
+    /// Seconds a key of (lookup, its probe): medians of batches of 1000 that are taken in turns.
+    fn measure(&mut self, py: Python<'_>, num_batches: usize) -> (f64, f64) {
+        py.detach(|| self.inner.measure(num_batches.max(1))).into()
+    }
+}
+
+/// The row type of that name.
+pub(crate) fn row_type_of(name: &str) -> PyResult<RowType> {
+    let what = || ConfigError::new_err(format!("row_type: expected `f32`, `f16` or `int8`, got `{name}`"));
+    RowType::of_name(name).ok_or_else(what)
+}
+
+/// What was written of a version, for people and manifests.
+pub(crate) fn figures_of<'py>(py: Python<'py>, published: &PublishedRows) -> PyResult<Bound<'py, PyDict>> {
+    let figures = PyDict::new(py);
+    for (name, figure) in [
+        ("bytes", published.written.bytes),
+        ("rows", published.num_rows),
+        ("changed", published.num_changed),
+        ("removed", published.num_removed),
+        ("whole", published.num_whole),
+    ] {
+        figures.set_item(name, figure)?;
+    }
+    figures.set_item("sha256", &published.written.sha256)?;
+    Ok(figures)
+}
+
+fn columns_of(columns: Vec<(String, u32)>) -> Vec<Column> {
+    columns.into_iter().map(|(name, width)| Column { name, width }).collect()
+}
+
+fn finished() -> PyErr {
+    PyValueError::new_err("the file is finished")
+}
+
+/// Signs and their rows, which have to be `[signs, width]`.
+fn contiguous<'a>(
+    signs: &'a PyReadonlyArray1<'_, u64>,
+    rows: &'a PyReadonlyArray2<'_, f32>,
+    width: usize,
+) -> PyResult<(&'a [u64], &'a [f32])> {
+    let signs = signs.as_slice().map_err(|_| PyValueError::new_err("signs: expected a contiguous array"))?;
+    if *rows.shape() != [signs.len(), width] {
+        let (expected, got) = ([signs.len(), width], rows.shape());
+        return Err(PyValueError::new_err(format!("rows: expected shape {expected:?}, got {got:?}")));
+    }
+    let rows = rows.as_slice().map_err(|_| PyValueError::new_err("rows: expected a contiguous array"))?;
+    Ok((signs, rows))
+}

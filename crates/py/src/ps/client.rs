@@ -1,0 +1,345 @@
+//! A trainer's connections to all shards, for Python.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use elasticrec_ps::client::{Credentials, Dealt, Learned, Ticket, Wanted};
+use elasticrec_ps::{Client, ClientError, Cutter, Group};
+use elasticrec_sample::pool::{pool, pool_gradient};
+use numpy::{PyReadonlyArray1, PyReadonlyArray3, PyReadwriteArray1, PyReadwriteArray3};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::PsTls;
+use crate::batch::Batch;
+use crate::errors::IntoPyErr;
+use crate::groups::{Sums, sums_of};
+use crate::table::{batch_cells, check_shape};
+
+/// A pull that was sent; its batch is pushed with it.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct Pulling {
+    dealt: Dealt,
+    wants_dense: bool,
+    tickets: Vec<Ticket>,
+    /// Pushes that each shard had applied when it answered; nothing before.
+    applied: Mutex<Vec<u64>>,
+}
+
+/// A push that was sent.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct Pushing {
+    pub(crate) tickets: Vec<Ticket>,
+    /// `applied` of the pull whose rows it was learned from; empty where that is not known.
+    pub(crate) pulled_at: Vec<u64>,
+}
+
+/// What became of the pushes of a `PsClient`; may be read while another thread waits for it.
+#[pyclass(frozen, module = "elasticrec._core")]
+#[derive(Default)]
+pub(crate) struct Staleness {
+    pushes: AtomicU64,
+    sum: AtomicU64,
+    most: AtomicU64,
+}
+
+impl Staleness {
+    /// Counts a push by the shard on which the most pushes of others came between its pull and itself.
+    fn count(&self, pulled_at: &[u64], applied: impl Iterator<Item = u64>) {
+        if pulled_at.is_empty() {
+            return;
+        }
+        let between = |(applied, pulled_at): (u64, &u64)| applied.saturating_sub(pulled_at + 1);
+        let most = applied.zip(pulled_at).map(between).max().unwrap_or(0);
+        self.pushes.fetch_add(1, Relaxed);
+        self.sum.fetch_add(most, Relaxed);
+        self.most.fetch_max(most, Relaxed);
+    }
+}
+
+#[pymethods]
+impl Staleness {
+    /// Pushes that were acknowledged and of whose pull that is known.
+    #[getter]
+    fn pushes(&self) -> u64 {
+        self.pushes.load(Relaxed)
+    }
+
+    /// Pushes that were applied between a batch's pull and its push, summed over batches.
+    #[getter]
+    fn sum(&self) -> u64 {
+        self.sum.load(Relaxed)
+    }
+
+    /// The most of a batch.
+    #[getter]
+    fn most(&self) -> u64 {
+        self.most.load(Relaxed)
+    }
+}
+
+/// Ends the connections of a `PsClient`, also while another thread waits for an answer.
+#[pyclass(frozen, module = "elasticrec._core")]
+pub(crate) struct PsCutter {
+    inner: Cutter,
+}
+
+#[pymethods]
+impl PsCutter {
+    /// Whoever waits for a server raises `UnavailableError`.
+    fn cut(&self, py: Python<'_>) {
+        py.detach(|| self.inner.cut());
+    }
+}
+
+/// A trainer's connections to all shards of a table.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct PsClient {
+    pub(crate) inner: Client,
+    /// `[unique signs, width]`; kept to save the allocation.
+    rows: Vec<f32>,
+    staleness: Py<Staleness>,
+    /// `applied` of the first pull that was received since the last push.
+    oldest: Mutex<Vec<u64>>,
+}
+
+impl PsClient {
+    /// For a push of several batches: what the servers had applied when the first of them was pulled.
+    pub(crate) fn take_oldest(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.oldest.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes what the servers had applied when they answered a pull.
+    pub(crate) fn note_pull(&self, applied: &[u64]) {
+        let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
+        if oldest.is_empty() {
+            oldest.extend_from_slice(applied);
+        }
+    }
+}
+
+#[pymethods]
+impl PsClient {
+    /// Connects to the shards, in the order of their partitions.
+    #[new]
+    #[pyo3(signature = (addresses, *, run, token, partitions, timeout_s, tls = None))]
+    fn new(
+        py: Python<'_>,
+        addresses: Vec<String>,
+        run: &str,
+        token: &str,
+        partitions: u32,
+        timeout_s: f64,
+        tls: Option<&PsTls>,
+    ) -> PyResult<Self> {
+        let timeout = Duration::try_from_secs_f64(timeout_s)
+            .map_err(|error| PyValueError::new_err(format!("timeout_s: {error}, got {timeout_s}")))?;
+        let tls = tls.and_then(|tls| tls.client.clone());
+        let credentials = Credentials { run: run.into(), token: token.into(), tls };
+        let inner = py.detach(|| Client::connect(&addresses, &credentials, partitions, timeout));
+        let staleness = Py::new(py, Staleness::default())?;
+        Ok(PsClient {
+            inner: inner.map_err(IntoPyErr::into_py_err)?,
+            rows: Vec::new(),
+            staleness,
+            oldest: Mutex::default(),
+        })
+    }
+
+    /// Weights a row.
+    #[getter]
+    fn width(&self) -> usize {
+        self.inner.width()
+    }
+
+    /// Dense values of all shards.
+    #[getter]
+    fn num_dense(&self) -> usize {
+        self.inner.num_dense()
+    }
+
+    /// Incarnations of the shards.
+    #[getter]
+    fn incarnations(&self) -> Vec<u64> {
+        self.inner.incarnations()
+    }
+
+    /// The pushes that each shard has applied by now.
+    fn applied(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        let applied = py.detach(|| {
+            let mut dealt = Dealt::default();
+            self.inner.deal(&[], &mut dealt);
+            let tickets = self.inner.pull(&dealt, Wanted::default())?;
+            self.inner.receive(&tickets, &dealt, &mut [], None)
+        });
+        applied.map_err(IntoPyErr::into_py_err)
+    }
+
+    /// How old the rows were that pushes were learned from.
+    #[getter]
+    fn staleness(&self, py: Python<'_>) -> Py<Staleness> {
+        self.staleness.clone_ref(py)
+    }
+
+    /// What ends its connections, for another thread.
+    fn cutter(&self) -> PyResult<PsCutter> {
+        Ok(PsCutter { inner: self.inner.cutter()? })
+    }
+
+    /// Dense values of all shards with the vectors of their optimizer's state.
+    #[getter]
+    fn num_dense_full(&self) -> usize {
+        self.inner.num_dense_full()
+    }
+
+    /// Asks for the rows of a batch, and for the dense values; `after` is the first unit of a group and how many of its
+    /// steps come before, which all servers have in full.
+    #[pyo3(signature = (batch, *, dense, after = None))]
+    fn pull(&self, py: Python<'_>, batch: &Batch, dense: bool, after: Option<(u64, u32)>) -> PyResult<Pulling> {
+        let signs = &batch.parsed.unique.signs;
+        let pulling = py.detach(|| {
+            let mut dealt = Dealt::default();
+            self.inner.deal(signs, &mut dealt);
+            let wanted = Wanted { dense, state: false, after };
+            self.inner.pull(&dealt, wanted).map(|tickets| Pulling {
+                dealt,
+                wants_dense: dense,
+                tickets,
+                applied: Mutex::default(),
+            })
+        });
+        pulling.map_err(IntoPyErr::into_py_err)
+    }
+
+    /// Waits for what was asked for: pooled rows into `out`, `[num_samples, num_cells, width]`, dense values into `dense`,
+    /// which is left as it is if they were not.
+    /// Returns the pushes that each shard had applied.
+    fn receive(
+        &mut self,
+        py: Python<'_>,
+        pulling: &Pulling,
+        batch: &Batch,
+        mut out: PyReadwriteArray3<'_, f32>,
+        dense: Option<PyReadwriteArray1<'_, f32>>,
+    ) -> PyResult<Vec<u64>> {
+        let out = out.as_slice_mut().map_err(|_| PyValueError::new_err("out: expected a contiguous array"))?;
+        let mut dense = dense.filter(|_| pulling.wants_dense);
+        let dense = match &mut dense {
+            Some(dense) => {
+                Some(dense.as_slice_mut().map_err(|_| PyValueError::new_err("dense: expected a contiguous array"))?)
+            }
+            None => None,
+        };
+        if let Some(dense) = &dense
+            && dense.len() != self.inner.num_dense()
+        {
+            let message = format!("dense: expected {} values, got {}", self.inner.num_dense(), dense.len());
+            return Err(PyValueError::new_err(message));
+        }
+        let Batch { parser, parsed, .. } = batch;
+        let width = self.inner.width();
+        check_shape("out", out.len(), batch_cells(parser, parsed), width)?;
+        let applied = py.detach(|| {
+            self.rows.resize(parsed.unique.signs.len() * width, 0.0);
+            let applied = self.inner.receive(&pulling.tickets, &pulling.dealt, &mut self.rows, dense)?;
+            pool(&parsed.batch, &parsed.unique, parser.layout(), &self.rows, width, out);
+            Ok::<_, ClientError>(applied)
+        });
+        let applied = applied.map_err(IntoPyErr::into_py_err)?;
+        pulling.applied.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&applied);
+        self.note_pull(&applied);
+        Ok(applied)
+    }
+
+    /// Sends the gradient of what `receive` wrote, times `scale`, and that of the dense values, under the batch's name.
+    ///
+    /// With a `group`, its first unit and their number, it is one push of a step of that group.
+    #[pyo3(signature = (pulling, batch, gradient, dense, *, scale, last, seen, sums, weight = 1.0, group = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn push(
+        &mut self,
+        py: Python<'_>,
+        pulling: &Pulling,
+        batch: &Batch,
+        gradient: PyReadonlyArray3<'_, f32>,
+        dense: PyReadonlyArray1<'_, f32>,
+        scale: f32,
+        last: bool,
+        seen: u32,
+        sums: Sums<'_>,
+        weight: f64,
+        group: Option<(u64, u32)>,
+    ) -> PyResult<Pushing> {
+        let contiguous = |what: &str| PyValueError::new_err(format!("{what}: expected a contiguous array"));
+        let gradient = gradient.as_slice().map_err(|_| contiguous("gradient"))?;
+        let dense = dense.as_slice().map_err(|_| contiguous("dense"))?;
+        let (sum_places, sum_values) = sums_of(&sums)?;
+        let Batch { parser, parsed, .. } = batch;
+        let width = self.inner.width();
+        check_shape("gradient", gradient.len(), batch_cells(parser, parsed), width)?;
+        let num_samples = parsed.batch.num_samples() as u32;
+        if dense.len() != if num_samples == 0 { 0 } else { self.inner.num_dense() } {
+            let message = format!("dense: expected {} values, got {}", self.inner.num_dense(), dense.len());
+            return Err(PyValueError::new_err(message));
+        }
+        let checksum = parsed.batch.checksum();
+        let pushing = py.detach(|| {
+            self.rows.clear();
+            self.rows.resize(parsed.unique.signs.len() * width, 0.0);
+            pool_gradient(&parsed.batch, &parsed.unique, parser.layout(), gradient, scale, &mut self.rows);
+            let learned = Learned {
+                unit: parsed.name.unit,
+                batch: parsed.name.index,
+                is_last: last,
+                checksum,
+                num_samples,
+                seen,
+                weight,
+                group: group.map(group_of),
+                is_delta: false,
+                counts: &parsed.counts,
+                gradients: &self.rows,
+                dense,
+                sum_places,
+                sum_values,
+            };
+            self.inner.push(&pulling.dealt, &learned)
+        });
+        drop(self.take_oldest());
+        let pulled_at = pulling.applied.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(Pushing { tickets: pushing.map_err(IntoPyErr::into_py_err)?, pulled_at })
+    }
+
+    /// Waits until all shards have applied a push; returns whether all knew it before, and whether it was not finite.
+    fn acknowledged(&self, py: Python<'_>, pushing: &Pushing) -> PyResult<(bool, bool)> {
+        let pushed = py.detach(|| self.inner.acknowledged(&pushing.tickets)).map_err(IntoPyErr::into_py_err)?;
+        self.staleness.get().count(&pushing.pulled_at, pushed.iter().map(|one| one.applied));
+        Ok((pushed.iter().all(|one| one.was_known), pushed.iter().any(|one| one.non_finite)))
+    }
+
+    /// Asks every shard whether it has all pushes of a step of a group, and waits so long until all have. Returns for each
+    /// shard how many steps of the group it has applied, and whether it has all of this one.
+    fn meet(&self, py: Python<'_>, group: (u64, u32), step: u32, wait_s: f64) -> PyResult<Vec<(u32, bool)>> {
+        let wait = Duration::try_from_secs_f64(wait_s)
+            .map_err(|error| PyValueError::new_err(format!("wait_s: {error}, got {wait_s}")))?;
+        let met = py.detach(|| self.inner.meet(group_of(group), step, wait)).map_err(IntoPyErr::into_py_err)?;
+        Ok(met.iter().map(|one| (one.num_applied, one.is_full)).collect())
+    }
+
+    /// Has every shard apply the steps of a group up to a number; all shards have all pushes of them.
+    fn commit(&self, py: Python<'_>, first_unit: u64, num_steps: u32) -> PyResult<()> {
+        let committed = py.detach(|| {
+            let mut dealt = Dealt::default();
+            self.inner.deal(&[], &mut dealt);
+            let wanted = Wanted { after: Some((first_unit, num_steps)), ..Wanted::default() };
+            let tickets = self.inner.pull(&dealt, wanted)?;
+            self.inner.receive(&tickets, &dealt, &mut [], None)
+        });
+        committed.map(drop).map_err(IntoPyErr::into_py_err)
+    }
+}
+
+fn group_of((first_unit, num_units): (u64, u32)) -> Group {
+    Group { first_unit, num_units }
+}

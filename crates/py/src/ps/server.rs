@@ -1,0 +1,261 @@
+//! A shard on a socket, for Python.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use elasticrec_cube::RowType;
+use elasticrec_cube::publish::Order;
+use elasticrec_ps::{Boundary, Files, Identity, Server, Shard, ShardSpec};
+use numpy::{PyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::PsTls;
+use crate::cube::figures_of;
+use crate::errors::{ConfigError, ElasticRecError, IntoPyErr};
+
+/// Not the fault of a checkpoint that was loaded before.
+fn cannot_listen(address: &str, error: &io::Error) -> String {
+    let reason = match error.kind() {
+        io::ErrorKind::AddrInUse => "the port is in use".into(),
+        _ => error.to_string(),
+    };
+    format!("ps: {address}: cannot listen there: {reason}")
+}
+
+/// Gives a shard its first dense values, with or without the vectors of their optimizer.
+fn start(shard: &mut Shard, dense: &PyReadonlyArray2<'_, f32>, steps: u64) -> PyResult<()> {
+    let flat = dense.as_slice().map_err(|_| PyValueError::new_err("dense: expected a contiguous array"))?;
+    let (all, length) = (1 + shard.dense_state().states().len(), shard.dense().len());
+    let &[num_vectors, num_values] = dense.shape() else { unreachable!("it has two dimensions") };
+    if num_values != length || (num_vectors != 1 && num_vectors != all) {
+        let message = format!("dense: expected 1 or {all} vectors of {length} values, got {:?}", dense.shape());
+        return Err(PyValueError::new_err(message));
+    }
+    let (values, states) = flat.split_at(length);
+    let states: Vec<&[f32]> = (1..num_vectors).map(|at| &states[(at - 1) * length..at * length]).collect();
+    shard.start_dense(values, &states, steps);
+    Ok(())
+}
+
+/// A moment on the clock of leases.
+#[pyclass(frozen, module = "elasticrec._core")]
+pub(crate) struct Moment {
+    inner: Instant,
+}
+
+#[pymethods]
+impl Moment {
+    /// Now.
+    #[new]
+    fn new() -> Self {
+        Moment { inner: Instant::now() }
+    }
+}
+
+/// A shard that answers on a socket, on threads of its own.
+#[pyclass(module = "elasticrec._core")]
+pub(crate) struct PsServer {
+    inner: Server,
+}
+
+#[pymethods]
+impl PsServer {
+    /// `files` are the (rows, dense) part files of a checkpoint. If there is none it starts with `dense`, the values and
+    /// maybe the vectors of their optimizer after `steps`, and with the rows of the part files `rows` of another table.
+    #[new]
+    #[pyo3(signature = (
+        spec_json, *, address, run, token, incarnation, epoch, threads, files, dense, steps = 0, rows = None, tls = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn new(
+        py: Python<'_>,
+        spec_json: &str,
+        address: &str,
+        run: &str,
+        token: &str,
+        incarnation: u64,
+        epoch: u64,
+        threads: usize,
+        files: Vec<(PathBuf, PathBuf)>,
+        dense: Option<PyReadonlyArray2<'_, f32>>,
+        steps: u64,
+        rows: Option<Vec<PathBuf>>,
+        tls: Option<&PsTls>,
+    ) -> PyResult<Self> {
+        let spec: ShardSpec =
+            serde_json::from_str(spec_json).map_err(|error| ConfigError::new_err(format!("shard: {error}")))?;
+        let mut shard = Shard::new(spec, threads).map_err(IntoPyErr::into_py_err)?;
+        let files: Vec<Files> = files.into_iter().map(|(rows, dense)| Files { rows, dense }).collect();
+        if !files.is_empty() {
+            py.detach(|| shard.load(&files)).map_err(IntoPyErr::into_py_err)?;
+        }
+        if let Some(dense) = dense {
+            start(&mut shard, &dense, steps)?;
+        }
+        if let Some(rows) = rows {
+            py.detach(|| shard.start_rows(&rows)).map_err(IntoPyErr::into_py_err)?;
+        }
+        let identity = Identity { run: run.into(), token: token.into(), incarnation, epoch };
+        let tls = tls.and_then(|tls| tls.server.clone());
+        let inner = Server::start(shard, identity, address, tls)
+            .map_err(|error| ConfigError::new_err(cannot_listen(address, &error)))?;
+        Ok(PsServer { inner })
+    }
+
+    /// Where it listens, as `host:port`.
+    #[getter]
+    fn address(&self) -> String {
+        self.inner.address().to_string()
+    }
+
+    /// Why it cannot go on, or None.
+    #[getter]
+    fn failure(&self) -> Option<String> {
+        self.inner.failure()
+    }
+
+    /// Lets it apply and acknowledge for so many seconds from the moment at which the lease was asked for.
+    fn extend_lease(&self, asked: &Moment, seconds: f64) -> PyResult<()> {
+        let length = Duration::try_from_secs_f64(seconds)
+            .map_err(|error| PyValueError::new_err(format!("seconds: {error}, got {seconds}")))?;
+        self.inner.extend_lease(asked.inner, length);
+        Ok(())
+    }
+
+    /// Takes its lease away: nothing is applied from now on.
+    fn end_lease(&self, py: Python<'_>) {
+        py.detach(|| self.inner.end_lease());
+    }
+
+    /// Learns of the boundaries between passes, a JSON list of all so far.
+    fn set_boundaries(&self, py: Python<'_>, boundaries_json: &str) -> PyResult<()> {
+        let boundaries: Vec<Boundary> = serde_json::from_str(boundaries_json)
+            .map_err(|error| PyValueError::new_err(format!("boundaries: {error}")))?;
+        py.detach(|| self.inner.set_boundaries(boundaries));
+        Ok(())
+    }
+
+    /// Lets it hold so many bytes of rows and dense values: new signs are dropped when it is nearly full.
+    fn limit_memory(&self, py: Python<'_>, num_bytes: u64) -> PyResult<()> {
+        py.detach(|| self.inner.limit_memory(num_bytes)).map_err(ConfigError::new_err)
+    }
+
+    /// Holds every push up for so many seconds from now on; 0 for none.
+    fn slow_down(&self, seconds: f64) -> PyResult<()> {
+        let pause = Duration::try_from_secs_f64(seconds)
+            .map_err(|error| PyValueError::new_err(format!("seconds: {error}, got {seconds}")))?;
+        self.inner.slow_down(pause);
+        Ok(())
+    }
+
+    /// Learns of units whose data is lost: they count as complete.
+    fn skip_units(&self, py: Python<'_>, units: Vec<u64>) {
+        py.detach(|| self.inner.skip_units(&units));
+    }
+
+    /// Rows, bytes, pushes and the records, as JSON.
+    fn status(&self, py: Python<'_>) -> PyResult<String> {
+        let status = py.detach(|| self.inner.status());
+        serde_json::to_string(&status).map_err(|error| ElasticRecError::new_err(error.to_string()))
+    }
+
+    /// Waits until another number of units is complete than there was, or so many seconds; returns the number.
+    fn wait_for_units(&self, py: Python<'_>, watermark: u64, seconds: f64) -> PyResult<u64> {
+        let length = Duration::try_from_secs_f64(seconds)
+            .map_err(|error| PyValueError::new_err(format!("seconds: {error}, got {seconds}")))?;
+        Ok(py.detach(|| {
+            self.inner.wait_for_units(watermark, length);
+            self.inner.watermark()
+        }))
+    }
+
+    /// The metric sums of this pass, and of the pass before; empty unless it has partition 0.
+    fn sums<'py>(&self, py: Python<'py>) -> (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>) {
+        let (now, before) = self.inner.sums();
+        (PyArray1::from_vec(py, now), PyArray1::from_vec(py, before))
+    }
+
+    /// Samples applied to each of its partitions.
+    fn samples(&self) -> Vec<u64> {
+        self.inner.read(|shard| shard.samples().to_vec())
+    }
+
+    /// What it did so far, by name.
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = self.inner.counters();
+        let found = PyDict::new(py);
+        for (name, counter) in [
+            ("pulls", &counters.pulls),
+            ("pulled_signs", &counters.pulled_signs),
+            ("pushes", &counters.pushes),
+            ("pushed_signs", &counters.pushed_signs),
+            ("steps", &counters.steps),
+            ("refused", &counters.refused),
+            ("malformed", &counters.malformed),
+            ("pull_nanos", &counters.pull_nanos),
+            ("push_nanos", &counters.push_nanos),
+            ("slowed", &counters.slowed),
+        ] {
+            found.set_item(name, counter.load(Relaxed))?;
+        }
+        Ok(found)
+    }
+
+    /// Writes its part of a checkpoint; returns size and sha-256 of the rows' file and of the dense one.
+    fn snapshot(&self, py: Python<'_>, rows: PathBuf, dense: PathBuf) -> PyResult<((u64, String), (u64, String))> {
+        let written = py.detach(|| self.inner.snapshot(&Files { rows, dense }));
+        let (rows, dense) = written.map_err(IntoPyErr::into_py_err)?;
+        Ok(((rows.bytes, rows.sha256), (dense.bytes, dense.sha256)))
+    }
+
+    /// Writes its part of a version: all rows if it is a base, else what changed since the publish `committed`. Returns the
+    /// figures of it, with size and sha-256 of the file, and its dense values.
+    #[pyo3(signature = (name, *, committed, is_base, row_type, path))]
+    fn publish<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        committed: Option<&str>,
+        is_base: bool,
+        row_type: &str,
+        path: PathBuf,
+    ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyArray1<f32>>)> {
+        let row_type = RowType::of_name(row_type)
+            .ok_or_else(|| PyValueError::new_err(format!("row_type: expected f32, f16 or int8, got `{row_type}`")))?;
+        let order = Order { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
+        let published = py.detach(|| self.inner.publish(&order)).map_err(IntoPyErr::into_py_err)?;
+        let figures = figures_of(py, &published.rows)?;
+        figures.set_item("samples", published.num_samples)?;
+        Ok((figures, PyArray1::from_vec(py, published.dense)))
+    }
+
+    /// Stops answering; what is being answered ends first.
+    fn stop(&mut self, py: Python<'_>) {
+        py.detach(|| self.inner.stop());
+    }
+}
+
+/// What the dense part files of a checkpoint hold beside rows: the dense vector, the optimizer's vectors, its steps, the
+/// metric sums, and the samples applied to each partition.
+#[pyfunction]
+#[expect(clippy::type_complexity, reason = "the shape of a Python tuple")]
+pub(crate) fn read_dense_parts<'py>(
+    py: Python<'py>,
+    spec_json: &str,
+    paths: Vec<PathBuf>,
+) -> PyResult<(Vec<Bound<'py, PyArray1<f32>>>, u64, (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>), Vec<u64>)> {
+    let spec: ShardSpec =
+        serde_json::from_str(spec_json).map_err(|error| ConfigError::new_err(format!("shard: {error}")))?;
+    let mut shard = Shard::new(spec, 1).map_err(IntoPyErr::into_py_err)?;
+    py.detach(|| shard.load_without_rows(&paths)).map_err(IntoPyErr::into_py_err)?;
+    let dense = shard.dense_state();
+    let mut vectors = vec![PyArray1::from_slice(py, dense.values())];
+    vectors.extend(dense.states().iter().map(|state| PyArray1::from_slice(py, state)));
+    let (now, before) = shard.sums();
+    let sums = (PyArray1::from_slice(py, now), PyArray1::from_slice(py, before));
+    Ok((vectors, dense.steps(0), sums, shard.samples().to_vec()))
+}

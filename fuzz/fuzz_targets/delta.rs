@@ -1,0 +1,5 @@
+//! Any bytes as a delta file, also with its checksums put right.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| elasticrec_cube::fuzz_delta(bytes));

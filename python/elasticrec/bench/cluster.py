@@ -1,0 +1,238 @@
+"""Real roles for measurements: started by the local launcher, with a checkpoint full of rows, and watched."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticrec import _core
+from elasticrec.config import Job
+from elasticrec.coordinator.client import CoordinatorClient
+from elasticrec.errors import ElasticRecError, UnavailableError
+from elasticrec.launch.local import Child, LocalLauncher
+from elasticrec.manifest import FileEntry, write_manifest
+from elasticrec.roles.coordinator import prepare
+from elasticrec.roles.start import Start, read_start
+from elasticrec.run import Run
+
+Status = dict[str, Any]
+Say = Callable[[str], None]
+
+_POLL_S = 0.05
+# Longer than any start on a busy machine.
+_PATIENCE_S = 300.0
+_CHECKPOINT = "ps-00000000-000000"
+
+
+def write_checkpoint(job: Job, table: _core.Table, directory: Path) -> Path:
+    """A checkpoint with the rows of a table and the network as it starts: no unit is trained yet."""
+    run = Run.create(job)
+    prepare(job, run)
+    start = read_start(run.path)
+    everything = range(start.num_partitions)
+    path = directory / _CHECKPOINT
+    path.mkdir(parents=True)
+    server = _core.PsServer(
+        start.shard_spec(everything),
+        address="127.0.0.1:0",
+        run=start.run_id,
+        token="",
+        incarnation=1,
+        epoch=1,
+        threads=1,
+        files=[],
+        dense=start.dense_of(everything),
+    )
+    _, dense = server.snapshot(str(path / "none.rows"), str(path / "shard-00000.dense"))
+    server.stop()
+    (path / "none.rows").unlink()
+    rows = table.snapshot(str(path / "shard-00000.rows"))
+    names = {kind: f"shard-00000.{kind}" for kind in ("rows", "dense")}
+    part = {"shard": 0, "incarnation": 1, "partitions": [0, start.num_partitions], **names}
+    body = {"num_partitions": start.num_partitions, "parts": [part], "passes": [], "boundaries": []}
+    files = {names["rows"]: FileEntry(*rows), names["dense"]: FileEntry(*dense)}
+    write_manifest(path, "ps checkpoint", body, files)
+    return path
+
+
+@dataclass(frozen=True)
+class Load:
+    """What all roles did between two moments."""
+
+    samples_per_s: float
+    cpu_s: dict[str, float]
+    """Seconds of a core in each second, by role."""
+    shares: dict[str, float]
+    """Of the trainers' time, by stage."""
+
+    @property
+    def cpu_s_a_million(self) -> float:
+        """Of all roles, for a million samples."""
+        return sum(self.cpu_s.values()) / self.samples_per_s * 1e6
+
+
+class _EnoughError(Exception):
+    """The measurement is over."""
+
+
+class Cluster:
+    """The roles of a job, until the end of a `with`."""
+
+    def __init__(self, job: Job, checkpoint: Path) -> None:
+        run = Run.create(job)
+        prepare(job, run)
+        self.start: Start = read_start(run.path)
+        kept = run.checkpoints / _CHECKPOINT
+        kept.mkdir(parents=True)
+        for file in checkpoint.iterdir():
+            os.link(file, kept / file.name)
+        self.said: list[str] = []
+        self.launcher = LocalLauncher(job, run, self.said.append)
+        self._job = job
+        self._client = CoordinatorClient(self.launcher.url, security=self.launcher.security, deadline_s=2.0)
+        self._is_over = False
+        self._failure: ElasticRecError | None = None
+        self._watching = threading.Thread(target=self._watch, name="launcher")
+
+    def __enter__(self) -> "Cluster":
+        self.launcher.__enter__()
+        self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        self._watching.join()
+        self.launcher.stop()
+        self._client.close()
+
+    def _watch(self) -> None:
+        def look(_: Status) -> None:
+            if self._is_over:
+                raise _EnoughError
+
+        try:
+            self.launcher.wait(look)
+        except _EnoughError:
+            return
+        except ElasticRecError as error:
+            self._failure = error
+
+    def status(self) -> Status | None:
+        """All that the coordinator tells, or None while it does not answer."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._client.status()
+        except UnavailableError:
+            return None
+
+    def wait(self, is_so: Callable[[Status], bool], what: str) -> Status:
+        """Until the coordinator tells of something."""
+        end = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < end:
+            status = self.status()
+            if status is not None and is_so(status):
+                return status
+            time.sleep(_POLL_S)
+        raise ElasticRecError(f"bench: expected {what} in {_PATIENCE_S:g} s; {' '.join(self.said[-3:])}")
+
+    def wait_for_servers(self) -> Status:
+        """Until all servers have loaded their rows."""
+        return self.wait(lambda status: all(s["state"] == "serving" for s in status["shards"]), "servers that serve")
+
+    def wait_for_samples(self, count: int) -> Status:
+        """Until every trainer has stepped so many."""
+
+        def are_warm(status: Status) -> bool:
+            samples = [trainer["figures"].get("samples", 0) for trainer in status["trainers"]]
+            return len(samples) >= self._job.train.trainers and min(samples) >= count
+
+        return self.wait(are_warm, f"{count} samples of each trainer")
+
+    def checkpoint(self) -> int:
+        """Ask for a checkpoint; `wait` for its ticket."""
+        return int(self._client.checkpoint()["ticket"])
+
+    def measure(self, seconds: float) -> Load:
+        """What all roles do in so many seconds from now on."""
+        before, cpu_before, start = self._look(), self._cpu_s(), time.monotonic()
+        time.sleep(seconds)
+        # trainers tell of themselves now and then: on a busy machine not in every second
+        least_s = seconds / 2
+        after = self._look(lambda index, figures: figures["clock_s"] - before[index]["clock_s"] >= least_s)
+        took, cpu_after = time.monotonic() - start, self._cpu_s()
+        rates = [
+            (figures["samples"] - before[index]["samples"]) / max(figures["clock_s"] - before[index]["clock_s"], 1e-9)
+            for index, figures in after.items()
+        ]
+        return Load(
+            samples_per_s=sum(rates),
+            cpu_s={role: (cpu_after[role] - cpu_s) / took for role, cpu_s in cpu_before.items()},
+            shares=_mean_shares([(before[index], figures) for index, figures in after.items()]),
+        )
+
+    def _look(self, is_news: Callable[[int, dict[str, Any]], bool] = lambda *_: True) -> dict[int, dict[str, Any]]:
+        """The figures of each trainer, once they are news of all."""
+
+        def is_there(status: Status) -> bool:
+            found = status["trainers"]
+            return bool(found) and all(is_news(trainer["index"], trainer["figures"]) for trainer in found)
+
+        status = self.wait(is_there, "trainers")
+        return {trainer["index"]: trainer["figures"] for trainer in status["trainers"]}
+
+    def _cpu_s(self) -> dict[str, float]:
+        """Seconds that the processes of each role have used."""
+        found: dict[str, float] = {}
+        for child in self.launcher.children:
+            found[child.role] = found.get(child.role, 0.0) + cpu_seconds(process_of(child))
+        return found
+
+    def child(self, name: str) -> Child:
+        """A role by its name, such as `ps-1`."""
+        return next(child for child in self.launcher.children if child.name == name)
+
+    @contextlib.contextmanager
+    def servers(self, status: Status) -> Iterator[_core.PsClient]:
+        """A client of all servers."""
+        client = _core.PsClient(
+            [shard["address"] for shard in status["shards"]],
+            run=self.start.run_id,
+            token=self.launcher.security.token or "",
+            tls=self.launcher.security.wire(),
+            partitions=self.start.num_partitions,
+            timeout_s=5.0,
+        )
+        yield client
+
+
+def process_of(child: Child) -> int:
+    """The process id of a role that runs."""
+    assert child.process is not None, "the launcher has started all roles"
+    return child.process.pid
+
+
+def cpu_seconds(process: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _mean_shares(trainers: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]:
+    """Where the time of trainers went between two looks: their figures tell it since their start."""
+    found: dict[str, float] = {}
+    for before, after in trainers:
+        took = max(after["clock_s"] - before["clock_s"], 1e-9)
+        for key, share in after.items():
+            if key.startswith("share_"):
+                spent = share * after["clock_s"] - before.get(key, 0.0) * before["clock_s"]
+                name = key.removeprefix("share_")
+                found[name] = found.get(name, 0.0) + spent / took / len(trainers)
+    return {name: round(share, 4) for name, share in found.items()}
+
+
+__all__ = ["Cluster", "Load", "cpu_seconds", "process_of", "write_checkpoint"]

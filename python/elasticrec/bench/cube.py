@@ -1,0 +1,290 @@
+"""The speed of the cube: in one process next to the memory alone, through sockets next to Redis, while versions change.
+
+Servers are processes of their own; who asks is this one. Figures are medians; what is compared takes turns.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from elasticrec import _core
+from elasticrec.bench import cube_process, cube_versions
+from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.machine import num_cores
+
+Result = dict[str, Any]
+
+BATCH = 1000
+MISS_SHARE = 0.05
+ROW_BYTES = 40
+PARTITIONS = 256
+# A version with hardly a row: what a lookup costs without its memory.
+_EMPTY = 1 << 40
+# Connections and requests on their way on each.
+_SHAPES = ((1, 8), (2, 4), (2, 8))
+_REDIS_SHAPES = ((1, 8), (2, 8), (4, 4), (8, 2))
+# Of what Redis can do: its latency is compared while it has time to spare.
+_OFFERED = 0.5
+_BATCHES = 2000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    rows: int
+    repeats: int
+    seconds: float
+    deltas: int
+    rivals: bool
+
+
+class Process:
+    """A server process and the CPU seconds it has used."""
+
+    def __init__(self, command: list[str], directory: Path) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=directory)
+
+    def cpu_s(self) -> float:
+        """Of all its threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Cube(Process):
+    """A cube server of all partitions."""
+
+    def __init__(self, directory: Path) -> None:
+        command = [sys.executable, "-m", "elasticrec.bench.cube_process", str(PARTITIONS)]
+        super().__init__(command, directory)
+        self.address = self._line()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the server and returns what it did."""
+        assert self.process.stdin is not None
+        print(json.dumps([method, *arguments]), file=self.process.stdin, flush=True)
+        return json.loads(self._line())
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        if not line:
+            raise UnavailableError("bench: the cube server ended")
+        return line
+
+    def load(self, rows: int, version: int, connections: int, in_flight: int) -> _core.CubeLoad:
+        """Who asks it."""
+        return _core.CubeLoad(
+            cube_process.MODEL,
+            [[self.address]],
+            token="",
+            version=version,
+            rows=rows,
+            batch=BATCH,
+            miss_share=MISS_SHARE,
+            connections=connections,
+            in_flight=in_flight,
+        )
+
+
+def run(sizes: Sizes, say: Callable[[str], None]) -> Result:
+    """All figures; those of Redis with `rivals`."""
+    result: Result = {
+        "rows": sizes.rows,
+        "row_bytes": ROW_BYTES,
+        "batch": BATCH,
+        "miss_share": MISS_SHARE,
+        "repeats": sizes.repeats,
+        "cores": num_cores(),
+    }
+    if sizes.rivals and shutil.which("redis-server") is None:
+        raise ConfigError("bench: --rivals: redis-server is not installed (Debian: apt-get install redis-server)")
+    with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch:
+        directory = Path(scratch)
+        result |= _in_process(sizes, directory, say)
+        base, empty = directory / "base", directory / "empty"
+        say(f"writing a cube of {sizes.rows:,} rows")
+        _core.write_load_cube(base, sizes.rows, 1)
+        _core.write_load_cube(empty, 1, _EMPTY)
+        with Cube(directory) as cube:
+            cube.call("install_base", 1, [str(base)])
+            cube.call("install_base", _EMPTY, [str(empty)])
+            with _redis(sizes, directory, say) as redis:
+                result |= _sockets(sizes, cube, redis, say)
+        result |= cube_versions.switches(sizes, base, directory, say)
+        result |= cube_versions.deltas(sizes, base, directory, say)
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in result.items()}
+
+
+def _in_process(sizes: Sizes, directory: Path, say: Callable[[str], None]) -> Result:
+    """Building, opening and looking up on one core, each time a file and memory of its own."""
+    folder = directory / "in-process"
+    figures, file_bytes = [], 0
+    for number in range(sizes.repeats):
+        say(f"in one process, {number + 1}/{sizes.repeats}")
+        folder.mkdir()
+        bench = _core.CubeBench(str(folder), sizes.rows)
+        figures.append((*bench.measure(_BATCHES), bench.build_s, bench.open_s))
+        file_bytes = bench.file_bytes
+        del bench
+        shutil.rmtree(folder)
+    lookup_s, probe_s, build_s, open_s = (statistics.median(column) for column in zip(*figures, strict=True))
+    return {
+        "inprocess_keys_per_s": 1 / lookup_s,
+        "inprocess_probe_keys_per_s": 1 / probe_s,
+        "inprocess_ratio": statistics.median(probe / lookup for lookup, probe, *_ in figures),
+        "bytes_per_key": file_bytes / sizes.rows - ROW_BYTES,
+        "build_rows_per_s": sizes.rows / build_s,
+        "open_s": open_s,
+    }
+
+
+@contextmanager
+def _redis(sizes: Sizes, directory: Path, say: Callable[[str], None]) -> Iterator[tuple[Process, str] | None]:
+    """A Redis with the same rows, if it is wanted."""
+    if not sizes.rivals:
+        yield None
+        return
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
+    with Process(command, directory) as process:
+        # its log is of no interest, but must not fill the pipe
+        threading.Thread(target=lambda: process.process.stdout and process.process.stdout.read(), daemon=True).start()
+        address = f"127.0.0.1:{port}"
+        _wait_for(port, process)
+        say(f"filling Redis with {sizes.rows:,} rows")
+        _redis_load(address, sizes.rows, (1, 1)).fill(1)
+        yield process, address
+
+
+def _wait_for(port: int, process: Process) -> None:
+    import socket
+
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if process.process.poll() is not None or time.monotonic() > deadline:
+                raise UnavailableError("bench: redis-server does not listen") from None
+            time.sleep(0.05)
+
+
+def _redis_load(address: str, rows: int, shape: tuple[int, int]) -> _core.RedisLoad:
+    connections, in_flight = shape
+    return _core.RedisLoad(
+        address, rows=rows, batch=BATCH, miss_share=MISS_SHARE, connections=connections, in_flight=in_flight
+    )
+
+
+def _rates(load: _core.CubeLoad | _core.RedisLoad, server: Process, seconds: float) -> tuple[float, float, float]:
+    """Keys a second, keys a CPU second of the server, keys a CPU second of both ends."""
+    before, own = server.cpu_s(), time.process_time()
+    figures = load.run(seconds)
+    server_s, own_s = server.cpu_s() - before, time.process_time() - own
+    if figures["failed"]:
+        raise UnavailableError(f"bench: {figures['failed']} requests failed: {figures['failure']}")
+    keys = figures["keys"]
+    return keys / figures["seconds"], keys / max(server_s, 0.01), keys / max(server_s + own_s, 0.01)
+
+
+def _best(loads: dict[tuple[int, int], Any], server: Process, seconds: float) -> tuple[int, int]:
+    """The shape with which a server does the most."""
+    return max(loads, key=lambda shape: _rates(loads[shape], server, seconds)[0])
+
+
+def _sockets(sizes: Sizes, cube: Cube, redis: tuple[Process, str] | None, say: Callable[[str], None]) -> Result:
+    """Through a socket, as fast as answers come, and at the same offered load; Redis in turns."""
+    loads = {shape: cube.load(sizes.rows, 1, *shape) for shape in _SHAPES}
+    shape = _best(loads, cube, sizes.seconds / 4)
+    empty = cube.load(sizes.rows, _EMPTY, *shape)
+    rivals = {each: _redis_load(redis[1], sizes.rows, each) for each in _REDIS_SHAPES} if redis else {}
+    rival_shape = _best(rivals, redis[0], sizes.seconds / 4) if redis else (0, 0)
+    ours, theirs, limits = [], [], []
+    for number in range(sizes.repeats):
+        say(f"through a socket, {number + 1}/{sizes.repeats}")
+        ours.append(_rates(loads[shape], cube, sizes.seconds))
+        limits.append(_rates(empty, cube, sizes.seconds / 2)[0])
+        if redis:
+            theirs.append(_rates(rivals[rival_shape], redis[0], sizes.seconds))
+    keys, cpu_keys, both_keys = (statistics.median(column) for column in zip(*ours, strict=True))
+    result: Result = {
+        "connections": shape[0],
+        "in_flight": shape[1],
+        "keys_per_s": keys,
+        "keys_per_server_cpu_s": cpu_keys,
+        "keys_per_cpu_s": both_keys,
+        "loopback_keys_per_s": statistics.median(limits),
+    }
+    if redis is None:
+        return result
+    redis_keys, redis_cpu_keys, redis_both = (statistics.median(column) for column in zip(*theirs, strict=True))
+    result |= {
+        "redis_connections": rival_shape[0],
+        "redis_in_flight": rival_shape[1],
+        "redis_keys_per_s": redis_keys,
+        "redis_keys_per_server_cpu_s": redis_cpu_keys,
+        "redis_keys_per_cpu_s": redis_both,
+        "redis_ratio": keys / redis_keys,
+        "redis_cpu_ratio": cpu_keys / redis_cpu_keys,
+    }
+    rate = _OFFERED * redis_keys / BATCH
+    pairs = []
+    for number in range(sizes.repeats):
+        say(f"latency at {rate:,.0f} requests/s, {number + 1}/{sizes.repeats}")
+        pairs.append((loads[shape].run(sizes.seconds, rate=rate), rivals[rival_shape].run(sizes.seconds, rate=rate)))
+    for name, side in (("", 0), ("redis_", 1)):
+        for q in ("p50_s", "p99_s"):
+            result[f"{name}{q}"] = statistics.median(pair[side][q] for pair in pairs)
+    return result | {"offered_requests_per_s": rate, "latency_ratio": result["p99_s"] / result["redis_p50_s"]}
+
+
+def describe(result: Result) -> list[str]:
+    """The figures, for people."""
+    lines = [
+        f"cube of {result['rows']:,} rows of {ROW_BYTES} bytes, batches of {BATCH}, {MISS_SHARE:.0%} misses:",
+        f"in one process: {result['inprocess_keys_per_s'] / 1e6:.1f} M keys/s on a core; the memory alone "
+        f"{result['inprocess_probe_keys_per_s'] / 1e6:.1f} M/s: {result['inprocess_ratio']:.2f} of it",
+        f"built at {result['build_rows_per_s'] / 1e6:.1f} M rows/s, opened in {result['open_s']:.2f} s, "
+        f"{result['bytes_per_key']:.1f} bytes a key beside its row",
+        f"through sockets: {result['keys_per_s'] / 1e6:.1f} M keys/s with both ends on {result['cores']} cores, "
+        f"{result['keys_per_server_cpu_s'] / 1e6:.1f} M a CPU second of the server; lookups that find nothing "
+        f"{result['loopback_keys_per_s'] / 1e6:.1f} M/s: what the loopback allows",
+    ]
+    if "redis_ratio" in result:
+        lines += [
+            f"Redis: {result['redis_keys_per_s'] / 1e6:.2f} M keys/s, "
+            f"{result['redis_keys_per_server_cpu_s'] / 1e6:.2f} M a CPU second: "
+            f"{result['redis_ratio']:.1f} and {result['redis_cpu_ratio']:.1f} times that",
+            f"at {result['offered_requests_per_s']:,.0f} requests/s: p50 {result['p50_s'] * 1e6:.0f} µs, "
+            f"p99 {result['p99_s'] * 1e6:.0f} µs; Redis p50 {result['redis_p50_s'] * 1e6:.0f} µs, "
+            f"p99 {result['redis_p99_s'] * 1e6:.0f} µs",
+        ]
+    return lines + cube_versions.describe(result)
+
+
+__all__ = ["Cube", "Sizes", "describe", "run"]

@@ -1,0 +1,138 @@
+"""A whole online store for `bench cube`: a repository, `elasticrec cube serve` for each replica, `elasticrec deliver`.
+
+What is measured with it goes the way that versions go: files, checksums, a manifest, looks at the repository, an offer.
+"""
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from elasticrec import _core
+from elasticrec.durable import write_synced
+from elasticrec.errors import UnavailableError
+from elasticrec.manifest import FileEntry
+from elasticrec.repository.repository import Draft, Repository
+from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Version, part_name
+
+MODEL = "bench"
+_TIMEOUT_S = 120.0
+_LOOK_S = 0.002
+
+
+class RealStore:
+    """One shard; its processes run while the block does."""
+
+    def __init__(self, directory: Path, columns: Sequence[tuple[str, int]], num_partitions: int, replicas: int) -> None:
+        self._directory = directory
+        (directory / "models" / MODEL).mkdir(parents=True)
+        self.repository = Repository.open(directory / "models", MODEL)
+        self._about: dict[str, Any] = {
+            "partitions": num_partitions,
+            "columns": [{"name": name, "width": width} for name, width in columns],
+        }
+        self._ports = [_free_port() for _ in range(replicas)]
+        self._processes = ExitStack()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the replicas."""
+        return [f"127.0.0.1:{port}" for port in self._ports]
+
+    def __enter__(self) -> Self:
+        for port in self._ports:
+            self._start("cube", "serve", f"models/{MODEL}", "--port", str(port))
+        self._start("deliver", f"models/{MODEL}", "--address", ",".join(self.addresses))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._processes.close()
+
+    def _start(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "elasticrec", *arguments]
+        silent = subprocess.DEVNULL
+        process = self._processes.enter_context(
+            subprocess.Popen(command, cwd=self._directory, stdout=silent, stderr=silent)
+        )
+        # called first: a process is waited for after it was killed
+        self._processes.callback(process.kill)
+
+    def publish_base(self, part: Path, rows: int, entry: FileEntry | None = None) -> Version:
+        """A version of a part file, which is linked."""
+        entry = entry or entry_of(part)
+        with self.repository.begin() as draft:
+            os.link(part, draft.directory / part_name(0))
+            return self._commit(draft, entry, rows, changed=0)
+
+    def publish_delta(self, parent: int, rows: int, changed: int, write: Callable[[Path], tuple[int, str]]) -> Version:
+        """A delta whose part is written by the caller."""
+        with self.repository.begin_delta(parent) as draft:
+            return self._commit(draft, FileEntry(*write(draft.directory / part_name(0))), rows, changed)
+
+    def _commit(self, draft: Draft, part: FileEntry, rows: int, changed: int) -> Version:
+        files = {part_name(0): part, DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, bytes(8)))}
+        if draft.parent is None:
+            files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, b"none"))
+        content = Content(
+            run=MODEL,
+            checkpoint="none",
+            features={"format": "slots", "hash": 1, "slots": [{"name": "0", "pooling": "sum"}], "dense": []},
+            rows=rows,
+            inputs=["pooled"],
+            tensors=[{"name": "w", "shape": [2], "offset": 0}],
+            metrics={"train": [], "eval": None},
+            data={"samples": 0, "until": None},
+            changed=changed,
+            **self._about,
+        )
+        return self.repository.commit(draft, content, files)
+
+    def wait_for(self, version: int) -> None:
+        """Until it, or a newer one, is offered."""
+        self._wait(lambda: (self.repository.current() or 0) >= version, f"version {version} is not offered")
+
+    def wait_for_all(self, version: int) -> None:
+        """Until every replica has it, and it is offered."""
+        self.wait_for(version)
+        self._wait(
+            lambda: all(version in _held(address) for address in self.addresses),
+            f"a replica does not have version {version}",
+        )
+
+    def _wait(self, is_so: Callable[[], bool], otherwise: str) -> None:
+        end = time.monotonic() + _TIMEOUT_S
+        while not is_so():
+            if time.monotonic() > end:
+                raise UnavailableError(f"bench: {otherwise} after {_TIMEOUT_S:g} s")
+            time.sleep(_LOOK_S)
+
+    def clients(self) -> list[_core.CubeClient]:
+        """One of each replica alone."""
+        return [_core.CubeClient(MODEL, [[address]], token="", deadline_s=10.0) for address in self.addresses]
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Size and checksum of a file."""
+    with open(path, "rb") as file:
+        return FileEntry(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _held(address: str) -> list[int]:
+    """Versions of a replica; none while it does not answer."""
+    try:
+        return _core.greet_cube(address, MODEL, token="", timeout_s=2.0)[0]
+    except UnavailableError:
+        return []
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

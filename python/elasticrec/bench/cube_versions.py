@@ -1,0 +1,200 @@
+"""Lookups while versions change: a new base under load, and deltas, one after the other."""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticrec import _core
+from elasticrec.bench.cube_store import MODEL, RealStore, entry_of
+from elasticrec.errors import UnavailableError
+from elasticrec.manifest import FileEntry
+
+if TYPE_CHECKING:
+    from elasticrec.bench.cube import Sizes
+
+Result = dict[str, Any]
+
+_COLUMNS = [("wide", 1), ("deep", 9)]
+_WIDTH = 10
+_PARTITIONS = 256
+_CHANGED = 100_000
+_REPLICAS = 2
+# Seconds of load before a switch, and for one: a base of ten million rows is seen after one and takes about two.
+_BEFORE_S = 2.0
+_SWITCH_S = 8.0
+_SHAPE = (1, 4)
+
+
+def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], None]) -> Result:
+    """Lookups/s while a new base is published, loaded and offered and the old one given up, next to before."""
+    ratios, took, failed, restarted = [], [], 0, 0
+    with RealStore(directory / "switch", _COLUMNS, _PARTITIONS, replicas=1) as store:
+        store.wait_for_all(store.publish_base(base, sizes.rows).number)
+        load = _core.CubeLoad(
+            MODEL,
+            [store.addresses],
+            token="",
+            version=1,
+            rows=sizes.rows,
+            batch=1000,
+            miss_share=0.05,
+            connections=_SHAPE[0],
+            in_flight=_SHAPE[1],
+        )
+        for number in range(sizes.repeats):
+            say(f"a switch under load, {number + 1}/{sizes.repeats}")
+            path = directory / f"base-{number + 2}"
+            _core.write_load_cube(path, sizes.rows, number + 2)
+            entry = entry_of(path)
+            ratio, seconds, figures = _switch(store, load, path, entry, sizes.rows)
+            ratios.append(ratio)
+            took.append(seconds)
+            failed += figures["failed"]
+            restarted += figures["restarted"]
+            path.unlink()
+            store.repository.remove(str(number + 1))
+    return {
+        "switch_ratio": statistics.median(ratios),
+        "switch_s": statistics.median(took),
+        "switch_failed": failed,
+        "switch_restarted": restarted,
+    }
+
+
+def _switch(
+    store: RealStore, load: _core.CubeLoad, path: Path, entry: FileEntry, rows: int
+) -> tuple[float, float, Result]:
+    """The rate during the switch next to the one before it, its seconds, and what became of the requests."""
+    figures: Result = {}
+    asking = threading.Thread(target=lambda: figures.update(load.run(_BEFORE_S + _SWITCH_S * max(1.0, rows / 1e7))))
+    start = time.monotonic()
+    asking.start()
+    time.sleep(_BEFORE_S)
+    begin = time.monotonic() - start
+    version = store.publish_base(path, rows, entry).number
+    store.wait_for(version)
+    load.switch(version)
+    end = time.monotonic() - start
+    asking.join()
+    slice_s, slices = figures["slice_s"], figures["slices"]
+    # of every slice that it touches
+    first, last = int(begin / slice_s), int(end / slice_s) + 1
+    warm = int(0.5 / slice_s)
+    before = statistics.mean(slices[warm : first - 1])
+    return statistics.mean(slices[first:last]) / before, end - begin, figures
+
+
+def deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], None]) -> Result:
+    """From a delta that is published to rows that every replica gives, and that are offered; and one every second."""
+    with RealStore(directory / "deltas", _COLUMNS, _PARTITIONS, _REPLICAS) as store:
+        version = store.publish_base(base, sizes.rows).number
+        store.wait_for_all(version)
+        say(f"{sizes.repeats} deltas of {_CHANGED:,} rows")
+        clients, times = store.clients(), []
+        for _ in range(sizes.repeats):
+            signs, values = _changes(sizes.rows, version + 1)
+            start = time.monotonic()
+            version = _publish(store, version, signs, values, sizes.rows)
+            store.wait_for(version)
+            _check(clients, version, signs)
+            times.append(time.monotonic() - start)
+            # not in step with those who look once a second
+            time.sleep(1.0 + times[-1] % 0.3)
+        say(f"{sizes.deltas} deltas, one a second")
+        lags = _one_a_second(sizes, store, version)
+    return {
+        "delta_s": statistics.median(times),
+        "delta_rows": min(_CHANGED, sizes.rows),
+        "deltas": sizes.deltas,
+        "deltas_lag_s": statistics.median(lags) if lags else 0.0,
+        "deltas_max_lag_s": max(lags, default=0.0),
+        "deltas_last_lag_s": lags[-1] if lags else 0.0,
+    }
+
+
+def _one_a_second(sizes: "Sizes", store: RealStore, version: int) -> list[float]:
+    """Of each delta the seconds from its publish to when it, or a newer one, was offered."""
+    begun: dict[int, float] = {}
+    lags: list[float] = []
+    first, last = version + 1, version + sizes.deltas
+
+    def watch() -> None:
+        for number in range(first, last + 1):
+            store.wait_for(number)
+            lags.append(time.monotonic() - begun[number])
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    start = time.monotonic()
+    for number in range(first, last + 1):
+        signs, values = _changes(sizes.rows, number)
+        time.sleep(max(0.0, start + number - first - time.monotonic()))
+        # from when it was due: one that comes late because the one before took long is late
+        begun[number] = start + number - first
+        version = _publish(store, version, signs, values, sizes.rows)
+    watching.join()
+    return lags
+
+
+def _publish(
+    store: RealStore, parent: int, signs: npt.NDArray[np.uint64], values: npt.NDArray[np.float32], rows: int
+) -> int:
+    return store.publish_delta(parent, rows, len(signs), lambda path: _write_delta(path, signs, values)).number
+
+
+def _check(clients: list[_core.CubeClient], version: int, signs: npt.NDArray[np.uint64]) -> None:
+    """Every replica has the rows of a delta."""
+    for client in clients:
+        found, present = client.get(version, np.ascontiguousarray(signs[:1000]))
+        if not present.all() or not (found[:, 0] == version).all():
+            raise UnavailableError(f"bench: version {version}: rows of a delta are not there")
+
+
+def _changes(rows: int, version: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
+    """Distinct signs, sorted by their partition, and their new rows."""
+    numbers = np.random.default_rng(version).choice(rows, min(_CHANGED, rows), replace=False).astype(np.uint64)
+    signs = numbers * np.uint64(0x9E3779B97F4A7C15)
+    return signs, np.full((len(signs), _WIDTH), version, np.float32)
+
+
+def _write_delta(path: Path, signs: npt.NDArray[np.uint64], values: npt.NDArray[np.float32]) -> tuple[int, str]:
+    """As a publish does it: a partition after the other."""
+    partitions = partitions_of(signs)
+    order = np.argsort(partitions, kind="stable")
+    signs, values = signs[order], values[order]
+    ends = np.searchsorted(partitions[order], np.arange(_PARTITIONS + 1))
+    none = np.empty(0, np.uint64)
+    writer = _core.DeltaWriter(str(path), _COLUMNS, row_type="f32", num_partitions=_PARTITIONS)
+    for partition in range(_PARTITIONS):
+        own = slice(ends[partition], ends[partition + 1])
+        writer.add(partition, signs[own], values[own], none)
+    size, digest = writer.finish()
+    return size, digest
+
+
+def partitions_of(signs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`partition_of` of `docs/formats/part.md`, for 256 partitions: the top eight bits of the mixed sign."""
+    mixed = signs.copy()
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        mixed ^= mixed >> np.uint64(33)
+        mixed *= np.uint64(factor)
+    mixed ^= mixed >> np.uint64(33)
+    return mixed >> np.uint64(56)
+
+
+def describe(result: Result) -> list[str]:
+    """For people."""
+    return [
+        f"a new base under load: {result['switch_ratio']:.2f} of the lookups/s before, for {result['switch_s']:.1f} s; "
+        f"{result['switch_failed']} failed, {result['switch_restarted']} asked again",
+        f"a delta of {result['delta_rows']:,} rows is offered and in {_REPLICAS} replicas after "
+        f"{result['delta_s']:.2f} s; {result['deltas']} of them, one a second: half within "
+        f"{result['deltas_lag_s']:.2f} s, {result['deltas_max_lag_s']:.2f} s at most, "
+        f"the last after {result['deltas_last_lag_s']:.2f} s",
+    ]

@@ -1,0 +1,32 @@
+"""The network alone as one of several processes: it warms up, says so, and measures when it is told to.
+
+    python -m elasticrec.bench.dense_process JOB LINES SECONDS
+
+Prints `ready`, waits for a line, steps for so many seconds on one thread, prints samples, seconds and CPU seconds.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from elasticrec.bench.network import WARM_UP_STEPS, dense_step
+from elasticrec.config import load_job
+
+
+def main(job: str, lines: str, seconds: str) -> None:
+    """Measure."""
+    step, num_samples = dense_step(load_job(Path(job)), Path(lines).read_bytes(), threads=1)
+    for _ in range(WARM_UP_STEPS):
+        step()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    steps, start, start_cpu = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - start < float(seconds):
+        step()
+        steps += 1
+    took, cpu = time.perf_counter() - start, time.process_time() - start_cpu
+    print(steps * num_samples, took, cpu, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

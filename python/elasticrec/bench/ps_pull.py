@@ -1,0 +1,95 @@
+"""Pulls through the socket: what a server's core does of them, beside the table in one process."""
+
+import json
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elasticrec import _core
+from elasticrec.bench import table, train
+from elasticrec.bench.cluster import Cluster, cpu_seconds, process_of
+from elasticrec.errors import ModelError
+
+if TYPE_CHECKING:
+    from elasticrec.bench.ps import Bench
+
+Result = dict[str, Any]
+
+# Samples whose signs make up a request: 520 rows, 2,080, and 8,190 as a batch of `bench table` has.
+_SAMPLES_A_PULL = (20, 80, 315)
+# So many rows in turn that caches hold none of them.
+_NUM_ROWS = 1_500_000
+_IN_FLIGHT = 2
+_TABLE_BATCHES = 200
+
+
+def run(bench: "Bench") -> Result:
+    """Rows that a second of a server's CPU, system time included, sends; the table's rate in this process, in turns."""
+    bench.say(f"pulls: filling a table of this process with {bench.sizes.rows:,} rows")
+    alone = _core.TableBench(json.dumps(table.SPEC), bench.sizes.rows)
+    job = bench.job(1, 1)
+    rates: dict[int, list[float]] = {count: [] for count in _SAMPLES_A_PULL}
+    beside: list[float] = []
+    parser = _core.Parser(json.dumps(job.features()))
+    requests = {count: _batches(parser, count, bench.sizes.rows // train.SLOTS) for count in _SAMPLES_A_PULL}
+    cluster = Cluster(job, bench.checkpoint)
+    # only pulls are measured
+    cluster.launcher.children = [child for child in cluster.launcher.children if child.role != "trainer"]
+    with cluster, cluster.servers(cluster.wait_for_servers()) as client:
+        server = process_of(cluster.child("ps-0"))
+        for repeat in range(bench.sizes.repeats):
+            bench.say(f"pulls, {repeat + 1}/{bench.sizes.repeats}: through the socket, then of the table alone")
+            for count, batches in requests.items():
+                rates[count].append(_rows_a_second(client, batches, server, bench.sizes.seconds))
+            beside.append(1 / alone.measure(_TABLE_BATCHES)[0])
+    table_rate = statistics.median(beside)
+    found = {count * train.SLOTS: statistics.median(rate) for count, rate in rates.items()}
+    result: Result = {"pulls_per_s": table_rate}
+    for rows, rate in found.items():
+        result |= {f"socket_pulls_per_s_{rows}": rate, f"pull_socket_ratio_{rows}": round(rate / table_rate, 4)}
+    result["pull_socket_ratio"] = min(found.values()) / table_rate
+    return result
+
+
+def _batches(parser: _core.Parser, samples: int, values: int) -> list[_core.Batch]:
+    """Batches of so many samples with random values, all of which have a row."""
+    chance = np.random.default_rng(samples)
+    found = []
+    for _ in range(max(_NUM_ROWS // (samples * train.SLOTS), 1)):
+        drawn = chance.integers(0, values, (samples, train.SLOTS)).tolist()
+        lines = ["click:0 " + " ".join(f"{slot}:{value}" for slot, value in enumerate(row, 1)) for row in drawn]
+        found.append(parser.parse("\n".join(lines).encode(), labels=True))
+    return found
+
+
+def _rows_a_second(client: _core.PsClient, batches: list[_core.Batch], server: int, seconds: float) -> float:
+    """Rows pulled in a second of the server's CPU."""
+    room = np.zeros((batches[0].num_samples, train.SLOTS, client.width), np.float32)
+    pulls, waiting, before = 0, [], cpu_seconds(server)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        batch = batches[pulls % len(batches)]
+        waiting.append((client.pull(batch, dense=False), batch))
+        pulls += 1
+        if len(waiting) == _IN_FLIGHT:
+            client.receive(*waiting.pop(0), room, None)
+    while waiting:
+        client.receive(*waiting.pop(0), room, None)
+    # a sign without a row reads as zeros, and costs less
+    if not room.any(axis=2).all():
+        raise ModelError("bench: pulls: expected a row for every sign, got zeros")
+    return pulls * batches[0].num_samples * train.SLOTS / max(cpu_seconds(server) - before, 1e-9)
+
+
+def describe(result: Result) -> list[str]:
+    """For people."""
+    lines = [f"pulls of the table in one process: {result['pulls_per_s'] / 1e6:.1f} M/s a core"]
+    for count in _SAMPLES_A_PULL:
+        rows = count * train.SLOTS
+        lines.append(
+            f"through the socket, {rows:,} rows a request: {result[f'socket_pulls_per_s_{rows}'] / 1e6:.1f} M/s a core "
+            f"of the server: {result[f'pull_socket_ratio_{rows}']:.2f} of that"
+        )
+    return lines

@@ -1,0 +1,54 @@
+"""TLS of the coordinator's clients: whom they trust, and what is said of a peer that is not the right one."""
+
+import socket
+import ssl
+
+from elasticrec.coordinator.security import Security
+from elasticrec.errors import ConfigError
+
+_PROBE_S = 2.0
+
+# Of OpenSSL, X509_V_ERR_*.
+_NOT_YET, _EXPIRED = 9, 10
+_OTHER_HOST = (62, 64)
+_OTHER_AUTHORITY = (2, 7, 18, 19, 20, 21)
+
+
+def client_context(security: Security) -> ssl.SSLContext:
+    """Trusts the authorities of the `ca` file, or those of the system if there is none."""
+    try:
+        return ssl.create_default_context(cafile=security.ca)
+    except OSError as error:
+        reason = "expected certificates in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(f"tls: {security.ca}: cannot be used: {reason}") from None
+
+
+def tls_problem(error: ssl.SSLError, host: str) -> str | None:
+    """What another attempt would not change; none if it may."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code == _EXPIRED:
+            return "its certificate has expired"
+        if error.verify_code == _NOT_YET:
+            return "its certificate is not valid yet"
+        if error.verify_code in _OTHER_HOST:
+            return f"its certificate is for another host: expected `{host}`"
+        if error.verify_code in _OTHER_AUTHORITY:
+            return "its certificate is not signed by an authority of the `ca` file"
+        return f"its certificate cannot be used: {error.verify_message}"
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+        return None
+    if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"):
+        return "expected TLS, got something else: TLS is off at the other end"
+    return f"tls: {(error.reason or str(error)).lower().replace('_', ' ')}"
+
+
+def speaks_tls(host: str, port: int) -> bool:
+    """Whether a server that cut a plain connection answers to TLS; nothing is sent but a greeting."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), timeout=_PROBE_S) as plain, context.wrap_socket(plain):
+            return True
+    except OSError:
+        return False

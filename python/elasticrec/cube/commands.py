@@ -1,0 +1,306 @@
+"""`elasticrec cube serve | get | status` and `elasticrec deliver`: the online store and what brings versions to it."""
+
+import json
+import re
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elasticrec.coordinator import environment
+from elasticrec.coordinator.options import CaOption, CertOption, InsecureOption, KeyOption
+from elasticrec.cube.security import check_addresses, store_security
+from elasticrec.repository.commands import ThisVersionArgument, models_app, this_version
+
+if TYPE_CHECKING:
+    from elasticrec.config.publish import Cube, Gate
+    from elasticrec.coordinator.security import Security
+    from elasticrec.repository.repository import Repository
+
+cube_app = typer.Typer(help="Serve the rows of published models, and look them up.", rich_markup_mode=None)
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A model such as models/demo (directory, URL or name), or the job file that publishes it."
+    ),
+]
+TokenOption = Annotated[
+    str, typer.Option("--token", envvar=environment.TOKEN, help="Secret of the store.", show_default=False)
+]
+AddressOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT[,HOST:PORT…]",
+        help="Replicas of a shard, once for each shard; those of the job file if not given.",
+    ),
+]
+
+_SHARD = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A model and what its job says of its store."""
+
+    repository: "Repository"
+    cube: "Cube"
+    gate: "Gate"
+    version: int | None = None
+    """The one that was named with it."""
+
+
+@cube_app.command()
+def serve(
+    source: SourceArgument,
+    shard: Annotated[
+        str, typer.Option("--shard", metavar="I/N", help="Which of how many shards, counted from 0.")
+    ] = "0/1",
+    host: Annotated[str, typer.Option("--host", envvar=environment.HOST, help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", envvar=environment.PORT, min=0, max=65535, help="Port for clients; 0 for any.")
+    ] = 0,
+    http_port: Annotated[
+        int, typer.Option("--http-port", min=0, max=65535, help="Port of /v1/status, /metrics and the like; 0 for any.")
+    ] = 0,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Where files of a remote repository are kept.", show_default=False)
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep-loaded", min=1, help="The offered version and those before it that are held.")
+    ] = None,
+    poll_s: Annotated[
+        float | None, typer.Option("--poll", min=0.01, help="Seconds between two looks at the repository.")
+    ] = None,
+    token: TokenOption = "",
+    tls_cert: CertOption = None,
+    tls_key: KeyOption = None,
+    insecure: InsecureOption = False,
+) -> None:
+    """Hold a shard of a model's rows in memory and answer for it, following the versions of its repository."""
+    from elasticrec.cube.node import NodeOptions, StoreNode
+    from elasticrec.repository.fetch import default_cache
+
+    found = _open_model(source, "cube serve", insecure)
+    number, num_shards = _shard(shard)
+    options = NodeOptions(
+        repository=found.repository,
+        shard=number,
+        num_shards=num_shards,
+        host=host,
+        port=port,
+        http_port=http_port,
+        security=store_security(found.cube, token, insecure, cert=tls_cert, key=tls_key),
+        cache=cache or default_cache(),
+        keep=keep or found.cube.keep_loaded,
+        poll_s=poll_s or found.cube.poll_s,
+    )
+    node = StoreNode(options, _say)
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: node.stop())
+    _say(f"cube of {found.repository.place}: shard {number} of {num_shards}, {node.url}")
+    node.run()
+
+
+@cube_app.command()
+def get(
+    source: SourceArgument,
+    signs: Annotated[list[int], typer.Argument(metavar="SIGN…", help="Signs to look up.", min=0, max=2**64 - 1)],
+    address: AddressOption = None,
+    version: Annotated[int | None, typer.Option("--version", min=1, help="The current one if not given.")] = None,
+    token: TokenOption = "",
+    tls_ca: CaOption = None,
+    insecure: InsecureOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a sign.")] = False,
+) -> None:
+    """Look signs up: at the store if there is one, else in the files."""
+    from elasticrec.cube.look_up import rows_of
+    from elasticrec.errors import ConfigError
+
+    found = _open(source, insecure)
+    addresses = _addresses(found.cube, address)
+    security = _client_security(found.cube, addresses, token, insecure, tls_ca)
+    if version is not None and found.version not in (None, version):
+        raise ConfigError(f"--version: expected {found.version}, as in `{source}`, got {version}")
+    rows = rows_of(found.repository, signs, version or found.version, addresses, security)
+    for line in rows.json_lines() if as_json else rows.lines():
+        typer.echo(line)
+
+
+@cube_app.command()
+def status(
+    source: SourceArgument,
+    address: AddressOption = None,
+    token: TokenOption = "",
+    tls_ca: CaOption = None,
+    insecure: InsecureOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what every replica of a store holds, loads and could not load."""
+    from elasticrec.cube.deliver import Delivery
+    from elasticrec.cube.replicas import StoreReplicas
+
+    found = _open_model(source, "cube status", insecure)
+    addresses = _some(_addresses(found.cube, address))
+    security = _client_security(found.cube, addresses, token, insecure, tls_ca)
+    replicas = StoreReplicas(found.repository.name, addresses, security)
+    decision, shards = Delivery(found.repository, replicas, found.gate, _say, found.cube.min_ready).preview()
+    if as_json:
+        shown = [{**vars(one)} for replicas_of in shards for one in replicas_of]
+        typer.echo(json.dumps({"text": decision.text, "target": decision.target, "replicas": shown}))
+        return
+    typer.echo(f"{found.repository.name}: {decision.text}")
+    for one in (one for replicas_of in shards for one in replicas_of):
+        held = ", ".join(map(str, one.versions)) or "nothing"
+        is_well = one.is_there and one.failed is None and one.loading is None
+        words = f"shard {one.shard} {one.address}: has {held}"
+        typer.echo(f"  {words if is_well else one.lacks(one.failed or 0)}")
+
+
+def deliver(
+    source: SourceArgument,
+    address: AddressOption = None,
+    min_ready: Annotated[
+        int | None,
+        typer.Option(
+            "--min-ready", min=1, help="Replicas of a shard that must hold a version; all but one if not set."
+        ),
+    ] = None,
+    poll_s: Annotated[float | None, typer.Option("--poll", min=0.01, help="Seconds between two looks.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="One look and what follows from it.")] = False,
+    token: TokenOption = "",
+    tls_ca: CaOption = None,
+    insecure: InsecureOption = False,
+) -> None:
+    """Roll new versions out: have the replicas load them, then offer them, all shards at once."""
+    from elasticrec.cube.deliver import Delivery
+    from elasticrec.cube.known import Remembered
+    from elasticrec.cube.replicas import StoreReplicas
+
+    found = _open_model(source, "deliver", insecure)
+    addresses = _some(_addresses(found.cube, address))
+    security = _client_security(found.cube, addresses, token, insecure, tls_ca)
+    replicas = StoreReplicas(found.repository.name, addresses, security)
+    min_ready = min_ready or found.cube.min_ready
+    remembered = Remembered(found.repository, replicas, min_ready, _say)
+    delivery = Delivery(found.repository, remembered, found.gate, _say, min_ready, poll_s or found.cube.poll_s)
+    if once:
+        delivery.step()
+        return
+    stop = threading.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: stop.set())
+    delivery.run(stop.wait)
+
+
+@models_app.command()
+def rollback(
+    model: ThisVersionArgument,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait for a store that has to load it first.")
+    ] = 600.0,
+    token: TokenOption = "",
+    tls_ca: CaOption = None,
+    insecure: InsecureOption = False,
+) -> None:
+    """Serve a version that is still there, and hold it: nothing newer is offered until `models resume`.
+
+    Where a store holds the rows it is offered once the store has it, which is at once for one that is still loaded.
+    """
+    from elasticrec.config.publish import Cube
+    from elasticrec.cube.known import recall
+    from elasticrec.cube.replicas import StoreReplicas
+    from elasticrec.cube.rollback import Rollback
+
+    repository, number = this_version(model, "rollback", insecure=insecure)
+    before = repository.current()
+    if store := recall(repository):
+        security = _client_security(Cube(), store.shards, token, insecure, tls_ca)
+        replicas = StoreReplicas(repository.name, store.shards, security)
+        going_back = Rollback(repository, replicas, store.min_ready, lambda text: typer.echo(text, err=True))
+        current = going_back.to(number, wait_s)
+    else:
+        current = repository.rollback(number)
+    typer.echo(
+        f"{repository.place}: from version {before} to {current.version}, generation {current.generation}; "
+        f"held until `elasticrec models resume {repository.place}`"
+    )
+
+
+def _open(source: str, insecure: bool) -> _Source:
+    from elasticrec.config.publish import Cube, Gate
+    from elasticrec.repository.find import open_model
+    from elasticrec.repository.repository import Repository
+
+    if source.endswith((".yaml", ".yml")):
+        from elasticrec.config import load_job
+
+        job = load_job(Path(source))
+        allowed = insecure or job.cube.insecure
+        repository = Repository.open(job.publish.repository, job.publish.model, insecure=allowed)
+        return _Source(repository, job.cube, job.publish.gate)
+    place = open_model(source, insecure=insecure)
+    return _Source(place.repository, Cube(), Gate(), place.number)
+
+
+def _open_model(source: str, command: str, insecure: bool) -> _Source:
+    """A model, not one of its versions: a store follows them all."""
+    from elasticrec.errors import ConfigError
+
+    found = _open(source, insecure)
+    if found.version is not None:
+        raise ConfigError(
+            f"{command}: expected a model, got version {found.version} of one: `{source}`; "
+            "`elasticrec models rollback` has a store serve it"
+        )
+    return found
+
+
+def _client_security(
+    cube: "Cube", addresses: list[list[str]], token: str, insecure: bool, ca: Path | None
+) -> "Security":
+    security = store_security(cube, token, insecure, ca=ca)
+    check_addresses(security, addresses)
+    return security
+
+
+def _shard(text: str) -> tuple[int, int]:
+    from elasticrec.errors import ConfigError
+
+    match = _SHARD.fullmatch(text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ConfigError(f"--shard: expected a shard and their number such as 0/2, got `{text}`")
+    return int(match[1]), int(match[2])
+
+
+def _addresses(cube: "Cube", given: list[str] | None) -> list[list[str]]:
+    from elasticrec.errors import ConfigError
+
+    if not given:
+        return [list(replicas) for replicas in cube.addresses]
+    shards = [[one.strip() for one in shard.split(",")] for shard in given]
+    for address in (address for shard in shards for address in shard):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            raise ConfigError(f"--address: expected an address such as 10.0.0.7:8600, got `{address}`")
+    return shards
+
+
+def _some(addresses: list[list[str]]) -> list[list[str]]:
+    from elasticrec.errors import ConfigError
+
+    if not addresses:
+        raise ConfigError("cube: expected --address for each shard, or a job file with `cube.addresses`")
+    return addresses
+
+
+def _say(text: str) -> None:
+    from elasticrec.launch.logs import stamp
+
+    typer.echo(f"{stamp()} {text}", err=True)
+    sys.stderr.flush()

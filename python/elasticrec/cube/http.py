@@ -1,0 +1,149 @@
+"""The HTTP face of a store process: what it holds, notices of new versions, Cube's `seek`, metrics."""
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from elasticrec.coordinator.exposition import CONTENT_TYPE
+from elasticrec.errors import ElasticRecError, UnavailableError
+from elasticrec.web import check_token, read_body
+
+MAX_KEYS = 1 << 16
+# Keys are decimal text of up to 20 digits, with what stands around them.
+MAX_BODY_BYTES = 32 * MAX_KEYS
+# What Cube says of a key that it does not have: -1 in a u32.
+NO_KEY = 2**32 - 1
+_MAX_KEY = 2**64 - 1
+
+
+class Sought(NamedTuple):
+    """Rows of one version, as they are stored, one behind the other."""
+
+    version: int
+    rows: bytes
+    is_there: list[bool]
+
+
+class Node(Protocol):
+    """What the face shows."""
+
+    def status(self) -> dict[str, Any]:
+        """All there is to know."""
+
+    def is_ready(self) -> bool:
+        """Whether it can answer for the version that is offered."""
+
+    def notice(self) -> None:
+        """Have it look for new versions now."""
+
+    def seek(self, signs: list[int]) -> Sought:
+        """Rows of the version that is offered."""
+
+    def metrics(self) -> str:
+        """For Prometheus."""
+
+
+def make_app(node: Node, token: str | None) -> Starlette:
+    """The routes."""
+
+    def guarded(act: Callable[[Request, bytes], Response]) -> Callable[[Request], Any]:
+        async def route(request: Request) -> Response:
+            check_token(request, token)
+            body = await read_body(request, MAX_BODY_BYTES)
+            try:
+                return await run_in_threadpool(act, request, body)
+            except UnavailableError as error:
+                return _error(503, str(error))
+            except ElasticRecError as error:
+                return _error(400, str(error))
+
+        return route
+
+    def status(*_: object) -> Response:
+        return JSONResponse(node.status())
+
+    def load(*_: object) -> Response:
+        node.notice()
+        return JSONResponse({"looking": True}, 202)
+
+    def metrics(*_: object) -> Response:
+        return PlainTextResponse(node.metrics(), media_type=CONTENT_TYPE)
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        is_ready = await run_in_threadpool(node.is_ready)
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/ready", ready),
+            Route("/metrics", guarded(metrics)),
+            Route("/v1/status", guarded(status)),
+            Route("/v1/load", guarded(load), methods=["POST"]),
+            Route("/DictService/seek", guarded(lambda _, body: _seek(node, body)), methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: _refuse, Exception: _fail},
+    )
+
+
+def _seek(node: Node, body: bytes) -> Response:
+    """Cube's `DictRequest` and `DictResponse` as JSON; values are base64, as JSON of protobuf has them."""
+    keys, wants_version = _request(body)
+    found = node.seek(keys)
+    width = len(found.rows) // max(len(keys), 1)
+    values = [
+        {"status": 0, "value": base64.b64encode(found.rows[at * width : (at + 1) * width]).decode()}
+        if is_there
+        else {"status": NO_KEY, "value": ""}
+        for at, is_there in enumerate(found.is_there)
+    ]
+    version = {"version": str(found.version)} if wants_version else {}
+    return JSONResponse({"values": values, **version})
+
+
+def _request(body: bytes) -> tuple[list[int], bool]:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"body: expected JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise HTTPException(400, 'body: expected an object such as {"keys": [1, 2]}')
+    if unknown := sorted(document.keys() - {"keys", "version_required"}):
+        raise HTTPException(400, f"body: `{unknown[0]}`: expected `keys` and `version_required` only")
+    keys, wants_version = document.get("keys", []), document.get("version_required", False)
+    if not isinstance(keys, list) or not isinstance(wants_version, bool):
+        raise HTTPException(400, "body: expected `keys`, a list, and `version_required`, true or false")
+    if len(keys) > MAX_KEYS:
+        raise HTTPException(400, f"body: keys: expected at most {MAX_KEYS:,} at a time, got {len(keys):,}")
+    for at, key in enumerate(keys):
+        # numbers beyond 2^53 come as text from some clients
+        number = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 20 else key
+        if type(number) is not int or not 0 <= number <= _MAX_KEY:
+            raise HTTPException(400, f"body: keys[{at}]: expected a u64, got {json.dumps(key)[:40]}")
+        keys[at] = number
+    return keys, wants_version
+
+
+def _error(status: int, text: str) -> Response:
+    return JSONResponse({"error": text}, status)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail.lower()}, error.status_code, dict(error.headers or {}))
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    """Of our own bugs; the trace is in the log."""
+    return _error(500, f"internal error: {type(error).__name__}")

@@ -1,0 +1,239 @@
+"""How a run is: what its coordinator tells while it runs, what its directory tells when it does not."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from elasticrec.coordinator import environment
+from elasticrec.coordinator.address import Address, read_address
+from elasticrec.coordinator.client import CoordinatorClient
+from elasticrec.coordinator.journal import read_entries
+from elasticrec.coordinator.security import Security
+from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
+from elasticrec.manifest import MANIFEST
+from elasticrec.run import Run
+
+Status = dict[str, Any]
+
+# A coordinator that is being started again is there by then.
+_ANSWER_S = 3.0
+_SCALE_S = 120.0
+_POLL_S = 0.1
+
+
+def read_status(run: Run) -> Status:
+    """The coordinator's status, or what the directory of a run that does not run says."""
+    address = read_address(run.path)
+    if address is not None:
+        with contextlib.suppress(UnavailableError), _client(run, address) as client:
+            status = client.status()
+            return {"run": str(run.path), "coordinator": address.url, **status}
+    return _read_stopped(run)
+
+
+def _client(run: Run, address: Address) -> CoordinatorClient:
+    security = Security(address.token)
+    if not address.url.startswith("http://127."):
+        given = {"ca": environment.tls_files()["ca"]} if address.url.startswith("https:") else {}
+        security = Security.of(run.job(), address.token or "", given)
+    return CoordinatorClient(address.url, security=security, deadline_s=_ANSWER_S)
+
+
+def _read_stopped(run: Run) -> Status:
+    checkpoint = _last_checkpoint(run)
+    entries = read_entries(run.path / "coordinator")
+    is_finished = any(entry["kind"] == "finished" for entry in entries)
+    if checkpoint is not None and "progress" in checkpoint:
+        is_finished = bool(checkpoint["progress"].get("finished"))
+    return {
+        "run": str(run.path),
+        "state": "finished" if is_finished else "stopped",
+        "checkpoint": {key: checkpoint[key] for key in ("newest", "created")} if checkpoint else None,
+        "metrics": _last_metrics(run),
+    }
+
+
+def _last_checkpoint(run: Run) -> Status | None:
+    """Of the newest whole one; what is damaged others tell."""
+    found = []
+    for path in run.checkpoints.glob(f"*/{MANIFEST}"):
+        with contextlib.suppress(OSError, ValueError):
+            manifest = json.loads(path.read_bytes())
+            # of two of one second the one that the shards wrote is the older
+            key = (manifest["created"], not path.parent.name.startswith("ps-"), path.parent.name)
+            found.append((key, {**manifest, "newest": path.parent.name}))
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _last_metrics(run: Run) -> Status | None:
+    """The last line of the metrics file; one that a crash cut short is none."""
+    try:
+        lines = run.metrics_path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                return found
+    return None
+
+
+def status_lines(status: Status) -> list[str]:
+    """A status for people."""
+    if "coordinator" not in status:
+        return _stopped_lines(status)
+    passes, units = status["passes"], status["units"]
+    complete = "-" if units["complete"] is None else units["complete"]
+    lines = [
+        f"{status['run']}: {status['state']}, pass {passes['begun']} of {passes['planned']}, "
+        f"coordinator {status['coordinator']}, term {status['term']}",
+        f"units: {complete} of {units['planned']} complete, {units['leased']} leased, "
+        f"{units['behind'] or 0} behind, {units['settling']} not yet confirmed",
+        _learned_line(status),
+    ]
+    if status["failure"]:
+        lines.append(f"failed: {status['failure']}")
+    if status["moving_to"]:
+        lines.append(f"the servers change from {len(status['shards'])} to {status['moving_to']}")
+    serving = sum(shard["state"] == "serving" for shard in status["shards"])
+    lines.append(f"servers: {serving} of {status['wanted']['servers']}, map {status['epoch']}")
+    lines += [_shard_line(shard) for shard in status["shards"]]
+    alive = sum(trainer["state"] == "alive" for trainer in status["trainers"])
+    lines.append(f"trainers: {alive} of {status['wanted']['trainers']}")
+    lines += sorted(_trainer_line(trainer) for trainer in status["trainers"])
+    lines.append(_checkpoint_line(status["checkpoint"]))
+    if status["publish"] is not None:
+        lines.append(_publish_line(status["publish"]))
+    return lines if status["store"] is None else [*lines, *_store_lines(status["store"])]
+
+
+def _stopped_lines(status: Status) -> list[str]:
+    checkpoint, metrics = status["checkpoint"], status["metrics"]
+    last = f"last checkpoint {checkpoint['newest']} of {checkpoint['created']}" if checkpoint else "no checkpoint"
+    state = "finished" if status["state"] == "finished" else "not running"
+    lines = [f"{status['run']}: {state}; {last}"]
+    if metrics:
+        shown = {key: value for key, value in metrics.items() if key != "time" and isinstance(value, int | float | str)}
+        values = ", ".join(f"{key} {_number(value)}" for key, value in shown.items())
+        lines.append(f"last metrics: {values}")
+    return lines
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def _learned_line(status: Status) -> str:
+    """Of the shard with partition 0, which has the sums."""
+    figures: Status = {}
+    for shard in status["shards"]:
+        figures |= {key: value for key, value in shard["figures"].items() if key.endswith("_0")}
+    return (
+        f"samples: {figures.get('samples_0', 0):,} of this pass, {status['samples_per_s']:,.0f} a second, "
+        f"auc {figures.get('auc_0', 0.0):.4f}, loss {figures.get('log_loss_0', 0.0):.4f}"
+    )
+
+
+def _shard_line(shard: Status) -> str:
+    figures = shard["figures"]
+    first, end = shard["partitions"]
+    text = f"  ps-{shard['index']} {shard['state']}, partitions {first} to {end - 1}"
+    if "num_rows" not in figures:
+        return text
+    up_s = max(figures.get("uptime_s", 0.0), 1e-9)
+    pull, push = (figures.get(f"{kind}_nanos", 0) / 1e9 / up_s for kind in ("pull", "push"))
+    return (
+        f"{text}, {shard['address']}, {figures['num_rows']:,} rows, {_megabytes(figures.get('num_bytes', 0))}, "
+        f"time: pull {pull:.1%}, push {push:.1%}"
+    )
+
+
+def _trainer_line(trainer: Status) -> str:
+    figures = trainer["figures"]
+    name = figures.get("name", f"trainer-{trainer['index']}")
+    units = ", ".join(str(unit) for unit in trainer["units"])
+    pushes = figures.get("staleness_pushes", 0)
+    # `geo` does not measure it
+    stale = f"{figures['staleness_sum'] / pushes:.1f} (most {figures['staleness_most']})" if pushes else "-"
+    shares = {key.removeprefix("share_"): value for key, value in figures.items() if key.startswith("share_")}
+    if shares:
+        shares["other"] = max(1.0 - sum(shares.values()), 0.0)
+    stages = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items(), key=lambda one: -one[1]))
+    return (
+        f"  {name} {trainer['state']}, {f'unit {units}' if units else 'no unit'}, "
+        f"{trainer['samples_per_s']:,.0f} samples/s, staleness {stale}, "
+        f"time: {stages or '-'}"
+    )
+
+
+def _checkpoint_line(checkpoint: Status) -> str:
+    if checkpoint["newest"] is None:
+        text = "checkpoint: none yet"
+    else:
+        age = "of an earlier start" if checkpoint["age_s"] is None else f"{checkpoint['age_s']:.0f} s old"
+        took = "" if checkpoint["last_s"] is None else f", took {checkpoint['last_s']:.1f} s"
+        text = f"checkpoint: {checkpoint['newest']}, {age}{took}"
+    writing = f", {checkpoint['writing']} is being written" if checkpoint["writing"] else ""
+    return f"{text}{writing}; {checkpoint['committed']} committed, {checkpoint['failed']} failed"
+
+
+def _publish_line(publish: Status) -> str:
+    if publish["version"] is None:
+        text = "publish: no version yet"
+    else:
+        which = f"delta {publish['deltas']} of its base" if publish["deltas"] else "a base"
+        text = f"publish: version {publish['version']}, {which}, {publish['offer']}"
+    if publish["age_s"] is not None:
+        rows = f"{publish['changed']:,} of {publish['rows']:,} rows, {publish['removed']:,} removed"
+        text += f", {publish['age_s']:.0f} s old, took {publish['last_s']:.1f} s, {rows}"
+    if writing := publish["writing"]:
+        text += f"; a {writing['kind']} is being written"
+    elif publish["next_s"] is not None:
+        text += f"; next in {publish['next_s']:.0f} s"
+    text += f"; {publish['committed']} committed, {publish['failed']} failed"
+    return f"{text}; the last one failed: {publish['error']}" if publish["error"] else text
+
+
+def _store_lines(store: Status) -> list[str]:
+    lines = [f"store: {store['doing']}", *(f"  late: {replica}" for replica in store["late"])]
+    if refused := store["refused"]:
+        lines.append(f"  version {refused['version']} is not offered: {'; '.join(refused['why'])}")
+    return lines
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def scale_run(run: Run, *, servers: int | None, trainers: int | None) -> Iterator[str]:
+    """Have a running job use another number of servers or trainers; tells what happens until it is so."""
+    address = read_address(run.path)
+    started = time.monotonic()
+    try:
+        if address is None:
+            raise UnavailableError("")
+        with _client(run, address) as client:
+            wanted = client.scale(servers=servers, trainers=trainers)["wanted"]
+            yield f"wanted: {wanted['servers']} servers, {wanted['trainers']} trainers"
+            while not _is_so(client.status(), wanted):
+                if time.monotonic() > started + _SCALE_S:
+                    raise ElasticRecError(f"{run.path}: it is not so after {_SCALE_S:g} s; see `elasticrec status`")
+                time.sleep(_POLL_S)
+    except UnavailableError:
+        raise ConfigError("; ".join(status_lines(read_status(run))[:1])) from None
+    yield f"so it is, after {time.monotonic() - started:.1f} s"
+
+
+def _is_so(status: Status, wanted: Status) -> bool:
+    states = [shard["state"] for shard in status["shards"]]
+    alive = [trainer for trainer in status["trainers"] if trainer["state"] == "alive"]
+    if status["state"] != "running":
+        raise ElasticRecError(f"the run is {status['state']}")
+    if status["wanted"] != wanted:
+        raise ElasticRecError(f"somebody else wanted {status['wanted']} meanwhile")
+    return states == ["serving"] * wanted["servers"] and len(alive) == wanted["trainers"]

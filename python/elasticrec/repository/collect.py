@@ -1,0 +1,109 @@
+"""Which old versions go: by the number of bases to keep, never one that is in use."""
+
+import time
+from dataclasses import dataclass
+
+from elasticrec.manifest import MANIFEST
+from elasticrec.repository.repository import Repository
+from elasticrec.repository.store import Stat
+from elasticrec.repository.version import directory_of, number_of
+
+# What was never committed and had no write for so long was left by a crash.
+_ABANDONED_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What a collection keeps and removes."""
+
+    kept: dict[int, str]
+    """Versions that stay, and why."""
+    removed: list[int]
+    """Versions that go, newest first: a delta before what it needs."""
+    abandoned: list[str]
+    """Directories that never became a version."""
+    num_bytes: int
+    """Of all that goes."""
+
+
+def plan_collection(repository: Repository, keep: int, now_s: float | None = None) -> Collection:
+    """What a collection would do now."""
+    files = repository.store.find()
+    directories = {
+        number: directory
+        for file in files
+        for directory, _, last in [file.rpartition("/")]
+        if last == MANIFEST and (number := number_of(directory)) is not None
+    }
+    kept = _kept(repository, directories, keep)
+    removed = sorted(set(directories) - set(kept), reverse=True)
+    abandoned = _abandoned(files, set(directories.values()), time.time() if now_s is None else now_s)
+    gone = [directories[number] for number in removed] + abandoned
+    num_bytes = sum(stat.num_bytes for file, stat in files.items() if _owner(file) in gone)
+    return Collection(dict(sorted(kept.items())), removed, abandoned, num_bytes)
+
+
+def collect(repository: Repository, keep: int, now_s: float | None = None) -> Collection:
+    """Remove what `plan_collection` says, while nobody changes what is offered or pinned."""
+    with repository.changing():
+        plan = plan_collection(repository, keep, now_s)
+        directories = repository.directories()
+        for number in plan.removed:
+            repository.remove(directories[number])
+        for directory in [*plan.abandoned, *_empty(repository, time.time() if now_s is None else now_s)]:
+            repository.remove(directory)
+    return plan
+
+
+def _kept(repository: Repository, directories: dict[int, str], keep: int) -> dict[int, str]:
+    bases = sorted(number for number, directory in directories.items() if directory == str(number))
+    kept: dict[int, str] = {}
+    for base in bases[-keep:]:
+        for number, directory in directories.items():
+            if directory in (str(base), directory_of(number, base)):
+                kept[number] = f"one of the {keep} newest bases" if number == base else f"delta of base {base}"
+    state = repository.state()
+    roots = {number: "pinned" for number in repository.pins()}
+    if state is not None:
+        roots[state.version] = "current"
+        if state.wanted is not None:
+            roots[state.wanted] = "wanted by a rollback"
+    for root, why in roots.items():
+        if root in directories:
+            # a chain that is broken is for people to look at: `chain` names what is missing, and nothing goes
+            for version in repository.chain(root):
+                kept.setdefault(version.number, f"version {root} needs it")
+            kept[root] = why
+    return kept
+
+
+def _empty(repository: Repository, now_s: float) -> list[str]:
+    """Directories on a disk that nothing was ever written to; a store has none."""
+    root = repository.store.path_of("")
+    if root is None:
+        return []
+    found = [path for path in (*root.glob("*/deltas/*"), *root.glob("*")) if path.is_dir()]
+    names = {path.relative_to(root).as_posix(): path.stat().st_mtime for path in found}
+    old = [name for name, modified_s in names.items() if number_of(name) and now_s - modified_s > _ABANDONED_S]
+    return [name for name in old if not repository.store.find(name)]
+
+
+def _owner(file: str) -> str | None:
+    """The directory of a version, complete or not, that a file is in: the innermost."""
+    parts = file.split("/")
+    for length in (3, 1):
+        directory = "/".join(parts[:length])
+        if len(parts) > length and number_of(directory) is not None:
+            return directory
+    return None
+
+
+def _abandoned(files: dict[str, Stat], complete: set[str], now_s: float) -> list[str]:
+    newest: dict[str, float] = {}
+    for file, stat in files.items():
+        owner = _owner(file)
+        if owner is not None and owner not in complete:
+            newest[owner] = max(newest.get(owner, 0.0), stat.modified_s or now_s)
+    old = [directory for directory, modified_s in newest.items() if now_s - modified_s > _ABANDONED_S]
+    # a base without a manifest whose deltas have one is damaged, not abandoned
+    return sorted(one for one in old if not any(other.startswith(f"{one}/") for other in complete))

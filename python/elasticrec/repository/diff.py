@@ -1,0 +1,121 @@
+"""What differs between two versions: their manifests, metrics and rows."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from elasticrec.errors import ModelError
+from elasticrec.repository.fetch import Fetched
+from elasticrec.repository.rows import open_rows
+
+# Of no interest: each version has its own.
+_OWN = ("version", "created", "self_sha256", "files", "base", "parent", "format", "metrics", "checkpoint", "run")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of the second version next to the first."""
+
+    added: int
+    removed: int
+    changed: int
+    equal: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two versions next to each other."""
+
+    keys: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Keys of the manifests with other values, dotted."""
+    metrics: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """Files that are not the same: `added`, `removed` or `changed`."""
+    rows: Rows | None = None
+    note: str | None = None
+    """Why rows were not compared."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "keys": {key: list(values) for key, values in self.keys.items()},
+            "metrics": {key: list(values) for key, values in self.metrics.items()},
+            "files": self.files,
+            "rows": None if self.rows is None else vars(self.rows),
+            "note": self.note,
+        }
+
+
+def compare(a: Fetched, b: Fetched, *, rows: bool = True) -> Difference:
+    """All that differs; rows one by one where they can be listed."""
+    left, right = flat(a.version.manifest), flat(b.version.manifest)
+    keys = {
+        key: (left.get(key), right.get(key))
+        for key in sorted(left.keys() | right.keys())
+        if key.split(".")[0] not in _OWN and left.get(key) != right.get(key)
+    }
+    counted, note = None, None
+    if rows:
+        if a.version.manifest["table"]["columns"] != b.version.manifest["table"]["columns"]:
+            note = "rows are not compared: their columns differ"
+        else:
+            try:
+                counted = _compare_rows(open_rows(a), open_rows(b))
+            except ModelError as error:
+                note = f"rows are not compared: {error}"
+    return Difference(keys, _compare_metrics(a, b), _compare_files(a, b), counted, note)
+
+
+def _compare_metrics(a: Fetched, b: Fetched) -> dict[str, tuple[float | None, float | None]]:
+    left, right = metrics_of(a.version.manifest), metrics_of(b.version.manifest)
+    return {key: (left.get(key), right.get(key)) for key in left | right}
+
+
+def metrics_of(manifest: dict[str, Any]) -> dict[str, float]:
+    """Metrics by `eval LABEL auc` and so on, numbers only."""
+    labels = manifest["features"]["labels"]
+    found = {}
+    for part in ("train", "eval"):
+        for label, metrics in zip(labels, manifest["metrics"].get(part) or (), strict=False):
+            for name in ("auc", "log_loss", "copc", "samples"):
+                value = metrics.get(name)
+                if isinstance(value, int | float):
+                    found[f"{part} {label} {name}"] = value
+    return found
+
+
+def _compare_files(a: Fetched, b: Fetched) -> dict[str, str]:
+    left, right = a.version.files, b.version.files
+    words = {}
+    for name in sorted(left | right):
+        if name not in left or name not in right:
+            words[name] = "added" if name not in left else "removed"
+        elif left[name] != right[name]:
+            words[name] = "changed"
+    return words
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Keys of a document, dotted; lists as they are."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= flat(item, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _compare_rows(a: Any, b: Any) -> Rows:
+    """Rows of `b` looked up in `a`, and the other way round."""
+    added = changed = equal = removed = 0
+    for signs, rows in b.items():
+        before, present = a.lookup(signs)
+        same = (before.view(np.uint32) == rows.view(np.uint32)).all(1)
+        added += int((~present).sum())
+        equal += int((present & same).sum())
+        changed += int((present & ~same).sum())
+    for signs, _ in a.items():
+        _, present = b.lookup(signs)
+        removed += int((~present).sum())
+    return Rows(added, removed, changed, equal)

@@ -1,0 +1,182 @@
+"""A version on this machine: where it lies if the repository is a disk of it, else a copy in a cache.
+
+<cache>/blobs/<sha256>             a file of any version, whole and checked; `.part` while it is downloaded
+<cache>/<place>/<model>/<version>  versions as in a repository, of links to blobs; the manifest last
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticrec.durable import sync_directory, write_atomically
+from elasticrec.errors import ModelError
+from elasticrec.manifest import MANIFEST, FileEntry
+from elasticrec.repository.repository import Repository
+from elasticrec.repository.store import join
+from elasticrec.repository.verify import chunks
+from elasticrec.repository.version import Version, number_of
+
+_BLOBS = "blobs"
+_LOCK = ".lock"
+# Left free on the disk of a cache, for whatever else it is for.
+_SPARE_BYTES = 16 << 20
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A version whose files are on this machine."""
+
+    model: Path
+    """Directory of the model, laid out as a repository."""
+    chain: list[Version]
+    """What the version is made of, its base first."""
+
+    @property
+    def version(self) -> Version:
+        """The version itself."""
+        return self.chain[-1]
+
+    @property
+    def directory(self) -> Path:
+        """That of the version."""
+        return self.model / self.version.name
+
+    def parts(self, version: Version) -> list[Path]:
+        """The part files of the cube of one version of the chain."""
+        return [self.model / version.name / name for name in version.parts]
+
+
+def default_cache() -> Path:
+    """Where copies of remote and packed models go: `ELASTICREC_CACHE`, or the cache of the user."""
+    given = os.environ.get("ELASTICREC_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticrec"
+
+
+def fetch(repository: Repository, number: int, cache: Path, say: Say = lambda _: None) -> Fetched:
+    """The files of a version and all it is made of: checked, and a download that was cut goes on where it was."""
+    chain = repository.chain(number)
+    here = repository.store.path_of("")
+    if here is not None:
+        return Fetched(here, chain)
+    model = _model_directory(repository, cache)
+    with _using(cache, fcntl.LOCK_SH):
+        missing = [version for version in chain if not (model / version.name / MANIFEST).is_file()]
+        _check_room(repository, missing, cache)
+        for version in missing:
+            for name, entry in version.files.items():
+                blob = _download(repository, f"{version.name}/{name}", entry, cache, say)
+                _link(blob, model / version.name / name)
+            content = repository.store.read(f"{version.name}/{MANIFEST}")
+            write_atomically(model / version.name / MANIFEST, content)
+    return Fetched(model, chain)
+
+
+def prune(repository: Repository, keep: set[int], cache: Path) -> None:
+    """Drop the copies of all versions of a model but those to keep; not while somebody fetches."""
+    if repository.store.path_of("") is not None or not cache.is_dir():
+        return
+    model = _model_directory(repository, cache)
+    with contextlib.suppress(BlockingIOError), _using(cache, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        paths = {path.parent for path in model.rglob(MANIFEST)}
+        wanted = _needed(paths, model, keep)
+        # deltas lie inside their bases, so the deepest go first
+        for path in sorted(paths - wanted, key=lambda one: -len(one.parts)):
+            (path / MANIFEST).unlink(missing_ok=True)
+            if not any(other.is_relative_to(path) for other in wanted):
+                shutil.rmtree(path)
+        for blob in (cache / _BLOBS).iterdir():
+            if blob.stat().st_nlink == 1:
+                blob.unlink()
+
+
+def _needed(paths: set[Path], model: Path, keep: set[int]) -> set[Path]:
+    """Directories of versions to keep, and of the older ones of their bases, which they may be made of."""
+    names = {path: path.relative_to(model).as_posix() for path in paths}
+    newest: dict[str, int] = {}
+    for name in names.values():
+        number = number_of(name)
+        if number in keep:
+            base = name.partition("/")[0]
+            newest[base] = max(newest.get(base, 0), number or 0)
+    return {path for path, name in names.items() if (number_of(name) or 0) <= newest.get(name.partition("/")[0], -1)}
+
+
+def _model_directory(repository: Repository, cache: Path) -> Path:
+    place = hashlib.sha256(repository.place.encode()).hexdigest()[:16]
+    return cache / place / repository.name
+
+
+@contextlib.contextmanager
+def _using(cache: Path, how: int) -> Iterator[None]:
+    (cache / _BLOBS).mkdir(parents=True, exist_ok=True)
+    with open(cache / _LOCK, "ab") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+def _check_room(repository: Repository, missing: list[Version], cache: Path) -> None:
+    entries = {entry.sha256: entry.num_bytes for version in missing for entry in version.files.values()}
+    needed = 0
+    for sha256, num_bytes in entries.items():
+        part = _part(cache, sha256)
+        if not (cache / _BLOBS / sha256).is_file():
+            needed += num_bytes - min(part.stat().st_size if part.is_file() else 0, num_bytes)
+    free = shutil.disk_usage(cache).free
+    if needed and needed + _SPARE_BYTES > free:
+        raise ModelError(
+            f"{cache}: {repository.place} version {missing[-1].number} needs {needed:,} bytes more, "
+            f"expected that much free and {_SPARE_BYTES:,} to spare, got {free:,}"
+        )
+
+
+def _part(cache: Path, sha256: str) -> Path:
+    return cache / _BLOBS / f"{sha256}.part"
+
+
+def _download(repository: Repository, name: str, entry: FileEntry, cache: Path, say: Say) -> Path:
+    blob, part = cache / _BLOBS / entry.sha256, _part(cache, entry.sha256)
+    while not blob.is_file():
+        with open(part, "a+b") as file:
+            # another process may be at the same file
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if blob.is_file():
+                break
+            resumed = os.fstat(file.fileno()).st_size
+            if resumed > entry.num_bytes:
+                resumed = 0
+                file.truncate(0)
+            say(f"fetching {join(repository.place, name)}, {entry.num_bytes - resumed:,} bytes")
+            digest = hashlib.sha256()
+            file.seek(0)
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+            for chunk in chunks(repository.store, name, resumed):
+                file.write(chunk)
+                digest.update(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+            if digest.hexdigest() == entry.sha256:
+                os.replace(part, blob)
+                sync_directory(blob.parent)
+                break
+            part.unlink(missing_ok=True)
+            if not resumed:
+                raise ModelError(
+                    f"{join(repository.place, name)}: sha-256 differs from the manifest, the file is damaged"
+                )
+    return blob
+
+
+def _link(blob: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.link(blob, path)

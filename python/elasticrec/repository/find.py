@@ -1,0 +1,148 @@
+"""MODEL, as commands take it: a directory, a URL, a name, one of its versions, or a pack."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticrec.errors import ModelError
+from elasticrec.manifest import MANIFEST
+from elasticrec.repository.fetch import Fetched, Say, default_cache, fetch
+from elasticrec.repository.pack import is_pack, unpack, unpack_url
+from elasticrec.repository.repository import CURRENT, Repository
+from elasticrec.repository.store import Store, is_url
+from elasticrec.repository.version import decode_version, number_of
+
+# Where a model is looked for by its name alone, which is where jobs put them.
+MODELS = Path("models")
+
+_WITH_VERSION = re.compile(r"(.+[^:/]):([1-9][0-9]{0,17})")
+_VERSION_URL = re.compile(r"(.+?)/([1-9][0-9]{0,17}(?:/deltas/[1-9][0-9]{0,17})?)")
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """A model, and the version that was named with it."""
+
+    repository: Repository
+    number: int | None
+
+    def version(self) -> int:
+        """That version, or the current one."""
+        if self.number is not None:
+            return self.number
+        current = self.repository.current()
+        if current is None:
+            raise ModelError(_not_a_model(self.repository.place))
+        return current
+
+
+def open_model(text: str, *, insecure: bool = False) -> ModelPlace:
+    """The model that MODEL or MODEL:VERSION stands for."""
+    if is_pack(text):
+        found = unpack_url(text, default_cache()) if is_url(text) else unpack(Path(text), default_cache())
+        return ModelPlace(Repository.open(found), None)
+    if is_url(text):
+        return _open_url(text, insecure)
+    path = Path(text)
+    match = _WITH_VERSION.fullmatch(text)
+    number = None
+    if match is not None and not path.exists():
+        path, number = Path(match[1]), int(match[2])
+    if (path / MANIFEST).is_file():
+        return _of_version_directory(path)
+    if _is_name(path):
+        path = MODELS / path
+    if not path.is_dir():
+        raise ModelError(f"{path}: no such model, expected <repository>/<model> or <repository>/<model>/<version>")
+    return ModelPlace(Repository.open(path), number)
+
+
+def _is_name(path: Path) -> bool:
+    """Whether it is the name of a model; one goes before a directory of that name, where users keep their data."""
+    return len(path.parts) == 1 and (MODELS / path).is_dir() and not (path / CURRENT).is_file()
+
+
+def _open_url(text: str, insecure: bool) -> ModelPlace:
+    match = _WITH_VERSION.fullmatch(text)
+    if match is not None:
+        return ModelPlace(Repository.open(match[1], insecure=insecure), int(match[2]))
+    inner = _VERSION_URL.fullmatch(text.rstrip("/"))
+    if inner is not None and Repository.open(text, insecure=insecure).store.exists(MANIFEST):
+        return ModelPlace(Repository.open(inner[1], insecure=insecure), number_of(inner[2]))
+    return ModelPlace(Repository.open(text, insecure=insecure), None)
+
+
+def _of_version_directory(path: Path) -> ModelPlace:
+    """By the version's own directory: its model's lies around it."""
+    name = _name_of(path)
+    number = number_of(name)
+    if number is None:
+        raise ModelError(f"{path}: a version outside of a model, expected <repository>/<model>/<version>")
+    return ModelPlace(Repository.open(_around(path, name)), number)
+
+
+def _around(path: Path, name: str) -> Path:
+    """The directory in which a version is called `name`: as the user wrote it, where that says as much."""
+    depth = name.count("/")
+    written = path if len(path.parts) > depth + 1 and ".." not in path.parts else path.resolve()
+    return written.parents[depth]
+
+
+def _name_of(path: Path) -> str:
+    """The directory of a version as its model names it; of a copy under another name, that name."""
+    parts = path.resolve().parts
+    delta = "/".join(parts[-3:])
+    return delta if number_of(delta) is not None else parts[-1]
+
+
+def find_version(model: str | Path, say: Say = lambda _: None) -> tuple[Path, dict[str, Any]]:
+    """The directory on this machine and the manifest of a version: that which is named, or the current one."""
+    fetched = find_chain(model, say)
+    return fetched.directory, fetched.version.manifest
+
+
+def find_chain(model: str | Path, say: Say = lambda _: None) -> Fetched:
+    """The same with all that the version is made of."""
+    text = str(model)
+    path = Path(text)
+    if not is_url(text) and (path / MANIFEST).is_file():
+        name = _name_of(path)
+        around = _around(path, name)
+        version = decode_version((path / MANIFEST).read_bytes(), name, str(around))
+        if not version.is_delta:
+            # it may be a copy that lies in no model
+            return Fetched(around, [version])
+    place = open_model(text)
+    return fetch(place.repository, place.version(), default_cache(), say)
+
+
+def _not_a_model(place: str) -> str:
+    path = Path(place)
+    inside = sorted(entry.name for entry in path.iterdir() if (entry / CURRENT).is_file()) if path.is_dir() else []
+    hint = f"; models in it: {', '.join(inside)}" if inside else ""
+    return f"{place}: not a model, expected `{CURRENT}` or `{MANIFEST}` in it{hint}"
+
+
+def open_listing(text: str) -> list[Repository]:
+    """The model that is meant, or all models of a repository."""
+    if not is_url(text) and (_is_name(Path(text)) or not Path(text).is_dir()):
+        return [open_model(text).repository]
+    repository = Repository.open(text)
+    if repository.state() is not None or repository.versions():
+        return [repository]
+    names = models_in(repository.store)
+    if not names:
+        raise ModelError(f"{text}: no models in it")
+    return [Repository(repository.store.below(name)) for name in names]
+
+
+def models_in(store: Store) -> list[str]:
+    """Names of the models of a repository."""
+    found = set()
+    for name in store.find():
+        model, _, inner = name.partition("/")
+        directory, _, last = inner.rpartition("/")
+        if inner == CURRENT or (last == MANIFEST and number_of(directory) is not None):
+            found.add(model)
+    return sorted(found)

@@ -1,0 +1,117 @@
+"""A store on a disk of this machine, as durable as `durable.py` makes it."""
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticrec.durable import sync_directory, write_atomically
+from elasticrec.repository.store import Stat, Store
+
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """The files below a directory; the directory need not be there."""
+
+    root: Path
+
+    @property
+    def place(self) -> str:
+        """The directory."""
+        return str(self.root)
+
+    def read(self, name: str) -> bytes:
+        """All of a file."""
+        return (self.root / name).read_bytes()
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """The bytes from `start` up to `end`."""
+        with open(self.root / name, "rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file."""
+        write_atomically(self._parent_of(name), content)
+
+    def create(self, name: str, content: bytes) -> None:
+        """Write a file that is not there yet."""
+        path = self._parent_of(name)
+        # whole before it has its name: a link fails where the name is taken
+        draft = _draft(path)
+        try:
+            write_atomically(draft, content)
+            os.link(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+        sync_directory(path.parent)
+
+    def put(self, source: Path, name: str) -> None:
+        """Copy a file; one that lies there already is only synced."""
+        path = self._parent_of(name)
+        if path.exists() and os.path.samefile(source, path):
+            sync_directory(path.parent)
+            return
+        draft = _draft(path)
+        try:
+            with open(source, "rb") as reading, open(draft, "wb") as writing:
+                shutil.copyfileobj(reading, writing, _COPY_BYTES)
+                writing.flush()
+                os.fsync(writing.fileno())
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+        sync_directory(path.parent)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return (self.root / name).is_file()
+
+    def find(self, name: str = "") -> dict[str, Stat]:
+        """Every file below a name, sorted."""
+        return dict(sorted(_files_in(str(self.root / name), f"{name}/" if name else "")))
+
+    def delete(self, name: str) -> None:
+        """Remove a file or a tree."""
+        path = self.root / name
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def path_of(self, name: str) -> Path:
+        """Where a file lies."""
+        return self.root / name
+
+    def below(self, name: str) -> Store:
+        """The store of a directory in it."""
+        return LocalStore(self.root / name)
+
+    def _parent_of(self, name: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _files_in(directory: str, prefix: str) -> Iterator[tuple[str, Stat]]:
+    """The files below a directory by their names; in strings: it is asked for often, of many."""
+    # what goes meanwhile was not there; what cannot be read must not pass for empty
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_in(entry.path, f"{prefix}{entry.name}/")
+            elif entry.is_file():
+                with contextlib.suppress(FileNotFoundError):
+                    stat = entry.stat()
+                    yield prefix + entry.name, Stat(stat.st_size, stat.st_mtime)
+
+
+def _draft(path: Path) -> Path:
+    """Another name beside it, for what is not whole yet; no version has such a file."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")

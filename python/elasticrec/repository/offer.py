@@ -1,0 +1,80 @@
+"""What comes behind a commit: the gate, the offer, and old versions that go."""
+
+import contextlib
+from dataclasses import dataclass
+
+from elasticrec.config.publish import Publish
+from elasticrec.errors import ElasticRecError
+from elasticrec.repository.collect import collect
+from elasticrec.repository.gate import Candidate, refusals
+from elasticrec.repository.repository import Repository
+from elasticrec.repository.version import Version
+
+HELD = "a rollback holds the model until `models resume`"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a version that was committed."""
+
+    is_offered: bool
+    refused: tuple[str, ...] = ()
+    """Why the gate stopped it."""
+    waits: str | None = None
+    """Why it is not offered now though nothing is wrong with it."""
+    collected: tuple[int, ...] = ()
+    problem: str | None = None
+    """Why old versions could not be collected."""
+
+    @property
+    def words(self) -> str:
+        """For people, on one line."""
+        if self.is_offered:
+            return "offered"
+        return f"not offered: {'; '.join(self.refused) or self.waits}"
+
+
+def offer_version(
+    repository: Repository, version: Version, settings: Publish, *, not_finite: tuple[str, ...], has_store: bool
+) -> Outcome:
+    """Offer a version that was just committed, unless the gate, a rollback or a store is before it.
+
+    With a store its roll-out offers the version, once servers hold it. Old versions go when a base comes: a delta makes
+    nothing old.
+    """
+    candidate = Candidate(version.rows, version.manifest["metrics"], not_finite)
+    refused = tuple(refusals(settings.gate, candidate, _current_rows(repository)))
+    is_offered, waits = False, None
+    if not refused:
+        if has_store:
+            waits = "servers of the store load it first"
+        else:
+            waits = _offer(repository, version.number)
+            is_offered = waits is None
+    if version.parent is not None:
+        return Outcome(is_offered, refused, waits)
+    try:
+        collected = tuple(collect(repository, settings.keep).removed)
+    except (ElasticRecError, OSError) as error:
+        return Outcome(is_offered, refused, waits, problem=str(error))
+    return Outcome(is_offered, refused, waits, collected)
+
+
+def _offer(repository: Repository, number: int) -> str | None:
+    """Offer a version; why that cannot be, if it cannot."""
+    while not repository.offer(number):
+        state = repository.state()
+        if state is not None and state.is_held:
+            return HELD
+        if state is not None and state.version >= number:
+            # another one who looked at the same repository may have offered this very one
+            return None if state.version == number else f"version {state.version}, a newer one, is offered already"
+    return None
+
+
+def _current_rows(repository: Repository) -> int | None:
+    """Rows of what is offered now; none if there is nothing, or nothing that can be read."""
+    with contextlib.suppress(ElasticRecError, OSError):
+        current = repository.current()
+        return None if current is None else repository.version(current).rows
+    return None

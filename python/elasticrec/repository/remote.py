@@ -1,0 +1,175 @@
+"""A store behind a URL: whatever fsspec reaches, such as S3 or HDFS."""
+
+import contextlib
+import errno
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
+from elasticrec.repository.store import Stat, Store, join
+
+# A write of theirs is whole or absent; elsewhere a file gets its name once it is written.
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}
+_EXTRAS = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs"}
+
+
+def open_remote(url: str) -> Store:
+    """The store at a URL."""
+    protocol = url.partition("://")[0]
+    try:
+        system, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol)
+        how = f"pip install 'elasticrec[{extra}]'" if extra else str(error)
+        raise ConfigError(f"{url}: `{protocol}://` needs a package that is not installed: {how}") from None
+    except ValueError as error:
+        raise ConfigError(f"{url}: expected a URL that fsspec knows: {error}") from None
+    return RemoteStore(system, root.rstrip("/"), url, protocol in _OBJECT_STORES)
+
+
+@dataclass(frozen=True)
+class RemoteStore:
+    """The files below a URL. Errors that are no `OSError` say which place they are about."""
+
+    system: Any
+    root: str
+    place: str
+    is_object_store: bool
+
+    def read(self, name: str) -> bytes:
+        """All of a file."""
+        with self._naming(name):
+            content: bytes = self.system.cat_file(self._path(name))
+            return content
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """The bytes from `start` up to `end`."""
+        with self._naming(name):
+            content: bytes = self.system.cat_file(self._path(name), start=start, end=end)
+            return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file."""
+        with self._naming(name):
+            if self.is_object_store:
+                self.system.pipe_file(self._path(name), content)
+                return
+            with self._draft(name) as draft:
+                self.system.pipe_file(draft, content)
+
+    def create(self, name: str, content: bytes) -> None:
+        """Write a file that is not there yet; exclusive as far as the store can be."""
+        with self._naming(name):
+            self._make_parent(name)
+            try:
+                self.system.pipe_file(self._path(name), content, mode="create")
+            except (TypeError, ValueError, NotImplementedError):
+                self._create_by_opening(name, content)
+
+    def _create_by_opening(self, name: str, content: bytes) -> None:
+        """For systems that know no exclusive write but do not overwrite when they are told so, such as HDFS."""
+        try:
+            if self.exists(name):
+                raise FileExistsError(errno.EEXIST, "File exists", join(self.place, name))
+            with self.system.open(self._path(name), "wb", overwrite=False) as file:
+                file.write(content)
+        except FileExistsError:
+            raise
+        except Exception:
+            if self.exists(name):
+                raise FileExistsError(errno.EEXIST, "File exists", join(self.place, name)) from None
+            raise
+
+    def put(self, source: Path, name: str) -> None:
+        """Copy a file of this machine."""
+        with self._naming(name):
+            if self.is_object_store:
+                self.system.put_file(str(source), self._path(name))
+                return
+            with self._draft(name) as draft:
+                self.system.put_file(str(source), draft)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        with self._naming(name):
+            return bool(self.system.isfile(self._path(name)))
+
+    def find(self, name: str = "") -> dict[str, Stat]:
+        """Every file below a name, sorted."""
+        with self._naming(name):
+            try:
+                found = self.system.find(self._path(name), detail=True)
+            except FileNotFoundError:
+                return {}
+            start = len(self.root) + 1
+            stats = {path[start:]: Stat(int(info["size"] or 0), _modified(info)) for path, info in found.items()}
+            return dict(sorted((path, stat) for path, stat in stats.items() if path))
+
+    def delete(self, name: str) -> None:
+        """Remove a file or a tree."""
+        with self._naming(name), contextlib.suppress(FileNotFoundError):
+            self.system.rm(self._path(name), recursive=True)
+
+    def path_of(self, name: str) -> None:
+        """Nowhere on this machine."""
+        return None
+
+    def below(self, name: str) -> Store:
+        """The store of what is below a name."""
+        return RemoteStore(self.system, self._path(name), join(self.place, name), self.is_object_store)
+
+    def _path(self, name: str) -> str:
+        return join(self.root, name) if self.root != "/" else f"/{name}"
+
+    def _make_parent(self, name: str) -> None:
+        if not self.is_object_store:
+            self.system.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+
+    @contextlib.contextmanager
+    def _draft(self, name: str) -> Iterator[str]:
+        """Another name to write to; it becomes the right one at the end."""
+        self._make_parent(name)
+        path = self._path(name)
+        directory, _, last = path.rpartition("/")
+        draft = f"{directory}/.{last}.{uuid.uuid4().hex[:8]}"
+        try:
+            yield draft
+            try:
+                self.system.mv(draft, path, overwrite=True)
+            except TypeError:
+                # without a way to replace it a reader may find none for a moment
+                with contextlib.suppress(FileNotFoundError):
+                    self.system.rm(path)
+                self.system.mv(draft, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.system.rm(draft)
+            raise
+
+    @contextlib.contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Errors of the libraries behind fsspec as ours, in one line."""
+        try:
+            yield
+        except (OSError, ElasticRecError, TypeError, KeyError, AttributeError):
+            raise
+        except Exception as error:
+            words = " ".join(str(error).split()) or type(error).__name__
+            raise UnavailableError(f"{join(self.place, name)}: {words}") from error
+
+
+def _modified(info: dict[str, Any]) -> float:
+    for key in ("LastModified", "mtime", "modified", "last_modified", "modification_time", "created"):
+        value = info.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            # HDFS counts milliseconds
+            return value / 1000 if value > 1e11 else float(value)
+    return 0.0

@@ -1,0 +1,79 @@
+"""Versions of a run with servers: what all have in common is exported before the first batch, or the job fails then."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from elasticrec.config import Job, fingerprint
+from elasticrec.coordinator.publishing import PublishSettings
+from elasticrec.coordinator.versions import About, RunInfo, RunVersions
+from elasticrec.errors import ElasticRecError
+from elasticrec.repository.repository import Repository
+from elasticrec.roles.start import read_start
+from elasticrec.run import Run
+
+
+def prepare_versions(job: Job, run: Run) -> None:
+    """Export the untrained model, unless that was done for a job of this structure."""
+    if job.publish.every is None:
+        return
+    directory, key = _directory(run), _key(job)
+    try:
+        if About.read(directory).key == key:
+            return
+    except (ElasticRecError, OSError):
+        # not there, or of no use
+        pass
+    from elasticrec.publish.export import input_names
+    from elasticrec.publish.graph import graph_of, label_columns
+    from elasticrec.publish.publish import graphs_of
+    from elasticrec.training.dense import FlatParameters
+    from elasticrec.training.network import Scorer, build_model
+
+    model = build_model(job)
+    scorer, dense = Scorer(model, job.data.negative_rate), FlatParameters(model, job)
+    graph = graph_of(job, scorer, dense, graphs_of(run))
+    about = About(
+        key=key,
+        features=job.features(),
+        partitions=job.sparse.partitions,
+        columns=[{"name": column.name, "width": column.width} for column in model.columns],
+        inputs=input_names(model.shape),
+        tensors=[tensor.to_dict() for tensor in dense.tensors],
+        labels=None if label_columns(job) is None else list(job.publish.outputs or ()),
+    )
+    about.write(directory, graph)
+
+
+def _directory(run: Run) -> Path:
+    return run.path / "start"
+
+
+def _key(job: Job) -> str:
+    """Of all that decides what versions have in common: also of what a training may resume with another value of."""
+    facts = [fingerprint(job), job.publish.outputs, job.data.negative_rate]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def publish_settings(job: Job) -> PublishSettings | None:
+    """When a job publishes; the end of a pass is that of an epoch or of an hour."""
+    publish = job.publish
+    if publish.every is None:
+        return None
+    every_s = publish.every if isinstance(publish.every, float) else None
+    return PublishSettings(every_s=every_s, base_every=publish.base_every, row_type=publish.row_type)
+
+
+def versions_of(job: Job, run: Run) -> RunVersions | None:
+    """Where its versions go."""
+    publish = job.publish
+    if publish.every is None:
+        return None
+    info = RunInfo(
+        name=job.name,
+        run_id=read_start(run.path).run_id,
+        start=_directory(run),
+        publish=publish,
+        has_store=bool(job.cube.addresses),
+    )
+    return RunVersions(Repository.open(publish.repository, publish.model, insecure=job.train.ps.insecure), info)

@@ -1,0 +1,153 @@
+"""What users get wrong with roles: one clear line, exit code 2, and nothing damaged."""
+
+import hashlib
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from by_hand import TIMEOUT_S, TOKEN, Roles, make_run
+
+from elasticrec.roles.start import read_start
+from elasticrec.run import Run
+from harness import elasticrec
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("bad"))
+
+
+@pytest.fixture
+def roles(run: Run) -> Iterator[Roles]:
+    with Roles(run) as started:
+        yield started
+
+
+def files_of(run: Run) -> dict[str, str]:
+    """What the run consists of, but for the terms that coordinators took."""
+    return {
+        str(path.relative_to(run.path)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(run.path.rglob("*"))
+        if path.is_file() and not re.match(r"term-|lock$", path.name)
+    }
+
+
+def refused(result: tuple[int, str]) -> str:
+    """The one line of a role that was refused."""
+    code, said = result
+    assert code == 2 and said.count("\n") == 1 and said.startswith("error: "), said
+    assert TOKEN not in said
+    return said.removeprefix("error: ").rstrip("\n")
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        return int(taken.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_a_port_in_use(roles: Roles) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        started = roles.start("coordinator", PORT=port), roles.start("ps", PORT=port, COORDINATOR="http://127.0.0.1:1")
+        for role in started:
+            told = f"{role.name}: 127.0.0.1:{port}: cannot listen there: the port is in use"
+            assert refused(role.finish()) == told
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_not_there(roles: Roles) -> None:
+    port = free_port()
+    for role in [roles.start(name, COORDINATOR=f"http://127.0.0.1:{port}", WAIT=1) for name in ("ps", "trainer")]:
+        told = rf"coordinator at 127.0.0.1:{port} did not answer: .*connection refused \(\d+ attempts in 1 s\)"
+        assert re.fullmatch(told, refused(role.finish()), re.IGNORECASE)
+
+
+@pytest.mark.slow
+def test_open_to_others(roles: Roles, tmp_path: Path) -> None:
+    here = "http://127.0.0.1:1"
+    open_to_others = "host: 0.0.0.0 is open to others: expected TLS, `insecure: true`, or 127.0.0.1"
+    in_clear = "the token would go to another machine in clear: expected TLS, or `insecure: true`"
+    expected = {
+        roles.start("coordinator", HOST="0.0.0.0"): f"coordinator: {open_to_others}",
+        roles.start("ps", HOST="0.0.0.0", COORDINATOR=here): f"ps: {open_to_others}",
+        roles.start("trainer", COORDINATOR="http://192.0.2.1:7"): f"coordinator at 192.0.2.1:7: {in_clear}",
+        roles.start(
+            "ps", HOST="0.0.0.0", INSECURE=1, COORDINATOR=here
+        ): "ps: host: 0.0.0.0 is no address to connect to: "
+        "expected the name or address of this machine as `--advertise`",
+        roles.start("trainer", COORDINATOR=here, RUN=tmp_path): f"{tmp_path}: not the directory of a run, "
+        "expected `job.yaml` and `checkpoints` in it",
+    }
+    for role, told in expected.items():
+        assert refused(role.finish()) == told
+
+
+_OLD = """
+import sys
+from elasticrec.cli import main
+from elasticrec.coordinator import messages
+messages.PROTOCOL -= 1
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_strangers_at_a_coordinator(roles: Roles, run: Run, tmp_path: Path) -> None:
+    url = roles.coordinator()
+    where = f"coordinator at {url.removeprefix('http://')}"
+    before = files_of(run)
+    other = make_run(tmp_path)
+    assert read_start(other.path).run_id != read_start(run.path).run_id
+    second = roles.start("coordinator")
+    strange = [roles.start(name, COORDINATOR=url, RUN=other.path) for name in ("ps", "trainer")]
+    wrong = [roles.start(name, COORDINATOR=url, TOKEN="guess") for name in ("ps", "trainer")]
+    assert refused(second.finish()) == f"{run.path}: another coordinator has this run"
+    for role in wrong:
+        assert refused(role.finish()) == f"{where}: wrong token, or none"
+    old = [sys.executable, "-c", _OLD, "ps", "--run", str(run.path), "--coordinator", url, "--token", TOKEN]
+    ended = subprocess.run(old, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    told = f"{where}: register: protocol: expected 1, got 0: the role is of another release"
+    assert refused((ended.returncode, ended.stderr)) == told
+    told = f"{where}: register: run: expected a role of this run, got one with the directory of another"
+    for role in strange:
+        assert refused(role.finish()) == told
+    assert files_of(run) == before
+
+
+@pytest.mark.slow
+def test_a_run_of_another_job(tmp_path: Path) -> None:
+    """Also of one that has no checkpoint yet: servers may have begun with what the job decided."""
+    run = make_run(tmp_path)
+    before = files_of(run)
+    result = elasticrec("train", "job.yaml", "--set", "train.batch_size=64", cwd=tmp_path)
+    told = "job.yaml: differs from the job of runs/tiny in `train.batch_size`; change it back"
+    assert refused((result.returncode, result.stderr)).startswith(told)
+    assert files_of(run) == before
+    with Roles(run) as roles:
+        roles.coordinator()
+        roles.started[0].stop()
+        before = files_of(run)
+        text = run.job_path.read_text()
+        run.job_path.write_text(text.replace("batch_size: 128", "batch_size: 64"))
+        told = f"{run.path}: the run of another job, which differs in `job`: its job.yaml was changed after it began"
+        assert refused(roles.start("coordinator").finish()) == told
+        run.job_path.write_text(text)
+        assert files_of(run) == before
+        roles.coordinator()
+
+
+@pytest.mark.slow
+def test_numbers_of_servers(run: Run) -> None:
+    directory = run.path.parents[1]
+    for settings, told in (
+        (["train.servers=0"], "--set train.servers=0: expected at least 1, got 0"),
+        (["train.servers=17"], "job.yaml: train.servers: expected at most 16, the partitions of the table, got 17"),
+    ):
+        result = elasticrec("check", "job.yaml", *[p for s in settings for p in ("--set", s)], cwd=directory)
+        assert refused((result.returncode, result.stderr)) == told

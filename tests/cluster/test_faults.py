@@ -1,0 +1,190 @@
+"""Roles die inside what they do, hang, lose their connections, find no room on the disk; every sample counts once."""
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from by_hand import Roles
+
+from cluster import STRATEGIES, Trainings, Undisturbed
+from disks import fill, small_file_system
+from elasticrec.config import load_job
+from elasticrec.roles.coordinator import prepare
+from elasticrec.run import Run
+
+# When each dies, by how often it came to the point since it was started.
+POINTS = {
+    "apply": (150, 400, 90),
+    "snapshot": (40, 200, 3),
+    "load": (1, 1, 1),
+    "manifest": (1, 2, 1),
+    "manifest-written": (1, 2, 1),
+    "lease": (9, 15, 4),
+    "leased": (5, 9, 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_roles_die_inside_what_they_do(trainings: Trainings, tmp_path: Path, strategy: str) -> None:
+    """In the apply of a push, a snapshot's write, before and behind a manifest's commit, in a load, in a lease."""
+    points = tmp_path / "points"
+    points.mkdir()
+    for name, counts in POINTS.items():
+        for at, count in enumerate(counts):
+            (points / f"{name}.{at}").write_text(str(count))
+    training = trainings.start(
+        f"train.strategy={strategy}", "train.checkpoint.every_s=1.5", ELASTICREC_FAIL_POINTS=str(points)
+    )
+    output = training.finish()
+    assert sorted(path.name for path in points.iterdir()) == [], "each point was hit three times"
+    assert "600,000 samples" in output
+    trainings.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_any_role_may_hang(trainings: Trainings, undisturbed: Callable[[str], Undisturbed], strategy: str) -> None:
+    calm = undisturbed(strategy)
+    training = trainings.start(f"train.strategy={strategy}")
+    training.wait_for("servers 2/2")
+    training.disturb(1, calm.every_s, ("ps", "trainer", "coordinator"), hang_s=5)
+    output = training.finish()
+    assert training.kills.total() >= 2, "the run was over before anything happened"
+    assert "600,000 samples" in output
+    trainings.check()
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_hangs_is_replaced(trainings: Trainings) -> None:
+    training = trainings.start()
+    training.wait_for(r"units [1-9]\d* of")
+    ((process, _),) = training.roles("coordinator")
+    os.kill(process, signal.SIGSTOP)
+    training.wait_for("coordinator is silent, starting another one in its place")
+    training.finish()
+    trainings.check()
+
+
+class Cutter:
+    """Somebody on the way from trainers to a server, who cuts connections in the middle of a frame."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self._target = ("127.0.0.1", port)
+        # servers are announced with this address of the machine, and the port they have
+        self._listener = socket.create_server(("127.0.0.2", port))
+        self._chance = random.Random(seed)
+        self.num_cut = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target, timeout=10)
+            except OSError:
+                return
+            server.settimeout(None)
+            # of both directions together, so that some are cut on the way there and some on the way back
+            left = [self._chance.randrange(2_000_000, 12_000_000)]
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._pass_on, args=(source, sink, left), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, left: list[int]) -> None:
+        try:
+            while received := source.recv(65536):
+                left[0] -= len(received)
+                if left[0] <= 0:
+                    self.num_cut += 1
+                    # half of what came goes on
+                    sink.sendall(received[: len(received) // 2])
+                    break
+                sink.sendall(received)
+        except OSError:
+            pass
+        for one in (source, sink):
+            # a close alone says nothing to the peer while the other thread reads
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        # on every address of the machine
+        found.bind(("", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_connections_may_be_cut_in_the_middle_of_a_frame(trainings: Trainings, strategy: str) -> None:
+    """Servers listen on ports that are known before, and tell trainers the address of whoever cuts."""
+    settings = (*trainings.SETTINGS, f"train.strategy={strategy}")
+    job = load_job(trainings.directory / "job.yaml", overrides=settings)
+    run = Run.create(job, trainings.run.parent)
+    prepare(job, run)
+    ports = [free_port(), free_port()]
+    cutters = [Cutter(port, seed) for seed, port in enumerate(ports)]
+    try:
+        with Roles(run) as roles:
+            url = roles.coordinator()
+            for port in ports:
+                roles.start("ps", COORDINATOR=url, PORT=port, ADVERTISE="127.0.0.2")
+            trainers = [roles.start("trainer", COORDINATOR=url) for _ in range(2)]
+            assert [trainer.finish()[0] for trainer in trainers] == [0, 0]
+            assert all(role.finish()[0] == 0 for role in roles.started)
+    finally:
+        for cutter in cutters:
+            cutter.close()
+    assert sum(cutter.num_cut for cutter in cutters) >= 6
+    # the run is finished: this only collects what the servers saved
+    assert "600,000 samples" in trainings.start(f"train.strategy={strategy}").finish()
+    trainings.check()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for some checkpoints of the demo data."""
+    with small_file_system(tmp_path / "disk", "192m") as path:
+        yield path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_full_disk_lets_checkpoints_fail_and_nothing_else(small_disk: Path, data: Path, strategy: str) -> None:
+    trainings = Trainings(small_disk, data)
+    try:
+        training = trainings.start(
+            f"train.strategy={strategy}", "train.checkpoint.every_s=1", "train.checkpoint.keep=1"
+        )
+        deadline = time.monotonic() + 60
+        while not list(trainings.run.glob("checkpoints/ps-*/manifest.json")):
+            assert time.monotonic() < deadline and training.process.poll() is None, training.output()
+            time.sleep(0.05)
+        filler = small_disk / "filler"
+        fill(filler, leave=300_000)
+        log = trainings.run / "logs/coordinator.log"
+        while "No space left on device" not in log.read_text():
+            assert time.monotonic() < deadline + 60 and training.process.poll() is None, training.output()
+            time.sleep(0.05)
+        # what was saved before is whole: a server that dies now comes back with it
+        ((process, _), *_) = training.roles("ps")
+        os.kill(process, signal.SIGKILL)
+        training.wait_for("ended with signal 9")
+        filler.unlink()
+        training.finish()
+        trainings.check()
+    finally:
+        trainings.stop()

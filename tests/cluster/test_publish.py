@@ -1,0 +1,178 @@
+"""A job that publishes while it trains: its last version is what its servers hold at the end, whatever dies."""
+
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import STRATEGIES, TIMEOUT_S, Training, Trainings, count, load_rows
+from disks import fill, small_file_system
+from elasticrec import _core
+from elasticrec.repository.repository import Repository
+from harness import succeed
+
+PUBLISH = ("publish.every=1s", "publish.base_every=4", "publish.gate.max_row_loss=1")
+# of the rows that were shown once half go at the end of each pass
+EVICT = ("train.epochs=2", "sparse.decay.show_click=0.5", "sparse.evict.min_score=0.05")
+
+
+def repository(trainings: Trainings) -> Repository:
+    return Repository.open(trainings.directory / "models", "cluster")
+
+
+def check_last(trainings: Trainings, where: Repository | None = None) -> dict[str, Any]:
+    """The last version, base and deltas, has the rows and dense values of the last checkpoint; returns its manifest."""
+    found = where or repository(trainings)
+    number = max(found.versions())
+    chain = found.chain(number)
+    paths = [[str(found.store.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
+    view = _core.CubeView(paths[0], paths[1:])
+    checkpoint = max((trainings.run / "checkpoints").glob("step-*"))
+    table = load_rows(trainings.run, checkpoint)
+    signs = np.array(sorted(count(tuple(trainings._files()), 1)), np.uint64)
+    weights, present = view.lookup(signs)
+    differ = []
+    for at, sign in enumerate(signs):
+        row = table.get(int(sign))
+        if (row is not None) != bool(present[at]) or (row is not None and row[3] != weights[at].tolist()):
+            differ.append(int(sign))
+    assert differ == []
+    assert view.num_rows == len(table) == chain[-1].rows
+    dense = found.store.read(f"{chain[-1].name}/dense.bin")
+    assert (checkpoint / "dense.bin").read_bytes()[: len(dense)] == dense
+    return chain[-1].manifest
+
+
+def check_all(trainings: Trainings) -> list[Any]:
+    """Every version that is there can be opened, with the rows that it says; returns them."""
+    found = repository(trainings)
+    for number in found.versions():
+        chain = found.chain(number)
+        paths = [[str(found.store.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
+        assert _core.CubeView(paths[0], paths[1:]).num_rows == chain[-1].rows
+    return [found.version(number) for number in found.versions()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_versions_are_what_the_servers_hold(trainings: Trainings, strategy: str) -> None:
+    # without another base what went has to be told
+    base_every = 1000 if strategy == "async" else 4
+    training = trainings.start(f"train.strategy={strategy}", *PUBLISH, *EVICT, f"publish.base_every={base_every}")
+    output = training.finish()
+    manifest = check_last(trainings)
+    assert manifest["data"]["epoch"] == 2 and manifest["data"]["samples"] == 1_200_000
+    assert manifest["metrics"]["train"][0]["auc"] > 0.6
+    versions = check_all(trainings)
+    deltas = [version.manifest["table"] for version in versions if version.is_delta]
+    assert strategy != "async" or sum(table["removed"] for table in deltas) > 10_000
+    rows = [version.rows for version in versions]
+    assert any(after < before for before, after in pairwise(rows)), "rows went"
+    assert any(0 < table["changed"] < table["rows"] for table in deltas), "not all of it every time"
+    assert repository(trainings).current() == max(repository(trainings).versions())
+    assert "published version 1, a base: " in log_of(trainings) and "publish failed" not in output
+
+
+def log_of(trainings: Trainings) -> str:
+    return "".join(path.read_text() for path in (trainings.run / "logs").glob("coordinator*"))
+
+
+@pytest.mark.slow
+def test_versions_of_the_ends_of_passes(trainings: Trainings) -> None:
+    trainings.start("publish.every=epoch", "publish.gate.max_row_loss=1", *EVICT).finish()
+    check_last(trainings)
+    versions = check_all(trainings)
+    assert [version.is_delta for version in versions] == [False, True]
+    assert [version.manifest["data"]["epoch"] for version in versions] == [1, 2]
+    assert [version.manifest["data"]["samples"] for version in versions] == [600_000, 1_200_000]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["async", "sync"])
+def test_any_role_may_be_killed_while_it_publishes(trainings: Trainings, strategy: str) -> None:
+    training = trainings.start(f"train.strategy={strategy}", *PUBLISH, *EVICT)
+    training.wait_for("servers 2/2")
+    training.disturb(3, 3.0, ("ps", "trainer", "coordinator"))
+    output = training.finish()
+    assert training.kills.total() >= 2, "the run was over before anything happened"
+    assert "1,200,000 samples" in output
+    check_last(trainings)
+    check_all(trainings)
+
+
+# When each dies, by how often it came to the point since it was started.
+POINTS = {"publish": (300, 40, 1), "version": (2, 1, 1), "version-written": (2, 1, 1)}
+
+
+@pytest.mark.slow
+def test_roles_die_inside_a_publish(trainings: Trainings, tmp_path: Path) -> None:
+    """In the write of a part, before and behind the manifest."""
+    points = tmp_path / "points"
+    points.mkdir()
+    for name, counts in POINTS.items():
+        for at, number in enumerate(counts):
+            (points / f"{name}.{at}").write_text(str(number))
+    training = trainings.start(*PUBLISH, *EVICT, ELASTICREC_FAIL_POINTS=str(points))
+    training.finish()
+    assert sorted(path.name for path in points.iterdir()) == [], "each point was hit three times"
+    check_last(trainings)
+    publishes = [version.manifest["data"]["publish"]["name"] for version in check_all(trainings)]
+    assert len(set(publishes)) == len(publishes), "none is a version twice"
+
+
+def wait_until(training: Training, is_so: Any) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert training.process.poll() is None and time.monotonic() < end, training.output()
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_full_disk_loses_no_change(trainings: Trainings, tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "small", "200m") as disk:
+        settings = (f"publish.repository={disk}", "publish.keep=1", "publish.base_every=1000")
+        training = trainings.start(*PUBLISH, *EVICT, *settings)
+        found = Repository.open(disk, "cluster")
+        wait_until(training, lambda: len(found.versions()) >= 2)
+        # room for the number of a version, so that servers take what changed, and none for their parts
+        fill(disk / "full", leave=2**15)
+        training.wait_for("publish failed: shard .*No space left on device")
+        (disk / "full").unlink()
+        number = len(found.versions())
+        wait_until(training, lambda: len(found.versions()) > number)
+        training.finish()
+        check_last(trainings, found)
+        versions = [found.version(one) for one in found.versions()]
+        assert [version.is_delta for version in versions] == [False] + [True] * (len(versions) - 1)
+
+
+@pytest.mark.slow
+def test_a_run_is_scaled_while_it_publishes(trainings: Trainings) -> None:
+    training = trainings.start(*PUBLISH, *EVICT, "publish.keep=1000")
+    training.wait_for(r"units [1-9]\d* of")
+    succeed("scale", "cluster", "--servers", "3", cwd=trainings.directory)
+    training.finish()
+    check_last(trainings)
+    parts = {len(version.parts) for version in check_all(trainings)}
+    assert parts == {2, 3}, "parts are those of the servers at the time"
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_goes_on_with_its_versions(trainings: Trainings) -> None:
+    """The same command again: the servers come from a checkpoint, the next delta has all their rows."""
+    training = trainings.start(*PUBLISH, "publish.base_every=1000")
+    found = repository(trainings)
+    wait_until(training, lambda: len(found.versions()) >= 3)
+    training.stop()
+    number = max(found.versions())
+    trainings.start(*PUBLISH, "publish.base_every=1000").finish()
+    check_last(trainings)
+    first = next(version for version in (found.version(one) for one in found.versions()) if version.number > number)
+    assert first.is_delta and first.parent == number
+    table = first.manifest["table"]
+    assert table["changed"] == table["rows"], "all partitions are whole"
+    assert json.loads((trainings.directory / "models/cluster/CURRENT").read_text())["version"] == max(found.versions())

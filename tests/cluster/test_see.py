@@ -1,0 +1,233 @@
+"""A running job seen and scaled: roles come, go and die, and all counts are exact."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import TIMEOUT_S, Training, check_counts
+from elasticrec.data.demo import write_demo
+from elasticrec.launch.status import read_status
+from elasticrec.run import Run
+from harness import elasticrec, succeed
+
+DOCS = Path(__file__).parents[2] / "docs/metrics.md"
+EPOCHS = 10
+
+Status = dict[str, Any]
+
+
+@dataclass
+class Story:
+    """What was seen of one run."""
+
+    directory: Path
+    training: Training
+    statuses: dict[str, Status] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    scrapes: dict[str, list[str]] = field(default_factory=dict)
+    """By role, the text of each process."""
+    scale_s: dict[str, float] = field(default_factory=dict)
+    unauthorised: list[int] = field(default_factory=list)
+
+    def status(self) -> Status:
+        return read_status(Run(self.directory / "runs/see"))
+
+    def until(self, reached: Callable[[Status], bool]) -> Status:
+        end = time.monotonic() + TIMEOUT_S
+        while not reached(status := self.status()):
+            assert self.training.process.poll() is None and time.monotonic() < end, self.training.output()
+            time.sleep(0.1)
+        return status
+
+    def scale(self, *arguments: str) -> None:
+        started = time.monotonic()
+        self.texts[" ".join(arguments)] = succeed("scale", "see", *arguments, cwd=self.directory)
+        self.scale_s[" ".join(arguments)] = time.monotonic() - started
+
+    def scrape(self, status: Status) -> None:
+        """All roles, with the token that the run's directory has, and one without."""
+        token = json.loads((self.directory / "runs/see/coordinator/address.json").read_text())["token"]
+        urls = {"coordinator": [f"{status['coordinator']}/metrics"]}
+        urls |= {"ps": [shard["figures"]["metrics"] for shard in status["shards"]]}
+        urls |= {"trainer": [trainer["figures"]["metrics"] for trainer in status["trainers"]]}
+        for role, addresses in urls.items():
+            self.scrapes[role] = [_get(url, token) for url in addresses]
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                _get(addresses[0], "another")
+            self.unauthorised.append(refused.value.code)
+            refused.value.close()
+
+
+def _get(url: str, token: str) -> str:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        text: str = response.read().decode()
+        return text
+
+
+def has(servers: int, trainers: int) -> Callable[[Status], bool]:
+    def reached(status: Status) -> bool:
+        states = [shard["state"] for shard in status.get("shards", [])]
+        alive = [trainer for trainer in status.get("trainers", []) if trainer["state"] == "alive"]
+        return states == ["serving"] * servers and len(alive) == trainers and bool(status["units"]["complete"])
+
+    return reached
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """Trainers 1, 3, 1 and servers 2, 3, 1, 2; one dies while they change, one of each is told to go."""
+    directory = tmp_path_factory.mktemp("see")
+    write_demo(directory / "data", samples=160_000, slots=20, hours=4, seed=1)
+    job = {
+        "name": "see",
+        "data": {
+            "format": "slots",
+            "train": [f"data/20260101/0{hour}" for hour in range(3)],
+            "slots": "0-19",
+            "unit_bytes": 2**20,
+        },
+        "model": {"kind": "deepfm", "dim": 8, "hidden": [64, 32]},
+        "publish": {"every": "1s"},
+        "train": {
+            "mode": "ps",
+            "servers": 2,
+            "threads": 1,
+            "batch_size": 256,
+            "epochs": EPOCHS,
+            "ps": {"lease_s": 2, "heartbeat_s": 0.5},
+        },
+    }
+    (directory / "job.yaml").write_text(yaml.safe_dump(job))
+    story = Story(directory, Training.start(directory))
+    with contextlib.ExitStack() as stack:
+        stack.callback(story.training.stop)
+        _tell(story)
+        yield story
+
+
+def _tell(story: Story) -> None:
+    story.training.wait_for("servers 2/2")
+    story.until(has(2, 1))
+    story.scale("--trainers", "3", "--servers", "3")
+    story.statuses["many"] = story.until(lambda status: has(3, 3)(status) and status["samples_per_s"] > 0)
+    story.texts["json"] = succeed("status", "job.yaml", "--json", cwd=story.directory)
+    story.texts["status"] = succeed("status", "see", cwd=story.directory)
+    story.scrape(story.statuses["many"])
+    # a server that will not be needed dies before its partitions moved: it is started again for that
+    scaling = subprocess.Popen(
+        [sys.executable, "-m", "elasticrec.cli", "scale", "see", "--servers", "1"], cwd=story.directory
+    )
+    story.until(lambda status: status["wanted"]["servers"] == 1)
+    story.training.send(max(story.training.roles("ps"))[0], signal.SIGKILL)
+    assert scaling.wait(TIMEOUT_S) == 0
+    story.scale("--trainers", "1")
+    # told to go by hand, which nobody wanted for long
+    for role in ("ps", "trainer"):
+        before = story.training.roles(role)
+        story.training.send(before[0][0], signal.SIGTERM)
+        end = time.monotonic() + TIMEOUT_S
+        while set(story.training.roles(role)) & set(before) or not story.training.roles(role):
+            assert time.monotonic() < end, story.training.output()
+            time.sleep(0.05)
+    story.until(has(1, 1))
+    story.scale("--servers", "2")
+    story.statuses["last"] = story.status()
+    story.training.finish()
+
+
+@pytest.mark.slow
+def test_every_sample_counts_once_however_it_is_scaled(story: Story) -> None:
+    assert f"trained runs/see: {EPOCHS * 120_000:,} samples" in story.training.output()
+    check_counts(story.directory / "runs/see", sorted(story.directory.glob("data/20260101/0[012]/*.txt")), EPOCHS)
+    coordinator = (story.directory / "runs/see/logs/coordinator.log").read_text()
+    moves = re.findall(r"the partitions moved from (\d) to (\d), map (\d)", coordinator)
+    assert moves == [("2", "3", "2"), ("3", "1", "3"), ("1", "2", "4")]
+
+
+@pytest.mark.slow
+def test_servers_change_in_ten_seconds(story: Story) -> None:
+    assert story.texts["--servers 2"].startswith("wanted: 2 servers, 1 trainers\nso it is, after ")
+    assert story.scale_s["--servers 2"] < 10
+
+
+@pytest.mark.slow
+def test_status_has_all_there_is_to_see(story: Story) -> None:
+    many = story.statuses["many"]
+    assert many["state"] == "running" and many["wanted"] == {"servers": 3, "trainers": 3}
+    for shard in many["shards"]:
+        assert shard["figures"]["num_rows"] > 0 and shard["figures"]["num_bytes"] > 0 and shard["address"]
+        assert 0 < shard["lease_left_s"] <= 2.5
+    for trainer in many["trainers"]:
+        assert trainer["figures"]["name"].startswith("trainer-")
+    assert sum(trainer["samples_per_s"] for trainer in many["trainers"]) == pytest.approx(many["samples_per_s"])
+    assert any(trainer["figures"].get("staleness_sum", 0) > 0 for trainer in many["trainers"])
+    assert json.loads(story.texts["json"]).keys() == many.keys()
+    text = story.texts["status"]
+    assert re.search(r"^runs/see: running, pass \d+ of 10, coordinator http://127\.0\.0\.1:\d+, term 1$", text, re.M)
+    assert re.search(r"^units: \d+ of \d+ complete, \d+ leased, \d+ behind, \d+ not yet confirmed$", text, re.M)
+    assert re.search(
+        r"^  ps-2 serving, partitions 170 to 255, 127\.0\.0\.1:\d+, [\d,]+ rows, [\d.]+ MiB, time:", text, re.M
+    )
+    assert re.search(r"^  trainer-\d alive, .* samples/s, staleness [\d.]+ \(most \d+\), time: .*forward", text, re.M)
+    assert re.search(r"^checkpoint: ps-\d+-\d+, \d+ s old, took [\d.]+ s.*; \d+ committed, 0 failed$", text, re.M)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_over(story: Story) -> None:
+    checkpoint = max((story.directory / "runs/see/checkpoints").glob("step-*")).name
+    assert succeed("status", "see", cwd=story.directory).startswith(
+        f"runs/see: finished; last checkpoint {checkpoint} of "
+    )
+    assert not (story.directory / "runs/see/coordinator/address.json").exists()
+    refused = elasticrec("scale", "see", "--servers", "3", cwd=story.directory)
+    assert refused.returncode == 2 and refused.stderr.startswith(
+        f"error: runs/see: finished; last checkpoint {checkpoint}"
+    )
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_logs(story: Story) -> None:
+    one = succeed("logs", "see", "ps-2", cwd=story.directory).splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} ", line) for line in one)
+    assert "shard 2: loaded ps-" in one[0]
+    everyone = succeed("logs", "see", "ps", cwd=story.directory).splitlines()
+    assert {line.partition(": ")[0] for line in everyone} == {"ps-0", "ps-1", "ps-2"}
+    assert [line.partition(": ")[2] for line in everyone] == sorted(line.partition(": ")[2] for line in everyone)
+    assert succeed("logs", "see", "ps", "--tail", "2", cwd=story.directory).splitlines() == everyone[-2:]
+    trainers = succeed("logs", "see", "trainer", cwd=story.directory)
+    assert re.search(r"leaves, unit \d+ is given back|left", trainers)
+
+
+@pytest.mark.slow
+def test_docs_list_every_metric_and_no_other(story: Story) -> None:
+    # those of the store are compared in test_store.py
+    of_runs = DOCS.read_text().partition("## Store")[0]
+    documented = dict(re.findall(r"^\| `(elasticrec_\w+)` \| (\w+) \|", of_runs, re.M))
+    scraped: dict[str, str] = {}
+    for role, texts in story.scrapes.items():
+        for text in texts:
+            kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
+            assert set(re.findall(r"^# HELP (\w+) \S", text, re.M)) == set(kinds)
+            values = set(re.findall(r"^(\w+)(?:\{[^}]*\})? [\d.e+-]+$", text, re.M))
+            assert values == set(kinds), "what has a type has a value, and the other way round"
+            assert all(name.startswith(f"elasticrec_{role}_") for name in kinds)
+            scraped |= kinds
+    assert scraped == documented
+    assert all(name.endswith("_total") == (kind == "counter") for name, kind in documented.items())
+    assert [len(story.scrapes[role]) for role in ("coordinator", "ps", "trainer")] == [1, 3, 3]
+    assert story.unauthorised == [401, 401, 401]

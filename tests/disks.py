@@ -1,0 +1,35 @@
+"""A file system of its own, to be filled."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small_file_system(path: Path, size: str) -> Iterator[Path]:
+    """A new directory with no more room than this; the test is skipped where none can be made."""
+    path.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("a full disk needs a file system of its own: mount and root")
+    done = subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"a full disk needs a file system of its own: {done.stderr.decode().strip()}")
+    try:
+        yield path
+    finally:
+        # a process that was just killed may still have a file open there
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill(path: Path, leave: int) -> None:
+    """Take all room of a file system but so many bytes, while others write there too."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(2**20))
+    os.truncate(path, max(path.stat().st_size - leave, 0))

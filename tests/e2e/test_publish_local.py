@@ -1,0 +1,152 @@
+"""A training in one process that publishes, as a user runs it: what is online is what it learned, whatever kills it."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from elasticrec import _core
+from elasticrec.repository.repository import Repository
+from elasticrec.run import Run
+from elasticrec.training.checkpoint import list_checkpoints
+from harness import elasticrec, succeed
+from online import check_version, rows_of_version
+
+DEADLINE_S = 120
+# a day and some hours
+NUM_HOURS = 27
+HOURS = {"start": "2026-01-01T00", "end": "2026-01-02T02", "poll_s": 0.05}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write_job(publish: dict[str, Any], samples: int, hours: int, data: dict[str, Any], **train: Any) -> None:
+    """A job on demo data; of the rows that were shown once half go at the end of an epoch or day."""
+    _core.write_demo(
+        "data", samples=samples, slots=8, hours=hours, seed=1, format="slots", overwrite=True, threads=1, progress=None
+    )
+    for directory in Path("data").glob("*/*"):
+        (directory / "_SUCCESS").touch()
+    job = {
+        "name": "tiny",
+        "data": {"format": "slots", "slots": ["0-7"], **data},
+        "model": {"kind": "wide_deep", "dim": 4, "hidden": [16, 8]},
+        "sparse": {"partitions": 16, "decay": {"show_click": 0.5}, "evict": {"min_score": 0.1}},
+        "train": {"batch_size": 128, "threads": 1, **train},
+        "publish": {"gate": {"max_row_loss": 1}, "keep": 99, **publish},
+    }
+    Path("job.yaml").write_text(yaml.safe_dump(job))
+
+
+def hourly(**checkpoint: Any) -> None:
+    data = {"train": "data", "hours": HOURS}
+    write_job({"every": "hour"}, samples=NUM_HOURS * 300, hours=NUM_HOURS, data=data, checkpoint=checkpoint)
+
+
+def local() -> Repository:
+    return Repository.open("models", "tiny")
+
+
+def run() -> Run:
+    return Run(Path("runs/tiny"))
+
+
+def kinds() -> str:
+    """`B` of a base and `d` of a delta, oldest first."""
+    return "".join("d" if local().version(number).is_delta else "B" for number in local().versions())
+
+
+def epoch_of(number: int) -> int:
+    epoch: int = local().version(number).manifest["data"]["epoch"]
+    return epoch
+
+
+def tables_of_deltas() -> list[dict[str, Any]]:
+    found = [local().version(number) for number in local().versions()]
+    return [version.manifest["table"] for version in found if version.is_delta]
+
+
+def test_what_is_online_is_what_was_learned(tmp_path: Path) -> None:
+    write_job({"every": 0.5, "base_every": 2}, 240_000, 2, {"train": ["data/20260101/00"]}, epochs=4)
+    succeed("train", "job.yaml", cwd=tmp_path)
+    last = max(local().versions())
+    check_version(local(), last, run())
+    assert local().current() == last >= 2
+    assert kinds() == ("Bdd" * last)[:last]
+    assert any(0 < table["changed"] < table["rows"] for table in tables_of_deltas())
+    for number in local().versions():
+        rows_of_version(local(), number)
+    Path("few.txt").write_bytes(b"".join(Path("data/20260101/01/part-00000.txt").read_bytes().splitlines(True)[:2000]))
+    asked = [
+        succeed("predict", "few.txt", *source, cwd=tmp_path)
+        for source in (("--model", "models/tiny"), ("--checkpoint", "tiny"))
+    ]
+    served, learned = ([float(line) for line in text.splitlines()] for text in asked)
+    assert len(served) == 2000 and np.std(served) > 0.01
+    np.testing.assert_allclose(served, learned, atol=1e-5)
+
+
+# When it dies, by how many publishes the process has come to.
+POINTS = {"version": (2, 1, 3), "version-written": (1, 2)}
+
+
+def test_it_dies_inside_a_publish(tmp_path: Path) -> None:
+    """Before and behind the manifest, of bases and of deltas."""
+    hourly(keep_epochs=True)
+    points = tmp_path / "points"
+    points.mkdir()
+    for name, counts in POINTS.items():
+        for at, count in enumerate(counts):
+            (points / f"{name}.{at}").write_text(str(count))
+    for _ in range(5):
+        died = elasticrec("train", "job.yaml", cwd=tmp_path, env={"ELASTICREC_FAIL_POINTS": str(points)})
+        assert died.returncode == -signal.SIGKILL, died.stderr
+    assert not list(points.iterdir()), "each point was hit"
+    succeed("train", "job.yaml", cwd=tmp_path)
+    # of the first process nothing, of the others all but what died before its manifest
+    assert kinds() == "B" + "B" + "Bd" + "Bd" + "B" + "d" * (NUM_HOURS - 10)
+    checkpoints = {one.progress.epoch: one for one in list_checkpoints(run()) if not one.progress.batches}
+    online = [check_version(local(), number, run(), checkpoints[epoch_of(number)]) for number in local().versions()]
+    assert sum(table["removed"] for table in tables_of_deltas()) > 20, "rows went at the end of the day"
+    assert set(online[-5]) - set(online[-1])
+    assert (local().current(), epoch_of(max(local().versions()))) == (max(local().versions()), NUM_HOURS)
+
+
+def test_kill_9_and_go_on_from_a_checkpoint_that_is_older(tmp_path: Path) -> None:
+    """What is online has rows that the training forgot: the next version has none of them."""
+    hourly(every_epochs=6, keep=2)
+    last = 0
+    for _ in range(2):
+        command = [sys.executable, "-m", "elasticrec.cli", "train", "job.yaml"]
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            deadline = time.monotonic() + DEADLINE_S
+            # behind the next checkpoint
+            while not (versions := local().versions()) or epoch_of(versions[-1]) < last // 6 * 6 + 8:
+                assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            process.kill()
+        last = epoch_of(max(local().versions()))
+    result = elasticrec("train", "job.yaml", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert kinds().count("B") == 3
+    by_epoch: dict[int, Any] = {}
+    before = 0
+    for number in local().versions():
+        epoch, rows = epoch_of(number), rows_of_version(local(), number)
+        assert by_epoch.setdefault(epoch, rows) == rows, "the same hours, the same rows"
+        assert local().version(number).is_delta == (epoch == before + 1) or number == 1
+        before = epoch
+    assert len(local().versions()) > len(by_epoch) == NUM_HOURS, "it went back behind what was online"
+    check_version(local(), max(local().versions()), run())

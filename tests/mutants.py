@@ -1,0 +1,190 @@
+"""Switches protections off, one after the other, and shows that the test of each fails then.
+
+    make mutants            all of them, some minutes each
+    python tests/mutants.py NAME…
+
+Works on the tree it is in, which must be clean, and leaves it as it was.
+"""
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A protection, how it is switched off, and the test that must fail without it."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    test: str
+
+
+MUTANTS = (
+    Mutant(
+        "a name that is known is applied again",
+        "crates/ps/src/record.rs",
+        "Some(&applied) if applied == checksum => Known::Yes,",
+        "Some(&applied) if applied == checksum => Known::No,",
+        "tests/cluster/test_kill.py::test_any_role_may_be_killed_at_any_moment[async-0]",
+    ),
+    Mutant(
+        "a unit is complete when its trainer says so",
+        "python/elasticrec/coordinator/work.py",
+        "        return known and all(record.has(unit) for record in self._records())",
+        "        return known and unit < self._leased_end and unit not in self._leases",
+        "tests/cluster/test_kill.py::test_any_role_may_be_killed_at_any_moment[async-0]",
+    ),
+    Mutant(
+        "with sync only the lost shard goes back",
+        "python/elasticrec/coordinator/members.py",
+        "            self.going_back = set(range(self.map.servers)) - {place}",
+        "            self.going_back = set()",
+        "tests/cluster/test_kill.py::test_any_role_may_be_killed_at_any_moment[sync-0]",
+    ),
+    Mutant(
+        "a snapshot has rows with the record of another time",
+        "crates/ps/src/snapshot.rs",
+        "            record: self.records.get(at).clone(),",
+        "            record: if partition % 2 == 0 { self.records.get(at).clone() } else { Record::default() },",
+        "tests/cluster/test_faults.py::test_roles_die_inside_what_they_do[async]",
+    ),
+    Mutant(
+        "checksums of a checkpoint are not looked at",
+        "python/elasticrec/manifest.py",
+        '    for name, entry in document["files"].items():\n        path = directory / name',
+        "    for name, entry in ():\n        path = directory / name",
+        "tests/cluster/test_kill.py::test_a_damaged_checkpoint_is_passed_over_and_named[async]",
+    ),
+    Mutant(
+        "a part that could not be written makes a checkpoint",
+        "python/elasticrec/roles/writing.py",
+        '            self._tell(whose, "failed", error=str(error))\n            return',
+        "            return",
+        "tests/cluster/test_faults.py::test_a_full_disk_lets_checkpoints_fail_and_nothing_else[async]",
+    ),
+    Mutant(
+        "a unit whose servers were lost is not given back",
+        "python/elasticrec/roles/trainer.py",
+        "            self._servers = None\n            self._give_back()",
+        "            raise",
+        "tests/cluster/test_faults.py::test_connections_may_be_cut_in_the_middle_of_a_frame[async]",
+    ),
+    Mutant(
+        "a silent coordinator is waited for",
+        "python/elasticrec/launch/local.py",
+        "            child.process.kill()\n\n    def _look",
+        "            pass\n\n    def _look",
+        "tests/cluster/test_faults.py::test_a_coordinator_that_hangs_is_replaced",
+    ),
+    Mutant(
+        "a hung server is waited for",
+        "python/elasticrec/launch/local.py",
+        "            if is_hung:\n",
+        "            if False:\n",
+        "tests/cluster/test_kill.py::test_a_hung_server_is_replaced_and_does_no_harm_when_it_wakes_up",
+    ),
+    Mutant(
+        "a unit is complete when its trainer says so, of a server that hung",
+        "python/elasticrec/coordinator/work.py",
+        "        return known and all(record.has(unit) for record in self._records())",
+        "        return known and unit < self._leased_end and unit not in self._leases",
+        "tests/cluster/test_faults.py::test_any_role_may_hang[async]",
+    ),
+    Mutant(
+        "what a publish took that failed is gone",
+        "crates/cube/src/publish.rs",
+        "                    table.put_back_changes(partition, &taken);",
+        "                    drop(taken);",
+        "cargo test -p elasticrec-cube --lib what_is_committed_is_what_the_table_holds",
+    ),
+    Mutant(
+        "a server that went back sends what changed since",
+        "crates/cube/src/publish.rs",
+        "                table.forget_changes(partition);",
+        "                drop(table.take_changes(partition));",
+        "tests/cluster/test_publish.py::test_any_role_may_be_killed_while_it_publishes[async]",
+    ),
+    Mutant(
+        "what a publish of a training in one process took that failed is gone",
+        "python/elasticrec/publish/versions.py",
+        "            committed=None if self._last is None else self._last.publish,",
+        "            committed=str(self._num_publishes - 1),",
+        "tests/unit/test_publish_changes.py::test_a_publish_that_fails_loses_no_change",
+    ),
+    Mutant(
+        "a table that was loaded sends what changed since",
+        "crates/py/src/table.rs",
+        "        self.told = told_nothing(&self.inner);",
+        "",
+        "tests/unit/test_table_publish.py::test_a_table_that_was_loaded_knows_nothing_of_what_is_online",
+    ),
+    Mutant(
+        "what was evicted behind the last batch stays online",
+        "python/elasticrec/publish/live.py",
+        "    return trainer.progress.steps, trainer.progress.evicted",
+        "    return trainer.progress.steps, 0",
+        "tests/unit/test_publish_changes.py::test_what_goes_behind_the_last_batch_is_published",
+    ),
+    Mutant(
+        "rows that went are not told",
+        "crates/table/src/rows/changes.rs",
+        "            self.changes.get_or_insert_default().removed.push(sign);",
+        "            let _ = sign;",
+        "tests/cluster/test_publish.py::test_versions_are_what_the_servers_hold[async]",
+    ),
+    Mutant(
+        "a server without a lease goes on",
+        "crates/ps/src/server.rs",
+        "        if self.start.elapsed().as_nanos() as u64 >= self.lease.load(Ordering::Acquire) {",
+        "        if false {",
+        "cargo test -p elasticrec-ps --test sockets a_server_without_a_lease_does_nothing",
+    ),
+)
+
+
+def run(command: list[str]) -> int:
+    return subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    ).returncode
+
+
+def test(mutant: Mutant) -> bool:
+    """Whether its test still passes."""
+    if mutant.test.startswith("cargo "):
+        return run(mutant.test.split()) == 0
+    assert run(["make", "-s", "setup"]) == 0, "the mutant does not build"
+    return run([str(ROOT / ".venv/bin/pytest"), "-q", "-x", mutant.test]) == 0
+
+
+def main(names: list[str]) -> int:
+    if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, check=True).stdout:
+        print("the tree has changes that are not committed", file=sys.stderr)
+        return 2
+    survived = []
+    for mutant in MUTANTS:
+        if names and not any(name in mutant.name for name in names):
+            continue
+        path = ROOT / mutant.file
+        text = path.read_text()
+        assert text.count(mutant.before) == 1, f"{mutant.name}: {mutant.file} has changed"
+        started = time.monotonic()
+        try:
+            path.write_text(text.replace(mutant.before, mutant.after))
+            passes = test(mutant)
+        finally:
+            path.write_text(text)
+        survived += [mutant.name] if passes else []
+        print(f"{'SURVIVED' if passes else 'caught'}: {mutant.name} ({time.monotonic() - started:.0f} s)", flush=True)
+    assert run(["make", "-s", "setup"]) == 0
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""What is online, bit for bit: the rows of a version, to compare with those of the checkpoint that it was cut with."""
+
+import tempfile
+from pathlib import Path
+
+from elasticrec import _core
+from elasticrec.repository.repository import Repository
+from elasticrec.run import Run
+from elasticrec.training.checkpoint import Checkpoint, latest
+from elasticrec.training.predict import load
+
+Rows = dict[int, bytes]
+
+
+def rows_of(view: _core.CubeView) -> Rows:
+    """Each sign with the bytes of its weights."""
+    return {int(sign): row.tobytes() for signs, rows in view.items() for sign, row in zip(signs, rows, strict=True)}
+
+
+def rows_of_version(repository: Repository, number: int) -> Rows:
+    """Of a base, or of a base and all deltas up to this one."""
+    chain = repository.chain(number)
+    paths = [[str(repository.store.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
+    view = _core.CubeView(paths[0], paths[1:])
+    assert view.num_rows == chain[-1].rows
+    return rows_of(view)
+
+
+def rows_of_table(table: _core.Table, row_type: str = "f32") -> Rows:
+    """By the plain writer, which knows nothing of changes."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory) / "cube")
+        table.write_cube(path, row_type=row_type)
+        return rows_of(_core.CubeView([path]))
+
+
+def check_version(repository: Repository, number: int, run: Run, checkpoint: Checkpoint | None = None) -> Rows:
+    """A version is the checkpoint, or the newest one of the run: rows and dense weights; returns the rows."""
+    checkpoint = checkpoint or latest(run)
+    assert checkpoint is not None
+    state, version = load(run.job(), checkpoint).state, repository.version(number)
+    found = rows_of_version(repository, number)
+    assert found == rows_of_table(state.embedding.table, version.manifest["table"]["row_type"])
+    assert repository.store.read(f"{version.name}/dense.bin") == state.dense.values.numpy().tobytes()
+    return found

@@ -1,0 +1,177 @@
+"""Groups of `sync` and meetings of `half_async` at the coordinator."""
+
+from collections.abc import Callable
+
+import pytest
+
+from elasticrec.coordinator.meetings import Meetings
+from elasticrec.coordinator.members import Members, PartitionMap, Timing
+from elasticrec.coordinator.messages import OpenUnit, Record
+from elasticrec.coordinator.work import Grant, NoWork, Work, WorkTiming
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def report(work: Work, *shards: Record) -> None:
+    for index, record in enumerate(shards):
+        work.report(index, (((2 * index, 2 * index + 1), record),))
+
+
+@pytest.fixture
+def work() -> Work:
+    """Two shards, groups of three units, a pass of seven."""
+    work = Work(PartitionMap(4, 2), 2, WorkTiming(), Clock(), group_size=3)
+    work.add_pass(7)
+    for index in range(2):
+        work.start_shard(index, 100 + index)
+        work.set_up(index, True)
+    report(work, Record(), Record())
+    return work
+
+
+def units(work: Work, trainer: int, share: int | None = None) -> list[int]:
+    """All that a trainer gets."""
+    found: list[int] = []
+    while isinstance(grant := work.lease(trainer, found, share), Grant):
+        found.append(grant.unit)
+    return found
+
+
+def test_groups_end_with_their_pass(work: Work) -> None:
+    work.add_pass(12)
+    groups = [work.group_of(unit) for unit in range(12)]
+    assert groups == [range(3)] * 3 + [range(3, 6)] * 3 + [range(6, 7)] + [range(7, 10)] * 3 + [range(10, 12)] * 2
+
+
+def test_trainers_share_a_group_and_take_the_rest_when_they_wait(work: Work) -> None:
+    assert units(work, 1, share=2) == [0, 1]
+    assert units(work, 2, share=2) == [2]
+    assert isinstance(work.lease(1, [0, 1]), NoWork)
+    work.drop_trainer(2)
+    assert isinstance(work.lease(1, [0, 1], share=2), NoWork), "it does not wait yet"
+    grant = work.lease(1, [0, 1])
+    assert isinstance(grant, Grant) and grant.unit == 2
+
+
+def test_a_group_is_complete_everywhere_before_the_next_begins(work: Work) -> None:
+    assert units(work, 1) == [0, 1, 2]
+    assert not work.is_between_groups()
+    for unit in range(3):
+        work.done(1, unit)
+    report(work, Record(watermark=3), Record(watermark=2))
+    assert isinstance(work.lease(1), NoWork)
+    assert not work.is_between_groups()
+    report(work, Record(watermark=3), Record(watermark=3))
+    assert work.is_between_groups()
+    assert units(work, 1) == [3, 4, 5]
+    assert not work.is_between_groups()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [Record(watermark=4), Record(watermark=3, complete=frozenset({4})), Record(watermark=3, open={3: OpenUnit()})],
+)
+def test_inside_a_group_is_not_between_groups(work: Work, record: Record) -> None:
+    report(work, record, record)
+    assert not work.is_between_groups()
+
+
+def test_units_that_were_never_leased_are_leased_beside_those_to_be_run_again(work: Work) -> None:
+    """A step needs all units of its group: waiting for some of them first would be waiting for ever."""
+    assert isinstance(work.lease(1), Grant)
+    for index in range(2):
+        work.start_shard(index, 200 + index)
+        work.set_up(index, True)
+    work.drop_trainer(1)
+    report(work, Record(), Record())
+    assert units(work, 1) == [0, 1, 2]
+
+
+def test_a_unit_that_is_complete_is_not_held_again(work: Work) -> None:
+    """A heartbeat that was on its way while the unit ended."""
+    assert isinstance(work.lease(1), Grant)
+    work.done(1, 0)
+    report(work, Record(complete=frozenset({0, 1})), Record(complete=frozenset({0, 1})))
+    report(work, Record(watermark=1), Record(watermark=1))
+    work.hold(1, [0])
+    assert work.leases() == {}
+
+
+def make_members(clock: Callable[[], float], entries: list[dict[str, object]]) -> Members:
+    members = Members(Timing(), clock, entries.append)
+    members.set_map(3, 6)
+    return members
+
+
+def test_shards_go_back_together() -> None:
+    clock = Clock()
+    entries: list[dict[str, object]] = []
+    members = make_members(clock, entries)
+    first = [members.register("ps", f"first {index}", index) for index in range(3)]
+    assert members.going_back == set(), "a run that begins has nothing to go back from"
+    clock.now = 100.0
+    members.register("ps", "second 1", 1)
+    assert members.going_back == {0, 2}
+    members.register("ps", "first 0", 0)
+    assert members.going_back == {0, 2}, "one that asks again has not gone back"
+    # a coordinator that comes now knows it from the journal
+    later = Members(Timing(), clock, lambda entry: None)
+    for entry in entries:
+        later.replay(entry)
+    assert later.going_back == {0, 2}
+    for index in (0, 2):
+        members.leave(first[index].incarnation)  # type: ignore[union-attr]
+        members.register("ps", f"second {index}", index)
+    assert members.going_back == set()
+    clock.now = 200.0
+    members.register("ps", "third 0", 0)
+    assert members.going_back == {1, 2}
+    members.set_map(2)
+    assert members.going_back == set()
+
+
+def test_trainers_meet() -> None:
+    meetings = Meetings()
+    one, two = meetings.join(1, {1}), meetings.join(2, {1, 2})
+    assert (one, two) == (0, 0)
+    assert not meetings.arrive(1, 1, {1, 2})
+    assert not meetings.arrive(1, 1, {1, 2}), "it still waits"
+    assert meetings.arrive(2, 1, {1, 2})
+    assert meetings.arrive(1, 1, {1, 2})
+    assert (meetings.figures.attended, meetings.figures.most_ahead) == (2, 1)
+
+
+def test_who_has_no_unit_holds_nobody_up() -> None:
+    meetings = Meetings()
+    meetings.join(1, {1})
+    meetings.join(2, {1, 2})
+    assert not meetings.arrive(1, 1, {1, 2})
+    # the lease of the other one lapsed
+    assert meetings.arrive(1, 1, {1})
+    for number in range(2, 10):
+        assert meetings.arrive(1, number, {1})
+    # it comes back as far as the one that went on
+    assert meetings.join(2, {1, 2}) == 9
+    assert meetings.join(3, {1, 2, 3}) == 9
+    assert not meetings.arrive(2, 10, {1, 2, 3})
+    meetings.forget(3)
+    assert not meetings.arrive(2, 10, {1, 2})
+    assert meetings.arrive(1, 10, {1, 2})
+    assert meetings.figures.most_ahead == 1
+
+
+def test_a_new_coordinator_knows_how_far_trainers_are() -> None:
+    meetings = Meetings()
+    meetings.know(1, 56)
+    meetings.know(2, 57)
+    meetings.know(2, 3)
+    assert not meetings.arrive(2, 57, {1, 2}), "the other one is behind"
+    assert meetings.join(3, {1, 2, 3}) == 56
+    assert not meetings.arrive(1, 57, {1, 2, 3})
+    assert meetings.arrive(3, 57, {1, 2, 3}) and meetings.arrive(2, 57, {1, 2, 3})
+    assert meetings.figures.most_ahead == 1

@@ -1,0 +1,386 @@
+"""What is seen of a run without its processes: the address, the logs, a run that does not run, the metrics' server."""
+
+import io
+import json
+import re
+import stat
+import urllib.error
+import urllib.request
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from elasticrec.cli import app, main
+from elasticrec.config import parse_job
+from elasticrec.coordinator.address import Address, read_address, remove_address, write_address
+from elasticrec.coordinator.exposition import Families, MetricsServer
+from elasticrec.errors import ConfigError, ElasticRecError, ModelError, UnavailableError
+from elasticrec.launch.local import Child, LocalLauncher
+from elasticrec.launch.logs import LogReader, Stamped, find_logs, without_stamp
+from elasticrec.launch.status import read_status, status_lines
+from elasticrec.run import Run
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    found = Run(Path("runs/demo"))
+    for name in ("checkpoints", "coordinator", "logs"):
+        (found.path / name).mkdir(parents=True)
+    found.job_path.write_text("name: demo\n")
+    return found
+
+
+def write_checkpoint(run: Run, name: str, **manifest: Any) -> None:
+    (run.checkpoints / name).mkdir()
+    (run.checkpoints / name / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_only_the_user_reads_the_token(run: Run) -> None:
+    assert read_address(run.path) is None
+    write_address(run.path, Address("http://127.0.0.1:7160", "secret"))
+    (path,) = (run.path / "coordinator").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_address(run.path) == Address("http://127.0.0.1:7160", "secret")
+    for text in ("[]", "{", '{"url": 1, "token": null}', '{"url": "http://127.0.0.1:7160", "token": 7}'):
+        path.write_text(text)
+        with pytest.raises(ModelError, match=r"address\.json: not the address of a coordinator"):
+            read_address(run.path)
+    remove_address(run.path)
+    assert read_address(run.path) is None
+
+
+@pytest.mark.parametrize("has_address", [False, True])
+def test_a_run_that_was_killed_is_not_running(
+    run: Run, has_address: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticrec.launch.status._ANSWER_S", 0.2)
+    if has_address:
+        # nobody listens there
+        write_address(run.path, Address("http://127.0.0.1:1", "secret"))
+    write_checkpoint(run, "ps-00000001-000002", created="2026-01-01T00:00:02+00:00")
+    write_checkpoint(run, "ps-00000001-000001", created="2026-01-01T00:00:01+00:00")
+    run.metrics_path.write_text('{"time": 1.5, "event": "progress", "rows": 1234, "auc_0": 0.75}\n{"ti')
+    expected = "runs/demo: not running; last checkpoint ps-00000001-000002 of 2026-01-01T00:00:02+00:00"
+    assert status_lines(read_status(run)) == [expected, "last metrics: event progress, rows 1,234, auc_0 0.7500"]
+    assert main(["scale", "demo", "--servers", "2"]) == 2
+    assert capsys.readouterr().err == f"error: {expected}\n"
+    assert main(["status", "demo", "--json", "--watch"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "stopped"
+
+
+def test_a_run_that_is_finished_or_has_nothing(run: Run) -> None:
+    assert status_lines(read_status(run)) == ["runs/demo: not running; no checkpoint"]
+    write_checkpoint(run, "step-000000000009", created="2026-01-01T00:00:02+00:00", progress={"finished": True})
+    write_checkpoint(run, "ps-00000001-000001", created="2026-01-01T00:00:02+00:00")
+    (line,) = status_lines(read_status(run))
+    assert line == "runs/demo: finished; last checkpoint step-000000000009 of 2026-01-01T00:00:02+00:00"
+
+
+def test_lines_get_the_time_whoever_writes_them() -> None:
+    below = io.StringIO()
+    stream = Stamped(below)
+    stream.write("one\ntwo")
+    stream.write(" halves\n")
+    with pytest.raises(TypeError):
+        stream.write(b"")  # type: ignore[arg-type]
+    lines = below.getvalue().splitlines()
+    assert [without_stamp(line) for line in lines] == ["one", "two halves"]
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} \S", line) for line in lines)
+
+
+def at(second: int, text: str) -> str:
+    return f"2026-01-01T00:00:{second:02d}.000 {text}"
+
+
+def test_logs_of_all_servers_are_in_the_order_of_time(run: Run) -> None:
+    logs = run.path / "logs"
+    (logs / "ps-10.log").write_text(f"{at(2, 'b')}\n{at(5, 'Traceback')}\n  in line 3\n")
+    (logs / "ps-2.log").write_text(f"{at(1, 'a')}\n{at(6, 'd')}\n{at(7, 'not who')}")
+    (logs / "trainer-0.log").write_text("x\n")
+    paths = find_logs(run, "ps")
+    assert [path.stem for path in paths] == ["ps-2", "ps-10"]
+    reader = LogReader(paths)
+    expected = [
+        f"ps-2: {at(1, 'a')}",
+        f"ps-10: {at(2, 'b')}",
+        f"ps-10: {at(5, 'Traceback')}",
+        "ps-10:   in line 3",
+        f"ps-2: {at(6, 'd')}",
+    ]
+    assert reader.lines(None) == expected
+    with (logs / "ps-2.log").open("a") as file:
+        file.write("le\n")
+    assert list(islice(reader.follow(), 1)) == [f"ps-2: {at(7, 'not whole')}"]
+    assert LogReader(paths).lines(2) == [f"ps-2: {at(6, 'd')}", f"ps-2: {at(7, 'not whole')}"]
+    assert LogReader(paths).lines(0) == []
+    assert LogReader(find_logs(run, "trainer-0")).lines(None) == ["x"]
+
+
+def test_no_such_log(run: Run) -> None:
+    with pytest.raises(ConfigError, match=r"runs/demo: has no logs: roles of `train\.mode: ps` write them"):
+        find_logs(run, "ps")
+    (run.path / "logs/ps-0.log").touch()
+    with pytest.raises(ConfigError, match="ps-1: no such role in runs/demo, expected one of `ps-0`, or"):
+        find_logs(run, "ps-1")
+    result = CliRunner().invoke(app, ["logs", "demo", "ps-0", "--tail", "-1"])
+    assert result.exit_code == 2
+
+
+def test_metrics_text() -> None:
+    found = Families("x_", shard="1")
+    found.add("a_total", "counter", "All.", 12345678)
+    found.add("b", "gauge", "Some.", ({"state": "up"}, 1.5), ({"state": "down"}, None))
+    assert found.text().splitlines() == [
+        "# HELP x_a_total All.",
+        "# TYPE x_a_total counter",
+        'x_a_total{shard="1"} 12345678',
+        "# HELP x_b Some.",
+        "# TYPE x_b gauge",
+        'x_b{shard="1",state="up"} 1.5',
+    ]
+
+
+def test_the_metrics_of_a_role_want_its_token() -> None:
+    server = MetricsServer(lambda: "x 1\n", token="secret")
+    port = int(server.url.split(":")[2].split("/")[0])
+    try:
+
+        def get(url: str, token: str) -> tuple[int, str]:
+            request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+            try:
+                with urllib.request.urlopen(request, timeout=10) as response:
+                    return response.status, response.read().decode()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.read().decode()
+
+        assert get(server.url, "secret") == (200, "x 1\n")
+        assert get(server.url, "secre") == (401, "wrong token, or none\n")
+        assert get(server.url.replace("/metrics", "/"), "secret") == (404, "not found\n")
+        with pytest.raises(
+            ConfigError, match=f"metrics: 127.0.0.1:{port}: cannot listen there: Address already in use"
+        ):
+            MetricsServer(lambda: "", token="", port=port)
+    finally:
+        server.close()
+
+
+class Process:
+    """A process that ends when it is told to."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.code = 0
+
+
+class Launched:
+    """A launcher of three servers and two trainers that are no processes, and a coordinator that says `status`."""
+
+    def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        raw = {"name": "demo", "data": {"format": "slots", "train": "logs", "slots": "0"}}
+        job = parse_job(raw, base=Path(), overrides=("train.mode=ps", "train.servers=3", "train.trainers=2"))
+        self.now = 1000.0
+        self.time = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
+        monkeypatch.setattr("elasticrec.launch.local.time", self.time)
+        self.said: list[str] = []
+        self.launcher = LocalLauncher(job, run, self.said.append)
+        self.started: list[str] = []
+        monkeypatch.setattr(self.launcher, "_spawn", self.spawn)
+        shard = {"state": "serving", "incarnation": 1}
+        self.status: dict[str, Any] = {"state": "running", "wanted": {"servers": 3, "trainers": 2}, "trainers": []}
+        self.status["shards"] = [shard | {"index": index} for index in range(3)]
+        monkeypatch.setattr(self.launcher._client, "status", self.answer)
+        monkeypatch.setattr(self.launcher._client, "checkpoint", lambda: {"ticket": 7})
+        for child in self.launcher.children:
+            self.launcher._spawn(child)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def spawn(self, child: Child) -> None:
+        self.started.append(child.name)
+        child.process = Process()  # type: ignore[assignment]
+        child.started, child.is_leaving, child.down_since = self.now, False, None
+
+    def answer(self) -> dict[str, Any]:
+        if not self.launcher.children[0].is_running():
+            raise UnavailableError("coordinator did not answer")
+        return self.status
+
+    def child(self, name: str) -> Child:
+        return next(child for child in self.launcher.children if child.name == name)
+
+    def end(self, name: str, code: int) -> None:
+        self.child(name).process.code = code  # type: ignore[union-attr, attr-defined]
+
+
+@pytest.fixture
+def launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> Launched:
+    return Launched(run, monkeypatch)
+
+
+def test_servers_of_the_old_map_are_started_again_until_the_partitions_moved(launched: Launched) -> None:
+    launcher, status = launched.launcher, launched.status
+    status["wanted"] = {"servers": 1, "trainers": 1}
+
+    def running() -> list[str]:
+        return sorted(child.name for child in launcher.children if child.is_running())
+
+    dead = next(child for child in launcher.children if child.name == "ps-2")
+    dead.process = Process()  # type: ignore[assignment]
+    dead.process.code = -9  # type: ignore[union-attr, attr-defined]
+    launcher._look()
+    launcher._watch()
+    assert running() == ["coordinator", "ps-0", "ps-1", "ps-2", "trainer-0"], "the trainer that is too much was told"
+    # the map is there: servers that are too much end by themselves, and are not started again
+    status["shards"] = status["shards"][:1]
+    for child in launcher.children:
+        if child.name in ("ps-1", "ps-2"):
+            child.process.code = 0  # type: ignore[union-attr, attr-defined]
+    launcher._look()
+    assert running() == ["coordinator", "ps-0", "trainer-0"] and len(launcher.children) == 3
+    status["wanted"] = {"servers": 2, "trainers": 2}
+    launcher._look()
+    assert running() == ["coordinator", "ps-0", "ps-1", "trainer-0", "trainer-1"]
+
+
+@pytest.mark.parametrize(("code", "name"), [(0, "ps-1"), (1, "trainer-0"), (-9, "ps-1")])
+def test_quick_deaths_end_the_training_with_the_last_line(launched: Launched, run: Run, code: int, name: str) -> None:
+    (run.path / f"logs/{name}.log").write_text(f"{at(1, 'starts')}\n{at(2, 'error: out of luck')}\n")
+    launcher = launched.launcher
+
+    def die(lived_s: float) -> None:
+        launched.now += lived_s
+        launched.end(name, code)
+        launcher._watch()
+        launcher._look()
+
+    for _ in range(4):
+        die(0.5)
+    # one that lived for long begins anew
+    die(100.0)
+    for _ in range(4):
+        die(0.5)
+    assert launched.started.count(name) == 10
+    with pytest.raises(ElasticRecError, match=f"^{name} died 5 times: out of luck$"):
+        die(0.5)
+
+
+def test_a_role_that_was_told_to_go_may_come_back_as_often_as_it_likes(launched: Launched) -> None:
+    for _ in range(10):
+        launched.status["wanted"]["trainers"] = 1
+        launched.launcher._look()
+        launched.status["wanted"]["trainers"] = 2
+        launched.launcher._look()
+    assert launched.started.count("trainer-1") == 11 and launched.said == []
+
+
+def test_a_server_is_hung_only_after_it_was_down_for_a_lease(launched: Launched) -> None:
+    """A coordinator that started again does not know at once who lives."""
+    launcher, lease_s = launched.launcher, 5.0
+    shard = launched.status["shards"][1]
+    launched.now += 100.0
+
+    def look(state: str, seconds: float) -> None:
+        shard["state"] = state
+        launched.now += seconds
+        launcher._look()
+
+    look("unheard", 0.1)
+    look("unheard", lease_s + 1.0)
+    look("down", 0.1)
+    look("down", lease_s - 0.1)
+    look("serving", 0.1)
+    look("down", 0.1)
+    look("down", lease_s - 0.1)
+    assert launched.started.count("ps-1") == 1 and launched.said == []
+    before = launched.child("ps-1").process
+    look("down", 0.2)
+    assert launched.said == ["ps-1 is silent, starting another one in its place"]
+    # the stopped one is not told to go: when it wakes up it finds that it was replaced
+    assert launched.child("ps-1").hung == [before] and before is not None and before.poll() is None
+    # the next one has time to start
+    look("down", 0.1)
+    look("down", 2 * lease_s - 0.2)
+    assert len(launched.said) == 1
+    look("down", 0.2)
+    assert len(launched.said) == 2
+
+
+def test_a_hung_trainer_is_replaced_and_ended(launched: Launched) -> None:
+    hung, other = launched.child("trainer-0").process, launched.child("trainer-1").process
+    assert hung is not None and other is not None
+    hung.pid, other.pid = 71, 72
+    for state in ("alive", "unheard"):
+        launched.status["trainers"] = [{"state": state, "figures": {"pid": 71}}, {"state": "alive", "figures": {}}]
+        launched.launcher._look()
+    assert hung.poll() is None and launched.said == []
+    launched.status["trainers"][0]["state"] = "silent"
+    launched.launcher._look()
+    assert launched.said == ["trainer-0 is silent, starting another one in its place"]
+    assert hung.poll() == 0, "when it wakes up it is one too many"
+    assert other.poll() is None and launched.child("trainer-1").process is other
+    assert launched.child("trainer-0").is_running() and launched.child("trainer-0").hung == [hung]
+
+
+@pytest.mark.parametrize("when", ["says so", "ended", "ended before it answered"])
+def test_a_run_that_finishes_while_it_is_stopped_is_finished(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    launched.launcher.stop_requested = True
+    launched.status["checkpoint"] = {"ticket": 3}
+
+    def finish() -> None:
+        if when == "says so":
+            launched.status["state"] = "finished"
+        else:
+            launched.end("coordinator", 0)
+
+    def checkpoint() -> dict[str, Any]:
+        finish()
+        return {"ticket": 7}
+
+    def sleep(seconds: float) -> None:
+        launched.now += seconds
+        finish()
+
+    if when == "ended before it answered":
+        monkeypatch.setattr(launched.launcher._client, "checkpoint", checkpoint)
+    else:
+        launched.time.sleep = sleep
+    if when == "ended":
+        # the last answer that it gave
+        monkeypatch.setattr(launched.launcher._client, "status", lambda: launched.status)
+    assert launched.launcher.wait(lambda status: None)
+    assert launched.said == []
+
+
+def test_a_run_that_is_stopped_saves_first(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, status = launched.launcher, launched.status
+    launcher.stop_requested = True
+    status["checkpoint"] = {"ticket": 6}
+    started = launched.now
+    assert not launcher.wait(lambda status: None) and not launcher.is_saved
+    assert 60.0 <= launched.now - started < 61.0, "not for ever"
+
+    def save(seconds: float) -> None:
+        status["checkpoint"] = {"ticket": 7}
+
+    launched.time.sleep = save
+    assert not launcher.wait(lambda status: None) and launcher.is_saved
+    launcher.is_saved = False
+    monkeypatch.setattr(launcher._client, "checkpoint", lambda: launched.end("coordinator", -9) or {"ticket": 8})
+    assert not launcher.wait(lambda status: None) and not launcher.is_saved
+    assert launched.said[-1] == "not saved before the end: coordinator did not answer"

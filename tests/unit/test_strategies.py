@@ -1,0 +1,439 @@
+"""What each strategy sends, counted at real servers on real sockets."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elasticrec import _core
+from elasticrec.config import Job, parse_job
+from elasticrec.config.train import ParameterServers
+from elasticrec.data.batches import open_batches
+from elasticrec.data.demo import write_demo
+from elasticrec.data.units import Unit, plan_units
+from elasticrec.errors import ConfigError, ModelError, UnavailableError
+from elasticrec.roles.dry_run import run_dry
+from elasticrec.roles.place import Leaving
+from elasticrec.roles.start import read_start
+from elasticrec.roles.trainer import TrainerProcess
+from elasticrec.training.embedding import table_spec
+from elasticrec.training.flight import Flight, Servers
+from elasticrec.training.geo import Geo
+from elasticrec.training.groups import Group, Named, grouped, named
+from elasticrec.training.half_async import HalfAsync
+from elasticrec.training.metrics import FLAT_SIZE
+from elasticrec.training.read import cut_of
+from elasticrec.training.remote import RemoteNetwork
+
+K = 3
+BATCHES = 8  # of the one unit: two whole groups and one of two
+
+
+def job_of(directory: Path, *settings: str) -> Job:
+    job = {
+        "name": "strategies",
+        "data": {"format": "slots", "train": "data", "slots": "0-7"},
+        "model": {"kind": "wide_deep", "dim": 4, "hidden": [8]},
+        "sparse": {"partitions": 8},
+        "dense": {"optimizer": {"kind": "adagrad", "learning_rate": 0.05}},
+        "train": {"mode": "ps", "threads": 1, "batch_size": 100, "merge_batches": K},
+    }
+    return parse_job(job, base=directory, overrides=settings)
+
+
+class Cluster:
+    """Two servers of this process, and a trainer's side of them."""
+
+    def __init__(self, directory: Path, *settings: str) -> None:
+        write_demo(directory / "data", samples=BATCHES * 100 - 30, slots=8, hours=1, seed=1)
+        self.job = job_of(directory, *settings)
+        self.network = RemoteNetwork(self.job, print)
+        spec = {
+            "table": table_spec(self.job, self.network.model.columns),
+            "num_dense": len(self.network.dense.values),
+            "dense": self.job.dense.optimizer.model_dump(include={"kind", "learning_rate"}),
+            "num_sums": FLAT_SIZE + 2,
+        }
+        self.start = self.network.dense.values.numpy().copy()
+        self.shards = [self._serve(spec, range(4 * at, 4 * at + 4), at + 1) for at in range(2)]
+        self.client = self.connect()
+        files = sorted((directory / "data").glob("*/*/*.txt"))
+        (self.unit,) = plan_units(files, cut_of(self.job), 0, 0)
+        self.parser = _core.Parser(json.dumps(self.job.features()))
+
+    def _serve(self, spec: dict[str, object], owned: range, incarnation: int) -> _core.PsServer:
+        first, end = (partition * len(self.start) // 8 for partition in (owned.start, owned.stop))
+        server = _core.PsServer(
+            json.dumps({**spec, "owned": {"start": owned.start, "end": owned.stop}}),
+            address="127.0.0.1:0",
+            run="run",
+            token="token",
+            incarnation=incarnation,
+            epoch=1,
+            threads=1,
+            files=[],
+            dense=self.start[np.newaxis, first:end],
+        )
+        server.extend_lease(_core.Moment(), 600.0)
+        return server
+
+    def connect(self) -> _core.PsClient:
+        return _core.PsClient(
+            [shard.address for shard in self.shards], run="run", token="token", partitions=8, timeout_s=30
+        )
+
+    def batches(self, unit: Unit | None = None) -> Iterator[_core.Batch]:
+        return iter(open_batches(self.job, self.parser, [unit or self.unit], shuffle=False))
+
+    def named(self) -> Iterator[Named]:
+        return named(self.batches(), partial(self.parser.empty, self.unit.id))
+
+    def groups(self) -> Iterator[Group]:
+        return grouped(self.batches(), K, partial(self.parser.empty, self.unit.id))
+
+    def flight(self, servers: Servers, **settings: int) -> Flight:
+        step = partial(self.network.step, self.client, 0)
+        return Flight(servers, step, lambda _: None, ParameterServers(**settings), self.network.clock)
+
+    def counted(self, counter: str) -> list[int]:
+        return [shard.counters()[counter] for shard in self.shards]
+
+    def stop(self) -> None:
+        for shard in self.shards:
+            shard.stop()
+
+    def rows(self) -> dict[int, tuple[float, ...]]:
+        """The rows of all signs of the unit, as a trainer pulls them."""
+        pulled = {}
+        for batch in self.batches():
+            out = np.zeros((batch.num_samples, 8, self.client.width), np.float32)
+            pulling = self.client.pull(batch, dense=False)
+            self.client.receive(pulling, batch, out, None)
+            pulled[batch.index] = tuple(out.flatten().tolist())
+        return pulled
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> Iterator[partial[Cluster]]:
+    made = []
+
+    def make(*settings: str) -> Cluster:
+        made.append(Cluster(tmp_path / str(len(made)), *settings))
+        return made[-1]
+
+    yield partial(make)
+    for cluster in made:
+        cluster.stop()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_async_never_exceeds_its_bound(clusters: partial[Cluster], limit: int) -> None:
+    cluster = clusters()
+    in_flight = 0
+
+    class Watched:
+        most = 0
+
+        def pull(self, batch: _core.Batch, *, dense: bool) -> _core.Pulling:
+            nonlocal in_flight
+            in_flight += 1
+            self.most = max(self.most, in_flight)
+            return cluster.client.pull(batch, dense=dense)
+
+        def acknowledged(self, pushing: _core.Pushing) -> tuple[bool, bool]:
+            nonlocal in_flight
+            in_flight -= 1
+            return cluster.client.acknowledged(pushing)
+
+    watched = Watched()
+    flight = cluster.flight(watched, max_in_flight=limit)
+    flight.run(cluster.named())
+    assert watched.most == flight.most == limit
+    assert in_flight == 0
+    assert cluster.counted("pushes") == [BATCHES] * 2
+
+
+def test_dense_values_that_were_not_asked_for_stay(clusters: partial[Cluster]) -> None:
+    cluster = clusters()
+    cluster.flight(cluster.client, max_in_flight=1).run(cluster.named())
+    batch = next(cluster.batches())
+    out = np.zeros((batch.num_samples, 8, cluster.client.width), np.float32)
+    values = np.full(cluster.client.num_dense, 7, np.float32)
+    cluster.client.receive(cluster.client.pull(batch, dense=False), batch, out, values)
+    assert (values == 7).all()
+    cluster.client.receive(cluster.client.pull(batch, dense=True), batch, out, values)
+    assert (values != 7).any() and not np.array_equal(values, cluster.start)
+    assert cluster.client.applied() == [BATCHES] * 2
+
+
+def test_half_async_sends_one_push_a_group_and_meets_after_each(clusters: partial[Cluster]) -> None:
+    cluster = clusters("train.strategy=half_async")
+    met = []
+    strategy = HalfAsync(cluster.network, cluster.client, lambda: met.append(cluster.counted("pushes")))
+    strategy.run(cluster.unit.id, 0, cluster.groups())
+    # it meets when its push is applied, not before
+    assert met == [[1, 1], [2, 2], [3, 3]]
+    assert cluster.counted("pulls") == [BATCHES] * 2
+    assert cluster.shards[0].samples() == [BATCHES * 100 - 30] * 4
+    records = json.loads(cluster.shards[0].status())["records"]
+    assert [record["watermark"] for _, record in records] == [1]
+
+
+def test_a_merged_push_is_one_step_on_the_joined_batch(clusters: partial[Cluster]) -> None:
+    """Of batches that see the same rows, as those of one batch three times as large do."""
+    merged, joined = clusters("train.strategy=half_async"), clusters("train.batch_size=300")
+    for cluster in (merged, joined):
+        groups = list(grouped(cluster.batches(), K if cluster is merged else 1, partial(cluster.parser.empty, 0)))
+        strategy = HalfAsync(cluster.network, cluster.client, lambda: None)
+        # one batch a name and all pulls before the first push: nothing is applied between the batches of a group
+        strategy.run(0, 0, groups[:1])
+    dense = []
+    for cluster in (merged, joined):
+        batch = next(cluster.batches())
+        values = np.zeros(cluster.client.num_dense, np.float32)
+        out = np.zeros((batch.num_samples, 8, cluster.client.width), np.float32)
+        cluster.client.receive(cluster.client.pull(batch, dense=True), batch, out, values)
+        dense.append(values)
+    assert not np.array_equal(dense[0], merged.start)
+    np.testing.assert_allclose(dense[0], dense[1], atol=1e-6)
+
+
+def test_geo_pulls_nothing_between_exchanges(clusters: partial[Cluster]) -> None:
+    cluster = clusters("train.strategy=geo")
+    pulls = []
+    groups = list(cluster.groups())
+
+    def watched() -> Iterator[Group]:
+        for group in groups:
+            pulls.append(cluster.counted("pulls"))
+            yield group
+
+    Geo(cluster.job, cluster.network, cluster.client).run(cluster.unit.id, 0, watched(), 1)
+    assert pulls == [[0, 0], [1, 1], [2, 2]]
+    assert cluster.counted("pulls") == [3, 3]
+    assert cluster.counted("pushes") == [3, 3]
+    assert cluster.network.num_batches == BATCHES
+
+
+def test_geo_with_one_trainer_is_never_stale(clusters: partial[Cluster]) -> None:
+    """Changes that were made elsewhere and added come to what one batch in flight comes to."""
+    geo, plain = clusters("train.strategy=geo"), clusters()
+    Geo(geo.job, geo.network, geo.client).run(0, 0, geo.groups(), 1)
+    plain.flight(plain.client, max_in_flight=1).run(plain.named())
+    expected, got = plain.rows(), geo.rows()
+    assert got.keys() == expected.keys()
+    for batch, values in expected.items():
+        np.testing.assert_allclose(got[batch], values, atol=1e-5)
+
+
+def test_dense_changes_of_geo_are_shared_out_to_the_trainers(clusters: partial[Cluster]) -> None:
+    moved = []
+    for num_trainers in (1, 2):
+        cluster = clusters("train.strategy=geo")
+        groups = list(cluster.groups())[:1]
+        Geo(cluster.job, cluster.network, cluster.client).run(0, 0, groups, num_trainers)
+        batch = next(cluster.batches())
+        values = np.zeros(cluster.client.num_dense, np.float32)
+        out = np.zeros((batch.num_samples, 8, cluster.client.width), np.float32)
+        cluster.client.receive(cluster.client.pull(batch, dense=True), batch, out, values)
+        moved.append(values - cluster.start)
+    assert np.abs(moved[0]).max() > 0.01
+    np.testing.assert_allclose(moved[1], moved[0] / 2, atol=1e-6)
+
+
+def test_geo_begins_with_the_parameters_of_the_servers(clusters: partial[Cluster]) -> None:
+    learned = []
+    for noise in (0.0, 7.0):
+        cluster = clusters("train.strategy=geo")
+        # what a trainer has from before is nothing to go on from
+        cluster.network.dense.values.add_(noise)
+        Geo(cluster.job, cluster.network, cluster.client).run(0, 0, cluster.groups(), 2)
+        learned.append(cluster.rows())
+    for batch, values in learned[0].items():
+        np.testing.assert_array_equal(learned[1][batch], values)
+
+
+def test_a_dry_run_needs_no_servers(tmp_path: Path) -> None:
+    write_demo(tmp_path / "data", samples=1000, slots=8, hours=1, seed=1)
+    said: list[str] = []
+    run_dry(job_of(tmp_path), said.append)
+    assert said[-1].startswith("dry run of one trainer: 1,000 samples in ") and "forward" in said[-1]
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ConfigError) as caught:
+        run_dry(job_of(tmp_path, "train.mode=local"), said.append)
+    assert "train.mode: expected `ps` for a dry run without servers, got `local`" in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["sparse", "dense"])
+def test_geo_refuses_adam(tmp_path: Path, section: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        job_of(tmp_path, "train.strategy=geo", f"{section}.optimizer.kind=adam")
+    assert f"{section}.optimizer.kind: expected another one with `train.strategy: geo`, got `adam`" in str(caught.value)
+
+
+def test_strategies_belong_to_servers(tmp_path: Path) -> None:
+    for settings, text in (
+        (("train.strategy=sync", "data.on_missing=skip"), "with `train.strategy: sync` expected `fail`"),
+        (("train.mode=local", "train.strategy=sync"), "`strategy`: belongs to mode `ps`, not `local`"),
+        (("train.step_batches=2",), "`step_batches`: belongs to strategy `sync`, not `async`"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            job_of(tmp_path, *settings)
+        assert text in str(caught.value)
+
+
+def test_nothing_of_a_batch_that_is_not_finite_is_stepped_anywhere(
+    clusters: partial[Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a server has none of its signs."""
+    cluster = clusters()
+    batch = next(cluster.batches())
+    monkeypatch.setattr(cluster.network.dense, "gradient_is_finite", lambda: False)
+    learned = cluster.network.learn(batch, cluster.network.rows_of(batch, cluster.client.width).zero_())
+    assert np.isnan(learned.scale) and np.isnan(learned.dense).all()
+    assert len(learned.dense) == cluster.client.num_dense
+
+
+class Asked:
+    """A coordinator's client that lets a trainer go on at the third time."""
+
+    def __init__(self) -> None:
+        self.meetings: list[int] = []
+        self.given_back: list[int] = []
+
+    def meet(self, _: int, meeting: int) -> dict[str, bool]:
+        self.meetings.append(meeting)
+        return {"go": len(self.meetings) == 3}
+
+    def give_back(self, _: int, unit: int) -> None:
+        self.given_back.append(unit)
+
+
+def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, Asked]:
+    """A trainer without a coordinator."""
+    trainer, asked = object.__new__(TrainerProcess), Asked()
+    trainer.__dict__.update(
+        _client=asked,
+        _job=cluster.job,
+        _place={"incarnation": 7, "index": 0},
+        _meeting=4,
+        _fenced=None,
+        _units=[3],
+        _dropped=frozenset(),
+        _units_ended={"given_back": 0},
+        _attempts=0,
+        _next_attempt=0.0,
+        _said="",
+        _say=lambda _: None,
+        leaving=Leaving(),
+        network=cluster.network,
+    )
+    return trainer, asked
+
+
+def test_a_trainer_waits_for_its_meeting(clusters: partial[Cluster]) -> None:
+    trainer, asked = trainer_of(clusters())
+    trainer._meet()
+    assert asked.meetings == [5, 5, 5]
+
+
+def test_a_trainer_leaves_a_unit_that_another_one_has(clusters: partial[Cluster]) -> None:
+    cluster = clusters()
+    trainer, asked = trainer_of(cluster)
+    batches = trainer._take(cluster.unit, cluster.batches())  # type: ignore[arg-type]
+    assert next(batches).unit == cluster.unit.id
+    trainer._dropped = frozenset({cluster.unit.id})
+    with pytest.raises(UnavailableError, match="its lease ran out, another trainer has it"):
+        next(batches)
+    assert asked.given_back == []
+
+
+def test_a_trainer_gives_up_after_its_retries(clusters: partial[Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, asked = trainer_of(clusters("train.ps.retries=2"))
+
+    def lost(_: object) -> None:
+        trainer._units = [3]
+        raise UnavailableError("ps shard 0 at 127.0.0.1:1: did not answer in time")
+
+    monkeypatch.setattr(trainer, "_connect", lost)
+    now = [100.0]
+    monkeypatch.setattr("elasticrec.roles.trainer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(trainer.leaving, "wait", lambda _: None)
+    answer = {"unit": {"id": 3}, "shards": [], "group": None}
+    lease_s = trainer._job.train.ps.lease_s
+    for _ in range(2):
+        # before a server that died can have been replaced no attempt counts
+        for _ in range(10):
+            now[0] += lease_s / 10.1
+            trainer._work(answer)
+        now[0] += lease_s
+    with pytest.raises(UnavailableError, match=r"did not answer in time \(3 attempts\)"):
+        trainer._work(answer)
+    assert asked.given_back == [3] * 21
+
+
+def test_a_trainer_does_not_wait_for_a_server_that_was_replaced(clusters: partial[Cluster]) -> None:
+    cluster = clusters()
+    trainer, _ = trainer_of(cluster)
+    shards = [{"incarnation": one} for one in cluster.client.incarnations]
+    trainer._link = (cluster.client.incarnations, cluster.client.cutter())
+    trainer._check_link(shards)
+    batch = next(cluster.batches())
+    cluster.client.pull(batch, dense=True)
+    trainer._check_link([shards[0], {"incarnation": 99}])
+    with pytest.raises(UnavailableError):
+        for _ in range(100):
+            cluster.client.pull(batch, dense=True)
+            time.sleep(0.01)
+
+
+def test_a_damaged_declaration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start/dense.bin").write_bytes(b"")
+    for text in ('{"x', "{}", "[]"):
+        (tmp_path / "start/shard.json").write_text(text)
+        with pytest.raises(ModelError, match=r"shard\.json: damaged"):
+            read_start(tmp_path)
+
+
+def test_keys_of_local_training_are_refused_with_servers(tmp_path: Path) -> None:
+    for key in ("evaluate.every_s=5", "checkpoint.every_steps=5", "checkpoint.keep_epochs=true"):
+        with pytest.raises(ConfigError, match="belongs to mode `local`, not `ps`"):
+            job_of(tmp_path, f"train.{key}", "data.eval=data")
+    with pytest.raises(ConfigError, match=r"`heartbeat_s`: expected at most half of `lease_s`, 0\.5, got 5"):
+        job_of(tmp_path, "train.ps.lease_s=1", "train.ps.heartbeat_s=5")
+
+
+def test_trainers_of_a_step_wait_for_each_other(clusters: partial[Cluster]) -> None:
+    """Two trainers with a unit each: no push of a step is applied before all are there."""
+    cluster = clusters("train.strategy=sync", "train.trainers=2")
+    group = (0, 2)
+    batches = list(cluster.batches())[:2]
+    clients = [cluster.client, cluster.connect()]
+    networks = [cluster.network, RemoteNetwork(cluster.job, print)]
+    seen: list[list[tuple[int, bool]]] = []
+
+    def push(at: int) -> None:
+        unit = Unit(**{**cluster.unit.__dict__, "id": at})
+        (batch, *_) = cluster.batches(unit)
+        assert batch.unit == at
+        pulling = clients[at].pull(batch, dense=True, after=(0, 0))
+        pushing = networks[at].step(clients[at], 0, Named(batch, is_last=True), pulling, group=group)
+        clients[at].acknowledged(pushing)
+
+    assert len(batches) == 2
+    push(0)
+    assert clients[0].meet(group, 0, 0.0) == [(0, False)] * 2
+    waiting = threading.Thread(target=lambda: seen.append(clients[0].meet(group, 0, 1.0)))
+    waiting.start()
+    push(1)
+    waiting.join()
+    assert seen == [[(0, True)] * 2]
+    assert cluster.counted("steps") == [0, 0]
+    clients[1].commit(0, 1)
+    assert cluster.counted("steps") == [1, 1]

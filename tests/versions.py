@@ -1,0 +1,57 @@
+"""Small versions in a repository, without a training: what the tests of the repository share."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elasticrec.durable import write_synced
+from elasticrec.manifest import FileEntry
+from elasticrec.repository.repository import Repository
+from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Version, part_name
+
+FEATURES: dict[str, Any] = {
+    "format": "slots",
+    "hash": 1,
+    "slots": [{"name": "0", "pooling": "sum"}],
+    "dense": [],
+    "labels": ["click"],
+}
+
+
+def content(**changes: Any) -> Content:
+    """What a small version says of itself."""
+    values: dict[str, Any] = {
+        "run": "small",
+        "checkpoint": "step-000000000001",
+        "features": FEATURES,
+        "partitions": 4,
+        "columns": [{"name": "wide", "width": 1}],
+        "rows": 100,
+        "inputs": ["pooled"],
+        "tensors": [{"name": "w", "shape": [2], "offset": 0}],
+        "metrics": {"train": [{"auc": 0.7, "log_loss": 0.4, "samples": 300}], "eval": None},
+        "data": {"samples": 300, "until": None},
+    }
+    return Content(**values | changes)
+
+
+def write_version(
+    repository: Repository, parent: int | None = None, *, dense: bytes | None = None, **changes: Any
+) -> Version:
+    """A base, or a delta onto a version; its files say which version they are of."""
+    with repository.begin() if parent is None else repository.begin_delta(parent) as draft:
+        values = np.array([draft.number, 0.5], np.float32).tobytes() if dense is None else dense
+        files = {DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, values))}
+        rows = f"rows of {draft.number}".encode() * 50
+        files[part_name(0)] = FileEntry(*write_synced(draft.directory / part_name(0), rows))
+        if parent is None:
+            files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, b"the graph of all"))
+        return repository.commit(draft, content(**changes), files)
+
+
+def read_current(path: Path) -> dict[str, Any]:
+    """CURRENT as it stands on the disk."""
+    found: dict[str, Any] = json.loads((path / "CURRENT").read_bytes())
+    return found
