@@ -153,7 +153,7 @@ def test_the_metrics_of_a_role_want_its_token() -> None:
         def get(url: str, token: str) -> tuple[int, str]:
             request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
             try:
-                with urllib.request.urlopen(request, timeout=10) as response:
+                with urllib.request.urlopen(request, timeout=60) as response:
                     return response.status, response.read().decode()
             except urllib.error.HTTPError as error:
                 with error:
