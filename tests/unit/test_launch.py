@@ -6,6 +6,7 @@ import re
 import stat
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,8 +228,10 @@ class Launched:
 
 
 @pytest.fixture
-def launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> Launched:
-    return Launched(run, monkeypatch)
+def launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
+    found = Launched(run, monkeypatch)
+    yield found
+    found.launcher._held.close()
 
 
 def test_servers_of_the_old_map_are_started_again_until_the_partitions_moved(launched: Launched) -> None:

@@ -70,11 +70,11 @@ class LocalLauncher:
     def __init__(self, job: Job, run: Run, say: Say) -> None:
         self._job, self._run, self._say = job, run, say
         self.security = local_security(job, secrets.token_urlsafe(24))
-        self._port = _free_port()
-        self.url = f"http{'s' if self.security.cert else ''}://127.0.0.1:{self._port}"
         (run.path / "logs").mkdir(parents=True, exist_ok=True)
         wanted = wanted_of(read_entries(run.path / "coordinator"), Wanted(job.train.servers, job.train.trainers))
         self._needed = {"ps": wanted.servers, "trainer": wanted.trainers}
+        self._held, self._port = hold_port()
+        self.url = f"http{'s' if self.security.cert else ''}://127.0.0.1:{self._port}"
         self.children = [Child("coordinator", 0, ["--port", str(self._port)])]
         self.children += [Child(role, index, []) for role, number in self._needed.items() for index in range(number)]
         self._client = CoordinatorClient(self.url, security=self.security, deadline_s=2.0)
@@ -305,10 +305,18 @@ class LocalLauncher:
                 process.kill()
                 process.wait()
         self._client.close()
+        self._held.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def hold_port() -> tuple[socket.socket, int]:
+    """A free port, and what keeps others from it until a process of ours listens there, also if that starts again.
+
+    On Linux a socket that does not listen keeps nobody away who sets SO_REUSEADDR as well; elsewhere it would.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port: int = held.getsockname()[1]
+    if sys.platform != "linux":
+        held.close()
+    return held, port
