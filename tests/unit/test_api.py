@@ -129,8 +129,11 @@ def test_the_history_leaves_out_what_a_crash_took_back(monkeypatch: pytest.Monke
 
     pid = os.fork()
     if pid == 0:
-        elasticrec.train(job, callback=crash, quiet=True)
-        os._exit(0)
+        try:
+            elasticrec.train(job, callback=crash, quiet=True)
+        finally:
+            # whatever happens, this process runs no other test
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     with open("runs/small/metrics.jsonl", "a") as file:
         file.write('{"time": 1')
