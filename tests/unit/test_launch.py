@@ -387,3 +387,26 @@ def test_a_run_that_is_stopped_saves_first(launched: Launched, monkeypatch: pyte
     monkeypatch.setattr(launcher._client, "checkpoint", lambda: launched.end("coordinator", -9) or {"ticket": 8})
     assert not launcher.wait(lambda status: None) and not launcher.is_saved
     assert launched.said[-1] == "not saved before the end: coordinator did not answer"
+
+
+def test_a_coordinator_that_is_slow_to_answer_is_asked_again_to_save(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched.launcher.stop_requested = True
+    launched.status["checkpoint"] = {"ticket": 7}
+    slow, started = 3, launched.now
+
+    def checkpoint() -> dict[str, Any]:
+        nonlocal slow
+        slow -= 1
+        if slow > 0:
+            raise UnavailableError("coordinator did not answer")
+        return {"ticket": 7}
+
+    monkeypatch.setattr(launched.launcher._client, "checkpoint", checkpoint)
+    assert not launched.launcher.wait(lambda status: None) and launched.launcher.is_saved
+    assert launched.said == []
+    launched.launcher.is_saved, slow = False, 10**6
+    assert not launched.launcher.wait(lambda status: None) and not launched.launcher.is_saved
+    assert 60.0 <= launched.now - started < 62.0, "not for ever"
+    assert launched.said == ["not saved before the end: coordinator did not answer"]

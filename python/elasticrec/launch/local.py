@@ -194,22 +194,28 @@ class LocalLauncher:
         Returns whether the run came to its end before that.
         """
         end = time.monotonic() + _SAVE_S
-        try:
-            ticket = self._client.checkpoint()["ticket"]
-            while True:
+        ticket: int | None = None
+        while True:
+            try:
+                if ticket is None:
+                    ticket = self._client.checkpoint()["ticket"]
                 status = self._client.status()
+            except UnavailableError as error:
+                coordinator = self.children[0].process
+                code = None if coordinator is None else coordinator.poll()
+                if code == 0:
+                    return True
+                # one that lives may wait for its disk, or for a core
+                if coordinator is None or code is not None or time.monotonic() >= end:
+                    self._say(f"not saved before the end: {error}")
+                    return False
+            else:
                 if status["state"] == "finished" or self._watch():
                     return True
                 self.is_saved = status["checkpoint"]["ticket"] >= ticket
                 if self.is_saved or time.monotonic() >= end:
                     return False
-                time.sleep(_POLL_S)
-        except UnavailableError as error:
-            coordinator = self.children[0].process
-            if coordinator is not None and coordinator.poll() == 0:
-                return True
-            self._say(f"not saved before the end: {error}")
-            return False
+            time.sleep(_POLL_S)
 
     def _watch(self) -> bool:
         """Start again what died; true when the coordinator has ended the run."""
