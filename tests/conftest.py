@@ -3,9 +3,14 @@
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Threads of torch wait for each other: on a busy machine more of them are slower. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A machine that stalls is no failure.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,9 +6,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from elasticrec.coordinator import messages
+import pytest
+
+from elasticrec.coordinator import client, messages
 from elasticrec.coordinator.coordinator import Coordinator, Settings
 from elasticrec.coordinator.messages import FencedError
 from elasticrec.coordinator.passes import PassPlan, Upkeep
@@ -37,6 +40,20 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def ask_twice(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Options of a client that gives up after two attempts: it seems to wait, and each of them has all the time."""
+    clock = Clock()
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+    monkeypatch.setattr(client, "random", SimpleNamespace(uniform=lambda _, longest: longest))
+    for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
+        monkeypatch.setattr(client, name, 60.0)
+    return {"deadline_s": 119.0, "attempt_s": 59.0}
 
 
 def plan_of(directory: Path, *, num_units: int = 6, num_passes: int = 1, upkeep: Upkeep | None = None) -> PassPlan:

@@ -14,7 +14,7 @@ import yaml
 from elasticrec import _core
 from elasticrec.serving.process import ServerProcess, server_process
 
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 
 
 def elasticrec(*arguments: str, cwd: Path, env: dict[str, str] | None = None, stdin: str | None = None) -> Any:

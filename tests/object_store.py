@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +27,13 @@ def s3_server() -> Iterator[str]:
     code = "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
     process = subprocess.Popen([sys.executable, "-u", "-c", code], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    # it tells of every request: with the pipe full it would answer no more
+    draining = threading.Thread(target=process.stderr.read)
     with process.stderr:
         try:
             for line in process.stderr:
                 if match := _SERVING.search(line):
+                    draining.start()
                     yield match[1]
                     break
             else:
@@ -37,6 +41,8 @@ def s3_server() -> Iterator[str]:
         finally:
             process.kill()
             process.wait()
+            if draining.ident is not None:
+                draining.join()
             _forget_clients()
 
 

@@ -41,12 +41,18 @@ def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
         time.sleep(0.02)
 
 
+_held: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """One that nobody listens on; it is held: nobody else gets it before a server does, or while that is away."""
+    found = socket.socket()
+    # servers have this too, and may listen there as long as nobody does
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(("127.0.0.1", 0))
+    _held.append(found)
+    port: int = found.getsockname()[1]
+    return port
 
 
 def publish(
@@ -132,7 +138,7 @@ class Process:
         """As an operator does; returns its code."""
         self.process.terminate()
         try:
-            return self.process.wait(30)
+            return self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"it did not stop: {self.said()}") from None

@@ -21,15 +21,17 @@ from elasticrec.coordinator.messages import FencedError, SurplusError
 from elasticrec.coordinator.security import Security
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.run import Run
-from fake_roles import plan_of
+from fake_roles import Clock, ask_twice, plan_of
+from store import free_port
 
 EMPTY = {"watermark": 0, "complete": [], "open": {}, "boundaries": 0}
 
 
 @contextmanager
 def serving(tmp_path: Path, **listen: Any) -> Iterator[CoordinatorServer]:
+    """One whose time stands still: no lease runs out, however slow the machine is."""
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
-    with closing(Coordinator(Run(tmp_path / "run"), settings, say=print)) as coordinator:
+    with closing(Coordinator(Run(tmp_path / "run"), settings, clock=Clock(), say=print)) as coordinator:
         place = {name: listen.pop(name) for name in ("host", "port") if name in listen}
         with CoordinatorServer(coordinator, Listen(**place, security=Security(**listen))) as server:
             yield server
@@ -37,11 +39,11 @@ def serving(tmp_path: Path, **listen: Any) -> Iterator[CoordinatorServer]:
 
 def client_of(url: str, **options: Any) -> CoordinatorClient:
     security = Security(**{name: options.pop(name) for name in ("token", "ca") if name in options})
-    return CoordinatorClient(url, security=security, **{"deadline_s": 10.0, **options})
+    return CoordinatorClient(url, security=security, **{"deadline_s": 60.0, "attempt_s": 60.0, **options})
 
 
 def raw(url: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     with closing(connection):
         connection.request(method, path, body, headers)
         response = connection.getresponse()
@@ -92,7 +94,7 @@ def test_a_unit_from_lease_to_report(tmp_path: Path) -> None:
 
 def test_metrics(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        with closing(http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=10)) as connection:
+        with closing(http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)) as connection:
             connection.request("GET", "/metrics")
             response = connection.getresponse()
             assert response.getheader("content-type") == "text/plain; version=0.0.4; charset=utf-8"
@@ -192,13 +194,12 @@ def test_a_port_in_use(tmp_path: Path) -> None:
                 pass
 
 
-def test_nobody_answers() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-    with client_of(f"http://127.0.0.1:{port}", deadline_s=0.3) as client:
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    with client_of(f"http://127.0.0.1:{port}", **ask_twice(monkeypatch)) as client:
         with pytest.raises(
             UnavailableError,
-            match=rf"^coordinator at 127.0.0.1:{port} did not answer: .*refused \(\d+ attempts in 0.3 s\)$",
+            match=rf"^coordinator at 127.0.0.1:{port} did not answer: .*refused \(2 attempts in 119 s\)$",
         ):
             client.status()
 
@@ -211,15 +212,15 @@ def test_not_an_address(url: str) -> None:
 
 def test_roles_go_on_with_the_next_coordinator(tmp_path: Path) -> None:
     """The same address, another process: what was registered still is, and requests wait for it."""
-    with serving(tmp_path) as server, client_of(server.url) as client:
+    port = free_port()
+    with serving(tmp_path, port=port) as server, client_of(server.url) as client:
         trainer = client.register("trainer", "t")["incarnation"]
-        port = int(server.url.rpartition(":")[2])
     answers: list[dict[str, Any]] = []
-    with client_of(f"http://127.0.0.1:{port}", term=client.term, deadline_s=60.0) as again:
+    with client_of(f"http://127.0.0.1:{port}", term=client.term, deadline_s=100.0) as again:
         thread = threading.Thread(target=lambda: answers.append(again.heartbeat(trainer, 2)))
         thread.start()
         with serving(tmp_path, port=port):
-            thread.join(timeout=30)
+            thread.join(timeout=120)
     assert [answer["term"] for answer in answers] == [2] and client.term.value == 2
 
 
@@ -247,7 +248,7 @@ def answering(answer: Callable[[], bytes]) -> Iterator[str]:
         server.server_close()
 
 
-def test_a_lower_term_is_refused() -> None:
+def test_a_lower_term_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = iter([5, 3, 4, 6])
     with answering(lambda: json.dumps({"term": next(terms)}).encode()) as url:
         with client_of(url) as client, client_of(url, term=client.term) as other:
@@ -256,7 +257,7 @@ def test_a_lower_term_is_refused() -> None:
     with answering(lambda: b'{"term": 5}') as url:
         term = Term()
         assert term.accept(7) and not term.accept(6) and term.accept(7)
-        with client_of(url, term=term, deadline_s=1) as client:
+        with client_of(url, term=term, **ask_twice(monkeypatch)) as client:
             with pytest.raises(UnavailableError, match="an old coordinator: expected term 7 or later, got 5"):
                 client.status()
 

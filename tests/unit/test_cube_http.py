@@ -61,7 +61,7 @@ def url(node: FakeNode) -> Iterator[str]:
 def ask(url: str, body: bytes | None = None, token: str = "secret") -> tuple[int, Any]:
     request = urllib.request.Request(url, data=body, headers={"Authorization": f"Bearer {token}"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:

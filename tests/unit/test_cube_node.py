@@ -87,9 +87,9 @@ def test_a_repository_that_hangs_does_not_hold_up_the_end(
     node = start([])
     running = threading.Thread(target=node.run)
     running.start()
-    assert hanging.wait(30)
+    assert hanging.wait(120)
     node.stop()
-    running.join(30)
+    running.join(120)
     is_over = not running.is_alive()
     end.set()
     assert is_over

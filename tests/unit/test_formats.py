@@ -1,5 +1,6 @@
 """The same samples in every format give the same batches; splits, damage and readers of the user's own."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -7,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from elasticrec.data.reader import check_reader
 from elasticrec.data.units import Cut, plan_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
 from elasticrec.run import Run
+from store import wait_until
 from tables import batches_of, samples_of
 
 READER = """
@@ -259,9 +260,8 @@ def test_a_parquet_reader_ends_whenever_it_is_closed(job_of: MakeJob, num_batche
         batches = open_batches(job, _core.Parser(json.dumps(job.features())), units, shuffle=False)
         assert [len(next(batches).labels) for _ in range(taken)] == [64] * taken
         if taken == 0:
-            deadline = time.monotonic() + 10
-            while batches._thread.is_alive() and batches._queue.qsize() < 4:  # type: ignore[attr-defined]
-                assert time.monotonic() < deadline
+            queue, thread = batches._queue, batches._thread  # type: ignore[attr-defined]
+            wait_until(lambda q=queue, t=thread: q.qsize() >= 4 or not t.is_alive(), lambda: "no batches")  # type: ignore[misc]
         batches.close()
         assert list(batches) == []
 
@@ -436,12 +436,13 @@ class TestReader:
         job = job_of("jsonl", rows(2000), workers=2, unit_bytes=16384)
         cut = Cut(job.data.unit_bytes, False, 1, "digest", job.data.format)
         units = plan_units(match_files(job, "train"), cut, 0, 0)
+        others = children_of(os.getpid())
         batches = open_batches(job, _core.Parser(json.dumps(job.features())), units, shuffle=False)
         next(batches)
-        children = children_of(os.getpid())
+        children = children_of(os.getpid()) - others
         assert len(children) == 2
         batches.close()
-        assert not set(children) & set(children_of(os.getpid()))
+        assert not children & children_of(os.getpid())
 
     def test_processes_end_with_their_parent(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl", rows(2000), workers=2, unit_bytes=16384)
@@ -467,14 +468,17 @@ time.sleep(100)
             assert len(children) == 2
             parent.send_signal(signal.SIGKILL)
             parent.wait()
-        deadline = time.monotonic() + 20
-        while any(Path(f"/proc/{pid}").exists() for pid in children):
-            assert time.monotonic() < deadline
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), lambda: "processes are left")
 
 
-def children_of(pid: int) -> list[int]:
+def children_of(pid: int) -> set[int]:
     """Processes that a process has started."""
-    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        # a thread may end meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found |= {int(child) for child in path.read_text().split()}
+    return found
 
 
 def test_two_parquet_columns_of_one_name(job_of: MakeJob, tmp_path: Path) -> None:

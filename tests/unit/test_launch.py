@@ -6,6 +6,7 @@ import re
 import stat
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,7 +154,7 @@ def test_the_metrics_of_a_role_want_its_token() -> None:
         def get(url: str, token: str) -> tuple[int, str]:
             request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
             try:
-                with urllib.request.urlopen(request, timeout=10) as response:
+                with urllib.request.urlopen(request, timeout=60) as response:
                     return response.status, response.read().decode()
             except urllib.error.HTTPError as error:
                 with error:
@@ -227,8 +228,10 @@ class Launched:
 
 
 @pytest.fixture
-def launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> Launched:
-    return Launched(run, monkeypatch)
+def launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
+    found = Launched(run, monkeypatch)
+    yield found
+    found.launcher._held.close()
 
 
 def test_servers_of_the_old_map_are_started_again_until_the_partitions_moved(launched: Launched) -> None:
@@ -384,3 +387,26 @@ def test_a_run_that_is_stopped_saves_first(launched: Launched, monkeypatch: pyte
     monkeypatch.setattr(launcher._client, "checkpoint", lambda: launched.end("coordinator", -9) or {"ticket": 8})
     assert not launcher.wait(lambda status: None) and not launcher.is_saved
     assert launched.said[-1] == "not saved before the end: coordinator did not answer"
+
+
+def test_a_coordinator_that_is_slow_to_answer_is_asked_again_to_save(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched.launcher.stop_requested = True
+    launched.status["checkpoint"] = {"ticket": 7}
+    slow, started = 3, launched.now
+
+    def checkpoint() -> dict[str, Any]:
+        nonlocal slow
+        slow -= 1
+        if slow > 0:
+            raise UnavailableError("coordinator did not answer")
+        return {"ticket": 7}
+
+    monkeypatch.setattr(launched.launcher._client, "checkpoint", checkpoint)
+    assert not launched.launcher.wait(lambda status: None) and launched.launcher.is_saved
+    assert launched.said == []
+    launched.launcher.is_saved, slow = False, 10**6
+    assert not launched.launcher.wait(lambda status: None) and not launched.launcher.is_saved
+    assert 60.0 <= launched.now - started < 62.0, "not for ever"
+    assert launched.said == ["not saved before the end: coordinator did not answer"]

@@ -3,12 +3,14 @@
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from elasticrec import cli
+from elasticrec.repository import tables
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.tables import age
 from versions import write_version
@@ -50,8 +52,12 @@ def json_of(capsys: Capture, *arguments: str, code: int = 0) -> Any:
     return json.loads(line)
 
 
-def test_list(capsys: Capture, repository: Repository) -> None:
+def test_list(capsys: Capture, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     repository.pin(1)
+    # ages are those of one moment
+    now = datetime.now(UTC)
+    clock = SimpleNamespace(now=lambda _: now, fromisoformat=datetime.fromisoformat)
+    monkeypatch.setattr(tables, "datetime", clock)
     lines = run(capsys, "list")
     assert lines == run(capsys, "list", "demo") == run(capsys, "list", "models/demo")
     assert lines[0] == "models/demo: current 3"

@@ -93,7 +93,7 @@ class Cluster:
         self.said: list[str] = []
         self.launcher = LocalLauncher(job, run, self.said.append)
         self._job = job
-        self._client = CoordinatorClient(self.launcher.url, security=self.launcher.security, deadline_s=2.0)
+        self._client = CoordinatorClient(self.launcher.url, security=self.launcher.security, deadline_s=10.0)
         self._is_over = False
         self._failure: ElasticRecError | None = None
         self._watching = threading.Thread(target=self._watch, name="launcher")
@@ -163,7 +163,13 @@ class Cluster:
         time.sleep(seconds)
         # trainers tell of themselves now and then: on a busy machine not in every second
         least_s = seconds / 2
-        after = self._look(lambda index, figures: figures["clock_s"] - before[index]["clock_s"] >= least_s)
+
+        def is_news(index: int, figures: dict[str, Any]) -> bool:
+            # one that has not stepped since was stopped, not slow
+            clock_s, samples = (figures[name] - before[index][name] for name in ("clock_s", "samples"))
+            return bool(clock_s >= least_s and samples > 0)
+
+        after = self._look(is_news)
         took, cpu_after = time.monotonic() - start, self._cpu_s()
         rates = [
             (figures["samples"] - before[index]["samples"]) / max(figures["clock_s"] - before[index]["clock_s"], 1e-9)

@@ -5,7 +5,6 @@ What is measured with it goes the way that versions go: files, checksums, a mani
 
 import hashlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any, Self
 from elasticrec import _core
 from elasticrec.durable import write_synced
 from elasticrec.errors import UnavailableError
+from elasticrec.launch.local import hold_port
 from elasticrec.manifest import FileEntry
 from elasticrec.repository.repository import Draft, Repository
 from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Version, part_name
@@ -37,8 +37,12 @@ class RealStore:
             "partitions": num_partitions,
             "columns": [{"name": name, "width": width} for name, width in columns],
         }
-        self._ports = [_free_port() for _ in range(replicas)]
         self._processes = ExitStack()
+        self._ports: list[int] = []
+        for _ in range(replicas):
+            held, port = hold_port()
+            self._processes.enter_context(held)
+            self._ports.append(port)
 
     @property
     def addresses(self) -> list[str]:
@@ -129,10 +133,3 @@ def _held(address: str) -> list[int]:
         return _core.greet_cube(address, MODEL, token="", timeout_s=2.0)[0]
     except UnavailableError:
         return []
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

@@ -101,7 +101,7 @@ def deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], Non
             signs, values = _changes(sizes.rows, version + 1)
             start = time.monotonic()
             version = _publish(store, version, signs, values, sizes.rows)
-            store.wait_for(version)
+            store.wait_for_all(version)
             _check(clients, version, signs)
             times.append(time.monotonic() - start)
             # not in step with those who look once a second

@@ -70,11 +70,11 @@ class LocalLauncher:
     def __init__(self, job: Job, run: Run, say: Say) -> None:
         self._job, self._run, self._say = job, run, say
         self.security = local_security(job, secrets.token_urlsafe(24))
-        self._port = _free_port()
-        self.url = f"http{'s' if self.security.cert else ''}://127.0.0.1:{self._port}"
         (run.path / "logs").mkdir(parents=True, exist_ok=True)
         wanted = wanted_of(read_entries(run.path / "coordinator"), Wanted(job.train.servers, job.train.trainers))
         self._needed = {"ps": wanted.servers, "trainer": wanted.trainers}
+        self._held, self._port = hold_port()
+        self.url = f"http{'s' if self.security.cert else ''}://127.0.0.1:{self._port}"
         self.children = [Child("coordinator", 0, ["--port", str(self._port)])]
         self.children += [Child(role, index, []) for role, number in self._needed.items() for index in range(number)]
         self._client = CoordinatorClient(self.url, security=self.security, deadline_s=2.0)
@@ -194,22 +194,28 @@ class LocalLauncher:
         Returns whether the run came to its end before that.
         """
         end = time.monotonic() + _SAVE_S
-        try:
-            ticket = self._client.checkpoint()["ticket"]
-            while True:
+        ticket: int | None = None
+        while True:
+            try:
+                if ticket is None:
+                    ticket = self._client.checkpoint()["ticket"]
                 status = self._client.status()
+            except UnavailableError as error:
+                coordinator = self.children[0].process
+                code = None if coordinator is None else coordinator.poll()
+                if code == 0:
+                    return True
+                # one that lives may wait for its disk, or for a core
+                if coordinator is None or code is not None or time.monotonic() >= end:
+                    self._say(f"not saved before the end: {error}")
+                    return False
+            else:
                 if status["state"] == "finished" or self._watch():
                     return True
                 self.is_saved = status["checkpoint"]["ticket"] >= ticket
                 if self.is_saved or time.monotonic() >= end:
                     return False
-                time.sleep(_POLL_S)
-        except UnavailableError as error:
-            coordinator = self.children[0].process
-            if coordinator is not None and coordinator.poll() == 0:
-                return True
-            self._say(f"not saved before the end: {error}")
-            return False
+            time.sleep(_POLL_S)
 
     def _watch(self) -> bool:
         """Start again what died; true when the coordinator has ended the run."""
@@ -305,10 +311,18 @@ class LocalLauncher:
                 process.kill()
                 process.wait()
         self._client.close()
+        self._held.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def hold_port() -> tuple[socket.socket, int]:
+    """A free port, and what keeps others from it until a process of ours listens there, also if that starts again.
+
+    On Linux a socket that does not listen keeps nobody away who sets SO_REUSEADDR as well; elsewhere it would.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port: int = held.getsockname()[1]
+    if sys.platform != "linux":
+        held.close()
+    return held, port
