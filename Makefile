@@ -4,8 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock rust-toolchain.toml
-# runs whose roles are killed wait as much as they work: two at once, each of which may take its time then
-SIDE_BY_SIDE := -n 2 --dist worksteal --timeout 900
+# tests wait as much as they work: two at once
+SIDE_BY_SIDE := -n 2 --dist worksteal
 PURE_CRATES := -p elasticrec-sample -p elasticrec-table -p elasticrec-cube
 # the crates' tests run graphs with the library inside the onnxruntime wheel
 ORT_LIB = $(shell $(BIN)/python -c 'from elasticrec.serving.onnxruntime import library_path; print(library_path())')
@@ -70,12 +70,12 @@ test-rust: setup ## tests of the crates, also of the portable twins of SIMD code
 
 .PHONY: test-python
 test-python: setup ## tests in Python: units, contracts, the whole loop, roles that are killed
-	$(BIN)/pytest tests/unit tests/contract tests/e2e
-	$(BIN)/pytest $(SIDE_BY_SIDE) tests/cluster
+	$(BIN)/pytest $(SIDE_BY_SIDE) tests/unit tests/contract tests/e2e
+	$(BIN)/pytest $(SIDE_BY_SIDE) --timeout 1800 tests/cluster
 
 .PHONY: soak
 soak: setup ## tests/cluster, with twenty kill runs of every strategy (hours)
-	ELASTICREC_SOAK=20 $(BIN)/pytest $(SIDE_BY_SIDE) tests/cluster
+	ELASTICREC_SOAK=20 $(BIN)/pytest $(SIDE_BY_SIDE) --timeout 1800 tests/cluster
 
 .PHONY: mutants
 mutants: setup ## switch protections off and see that their tests fail (an hour)
