@@ -20,8 +20,8 @@ TOKEN = "a-token-that-must-not-be-seen"
 
 
 def make_run(directory: Path, **changes: Any) -> Run:
-    """A run that has not begun, on demo data: 2,000 samples, two servers."""
-    changes = {"train__mode": "ps", "train__servers": 2, "train__ps": {"lease_s": 2}} | changes
+    """A run that has not begun, on demo data: 2,000 samples, two servers, leases that outlast a stall."""
+    changes = {"train__mode": "ps", "train__servers": 2, "train__ps": {"lease_s": 60}} | changes
     job = load_job(write_job(directory, format="slots", kind="lr", **changes))
     run = Run.create(job, directory / "runs")
     prepare(job, run)
