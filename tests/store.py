@@ -132,7 +132,7 @@ class Process:
         """As an operator does; returns its code."""
         self.process.terminate()
         try:
-            return self.process.wait(30)
+            return self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"it did not stop: {self.said()}") from None
