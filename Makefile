@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock rust-toolchain.toml
 # runs whose roles are killed wait as much as they work: two at once, each of which may take its time then
-SIDE_BY_SIDE := -n 2 --dist worksteal --timeout 900
+SIDE_BY_SIDE := -n 2 --dist worksteal --timeout 3600
 PURE_CRATES := -p elasticrec-sample -p elasticrec-table -p elasticrec-cube
 # the crates' tests run graphs with the library inside the onnxruntime wheel
 ORT_LIB = $(shell $(BIN)/python -c 'from elasticrec.serving.onnxruntime import library_path; print(library_path())')
