@@ -15,7 +15,7 @@ from elasticrec.roles.coordinator import prepare
 from elasticrec.run import Run
 from harness import write_job
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 TOKEN = "a-token-that-must-not-be-seen"
 
 

@@ -22,7 +22,7 @@ from elasticrec.config import load_job
 from elasticrec.training.embedding import table_spec
 from elasticrec.training.network import build_model
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 STRATEGIES = ("async", "sync", "half_async", "geo")
 
 _ROLE = re.compile(r"\s*(\d+)\s+(\d+)\s.* -m elasticrec (\w+) ")
