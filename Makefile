@@ -71,11 +71,11 @@ test-rust: setup ## tests of the crates, also of the portable twins of SIMD code
 .PHONY: test-python
 test-python: setup ## tests in Python: units, contracts, the whole loop, roles that are killed
 	$(BIN)/pytest $(SIDE_BY_SIDE) tests/unit tests/contract tests/e2e
-	$(BIN)/pytest $(SIDE_BY_SIDE) --timeout 1800 tests/cluster
+	$(BIN)/pytest $(SIDE_BY_SIDE) --timeout 3600 tests/cluster
 
 .PHONY: soak
 soak: setup ## tests/cluster, with twenty kill runs of every strategy (hours)
-	ELASTICREC_SOAK=20 $(BIN)/pytest $(SIDE_BY_SIDE) --timeout 1800 tests/cluster
+	ELASTICREC_SOAK=20 $(BIN)/pytest $(SIDE_BY_SIDE) --timeout 3600 tests/cluster
 
 .PHONY: mutants
 mutants: setup ## switch protections off and see that their tests fail (an hour)

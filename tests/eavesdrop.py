@@ -28,7 +28,7 @@ class Eavesdropper:
             while True:
                 client, _ = self._listener.accept()
                 try:
-                    server = socket.create_connection(("127.0.0.1", self.target), timeout=10)
+                    server = socket.create_connection(("127.0.0.1", self.target), timeout=60)
                 except OSError:
                     client.close()
                     continue

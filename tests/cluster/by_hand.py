@@ -15,13 +15,13 @@ from elasticrec.roles.coordinator import prepare
 from elasticrec.run import Run
 from harness import write_job
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 TOKEN = "a-token-that-must-not-be-seen"
 
 
 def make_run(directory: Path, **changes: Any) -> Run:
-    """A run that has not begun, on demo data: 2,000 samples, two servers."""
-    changes = {"train__mode": "ps", "train__servers": 2, "train__ps": {"lease_s": 2}} | changes
+    """A run that has not begun, on demo data: 2,000 samples, two servers, leases that outlast a stall."""
+    changes = {"train__mode": "ps", "train__servers": 2, "train__ps": {"lease_s": 60}} | changes
     job = load_job(write_job(directory, format="slots", kind="lr", **changes))
     run = Run.create(job, directory / "runs")
     prepare(job, run)

@@ -22,7 +22,7 @@ from elasticrec.config import load_job
 from elasticrec.training.embedding import table_spec
 from elasticrec.training.network import build_model
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 STRATEGIES = ("async", "sync", "half_async", "geo")
 
 _ROLE = re.compile(r"\s*(\d+)\s+(\d+)\s.* -m elasticrec (\w+) ")
@@ -42,8 +42,11 @@ class Undisturbed:
 
     @property
     def every_s(self) -> float:
-        """How often a training like it is disturbed: every few seconds, and several times on a fast machine too."""
-        return min(4.0, self.seconds / 4)
+        """How often a training like it is disturbed: every few seconds, and several times on a fast machine too.
+
+        On a slow machine roles take longer to come back.
+        """
+        return max(min(4.0, self.seconds / 4), self.seconds / 12)
 
 
 @dataclass
@@ -133,7 +136,7 @@ class Training:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(30)
+                self.process.wait(120)
             except subprocess.TimeoutExpired:
                 for process, _ in self.roles():
                     self.send(process, signal.SIGKILL)
@@ -177,6 +180,14 @@ def check_counts(run: Path, files: Iterable[Path], epochs: int) -> Path:
     differ = {sign: (row, counts) for sign, counts in expected.items() if (row := table.get(sign))[:2] != counts}
     assert differ == {}
     return checkpoint
+
+
+def wait_for_end(processes: Iterable[int]) -> None:
+    """Until none of these processes is there."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        assert time.monotonic() < deadline, "roles end with the process that started them"
+        time.sleep(0.05)
 
 
 class Trainings:

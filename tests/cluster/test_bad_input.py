@@ -15,6 +15,7 @@ from by_hand import TIMEOUT_S, TOKEN, Roles, make_run
 from elasticrec.roles.start import read_start
 from elasticrec.run import Run
 from harness import elasticrec
+from store import free_port
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +44,6 @@ def refused(result: tuple[int, str]) -> str:
     assert code == 2 and said.count("\n") == 1 and said.startswith("error: "), said
     assert TOKEN not in said
     return said.removeprefix("error: ").rstrip("\n")
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.mark.slow

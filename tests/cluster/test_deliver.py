@@ -44,7 +44,7 @@ def test_what_three_servers_learn_is_held_by_two_shards_of_two_replicas(training
         assert f"store: switched to {newest}" in said
         table = load_rows(trainings.run, max((trainings.run / "checkpoints").glob("step-*")))
         signs = np.array(sorted(count(tuple(trainings._files()), 1))[::7], np.uint64)
-        client = _core.CubeClient("cluster", addresses, token="", deadline_s=10.0)
+        client = _core.CubeClient("cluster", addresses, token="", deadline_s=60.0)
         rows, is_there = client.get(newest, signs)
         assert is_there.all()
         differ = [sign for sign, row in zip(signs.tolist(), rows.tolist(), strict=True) if table.get(sign)[3] != row]
@@ -104,7 +104,7 @@ def test_machines_that_share_no_disk_send_and_fetch_files_over_http(tmp_path: Pa
         assert "store: switched to 3" in output
         assert "fetching http" in node.output
         assert TOKEN not in "".join(role.output for role in roles.started)
-        client = _core.CubeClient("tiny", [[f"127.0.0.1:{port}"]], token=TOKEN, deadline_s=10.0)
+        client = _core.CubeClient("tiny", [[f"127.0.0.1:{port}"]], token=TOKEN, deadline_s=60.0)
         base, *deltas = (
             [str(found.store.path_of(f"{one.name}/{part}")) for part in one.parts] for one in found.chain(3)
         )

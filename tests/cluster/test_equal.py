@@ -18,6 +18,8 @@ from elasticrec.training.network import build_model
 Rows = dict[int, tuple[Any, ...]]
 RATES = {"sgd": 0.05, "adagrad": 0.05, "adam": 0.002}
 BATCH = 128
+# nobody is taken for dead: what is learned again after that is stale
+LONG = {"lease_s": 60}
 
 
 def job_of(optimizer: str, **train: Any) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def check_equal(local: Learned, remote: Learned, optimizer: str) -> None:
 def test_one_trainer_with_one_batch_in_flight(tmp_path: Path, optimizer: str) -> None:
     trained = []
     for mode in ("local", "ps"):
-        more: dict[str, Any] = {"servers": 3, "ps": {"max_in_flight": 1}} if mode == "ps" else {}
+        more: dict[str, Any] = {"servers": 3, "ps": {"max_in_flight": 1, **LONG}} if mode == "ps" else {}
         write_demo(tmp_path / mode / "data", samples=20_000, slots=8, hours=1, seed=1)
         trained.append(learned(tmp_path / mode, job_of(optimizer, mode=mode, **more)))
     check_equal(*trained, optimizer)
@@ -106,7 +108,7 @@ class MyModel(Model):
 def test_means_of_a_batch_norm_are_those_of_local_training(tmp_path: Path) -> None:
     trained = []
     for mode in ("local", "ps"):
-        more: dict[str, Any] = {"servers": 2, "ps": {"max_in_flight": 1}} if mode == "ps" else {}
+        more: dict[str, Any] = {"servers": 2, "ps": {"max_in_flight": 1, **LONG}} if mode == "ps" else {}
         write_demo(tmp_path / mode / "data", samples=10_000, slots=8, hours=1, seed=1)
         (tmp_path / mode / "my_model.py").write_text(WITH_BUFFERS)
         job = job_of("adagrad", mode=mode, **more)
@@ -144,7 +146,7 @@ def test_sync_is_local_training_on_the_joined_batches(tmp_path: Path, optimizer:
     trained = []
     for mode, settings in (
         ("local", {"mode": "local", "batch_size": 2 * BATCH}),
-        ("sync", {"mode": "ps", "strategy": "sync", "servers": 2, "trainers": 2, "step_batches": 2}),
+        ("sync", {"mode": "ps", "strategy": "sync", "servers": 2, "trainers": 2, "step_batches": 2, "ps": LONG}),
     ):
         # 80 steps an epoch
         job = job_of(optimizer, **settings, epochs=4)

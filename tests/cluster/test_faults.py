@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from by_hand import Roles
 
-from cluster import STRATEGIES, Trainings, Undisturbed
+from cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed
 from disks import fill, small_file_system
 from elasticrec.config import load_job
 from elasticrec.roles.coordinator import prepare
 from elasticrec.run import Run
+from store import free_port
 
 # When each dies, by how often it came to the point since it was started.
 POINTS = {
@@ -88,9 +89,13 @@ class Cutter:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._target, timeout=10)
             except OSError:
                 return
+            try:
+                server = socket.create_connection(self._target, timeout=60)
+            except OSError:
+                client.close()
+                continue
             server.settimeout(None)
             # of both directions together, so that some are cut on the way there and some on the way back
             left = [self._chance.randrange(2_000_000, 12_000_000)]
@@ -117,14 +122,6 @@ class Cutter:
 
     def close(self) -> None:
         self._listener.close()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        # on every address of the machine
-        found.bind(("", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.mark.slow
@@ -169,7 +166,7 @@ def test_a_full_disk_lets_checkpoints_fail_and_nothing_else(small_disk: Path, da
         training = trainings.start(
             f"train.strategy={strategy}", "train.checkpoint.every_s=1", "train.checkpoint.keep=1"
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + TIMEOUT_S
         while not list(trainings.run.glob("checkpoints/ps-*/manifest.json")):
             assert time.monotonic() < deadline and training.process.poll() is None, training.output()
             time.sleep(0.05)
@@ -177,7 +174,7 @@ def test_a_full_disk_lets_checkpoints_fail_and_nothing_else(small_disk: Path, da
         fill(filler, leave=300_000)
         log = trainings.run / "logs/coordinator.log"
         while "No space left on device" not in log.read_text():
-            assert time.monotonic() < deadline + 60 and training.process.poll() is None, training.output()
+            assert time.monotonic() < deadline + TIMEOUT_S and training.process.poll() is None, training.output()
             time.sleep(0.05)
         # what was saved before is whole: a server that dies now comes back with it
         ((process, _), *_) = training.roles("ps")

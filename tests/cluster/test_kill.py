@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from cluster import STRATEGIES, Trainings, Undisturbed
+from cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed, wait_for_end
 
 # `make soak` asks for more
 SEEDS = int(os.environ.get("ELASTICREC_SOAK", "5"))
@@ -74,18 +74,16 @@ def test_a_run_is_scaled(trainings: Trainings, undisturbed: Callable[[str], Undi
 def test_a_run_that_was_killed_as_a_whole_goes_on(trainings: Trainings) -> None:
     training = trainings.start()
     training.wait_for("servers 2/2")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     while not any((trainings.directory / "runs/cluster/checkpoints").glob("ps-*/manifest.json")):
         assert time.monotonic() < deadline, training.output()
         time.sleep(0.1)
     roles = dict(training.roles())
-    assert sorted(roles.values()) == ["coordinator", "ps", "ps", "trainer", "trainer"]
+    # and one more where a role took so long to start that it was replaced
+    assert Counter(roles.values()) >= Counter(["coordinator", "ps", "ps", "trainer", "trainer"])
     training.process.kill()
     training.process.wait()
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{process}").exists() for process in roles):
-        assert time.monotonic() < deadline, "roles end with the process that started them"
-        time.sleep(0.05)
+    wait_for_end(roles)
     # the checkpoint of two servers is loaded by three
     output = trainings.start("train.trainers=1", "train.servers=3").finish()
     assert "trained runs/cluster: 600,000 samples" in output and "servers 3/3" in output
@@ -110,7 +108,7 @@ def test_a_run_that_was_stopped_is_saved_and_goes_on(trainings: Trainings) -> No
     training.wait_for("servers 2/2")
     training.wait_for(r"units [1-9]\d* of")
     training.process.send_signal(signal.SIGTERM)
-    assert training.process.wait(60) == 130
+    assert training.process.wait(TIMEOUT_S) == 130
     assert "stopped and saved; the same command goes on from there" in training.output()
     assert any((trainings.directory / "runs/cluster/checkpoints").glob("ps-*/manifest.json"))
     output = trainings.start().finish()
@@ -124,16 +122,19 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(trainings: Trainings, str
     training = trainings.start(f"train.strategy={strategy}", "train.checkpoint.every_s=1")
     training.wait_for("servers 2/2")
     checkpoints = trainings.directory / "runs/cluster/checkpoints"
-    deadline = time.monotonic() + 60
-    while len(found := sorted(checkpoints.glob("ps-*/manifest.json"))) < 2:
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(list(checkpoints.glob("ps-*/manifest.json"))) < 2:
         assert time.monotonic() < deadline, training.output()
         time.sleep(0.05)
     training.process.send_signal(signal.SIGSTOP)
-    for process, _ in training.roles():
+    roles = [process for process, _ in training.roles()]
+    for process in roles:
         training.send(process, signal.SIGKILL)
     training.process.kill()
     training.process.wait()
-    newest = found[-1].parent / "shard-00001.rows"
+    wait_for_end(roles)
+    # another one may have come before the end
+    newest = max(checkpoints.glob("ps-*/manifest.json")).parent / "shard-00001.rows"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import Training
+from cluster import TIMEOUT_S, Training, wait_for_end
 from harness import succeed
 from small import sample_lines
 
@@ -95,10 +94,7 @@ def test_hours_are_trained_once_whatever_dies(online: Online) -> None:
     roles = [process for process, _ in training.roles()]
     training.process.kill()
     training.process.wait()
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{process}").exists() for process in roles):
-        assert time.monotonic() < deadline, "roles end with the process that started them"
-        time.sleep(0.05)
+    wait_for_end(roles)
     online.write("2026010201")
     output = online.start().finish()
     assert "trained runs/online: 46,000 samples" in output
@@ -134,6 +130,6 @@ def test_files_that_vanish_end_the_run_in_one_line(online: Online) -> None:
     training.wait_for("pass 1 2026-01-01T22")
     gone.unlink()
     training.send(process, signal.SIGCONT)
-    assert training.process.wait(60) == 2, training.output()
+    assert training.process.wait(TIMEOUT_S) == 2, training.output()
     last = training.output().strip().splitlines()[-1]
     assert last == f"error: {gone}: no such file or directory"

@@ -62,7 +62,9 @@ def check_all(trainings: Trainings) -> list[Any]:
 def test_versions_are_what_the_servers_hold(trainings: Trainings, strategy: str) -> None:
     # without another base what went has to be told
     base_every = 1000 if strategy == "async" else 4
-    training = trainings.start(f"train.strategy={strategy}", *PUBLISH, *EVICT, f"publish.base_every={base_every}")
+    # a lease that runs out in a stall lets a publish fail
+    settings = (f"publish.base_every={base_every}", "train.ps.lease_s=60")
+    training = trainings.start(f"train.strategy={strategy}", *PUBLISH, *EVICT, *settings)
     output = training.finish()
     manifest = check_last(trainings)
     assert manifest["data"]["epoch"] == 2 and manifest["data"]["samples"] == 1_200_000
@@ -153,7 +155,8 @@ def test_a_full_disk_loses_no_change(trainings: Trainings, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_run_is_scaled_while_it_publishes(trainings: Trainings) -> None:
     training = trainings.start(*PUBLISH, *EVICT, "publish.keep=1000")
-    training.wait_for(r"units [1-9]\d* of")
+    # two servers have published before
+    wait_until(training, lambda: repository(trainings).versions())
     succeed("scale", "cluster", "--servers", "3", cwd=trainings.directory)
     training.finish()
     check_last(trainings)

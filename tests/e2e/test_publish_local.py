@@ -18,7 +18,7 @@ from elasticrec.training.checkpoint import list_checkpoints
 from harness import elasticrec, succeed
 from online import check_version, rows_of_version
 
-DEADLINE_S = 120
+DEADLINE_S = 600
 # a day and some hours
 NUM_HOURS = 27
 HOURS = {"start": "2026-01-01T00", "end": "2026-01-02T02", "poll_s": 0.05}
@@ -52,6 +52,15 @@ def write_job(publish: dict[str, Any], samples: int, hours: int, data: dict[str,
 def hourly(**checkpoint: Any) -> None:
     data = {"train": "data", "hours": HOURS}
     write_job({"every": "hour"}, samples=NUM_HOURS * 300, hours=NUM_HOURS, data=data, checkpoint=checkpoint)
+
+
+def let_come(hours: int) -> None:
+    """So many hours are there, the others not yet."""
+    for number, directory in enumerate(sorted(Path("data").glob("*/*"))):
+        if number < hours:
+            (directory / "_SUCCESS").touch()
+        else:
+            (directory / "_SUCCESS").unlink(missing_ok=True)
 
 
 def local() -> Repository:
@@ -128,16 +137,19 @@ def test_kill_9_and_go_on_from_a_checkpoint_that_is_older(tmp_path: Path) -> Non
     hourly(every_epochs=6, keep=2)
     last = 0
     for _ in range(2):
+        # behind the next checkpoint; it waits there for the kill
+        wanted = last // 6 * 6 + 8
+        let_come(wanted + 1)
         command = [sys.executable, "-m", "elasticrec.cli", "train", "job.yaml"]
         with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
             deadline = time.monotonic() + DEADLINE_S
-            # behind the next checkpoint
-            while not (versions := local().versions()) or epoch_of(versions[-1]) < last // 6 * 6 + 8:
+            while not (versions := local().versions()) or epoch_of(versions[-1]) < wanted:
                 assert process.poll() is None, process.stderr.read() if process.stderr else ""
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
             process.kill()
         last = epoch_of(max(local().versions()))
+    let_come(NUM_HOURS)
     result = elasticrec("train", "job.yaml", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert kinds().count("B") == 3

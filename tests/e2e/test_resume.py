@@ -12,9 +12,9 @@ import pytest
 
 from harness import elasticrec, succeed, write_job
 
-DEADLINE_S = 120
-# Some 130 batches, and a checkpoint every few of them.
-TRAIN = {"train__epochs": 4, "train__batch_size": 64, "train__checkpoint": {"every_steps": 5, "keep": 3}}
+DEADLINE_S = 600
+# Some 250 batches, and a checkpoint every few of them: whoever kills may come a little late.
+TRAIN = {"train__epochs": 8, "train__batch_size": 64, "train__checkpoint": {"every_steps": 5, "keep": 3}}
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +112,7 @@ def test_kill_9_while_a_checkpoint_is_written(whole: Path, unfinished: Path) -> 
     def writing() -> bool:
         return len(complete(unfinished)) >= 2 and bool(incomplete(unfinished))
 
-    for _ in range(5):
+    for _ in range(20):
         kill_when(start(unfinished), signal.SIGKILL, writing)
         # the manifest may have come between the look and the kill
         if incomplete(unfinished):

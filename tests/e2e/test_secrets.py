@@ -18,14 +18,14 @@ ENV = {"TEST_TOKEN": SECRET}
 
 def text_of(url: str, token: str) -> str:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return str(response.read().decode())
 
 
 def ask(url: str, token: str | None) -> int:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_the_wheel_serves_without_rust_and_torch(tmp_path: Path) -> None:
-    subprocess.run(["make", "--silent", "wheel"], cwd=ROOT, check=True, timeout=600)
+    subprocess.run(["make", "--silent", "wheel"], cwd=ROOT, check=True, timeout=1500)
     (wheel,) = (ROOT / "dist").glob("elasticrec-*.whl")
     assert "-cp311-abi3-" in wheel.name
     venv.create(tmp_path / "env", with_pip=True)
@@ -28,7 +28,7 @@ def test_the_wheel_serves_without_rust_and_torch(tmp_path: Path) -> None:
     environment = clean | {"PATH": str(binaries)}
     assert shutil.which("cargo", path=environment["PATH"]) is None
     pip = [binaries / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel]
-    subprocess.run(pip, env=environment, check=True, timeout=600)
+    subprocess.run(pip, env=environment, check=True, timeout=1500)
 
     write_job(tmp_path, format="slots", kind="wide_deep", samples=1000)
     succeed("train", "job.yaml", cwd=tmp_path)
@@ -39,7 +39,7 @@ def test_the_wheel_serves_without_rust_and_torch(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(binaries / "elasticrec"), *arguments]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
         )
 
     assert run("--version").stdout.startswith("elasticrec ")
@@ -59,7 +59,7 @@ def test_the_wheel_serves_without_rust_and_torch(tmp_path: Path) -> None:
         assert server.stdout is not None
         url = next(line.split(" on ")[1].strip() for line in server.stdout if " on http" in line)
         request = urllib.request.Request(url, part.read_bytes(), {"Content-Type": "text/plain"})
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             predictions = json.load(response)["predictions"]
         scores = [float(line) for line in expected.splitlines()]
         assert [prediction["click"] for prediction in predictions] == pytest.approx(scores, abs=1e-7)

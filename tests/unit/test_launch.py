@@ -199,7 +199,7 @@ class Launched:
         self.launcher = LocalLauncher(job, run, self.said.append)
         self.started: list[str] = []
         monkeypatch.setattr(self.launcher, "_spawn", self.spawn)
-        shard = {"state": "serving", "incarnation": 1}
+        shard = {"state": "serving", "incarnation": 1, "figures": {"pid": Process.pid}}
         self.status: dict[str, Any] = {"state": "running", "wanted": {"servers": 3, "trainers": 2}, "trainers": []}
         self.status["shards"] = [shard | {"index": index} for index in range(3)]
         monkeypatch.setattr(self.launcher._client, "status", self.answer)
@@ -320,6 +320,21 @@ def test_a_server_is_hung_only_after_it_was_down_for_a_lease(launched: Launched)
     assert len(launched.said) == 1
     look("down", 0.2)
     assert len(launched.said) == 2
+
+
+def test_a_server_that_starts_again_is_not_hung(launched: Launched) -> None:
+    """What is known of its place is of the process before; a second one would only make it slower."""
+    shard = launched.status["shards"][1] | {"state": "down", "figures": {"pid": 70}}
+    launched.status["shards"][1] = shard
+    launched.now += 100.0
+    launched.launcher._spawn(launched.child("ps-1"))
+    for _ in range(15):
+        launched.launcher._look()
+        launched.now += 1.0
+    assert launched.said == []
+    launched.now += 0.1
+    launched.launcher._look()
+    assert launched.said == ["ps-1 is silent, starting another one in its place"]
 
 
 def test_a_hung_trainer_is_replaced_and_ended(launched: Launched) -> None:

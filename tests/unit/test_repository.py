@@ -572,7 +572,7 @@ def test_a_publisher_killed_at_any_moment_leaves_whole_versions(tmp_path: Path) 
         process = context.Process(target=_publish_for_ever, args=(place, ready))
         process.start()
         assert process.pid is not None
-        assert ready.wait(60)
+        assert ready.wait(300)
         first = len(repository.versions())
         while len(repository.versions()) < first + 5:
             assert process.is_alive()

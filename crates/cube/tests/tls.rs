@@ -81,7 +81,7 @@ fn a_deadline_holds_with_tls_too() {
     let (server_tls, client_tls) = certificates();
     let server = serve(&files, Some(server_tls));
     let credentials = Credentials { tls: Some(client_tls), ..credentials() };
-    let client = Client::connect(&[vec![address(&server)]], credentials, Duration::from_millis(500)).unwrap();
+    let client = Client::connect(&[vec![address(&server)]], credentials, Duration::from_secs(4)).unwrap();
     check(&client, 1, &signs(100, 1)).unwrap();
     drop(server);
     let error = check(&client, 1, &signs(100, 1)).unwrap_err();

@@ -15,7 +15,7 @@ use elasticrec_wire::frame::{Header, Kind, write_frame};
 use elasticrec_wire::{ClientTls, Hello, Refusal, ServerTls, TlsError};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const TOKEN: &str = "a-token-that-must-not-be-seen";
 
 /// An authority, and files of what it signs.
@@ -68,7 +68,7 @@ fn start(tls: Option<ServerTls>) -> Server {
         Shard::new(ShardSpec { table, num_dense: 21, num_buffers: 0, dense, num_sums: 0, owned: 0..8 }, 1).unwrap();
     let identity = Identity { run: b"run".to_vec(), token: TOKEN.into(), incarnation: 1, epoch: 1 };
     let server = Server::start(shard, identity, "127.0.0.1:0", tls).unwrap();
-    server.extend_lease(Instant::now(), Duration::from_secs(60));
+    server.extend_lease(Instant::now(), Duration::from_secs(600));
     server
 }
 

@@ -281,8 +281,9 @@ class LocalLauncher:
             child.down_since = None
             return False
         child.down_since = child.down_since or now
-        if shard["incarnation"] is None:
-            # it never had this place: it starts, or was stopped before the partitions moved
+        pid = None if child.process is None else child.process.pid
+        if shard["incarnation"] is None or shard["figures"].get("pid") != pid:
+            # its process never had this place: it starts, or was stopped before the partitions moved
             return now - max(child.started, child.down_since) > max(2 * lease_s, _START_S)
         # a coordinator that started again may hear of it a little later
         return now - child.started > 2 * lease_s and now - child.down_since > lease_s

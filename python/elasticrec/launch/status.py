@@ -220,13 +220,23 @@ def scale_run(run: Run, *, servers: int | None, trainers: int | None) -> Iterato
         with _client(run, address) as client:
             wanted = client.scale(servers=servers, trainers=trainers)["wanted"]
             yield f"wanted: {wanted['servers']} servers, {wanted['trainers']} trainers"
-            while not _is_so(client.status(), wanted):
+            while not _is_so_now(client, run, wanted):
                 if time.monotonic() > started + _SCALE_S:
                     raise ElasticRecError(f"{run.path}: it is not so after {_SCALE_S:g} s; see `elasticrec status`")
                 time.sleep(_POLL_S)
     except UnavailableError:
         raise ConfigError("; ".join(status_lines(read_status(run))[:1])) from None
     yield f"so it is, after {time.monotonic() - started:.1f} s"
+
+
+def _is_so_now(client: CoordinatorClient, run: Run, wanted: Status) -> bool:
+    try:
+        return _is_so(client.status(), wanted)
+    except UnavailableError:
+        # it is busy, or is being started again: one that ended has taken its address away
+        if read_address(run.path) is None:
+            raise
+        return False
 
 
 def _is_so(status: Status, wanted: Status) -> bool:

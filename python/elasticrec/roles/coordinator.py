@@ -144,8 +144,9 @@ def serve_coordinator(job: Job, run: Run, listen: Listen, say: Callable[[str], N
     try:
         with CoordinatorServer(coordinator, listen, _files(job)) as server, delivering(job, say) as rollout:
             coordinator.store = None if rollout is None else rollout.describe
-            say(f"coordinator of {run.path} on {server.url}, term {coordinator.term}")
+            # before anybody is told that it is there
             write_address(run.path, Address(server.url, listen.security.token))
+            say(f"coordinator of {run.path} on {server.url}, term {coordinator.term}")
             while not stop.wait(0.1):
                 if coordinator.is_finished or coordinator.failure is not None:
                     _say_goodbye(coordinator)

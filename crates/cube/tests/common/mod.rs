@@ -14,7 +14,7 @@ use elasticrec_table::partition::partition_of;
 pub const PARTITIONS: u32 = 8;
 pub const WIDTH: usize = 3;
 pub const NUM_ROWS: u64 = 5000;
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub fn columns() -> Vec<Column> {
     vec![Column { name: "version".into(), width: 1 }, Column { name: "deep".into(), width: 2 }]

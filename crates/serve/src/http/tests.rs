@@ -13,7 +13,7 @@ use crate::deployment::{Job, ModelInfo, Refusal};
 use crate::pool::Pool;
 
 /// Long enough for a slow machine; nothing waits for it unless it is about to fail.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn start(options: ServerOptions) -> ServerHandle {
     Server::start(ServerOptions { io_threads: 1, ..options }).unwrap()
@@ -300,8 +300,8 @@ fn stopping_is_over_at_the_deadline() {
 fn slow_clients_are_let_go_and_hold_nobody_up() {
     let options = ServerOptions {
         queue: 1,
-        header_timeout: Duration::from_millis(300),
-        body_timeout: Duration::from_millis(300),
+        header_timeout: Duration::from_secs(3),
+        body_timeout: Duration::from_secs(3),
         ..ServerOptions::default()
     };
     let server = start(options);
@@ -317,7 +317,7 @@ fn slow_clients_are_let_go_and_hold_nobody_up() {
     assert_eq!(predict(&server, "x").body, "Text:x");
     for stream in slow_bodies {
         let response = read_to_close(stream);
-        assert_eq!((response.status, response.body.as_str()), (408, r#"{"error":"body: did not arrive in 0.3 s"}"#));
+        assert_eq!((response.status, response.body.as_str()), (408, r#"{"error":"body: did not arrive in 3 s"}"#));
     }
     for mut stream in slow_heads {
         // closed, with or without a 408 before it
@@ -398,7 +398,7 @@ fn the_load_generator_counts_answers_and_failures() {
         token: None,
         bodies: vec![b"x".to_vec(), b"bad".to_vec()],
         connections: 2,
-        seconds: 0.2,
+        seconds: 2.0,
     };
     let report = crate::load::run(&load).unwrap();
     assert!(report.requests > 0 && report.failures > 0, "{report:?}");

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::{TestModel, assert_close, ort_library};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn serve(model: &TestModel, dir: &Path, library: &Path) -> ServerHandle {
     init_onnxruntime(library).unwrap();
