@@ -38,14 +38,22 @@ def content(**changes: Any) -> Content:
 
 
 def write_version(
-    repository: Repository, parent: int | None = None, *, dense: bytes | None = None, **changes: Any
+    repository: Repository,
+    parent: int | None = None,
+    *,
+    dense: bytes | None = None,
+    owned: tuple[range, ...] = (range(4),),
+    **changes: Any,
 ) -> Version:
-    """A base, or a delta onto a version; its files say which version they are of."""
+    """A base, or a delta onto a version; its files say which version they are of. `owned`: partitions of each part."""
     with repository.begin() if parent is None else repository.begin_delta(parent) as draft:
         values = np.array([draft.number, 0.5], np.float32).tobytes() if dense is None else dense
         files = {DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, values))}
-        rows = f"rows of {draft.number}".encode() * 50
-        files[part_name(0)] = FileEntry(*write_synced(draft.directory / part_name(0), rows))
+        for part in range(len(owned)):
+            rows = f"rows of {draft.number}{f' in {part}' if part else ''}".encode() * 50
+            files[part_name(part)] = FileEntry(*write_synced(draft.directory / part_name(part), rows))
+        if len(owned) > 1:
+            changes["parts"] = {part_name(part): partitions for part, partitions in enumerate(owned)}
         if parent is None:
             files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, b"the graph of all"))
         return repository.commit(draft, content(**changes), files)

@@ -16,10 +16,12 @@ class FakeServer:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
+        self.paths: list[str] = []
         self._held: list[int] = []
 
     def install_base(self, version: int, paths: list[str]) -> None:
         assert all(Path(path).is_file() for path in paths)
+        self.paths = paths
         self._install("base", version)
 
     def install_delta(self, version: int, parent: int, paths: list[str]) -> None:
@@ -39,10 +41,12 @@ class FakeServer:
 
 
 class Setting:
-    def __init__(self, tmp_path: Path, keep: int = 2) -> None:
+    def __init__(self, tmp_path: Path, keep: int = 2, partitions: range | None = None) -> None:
         self.repository = Repository.open(tmp_path, "small")
         self.server, self.said = FakeServer(), list[str]()
-        self.loader = Loader(self.repository, self.server, tmp_path / "cache", keep, self.said.append)
+        self.loader = Loader(
+            self.repository, self.server, tmp_path / "cache", keep, self.said.append, partitions=partitions
+        )
 
     def look(self) -> list[tuple[str, int]]:
         """What a look made the server do."""
@@ -66,6 +70,17 @@ def test_the_newest_version_is_loaded_link_by_link(setting: Setting) -> None:
     third = write_version(setting.repository, second).number
     assert setting.look() == [("delta", third)]
     assert setting.said[-1].startswith(f"loaded version {third} in ")
+
+
+def test_a_shard_reads_and_checks_the_files_of_its_partitions(tmp_path: Path) -> None:
+    first, second = Setting(tmp_path, partitions=range(2)), Setting(tmp_path, partitions=range(2, 4))
+    base = write_version(first.repository, owned=(range(2), range(2, 4)))
+    damaged = tmp_path / "small" / base.name / base.parts[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    assert first.look() == [("base", base.number)]
+    assert second.look() == []
+    assert f"{base.parts[1]}: sha-256 differs" in second.said[-1]
+    assert [Path(path).name for path in first.server.paths] == ["part-00000"]
 
 
 def test_a_rollback_is_followed_and_what_is_newer_left_alone(setting: Setting) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from disks import small_file_system
 from elasticrec.errors import ModelError, UnavailableError
+from elasticrec.manifest import encode_manifest
 from elasticrec.repository import fetch as fetching
 from elasticrec.repository import verify as verifying
 from elasticrec.repository.fetch import Fetched, default_cache, fetch, prune
@@ -25,6 +26,7 @@ from elasticrec.repository.pack import pack, unpack
 from elasticrec.repository.remote import RemoteStore
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.verify import verify
+from elasticrec.repository.version import decode_version
 from versions import write_version
 
 
@@ -87,6 +89,65 @@ def test_a_remote_version_is_copied_once_and_is_whole(remote: Repository, reads:
     # the graph of the other base is the same file
     fetch(remote, 4, default_cache())
     assert [name.partition("[")[0] for name in reads[7:]] == ["4/cube/part-00000", "4/dense.bin"]
+
+
+HALVES = (range(2), range(2, 4))
+
+
+def test_who_needs_some_partitions_gets_only_their_files(reads: list[str]) -> None:
+    remote = Repository.open(f"memory://{uuid.uuid4().hex}", "demo")
+    write_version(remote, owned=HALVES)
+    write_version(remote, 1, owned=(range(1), range(1, 3), range(3, 4)))
+    write_version(remote, 2)
+    fetched = fetch(remote, 3, default_cache(), partitions=range(2, 4))
+    parts = [[path.name for path in fetched.parts(version)] for version in fetched.chain]
+    # one file of the third has all partitions
+    assert parts == [["part-00001"], ["part-00001", "part-00002"], ["part-00000"]]
+    assert all(path.is_file() for version in fetched.chain for path in fetched.parts(version))
+    assert len(reads) == 4, "and nothing else"
+    assert [
+        len(fetch(remote, 3, default_cache(), partitions=range(1)).parts(version)) for version in fetched.chain
+    ] == [
+        1,
+        1,
+        1,
+    ]
+    assert len(reads) == 6
+    # whoever needs all gets the rest
+    whole = fetch(remote, 3, default_cache())
+    assert content_of(whole) == {name: remote.store.read(name) for name in content_of(whole)}
+    assert verify(Repository.open(whole.model), 3) == []
+    assert len(reads) == 10
+
+
+def test_a_version_of_a_disk_is_read_in_part_too(tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path / "models", "demo")
+    version = write_version(repository, owned=HALVES)
+    for partitions, expected in ((range(1), [0]), (range(2, 3), [1]), (range(1, 3), [0, 1]), (None, [0, 1])):
+        fetched = fetch(repository, 1, tmp_path / "cache", partitions=partitions)
+        assert [int(path.name[-5:]) for path in fetched.parts(version)] == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"cube/part-00000": [0, 4]}, "table.parts: expected cube/part-00000, cube/part-00001, got cube/part-00000"),
+        ({"cube/part-00000": [0, 2], "cube/part-00001": [2, 5]}, "cube/part-00001: expected two of 0 to 4, ascending"),
+        ({"cube/part-00000": [0, 2], "cube/part-00001": [2, 2]}, "cube/part-00001: expected two of 0 to 4, ascending"),
+        ({"cube/part-00000": [0, 2], "cube/part-00001": [2, 3, 4]}, "a key is missing or of another type"),
+        ({"cube/part-00000": [0, 2], "cube/part-00001": 2}, "a key is missing or of another type"),
+        ([0, 2], "a key is missing or of another type"),
+    ],
+)
+def test_ranges_that_make_no_sense_are_refused(tmp_path: Path, parts: Any, message: str) -> None:
+    version = write_version(Repository.open(tmp_path / "models", "demo"), owned=HALVES)
+    table = version.manifest["table"] | {"parts": parts}
+    body = {
+        key: value for key, value in version.manifest.items() if key not in ("format", "kind", "self_sha256", "files")
+    }
+    content = encode_manifest("model", {**body, "table": table}, version.files, format=2)
+    with pytest.raises(ModelError, match=re.escape(message)):
+        decode_version(content, "1", "models/demo")
 
 
 def test_whatever_takes_a_model_takes_a_url(remote: Repository) -> None:

@@ -77,7 +77,7 @@ class Setup:
                 written[kind] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             said = {"publish": name, "incarnation": index, "state": "written", "rows": 50, "changed": 3, "removed": 1}
             parts[index] = PublishPart.model_validate({**said, "samples": 300, **written})
-        return Content(name, parent, parts, FACTS)
+        return Content(name, parent, parts, {0: range(2), 1: range(2, 4)}, FACTS)
 
     def publish(self, name: str, parent: Version | None = None, dense: Any = DENSE) -> Version:
         draft = self.versions.begin(parent)
@@ -101,6 +101,8 @@ def test_a_base_and_its_deltas(setup: Setup) -> None:
     assert sorted(delta.files) == ["cube/part-00000", "cube/part-00001", "dense.bin"]
     assert (delta.base, delta.parent, delta.rows) == (1, 2, 100)
     assert delta.manifest["table"]["changed"] == 6 and delta.manifest["table"]["removed"] == 2
+    ranges = {"cube/part-00000": [0, 2], "cube/part-00001": [2, 4]}
+    assert base.manifest["table"]["parts"] == delta.manifest["table"]["parts"] == ranges
     assert delta.manifest["metrics"]["train"] == FACTS["train"]
     data = delta.manifest["data"]
     assert data["publish"] == {"run": "run-1", "name": "c", "deltas": 2}

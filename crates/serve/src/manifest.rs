@@ -108,6 +108,9 @@ pub struct Table {
     /// Signs that a delta takes away one by one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removed: Option<u64>,
+    /// First and end partition of each part file, where there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<BTreeMap<String, [u32; 2]>>,
 }
 
 /// The ONNX graph.
@@ -214,8 +217,23 @@ impl Manifest {
         if !self.is_delta() && self.cube_names().next().is_none() {
             return Err(format!("files: expected at least one `{CUBE_PREFIX}…`, got none"));
         }
+        self.check_parts()?;
         self.check_graph()?;
         self.check_tensors()
+    }
+
+    fn check_parts(&self) -> Result<(), String> {
+        let Some(parts) = &self.table.parts else { return Ok(()) };
+        if !parts.keys().eq(self.cube_names()) {
+            return Err("table.parts: expected the part files among `files`, each once".into());
+        }
+        let most = self.table.partitions;
+        match parts.iter().find(|(_, [first, end])| first >= end || *end > most) {
+            Some((name, bounds)) => {
+                Err(format!("table.parts: {name}: expected two of 0 to {most}, ascending, got {bounds:?}"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// What format 1 cannot say; a key that is null says nothing.
@@ -225,6 +243,7 @@ impl Manifest {
             ("parent", self.parent.is_some()),
             ("table.changed", self.table.changed.is_some()),
             ("table.removed", self.table.removed.is_some()),
+            ("table.parts", self.table.parts.is_some()),
             ("graph.labels", self.graph.labels.is_some()),
         ];
         let is_f32 = self.table.row_type == RowType::F32;
@@ -477,6 +496,20 @@ mod tests {
         let mut whole = delta();
         (whole["base"], whole["parent"]) = (json!(null), json!(null));
         assert!(parse(&whole).unwrap_err().contains("`changed` and `removed` belong to a delta"));
+    }
+
+    #[test]
+    fn part_files_may_say_which_partitions_they_have() {
+        let mut manifest = good();
+        (manifest["format"], manifest["table"]["parts"]) = (json!(2), json!({"cube/part-00000": [0, 4]}));
+        assert_eq!(parse(&serde_json::to_value(parse(&manifest).unwrap()).unwrap()), parse(&manifest));
+        manifest["table"]["parts"]["cube/part-00000"] = json!([1, 5]);
+        let expected = "m.json: table.parts: cube/part-00000: expected two of 0 to 4, ascending, got [1, 5]";
+        assert_eq!(parse(&manifest).unwrap_err(), expected);
+        manifest["table"]["parts"] = json!({});
+        assert!(parse(&manifest).unwrap_err().starts_with("m.json: table.parts: expected the part files"));
+        manifest["format"] = json!(1);
+        assert_eq!(parse(&manifest).unwrap_err(), "m.json: table.parts: not known to format 1");
     }
 
     #[test]

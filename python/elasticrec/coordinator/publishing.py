@@ -79,6 +79,8 @@ class Content:
     parent: Version | None
     """None for a base."""
     parts: Mapping[int, PublishPart]
+    owned: Mapping[int, range]
+    """The partitions of each part."""
     facts: Mapping[str, Any]
     """What the coordinator knew when it began: metrics, data time, what the shards had `learned`."""
 
@@ -383,7 +385,8 @@ class Publishing:
                 self._commit(found)
 
     def _commit(self, found: _Open) -> None:
-        draft, content = found.draft, Content(found.name, found.parent, dict(found.parts), found.facts)
+        owned = {index: owner.partitions for index, owner in found.owners.items()}
+        draft, content = found.draft, Content(found.name, found.parent, dict(found.parts), owned, found.facts)
         assert draft is not None, "shards write into a draft"
 
         def commit() -> Version:

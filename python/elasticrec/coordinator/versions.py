@@ -185,6 +185,9 @@ class RunVersions:
             labels=None if about.labels is None else tuple(about.labels),
             changed=sum(part.changed for part in parts),
             removed=sum(part.removed for part in parts),
+            parts={part_name(index): content.owned[index] for index in content.parts}
+            if len(content.parts) > 1
+            else None,
         )
 
     def _join(self, draft: Draft, content: Content) -> bytes:

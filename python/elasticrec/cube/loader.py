@@ -108,9 +108,10 @@ class Loader:
         keep: int,
         say: Callable[[str], None],
         tell: Callable[[], None] = lambda: None,
+        partitions: range | None = None,
     ) -> None:
-        """Whoever asks how it is hears of it by `tell`, whenever that has changed."""
-        self._repository, self._server, self._cache = repository, server, cache
+        """Whoever asks how it is hears of it by `tell`, whenever that has changed. `partitions` are the server's."""
+        self._repository, self._server, self._cache, self._partitions = repository, server, cache, partitions
         self._keep, self._say, self._tell = keep, say, tell
         # What is known of the versions that are held: their base, and when they were loaded.
         self._loaded: dict[int, tuple[int, float]] = {}
@@ -180,7 +181,7 @@ class Loader:
 
     def _load(self, number: int) -> None:
         """Install what is missing of a chain, its base first."""
-        fetched = fetch(self._repository, number, self._cache, self._say)
+        fetched = fetch(self._repository, number, self._cache, self._say, partitions=self._partitions)
         held = set(self._server.versions())
         behind = next((at for at in reversed(range(len(fetched.chain))) if fetched.chain[at].number in held), -1)
         links = fetched.chain[behind + 1 :]
@@ -198,7 +199,7 @@ class Loader:
 
     def _install(self, fetched: Fetched, version: Version) -> None:
         started, store = time.monotonic(), LocalStore(fetched.model)
-        for name in version.parts:
+        for name in version.parts_of(self._partitions):
             if problem := check_file(store, f"{version.name}/{name}", version.files[name]):
                 raise ModelError(problem)
         paths = [str(path) for path in fetched.parts(version)]

@@ -138,7 +138,9 @@ class StoreNode:
             return
         self._say(f"shard {options.shard} of {options.num_shards}: partitions {owned.start} to {owned.stop - 1}")
         self._server = server
-        self._loader = Loader(options.repository, server, options.cache, options.keep, self._say, self._tell)
+        self._loader = Loader(
+            options.repository, server, options.cache, options.keep, self._say, self._tell, partitions=owned
+        )
 
     def _num_partitions(self) -> int | None:
         """Of the version that is offered, else of the newest that can be read; None before there is one."""

@@ -1,7 +1,7 @@
 """A version on this machine: where it lies if the repository is a disk of it, else a copy in a cache.
 
 <cache>/blobs/<sha256>             a file of any version, whole and checked; `.part` while it is downloaded
-<cache>/<place>/<model>/<version>  versions as in a repository, of links to blobs; the manifest last
+<cache>/<place>/<model>/<version>  versions as in a repository, of links to those blobs that somebody here asked for
 """
 
 import contextlib
@@ -37,6 +37,8 @@ class Fetched:
     """Directory of the model, laid out as a repository."""
     chain: list[Version]
     """What the version is made of, its base first."""
+    partitions: range | None = None
+    """The partitions whose rows were asked for; None: all, and the network as well."""
 
     @property
     def version(self) -> Version:
@@ -49,8 +51,8 @@ class Fetched:
         return self.model / self.version.name
 
     def parts(self, version: Version) -> list[Path]:
-        """The part files of the cube of one version of the chain."""
-        return [self.model / version.name / name for name in version.parts]
+        """The part files of the cube of one version of the chain, those that were asked for."""
+        return [self.model / version.name / name for name in version.parts_of(self.partitions)]
 
 
 def default_cache() -> Path:
@@ -61,23 +63,40 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticrec"
 
 
-def fetch(repository: Repository, number: int, cache: Path, say: Say = lambda _: None) -> Fetched:
-    """The files of a version and all it is made of: checked, and a download that was cut goes on where it was."""
+def fetch(
+    repository: Repository,
+    number: int,
+    cache: Path,
+    say: Say = lambda _: None,
+    *,
+    partitions: range | None = None,
+) -> Fetched:
+    """The files of a version and all it is made of: checked, and a download that was cut goes on where it was.
+
+    With `partitions` only part files, and of them those that have rows of these.
+    """
     chain = repository.chain(number)
     here = repository.store.path_of("")
     if here is not None:
-        return Fetched(here, chain)
+        return Fetched(here, chain, partitions)
     model = _model_directory(repository, cache)
     with _using(cache, fcntl.LOCK_SH):
-        missing = [version for version in chain if not (model / version.name / MANIFEST).is_file()]
-        _check_room(repository, missing, cache)
-        for version in missing:
-            for name, entry in version.files.items():
-                blob = _download(repository, f"{version.name}/{name}", entry, cache, say)
-                _link(blob, model / version.name / name)
-            content = repository.store.read(f"{version.name}/{MANIFEST}")
-            write_atomically(model / version.name / MANIFEST, content)
-    return Fetched(model, chain)
+        missing = {version.name: _missing(version, model, partitions) for version in chain}
+        _check_room(repository, number, [entry for files in missing.values() for entry in files.values()], cache)
+        for version, files in missing.items():
+            for name, entry in files.items():
+                blob = _download(repository, f"{version}/{name}", entry, cache, say)
+                _link(blob, model / version / name)
+            if not (model / version / MANIFEST).is_file():
+                content = repository.store.read(f"{version}/{MANIFEST}")
+                write_atomically(model / version / MANIFEST, content)
+    return Fetched(model, chain, partitions)
+
+
+def _missing(version: Version, model: Path, partitions: range | None) -> dict[str, FileEntry]:
+    """The files of a version that are needed and not in the cache."""
+    needed = version.files if partitions is None else version.parts_of(partitions)
+    return {name: version.files[name] for name in needed if not (model / version.name / name).is_file()}
 
 
 def prune(repository: Repository, keep: set[int], cache: Path) -> None:
@@ -123,17 +142,16 @@ def _using(cache: Path, how: int) -> Iterator[None]:
         yield
 
 
-def _check_room(repository: Repository, missing: list[Version], cache: Path) -> None:
-    entries = {entry.sha256: entry.num_bytes for version in missing for entry in version.files.values()}
+def _check_room(repository: Repository, number: int, missing: list[FileEntry], cache: Path) -> None:
     needed = 0
-    for sha256, num_bytes in entries.items():
+    for sha256, num_bytes in {entry.sha256: entry.num_bytes for entry in missing}.items():
         part = _part(cache, sha256)
         if not (cache / _BLOBS / sha256).is_file():
             needed += num_bytes - min(part.stat().st_size if part.is_file() else 0, num_bytes)
     free = shutil.disk_usage(cache).free
     if needed and needed + _SPARE_BYTES > free:
         raise ModelError(
-            f"{cache}: {repository.place} version {missing[-1].number} needs {needed:,} bytes more, "
+            f"{cache}: {repository.place} version {number} needs {needed:,} bytes more, "
             f"expected that much free and {_SPARE_BYTES:,} to spare, got {free:,}"
         )
 

@@ -88,6 +88,13 @@ class Version:
         """Names of the part files of its cube."""
         return sorted(name for name in self.manifest["files"] if name.startswith(f"{CUBE}/"))
 
+    def parts_of(self, partitions: range | None) -> list[str]:
+        """Those of them that say something of some partitions, or of all."""
+        ranges: dict[str, list[int]] | None = self.manifest["table"].get("parts")
+        if partitions is None or ranges is None:
+            return self.parts
+        return [name for name in self.parts if ranges[name][0] < partitions.stop and partitions.start < ranges[name][1]]
+
 
 def decode_version(content: bytes, name: str, place: str) -> Version:
     """The version of a manifest in the directory `name` of the model at `place`; all that is used of it is checked."""
@@ -100,9 +107,10 @@ def decode_version(content: bytes, name: str, place: str) -> Version:
             raise ModelError(f"{where}: version: expected {number}, got {manifest['version']}")
         version = Version(manifest["version"], name, manifest)
         _check_base(where, version)
+        _check_parts(where, version)
         for file in version.files:
             check_file_name(file, where)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{where}: a key is missing or of another type: {error}") from None
     return version
 
@@ -128,6 +136,21 @@ def _check_base(where: str, version: Version) -> None:
     # a directory of another name is a copy; who looks for its base will not find it
     if number_of(version.name) is not None and version.name != directory_of(version.number, base):
         raise ModelError(f"{where}: base: expected that of its directory, got {base}")
+
+
+def _check_parts(where: str, version: Version) -> None:
+    table = version.manifest["table"]
+    ranges = table.get("parts")
+    if ranges is None:
+        return
+    if sorted(ranges) != version.parts:
+        raise ModelError(f"{where}: table.parts: expected {', '.join(version.parts)}, got {', '.join(sorted(ranges))}")
+    for name, bounds in ranges.items():
+        first, end = bounds
+        if type(first) is not int or type(end) is not int or not 0 <= first < end <= table["partitions"]:
+            raise ModelError(
+                f"{where}: table.parts: {name}: expected two of 0 to {table['partitions']}, ascending, got {bounds}"
+            )
 
 
 def check_file_name(name: str, where: str) -> None:
@@ -172,13 +195,15 @@ class Content:
     """Rows of a delta."""
     removed: int = 0
     """Signs that a delta takes away."""
+    parts: dict[str, range] | None = None
+    """The partitions of each part file, where there are several: who needs some of them reads only their files."""
 
     def body(self, model: str, number: int, base: int | None, parent: int | None) -> tuple[int, dict[str, Any]]:
         """The number of the format, and all of the manifest but its files.
 
         What format 1 can say is said in it, so that the release before reads it.
         """
-        is_first = base is None and self.row_type == "f32" and self.labels is None
+        is_first = base is None and self.row_type == "f32" and self.labels is None and self.parts is None
         table: dict[str, Any] = {
             "partitions": self.partitions,
             "columns": self.columns,
@@ -187,6 +212,8 @@ class Content:
         }
         if base is not None:
             table |= {"changed": self.changed, "removed": self.removed}
+        if self.parts is not None:
+            table["parts"] = {name: [owned.start, owned.stop] for name, owned in sorted(self.parts.items())}
         graph: dict[str, Any] = {"file": GRAPH_FILE, "inputs": self.inputs, "outputs": [OUTPUT]}
         if self.labels is not None:
             graph["labels"] = list(self.labels)
