@@ -1,6 +1,11 @@
 """What this process may use of the machine."""
 
+import contextlib
 import os
+import resource
+
+# Those of 4,096 connections, and more than enough for the rest.
+_MANY_FILES = 32_768
 
 
 def num_cores() -> int:
@@ -17,3 +22,12 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def allow_many_files() -> None:
+    """Open files for all connections that a server takes, as far as the system gives them; 1,024 are soon gone."""
+    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_FILES if most == resource.RLIM_INFINITY else min(most, _MANY_FILES)
+    # some systems name a number that they do not give
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(least, wanted), most))

@@ -1,10 +1,11 @@
-"""Cores, also where the system does not tell which of them this process may use."""
+"""Cores, also where the system does not tell which of them this process may use, and open files."""
 
 import os
+import resource
 
 import pytest
 
-from elasticrec.machine import num_cores
+from elasticrec.machine import allow_many_files, num_cores
 
 
 def test_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,3 +15,22 @@ def test_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_cores() == os.cpu_count()
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert num_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((1024, 1 << 20), (32_768, 1 << 20)),
+        ((1024, 4096), (4096, 4096)),
+        ((1024, resource.RLIM_INFINITY), (32_768, resource.RLIM_INFINITY)),
+        ((1 << 20, 1 << 20), (1 << 20, 1 << 20)),
+    ],
+)
+def test_a_server_may_open_many_files(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: told.append(wanted))
+    allow_many_files()
+    assert told == [expected]

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt;
+
 use crate::frame::{FrameError, Header, Kind, MAGIC, write_frame};
 use crate::message::{Hello, Refusal, Refused};
 use crate::stream::Stream;
@@ -19,6 +21,15 @@ const HELLO_TIME: Duration = Duration::from_secs(10);
 const WRITE_TIME: Duration = Duration::from_secs(60);
 /// At the end requests that are being answered have so long.
 const FAREWELL_TIME: Duration = Duration::from_secs(1);
+
+/// Connections at a time, each with a thread and some descriptors; who comes beyond that is sent away.
+const MAX_OPEN: usize = 4096;
+/// A peer from which nothing came for so long is asked whether it is there,
+const SILENT_TIME: Duration = Duration::from_secs(60);
+/// again and again,
+const PROBE_TIME: Duration = Duration::from_secs(10);
+/// so often before it is gone: its machine may have died without a word.
+const NUM_PROBES: u32 = 3;
 
 /// Before a connection is taken after one that could not be.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -87,9 +98,20 @@ impl Listening {
         gate: Arc<Gate>,
         service: Arc<impl Service>,
     ) -> io::Result<Listening> {
+        Listening::start_with(name, address, tls, gate, service, MAX_OPEN)
+    }
+
+    fn start_with(
+        name: &'static str,
+        address: &str,
+        tls: Option<ServerTls>,
+        gate: Arc<Gate>,
+        service: Arc<impl Service>,
+        max_open: usize,
+    ) -> io::Result<Listening> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
-        let door = Arc::new(Door { name, tls, gate: gate.clone(), service });
+        let door = Arc::new(Door { name, tls, gate: gate.clone(), service, max_open });
         let acceptor = thread::Builder::new().name(format!("{name}-accept")).spawn(move || door.accept(&listener))?;
         Ok(Listening { gate, address, acceptor: Mutex::new(Some(acceptor)) })
     }
@@ -124,6 +146,7 @@ struct Door<S> {
     tls: Option<ServerTls>,
     gate: Arc<Gate>,
     service: Arc<S>,
+    max_open: usize,
 }
 
 impl<S: Service> Door<S> {
@@ -139,6 +162,10 @@ impl<S: Service> Door<S> {
                 continue;
             };
             connections.retain(|connection| !connection.is_finished());
+            if connections.len() >= self.max_open {
+                self.service.note_refused();
+                continue;
+            }
             let door = self.clone();
             let thread = thread::Builder::new().name(format!("{}-serve", self.name));
             connections.extend(thread.spawn(move || door.serve(number, stream)));
@@ -179,7 +206,7 @@ impl<S: Service> Door<S> {
             self.refuse(&tcp, Refused::new(Refusal::Unauthorized, "expected TLS, got a plain connection"));
             return;
         }
-        if tcp.set_nodelay(true).is_err() {
+        if tcp.set_nodelay(true).is_err() || keep_alive(&tcp).is_err() {
             return;
         }
         let Ok(stream) = Stream::accept(tcp, self.tls.as_ref(), deadline) else {
@@ -201,6 +228,14 @@ impl<S: Service> Door<S> {
         self.service.note_refused();
         drop(write_frame(&mut writer, Header { kind: Kind::Refused, id: 0 }, &refused.parts().slices()));
     }
+}
+
+/// Lets a peer whose machine is gone not be waited for for ever.
+fn keep_alive(tcp: &TcpStream) -> io::Result<()> {
+    sockopt::set_tcp_keepidle(tcp, SILENT_TIME)?;
+    sockopt::set_tcp_keepintvl(tcp, PROBE_TIME)?;
+    sockopt::set_tcp_keepcnt(tcp, NUM_PROBES)?;
+    Ok(sockopt::set_socket_keepalive(tcp, true)?)
 }
 
 /// Reads on until the peer has ended too, or for a moment: a socket that is closed with bytes in it takes back what was
@@ -255,4 +290,64 @@ impl Expected<'_> {
 /// Whether two secrets are equal, in a time that does not tell how much of them is.
 fn is_equal(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    /// Says a byte to whoever is let in, and waits for the end.
+    #[derive(Default)]
+    struct Greeter {
+        num_refused: AtomicUsize,
+    }
+
+    impl Service for Greeter {
+        fn talk(&self, mut stream: Stream, _: Instant) -> Result<(), FrameError> {
+            stream.write_all(b"!").map_err(FrameError::Io)?;
+            stream.read(&mut [0]).map(drop).map_err(FrameError::Io)
+        }
+
+        fn note_refused(&self) {
+            self.num_refused.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn note_malformed(&self) {}
+    }
+
+    /// A connection, and whether it was let in.
+    fn connect(server: &Listening) -> (TcpStream, bool) {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let is_in = matches!(stream.read(&mut [0]), Ok(1));
+        (stream, is_in)
+    }
+
+    #[test]
+    fn who_comes_beyond_the_limit_is_sent_away_until_somebody_leaves() {
+        let service = Arc::new(Greeter::default());
+        let server = Listening::start_with("test", "127.0.0.1:0", None, Arc::default(), service.clone(), 2).unwrap();
+        let (first, second) = (connect(&server), connect(&server));
+        assert!(first.1 && second.1);
+        assert!(!connect(&server).1);
+        assert_eq!(service.num_refused.load(Ordering::Relaxed), 1);
+        drop(first);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !connect(&server).1 {
+            assert!(Instant::now() < deadline, "nobody is let in any more");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn a_peer_is_asked_whether_it_is_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        keep_alive(&peer).unwrap();
+        assert!(sockopt::socket_keepalive(&peer).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&peer).unwrap(), SILENT_TIME);
+    }
 }

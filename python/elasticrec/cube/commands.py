@@ -14,6 +14,7 @@ import typer
 from elasticrec.coordinator import environment
 from elasticrec.coordinator.options import CaOption, CertOption, InsecureOption, KeyOption
 from elasticrec.cube.security import check_addresses, store_security
+from elasticrec.machine import allow_many_files
 from elasticrec.repository.commands import ThisVersionArgument, models_app, this_version
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def serve(
         keep=keep or found.cube.keep_loaded,
         poll_s=poll_s or found.cube.poll_s,
     )
+    allow_many_files()
     node = StoreNode(options, _say)
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: node.stop())

@@ -15,6 +15,7 @@ import typer
 from elasticrec.coordinator import environment
 from elasticrec.coordinator.options import CaOption, CertOption, InsecureOption, KeyOption
 from elasticrec.launch.logs import Stamped, stamp
+from elasticrec.machine import allow_many_files
 
 if TYPE_CHECKING:
     from elasticrec.config import Job
@@ -128,6 +129,7 @@ def ps(
     listening.check(security)
     from elasticrec.roles.shard import ShardProcess
 
+    allow_many_files()
     _run(ShardProcess(options, listening, _say, job.train.ps))
 
 
