@@ -196,6 +196,7 @@ class Trainings:
     SETTINGS = (
         "train.servers=2",
         "train.trainers=2",
+        "train.ps.lanes=2",
         "train.ps.lease_s=2",
         "train.ps.heartbeat_s=0.5",
         "train.checkpoint.every_s=3",

@@ -8,8 +8,8 @@ import pytest
 from elasticrec.config.train import ParameterServers
 from elasticrec.roles.stream import Source, UnitStream
 from elasticrec.training.clock import StageClock
-from elasticrec.training.flight import Flight
 from elasticrec.training.groups import Named
+from elasticrec.training.lanes import Lanes
 
 
 class Batch:
@@ -43,9 +43,9 @@ class World:
         def done(unit: int) -> None:
             self.happened.append(f"done {unit}")
 
-        flight = Flight(self, step, done, self.settings, StageClock())
-        flight.run(batches)
-        assert flight.most <= self.settings.max_in_flight
+        lanes = Lanes(self, [step], done, self.settings, StageClock())
+        lanes.run(batches)
+        assert lanes.most <= (self.settings.max_in_flight or 3)
         return self.happened
 
 

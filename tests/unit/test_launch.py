@@ -234,6 +234,32 @@ def launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
     found.launcher._held.close()
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(16, 8), (2, 1), (1, 1), (5, 2)])
+def test_trainers_of_a_machine_share_its_cores(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+) -> None:
+    told = []
+    popen = SimpleNamespace(Popen=lambda *_, env, **__: told.append(env["ELASTICREC_THREADS"]), DEVNULL=None)
+    monkeypatch.setattr("elasticrec.launch.local.subprocess", popen)
+    monkeypatch.setattr("elasticrec.launch.local.num_cores", lambda: cores)
+    LocalLauncher._spawn(launched.launcher, launched.child("trainer-1"))
+    assert told == [str(threads)]
+
+
+@pytest.mark.parametrize(("of_job", "told", "expected"), [(None, "3", 3), (2, "3", 2), (None, None, None)])
+def test_a_trainer_has_the_threads_of_its_job_or_those_it_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, of_job: int | None, told: str | None, expected: int | None
+) -> None:
+    raw = {"name": "demo", "data": {"format": "slots", "train": "logs", "slots": "0"}, "train": {"threads": of_job}}
+    run.job_path.write_text(parse_job(raw, base=Path()).to_yaml())
+    started = []
+    monkeypatch.setattr("elasticrec.roles.trainer.TrainerProcess", lambda job, *_: started.append(job.train.threads))
+    monkeypatch.setattr("elasticrec.roles.commands._run", lambda _: None)
+    arguments = ["trainer", "--run", str(run.path), "--coordinator", "http://127.0.0.1:1"]
+    result = CliRunner().invoke(app, arguments, env={"ELASTICREC_THREADS": told})
+    assert (result.exit_code, started) == (0, [expected]), result.output
+
+
 def test_servers_of_the_old_map_are_started_again_until_the_partitions_moved(launched: Launched) -> None:
     launcher, status = launched.launcher, launched.status
     status["wanted"] = {"servers": 1, "trainers": 1}

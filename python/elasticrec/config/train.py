@@ -104,18 +104,26 @@ class Tls(Section):
 class ParameterServers(Section):
     """How trainers, servers and the coordinator talk to each other."""
 
-    max_in_flight: int = Field(
-        default=3,
+    lanes: int | None = Field(
+        default=None,
         ge=1,
         le=1024,
-        description="Batches of a trainer between their pull and the acknowledgement of their push; 1: never stale.",
+        description="Batches that a trainer of strategy `async` steps at once; they share its threads. Null for as "
+        "many as it has threads, at most 4 and `max_in_flight`.",
+    )
+    max_in_flight: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Batches of a trainer between their pull and the acknowledgement of their push; 1: never stale. "
+        "Null for 3 of each lane.",
     )
     sends_before_receive: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="A trainer asks for the dense values again after so many pushes; null for 1 where `max_in_flight` "
-        "is 1, else 2. Rows come with every batch.",
+        description="A lane asks for the dense values again after so many pushes; null for 1 where it has one batch in "
+        "flight, else 2. Rows come with every batch.",
     )
     lease_s: Seconds = Field(default=5.0, description="A role that was silent for so long is replaced.")
     heartbeat_s: Seconds = Field(default=1.0, description="Seconds between two signs of life.")
@@ -148,10 +156,11 @@ class ParameterServers(Section):
             )
         return self
 
-    @property
-    def dense_every(self) -> int:
-        """Of so many pulls of a trainer the first asks for the dense values."""
-        return self.sends_before_receive or min(self.max_in_flight, 2)
+    @model_validator(mode="after")
+    def _check_lanes(self) -> "ParameterServers":
+        if self.lanes is not None and self.max_in_flight is not None and self.lanes > self.max_in_flight:
+            raise problem(f"`lanes`: expected at most `max_in_flight`, {self.max_in_flight}, got {self.lanes}")
+        return self
 
 
 _METRIC = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")

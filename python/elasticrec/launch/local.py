@@ -21,6 +21,7 @@ from elasticrec.coordinator.scaling import Wanted, wanted_of
 from elasticrec.coordinator.security import local_security
 from elasticrec.errors import ElasticRecError, UnavailableError
 from elasticrec.launch.logs import log_path, without_stamp
+from elasticrec.machine import num_cores
 from elasticrec.run import Run
 
 Say = Callable[[str], None]
@@ -106,6 +107,8 @@ class LocalLauncher:
             environment.TLS_CA: security.ca,
             environment.PARENT: str(os.getpid()),
             environment.NAME: child.name,
+            # all trainers of this machine share it
+            environment.THREADS: str(max(num_cores() // self._needed["trainer"], 1)),
         }
         with log_path(self._run, child.name).open("ab") as log:
             child.process = subprocess.Popen(

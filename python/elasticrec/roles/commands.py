@@ -142,6 +142,16 @@ def trainer(
     insecure: InsecureOption = False,
     wait: WaitOption = 60.0,
     metrics_port: MetricsPortOption = 0,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            envvar=environment.THREADS,
+            min=1,
+            max=4096,
+            help="Threads of the network, where the job has no `train.threads`; all cores if not given.",
+        ),
+    ] = None,
 ) -> None:
     """Train units: pull, step the network, push."""
     _follow_parent()
@@ -149,6 +159,8 @@ def trainer(
     from elasticrec.roles.place import RoleOptions
 
     _, job = _open_run(run)
+    if job.train.threads is None:
+        job = job.model_copy(update={"train": job.train.model_copy(update={"threads": threads})})
     security = Security.of(job, token, {"ca": tls_ca}, insecure)
     options = RoleOptions(run, coordinator, security, index, wait, metrics_port, _name())
     options.check()

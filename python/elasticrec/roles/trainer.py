@@ -21,11 +21,12 @@ from elasticrec.roles.place import Answer, Leaving, Left, RoleOptions, join
 from elasticrec.roles.start import read_start
 from elasticrec.roles.stream import Source, UnitStream
 from elasticrec.roles.sync import SyncGroup
-from elasticrec.training.flight import Flight
+from elasticrec.training.clock import StageClock
 from elasticrec.training.geo import Geo
 from elasticrec.training.groups import Group, Named, grouped, named
 from elasticrec.training.half_async import HalfAsync
-from elasticrec.training.remote import RemoteNetwork
+from elasticrec.training.lanes import Lanes, num_lanes
+from elasticrec.training.remote import RemoteNetwork, figures_of
 
 Say = Callable[[str], None]
 
@@ -63,7 +64,11 @@ class TrainerProcess:
         self._job, self._options, self._say = job, options, say
         self._start = read_start(options.run)
         self._parser = _core.Parser(json.dumps(job.features()))
-        self.network = RemoteNetwork(job, say)
+        lanes = num_lanes(job)
+        self.clock = StageClock(lanes)
+        self._networks = [RemoteNetwork(job, say, self.clock, lanes) for _ in range(lanes)]
+        # the one of strategies that step one batch at a time
+        self.network = self._networks[0]
         self.leaving = Leaving()
         self._client = self.leaving.watch(options.client())
         self._tls = options.security.wire()
@@ -99,7 +104,7 @@ class TrainerProcess:
                 if answer.get("finished") or any(c["command"] == "stop" for c in answer["commands"]):
                     return
                 if answer["unit"] is None:
-                    with self.network.clock.stage("idle"):
+                    with self.clock.stage("idle"):
                         self.leaving.wait(answer["wait_s"])
                 else:
                     self._work(answer)
@@ -110,7 +115,7 @@ class TrainerProcess:
 
     def _ask(self, *, waiting: bool = False) -> Answer:
         self.leaving.check()
-        with self.network.clock.stage("lease"):
+        with self.clock.stage("lease"):
             answer = self._client.lease(self._place["incarnation"], self._units, waiting=waiting)
         if answer["unit"] is not None:
             fail_point("leased")
@@ -166,11 +171,11 @@ class TrainerProcess:
             "staleness_sum": stale.sum,
             "staleness_most": stale.most,
             **{f"units_{result}": number for result, number in self._units_ended.items()},
-            **self.network.figures(),
+            **figures_of(self._networks, self.clock),
         }
 
     def _metrics_text(self) -> str:
-        return trainer_text(self._place.get("index", 0), self._figures(), dict(self.network.clock.seconds))
+        return trainer_text(self._place.get("index", 0), self._figures(), dict(self.clock.seconds))
 
     def _work(self, answer: Answer) -> None:
         """Train what was leased; what a lost server interrupts is given back."""
@@ -231,7 +236,7 @@ class TrainerProcess:
         """All of a unit is pushed and acknowledged."""
         self._units_ended["done"] += 1
         self._attempts, self._next_attempt = 0, 0.0
-        with self.network.clock.stage("lease"):
+        with self.clock.stage("lease"):
             self._client.done(self._place["incarnation"], unit)
         self._units = [held for held in self._units if held != unit]
 
@@ -284,13 +289,14 @@ class TrainerProcess:
             source = Source(partial(self._lease_beside, servers), self._begin, self._take, self._parser)
             stream = UnitStream(source, answer)
 
-            def step(one: Named, pulling: _core.Pulling) -> _core.Pushing:
-                return self.network.step(servers, stream.seen_of(one.batch), one, pulling)
+            def step(network: RemoteNetwork, one: Named, pulling: _core.Pulling) -> _core.Pushing:
+                return network.step(servers, stream.seen_of(one.batch), one, pulling)
 
-            flight = Flight(servers, step, self.done, self._job.train.ps, self.network.clock)
+            steps = [partial(step, network) for network in self._networks]
+            lanes = Lanes(servers, steps, self.done, self._job.train.ps, self.clock)
             with closing(stream.run()) as batches:
-                flight.run(batches)
-            self._most_in_flight = max(self._most_in_flight, flight.most)
+                lanes.run(batches)
+            self._most_in_flight = max(self._most_in_flight, lanes.most)
             return
         with closing(self._groups(unit)) as groups:
             lacking = (group for group in groups if group.index not in skip)
@@ -339,7 +345,7 @@ class TrainerProcess:
             self.leaving.check()
             if unit.id in self._dropped:
                 raise UnavailableError("its lease ran out, another trainer has it")
-            with self._losing(unit), self.network.clock.stage("wait"):
+            with self._losing(unit), self.clock.stage("wait"):
                 batch = next(batches, None)
             if batch is None:
                 return

@@ -1,15 +1,19 @@
 """Where the time of a training goes, stage by stage."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class StageClock:
-    """Adds up the seconds spent in each stage of the loop. Stages do not nest: their shares are of one whole."""
+    """Adds up the seconds spent in each stage of the loop. Stages do not nest: their shares are of one whole, which is
+    the time of all `lanes` that go on side by side."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: int = 1) -> None:
         self.seconds: dict[str, float] = {}
+        self._lanes = lanes
+        self._lock = threading.Lock()
         self._start = time.perf_counter()
         self._lap_start = 0.0
         self._lap_seconds: dict[str, float] = {}
@@ -25,7 +29,8 @@ class StageClock:
 
     def add(self, name: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere, such as those of the reader's threads."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        with self._lock:
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     @property
     def elapsed(self) -> float:
@@ -34,14 +39,14 @@ class StageClock:
 
     def shares(self) -> dict[str, float]:
         """Share of the time since the start, by stage."""
-        elapsed = max(self.elapsed, 1e-9)
+        whole = max(self.elapsed * self._lanes, 1e-9)
         # a copy, which another thread may look at while a stage is added
-        return {name: seconds / elapsed for name, seconds in dict(self.seconds).items()}
+        return {name: seconds / whole for name, seconds in dict(self.seconds).items()}
 
     def lap(self) -> dict[str, float]:
         """Share of the time since the last lap, by stage."""
         now = self.elapsed
-        took = max(now - self._lap_start, 1e-9)
-        shares = {name: (seconds - self._lap_seconds.get(name, 0.0)) / took for name, seconds in self.seconds.items()}
+        whole = max((now - self._lap_start) * self._lanes, 1e-9)
+        shares = {name: (seconds - self._lap_seconds.get(name, 0.0)) / whole for name, seconds in self.seconds.items()}
         self._lap_start, self._lap_seconds = now, dict(self.seconds)
         return shares

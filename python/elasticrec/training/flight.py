@@ -2,11 +2,10 @@
 later."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from elasticrec import _core
-from elasticrec.config.train import ParameterServers
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import Named
 
@@ -21,6 +20,16 @@ class Servers(Protocol):
         """Wait until a push is applied."""
 
 
+class Batches(Protocol):
+    """Where the batches of a flight come from, and who hears of their end."""
+
+    def take(self) -> Named | None:
+        """The next one; none if there are no more."""
+
+    def end(self, named: Named) -> None:
+        """All servers have applied what this one learned."""
+
+
 Step = Callable[[Named, _core.Pulling], _core.Pushing]
 
 
@@ -29,54 +38,45 @@ class Flight:
 
     With 1 a batch is pulled after the push before it was applied, as in local training; with 2 its rows come while the
     one before is stepped; with 3 that one's push is applied while the next is stepped. Dense values come with the first
-    batch and then after so many pushes as the settings say: in between the network is that much older than the rows.
+    batch and then with every `dense_every`th: in between the network is that much older than the rows.
     """
 
-    def __init__(
-        self,
-        servers: Servers,
-        step: Step,
-        done: Callable[[int], None],
-        settings: ParameterServers,
-        clock: StageClock,
-    ) -> None:
+    def __init__(self, servers: Servers, step: Step, clock: StageClock, *, limit: int, dense_every: int) -> None:
         self._servers = servers
         self._step = step
-        self._done = done
         self._clock = clock
-        self._limit = settings.max_in_flight
-        self._dense_every = settings.dense_every
+        self._limit = limit
+        self._dense_every = dense_every
         self._num_pulls = 0
         self._pulled: deque[tuple[Named, _core.Pulling]] = deque()
         self._pushed: deque[tuple[Named, _core.Pushing]] = deque()
-        self.most = 0
-        """The most that were in flight at once."""
 
-    def run(self, batches: Iterable[Named]) -> None:
-        """Train on batches; all of them are acknowledged in the end, and `done` hears of every last one of a unit."""
+    def run(self, batches: Batches) -> None:
+        """Train on batches; all of them are acknowledged in the end."""
         ahead = min(self._limit - 1, 1)
-        for named in batches:
+        while True:
             while len(self._pulled) + len(self._pushed) >= self._limit:
-                self._advance()
+                self._advance(batches)
+            named = batches.take()
+            if named is None:
+                break
             with self._clock.stage("pull"):
                 wants_dense = self._num_pulls % self._dense_every == 0
                 self._pulled.append((named, self._servers.pull(named.batch, dense=wants_dense)))
                 self._num_pulls += 1
-            self.most = max(self.most, len(self._pulled) + len(self._pushed))
             if len(self._pulled) > ahead:
                 self._take_step()
         while self._pulled:
             self._take_step()
         while self._pushed:
-            self._advance()
+            self._advance(batches)
 
-    def _advance(self) -> None:
+    def _advance(self, batches: Batches) -> None:
         if self._pushed:
             named, pushing = self._pushed.popleft()
             with self._clock.stage("acknowledge"):
                 self._servers.acknowledged(pushing)
-            if named.is_last:
-                self._done(named.batch.unit)
+            batches.end(named)
         else:
             self._take_step()
 

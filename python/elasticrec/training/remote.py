@@ -1,7 +1,7 @@
 """The network of a trainer whose rows and parameters are on servers: a batch comes, what it learned goes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +44,20 @@ class Learned:
 class RemoteNetwork:
     """Forward and backward of batches whose rows and dense values come from servers."""
 
-    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
-        torch.set_num_threads(num_threads(job))
+    def __init__(self, job: Job, say: Callable[[str], None], clock: StageClock | None = None, lanes: int = 1) -> None:
+        torch.set_num_threads(max(num_threads(job) // lanes, 1))
         self._job, self._say = job, say
+        # torch has one generator for all threads: lanes cannot each have the numbers of their batch
+        self._is_seeded = lanes == 1
+        if not self._is_seeded:
+            torch.seed()
         self.model = build_model(job)
         self._scorer = Scorer(self.model, job.data.negative_rate)
         self.dense = FlatParameters(self.model, job)
         self._num_cells = sum(slot.sequence or 1 for slot in job.data.inputs)
         self._buffer = torch.empty(0)
         self._scorer.train()
-        self.clock = StageClock()
+        self.clock = clock or StageClock()
         self.num_samples = 0
         self.num_batches = 0
         self.num_pulls = 0
@@ -78,7 +82,7 @@ class RemoteNetwork:
         pooled.requires_grad_()
         buffers = self.dense.buffers()
         with self.clock.stage("forward"):
-            logits, loss = forward(self._job, self._scorer, pooled, batch)
+            logits, loss = forward(self._job, self._scorer, pooled, batch, is_seeded=self._is_seeded)
         with self.clock.stage("backward"):
             self.dense.zero_gradient()
             torch.autograd.backward(loss.mean)
@@ -123,18 +127,6 @@ class RemoteNetwork:
                 group=group,
             )
 
-    def figures(self) -> dict[str, Any]:
-        """What it did so far, in which time, and where that went."""
-        shares = {f"share_{name}": round(share, 6) for name, share in self.clock.shares().items()}
-        return {
-            "clock_s": self.clock.elapsed,
-            "samples": self.num_samples,
-            "batches": self.num_batches,
-            "pulls": self.num_pulls,
-            "pushes": self.num_pushes,
-            **shares,
-        }
-
     def rows_of(self, batch: _core.Batch, width: int) -> Tensor:
         """Room for the rows of a batch, `[B, S, W]`."""
         shape = (batch.num_samples, self._num_cells, width)
@@ -150,3 +142,16 @@ class RemoteNetwork:
         end = FLAT_SIZE * len(self._job.data.labels)
         counts = np.array([batch.num_records, batch.num_bad], np.float64)
         return np.append(places, np.array([end, end + 1], np.uint32)), np.append(values, counts)
+
+
+def figures_of(networks: Sequence[RemoteNetwork], clock: StageClock) -> dict[str, Any]:
+    """What the networks of a trainer did so far, in which time, and where that went."""
+    shares = {f"share_{name}": round(share, 6) for name, share in clock.shares().items()}
+    return {
+        "clock_s": clock.elapsed,
+        "samples": sum(network.num_samples for network in networks),
+        "batches": sum(network.num_batches for network in networks),
+        "pulls": sum(network.num_pulls for network in networks),
+        "pushes": sum(network.num_pushes for network in networks),
+        **shares,
+    }

@@ -97,14 +97,24 @@ impl PsCutter {
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct PsClient {
     pub(crate) inner: Client,
-    /// `[unique signs, width]`; kept to save the allocation.
-    rows: Vec<f32>,
+    /// Spare `[unique signs, width]`, kept to save the allocation: as many as threads were here at once.
+    rows: Mutex<Vec<Vec<f32>>>,
     staleness: Py<Staleness>,
     /// `applied` of the first pull that was received since the last push.
     oldest: Mutex<Vec<u64>>,
 }
 
 impl PsClient {
+    /// Runs a function with so many rows, whatever is in them.
+    fn with_rows<T>(&self, num_rows: usize, run: impl FnOnce(&mut [f32]) -> T) -> T {
+        let spare = self.rows.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut rows = spare.unwrap_or_default();
+        rows.resize(num_rows * self.inner.width(), 0.0);
+        let result = run(&mut rows);
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
+        result
+    }
+
     /// For a push of several batches: what the servers had applied when the first of them was pulled.
     pub(crate) fn take_oldest(&self) -> Vec<u64> {
         std::mem::take(&mut *self.oldest.lock().unwrap_or_else(PoisonError::into_inner))
@@ -141,7 +151,7 @@ impl PsClient {
         let staleness = Py::new(py, Staleness::default())?;
         Ok(PsClient {
             inner: inner.map_err(IntoPyErr::into_py_err)?,
-            rows: Vec::new(),
+            rows: Mutex::default(),
             staleness,
             oldest: Mutex::default(),
         })
@@ -216,7 +226,7 @@ impl PsClient {
     /// which is left as it is if they were not.
     /// Returns the pushes that each shard had applied.
     fn receive(
-        &mut self,
+        &self,
         py: Python<'_>,
         pulling: &Pulling,
         batch: &Batch,
@@ -241,10 +251,11 @@ impl PsClient {
         let width = self.inner.width();
         check_shape("out", out.len(), batch_cells(parser, parsed), width)?;
         let applied = py.detach(|| {
-            self.rows.resize(parsed.unique.signs.len() * width, 0.0);
-            let applied = self.inner.receive(&pulling.tickets, &pulling.dealt, &mut self.rows, dense)?;
-            pool(&parsed.batch, &parsed.unique, parser.layout(), &self.rows, width, out);
-            Ok::<_, ClientError>(applied)
+            self.with_rows(parsed.unique.signs.len(), |rows| {
+                let applied = self.inner.receive(&pulling.tickets, &pulling.dealt, rows, dense)?;
+                pool(&parsed.batch, &parsed.unique, parser.layout(), rows, width, out);
+                Ok::<_, ClientError>(applied)
+            })
         });
         let applied = applied.map_err(IntoPyErr::into_py_err)?;
         pulling.applied.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&applied);
@@ -258,7 +269,7 @@ impl PsClient {
     #[pyo3(signature = (pulling, batch, gradient, dense, *, scale, last, seen, sums, weight = 1.0, group = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn push(
-        &mut self,
+        &self,
         py: Python<'_>,
         pulling: &Pulling,
         batch: &Batch,
@@ -285,26 +296,27 @@ impl PsClient {
         }
         let checksum = parsed.batch.checksum();
         let pushing = py.detach(|| {
-            self.rows.clear();
-            self.rows.resize(parsed.unique.signs.len() * width, 0.0);
-            pool_gradient(&parsed.batch, &parsed.unique, parser.layout(), gradient, scale, &mut self.rows);
-            let learned = Learned {
-                unit: parsed.name.unit,
-                batch: parsed.name.index,
-                is_last: last,
-                checksum,
-                num_samples,
-                seen,
-                weight,
-                group: group.map(group_of),
-                is_delta: false,
-                counts: &parsed.counts,
-                gradients: &self.rows,
-                dense,
-                sum_places,
-                sum_values,
-            };
-            self.inner.push(&pulling.dealt, &learned)
+            self.with_rows(parsed.unique.signs.len(), |gradients| {
+                gradients.fill(0.0);
+                pool_gradient(&parsed.batch, &parsed.unique, parser.layout(), gradient, scale, gradients);
+                let learned = Learned {
+                    unit: parsed.name.unit,
+                    batch: parsed.name.index,
+                    is_last: last,
+                    checksum,
+                    num_samples,
+                    seen,
+                    weight,
+                    group: group.map(group_of),
+                    is_delta: false,
+                    counts: &parsed.counts,
+                    gradients,
+                    dense,
+                    sum_places,
+                    sum_values,
+                };
+                self.inner.push(&pulling.dealt, &learned)
+            })
         });
         drop(self.take_oldest());
         let pulled_at = pulling.applied.lock().unwrap_or_else(PoisonError::into_inner).clone();
