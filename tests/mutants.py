@@ -105,6 +105,13 @@ MUTANTS = (
         "cargo test -p elasticrec-cube --lib what_is_committed_is_what_the_table_holds",
     ),
     Mutant(
+        "what servers took for a publish that found the disk full is gone",
+        "crates/cube/src/publish.rs",
+        "                    table.put_back_changes(partition, &taken);",
+        "                    drop(taken);",
+        "tests/cluster/test_publish.py::test_a_full_disk_loses_no_change",
+    ),
+    Mutant(
         "a server that went back sends what changed since",
         "crates/cube/src/publish.rs",
         "                table.forget_changes(partition);",

@@ -21,6 +21,7 @@ from elasticrec import _core
 from elasticrec.audit.part import partition_of
 from elasticrec.durable import write_synced
 from elasticrec.errors import ElasticRecError, ModelError
+from elasticrec.launch.local import hold_port
 from elasticrec.manifest import FileEntry
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Version, part_name
@@ -46,12 +47,8 @@ _held: list[socket.socket] = []
 
 def free_port() -> int:
     """One that nobody listens on; it is held: nobody else gets it before a server does, or while that is away."""
-    found = socket.socket()
-    # servers have this too, and may listen there as long as nobody does
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind(("127.0.0.1", 0))
-    _held.append(found)
-    port: int = found.getsockname()[1]
+    held, port = hold_port()
+    _held.append(held)
     return port
 
 

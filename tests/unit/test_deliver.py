@@ -11,6 +11,7 @@ from elasticrec.config.publish import Gate
 from elasticrec.coordinator.security import Security
 from elasticrec.cube.deliver import Delivery
 from elasticrec.cube.replicas import StoreReplicas
+from elasticrec.cube.patience import Patience
 from elasticrec.cube.rollout import Replica
 from elasticrec.launch.status import _store_lines
 from elasticrec.repository.repository import Repository
@@ -75,7 +76,7 @@ def test_a_status_has_what_it_does_who_is_late_and_what_was_refused(repository: 
 def test_patience_ends(repository: Repository) -> None:
     """A replica that answers and never has it holds nobody up for long, and then no more."""
     replicas, now = FakeReplicas(), [100.0]
-    delivery = Delivery(repository, replicas, Gate(), lambda _: None, clock=lambda: now[0])
+    delivery = Delivery(repository, replicas, Gate(), lambda _: None, patience=Patience(lambda: now[0]))
     first = publish(repository).number
     replicas.shard = (Replica(0, "a:1", (1,)), Replica(0, "b:1", (1,)))
     delivery.step()

@@ -66,7 +66,8 @@ def test_a_run_that_was_killed_is_not_running(
     write_checkpoint(run, "ps-00000001-000002", created="2026-01-01T00:00:02+00:00")
     write_checkpoint(run, "ps-00000001-000001", created="2026-01-01T00:00:01+00:00")
     run.metrics_path.write_text('{"time": 1.5, "event": "progress", "rows": 1234, "auc_0": 0.75}\n{"ti')
-    expected = "runs/demo: not running; last checkpoint ps-00000001-000002 of 2026-01-01T00:00:02+00:00"
+    silent = ", its coordinator at http://127.0.0.1:1 did not answer in 0.2 s" if has_address else ""
+    expected = f"runs/demo: not running{silent}; last checkpoint ps-00000001-000002 of 2026-01-01T00:00:02+00:00"
     assert status_lines(read_status(run)) == [expected, "last metrics: event progress, rows 1,234, auc_0 0.7500"]
     assert main(["scale", "demo", "--servers", "2"]) == 2
     assert capsys.readouterr().err == f"error: {expected}\n"

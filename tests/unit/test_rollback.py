@@ -8,6 +8,7 @@ import pytest
 from elasticrec import cli
 from elasticrec.coordinator.security import Security
 from elasticrec.cube.known import KnownStore, Remembered, recall, remember
+from elasticrec.cube.patience import Patience
 from elasticrec.cube.replicas import StoreReplicas
 from elasticrec.cube.rollback import Rollback
 from elasticrec.cube.rollout import Replica
@@ -73,6 +74,30 @@ def test_one_that_is_not_wanted_any_more_ends_and_offers_nothing(repository: Rep
         Rollback(repository, FakeReplicas(change), None, lambda _: None).to(1, 60)
     wanted = Current(2, 3) if is_resumed else Current(2, 3, is_held=True, wanted=3)
     assert repository.state() == wanted
+
+
+def test_a_replica_that_is_asked_is_waited_for(repository: Repository) -> None:
+    """Of two replicas one has the version: if it died at once, nobody could answer for what is offered."""
+
+    class Two(FakeReplicas):
+        def look(self) -> Sequence[Sequence[Replica]]:
+            super().look()
+            others = (1, 2) if self.looks > 3 else (2,)
+            return [[Replica(0, "a:0", (1, 2)), Replica(0, "a:1", others)]]
+
+    now, replicas = [0.0], Two()
+    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).to(1, 60).version == 1
+    assert replicas.looks == 4
+
+    class Never(FakeReplicas):
+        def look(self) -> Sequence[Sequence[Replica]]:
+            super().look()
+            now[0] += 10
+            return [[Replica(0, "a:0", (1, 2, 3)), Replica(0, "a:1", (1,))]]
+
+    replicas = Never()
+    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).to(2, 60).version == 2
+    assert replicas.looks == 4
 
 
 def test_who_waits_no_longer_is_told_who_is_late(repository: Repository) -> None:

@@ -20,7 +20,7 @@ const HELLO_TIME: Duration = Duration::from_secs(10);
 /// A peer that has taken nothing of an answer for so long is gone.
 const WRITE_TIME: Duration = Duration::from_secs(60);
 /// At the end requests that are being answered have so long.
-const FAREWELL_TIME: Duration = Duration::from_secs(1);
+const FAREWELL_TIME: Duration = Duration::from_secs(5);
 
 /// Connections at a time, each with a thread and some descriptors; who comes beyond that is sent away.
 const MAX_OPEN: usize = 4096;

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,7 @@ from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.machine import num_cores
 
 Result = dict[str, Any]
+Shape = tuple[int, ...]
 
 BATCH = 1000
 MISS_SHARE = 0.05
@@ -34,6 +35,8 @@ _EMPTY = 1 << 40
 # Connections and requests on their way on each.
 _SHAPES = ((1, 8), (2, 4), (2, 8))
 _REDIS_SHAPES = ((1, 8), (2, 8), (4, 4), (8, 2))
+# Redis reads and writes its sockets with one thread, or with two.
+_REDIS_THREADS = (1, 2)
 # Of what Redis can do: its latency is compared while it has time to spare.
 _OFFERED = 0.5
 _BATCHES = 2000
@@ -128,7 +131,11 @@ def run(sizes: Sizes, say: Callable[[str], None]) -> Result:
         with Cube(directory) as cube:
             cube.call("install_base", 1, [str(base)])
             cube.call("install_base", _EMPTY, [str(empty)])
-            with _redis(sizes, directory, say) as redis:
+            with ExitStack() as stack:
+                redis = {
+                    threads: stack.enter_context(_redis(sizes, threads, directory, say))
+                    for threads in (_REDIS_THREADS if sizes.rivals else ())
+                }
                 result |= _sockets(sizes, cube, redis, say)
         result |= cube_versions.switches(sizes, base, directory, say)
         result |= cube_versions.deltas(sizes, base, directory, say)
@@ -159,23 +166,21 @@ def _in_process(sizes: Sizes, directory: Path, say: Callable[[str], None]) -> Re
 
 
 @contextmanager
-def _redis(sizes: Sizes, directory: Path, say: Callable[[str], None]) -> Iterator[tuple[Process, str] | None]:
-    """A Redis with the same rows, if it is wanted."""
-    if not sizes.rivals:
-        yield None
-        return
+def _redis(sizes: Sizes, threads: int, directory: Path, say: Callable[[str], None]) -> Iterator[tuple[Process, str]]:
+    """A Redis with the same rows."""
     import socket
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
+    command += ["--io-threads", str(threads), "--io-threads-do-reads", "yes"]
     with Process(command, directory) as process:
         # its log is of no interest, but must not fill the pipe
         threading.Thread(target=lambda: process.process.stdout and process.process.stdout.read(), daemon=True).start()
         address = f"127.0.0.1:{port}"
         _wait_for(port, process)
-        say(f"filling Redis with {sizes.rows:,} rows")
+        say(f"filling Redis, threads for sockets: {threads}, with {sizes.rows:,} rows")
         _redis_load(address, sizes.rows, (1, 1)).fill(1)
         yield process, address
 
@@ -212,25 +217,29 @@ def _rates(load: _core.CubeLoad | _core.RedisLoad, server: Process, seconds: flo
     return keys / figures["seconds"], keys / max(server_s, 0.01), keys / max(server_s + own_s, 0.01)
 
 
-def _best(loads: dict[tuple[int, int], Any], server: Process, seconds: float) -> tuple[int, int]:
+def _best(loads: dict[Shape, tuple[Any, Process]], seconds: float) -> Shape:
     """The shape with which a server does the most."""
-    return max(loads, key=lambda shape: _rates(loads[shape], server, seconds)[0])
+    return max(loads, key=lambda shape: _rates(*loads[shape], seconds)[0])
 
 
-def _sockets(sizes: Sizes, cube: Cube, redis: tuple[Process, str] | None, say: Callable[[str], None]) -> Result:
-    """Through a socket, as fast as answers come, and at the same offered load; Redis in turns."""
+def _sockets(sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], say: Callable[[str], None]) -> Result:
+    """Through a socket, as fast as answers come, and at the same offered load; Redis, by its threads, in turns."""
     loads = {shape: cube.load(sizes.rows, 1, *shape) for shape in _SHAPES}
-    shape = _best(loads, cube, sizes.seconds / 4)
+    shape = _best({shape: (load, cube) for shape, load in loads.items()}, sizes.seconds / 4)
     empty = cube.load(sizes.rows, _EMPTY, *shape)
-    rivals = {each: _redis_load(redis[1], sizes.rows, each) for each in _REDIS_SHAPES} if redis else {}
-    rival_shape = _best(rivals, redis[0], sizes.seconds / 4) if redis else (0, 0)
+    rivals = {
+        (threads, *each): (_redis_load(address, sizes.rows, each), process)
+        for threads, (process, address) in redis.items()
+        for each in _REDIS_SHAPES
+    }
+    rival_shape = _best(rivals, sizes.seconds / 4) if redis else (0, 0, 0)
     ours, theirs, limits = [], [], []
     for number in range(sizes.repeats):
         say(f"through a socket, {number + 1}/{sizes.repeats}")
         ours.append(_rates(loads[shape], cube, sizes.seconds))
         limits.append(_rates(empty, cube, sizes.seconds / 2)[0])
         if redis:
-            theirs.append(_rates(rivals[rival_shape], redis[0], sizes.seconds))
+            theirs.append(_rates(*rivals[rival_shape], sizes.seconds))
     keys, cpu_keys, both_keys = (statistics.median(column) for column in zip(*ours, strict=True))
     result: Result = {
         "connections": shape[0],
@@ -240,12 +249,13 @@ def _sockets(sizes: Sizes, cube: Cube, redis: tuple[Process, str] | None, say: C
         "keys_per_cpu_s": both_keys,
         "loopback_keys_per_s": statistics.median(limits),
     }
-    if redis is None:
+    if not redis:
         return result
     redis_keys, redis_cpu_keys, redis_both = (statistics.median(column) for column in zip(*theirs, strict=True))
     result |= {
-        "redis_connections": rival_shape[0],
-        "redis_in_flight": rival_shape[1],
+        "redis_threads": rival_shape[0],
+        "redis_connections": rival_shape[1],
+        "redis_in_flight": rival_shape[2],
         "redis_keys_per_s": redis_keys,
         "redis_keys_per_server_cpu_s": redis_cpu_keys,
         "redis_keys_per_cpu_s": redis_both,
@@ -256,7 +266,7 @@ def _sockets(sizes: Sizes, cube: Cube, redis: tuple[Process, str] | None, say: C
     pairs = []
     for number in range(sizes.repeats):
         say(f"latency at {rate:,.0f} requests/s, {number + 1}/{sizes.repeats}")
-        pairs.append((loads[shape].run(sizes.seconds, rate=rate), rivals[rival_shape].run(sizes.seconds, rate=rate)))
+        pairs.append((loads[shape].run(sizes.seconds, rate=rate), rivals[rival_shape][0].run(sizes.seconds, rate=rate)))
     for name, side in (("", 0), ("redis_", 1)):
         for q in ("p50_s", "p99_s"):
             result[f"{name}{q}"] = statistics.median(pair[side][q] for pair in pairs)

@@ -86,7 +86,9 @@ def _switch(
     # of every slice that it touches
     first, last = int(begin / slice_s), int(end / slice_s) + 1
     warm = int(0.5 / slice_s)
-    before = statistics.mean(slices[warm : first - 1])
+    before = statistics.mean(slices[warm : first - 1] or [0])
+    if not before:
+        raise UnavailableError("bench: no lookup was answered in the seconds before a switch")
     return statistics.mean(slices[first:last]) / before, end - begin, figures
 
 

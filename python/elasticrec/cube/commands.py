@@ -190,7 +190,8 @@ def deliver(
     replicas = StoreReplicas(found.repository.name, addresses, security)
     min_ready = min_ready or found.cube.min_ready
     remembered = Remembered(found.repository, replicas, min_ready, _say)
-    delivery = Delivery(found.repository, remembered, found.gate, _say, min_ready, poll_s or found.cube.poll_s)
+    pause_s = None if once else poll_s or found.cube.poll_s
+    delivery = Delivery(found.repository, remembered, found.gate, _say, min_ready, pause_s)
     if once:
         delivery.step()
         return

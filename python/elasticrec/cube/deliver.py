@@ -5,12 +5,12 @@ It keeps nothing: a controller that is started anew, or a second one, goes on fr
 
 import contextlib
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from elasticrec.config.publish import Gate
+from elasticrec.cube.patience import Patience
 from elasticrec.cube.rollout import Decision, Replica, Seen, decide
 from elasticrec.errors import ElasticRecError, ModelError
 from elasticrec.repository.gate import Candidate, refusals
@@ -20,9 +20,6 @@ from elasticrec.repository.version import DENSE_FILE, Version
 
 Say = Callable[[str], None]
 
-# Replicas that are about to have a version are waited for so long once it could be offered without them: if the one
-# that has it first died at once, nobody would have it.
-_PATIENCE_S = 30.0
 # The next look while a version is on its way: at first at once, then less and less often.
 _HURRY_S = 0.02
 
@@ -46,27 +43,27 @@ class Delivery:
     gate: Gate
     say: Say
     min_ready: int | None = None
-    poll_s: float = 1.0
-    clock: Callable[[], float] = time.monotonic
+    poll_s: float | None = 1.0
+    """Seconds between two looks; none if there is one."""
+    patience: Patience = field(default_factory=Patience)
     refused: dict[int, list[str]] = field(default_factory=dict)
     """Versions that the gate did not let through, and why."""
     _judged: dict[int, bool] = field(default_factory=dict)
-    _could_since: float | None = None
-    """When something could be offered first, but for replicas that are about to have it."""
     _told: tuple[str, tuple[str, ...]] = ("", ())
     _noticed: int | None = None
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Look again and again, until `wait` says that it is over."""
-        hurry_s, target = _HURRY_S, None
+        assert self.poll_s is not None, "who looks once calls `step`"
+        poll_s, hurry_s, target = self.poll_s, _HURRY_S, None
         while True:
-            pause_s = self.poll_s
+            pause_s = poll_s
             try:
                 decision = self.step()
                 if decision.target != target:
                     hurry_s, target = _HURRY_S, decision.target
                 if decision.late:
-                    pause_s, hurry_s = min(hurry_s, self.poll_s), 2 * hurry_s
+                    pause_s, hurry_s = min(hurry_s, poll_s), 2 * hurry_s
             except (ElasticRecError, OSError) as error:
                 self._tell(f"cannot go on: {error}", ())
             except Exception as error:
@@ -78,7 +75,7 @@ class Delivery:
     def step(self) -> Decision:
         """One look and what follows from it."""
         seen = self._look()
-        decision = self._decide(seen)
+        decision = self.patience.decide(seen, self.min_ready)
         if decision.offer is not None and not self._offer(seen, decision.offer):
             # a rollback, or another one, came in between: the next look sees it
             return decision
@@ -88,20 +85,6 @@ class Delivery:
             self.replicas.notice(late)
         self._tell(decision.text, decision.late)
         return decision
-
-    def _decide(self, seen: Seen) -> Decision:
-        """Wait for replicas that are about to have a version, but not for ever."""
-        now, patient = self.clock(), decide(seen, self.min_ready, is_patient=True)
-        at_once = decide(seen, self.min_ready)
-        if patient.offer is not None or at_once.offer is None:
-            self._could_since = None
-            return patient
-        if self._could_since is None:
-            self._could_since = now
-        if now - self._could_since < _PATIENCE_S:
-            return patient
-        self._could_since = None
-        return at_once
 
     def describe(self) -> dict[str, Any]:
         """What it said last, for the status."""
@@ -180,7 +163,7 @@ class Delivery:
             return
         before, self._told = self._told, (text, late)
         if text != before[0]:
-            self.say(f"{text}; next look in {self.poll_s:g} s")
+            self.say(text if self.poll_s is None else f"{text}; next look in {self.poll_s:g} s")
         for one in late:
             if one not in before[1]:
                 self.say(f"late: {one}")

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elasticrec.cube.deliver import Replicas
-from elasticrec.cube.rollout import Decision, Replica, Seen, decide
+from elasticrec.cube.patience import Patience
+from elasticrec.cube.rollout import Decision, Replica, Seen
 from elasticrec.errors import UnavailableError
 from elasticrec.repository.repository import Current, Repository
 
@@ -22,6 +23,7 @@ class Rollback:
     replicas: Replicas
     min_ready: int | None
     say: Callable[[str], None]
+    patience: Patience = field(default_factory=Patience)
     _said: str | None = None
     _noticed: bool = False
 
@@ -51,7 +53,9 @@ class Rollback:
     def _step(self, state: Current, number: int) -> Decision:
         """Offer the version if the store has it, else have it loaded."""
         shards = tuple(tuple(replicas) for replicas in self.replicas.look())
-        decision = decide(Seen(shards, state.version, (), is_held=True, wanted=number), self.min_ready)
+        decision = self.patience.decide(
+            Seen(shards, state.version, (), is_held=True, wanted=number), self.min_ready
+        )
         if decision.offer == number:
             # it is not, if it is wanted no more: the next look sees that
             self.repository.complete_rollback(number)

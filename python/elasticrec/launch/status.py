@@ -30,7 +30,7 @@ def read_status(run: Run) -> Status:
         with contextlib.suppress(UnavailableError), _client(run, address) as client:
             status = client.status()
             return {"run": str(run.path), "coordinator": address.url, **status}
-    return _read_stopped(run)
+    return _read_stopped(run, address)
 
 
 def _client(run: Run, address: Address) -> CoordinatorClient:
@@ -41,7 +41,8 @@ def _client(run: Run, address: Address) -> CoordinatorClient:
     return CoordinatorClient(address.url, security=security, deadline_s=_ANSWER_S)
 
 
-def _read_stopped(run: Run) -> Status:
+def _read_stopped(run: Run, silent: Address | None) -> Status:
+    """`silent` is where its coordinator was, if that did not end by itself."""
     checkpoint = _last_checkpoint(run)
     entries = read_entries(run.path / "coordinator")
     is_finished = any(entry["kind"] == "finished" for entry in entries)
@@ -52,6 +53,7 @@ def _read_stopped(run: Run) -> Status:
         "state": "finished" if is_finished else "stopped",
         "checkpoint": {key: checkpoint[key] for key in ("newest", "created")} if checkpoint else None,
         "metrics": _last_metrics(run),
+        "silent": silent.url if silent else None,
     }
 
 
@@ -114,6 +116,8 @@ def _stopped_lines(status: Status) -> list[str]:
     checkpoint, metrics = status["checkpoint"], status["metrics"]
     last = f"last checkpoint {checkpoint['newest']} of {checkpoint['created']}" if checkpoint else "no checkpoint"
     state = "finished" if status["state"] == "finished" else "not running"
+    if state == "not running" and status["silent"]:
+        state = f"not running, its coordinator at {status['silent']} did not answer in {_ANSWER_S:g} s"
     lines = [f"{status['run']}: {state}; {last}"]
     if metrics:
         shown = {key: value for key, value in metrics.items() if key != "time" and isinstance(value, int | float | str)}

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use elasticrec_cube::RowType;
 use elasticrec_cube::publish::Order;
 use elasticrec_ps::{Boundary, Files, Identity, Server, Shard, ShardSpec};
 use numpy::{PyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
@@ -14,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::PsTls;
-use crate::cube::figures_of;
+use crate::cube::{figures_of, row_type_of};
 use crate::errors::{ConfigError, ElasticRecError, IntoPyErr};
 
 /// Not the fault of a checkpoint that was loaded before.
@@ -224,8 +223,7 @@ impl PsServer {
         row_type: &str,
         path: PathBuf,
     ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyArray1<f32>>)> {
-        let row_type = RowType::of_name(row_type)
-            .ok_or_else(|| PyValueError::new_err(format!("row_type: expected f32, f16 or int8, got `{row_type}`")))?;
+        let row_type = row_type_of(row_type)?;
         let order = Order { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
         let published = py.detach(|| self.inner.publish(&order)).map_err(IntoPyErr::into_py_err)?;
         let figures = figures_of(py, &published.rows)?;
