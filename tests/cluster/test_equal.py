@@ -122,6 +122,25 @@ def test_means_of_a_batch_norm_are_those_of_local_training(tmp_path: Path) -> No
     np.testing.assert_allclose(remote, local, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
+def test_means_of_a_batch_norm_do_not_swing_with_many_lanes(tmp_path: Path) -> None:
+    """Each change of a mean is made from one that is dozens of pushes old: their plain sum grows without end."""
+    trained = []
+    for mode, more in (("local", {}), ("ps", {"trainers": 3, "ps": {"lanes": 4, **LONG}})):
+        write_demo(tmp_path / mode / "data", samples=100_000, slots=8, hours=1, seed=1)
+        (tmp_path / mode / "my_model.py").write_text(WITH_BUFFERS)
+        job = job_of("adagrad", mode=mode, **more)
+        job["model"] = {"kind": "my_model.py:MyModel", "dim": 4}
+        job["data"]["unit_bytes"] = 2**18
+        job["sparse"]["init_scale"] = 0.5
+        trained.append(learned(tmp_path / mode, job)[1][-64:])
+    local, remote = trained
+    # the variance of means of rows between -0.5 and 0.5, whatever they learned
+    assert 0.05 < local[32:].min() and local[32:].max() < 1
+    np.testing.assert_allclose(remote[:32], local[:32], atol=0.1, rtol=0)
+    np.testing.assert_allclose(remote[32:], local[32:], rtol=0.3, atol=0)
+
+
 def deal(lines: list[str], directory: Path) -> None:
     """Files of which `sync` runs two at a time, and files with the batches of both joined."""
     for which in ("sync", "local"):

@@ -10,8 +10,8 @@ from elasticrec import _core
 from elasticrec.config.publish import Gate
 from elasticrec.coordinator.security import Security
 from elasticrec.cube.deliver import Delivery
-from elasticrec.cube.replicas import StoreReplicas
 from elasticrec.cube.patience import Patience
+from elasticrec.cube.replicas import StoreReplicas
 from elasticrec.cube.rollout import Replica
 from elasticrec.launch.status import _store_lines
 from elasticrec.repository.repository import Repository

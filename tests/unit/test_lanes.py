@@ -1,11 +1,16 @@
 """Lanes: flights side by side over one stream, its ends and its errors."""
 
+import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from elasticrec.config import Job, parse_job
 from elasticrec.config.train import ParameterServers
@@ -13,6 +18,7 @@ from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import Named
 from elasticrec.training.lanes import Lanes, num_lanes
+from elasticrec.training.remote import RemoteNetwork, networks_of
 
 WAIT_S = 30
 
@@ -121,14 +127,97 @@ def test_each_lane_asks_for_dense_values_of_its_own() -> None:
         assert set(world.dense) == expected
 
 
+def test_a_unit_whose_last_batch_was_applied_before_is_done_when_the_next_begins() -> None:
+    """A trainer died with an earlier batch: what is everywhere does not come again."""
+    world = World()
+    told: list[list[int]] = []
+
+    def stream() -> Iterator[Named]:
+        yield Named(Batch(5, 2), is_last=False)  # type: ignore[arg-type]
+        yield from units(4)
+        told.append(list(world.done))
+
+    world.lanes(1, max_in_flight=1).run(stream())
+    assert told == [[5]]
+    assert world.done == [5, 0]
+
+
+def test_who_tells_of_a_unit_and_who_takes_one_are_never_two() -> None:
+    """Both ask the coordinator on one connection."""
+    world = World()
+    busy = threading.Lock()
+
+    def alone() -> None:
+        assert busy.acquire(blocking=False)
+        threading.Event().wait(0.001)
+        busy.release()
+
+    def stream() -> Iterator[Named]:
+        for one in units(*[2] * 40):
+            alone()
+            yield one
+
+    done = world.done.append
+
+    def telling(unit: int) -> None:
+        alone()
+        done(unit)
+
+    lanes = world.lanes(4)
+    lanes._done = telling
+    lanes.run(stream())
+    assert sorted(world.done) == list(range(40))
+
+
+class GoneError(UnavailableError):
+    """Something that holds on to a failed run."""
+
+
+def test_what_failed_is_not_kept() -> None:
+    """Connections end with the last reference to their client, not with a collection of garbage."""
+    world = World()
+
+    def failing(lane: int, named: Named) -> Any:
+        raise GoneError("gone")
+
+    world.step = failing  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        with contextlib.suppress(GoneError):
+            world.lanes(2).run(units(10))
+        alive = weakref.ref(world)
+        del world, failing
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_lanes_that_cannot_be_started_end_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, start = World(), threading.Thread.start
+
+    def failing(thread: threading.Thread) -> None:
+        if thread.name == "lane-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        world.lanes(4).run(units(100_000))
+    assert lanes_alive() == []
+    assert len(world.stepped) < 100_000
+
+
+def lanes_alive() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lane-")]
+
+
 @pytest.mark.parametrize("where", ["stream", "step", "first"])
 def test_an_error_of_one_lane_ends_them_all_and_is_raised(where: str) -> None:
     world = World()
-    before = threading.active_count()
     error = UnavailableError("ps shard 0: it is gone")
 
     def stream() -> Iterator[Named]:
-        for at, one in enumerate(units(1000)):
+        for at, one in enumerate(units(100_000)):
             if where == "stream" and at == 20:
                 raise error
             yield one
@@ -144,9 +233,9 @@ def test_an_error_of_one_lane_ends_them_all_and_is_raised(where: str) -> None:
     with pytest.raises(UnavailableError) as raised:
         world.lanes(3).run(stream())
     assert raised.value is error
-    assert threading.active_count() == before
+    assert lanes_alive() == []
     # the others end with the batches that they have
-    assert len(world.stepped) < 1000
+    assert len(world.stepped) < 50_000
     assert world.done == []
 
 
@@ -160,11 +249,18 @@ def job(**train: Any) -> Job:
     [
         ({"threads": 1}, 1),
         ({"threads": 2}, 2),
+        ({"threads": 5}, 4),
+        ({"threads": 6}, 3),
+        ({"threads": 7}, 3),
+        ({"threads": 10}, 3),
+        ({"threads": 11}, 2),
         ({"threads": 64}, 4),
         ({"threads": 64, "ps": {"lanes": 8}}, 8),
         ({"threads": 1, "ps": {"lanes": 3}}, 3),
         ({"threads": 4, "ps": {"max_in_flight": 1}}, 1),
-        ({"threads": 4, "ps": {"max_in_flight": 3}}, 3),
+        ({"threads": 4, "ps": {"max_in_flight": 3}}, 1),
+        ({"threads": 4, "ps": {"max_in_flight": 4}}, 2),
+        ({"threads": 1, "ps": {"max_in_flight": 9}}, 1),
         ({"threads": 4, "strategy": "sync"}, 1),
         ({"threads": 4, "strategy": "half_async", "ps": {"lanes": 3}}, 1),
     ],
@@ -178,8 +274,29 @@ def test_more_lanes_than_batches_in_flight_are_refused() -> None:
         job(ps={"lanes": 3, "max_in_flight": 2})
 
 
-def test_shares_are_of_the_time_of_all_lanes() -> None:
+def test_shares_are_of_the_time_of_all_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("elasticrec.training.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
     clock = StageClock(4)
-    for _ in range(4):
-        clock.add("forward", clock.elapsed)
-    assert 0.5 < clock.shares()["forward"] <= 1.0
+    with clock.stage("forward"):
+        now[0] += 6
+    with clock.stage("idle", clock.lanes):
+        now[0] += 4
+    assert clock.shares() == {"forward": 6 / 40, "idle": 16 / 40}
+    assert clock.lap() == clock.shares()
+
+
+def test_networks_of_lanes_share_the_threads_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    one, two = networks_of(job(threads=5), print, StageClock(2))
+    assert threads == [2, 2]
+    assert torch.equal(one.dense.values, two.dense.values)
+    one.dense.values.zero_()
+    assert two.dense.values.any()
+    assert [network.model(*inputs(network)).sum().item() == 0 for network in (one, two)] == [True, False]
+
+
+def inputs(network: RemoteNetwork) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    columns = {column.name: torch.ones(2, 4, column.width) for column in network.model.columns}
+    return columns, torch.ones(2, 0)

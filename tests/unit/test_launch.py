@@ -239,6 +239,8 @@ def launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
 def test_trainers_of_a_machine_share_its_cores(
     launched: Launched, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
 ) -> None:
+    """And go on with their share when the run is scaled: with `sync` another number would be other bits."""
+    launched.launcher._needed["trainer"] = 5
     told = []
     popen = SimpleNamespace(Popen=lambda *_, env, **__: told.append(env["ELASTICREC_THREADS"]), DEVNULL=None)
     monkeypatch.setattr("elasticrec.launch.local.subprocess", popen)

@@ -109,7 +109,7 @@ class ParameterServers(Section):
         ge=1,
         le=1024,
         description="Batches that a trainer of strategy `async` steps at once; they share its threads. Null for as "
-        "many as it has threads, at most 4 and `max_in_flight`.",
+        "many as it has threads, at most 4 and half of `max_in_flight`.",
     )
     max_in_flight: int | None = Field(
         default=None,
@@ -213,7 +213,8 @@ class Train(Section):
         default=None,
         ge=1,
         le=4096,
-        description="Threads of the network; null for all cores, 1 for the same bits each run.",
+        description="Threads of the network; null for all cores, which trainers on one machine share; 1 for the same "
+        "bits each run.",
     )
     warm_start: str | None = Field(
         default=None,

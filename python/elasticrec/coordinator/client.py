@@ -45,7 +45,8 @@ class Term:
 
 
 class CoordinatorClient:
-    """One connection, for one thread. Requests are sent again until `deadline_s` is over: all may be repeated."""
+    """One connection, for one thread at a time. Requests are sent again until `deadline_s` is over: all may be
+    repeated."""
 
     def __init__(
         self,

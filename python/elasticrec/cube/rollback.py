@@ -53,9 +53,7 @@ class Rollback:
     def _step(self, state: Current, number: int) -> Decision:
         """Offer the version if the store has it, else have it loaded."""
         shards = tuple(tuple(replicas) for replicas in self.replicas.look())
-        decision = self.patience.decide(
-            Seen(shards, state.version, (), is_held=True, wanted=number), self.min_ready
-        )
+        decision = self.patience.decide(Seen(shards, state.version, (), is_held=True, wanted=number), self.min_ready)
         if decision.offer == number:
             # it is not, if it is wanted no more: the next look sees that
             self.repository.complete_rollback(number)

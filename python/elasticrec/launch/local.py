@@ -107,8 +107,8 @@ class LocalLauncher:
             environment.TLS_CA: security.ca,
             environment.PARENT: str(os.getpid()),
             environment.NAME: child.name,
-            # all trainers of this machine share it
-            environment.THREADS: str(max(num_cores() // self._needed["trainer"], 1)),
+            # those of the job share this machine; the same for all, whenever they are started: it may change bits
+            environment.THREADS: str(max(num_cores() // self._job.train.trainers, 1)),
         }
         with log_path(self._run, child.name).open("ab") as log:
             child.process = subprocess.Popen(

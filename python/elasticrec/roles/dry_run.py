@@ -5,43 +5,71 @@ What it reaches is what trainers could reach if servers and network took no time
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
+from typing import Any
 
 from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.data.batches import open_batches
 from elasticrec.data.units import plan_units
 from elasticrec.errors import ConfigError
+from elasticrec.training.clock import StageClock
+from elasticrec.training.groups import Named
+from elasticrec.training.lanes import Lanes, num_lanes
 from elasticrec.training.read import cut_of
-from elasticrec.training.remote import RemoteNetwork
+from elasticrec.training.remote import RemoteNetwork, figures_of, networks_of
 from elasticrec.training.stop import stopping
+
+
+class _NoServers:
+    """Answers at once, and keeps nothing."""
+
+    def pull(self, batch: _core.Batch, *, dense: bool) -> Any:
+        return None
+
+    def acknowledged(self, pushing: Any) -> tuple[bool, bool]:
+        return False, False
 
 
 def run_dry(job: Job, say: Callable[[str], None]) -> None:
     """One trainer over the training data once, with rows of zeros; nothing is written."""
     if job.train.mode != "ps":
         raise ConfigError(f"{job.source}: train.mode: expected `ps` for a dry run without servers, got `local`")
-    network = RemoteNetwork(job, say)
-    width = sum(column.width for column in network.model.columns)
+    clock = StageClock(num_lanes(job))
+    networks = networks_of(job, say, clock)
     units = plan_units(match_files(job, "train"), cut_of(job), 0, 0)
     parser = _core.Parser(json.dumps(job.features()))
     asked: list[bool] = []
-    start = next_line = time.monotonic()
-    with stopping(lambda: asked.append(True)), closing(open_batches(job, parser, units, shuffle=False)) as reader:
-        batches = iter(reader)
+
+    def rate() -> tuple[int, float]:
+        samples: int = figures_of(networks, clock)["samples"]
+        return samples, samples / max(clock.elapsed, 1e-9)
+
+    def until_asked(batches: Iterator[_core.Batch]) -> Iterator[Named]:
+        next_line = job.train.print_every_s
         while not asked:
-            with network.clock.stage("read"):
+            with clock.stage("read"):
                 batch = next(batches, None)
             if batch is None:
-                break
-            network.learn(batch, network.rows_of(batch, width).zero_())
-            if time.monotonic() - next_line >= job.train.print_every_s:
-                next_line = time.monotonic()
-                say(f"{network.num_samples:>12,} samples, {network.num_samples / (next_line - start):,.0f} a second")
+                return
+            if clock.elapsed >= next_line:
+                next_line = clock.elapsed + job.train.print_every_s
+                say("{:>12,} samples, {:,.0f} a second".format(*rate()))
+            yield Named(batch, is_last=False)
+
+    steps = [partial(_learn, network) for network in networks]
+    lanes = Lanes(_NoServers(), steps, lambda _: None, job.train.ps, clock)
+    start = time.monotonic()
+    with stopping(lambda: asked.append(True)), closing(open_batches(job, parser, units, shuffle=False)) as reader:
+        lanes.run(until_asked(iter(reader)))
     seconds = time.monotonic() - start
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in network.clock.shares().items() if share >= 0.01)
-    say(
-        f"dry run of one trainer: {network.num_samples:,} samples in {seconds:.1f} s, "
-        f"{network.num_samples / seconds:,.0f} a second; {shares}"
-    )
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in clock.shares().items() if share >= 0.01)
+    samples, _ = rate()
+    say(f"dry run of one trainer: {samples:,} samples in {seconds:.1f} s, {samples / seconds:,.0f} a second; {shares}")
+
+
+def _learn(network: RemoteNetwork, named: Named, _: Any) -> Any:
+    width = sum(column.width for column in network.model.columns)
+    network.learn(named.batch, network.rows_of(named.batch, width).zero_())

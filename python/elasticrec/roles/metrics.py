@@ -82,7 +82,7 @@ def trainer_text(index: int, figures: Figures, seconds: dict[str, float]) -> str
     found.add(
         "stage_seconds_total",
         "counter",
-        "Time of the training loop by stage; `wait` is for data, `idle` for a unit.",
+        "Time of the training loop by stage, of all lanes together; `wait` is for data, `idle` for a unit.",
         *(({"stage": stage}, value) for stage, value in sorted(seconds.items())),
     )
     found.add("uptime_seconds", "gauge", "Since its start.", figures["uptime_s"])

@@ -26,7 +26,7 @@ from elasticrec.training.geo import Geo
 from elasticrec.training.groups import Group, Named, grouped, named
 from elasticrec.training.half_async import HalfAsync
 from elasticrec.training.lanes import Lanes, num_lanes
-from elasticrec.training.remote import RemoteNetwork, figures_of
+from elasticrec.training.remote import RemoteNetwork, figures_of, networks_of
 
 Say = Callable[[str], None]
 
@@ -64,9 +64,8 @@ class TrainerProcess:
         self._job, self._options, self._say = job, options, say
         self._start = read_start(options.run)
         self._parser = _core.Parser(json.dumps(job.features()))
-        lanes = num_lanes(job)
-        self.clock = StageClock(lanes)
-        self._networks = [RemoteNetwork(job, say, self.clock, lanes) for _ in range(lanes)]
+        self.clock = StageClock(num_lanes(job))
+        self._networks = networks_of(job, say, self.clock)
         # the one of strategies that step one batch at a time
         self.network = self._networks[0]
         self.leaving = Leaving()
@@ -104,7 +103,7 @@ class TrainerProcess:
                 if answer.get("finished") or any(c["command"] == "stop" for c in answer["commands"]):
                     return
                 if answer["unit"] is None:
-                    with self.clock.stage("idle"):
+                    with self.clock.stage("idle", self.clock.lanes):
                         self.leaving.wait(answer["wait_s"])
                 else:
                     self._work(answer)
@@ -285,6 +284,8 @@ class TrainerProcess:
     def _train(self, servers: _core.PsClient, unit: Unit, answer: Answer) -> None:
         """Train a unit by itself; names that are everywhere are left out."""
         skip = frozenset(answer["skip"])
+        for network in self._networks:
+            network.buffer_share = 1 / (answer["trainers"] * len(self._networks))
         if self._job.train.strategy == "async":
             source = Source(partial(self._lease_beside, servers), self._begin, self._take, self._parser)
             stream = UnitStream(source, answer)

@@ -81,11 +81,11 @@ class FlatParameters:
         """The float buffers, such as the means of BatchNorm, as they are now."""
         return self.values[self.num_parameters :].clone()
 
-    def change(self, before: Tensor) -> Vector:
-        """The gradient of the parameters, and what a forward changed in the buffers since `before`."""
+    def change(self, before: Tensor, share: float = 1.0) -> Vector:
+        """The gradient of the parameters, and a share of what a forward changed in the buffers since `before`."""
         if not len(before):
             return self.gradient
-        changes = self.values[self.num_parameters :] - before
+        changes = (self.values[self.num_parameters :] - before) * share
         return np.concatenate([self.gradient, changes.numpy()])
 
     def step(self) -> None:

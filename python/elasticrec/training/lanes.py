@@ -22,10 +22,15 @@ _IN_FLIGHT = 3
 
 def num_lanes(job: Job) -> int:
     """Batches that a trainer steps at once; the threads of the network are dealt out to them."""
-    ps = job.train.ps
+    ps, threads = job.train.ps, num_threads(job)
     if job.train.strategy != "async":
         return 1
-    return ps.lanes or min(num_threads(job), _MOST_LANES, ps.max_in_flight or _MOST_LANES)
+    if ps.lanes is not None:
+        return ps.lanes
+    # a lane with one batch in flight would wait for its rows and for its push
+    most = _MOST_LANES if ps.max_in_flight is None else min(_MOST_LANES, max(ps.max_in_flight // 2, 1))
+    # one thread may be left over, the reader has use for it
+    return max(lanes for lanes in range(1, most + 1) if threads - lanes * (threads // lanes) <= 1 and lanes <= threads)
 
 
 class Lanes:
@@ -52,19 +57,26 @@ class Lanes:
         """Train on batches; all of them are acknowledged in the end, and `done` hears of every unit that came to its
         last batch. An error of one lane ends the others with the batches that they have."""
         stream = _Stream(batches, self._done, self._clock)
-        first, *others = (
-            threading.Thread(target=_fly, args=(flight, stream), name=f"lane-{lane}")
-            for lane, flight in enumerate(self._flights)
-        )
-        for thread in others:
-            thread.start()
-        # its own thread hears of signals
-        first.run()
-        for thread in others:
+        started: list[threading.Thread] = []
+        try:
+            for lane, flight in list(enumerate(self._flights))[1:]:
+                thread = threading.Thread(target=_fly, args=(flight, stream), name=f"lane-{lane}")
+                thread.start()
+                started.append(thread)
+            # the caller's thread hears of signals
+            self._flights[0].run(stream)
+        except BaseException as error:
+            stream.fail(error)
+        for thread in started:
             thread.join()
         self.most = max(self.most, stream.most)
-        if stream.failure is not None:
-            raise stream.failure
+        failure, stream.failure = stream.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                # an error that its own traceback holds would keep the connections open
+                del failure
 
 
 class _Stream:
@@ -82,28 +94,35 @@ class _Stream:
         """What ended it before its end."""
 
     def take(self) -> Named | None:
-        with self._clock.stage("wait"):
-            self._lock.acquire()
-        try:
+        waiting = self._clock.now()
+        with self._lock:
+            self._clock.add("wait", self._clock.now() - waiting)
             named = None if self.failure is not None else next(self._batches, None)
-            if named is not None:
-                unit = named.batch.unit
-                self._in_flight[unit] = self._in_flight.get(unit, 0) + 1
-                self.most = max(self.most, sum(self._in_flight.values()))
-                if named.is_last:
-                    self._whole.add(unit)
+            if named is None:
+                return None
+            unit = named.batch.unit
+            # the last batch of one before may have been applied in an earlier run, and does not come
+            self._whole |= self._in_flight.keys() - {unit}
+            self._in_flight[unit] = self._in_flight.get(unit, 0) + 1
+            self.most = max(self.most, sum(self._in_flight.values()))
+            if named.is_last:
+                self._whole.add(unit)
+            self._tell()
             return named
-        finally:
-            self._lock.release()
 
     def end(self, named: Named) -> None:
-        unit = named.batch.unit
+        waiting = self._clock.now()
         with self._lock:
-            self._in_flight[unit] -= 1
-            if not self._in_flight[unit] and unit in self._whole:
-                del self._in_flight[unit]
-                self._whole.remove(unit)
-                self._done(unit)
+            self._clock.add("acknowledge", self._clock.now() - waiting)
+            self._in_flight[named.batch.unit] -= 1
+            self._tell()
+
+    def _tell(self) -> None:
+        """Of units of which nothing is in flight and nothing comes any more."""
+        for unit in [unit for unit in self._whole if not self._in_flight[unit]]:
+            del self._in_flight[unit]
+            self._whole.remove(unit)
+            self._done(unit)
 
     def fail(self, error: BaseException) -> None:
         with self._lock:
@@ -119,4 +138,5 @@ def _fly(flight: Flight, stream: _Stream) -> None:
 
 def _dealt(number: int, parts: int) -> list[int]:
     """As equal as may be, none of them empty."""
-    return [max(number // parts + (part < number % parts), 1) for part in range(parts)]
+    assert parts <= number, "the job was checked"
+    return [number // parts + (part < number % parts) for part in range(parts)]

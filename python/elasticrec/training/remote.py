@@ -1,5 +1,6 @@
 """The network of a trainer whose rows and parameters are on servers: a batch comes, what it learned goes."""
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.models import Model
 from elasticrec.training.clock import StageClock
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.forward import forward
@@ -44,20 +46,23 @@ class Learned:
 class RemoteNetwork:
     """Forward and backward of batches whose rows and dense values come from servers."""
 
-    def __init__(self, job: Job, say: Callable[[str], None], clock: StageClock | None = None, lanes: int = 1) -> None:
-        torch.set_num_threads(max(num_threads(job) // lanes, 1))
+    def __init__(
+        self, job: Job, say: Callable[[str], None], clock: StageClock | None = None, model: Model | None = None
+    ) -> None:
+        self.clock = clock or StageClock()
+        torch.set_num_threads(max(num_threads(job) // self.clock.lanes, 1))
         self._job, self._say = job, say
         # torch has one generator for all threads: lanes cannot each have the numbers of their batch
-        self._is_seeded = lanes == 1
-        if not self._is_seeded:
-            torch.seed()
-        self.model = build_model(job)
+        self._is_seeded = self.clock.lanes == 1
+        self.model = model or build_model(job)
         self._scorer = Scorer(self.model, job.data.negative_rate)
         self.dense = FlatParameters(self.model, job)
         self._num_cells = sum(slot.sequence or 1 for slot in job.data.inputs)
         self._buffer = torch.empty(0)
         self._scorer.train()
-        self.clock = clock or StageClock()
+        self.buffer_share = 1.0
+        """What a change of the buffers counts for, where others change them at the same time: each is made from values
+        as old as there are others, and their sum would swing."""
         self.num_samples = 0
         self.num_batches = 0
         self.num_pulls = 0
@@ -89,7 +94,7 @@ class RemoteNetwork:
         with self.clock.stage("metrics"):
             sums = self._with_records(batch, *flat_sums(logits.detach().numpy(), batch.labels, batch.weights))
         # all of a batch is applied or nothing: without a number for a scale the push only counts
-        change = self.dense.change(buffers)
+        change = self.dense.change(buffers, self.buffer_share)
         is_finite = self.dense.gradient_is_finite() and math.isfinite(float(change[self.dense.num_parameters :].sum()))
         if not is_finite:
             # every server has some of it, whatever its signs; and nothing of it may stay here
@@ -142,6 +147,16 @@ class RemoteNetwork:
         end = FLAT_SIZE * len(self._job.data.labels)
         counts = np.array([batch.num_records, batch.num_bad], np.float64)
         return np.append(places, np.array([end, end + 1], np.uint32)), np.append(values, counts)
+
+
+def networks_of(job: Job, say: Callable[[str], None], clock: StageClock) -> list[RemoteNetwork]:
+    """A network for each lane of a clock; the user's code is run once."""
+    model = build_model(job)
+    if clock.lanes > 1:
+        torch.seed()
+    # copied before its parameters move into a flat vector
+    models = [model, *(copy.deepcopy(model) for _ in range(clock.lanes - 1))]
+    return [RemoteNetwork(job, say, clock, one) for one in models]
 
 
 def figures_of(networks: Sequence[RemoteNetwork], clock: StageClock) -> dict[str, Any]:
