@@ -137,8 +137,9 @@ def test_means_of_a_batch_norm_do_not_swing_with_many_lanes(tmp_path: Path) -> N
     local, remote = trained
     # the variance of means of rows between -0.5 and 0.5, whatever they learned
     assert 0.05 < local[32:].min() and local[32:].max() < 1
-    np.testing.assert_allclose(remote[:32], local[:32], atol=0.1, rtol=0)
-    np.testing.assert_allclose(remote[32:], local[32:], rtol=0.3, atol=0)
+    np.testing.assert_allclose(remote[:32], local[:32], atol=0.2, rtol=0)
+    ratios = remote[32:] / local[32:]
+    assert 0.3 < ratios.min() and ratios.max() < 3
 
 
 def deal(lines: list[str], directory: Path) -> None:

@@ -224,10 +224,10 @@ def _best(loads: dict[Shape, tuple[Any, Process]], seconds: float) -> Shape:
 
 def _sockets(sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], say: Callable[[str], None]) -> Result:
     """Through a socket, as fast as answers come, and at the same offered load; Redis, by its threads, in turns."""
-    loads = {shape: cube.load(sizes.rows, 1, *shape) for shape in _SHAPES}
+    loads: dict[Shape, _core.CubeLoad] = {shape: cube.load(sizes.rows, 1, *shape) for shape in _SHAPES}
     shape = _best({shape: (load, cube) for shape, load in loads.items()}, sizes.seconds / 4)
     empty = cube.load(sizes.rows, _EMPTY, *shape)
-    rivals = {
+    rivals: dict[Shape, tuple[_core.RedisLoad, Process]] = {
         (threads, *each): (_redis_load(address, sizes.rows, each), process)
         for threads, (process, address) in redis.items()
         for each in _REDIS_SHAPES
