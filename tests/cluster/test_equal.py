@@ -126,7 +126,7 @@ def test_means_of_a_batch_norm_are_those_of_local_training(tmp_path: Path) -> No
 def test_means_of_a_batch_norm_do_not_swing_with_many_lanes(tmp_path: Path) -> None:
     """Each change of a mean is made from one that is dozens of pushes old: their plain sum grows without end."""
     trained = []
-    for mode, more in (("local", {}), ("ps", {"trainers": 3, "ps": {"lanes": 4, **LONG}})):
+    for mode, more in (("local", {}), ("ps", {"trainers": 3, "ps": {"lanes": 12, **LONG}})):
         write_demo(tmp_path / mode / "data", samples=100_000, slots=8, hours=1, seed=1)
         (tmp_path / mode / "my_model.py").write_text(WITH_BUFFERS)
         job = job_of("adagrad", mode=mode, **more)
