@@ -51,6 +51,9 @@ pub(crate) const NONE: Partition =
 pub(crate) trait Blocks<'a>: Copy {
     fn bytes_of(self, partition: &Partition) -> &'a [u8];
 
+    /// Whether nobody can change the bytes after they were checked.
+    const ARE_OWN: bool;
+
     #[inline]
     fn index_of(self, partition: &Partition) -> &'a [Bucket] {
         let bytes = self.bytes_of(partition).get(partition.index_offset..partition.rows_offset);
@@ -59,6 +62,8 @@ pub(crate) trait Blocks<'a>: Copy {
 }
 
 impl<'a> Blocks<'a> for &'a [PartFile] {
+    const ARE_OWN: bool = false;
+
     #[inline]
     fn bytes_of(self, partition: &Partition) -> &'a [u8] {
         self.get(partition.part as usize).map_or(&[], PartFile::bytes)
@@ -66,6 +71,8 @@ impl<'a> Blocks<'a> for &'a [PartFile] {
 }
 
 impl<'a> Blocks<'a> for &'a [u8] {
+    const ARE_OWN: bool = true;
+
     #[inline]
     fn bytes_of(self, _: &Partition) -> &'a [u8] {
         self

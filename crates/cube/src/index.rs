@@ -44,7 +44,7 @@ pub(crate) trait Compare {
     /// A bit for the slot that has the sign, if one has.
     #[inline(always)]
     fn found(bucket: &Bucket, sign: u64) -> u32 {
-        Self::equal(bucket, sign) & ((1 << (bucket[COUNT_AT] & 7)) - 1)
+        Self::equal(bucket, sign) & ((1 << (tail(bucket) >> 32 & 7)) - 1)
     }
 
     /// The slot of a sign in a bucket.
@@ -109,7 +109,7 @@ fn equal_avx2(bucket: &Bucket, sign: u64) -> u32 {
 /// Whether a sign that belongs here, or came past, lies further on.
 #[inline]
 pub(crate) fn overflowed(bucket: &Bucket) -> bool {
-    bucket[FLAGS_AT] & OVERFLOWED != 0
+    (tail(bucket) >> 40) as u8 & OVERFLOWED != 0
 }
 
 /// The signs in a bucket.
@@ -355,7 +355,13 @@ pub(crate) fn sign_at(bucket: &Bucket, slot: usize) -> u64 {
 
 #[inline]
 pub(crate) fn first_row(bucket: &Bucket) -> u32 {
-    u32::from_le_bytes(std::array::from_fn(|i| bucket[FIRST_ROW_AT + i]))
+    tail(bucket) as u32
+}
+
+/// What stands behind the signs, in one word: first row, count, flags.
+#[inline(always)]
+fn tail(bucket: &Bucket) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|i| bucket[FIRST_ROW_AT + i]))
 }
 
 #[cfg(test)]

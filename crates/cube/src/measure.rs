@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use elasticrec_table::measure::{draw_lines, gather};
 use elasticrec_table::partition::{mix, partition_of};
+use elasticrec_table::prefetch::prefetch_far;
 
 use crate::{Changes, Column, Cube, CubeError, CubeWriter, DeltaFile, DeltaWriter, RowType, View};
 
@@ -142,7 +143,7 @@ impl Bench {
         draw_lines(memory.len(), BATCH * lines_a_key, &mut self.drawn, &mut self.lines);
         self.gathered.resize(self.lines.len(), [0; LINE]);
         let out = black_box(&mut self.gathered[..]);
-        seconds(|| gather(memory, &self.lines, lines_a_key, out))
+        seconds(|| gather(memory, &self.lines, lines_a_key, out, prefetch_far))
     }
 }
 

@@ -1,9 +1,10 @@
 //! A batch of keys through the partitions of a cube: memory is asked ahead, so that the waits of many keys overlap.
 
 use std::hint::select_unpredictable as select;
+use std::marker::PhantomData;
 
 use elasticrec_table::partition::{mix, partition_of_mixed};
-use elasticrec_table::prefetch::prefetch_read;
+use elasticrec_table::prefetch::prefetch_far;
 
 use crate::cube::{Blocks, NONE, Partition};
 use crate::index::{self, Answer, BUCKET_BYTES, Bucket, Compare, Plain};
@@ -90,9 +91,16 @@ struct Probe<'a> {
 /// A key that waits for its row.
 #[derive(Clone, Copy)]
 struct Answered<'a> {
-    row: &'a [u8],
+    row: Row<'a>,
     place: usize,
     is_present: bool,
+}
+
+/// So many bytes as a row of the search has; without their number, which is the same for all of them.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    start: *const u8,
+    _bytes: PhantomData<&'a [u8]>,
 }
 
 impl<'a, B: Blocks<'a>> Search<'a, B> {
@@ -100,7 +108,7 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
     #[inline(always)]
     pub(crate) fn all<C: Compare>(&self, keys: &impl Keys, sink: &mut impl Sink) -> usize {
         let Some(first) = keys.key(0) else { return 0 };
-        let nothing = Answered { row: zeros(self.row_bytes), place: first.0, is_present: false };
+        let nothing = Answered { row: Row::of_zeros(), place: first.0, is_present: false };
         let mut lanes = Lanes { probes: [self.start(first); LANES], rows: [nothing; LANES] };
         let mut next = 0;
         while next < LANES
@@ -109,7 +117,7 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
             lanes.probes[next] = self.start(key);
             // zeros before the answer
             lanes.rows[next].place = key.0;
-            prefetch_read(lanes.probes[next].bucket);
+            prefetch_far(lanes.probes[next].bucket);
             next += 1;
         }
         let num_lanes = next;
@@ -117,14 +125,14 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
         while let Some(key) = keys.key(next) {
             let lane = turn % LANES;
             turn += 1;
-            hits += lanes.hand_over(lane, sink);
+            hits += self.hand_over(&lanes, lane, sink);
             if self.turn::<C>(&mut lanes, lane) {
                 lanes.probes[lane] = self.go_on(&lanes.probes[lane]);
             } else {
                 lanes.probes[lane] = self.start(key);
                 next += 1;
             }
-            prefetch_read(lanes.probes[lane].bucket);
+            prefetch_far(lanes.probes[lane].bucket);
         }
         hits + self.finish::<C>(&mut lanes, num_lanes, sink)
     }
@@ -136,15 +144,15 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
         let mut is_open: [bool; LANES] = std::array::from_fn(|lane| lane < num_lanes);
         while is_open.contains(&true) {
             for (lane, is_open) in is_open.iter_mut().enumerate().filter(|(_, is_open)| **is_open) {
-                hits += lanes.hand_over(lane, sink);
+                hits += self.hand_over(lanes, lane, sink);
                 *is_open = self.turn::<C>(lanes, lane);
                 if *is_open {
                     lanes.probes[lane] = self.go_on(&lanes.probes[lane]);
-                    prefetch_read(lanes.probes[lane].bucket);
+                    prefetch_far(lanes.probes[lane].bucket);
                 }
             }
         }
-        hits + (0..num_lanes).map(|lane| lanes.hand_over(lane, sink)).sum::<usize>()
+        hits + (0..num_lanes).map(|lane| self.hand_over(lanes, lane, sink)).sum::<usize>()
     }
 
     /// Searches the bucket of a lane and asks for the row; true if its key has to go on to another bucket.
@@ -153,11 +161,16 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
         let Probe { bucket, partition, sign, place, num_further, .. } = lanes.probes[lane];
         let found = C::found(bucket, sign);
         let is_present = found != 0;
-        let number = select(is_present, index::first_row(bucket).wrapping_add(found.trailing_zeros()), 0);
-        let row = select(is_present, self.row(partition, number), zeros(self.row_bytes));
-        prefetch_row(row);
+        let number = index::first_row(bucket).wrapping_add(found.trailing_zeros());
+        let start = self.row_start(partition, number);
+        let row = Row { start: select(is_present, start, ZEROS.as_ptr()), _bytes: PhantomData };
+        prefetch_bytes(row.start, self.row_bytes);
         lanes.rows[lane] = Answered { row, place, is_present };
-        !is_present & index::overflowed(bucket) & (num_further > 0)
+        // most are present, so that is asked first: whether a bucket leads on nobody can guess
+        if is_present {
+            return false;
+        }
+        index::overflowed(bucket) & (num_further > 0)
     }
 
     /// The row of one sign.
@@ -207,38 +220,62 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
         unsafe { &*bytes.as_ptr().add(start).cast() }
     }
 
-    /// A row whose number was checked on open; zeros beyond the rows that there are.
+    /// A row that the index of a partition names.
     #[inline(always)]
     fn row(&self, partition: &Partition, number: u32) -> &'a [u8] {
         let start = partition.rows_offset + number as usize * self.row_bytes;
         self.blocks.bytes_of(partition).get(start..start + self.row_bytes).unwrap_or(zeros(self.row_bytes))
     }
-}
 
-impl Lanes<'_> {
+    /// The first byte of a row that the index of a partition names; of other numbers it may be any address.
+    #[inline(always)]
+    fn row_start(&self, partition: &Partition, number: u32) -> *const u8 {
+        if !B::ARE_OWN {
+            // a file may change after it was checked
+            return self.row(partition, number).as_ptr();
+        }
+        let bytes = self.blocks.bytes_of(partition);
+        bytes.as_ptr().wrapping_add(partition.rows_offset + number as usize * self.row_bytes)
+    }
+
     /// Gives away what has come; returns whether that is a row.
     #[inline(always)]
-    fn hand_over(&self, lane: usize, sink: &mut impl Sink) -> usize {
-        let Answered { row, place, is_present } = self.rows[lane];
+    fn hand_over(&self, lanes: &Lanes<'a>, lane: usize, sink: &mut impl Sink) -> usize {
+        let Answered { row, place, is_present } = lanes.rows[lane];
+        // SAFETY: it is a row of this search, which `Partition::check` saw inside of bytes that never change, or was
+        // looked at when it was found; or zeros, of which there are as many as the longest row has.
+        let row = unsafe { std::slice::from_raw_parts(row.start, self.row_bytes) };
         sink.put(place, row, is_present);
         usize::from(is_present)
     }
 }
 
+impl Row<'_> {
+    fn of_zeros() -> Self {
+        Row { start: ZEROS.as_ptr(), _bytes: PhantomData }
+    }
+}
+
+static ZEROS: [u8; MAX_ROW_BYTES] = [0; MAX_ROW_BYTES];
+
 /// A row of zeros.
 #[inline(always)]
 pub(crate) fn zeros(row_bytes: usize) -> &'static [u8] {
-    static ZEROS: [u8; MAX_ROW_BYTES] = [0; MAX_ROW_BYTES];
     ZEROS.get(..row_bytes).unwrap_or(&ZEROS)
 }
 
 /// Asks for the lines of a row; a packed one starts anywhere in a line, and so may touch one more.
 #[inline(always)]
 pub(crate) fn prefetch_row(row: &[u8]) {
+    prefetch_bytes(row.as_ptr(), row.len());
+}
+
+#[inline(always)]
+fn prefetch_bytes(start: *const u8, length: usize) {
     let mut ahead = 0;
-    while ahead < row.len().min(ROW_LINES_AHEAD * LINE) {
-        prefetch_read(row.as_ptr().wrapping_add(ahead));
+    while ahead < length.min(ROW_LINES_AHEAD * LINE) {
+        prefetch_far(start.wrapping_add(ahead));
         ahead += LINE;
     }
-    prefetch_read(row.as_ptr().wrapping_add(row.len().saturating_sub(1)));
+    prefetch_far(start.wrapping_add(length.saturating_sub(1)));
 }

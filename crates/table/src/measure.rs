@@ -133,7 +133,7 @@ impl Bench {
         let out = black_box(&mut self.gathered[..]);
         match write {
             true => seconds(|| area.update(&self.lines, lines_a_key, out)),
-            false => seconds(|| gather(area.lines, &self.lines, lines_a_key, out)),
+            false => seconds(|| gather(area.lines, &self.lines, lines_a_key, out, prefetch_read)),
         }
     }
 }
@@ -158,13 +158,20 @@ pub fn draw_lines(num_lines: usize, count: usize, drawn: &mut u64, lines: &mut V
     }
 }
 
-/// Copies cache lines side by side with prefetch and nothing else: what the memory allows.
+/// Copies cache lines side by side with prefetch and nothing else: what the memory allows. `prefetch` is the kind that
+/// whoever is compared with it uses.
 #[inline(never)]
-pub fn gather<L: Copy>(memory: &[L], lines: &[u32], lines_a_key: usize, out: &mut [L]) {
+pub fn gather<L: Copy>(
+    memory: &[L],
+    lines: &[u32],
+    lines_a_key: usize,
+    out: &mut [L],
+    prefetch: impl Fn(*const L) + Copy,
+) {
     let ahead = AHEAD * lines_a_key;
     for (at, out) in out.iter_mut().enumerate() {
         if let Some(&next) = lines.get(at + ahead) {
-            prefetch_read(&raw const memory[next as usize]);
+            prefetch(&raw const memory[next as usize]);
         }
         *out = memory[lines[at] as usize];
     }
