@@ -45,6 +45,7 @@ class World:
         self.done: list[int] = []
         self.dense: list[int] = []
         self.hold: dict[tuple[int, int], threading.Event] = {}
+        self.step_s = 0.0
 
     def pull(self, batch: Any, *, dense: bool) -> Any:
         if dense:
@@ -58,6 +59,8 @@ class World:
     def step(self, lane: int, named: Named) -> Any:
         name = (named.batch.unit, named.batch.index)
         self.stepped.append((lane, *name))
+        # a step takes a while: who has failed comes to say so
+        threading.Event().wait(self.step_s)
         if name in self.hold:
             assert self.hold[name].wait(WAIT_S)
         return named.batch
@@ -196,6 +199,7 @@ def test_what_failed_is_not_kept() -> None:
 
 def test_lanes_that_cannot_be_started_end_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
     world, start = World(), threading.Thread.start
+    world.step_s = 0.001
 
     def failing(thread: threading.Thread) -> None:
         if thread.name == "lane-2":
@@ -216,6 +220,7 @@ def lanes_alive() -> list[str]:
 @pytest.mark.parametrize("where", ["stream", "step", "first"])
 def test_an_error_of_one_lane_ends_them_all_and_is_raised(where: str) -> None:
     world = World()
+    world.step_s = 0.001
     error = UnavailableError("ps shard 0: it is gone")
 
     def stream() -> Iterator[Named]:
