@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use elasticrec_table::part::{Kind, PartFile};
 
-use crate::index::{self, BUCKET_BYTES, Bucket, Compare};
+use crate::compare::{BUCKET_BYTES, Compare};
+use crate::index::{self, LAYOUT, SIGN_BYTES};
 use crate::memory::Memory;
 use crate::meta::Meta;
 use crate::row::RowCodec;
@@ -40,12 +41,12 @@ pub(crate) struct Partition {
     pub(crate) max_steps: u32,
     num_rows: u32,
     pub(crate) index_offset: usize,
-    pub(crate) rows_offset: usize,
+    pub(crate) records_offset: usize,
 }
 
 /// A partition without rows, for signs of those that a cube does not hold.
 pub(crate) const NONE: Partition =
-    Partition { part: 0, num_buckets: 0, max_steps: 0, num_rows: 0, index_offset: 0, rows_offset: 0 };
+    Partition { part: 0, num_buckets: 0, max_steps: 0, num_rows: 0, index_offset: 0, records_offset: 0 };
 
 /// The bytes that the offsets of a partition count in.
 pub(crate) trait Blocks<'a>: Copy {
@@ -53,12 +54,6 @@ pub(crate) trait Blocks<'a>: Copy {
 
     /// Whether nobody can change the bytes after they were checked.
     const ARE_OWN: bool;
-
-    #[inline]
-    fn index_of(self, partition: &Partition) -> &'a [Bucket] {
-        let bytes = self.bytes_of(partition).get(partition.index_offset..partition.rows_offset);
-        bytes.unwrap_or_default().as_chunks().0
-    }
 }
 
 impl<'a> Blocks<'a> for &'a [PartFile] {
@@ -105,7 +100,7 @@ impl Cube {
             let copy = &mut memory[offset..][..block.len()];
             copy.copy_from_slice(block);
             file.verify_copy(i, copy)?;
-            let partition = Partition::check(file, i, copy, cube.codec.row_bytes())?;
+            let partition = Partition::check(file, i, copy, cube.record_bytes())?;
             cube.place(&mut partitions, file.entries()[i].partition, partition.at(0, offset));
             offset += block.len().next_multiple_of(BUCKET_BYTES);
         }
@@ -124,7 +119,7 @@ impl Cube {
         for (part, file) in (0_u32..).zip(&parts) {
             for (_, i) in blocks_in(std::slice::from_ref(file), &cube.range) {
                 file.verify_block(i)?;
-                let partition = Partition::check(file, i, file.block(i), cube.codec.row_bytes())?;
+                let partition = Partition::check(file, i, file.block(i), cube.record_bytes())?;
                 let entry = file.entries()[i];
                 cube.place(&mut partitions, entry.partition, partition.at(part, entry.offset as usize));
             }
@@ -180,7 +175,7 @@ impl Cube {
             partitions: &self.partitions,
             first: self.range.start,
             num_partitions: self.num_partitions,
-            row_bytes: self.codec.row_bytes(),
+            record_bytes: self.record_bytes(),
         }
     }
 
@@ -192,12 +187,16 @@ impl Cube {
     /// The signs of a partition with their stored rows; none if the cube does not hold it.
     pub fn rows_of(&self, partition: u32) -> impl Iterator<Item = (u64, &[u8])> {
         let partition = self.partition(partition);
-        let (index, bytes) = match &self.store {
-            Store::Mapped(parts) => (parts[..].index_of(partition), parts[..].bytes_of(partition)),
-            Store::Loaded(memory) => (memory[..].index_of(partition), memory[..].bytes_of(partition)),
+        let bytes = match &self.store {
+            Store::Mapped(parts) => parts[..].bytes_of(partition),
+            Store::Loaded(memory) => memory[..].bytes_of(partition),
         };
-        let rows = bytes.get(partition.rows_offset..).unwrap_or_default();
-        index::signs(index).zip(rows.chunks_exact(self.codec.row_bytes()))
+        let records = bytes.get(partition.records_offset..).unwrap_or_default().chunks_exact(self.record_bytes());
+        records.take(partition.num_rows as usize).map(|record| (index::sign_of(record), &record[SIGN_BYTES..]))
+    }
+
+    fn record_bytes(&self) -> usize {
+        SIGN_BYTES + self.codec.row_bytes()
     }
 
     /// Rows in the partitions that it holds.
@@ -236,9 +235,9 @@ impl Cube {
 
     /// Bytes of index and rows in the partitions that it holds.
     pub fn bytes(&self) -> u64 {
-        let row_bytes = self.codec.row_bytes() as u64;
+        let record_bytes = self.record_bytes() as u64;
         let bytes_of = |partition: &Partition| {
-            u64::from(partition.num_buckets) * BUCKET_BYTES as u64 + u64::from(partition.num_rows) * row_bytes
+            u64::from(partition.num_buckets) * BUCKET_BYTES as u64 + u64::from(partition.num_rows) * record_bytes
         };
         self.partitions.iter().map(bytes_of).sum()
     }
@@ -258,35 +257,39 @@ impl Cube {
 
 impl Partition {
     /// Checks the bytes of block `i`; its offsets count from the block's first byte.
-    fn check(file: &PartFile, i: usize, block: &[u8], row_bytes: usize) -> Result<Partition, CubeError> {
+    fn check(file: &PartFile, i: usize, block: &[u8], record_bytes: usize) -> Result<Partition, CubeError> {
         let entry = file.entries()[i];
         let wrong = |what| CubeError::Block { name: file.name().to_owned(), partition: entry.partition, what };
-        let [num_buckets, reserved] = entry.aux;
+        let [num_buckets, layout] = entry.aux;
+        if layout != LAYOUT {
+            return Err(wrong(format!("expected layout {LAYOUT}, got {layout}; publish the version again")));
+        }
         let index_bytes = num_buckets.checked_mul(BUCKET_BYTES as u64);
-        let rows_bytes = entry.num_rows.checked_mul(row_bytes as u64);
-        let expected = index_bytes.zip(rows_bytes).and_then(|(index, rows)| index.checked_add(rows));
+        let records_bytes = entry.num_rows.checked_mul(record_bytes as u64);
+        let expected = index_bytes.zip(records_bytes).and_then(|(index, records)| index.checked_add(records));
         let narrow = u32::try_from(num_buckets).ok().filter(|_| entry.num_rows <= u64::from(u32::MAX));
-        let (Some(num_buckets), true) = (narrow, expected == Some(entry.length) && reserved == 0) else {
+        let (Some(num_buckets), true) = (narrow, expected == Some(entry.length)) else {
             let num_rows = entry.num_rows;
             let length = entry.length;
             return Err(wrong(format!("{num_buckets} buckets and {num_rows} rows do not make {length} bytes")));
         };
-        let (index, _) = block.split_at(num_buckets as usize * BUCKET_BYTES);
-        let max_steps = index::check(index.as_chunks().0, entry.num_rows, entry.partition, file.num_partitions());
+        let (index, records) = block.split_at(num_buckets as usize * BUCKET_BYTES);
+        let records = records.chunks_exact(record_bytes);
+        let max_steps = index::check(index.as_chunks().0, records, entry.partition, file.num_partitions());
         Ok(Partition {
             part: 0,
             num_buckets,
             max_steps: max_steps.map_err(wrong)?,
             num_rows: entry.num_rows as u32,
             index_offset: 0,
-            rows_offset: index.len(),
+            records_offset: index.len(),
         })
     }
 
     /// The same at another place.
     fn at(self, part: u32, offset: usize) -> Partition {
-        let (index_offset, rows_offset) = (self.index_offset + offset, self.rows_offset + offset);
-        Partition { part, index_offset, rows_offset, ..self }
+        let (index_offset, records_offset) = (self.index_offset + offset, self.records_offset + offset);
+        Partition { part, index_offset, records_offset, ..self }
     }
 }
 

@@ -6,6 +6,7 @@
 //! the versions in its [`Store`] over sockets, and a [`Client`] asks the servers of all partitions.
 
 pub mod client;
+mod compare;
 mod cube;
 mod delta;
 mod error;

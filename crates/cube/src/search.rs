@@ -1,18 +1,17 @@
 //! A batch of keys through the partitions of a cube: memory is asked ahead, so that the waits of many keys overlap.
 
 use std::hint::select_unpredictable as select;
-use std::marker::PhantomData;
 
 use elasticrec_table::partition::{mix, partition_of_mixed};
 use elasticrec_table::prefetch::prefetch_far;
 
+use crate::compare::{BUCKET_BYTES, Bucket, Compare, Plain};
 use crate::cube::{Blocks, NONE, Partition};
-use crate::index::{self, Answer, BUCKET_BYTES, Bucket, Compare, Plain};
+use crate::index::{self, SIGN_BYTES};
 use crate::meta::MAX_ROW_BYTES;
 
-/// Keys between the request of a cache line and its use: enough to hide the memory behind the other keys,
-/// few enough for the lines a core can have on the way.
-const LANES: usize = 16;
+/// Keys of a wave: enough to hide the memory behind the others, few enough for the lines a core can have on the way.
+const WAVE: usize = 32;
 /// Lines of a row asked for ahead; the hardware follows a longer one by itself.
 const ROW_LINES_AHEAD: usize = 8;
 const LINE: usize = 64;
@@ -61,144 +60,161 @@ pub(crate) struct Search<'a, B> {
     /// The first partition that there is.
     pub(crate) first: u32,
     pub(crate) num_partitions: u32,
-    pub(crate) row_bytes: usize,
+    pub(crate) record_bytes: usize,
 }
 
-/// Keys on their way: in each lane one that waits for a bucket, and one before it that waits for its row.
+/// Keys that go the same way together: their buckets are asked for, then these are searched and the records asked for,
+/// then the rows are handed over.
 ///
-/// A turn of a lane hands over the row that has come, searches the bucket that has, and asks for what is next: so the
-/// memory always has as much to do, and a key that has to go on to another bucket waits like any other. A key that is
-/// absent, or not found yet, hands over zeros: that costs less than a branch that guesses wrong.
-struct Lanes<'a> {
-    probes: [Probe<'a>; LANES],
-    rows: [Answered<'a>; LANES],
+/// Three waves are on their way, each a step behind the one before, so that the memory always has something to do; each
+/// step is a short loop, so that a core sees many keys ahead. A key that is absent, or not found yet, hands over zeros:
+/// that costs less than a branch that guesses wrong.
+struct Wave<'a> {
+    count: usize,
+    /// Where the answers go.
+    places: [usize; WAVE],
+    signs: [u64; WAVE],
+    tags: [u16; WAVE],
+    /// Buckets beyond their home that they have come to.
+    steps: [u32; WAVE],
+    partitions: [&'a Partition; WAVE],
+    buckets: [&'a Bucket; WAVE],
+    /// Where the records start that have their tags, and so nearly always their signs; `ZEROS` if there is none.
+    records: [*const u8; WAVE],
 }
 
-/// A key that waits for a bucket.
-#[derive(Clone, Copy)]
-struct Probe<'a> {
-    bucket: &'a Bucket,
-    partition: &'a Partition,
-    sign: u64,
-    /// Where the answer goes.
-    place: usize,
-    /// The number of the bucket.
-    at: u32,
-    /// Buckets that may still come after it.
-    num_further: u32,
-}
-
-/// A key that waits for its row.
-#[derive(Clone, Copy)]
-struct Answered<'a> {
-    row: Row<'a>,
-    place: usize,
-    is_present: bool,
-}
-
-/// So many bytes as a row of the search has; without their number, which is the same for all of them.
-#[derive(Clone, Copy)]
-struct Row<'a> {
-    start: *const u8,
-    _bytes: PhantomData<&'a [u8]>,
+/// Keys that have to go on to another bucket: with the next wave.
+struct Again {
+    count: usize,
+    /// Their places, signs and steps.
+    keys: [(usize, u64, u32); WAVE],
 }
 
 impl<'a, B: Blocks<'a>> Search<'a, B> {
     /// Hands the row of each key to `sink`, not in their order, and returns how many there are.
     #[inline(always)]
     pub(crate) fn all<C: Compare>(&self, keys: &impl Keys, sink: &mut impl Sink) -> usize {
-        let Some(first) = keys.key(0) else { return 0 };
-        let nothing = Answered { row: Row::of_zeros(), place: first.0, is_present: false };
-        let mut lanes = Lanes { probes: [self.start(first); LANES], rows: [nothing; LANES] };
-        let mut next = 0;
-        while next < LANES
-            && let Some(key) = keys.key(next)
+        let mut waves = [Wave::empty(), Wave::empty(), Wave::empty()];
+        let [mut last, mut middle, mut first] = waves.each_mut();
+        let mut again = Again { count: 0, keys: [(0, 0, 0); WAVE] };
+        let (mut hits, mut next) = (0, 0);
+        loop {
+            hits += self.hand_over(last, sink);
+            self.find::<C>(middle, &mut again);
+            next = self.start(first, keys, next, &mut again);
+            if first.count + middle.count == 0 {
+                return hits;
+            }
+            (last, middle, first) = (middle, first, last);
+        }
+    }
+
+    /// Fills a wave, first with those that go on, then with keys from `next` on, and asks for their buckets; returns the
+    /// key after them.
+    #[inline(always)]
+    fn start(&self, wave: &mut Wave<'a>, keys: &impl Keys, mut next: usize, again: &mut Again) -> usize {
+        wave.count = 0;
+        wave.steps = [0; WAVE];
+        for &(place, sign, steps) in &again.keys[..again.count.min(WAVE)] {
+            wave.steps[wave.count] = steps;
+            self.add(wave, place, sign, steps);
+        }
+        again.count = 0;
+        while wave.count < WAVE
+            && let Some((place, sign)) = keys.key(next)
         {
-            lanes.probes[next] = self.start(key);
-            // zeros before the answer
-            lanes.rows[next].place = key.0;
-            prefetch_far(lanes.probes[next].bucket);
+            self.add(wave, place, sign, 0);
             next += 1;
         }
-        let num_lanes = next;
-        let (mut hits, mut turn) = (0, 0);
-        while let Some(key) = keys.key(next) {
-            let lane = turn % LANES;
-            turn += 1;
-            hits += self.hand_over(&lanes, lane, sink);
-            if self.turn::<C>(&mut lanes, lane) {
-                lanes.probes[lane] = self.go_on(&lanes.probes[lane]);
-            } else {
-                lanes.probes[lane] = self.start(key);
-                next += 1;
-            }
-            prefetch_far(lanes.probes[lane].bucket);
-        }
-        hits + self.finish::<C>(&mut lanes, num_lanes, sink)
+        next
     }
 
-    /// There are no more keys: those on their way come to an end.
     #[inline(always)]
-    fn finish<C: Compare>(&self, lanes: &mut Lanes<'a>, num_lanes: usize, sink: &mut impl Sink) -> usize {
+    fn add(&self, wave: &mut Wave<'a>, place: usize, sign: u64, steps: u32) {
+        let at = wave.count;
+        let mixed = mix(sign);
+        let partition = self.partition_of(mixed);
+        let home = index::home_of(mixed, partition.num_buckets);
+        let bucket = self.bucket(partition, index::after(home, steps, partition.num_buckets));
+        prefetch_far(bucket);
+        wave.places[at] = place;
+        wave.signs[at] = sign;
+        wave.tags[at] = index::tag_of(mixed);
+        wave.partitions[at] = partition;
+        wave.buckets[at] = bucket;
+        wave.count += 1;
+    }
+
+    /// Searches the buckets of a wave and asks for the records.
+    #[inline(always)]
+    fn find<C: Compare>(&self, wave: &mut Wave<'a>, again: &mut Again) {
+        for at in 0..wave.count.min(WAVE) {
+            let (bucket, partition) = (wave.buckets[at], wave.partitions[at]);
+            let candidates = index::candidates::<C>(bucket, wave.tags[at]);
+            let number = index::first_row(bucket).wrapping_add(candidates.trailing_zeros());
+            let record = select(candidates != 0, self.record_start(partition, number), ZEROS.as_ptr());
+            prefetch_bytes(record, self.record_bytes);
+            wave.records[at] = record;
+            if (candidates == 0) & index::overflowed(bucket) & (wave.steps[at] < partition.max_steps) {
+                again.keys[again.count % WAVE] = (wave.places[at], wave.signs[at], wave.steps[at] + 1);
+                again.count += 1;
+            }
+        }
+    }
+
+    /// Gives away what has come; returns how many rows that is.
+    #[inline(always)]
+    fn hand_over(&self, wave: &Wave<'a>, sink: &mut impl Sink) -> usize {
         let mut hits = 0;
-        let mut is_open: [bool; LANES] = std::array::from_fn(|lane| lane < num_lanes);
-        while is_open.contains(&true) {
-            for (lane, is_open) in is_open.iter_mut().enumerate().filter(|(_, is_open)| **is_open) {
-                hits += self.hand_over(lanes, lane, sink);
-                *is_open = self.turn::<C>(lanes, lane);
-                if *is_open {
-                    lanes.probes[lane] = self.go_on(&lanes.probes[lane]);
-                    prefetch_far(lanes.probes[lane].bucket);
-                }
+        for at in 0..wave.count.min(WAVE) {
+            let (place, sign, start) = (wave.places[at], wave.signs[at], wave.records[at]);
+            // SAFETY: it is a record of this search, which `Partition::check` saw inside of bytes that never change, or
+            // was looked at when it was found; or zeros, of which there are as many as the longest record has.
+            let (found, row) = unsafe {
+                let row = std::slice::from_raw_parts(start.add(SIGN_BYTES), self.record_bytes - SIGN_BYTES);
+                (u64::from_le_bytes(start.cast::<[u8; SIGN_BYTES]>().read()), row)
+            };
+            let is_candidate = start != ZEROS.as_ptr();
+            let is_present = is_candidate & (found == sign);
+            sink.put(place, row, is_present);
+            hits += usize::from(is_present);
+            if is_candidate & !is_present {
+                hits += self.hand_over_again(sign, place, sink);
             }
         }
-        hits + (0..num_lanes).map(|lane| self.hand_over(lanes, lane, sink)).sum::<usize>()
+        hits
     }
 
-    /// Searches the bucket of a lane and asks for the row; true if its key has to go on to another bucket.
-    #[inline(always)]
-    fn turn<C: Compare>(&self, lanes: &mut Lanes<'a>, lane: usize) -> bool {
-        let Probe { bucket, partition, sign, place, num_further, .. } = lanes.probes[lane];
-        let found = C::found(bucket, sign);
-        let is_present = found != 0;
-        let number = index::first_row(bucket).wrapping_add(found.trailing_zeros());
-        let start = self.row_start(partition, number);
-        let row = Row { start: select(is_present, start, ZEROS.as_ptr()), _bytes: PhantomData };
-        prefetch_bytes(row.start, self.row_bytes);
-        lanes.rows[lane] = Answered { row, place, is_present };
-        // most are present, so that is asked first: whether a bucket leads on nobody can guess
-        if is_present {
-            return false;
-        }
-        index::overflowed(bucket) & (num_further > 0)
+    /// The key whose tag another sign has too.
+    #[cold]
+    #[inline(never)]
+    fn hand_over_again(&self, sign: u64, place: usize, sink: &mut impl Sink) -> usize {
+        let row = self.one(sign);
+        sink.put(place, row.unwrap_or(zeros(self.record_bytes - SIGN_BYTES)), row.is_some());
+        usize::from(row.is_some())
     }
 
     /// The row of one sign.
     pub(crate) fn one(&self, sign: u64) -> Option<&'a [u8]> {
-        let mut probe = self.start((0, sign));
-        loop {
-            match Plain::ask(probe.bucket, sign) {
-                Answer::Row(number) => return Some(self.row(probe.partition, number)),
-                Answer::Further if probe.num_further > 0 => probe = self.go_on(&probe),
-                _ => return None,
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn start(&self, (place, sign): (usize, u64)) -> Probe<'a> {
         let mixed = mix(sign);
         let partition = self.partition_of(mixed);
-        let at = index::home_of(mixed, partition.num_buckets);
-        Probe { bucket: self.bucket(partition, at), partition, sign, place, at, num_further: partition.max_steps }
-    }
-
-    /// The same key at the next bucket, around the end.
-    #[inline(always)]
-    fn go_on(&self, probe: &Probe<'a>) -> Probe<'a> {
-        let at = select(probe.at + 1 < probe.partition.num_buckets, probe.at + 1, 0);
-        let num_further = probe.num_further.saturating_sub(1);
-        Probe { bucket: self.bucket(probe.partition, at), at, num_further, ..*probe }
+        let home = index::home_of(mixed, partition.num_buckets);
+        for steps in 0..=partition.max_steps {
+            let bucket = self.bucket(partition, index::after(home, steps, partition.num_buckets));
+            let mut candidates = index::candidates::<Plain>(bucket, index::tag_of(mixed));
+            while candidates != 0 {
+                let number = index::first_row(bucket).wrapping_add(candidates.trailing_zeros());
+                let record = self.record(partition, number);
+                if index::sign_of(record) == sign {
+                    return record.get(SIGN_BYTES..);
+                }
+                candidates &= candidates - 1;
+            }
+            if !index::overflowed(bucket) {
+                break;
+            }
+        }
+        None
     }
 
     #[inline(always)]
@@ -220,48 +236,47 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
         unsafe { &*bytes.as_ptr().add(start).cast() }
     }
 
-    /// A row that the index of a partition names.
+    /// A record that the index of a partition names.
     #[inline(always)]
-    fn row(&self, partition: &Partition, number: u32) -> &'a [u8] {
-        let start = partition.rows_offset + number as usize * self.row_bytes;
-        self.blocks.bytes_of(partition).get(start..start + self.row_bytes).unwrap_or(zeros(self.row_bytes))
+    fn record(&self, partition: &Partition, number: u32) -> &'a [u8] {
+        let start = partition.records_offset + number as usize * self.record_bytes;
+        self.blocks.bytes_of(partition).get(start..start + self.record_bytes).unwrap_or(zeros(self.record_bytes))
     }
 
-    /// The first byte of a row that the index of a partition names; of other numbers it may be any address.
+    /// The first byte of a record that the index of a partition names; of other numbers it may be any address.
     #[inline(always)]
-    fn row_start(&self, partition: &Partition, number: u32) -> *const u8 {
+    fn record_start(&self, partition: &Partition, number: u32) -> *const u8 {
         if !B::ARE_OWN {
             // a file may change after it was checked
-            return self.row(partition, number).as_ptr();
+            return self.record(partition, number).as_ptr();
         }
         let bytes = self.blocks.bytes_of(partition);
-        bytes.as_ptr().wrapping_add(partition.rows_offset + number as usize * self.row_bytes)
+        bytes.as_ptr().wrapping_add(partition.records_offset + number as usize * self.record_bytes)
     }
+}
 
-    /// Gives away what has come; returns whether that is a row.
+impl Wave<'_> {
     #[inline(always)]
-    fn hand_over(&self, lanes: &Lanes<'a>, lane: usize, sink: &mut impl Sink) -> usize {
-        let Answered { row, place, is_present } = lanes.rows[lane];
-        // SAFETY: it is a row of this search, which `Partition::check` saw inside of bytes that never change, or was
-        // looked at when it was found; or zeros, of which there are as many as the longest row has.
-        let row = unsafe { std::slice::from_raw_parts(row.start, self.row_bytes) };
-        sink.put(place, row, is_present);
-        usize::from(is_present)
+    fn empty() -> Self {
+        Wave {
+            count: 0,
+            places: [0; WAVE],
+            signs: [0; WAVE],
+            tags: [0; WAVE],
+            steps: [0; WAVE],
+            partitions: [&NONE; WAVE],
+            buckets: [&EMPTY; WAVE],
+            records: [ZEROS.as_ptr(); WAVE],
+        }
     }
 }
 
-impl Row<'_> {
-    fn of_zeros() -> Self {
-        Row { start: ZEROS.as_ptr(), _bytes: PhantomData }
-    }
-}
+static ZEROS: [u8; SIGN_BYTES + MAX_ROW_BYTES] = [0; SIGN_BYTES + MAX_ROW_BYTES];
 
-static ZEROS: [u8; MAX_ROW_BYTES] = [0; MAX_ROW_BYTES];
-
-/// A row of zeros.
+/// So many zeros, for a row or a record.
 #[inline(always)]
-pub(crate) fn zeros(row_bytes: usize) -> &'static [u8] {
-    ZEROS.get(..row_bytes).unwrap_or(&ZEROS)
+pub(crate) fn zeros(num_bytes: usize) -> &'static [u8] {
+    ZEROS.get(..num_bytes).unwrap_or(&ZEROS)
 }
 
 /// Asks for the lines of a row; a packed one starts anywhere in a line, and so may touch one more.

@@ -3,6 +3,7 @@
 //! Everything stands in the order of the mixed signs, that of delta files: a segment is built and two are merged by
 //! reading and writing straight on.
 
+mod bucket;
 mod build;
 mod merge;
 
@@ -15,9 +16,9 @@ use elasticrec_table::prefetch::prefetch_read;
 pub(crate) use build::build;
 pub(crate) use merge::merge;
 
+use crate::compare::{BUCKET_BYTES, Bucket, Compare, Plain};
 use crate::delta::Change;
 use crate::filter::{Filter, bits_of};
-use crate::index::{self, BUCKET_BYTES, Bucket, Compare, Plain};
 use crate::memory::Memory;
 use crate::search::{Sink, prefetch_row, zeros};
 
@@ -283,10 +284,10 @@ impl Segment {
         self.changes_from(0)
     }
 
-    fn changes_from(&self, bucket: usize) -> impl Iterator<Item = Change<'_>> {
-        self.all_buckets()[bucket..].iter().flat_map(move |bucket| {
-            (0..index::count(bucket)).map(move |slot| {
-                let sign = index::sign_at(bucket, slot);
+    fn changes_from(&self, first: usize) -> impl Iterator<Item = Change<'_>> {
+        self.all_buckets()[first..].iter().flat_map(move |bucket| {
+            (0..bucket::count(bucket)).map(move |slot| {
+                let sign = bucket::sign_at(bucket, slot);
                 Change { mixed: mix(sign), sign, row: self.row_at(bucket, slot) }
             })
         })
@@ -312,10 +313,10 @@ impl Segment {
     fn find<C: Compare>(&self, mixed: u64, sign: u64) -> Says<'_> {
         let home = self.space.home(mixed, self.scale);
         for bucket in self.all_buckets().iter().skip(home) {
-            if let Some(slot) = C::slot_of(bucket, sign) {
+            if let Some(slot) = bucket::slot_of::<C>(bucket, sign) {
                 return self.row_at(bucket, slot).map_or(Says::Removed, Says::Row);
             }
-            if !index::overflowed(bucket) {
+            if !bucket::overflowed(bucket) {
                 break;
             }
         }
@@ -325,7 +326,7 @@ impl Segment {
     /// The row of a slot, unless it is a tombstone.
     #[inline]
     fn row_at(&self, bucket: &Bucket, slot: usize) -> Option<&[u8]> {
-        let number = index::row_of(bucket, slot)?;
+        let number = bucket::row_of(bucket, slot)?;
         self.rows.get(number as usize * self.row_bytes..)?.get(..self.row_bytes)
     }
 }

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Column;
+use crate::compare::{Compare, Plain};
 use crate::cube::Cube;
-use crate::index::{Compare, Plain};
 use crate::row::{RowCodec, RowType, decode_f16};
 use crate::search::{All, Chosen, Sink};
 use crate::segment::{BLOCK, Pending, Says, Segment};
@@ -114,7 +114,7 @@ impl View {
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     #[target_feature(enable = "avx2")]
     fn search_with_avx2(&self, signs: &[u64], sink: &mut impl Sink) -> usize {
-        self.search_by::<crate::index::Avx2>(signs, sink)
+        self.search_by::<crate::compare::Avx2>(signs, sink)
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use elasticrec_table::part::{Kind, PartWriter, Written};
 use elasticrec_table::{Table, TableSpec};
 
-use crate::index::IndexBuilder;
+use crate::index::{IndexBuilder, LAYOUT, SIGN_BYTES};
 use crate::meta::Meta;
 use crate::row::{RowCodec, RowType};
 use crate::{Column, CubeError};
@@ -49,15 +49,16 @@ impl CubeWriter {
         for bucket in self.index.buckets(signs) {
             self.part.write(&bucket)?;
         }
-        let (mut values, mut bytes) = (vec![0.0; self.codec.width()], vec![0; self.codec.row_bytes()]);
+        let (mut values, mut record) = (vec![0.0; self.codec.width()], vec![0; SIGN_BYTES + self.codec.row_bytes()]);
         for position in self.index.order() {
             values.fill(0.0);
             row(position, &mut values);
-            self.codec.encode(&values, &mut bytes);
-            self.part.write(&bytes)?;
+            record[..SIGN_BYTES].copy_from_slice(&signs[position].to_le_bytes());
+            self.codec.encode(&values, &mut record[SIGN_BYTES..]);
+            self.part.write(&record)?;
         }
         let num_buckets = self.index.num_buckets() as u64;
-        Ok(self.part.end_block(signs.len() as u64, [num_buckets, 0])?)
+        Ok(self.part.end_block(signs.len() as u64, [num_buckets, LAYOUT])?)
     }
 
     /// Values in a row.

@@ -61,9 +61,14 @@ fn message<T>(result: Result<T, CubeError>) -> String {
     result.err().expect("to be refused").to_string()
 }
 
-/// Signs with one partition of 1 and one home bucket, whatever the number of buckets: the worst there is.
+/// Signs with one partition of 1 and one home bucket, whatever the number of buckets.
 fn colliding_signs(count: u64) -> Vec<u64> {
     (0..count).map(|i| unmix(i << 33)).collect()
+}
+
+/// Signs whose tag is one too, so that only their records tell them apart: the worst there is.
+fn twin_signs(count: u64) -> Vec<u64> {
+    (0..count).map(|i| unmix(i << 48 | 0xffff_ffff)).collect()
 }
 
 fn assert_holds(cube: &View, signs: &[u64], absent: &[u64]) {
@@ -79,12 +84,14 @@ fn assert_holds(cube: &View, signs: &[u64], absent: &[u64]) {
 
 #[test]
 fn signs_that_all_collide_are_found() {
-    for count in [1, 7, 8, 14, 100, 1000] {
-        let signs = colliding_signs(count + 5);
-        assert_eq!(mix(signs[3]), 3 << 33);
-        let (present, absent) = signs.split_at(count as usize);
-        let cube = open_bytes(part_bytes(present, 1)).unwrap();
-        assert_holds(&cube, present, absent);
+    assert_eq!(mix(colliding_signs(4)[3]), 3 << 33);
+    assert_eq!(mix(twin_signs(4)[3]), 3 << 48 | 0xffff_ffff);
+    for count in [1, 29, 30, 58, 100, 1000] {
+        for signs in [colliding_signs(count + 5), twin_signs(count + 5)] {
+            let (present, absent) = signs.split_at(count as usize);
+            let cube = open_bytes(part_bytes(present, 1)).unwrap();
+            assert_holds(&cube, present, absent);
+        }
     }
 }
 
@@ -259,18 +266,20 @@ fn every_cut_is_refused() {
 /// Lies with right checksums: (byte in the first bucket, its new value, what is said).
 #[test]
 fn crafted_buckets_are_refused() {
-    let bytes = part_bytes(&colliding_signs(12), 1);
-    let bucket = 64;
+    let bytes = part_bytes(&colliding_signs(40), 1);
+    let (bucket, records) = (64, 2 * 64);
     for (at, value, expected) in [
-        (56, 1, "bucket 0: expected first row 0, got 1"),
-        (59, 255, "bucket 0: expected first row 0, got 4278190080"),
-        (60, 6, "bucket 1: expected first row 6, got 7"),
-        (60, 8, "bucket 0: count or flags are not valid"),
-        (60, 255, "bucket 0: count or flags are not valid"),
-        (61, 0, "cannot be found from its bucket 0"),
-        (61, 2, "bucket 0: count or flags are not valid"),
-        (62, 1, "bucket 0: count or flags are not valid"),
-        (64 + 60, 7, "expected 12 rows, got 14 in the index"),
+        (0, 1, "bucket 0: sign 0 cannot be found from its bucket 0"),
+        (58, 28, "bucket 1: expected first row 28, got 29"),
+        (58, 30, "bucket 0: count or flags are not valid"),
+        (58, 255, "bucket 0: count or flags are not valid"),
+        (59, 0, "cannot be found from its bucket 0"),
+        (59, 2, "bucket 0: count or flags are not valid"),
+        (60, 1, "bucket 0: expected first row 0, got 1"),
+        (63, 255, "bucket 0: expected first row 0, got 4278190080"),
+        (64 + 58, 10, "expected 40 rows, got 39 in the index"),
+        (64 + 58, 12, "bucket 1: more rows in the index than the 40 that there are"),
+        (records, 1, "bucket 0: sign 1 cannot be found from its bucket "),
     ] {
         let mut crafted = bytes.clone();
         crafted[bucket + at] = value;
@@ -281,13 +290,26 @@ fn crafted_buckets_are_refused() {
     }
 }
 
+/// A sign that is somewhere, in a block that says that its partition is another.
+#[test]
+fn a_sign_of_another_partition_is_refused() {
+    let mut bytes = part_bytes(&[unmix(1)], 2);
+    assert_eq!(partition_of(unmix(1), 2), 0);
+    // the record of the only row stands behind the only bucket; tag and home stay as they are
+    bytes[64 + 64..][..8].copy_from_slice(&unmix(1 | 1 << 63).to_le_bytes());
+    repair_checksums(&mut bytes);
+    let error = message(open_bytes(bytes.clone()));
+    assert!(error.ends_with(" belongs to another partition"), "{error}");
+    fuzz_open(&bytes);
+}
+
 /// Lies in the directory with right checksums: (byte of the entry, its new value).
 #[test]
 fn crafted_directories_are_refused() {
-    let bytes = part_bytes(&colliding_signs(12), 1);
+    let bytes = part_bytes(&colliding_signs(40), 1);
     let entry = bytes.len() - 128;
-    // rows, then buckets, then the reserved word
-    for (at, value) in [(16, 11), (16, 13), (23, 255), (48, 1), (48, 3), (48, 0), (55, 255), (56, 1)] {
+    // rows, then buckets
+    for (at, value) in [(16, 39), (16, 41), (23, 255), (48, 1), (48, 3), (48, 0), (55, 255)] {
         let mut crafted = bytes.clone();
         crafted[entry + at] = value;
         repair_checksums(&mut crafted);
@@ -295,14 +317,21 @@ fn crafted_directories_are_refused() {
         assert!(error.contains("rows do not make"), "{error}");
         fuzz_open(&crafted);
     }
+    for layout in [0, 2] {
+        let mut other = bytes.clone();
+        other[entry + 56] = layout;
+        repair_checksums(&mut other);
+        let expected = format!("partition 0: expected layout 1, got {layout}; publish the version again");
+        assert_eq!(message(open_bytes(other)), format!("part-00000: {expected}"));
+    }
 }
 
 /// Everything flagged as overflowed and nothing further on: a search must come to an end.
 #[test]
 fn flags_that_lead_in_a_circle_end() {
     let mut bytes = part_bytes(&(0..1000).collect::<Vec<u64>>(), 1);
-    for bucket in 0..1000 * 2 / 11 {
-        bytes[64 + 64 * bucket + 61] = 1;
+    for bucket in 0..1000 / 22 {
+        bytes[64 + 64 * bucket + 59] = 1;
     }
     repair_checksums(&mut bytes);
     let cube = open_bytes(bytes).unwrap();

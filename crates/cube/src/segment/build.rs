@@ -1,10 +1,11 @@
 //! Changes in their order to a segment: once to see how much room they need, once to lay them out.
 
+use super::bucket::{self, SLOTS};
 use super::{Segment, Space, Whole, no_memory};
 use crate::CubeError;
+use crate::compare::{BUCKET_BYTES, Bucket};
 use crate::delta::Change;
 use crate::filter::Filter;
-use crate::index::{self, BUCKET_BYTES, Bucket, SLOTS};
 use crate::memory::Memory;
 
 /// Twice the signs a bucket: fuller ones would save little and send more searches on.
@@ -85,9 +86,9 @@ impl Segment {
         for Change { mixed, sign, row } in changes {
             let step = cursor.place(self.space.home(mixed, self.scale));
             if step.overflows {
-                index::set_overflowed(&mut buckets[cursor.bucket - 1]);
+                bucket::set_overflowed(&mut buckets[cursor.bucket - 1]);
             }
-            index::append(&mut buckets[cursor.bucket], sign, row.is_none(), next_row);
+            bucket::append(&mut buckets[cursor.bucket], sign, row.is_none(), next_row);
             self.filter.add(mixed);
             if let (Some(row), Some(out)) = (row, row.and_then(|_| rows.next())) {
                 out.copy_from_slice(row);

@@ -10,6 +10,7 @@ pub fn any_sign() -> impl Strategy<Value = u64> {
         2 => (0..2000_u64).prop_map(|i| u64::MAX - i),
         1 => (0..64_u32).prop_map(|bit| 1 << bit),
         2 => (0..500_u64).prop_map(|i| unmix(i << 33)),
+        1 => (0..500_u64).prop_map(|i| unmix(i << 48 | 0xffff_ffff)),
     ]
 }
 
