@@ -28,7 +28,7 @@ def test_defaults() -> None:
     assert (job.publish.base_every, job.publish.row_type, job.publish.outputs, job.publish.keep) == (60, "f32", None, 3)
     assert (job.publish.gate.min_auc, job.publish.gate.max_row_loss) == (None, 0.5)
     assert (job.cube.shards, job.cube.replicas, job.cube.addresses, job.cube.num_ready) == (1, 1, (), 1)
-    assert (job.cube.keep_loaded, job.cube.poll_s, job.cube.token, job.cube.insecure) == (2, 1.0, None, False)
+    assert (job.cube.keep_loaded, job.cube.poll_s, job.cube.token, job.cube.insecure) == (2, 0.5, None, False)
 
 
 def test_ways_to_say_when() -> None:

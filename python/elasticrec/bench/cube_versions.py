@@ -106,7 +106,7 @@ def deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], Non
             store.wait_for_all(version)
             _check(clients, version, signs)
             times.append(time.monotonic() - start)
-            # not in step with those who look once a second
+            # not in step with those who look
             time.sleep(1.0 + times[-1] % 0.3)
         say(f"{sizes.deltas} deltas, one a second")
         lags = _one_a_second(sizes, store, version)

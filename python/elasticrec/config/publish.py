@@ -153,7 +153,11 @@ class Cube(Section):
     keep_loaded: int = Field(
         default=2, ge=1, le=1024, description="Versions that a server holds: the current one and those before it."
     )
-    poll_s: Seconds = Field(default=1.0, description="Seconds between two looks at the repository.")
+    poll_s: Seconds = Field(
+        default=0.5,
+        description="Seconds between two looks at the repository: about the longest that a version waits to be seen. "
+        "More where each look costs, as with object stores.",
+    )
     token: Secret | None = Field(
         default=None, description="Token that requests must carry, as `${ENV}` or `file:PATH`; null for none."
     )

@@ -43,7 +43,7 @@ class Delivery:
     gate: Gate
     say: Say
     min_ready: int | None = None
-    poll_s: float | None = 1.0
+    poll_s: float | None = 0.5
     """Seconds between two looks; none if there is one."""
     patience: Patience = field(default_factory=Patience)
     refused: dict[int, list[str]] = field(default_factory=dict)
