@@ -1,4 +1,4 @@
-"""Cubes and deltas of every row type that was ever released: this release reads the same rows from them."""
+"""Cubes and deltas of every layout and row type that ever was: this release reads the same rows from them."""
 
 import json
 from pathlib import Path
@@ -9,17 +9,18 @@ import pytest
 
 from elasticrec import _core
 
-CUBES = sorted((Path(__file__).parent / "golden/cubes").iterdir())
+CUBES = sorted((Path(__file__).parent / "golden").glob("cubes-*/*"))
 # What the base and the version after it have, by the description in `golden/make_cubes.py`.
 SIGNS = {"base": [0, 1, 7, 2**63, 2**64 - 1], "delta": [1, 2, 5, 7, 2**63]}
 
 
 def test_every_row_type_has_its_files() -> None:
-    assert [path.name for path in CUBES] == ["f16", "f32", "int8"]
+    layouts = [f"{path.parent.name}/{path.name}" for path in CUBES]
+    assert layouts == [f"cubes-{layout}/{row_type}" for layout in (0, 1) for row_type in ("f16", "f32", "int8")]
     assert all(file.stat().st_size < 5000 for path in CUBES for file in path.iterdir())
 
 
-@pytest.mark.parametrize("golden", CUBES, ids=lambda path: path.name)
+@pytest.mark.parametrize("golden", CUBES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_the_rows_are_those_that_were_written(golden: Path) -> None:
     expected: dict[str, Any] = json.loads((golden / "expected.json").read_bytes())
     base = _core.CubeView([str(golden / "base")])
@@ -36,7 +37,7 @@ def test_the_rows_are_those_that_were_written(golden: Path) -> None:
             np.testing.assert_array_equal(row, np.array(expected[name].get(str(sign), [0] * 6), np.float32))
 
 
-@pytest.mark.parametrize("golden", CUBES, ids=lambda path: path.name)
+@pytest.mark.parametrize("golden", CUBES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_the_rows_are_near_those_that_were_meant(golden: Path) -> None:
     rows, _ = _core.CubeView([str(golden / "base")]).lookup(np.array([7], np.uint64))
     meant = np.array([np.sin(17 + i) * 10.0 ** (i - 2) for i in range(6)], np.float32)

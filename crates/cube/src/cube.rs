@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use elasticrec_table::part::{Kind, PartFile};
 
+use crate::block::{Shape, wrong};
 use crate::compare::{BUCKET_BYTES, Compare};
-use crate::index::{self, LAYOUT, SIGN_BYTES};
+use crate::index::{self, SIGN_BYTES};
 use crate::memory::Memory;
 use crate::meta::Meta;
 use crate::row::RowCodec;
@@ -88,23 +89,23 @@ impl Cube {
     /// Like [`open_range`](Cube::open_range), or [`open`](Cube::open) without a range, but copies the partitions into
     /// memory of its own: for who looks up all day. What is checked is the copy.
     pub fn load(paths: &[PathBuf], range: Option<Range<u32>>) -> Result<Cube, CubeError> {
-        let parts = open_all(paths)?;
-        let mut cube = Cube::unchecked(&parts, range)?;
-        let blocks = || blocks_in(&parts, &cube.range);
-        let bytes = blocks().map(|(file, i)| file.block(i).len().next_multiple_of(BUCKET_BYTES)).sum();
+        Cube::loaded(&open_all(paths)?, range)
+    }
+
+    fn loaded(parts: &[PartFile], range: Option<Range<u32>>) -> Result<Cube, CubeError> {
+        let mut cube = Cube::unchecked(parts, range)?;
+        let shapes = cube.shapes(parts)?;
+        let bytes = shapes.iter().map(|(.., shape)| shape.bytes().next_multiple_of(BUCKET_BYTES)).sum();
         let mut memory = Memory::zeroed(bytes).map_err(|source| CubeError::Memory { bytes, source })?;
         let mut offset = 0;
-        let mut partitions = cube.partitions.clone();
-        for (file, i) in blocks() {
-            let block = file.block(i);
-            let copy = &mut memory[offset..][..block.len()];
-            copy.copy_from_slice(block);
-            file.verify_copy(i, copy)?;
-            let partition = Partition::check(file, i, copy, cube.record_bytes())?;
-            cube.place(&mut partitions, file.entries()[i].partition, partition.at(0, offset));
-            offset += block.len().next_multiple_of(BUCKET_BYTES);
+        for (_, file, i, shape) in shapes {
+            let copy = &mut memory[offset..][..shape.bytes()];
+            shape.read(file, i, copy)?;
+            let partition = Partition::check(file, i, &shape, copy)?;
+            cube.place(file.entries()[i].partition, partition.at(0, offset));
+            offset += copy.len().next_multiple_of(BUCKET_BYTES);
         }
-        (cube.partitions, cube.store) = (partitions, Store::Loaded(memory));
+        cube.store = Store::Loaded(memory);
         Ok(cube)
     }
 
@@ -114,18 +115,31 @@ impl Cube {
     }
 
     fn mapped(parts: Vec<PartFile>, range: Option<Range<u32>>) -> Result<Cube, CubeError> {
-        let mut cube = Cube::unchecked(&parts, range)?;
-        let mut partitions = cube.partitions.clone();
-        for (part, file) in (0_u32..).zip(&parts) {
-            for (_, i) in blocks_in(std::slice::from_ref(file), &cube.range) {
-                file.verify_block(i)?;
-                let partition = Partition::check(file, i, file.block(i), cube.record_bytes())?;
-                let entry = file.entries()[i];
-                cube.place(&mut partitions, entry.partition, partition.at(part, entry.offset as usize));
-            }
+        let mut cube = Cube::unchecked(&parts, range.clone())?;
+        let shapes = cube.shapes(&parts)?;
+        if shapes.iter().any(|(.., shape)| shape.is_former()) {
+            // what is not searched as it is in the file cannot stay there
+            return Cube::loaded(&parts, range);
         }
-        (cube.partitions, cube.store) = (partitions, Store::Mapped(parts));
+        for (part, file, i, shape) in shapes {
+            file.verify_block(i)?;
+            let partition = Partition::check(file, i, &shape, file.block(i))?;
+            let entry = file.entries()[i];
+            cube.place(entry.partition, partition.at(part, entry.offset as usize));
+        }
+        cube.store = Store::Mapped(parts);
         Ok(cube)
+    }
+
+    /// The blocks of its partitions: the number of the file, the file, the number of the block there, and its shape.
+    fn shapes<'a>(&self, parts: &'a [PartFile]) -> Result<Vec<(u32, &'a PartFile, usize, Shape)>, CubeError> {
+        let blocks = (0_u32..).zip(parts).flat_map(|(part, file)| {
+            let numbered = file.entries().iter().enumerate();
+            let own = numbered.filter(|(_, entry)| self.range.contains(&entry.partition));
+            own.map(move |(i, _)| (part, file, i))
+        });
+        let row_bytes = self.codec.row_bytes();
+        blocks.map(|(part, file, i)| Ok((part, file, i, Shape::of(file, i, row_bytes)?))).collect()
     }
 
     /// A cube of the partitions in `range`, whose places are not known yet.
@@ -147,8 +161,8 @@ impl Cube {
         Cube { store, meta: meta.clone(), codec: meta.codec(), num_partitions, range, partitions }
     }
 
-    fn place(&self, partitions: &mut [Partition], number: u32, partition: Partition) {
-        partitions[(number - self.range.start) as usize] = partition;
+    fn place(&mut self, number: u32, partition: Partition) {
+        self.partitions[(number - self.range.start) as usize] = partition;
     }
 
     /// Hands the stored row of each key to `sink`, not in their order, and returns how many there are.
@@ -256,34 +270,15 @@ impl Cube {
 }
 
 impl Partition {
-    /// Checks the bytes of block `i`; its offsets count from the block's first byte.
-    fn check(file: &PartFile, i: usize, block: &[u8], record_bytes: usize) -> Result<Partition, CubeError> {
-        let entry = file.entries()[i];
-        let wrong = |what| CubeError::Block { name: file.name().to_owned(), partition: entry.partition, what };
-        let [num_buckets, layout] = entry.aux;
-        if layout != LAYOUT {
-            return Err(wrong(format!("expected layout {LAYOUT}, got {layout}; publish the version again")));
-        }
-        let index_bytes = num_buckets.checked_mul(BUCKET_BYTES as u64);
-        let records_bytes = entry.num_rows.checked_mul(record_bytes as u64);
-        let expected = index_bytes.zip(records_bytes).and_then(|(index, records)| index.checked_add(records));
-        let narrow = u32::try_from(num_buckets).ok().filter(|_| entry.num_rows <= u64::from(u32::MAX));
-        let (Some(num_buckets), true) = (narrow, expected == Some(entry.length)) else {
-            let num_rows = entry.num_rows;
-            let length = entry.length;
-            return Err(wrong(format!("{num_buckets} buckets and {num_rows} rows do not make {length} bytes")));
-        };
+    /// Checks the bytes of block `i`; its offsets count from their first.
+    fn check(file: &PartFile, i: usize, shape: &Shape, block: &[u8]) -> Result<Partition, CubeError> {
+        let (num_buckets, num_rows) = (shape.num_buckets(), shape.num_rows);
         let (index, records) = block.split_at(num_buckets as usize * BUCKET_BYTES);
-        let records = records.chunks_exact(record_bytes);
-        let max_steps = index::check(index.as_chunks().0, records, entry.partition, file.num_partitions());
-        Ok(Partition {
-            part: 0,
-            num_buckets,
-            max_steps: max_steps.map_err(wrong)?,
-            num_rows: entry.num_rows as u32,
-            index_offset: 0,
-            records_offset: index.len(),
-        })
+        let records = records.chunks_exact(shape.record_bytes());
+        let (partition, num_partitions) = (file.entries()[i].partition, file.num_partitions());
+        let max_steps = index::check(index.as_chunks().0, records, partition, num_partitions);
+        let max_steps = max_steps.map_err(|what| wrong(file, i, what))?;
+        Ok(Partition { part: 0, num_buckets, max_steps, num_rows, index_offset: 0, records_offset: index.len() })
     }
 
     /// The same at another place.
@@ -291,14 +286,6 @@ impl Partition {
         let (index_offset, records_offset) = (self.index_offset + offset, self.records_offset + offset);
         Partition { part, index_offset, records_offset, ..self }
     }
-}
-
-/// The blocks of the partitions in `range`: the file of each, and its number there.
-fn blocks_in<'a>(parts: &'a [PartFile], range: &Range<u32>) -> impl Iterator<Item = (&'a PartFile, usize)> {
-    parts.iter().flat_map(move |file| {
-        let numbered = file.entries().iter().enumerate();
-        numbered.filter(|(_, entry)| range.contains(&entry.partition)).map(move |(i, _)| (file, i))
-    })
 }
 
 /// What all parts say of their rows; they have to say the same.

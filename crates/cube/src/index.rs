@@ -14,8 +14,6 @@ const FLAGS_AT: usize = 59;
 const FIRST_ROW_AT: usize = 60;
 /// A sign that belongs here, or came past, lies further on.
 const OVERFLOWED: u8 = 1;
-/// What directories of cubes call this index and its records.
-pub(crate) const LAYOUT: u64 = 1;
 /// Before each row stands its sign, for tags are short: two make a record.
 pub(crate) const SIGN_BYTES: usize = 8;
 
@@ -270,7 +268,7 @@ impl IndexBuilder {
 }
 
 /// 22 signs a bucket: fewer would save little, more would send more searches on.
-fn num_buckets_for(num_rows: usize) -> u32 {
+pub(crate) fn num_buckets_for(num_rows: usize) -> u32 {
     num_rows.div_ceil(SLOTS).max(num_rows / 22) as u32
 }
 

@@ -5,6 +5,7 @@
 //! [`Cube`] and looks signs up in batches. The bytes are described in `docs/formats/cube.md`. A [`Server`] answers lookups of
 //! the versions in its [`Store`] over sockets, and a [`Client`] asks the servers of all partitions.
 
+mod block;
 pub mod client;
 mod compare;
 mod cube;

@@ -3,7 +3,7 @@
 //! Everything stands in the order of the mixed signs, that of delta files: a segment is built and two are merged by
 //! reading and writing straight on.
 
-mod bucket;
+pub(crate) mod bucket;
 mod build;
 mod merge;
 

@@ -5,7 +5,8 @@ use std::path::Path;
 use elasticrec_table::part::{Kind, PartWriter, Written};
 use elasticrec_table::{Table, TableSpec};
 
-use crate::index::{IndexBuilder, LAYOUT, SIGN_BYTES};
+use crate::block::LAYOUT;
+use crate::index::{IndexBuilder, SIGN_BYTES};
 use crate::meta::Meta;
 use crate::row::{RowCodec, RowType};
 use crate::{Column, CubeError};

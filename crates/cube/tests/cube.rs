@@ -317,13 +317,65 @@ fn crafted_directories_are_refused() {
         assert!(error.contains("rows do not make"), "{error}");
         fuzz_open(&crafted);
     }
-    for layout in [0, 2] {
-        let mut other = bytes.clone();
-        other[entry + 56] = layout;
-        repair_checksums(&mut other);
-        let expected = format!("partition 0: expected layout 1, got {layout}; publish the version again");
-        assert_eq!(message(open_bytes(other)), format!("part-00000: {expected}"));
+    let mut other = bytes.clone();
+    other[entry + 56] = 2;
+    repair_checksums(&mut other);
+    assert_eq!(message(open_bytes(other)), "part-00000: partition 0: expected layout 0 or 1, got 2");
+}
+
+/// The layout before this one: buckets of seven signs, the first row, the count; then rows.
+fn former_part(signs: &[u64]) -> Vec<u8> {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("part-00000");
+    let mut part = PartWriter::create(&path, Kind::Cube, 1).unwrap();
+    part.begin_block(0).unwrap();
+    for (at, seven) in signs.chunks(7).enumerate() {
+        let mut bucket = [0; 64];
+        for (slot, sign) in seven.iter().enumerate() {
+            bucket[8 * slot..][..8].copy_from_slice(&sign.to_le_bytes());
+        }
+        bucket[56..60].copy_from_slice(&(7 * at as u32).to_le_bytes());
+        bucket[60] = seven.len() as u8;
+        part.write(&bucket).unwrap();
     }
+    for value in signs.iter().flat_map(|sign| row_of(*sign)) {
+        part.write(&value.to_le_bytes()).unwrap();
+    }
+    part.end_block(signs.len() as u64, [signs.len().div_ceil(7) as u64, 0]).unwrap();
+    let columns = json!([{"name": "wide", "width": 1}, {"name": "deep", "width": 2}]);
+    part.finish(&json!({"columns": columns, "row_bytes": 12, "row_type": "f32"})).unwrap();
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn a_cube_of_the_layout_before_is_read() {
+    let signs: Vec<u64> = (0..3000).chain(twin_signs(100)).collect();
+    let bytes = former_part(&signs);
+    let cube = open_bytes(bytes.clone()).unwrap();
+    assert_holds(&cube, &signs, &[3000, u64::MAX]);
+    assert_eq!((cube.num_rows(), cube.base().iter().count()), (3100, 3100));
+    assert_holds(&open_bytes(former_part(&[])).unwrap(), &[], &[0, 1]);
+
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("part-00000");
+    std::fs::write(&path, &bytes).unwrap();
+    assert_holds(&View::of_base(Arc::new(Cube::load(&[path], None).unwrap())), &signs, &[3000]);
+    for (at, value, expected) in [
+        (0, 7, "partition 0: sign 7 comes twice"),
+        (56, 1, "bucket 0: expected first row 0"),
+        (60, 6, "bucket 1: expected first row 6"),
+        (64 * 442 + 60, 5, "expected 3100 rows, got 3099 in the index"),
+    ] {
+        let mut crafted = bytes.clone();
+        crafted[64 + at] = value;
+        repair_checksums(&mut crafted);
+        let error = message(open_bytes(crafted.clone()));
+        assert!(error.starts_with("part-00000: partition 0: ") && error.ends_with(expected), "{error}");
+        fuzz_open(&crafted);
+    }
+    let mut damaged = bytes;
+    damaged[100] ^= 1;
+    assert!(message(open_bytes(damaged)).ends_with("partition 0: checksum differs, the file is damaged"));
 }
 
 /// Everything flagged as overflowed and nothing further on: a search must come to an end.

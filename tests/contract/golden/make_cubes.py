@@ -1,10 +1,10 @@
 """Writes the golden cubes of every row type: python tests/contract/golden/make_cubes.py
 
-cubes/<row type>/base            part file of a base
-cubes/<row type>/delta           part file of a delta on it
-cubes/<row type>/expected.json   rows by sign, of both versions, as they are read
+cubes-<layout>/<row type>/base            part file of a base
+cubes-<layout>/<row type>/delta           part file of a delta on it
+cubes-<layout>/<row type>/expected.json   rows by sign, of both versions, as they are read
 
-They are written once, by the release that brings a row type, and never again: later ones have to read these.
+They are written once, by the release that brings a layout or a row type, and never again: later ones have to read these.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 
 from elasticrec import _core
 
-GOLDEN = Path(__file__).parent / "cubes"
+GOLDEN = Path(__file__).parent / "cubes-1"
 COLUMNS = [("wide", 1), ("deep", 3), ("side", 2)]
 NUM_PARTITIONS = 4
 # The partition of each sign among 4; the smallest and the largest are there.
