@@ -38,6 +38,8 @@ struct Link {
     up: Option<Arc<Connection>>,
     /// What it said last that it holds.
     held: Vec<(u64, Arc<Layout>)>,
+    /// When it was asked for that: answers are not always heard in the order in which they were given.
+    asked: Option<Instant>,
     /// Why it was not asked when it last was down.
     why: String,
 }
@@ -230,14 +232,15 @@ impl Shards {
         for (at, shard) in self.shards.iter().enumerate() {
             for (number, replica) in shard.replicas.iter().enumerate() {
                 let Some(up) = lock(&replica.link).up.clone() else { continue };
+                let now = Instant::now();
                 match up.ask(Kind::Hello, &hello.parts(), deadline) {
-                    Ok(ticket) => asked.push((at, number, up, ticket)),
+                    Ok(ticket) => asked.push((at, number, up, ticket, now)),
                     Err(failure) => self.take_down(at, number, &up, &failure.text()),
                 }
             }
         }
         let mut num_left = asked.len() as u32;
-        for (at, number, up, ticket) in asked {
+        for (at, number, up, ticket, when) in asked {
             if wanted.is_some_and(|version| self.known_layout(version).is_some()) {
                 up.forget(&ticket);
                 continue;
@@ -247,7 +250,7 @@ impl Shards {
             let patience = deadline.saturating_duration_since(now) / num_left;
             num_left -= 1;
             let heard = up.wait(&ticket, now + patience).and_then(greeting);
-            let heard = heard.and_then(|held| self.learn(at, number, held).map_err(Failure::Unfit));
+            let heard = heard.and_then(|held| self.learn(at, number, held, when).map_err(Failure::Unfit));
             match heard {
                 Ok(()) => {}
                 // busy, not gone
@@ -266,8 +269,8 @@ impl Shards {
         }
     }
 
-    /// Notes what a replica holds; it must fit the others.
-    fn learn(&self, shard: usize, replica: usize, held: Held) -> Result<(), String> {
+    /// Notes what a replica holds, as far as that is newer than what is known; it must fit the others.
+    fn learn(&self, shard: usize, replica: usize, held: Held, asked: Instant) -> Result<(), String> {
         let Shard { partitions, replicas, .. } = &self.shards[shard];
         if held.partitions != *partitions || held.num_partitions != self.num_partitions {
             return Err(expected_partitions(partitions, self.num_partitions, &held));
@@ -280,9 +283,13 @@ impl Shards {
             let got = describe(layout);
             return Err(format!("version {version}: expected {known} as at other replicas, got {got}"));
         }
-        layouts.extend(held.versions.iter().cloned());
-        drop(layouts);
-        lock(&replicas[replica].link).held = held.versions;
+        let mut link = lock(&replicas[replica].link);
+        if link.asked.is_none_or(|before| before <= asked) {
+            // under both locks: nobody sees that it is held and not how it is laid out
+            layouts.extend(held.versions.iter().cloned());
+            link.held = held.versions;
+            link.asked = Some(asked);
+        }
         Ok(())
     }
 
@@ -293,7 +300,7 @@ impl Shards {
                 let versions = lock(&replica.link).held.clone();
                 let partitions = shard.partitions.clone();
                 let held = Held { partitions, num_partitions: self.num_partitions, versions, about: String::new() };
-                self.learn(at, number, held).map_err(|what| {
+                self.learn(at, number, held, Instant::now()).map_err(|what| {
                     ClientError::Map(format!("{} of shard {}: {what}", replica.address, shard.number))
                 })?;
             }
@@ -341,9 +348,10 @@ impl Shards {
     fn try_again(&self, shard: usize, replica: usize) -> bool {
         let own = &self.shards[shard].replicas[replica];
         let serial = self.next_serial.fetch_add(1, Ordering::Relaxed);
+        let asked = Instant::now();
         let opened = Connection::open(serial, &own.address, &self.credentials, self.timeout);
         let opened = opened.and_then(|(connection, held)| {
-            self.learn(shard, replica, held).map_err(Failure::Unfit)?;
+            self.learn(shard, replica, held, asked).map_err(Failure::Unfit)?;
             Ok(connection)
         });
         match opened {
@@ -397,7 +405,7 @@ impl Shard {
                     return Err(ClientError::Map(format!("{address} of shard {number}: {what}")));
                 }
                 Ok((connection, held)) => {
-                    Link { up: Some(Arc::new(connection)), held: held.versions, why: String::new() }
+                    Link { up: Some(Arc::new(connection)), held: held.versions, ..Link::default() }
                 }
                 Err(failure) => {
                     down.push(at);
