@@ -24,7 +24,7 @@ from elasticrec.errors import ElasticRecError, ModelError
 from elasticrec.launch.local import hold_port
 from elasticrec.manifest import FileEntry
 from elasticrec.repository.repository import Repository
-from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Version, part_name
+from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Version, part_name
 from versions import content
 
 NUM_PARTITIONS = 16
@@ -75,9 +75,13 @@ def publish(
             files[part_name(part)] = FileEntry(*_write_part(path, draft.number, owned, signs, removed, parent is None))
         if parent is None:
             files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, b"a graph"))
-        columns = [{"name": name, "width": width} for name, width in COLUMNS]
-        about = content(partitions=NUM_PARTITIONS, columns=columns, rows=len(signs))
-        return repository.commit(draft, about, files)
+        return repository.commit(draft, about_rows(len(signs)), files)
+
+
+def about_rows(num_rows: int) -> Content:
+    """What a manifest says of a version of so many rows."""
+    columns = [{"name": name, "width": width} for name, width in COLUMNS]
+    return content(partitions=NUM_PARTITIONS, columns=columns, rows=num_rows)
 
 
 def _write_part(

@@ -62,7 +62,7 @@ def train(
         raise _wrong("train", "callback", "a function or None", callback)
     _check("train", "fresh", fresh, bool, "a bool")
     _check("train", "quiet", quiet, bool, "a bool")
-    from elasticrec.publish.live import train_and_publish
+    from elasticrec.roles.alone import train_and_publish
 
     loaded = job if isinstance(job, Job) else load_job(job)
     with ExitStack() as stack:

@@ -166,7 +166,7 @@ def train(
 
         summary = train_with_servers(found, fresh=fresh)
     else:
-        from elasticrec.publish.live import train_and_publish
+        from elasticrec.roles.alone import train_and_publish
 
         summary = train_and_publish(found, fresh=fresh)
     for line in summary_lines(summary):

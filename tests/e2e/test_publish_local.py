@@ -17,6 +17,7 @@ from elasticrec.run import Run
 from elasticrec.training.checkpoint import list_checkpoints
 from harness import elasticrec, succeed
 from online import check_version, rows_of_version
+from store import Process, free_port
 
 DEADLINE_S = 600
 # a day and some hours
@@ -162,3 +163,41 @@ def test_kill_9_and_go_on_from_a_checkpoint_that_is_older(tmp_path: Path) -> Non
         before = epoch
     assert len(local().versions()) > len(by_epoch) == NUM_HOURS, "it went back behind what was online"
     check_version(local(), max(local().versions()), run())
+
+
+def train() -> str:
+    """What it says meanwhile."""
+    result = elasticrec("train", "job.yaml", cwd=Path())
+    assert result.returncode == 0, result.stderr
+    return str(result.stderr)
+
+
+def test_its_versions_reach_the_store_that_the_job_names() -> None:
+    port = free_port()
+    write_job({"every": "epoch"}, samples=3000, hours=1, data={"train": "data/*/*/part-*"}, epochs=3)
+    job = yaml.safe_load(Path("job.yaml").read_text())
+    job["cube"] = {"addresses": [[f"127.0.0.1:{port}"]], "poll_s": 0.1}
+    Path("job.yaml").write_text(yaml.safe_dump(job))
+    node = Process(["cube", "serve", "job.yaml", "--port", str(port), "--http-port", "0"], Path(), Path("node.log"))
+    try:
+        output = train()
+        assert local().versions() == [1, 2, 3] and local().current() == 3, output
+        assert "not offered: servers of the store load it first" in output and "store: switched to 3" in output
+        client = _core.CubeClient("tiny", [[f"127.0.0.1:{port}"]], token="", deadline_s=60.0)
+        expected = rows_of_version(local(), 3)
+        rows, is_there = client.get(3, np.array(list(expected), np.uint64))
+        assert is_there.all() and [row.tobytes() for row in rows] == list(expected.values())
+    finally:
+        node.kill()
+
+
+def test_a_store_that_is_away_does_not_hold_the_training_up() -> None:
+    write_job({"every": "epoch"}, samples=1000, hours=1, data={"train": "data/*/*/part-*"}, epochs=1)
+    job = yaml.safe_load(Path("job.yaml").read_text())
+    job["cube"] = {"addresses": [[f"127.0.0.1:{free_port()}"]]}
+    Path("job.yaml").write_text(yaml.safe_dump(job))
+    started = time.monotonic()
+    output = train()
+    assert "store: the last version is not offered yet: `elasticrec deliver` goes on with it" in output
+    assert local().versions() == [1] and local().current() is None
+    assert time.monotonic() - started < 120

@@ -94,6 +94,32 @@ def test_patience_ends(repository: Repository) -> None:
     assert repository.current() == third
 
 
+@pytest.mark.parametrize("ends_early", [True, False])
+def test_each_version_has_patience_of_its_own(repository: Repository, ends_early: bool) -> None:
+    """Whether the wait before it ended because all had it, or because it took too long."""
+    replicas, now = FakeReplicas(), [100.0]
+    delivery = Delivery(repository, replicas, Gate(), lambda _: None, patience=Patience(lambda: now[0]))
+    held = [publish(repository).number]
+    replicas.shard = (Replica(0, "a:1", tuple(held)), Replica(0, "b:1", tuple(held)))
+    delivery.step()
+    for _ in range(2):
+        before = held[-1]
+        held.append(publish(repository).number)
+        replicas.shard = (Replica(0, "a:1", tuple(held)), Replica(0, "b:1", tuple(held[:-1])))
+        delivery.step()
+        now[0] += 29
+        delivery.step()
+        assert repository.current() == before, "a replica that is about to have it is waited for"
+        if ends_early:
+            replicas.shard = (Replica(0, "a:1", tuple(held)), Replica(0, "b:1", tuple(held)))
+        else:
+            now[0] += 2
+        delivery.step()
+        assert repository.current() == held[-1]
+        # the next look sees the next version already
+        now[0] += 100
+
+
 def test_what_cannot_be_read_is_named_and_does_not_stop_what_is_behind_it(repository: Repository) -> None:
     replicas, said = FakeReplicas(), list[str]()
     delivery = Delivery(repository, replicas, Gate(), said.append)
@@ -150,7 +176,7 @@ def test_it_looks_soon_again_while_a_version_is_on_its_way(repository: Repositor
         return len(pauses) == 5
 
     Delivery(repository, replicas, Gate(), lambda _: None).run(wait)
-    assert pauses == [0.02, 0.04, 0.08, 1.0, 1.0]
+    assert pauses == [0.02, 0.04, 0.08, 0.5, 0.5]
 
 
 def test_a_repository_that_cannot_be_read_is_said_too(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:

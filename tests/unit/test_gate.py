@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from elasticrec.config.publish import Gate, Publish
+from elasticrec.cube.known import remember
 from elasticrec.repository.gate import Candidate, refusals
 from elasticrec.repository.offer import HELD, offer_version
 from elasticrec.repository.repository import Repository
@@ -89,6 +90,22 @@ def test_with_a_store_its_rollout_offers(tmp_path: Path) -> None:
     outcome = offer(repository, Publish(), has_store=True)
     assert (outcome.is_offered, outcome.words) == (False, "not offered: servers of the store load it first")
     assert repository.current() is None
+
+
+def test_a_store_that_a_job_does_not_name_is_before_it_too(tmp_path: Path) -> None:
+    """`deliver` wrote it down: who publishes by hand must not offer what no server of it has."""
+    repository = Repository.open(tmp_path, "demo")
+    assert offer(repository, Publish()).is_offered
+    remember(repository, [["127.0.0.1:8600"]], None)
+    outcome = offer(repository, Publish())
+    place = tmp_path / "demo/STORE"
+    assert outcome.words == (
+        "not offered: servers of the store load it first, and `elasticrec deliver` offers it; "
+        f"{place} names them, remove it if there are none"
+    )
+    assert repository.current() == 1
+    place.unlink()
+    assert offer(repository, Publish()).is_offered
 
 
 def test_a_rollback_is_before_it_and_old_versions_go(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`elasticrec models …`: what it prints, and one line for a mistake."""
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from elasticrec import cli
-from elasticrec.repository import tables
+from elasticrec.repository import tables, verify
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.tables import age
+from store import about_rows, publish
 from versions import write_version
 
 Capture = pytest.CaptureFixture[str]
@@ -122,7 +124,28 @@ def test_diff(capsys: Capture) -> None:
     assert found["rows"] is None
 
 
-def test_verify(capsys: Capture, repository: Repository) -> None:
+def test_verify_reads_the_rows(capsys: Capture, repository: Repository) -> None:
+    real = Repository.open("models", "real")
+    publish(real)
+    publish(real, 1)
+    assert run(capsys, "verify", "real", "--all") == ["real:1: ok", "real:2: ok"]
+    # checksums are right, and it is no cube
+    (line,) = run(capsys, "verify", "demo:4", code=1)
+    assert line.startswith("demo:4: ") and "models/demo/4/cube/part-00000" in line
+    # rows that the manifest does not know of
+    with real.begin_delta(2) as draft:
+        shutil.copytree("models/real/1/deltas/2", draft.directory, dirs_exist_ok=True)
+        (draft.directory / "manifest.json").unlink()
+        real.commit(draft, about_rows(1999), real.version(2).files)
+    assert run(capsys, "verify", "real", "--all", code=1) == [
+        "real:1: ok",
+        "real:2: ok",
+        "real:3: models/real/1/deltas/3: expected 1999 rows, as its manifest says, got 2000 in its files",
+    ]
+
+
+def test_verify(capsys: Capture, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "unreadable", lambda *_: [])
     assert run(capsys, "verify", "demo") == ["demo:3: ok"]
     part = Path("models/demo/1/cube/part-00000")
     part.write_bytes(part.read_bytes()[:-1] + b"x")
@@ -163,7 +186,8 @@ def test_pin_rollback_resume_and_gc(capsys: Capture, repository: Repository) -> 
     assert run(capsys, "gc", "demo", "--keep", "1")[0].startswith("models/demo: removed 1, 2, ")
 
 
-def test_pack(capsys: Capture) -> None:
+def test_pack(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "unreadable", lambda *_: [])
     (line,) = run(capsys, "pack", "demo", "demo.tar.gz")
     size = Path("demo.tar.gz").stat().st_size
     assert line == f"packed demo:3 into demo.tar.gz, {size:,} bytes"

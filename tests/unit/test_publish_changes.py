@@ -12,11 +12,12 @@ from disks import fill, small_file_system
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.publish import live, versions
-from elasticrec.publish.live import LivePublisher, train_and_publish
+from elasticrec.publish.live import LivePublisher
 from elasticrec.publish.publish import publish_run
 from elasticrec.repository.find import find_version
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.verify import verify
+from elasticrec.roles.alone import train_and_publish
 from elasticrec.run import Run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.checkpoint import list_checkpoints

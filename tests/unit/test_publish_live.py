@@ -14,9 +14,10 @@ from elasticrec import _core, cli
 from elasticrec.config import Job
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.publish import live, versions
-from elasticrec.publish.live import LivePublisher, publishing, train_and_publish
+from elasticrec.publish.live import LivePublisher, publishing
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.verify import verify
+from elasticrec.roles.alone import train_and_publish
 from elasticrec.run import Run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.hook import NoHook

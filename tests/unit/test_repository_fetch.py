@@ -1,5 +1,6 @@
 """Versions brought to this machine: where they lie, downloaded, or out of a pack."""
 
+import errno
 import functools
 import gzip
 import http.server
@@ -296,9 +297,22 @@ def test_packs_that_nobody_opens_go(remote: Repository, tmp_path: Path) -> None:
     assert [model.exists() for model in models] == [False, True]
 
 
-def test_a_pack_that_cannot_be_written_leaves_nothing(remote: Repository, tmp_path: Path) -> None:
+def test_a_pack_that_cannot_be_written_leaves_nothing(
+    remote: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fetched = fetch(remote, 3, default_cache())
     (tmp_path / "out").mkdir()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        monkeypatch.context() as full,
+        pytest.raises(OSError, match=r"No space left on device: '.*/out/demo\.tar\.gz'"),
+    ):
+        full.setattr(tarfile.TarFile, "addfile", fail)
+        pack(fetched, tmp_path / "out" / "demo.tar.gz")
+    assert list((tmp_path / "out").iterdir()) == []
     os.unlink(fetched.directory / "dense.bin")
     with pytest.raises(FileNotFoundError):
         pack(fetched, tmp_path / "out" / "demo.tar.gz")

@@ -32,7 +32,7 @@ pub enum ClientError {
     #[error("cube shards: {0}")]
     Map(String),
     /// No replica of some shard holds the version any more: start again with the current one.
-    #[error("version {version} is gone, held: {}", list(.held))]
+    #[error("version {version} is {}, held: {}", if .held.contains(version) { "not at every shard" } else { "gone" }, list(.held))]
     Gone { version: u64, held: Vec<u64> },
 }
 

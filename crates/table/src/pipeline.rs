@@ -7,7 +7,7 @@
 
 use crate::arena::Arena;
 use crate::index::ABSENT;
-use crate::prefetch::prefetch_read;
+use crate::prefetch::prefetch_far;
 use crate::rows::Rows;
 
 /// Lines of a row that are asked for ahead: the hardware follows by itself where there are more.
@@ -63,7 +63,7 @@ impl<const KEYS: usize> Group<KEYS> {
             self.len += 1;
         }
         for &place in &self.places[..self.len] {
-            prefetch_read(place);
+            prefetch_far(place);
         }
     }
 
@@ -76,8 +76,8 @@ impl<const KEYS: usize> Group<KEYS> {
         // a few keys of a hundred: a row that is asked for in vain costs less than one that is waited for
         let ask_too = |row: u32| {
             if row != ABSENT {
-                prefetch_read(units.at(row));
-                prefetch_read(units.at(row).wrapping_add(num_bytes - 1));
+                prefetch_far(units.at(row));
+                prefetch_far(units.at(row).wrapping_add(num_bytes - 1));
             }
         };
         for (key, place) in self.keys[..self.len].iter_mut().zip(&mut self.places) {
@@ -95,11 +95,11 @@ impl<const KEYS: usize> Group<KEYS> {
         let num_lines = (num_bytes / LINE_BYTES).min(MAX_LINES);
         for &place in self.places[..self.len].iter().filter(|place| !place.is_null()) {
             for line in 0..num_lines {
-                prefetch_read(place.wrapping_add(LINE_BYTES * line));
+                prefetch_far(place.wrapping_add(LINE_BYTES * line));
             }
             // rows are not aligned: what is left may lie in one line or two
-            prefetch_read(place.wrapping_add(LINE_BYTES * num_lines));
-            prefetch_read(place.wrapping_add(num_bytes - 1));
+            prefetch_far(place.wrapping_add(LINE_BYTES * num_lines));
+            prefetch_far(place.wrapping_add(num_bytes - 1));
         }
     }
 }

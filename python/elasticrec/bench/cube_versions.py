@@ -25,14 +25,14 @@ _WIDTH = 10
 _PARTITIONS = 256
 _CHANGED = 100_000
 _REPLICAS = 2
-# Seconds of load before a switch, and for one: a base of ten million rows is seen after one and takes about two.
+# Seconds of load before a switch, and for one: a base of ten million rows takes about two.
 _BEFORE_S = 2.0
 _SWITCH_S = 8.0
 _SHAPE = (1, 4)
 
 
 def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], None]) -> Result:
-    """Lookups/s while a new base is published, loaded and offered and the old one given up, next to before."""
+    """Lookups/s from the publish of a new base until it is loaded, offered and asked for, next to before."""
     ratios, took, failed, restarted = [], [], 0, 0
     with RealStore(directory / "switch", _COLUMNS, _PARTITIONS, replicas=1) as store:
         store.wait_for_all(store.publish_base(base, sizes.rows).number)

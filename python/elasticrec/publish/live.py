@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 from elasticrec.config import Job
 from elasticrec.errors import ElasticRecError
@@ -12,8 +11,7 @@ from elasticrec.publish.publish import Cut, Published, Rows, check_row_type, gra
 from elasticrec.publish.versions import LocalVersions
 from elasticrec.repository.repository import Repository
 from elasticrec.training.hook import Hook, NoHook
-from elasticrec.training.loop import Callback, Trainer, train_job
-from elasticrec.training.report import Summary
+from elasticrec.training.loop import Trainer
 
 
 @contextmanager
@@ -111,11 +109,3 @@ def _words(published: Published, delta: Rows | None) -> str:
         return f"{published.rows:,} rows"
     whole = f", {delta.whole} partitions whole" if delta.whole else ""
     return f"{delta.changed:,} rows changed, {delta.removed:,} removed{whole}, of {published.rows:,}"
-
-
-def train_and_publish(
-    job: Job, *, fresh: bool = False, callback: Callback | None = None, stream: TextIO | None = None
-) -> Summary:
-    """Train a job in this process, and publish as `publish.every` says."""
-    with publishing(job) as hook:
-        return train_job(job, fresh=fresh, callback=callback, stream=stream, hook=hook)

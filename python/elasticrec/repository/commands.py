@@ -101,13 +101,18 @@ def verify(
     all_versions: Annotated[bool, typer.Option("--all", help="Every version of the model.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a version: its chain, every file's size and checksum, weights that are numbers."""
+    """Check a version: its chain, every file's size and checksum, weights that are numbers, rows that can be read."""
     from elasticrec.repository.find import open_model
+    from elasticrec.repository.verify import unreadable
     from elasticrec.repository.verify import verify as check
 
     place = open_model(model)
     numbers = place.repository.versions() if all_versions else [place.version()]
     problems = {number: check(place.repository, number) for number in numbers}
+    whole = {number: place.repository.version(number) for number, found in problems.items() if not found}
+    # a version is read with the last of those that are made of it
+    for number in whole.keys() - {version.parent for version in whole.values()}:
+        problems[number] = unreadable(place.repository, number)
     if as_json:
         typer.echo(json.dumps({"versions": {str(number): found for number, found in problems.items()}}))
     else:

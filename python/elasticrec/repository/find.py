@@ -16,7 +16,7 @@ from elasticrec.repository.version import decode_version, number_of
 # Where a model is looked for by its name alone, which is where jobs put them.
 MODELS = Path("models")
 
-_WITH_VERSION = re.compile(r"(.+[^:/]):([1-9][0-9]{0,17})")
+_WITH_VERSION = re.compile(r"(.*[^:/]):([1-9][0-9]{0,17})")
 _VERSION_URL = re.compile(r"(.+?)/([1-9][0-9]{0,17}(?:/deltas/[1-9][0-9]{0,17})?)")
 
 

@@ -7,10 +7,12 @@ from elasticrec.config.publish import Publish
 from elasticrec.errors import ElasticRecError
 from elasticrec.repository.collect import collect
 from elasticrec.repository.gate import Candidate, refusals
-from elasticrec.repository.repository import Repository
+from elasticrec.repository.repository import STORE, Repository
+from elasticrec.repository.store import join
 from elasticrec.repository.version import Version
 
 HELD = "a rollback holds the model until `models resume`"
+LOADING = "servers of the store load it first"
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,18 @@ def offer_version(
 ) -> Outcome:
     """Offer a version that was just committed, unless the gate, a rollback or a store is before it.
 
-    With a store its roll-out offers the version, once servers hold it. Old versions go when a base comes: a delta makes
-    nothing old.
+    With a store, of the job or one that `deliver` wrote down, its roll-out offers the version once servers hold it. Old
+    versions go when a base comes: a delta makes nothing old.
     """
     candidate = Candidate(version.rows, version.manifest["metrics"], not_finite)
     refused = tuple(refusals(settings.gate, candidate, _current_rows(repository)))
     is_offered, waits = False, None
     if not refused:
         if has_store:
-            waits = "servers of the store load it first"
+            waits = LOADING
+        elif repository.store.exists(STORE):
+            where = join(repository.place, STORE)
+            waits = f"{LOADING}, and `elasticrec deliver` offers it; {where} names them, remove it if there are none"
         else:
             waits = _offer(repository, version.number)
             is_offered = waits is None

@@ -59,9 +59,12 @@ def pack(fetched: Fetched, out: Path) -> int:
                         archive.addfile(_member(f"{name}/{version.name}/{member}", path.stat().st_size), content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, out)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            # a write that fails does not know of what file
+            error.filename = error.filename or str(out)
         raise
     sync_directory(out.parent)
     return out.stat().st_size

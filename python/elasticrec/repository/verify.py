@@ -1,10 +1,14 @@
-"""Whether a version is what its manifest says: its chain, every file's size and checksum, values that are numbers."""
+"""Whether a version is what its manifest says: its chain, every file's size and checksum, values that are numbers.
+
+And whether this release can read its rows.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from elasticrec import _core
 from elasticrec.errors import ModelError
 from elasticrec.manifest import FileEntry
 from elasticrec.repository.repository import Repository
@@ -29,6 +33,27 @@ def verify(repository: Repository, number: int, say: Callable[[str], None] = lam
             elif name == DENSE_FILE:
                 problems += not_finite(version, repository)
     return problems
+
+
+def unreadable(repository: Repository, number: int) -> list[str]:
+    """What keeps this release from opening the rows of a version whose files are as they were written.
+
+    Of a repository on another machine nothing is read.
+    """
+    chain = repository.chain(number)
+    paths = [[repository.store.path_of(f"{version.name}/{name}") for name in version.parts] for version in chain]
+    base, *deltas = [[str(path) for path in parts if path is not None] for parts in paths]
+    if any(path is None for parts in paths for path in parts):
+        return []
+    try:
+        num_rows = _core.CubeView(base, deltas).num_rows
+    except ModelError as error:
+        return [str(error)]
+    version = chain[-1]
+    if num_rows != version.rows:
+        where = join(repository.place, version.name)
+        return [f"{where}: expected {version.rows} rows, as its manifest says, got {num_rows} in its files"]
+    return []
 
 
 def check_file(store: Store, name: str, entry: FileEntry) -> str | None:

@@ -4,7 +4,7 @@ cubes-<layout>/<row type>/base            part file of a base
 cubes-<layout>/<row type>/delta           part file of a delta on it
 cubes-<layout>/<row type>/expected.json   rows by sign, of both versions, as they are read
 
-They are written once, by the release that brings a layout or a row type, and never again: later ones have to read these.
+They are written once, by the release that brings a layout or a row type, and never again: later ones read these.
 """
 
 import json
