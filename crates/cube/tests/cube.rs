@@ -325,10 +325,10 @@ fn crafted_directories_are_refused() {
 
 /// The layout before this one: buckets of seven signs, the first row, the count; then rows.
 fn former_part(signs: &[u64]) -> Vec<u8> {
-    let dir = TempDir::new().unwrap();
+    let dir = TempDir::new().expect("a part file");
     let path = dir.path().join("part-00000");
-    let mut part = PartWriter::create(&path, Kind::Cube, 1).unwrap();
-    part.begin_block(0).unwrap();
+    let mut part = PartWriter::create(&path, Kind::Cube, 1).expect("a part file");
+    part.begin_block(0).expect("a part file");
     for (at, seven) in signs.chunks(7).enumerate() {
         let mut bucket = [0; 64];
         for (slot, sign) in seven.iter().enumerate() {
@@ -336,15 +336,15 @@ fn former_part(signs: &[u64]) -> Vec<u8> {
         }
         bucket[56..60].copy_from_slice(&(7 * at as u32).to_le_bytes());
         bucket[60] = seven.len() as u8;
-        part.write(&bucket).unwrap();
+        part.write(&bucket).expect("a part file");
     }
     for value in signs.iter().flat_map(|sign| row_of(*sign)) {
-        part.write(&value.to_le_bytes()).unwrap();
+        part.write(&value.to_le_bytes()).expect("a part file");
     }
-    part.end_block(signs.len() as u64, [signs.len().div_ceil(7) as u64, 0]).unwrap();
+    part.end_block(signs.len() as u64, [signs.len().div_ceil(7) as u64, 0]).expect("a part file");
     let columns = json!([{"name": "wide", "width": 1}, {"name": "deep", "width": 2}]);
-    part.finish(&json!({"columns": columns, "row_bytes": 12, "row_type": "f32"})).unwrap();
-    std::fs::read(path).unwrap()
+    part.finish(&json!({"columns": columns, "row_bytes": 12, "row_type": "f32"})).expect("a part file");
+    std::fs::read(path).expect("a part file")
 }
 
 #[test]
