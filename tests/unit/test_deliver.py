@@ -94,6 +94,18 @@ def test_patience_ends(repository: Repository) -> None:
     assert repository.current() == third
 
 
+def test_a_preview_has_the_same_patience(repository: Repository) -> None:
+    """Who looks while a replica is about to have a version is not told that somebody has to offer it."""
+    replicas = FakeReplicas()
+    delivery = Delivery(repository, replicas, Gate(), lambda _: None)
+    repository.offer(publish(repository).number)
+    second = publish(repository).number
+    replicas.shard = (Replica(0, "a:1", (1, second)), Replica(0, "b:1", (1,)))
+    assert delivery.preview()[0].text == f"loading {second}: 1 of 2 replicas have it"
+    replicas.shard = (Replica(0, "a:1", (1, second)), Replica(0, "b:1", (1, second)))
+    assert delivery.preview()[0].text == f"version {second} can be offered: start `elasticrec deliver`"
+
+
 @pytest.mark.parametrize("ends_early", [True, False])
 def test_each_version_has_patience_of_its_own(repository: Repository, ends_early: bool) -> None:
     """Whether the wait before it ended because all had it, or because it took too long."""

@@ -94,9 +94,9 @@ class Delivery:
         return {"doing": text or "looking at the store", "late": list(late), "refused": refused}
 
     def preview(self) -> tuple[Decision, tuple[tuple[Replica, ...], ...]]:
-        """What a step would do, and what it is decided from."""
+        """What a first step would do, and what it is decided from."""
         seen = self._look()
-        decision = decide(seen, self.min_ready)
+        decision = decide(seen, self.min_ready, is_patient=True)
         if decision.offer is not None:
             text = f"version {decision.offer} can be offered: start `elasticrec deliver`"
             decision = decision._replace(text=text)
