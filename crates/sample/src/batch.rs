@@ -249,6 +249,26 @@ impl BatchBuilder {
         self.batch.num_samples()
     }
 
+    /// Leaves out the samples behind the first `num_samples`; what they had in unused slots stays counted.
+    pub fn truncate(&mut self, num_samples: usize) {
+        let Batch { num_slots, num_dense, num_labels, .. } = self.batch;
+        if num_samples >= self.batch.num_samples() {
+            return;
+        }
+        self.batch.offsets.truncate(num_samples * num_slots + 1);
+        self.batch.signs.truncate(self.batch.offsets.last().map_or(0, |&end| end as usize));
+        self.batch.dense.truncate(num_samples * num_dense);
+        self.batch.labels.truncate(num_samples * num_labels);
+        self.batch.weights.truncate(num_samples);
+        self.batch.shows.truncate(num_samples);
+        self.batch.clicks.truncate(num_samples);
+    }
+
+    /// The samples so far.
+    pub fn batch(&self) -> &Batch {
+        &self.batch
+    }
+
     /// The batch.
     pub fn finish(self) -> Batch {
         self.batch
@@ -287,6 +307,27 @@ mod tests {
         let batch = builder.finish();
         assert_eq!(batch.signs, [2, 3, 4, 5, 6]);
         assert_eq!(batch.offsets, [0, 2, 5]);
+    }
+
+    #[test]
+    fn samples_that_are_left_out_leave_nothing() {
+        let mut builder = BatchBuilder::new(2, 1, 1, 2);
+        let add = |builder: &mut BatchBuilder, sign: u64| {
+            builder.begin();
+            builder.add_sign(1, sign);
+            builder.set_dense(0, sign as f32);
+            builder.end(1, 0);
+        };
+        (0..3).for_each(|sign| add(&mut builder, sign));
+        builder.truncate(5);
+        assert_eq!(builder.num_samples(), 3);
+        builder.truncate(1);
+        assert!(builder.batch().is_consistent());
+        add(&mut builder, 7);
+        assert_eq!((&builder.batch().signs[..], &builder.batch().dense[..]), (&[0, 7][..], &[0.0, 7.0][..]));
+        builder.truncate(0);
+        assert!(builder.batch().is_consistent());
+        assert_eq!(builder.finish(), BatchBuilder::new(2, 1, 1, 0).finish());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use thiserror::Error;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, BatchBuilder};
 use crate::parser::{LabelMode, Parser};
 use crate::records::{RecordBatch, RecordBatches, RecordOptions};
 use crate::unique::Unique;
@@ -216,6 +216,17 @@ fn parse(parser: &Parser, records: RecordBatch, mode: LabelMode, shown: &AtomicU
 /// Parses lines that are already in memory; the first bad one ends it, as `line 3: what`.
 pub fn parse_text(parser: &Parser, text: &[u8], mode: LabelMode) -> std::result::Result<Batch, String> {
     let mut builder = parser.builder(memchr::memchr_iter(b'\n', text).count() + 1);
+    parse_text_into(parser, text, mode, &mut builder)?;
+    Ok(builder.finish())
+}
+
+/// As [`parse_text`], behind the samples of `into`; those before a bad line are there too.
+pub fn parse_text_into(
+    parser: &Parser,
+    text: &[u8],
+    mode: LabelMode,
+    into: &mut BatchBuilder,
+) -> std::result::Result<(), String> {
     let ends = memchr::memchr_iter(b'\n', text).chain([text.len()]);
     let mut start = 0;
     for (number, end) in ends.enumerate() {
@@ -225,9 +236,9 @@ pub fn parse_text(parser: &Parser, text: &[u8], mode: LabelMode) -> std::result:
         if !parser.is_record(line) {
             continue;
         }
-        parser.parse_line(line, mode, &mut builder).map_err(|error| format!("line {}: {error}", number + 1))?;
+        parser.parse_line(line, mode, into).map_err(|error| format!("line {}: {error}", number + 1))?;
     }
-    Ok(builder.finish())
+    Ok(())
 }
 
 #[cfg(test)]

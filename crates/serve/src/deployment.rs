@@ -1,4 +1,4 @@
-//! A model at work: its scorers on their threads, each taking a request from bytes to the bytes of its answer.
+//! A model at work: what clients are told of it, and the queue before its scorers.
 
 use std::io;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use bytes::Bytes;
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use crate::decode::{ContentType, DecodeError, Limits, decode};
+use crate::decode::{ContentType, DecodeError, Limits};
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelError};
-use crate::pool::{Full, Pool};
-use crate::score::Scorer;
+use crate::pool::{Full, Pool, Waiting};
+use crate::worker::{Joining, Worker};
 
 /// A prediction on its way to a scorer.
 pub(crate) struct Job {
@@ -73,14 +73,15 @@ pub(crate) struct Sizes {
     pub(crate) workers: usize,
     pub(crate) queue: usize,
     pub(crate) limits: Limits,
+    pub(crate) joining: Joining,
 }
 
 impl Deployment {
     /// Builds and warms the scorers, then starts their threads.
     pub(crate) fn start(model: &Arc<Model>, sizes: Sizes, metrics: &Arc<Metrics>) -> Result<Deployment, ModelError> {
         let worker = || {
-            let mut worker = Worker::new(model.scorer()?, sizes.limits, metrics.clone());
-            Ok(move |job| worker.work(job))
+            let mut worker = Worker::new(model.scorer()?, sizes.limits, sizes.joining, metrics.clone());
+            Ok(move |job: Job, waiting: &Waiting<'_, Job>| worker.work(job, waiting))
         };
         let workers = (0..sizes.workers.max(1)).map(|_| worker()).collect::<Result<Vec<_>, ModelError>>()?;
         let info = ModelInfo::of(model);
@@ -97,98 +98,5 @@ impl Deployment {
         let (answer, receiver) = oneshot::channel();
         self.pool.submit(Job { content, body, queued: Instant::now(), answer })?;
         Ok(receiver)
-    }
-}
-
-/// A scorer and what it writes answers from.
-struct Worker {
-    scorer: Scorer,
-    limits: Limits,
-    metrics: Arc<Metrics>,
-    /// The answer up to the first prediction.
-    head: Vec<u8>,
-    /// For each label what stands before its score: `{"click":`, `,"buy":`.
-    labels: Vec<Vec<u8>>,
-}
-
-impl Worker {
-    fn new(scorer: Scorer, limits: Limits, metrics: Arc<Metrics>) -> Worker {
-        let manifest = scorer.model().manifest();
-        let head = format!("{{\"model\":{},\"version\":{},\"predictions\":[", json!(manifest.model), manifest.version);
-        let label = |(index, label)| format!("{}{}:", if index == 0 { '{' } else { ',' }, json!(label)).into_bytes();
-        let labels = manifest.labels().iter().enumerate().map(label).collect();
-        Worker { limits, metrics, head: head.into_bytes(), labels, scorer }
-    }
-
-    fn work(&mut self, job: Job) {
-        self.metrics.queue.observe(job.queued.elapsed());
-        // nobody is left to read it
-        if job.answer.is_closed() {
-            return;
-        }
-        let answer = self.answer(job.content, &job.body);
-        let _ = job.answer.send(answer);
-    }
-
-    fn answer(&mut self, content: ContentType, body: &[u8]) -> Answer {
-        let started = Instant::now();
-        let parser = self.scorer.model().parser();
-        let batch = decode(parser, content, body, self.limits).map_err(Refusal::Decode)?;
-        self.metrics.parse.observe(started.elapsed());
-        self.scorer.score(&batch).map_err(|error| Refusal::Internal(error.to_string()))?;
-        let stats = self.scorer.stats();
-        self.metrics.lookup.observe(stats.lookup);
-        self.metrics.infer.observe(stats.infer);
-        self.metrics.instances.inc_by(batch.num_samples() as u64);
-        self.metrics.signs.inc_by(stats.num_signs as u64);
-        self.metrics.signs_missed.inc_by(stats.num_missed as u64);
-        write_answer(&self.head, &self.labels, self.scorer.scores())
-            .map_err(|error| Refusal::Internal(error.to_string()))
-    }
-}
-
-/// Digits, a name's punctuation and a comma.
-const SCORE_BYTES: usize = 16;
-
-/// `{"model":"demo","version":3,"predictions":[{"click":0.0123}, …]}`, digits enough to get each f32 back.
-fn write_answer(head: &[u8], labels: &[Vec<u8>], scores: &[f32]) -> serde_json::Result<Vec<u8>> {
-    let names_bytes: usize = labels.iter().map(|label| label.len() + SCORE_BYTES).sum();
-    let num_samples = scores.len() / labels.len();
-    let mut out = Vec::with_capacity(head.len() + num_samples * names_bytes + 2);
-    out.extend_from_slice(head);
-    for (sample, scores) in scores.chunks_exact(labels.len()).enumerate() {
-        if sample > 0 {
-            out.push(b',');
-        }
-        for (label, score) in labels.iter().zip(scores) {
-            out.extend_from_slice(label);
-            serde_json::to_writer(&mut out, score)?;
-        }
-        out.push(b'}');
-    }
-    out.extend_from_slice(b"]}");
-    Ok(out)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn scores_come_back_bit_for_bit(scores in prop::collection::vec(0f32..=1.0, 0..5)) {
-            let labels = [b"{\"click\":".to_vec(), b",\"buy\":".to_vec()];
-            let scores: Vec<f32> = scores.into_iter().flat_map(|score| [score, 1e-30 * score]).collect();
-            let answer = write_answer(b"{\"predictions\":[", &labels, &scores).unwrap();
-            let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
-            let predictions = answer["predictions"].as_array().unwrap();
-            prop_assert_eq!(predictions.len(), scores.len() / 2);
-            for (prediction, scores) in predictions.iter().zip(scores.chunks(2)) {
-                let back = ["click", "buy"].map(|label| prediction[label].as_f64().unwrap() as f32);
-                prop_assert_eq!(back, [scores[0], scores[1]]);
-            }
-        }
     }
 }

@@ -13,6 +13,7 @@ use crate::decode::Limits;
 use crate::deployment::{Deployment, Sizes};
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelError};
+use crate::worker::Joining;
 
 mod listen;
 mod reply;
@@ -47,6 +48,10 @@ pub struct ServerOptions {
     pub max_body_bytes: usize,
     /// Instances, or lines, a request.
     pub max_instances: usize,
+    /// Requests that wait together are scored together up to so many instances; 1 scores each by itself.
+    pub max_batch: usize,
+    /// How long a request may wait for others, when others came together with those before it.
+    pub max_wait: Duration,
     /// Asked for on everything but health and readiness.
     pub token: Option<Token>,
     /// For the head of a request, and so for how long a connection may idle.
@@ -66,6 +71,8 @@ impl Default for ServerOptions {
             max_connections: 4096,
             max_body_bytes: 16 << 20,
             max_instances: 10_000,
+            max_batch: 256,
+            max_wait: Duration::from_micros(200),
             token: None,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
@@ -223,8 +230,9 @@ impl ServerHandle {
 
     /// Warms `model` and gives it every request from then on; requests under way end on the version they began with.
     pub fn install(&self, model: &Arc<Model>) -> Result<(), ModelError> {
-        let ServerOptions { workers, queue, max_instances, .. } = self.app.options;
-        let sizes = Sizes { workers, queue, limits: Limits { max_instances } };
+        let ServerOptions { workers, queue, max_instances, max_batch, max_wait, .. } = self.app.options;
+        let joining = Joining { max_instances: max_batch, max_wait };
+        let sizes = Sizes { workers, queue, limits: Limits { max_instances }, joining };
         let deployment = Deployment::start(model, sizes, &self.app.metrics)?;
         self.app.switch(Some(deployment));
         Ok(())

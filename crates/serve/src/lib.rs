@@ -1,6 +1,6 @@
 //! The inference server: from a socket to a score, without Python.
 //!
-//! In the order of a request: `http` reads it and queues it for the `pool`, a worker of the `deployment` runs `decode` into a batch and
+//! In the order of a request: `http` reads it and queues it for the `pool`, a `worker` of the `deployment` joins those that wait: `decode` into a batch and
 //! `score` over it (unique signs → cube lookup → pooling → `engine`), and `http` writes the answer. `version`,
 //! `manifest`, `chain` and `model` turn a directory of the model repository into what the scorers share. `predictor` is the same
 //! path without the socket; `load` and `engine_rate` are what benchmarks measure it with.
@@ -20,6 +20,7 @@ mod predictor;
 pub mod score;
 mod seal;
 pub mod version;
+mod worker;
 
 #[doc(hidden)]
 pub use decode::fuzz_body;

@@ -46,6 +46,8 @@ pub(crate) struct Metrics {
     pub(crate) parse: Seen,
     pub(crate) lookup: Seen,
     pub(crate) infer: Seen,
+    /// Requests that were scored together.
+    pub(crate) joined: Histogram,
     pub(crate) model_version: Gauge,
     pub(crate) queued: Gauge,
 }
@@ -76,6 +78,7 @@ impl Metrics {
             parse: stage("parse"),
             lookup: stage("lookup"),
             infer: stage("infer"),
+            joined: Histogram::new(exponential_buckets(1.0, 2.0, 11)),
             model_version: Gauge::default(),
             queued: Gauge::default(),
         };
@@ -87,6 +90,7 @@ impl Metrics {
         registry.register("signs_missed", "Those that have no row and read as zero", metrics.signs_missed.clone());
         registry.register("request_seconds", "From the head of a prediction to its answer", metrics.request.0.clone());
         registry.register("stage_seconds", "Time of a prediction in each stage", stages);
+        registry.register("joined_requests", "Requests that were scored together", metrics.joined.clone());
         registry.register("model_version", "The version served, 0 before the first", metrics.model_version.clone());
         registry.register("queue", "Predictions that wait for a scorer", metrics.queued.clone());
         metrics

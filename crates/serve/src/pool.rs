@@ -5,6 +5,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// The queue is full; the job was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,26 @@ impl<J> Queue<J> {
     }
 }
 
+/// What waits behind the job that a worker has, for one that does several together.
+pub(crate) struct Waiting<'q, J>(&'q Queue<J>);
+
+impl<J> Waiting<'_, J> {
+    /// The next job, if there is one, or one comes before `end`.
+    pub(crate) fn next(&self, end: Option<Instant>) -> Option<J> {
+        let mut state = self.0.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())?;
+            if state.closed {
+                return None;
+            }
+            state = self.0.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
 /// Threads that do jobs. When it is dropped, what is queued is still done, and then the threads end.
 pub(crate) struct Pool<J> {
     queue: Arc<Queue<J>>,
@@ -51,7 +72,7 @@ impl<J: Send + 'static> Pool<J> {
     /// Starts a thread for each of `workers`, and a queue of `capacity` jobs before them.
     pub(crate) fn start<W>(capacity: usize, workers: Vec<W>) -> io::Result<Pool<J>>
     where
-        W: FnMut(J) + Send + 'static,
+        W: FnMut(J, &Waiting<'_, J>) + Send + 'static,
     {
         let state = Mutex::new(State { jobs: VecDeque::new(), closed: false });
         let queue = Arc::new(Queue { state, arrived: Condvar::new(), capacity: capacity.max(1) });
@@ -62,7 +83,7 @@ impl<J: Send + 'static> Pool<J> {
             let thread = std::thread::Builder::new().name(format!("scorer-{number}")).spawn(move || {
                 while let Some(job) = queue.pop() {
                     // whoever waits for the job sees it dropped; the next one does not suffer for it
-                    let _ = catch_unwind(AssertUnwindSafe(|| work(job)));
+                    let _ = catch_unwind(AssertUnwindSafe(|| work(job, &Waiting(&queue))));
                 }
             })?;
             pool.threads.push(thread);
@@ -105,13 +126,14 @@ impl<J> Drop for Pool<J> {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::time::Duration;
 
     use super::*;
 
     #[test]
     fn a_panic_costs_its_job_only() {
         let (done, results) = mpsc::channel();
-        let work = move |job: u32| {
+        let work = move |job: u32, _: &Waiting<'_, u32>| {
             assert!(job != 1, "a planted panic");
             done.send(job).unwrap();
         };
@@ -126,11 +148,35 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_takes_what_waits_and_what_comes_in_time() {
+        let (done, results) = mpsc::channel();
+        let (go, wait) = mpsc::channel::<()>();
+        let work = move |first: u32, waiting: &Waiting<'_, u32>| {
+            wait.recv().unwrap();
+            let mut together = vec![first];
+            while let Some(next) = waiting.next(None) {
+                together.push(next);
+            }
+            let late = waiting.next(Some(Instant::now() + Duration::from_secs(60)));
+            let nobody = waiting.next(Some(Instant::now() + Duration::from_millis(1)));
+            done.send((together, late, nobody)).unwrap();
+        };
+        let pool = Pool::start(8, vec![work]).unwrap();
+        (0..3).for_each(|job| pool.submit(job).unwrap());
+        go.send(()).unwrap();
+        while pool.num_queued() > 0 {
+            std::thread::yield_now();
+        }
+        pool.submit(3).unwrap();
+        assert_eq!(results.recv().unwrap(), (vec![0, 1, 2], Some(3), None));
+    }
+
+    #[test]
     fn a_full_queue_refuses_at_once_and_what_is_in_it_is_done_after_the_close() {
         let (started_in, started) = mpsc::channel();
         let (go, wait) = mpsc::channel::<()>();
         let (done, results) = mpsc::channel();
-        let work = move |job: u32| {
+        let work = move |job: u32, _: &Waiting<'_, u32>| {
             started_in.send(()).unwrap();
             wait.recv().unwrap();
             done.send(job).unwrap();

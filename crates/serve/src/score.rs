@@ -61,15 +61,15 @@ impl Scorer {
         let mut builder = self.model.parser().builder(1);
         builder.begin();
         builder.end(1, 0);
-        self.score(&builder.finish()).map(|_| ())
+        self.score(&builder.finish())
     }
 
-    /// The scores `[num_samples, num_labels]` of a batch of this model's parser; an empty batch has none.
-    pub fn score(&mut self, batch: &Batch) -> Result<&[f32], ScoreError> {
+    /// Scores a batch of this model's parser; [`scores_of`](Scorer::scores_of) has them.
+    pub fn score(&mut self, batch: &Batch) -> Result<(), ScoreError> {
         self.stats = ScoreStats::default();
         self.scores.clear();
         if batch.num_samples() == 0 {
-            return Ok(&self.scores);
+            return Ok(());
         }
         let started = Instant::now();
         let unique = self.look_up(batch);
@@ -88,8 +88,7 @@ impl Scorer {
         // what one large request took is not kept for ever
         self.rows.truncate(KEPT_VALUES);
         self.rows.shrink_to(KEPT_VALUES);
-        self.check_finite()?;
-        Ok(&self.scores)
+        Ok(())
     }
 
     /// Finds each sign's row.
@@ -111,18 +110,15 @@ impl Scorer {
         pool_samples(batch, unique, layout, &self.rows, samples, &mut self.pooled);
     }
 
-    fn check_finite(&self) -> Result<(), ScoreError> {
-        let Some(at) = self.scores.iter().position(|score| !score.is_finite()) else {
-            return Ok(());
-        };
+    /// The scores `[samples, num_labels]` of some samples of the last batch, if they are numbers.
+    pub fn scores_of(&self, samples: Range<usize>) -> Result<&[f32], ScoreError> {
         let labels = self.model.manifest().labels();
+        let scores = &self.scores[samples.start * labels.len()..samples.end * labels.len()];
+        let Some(at) = scores.iter().position(|score| !score.is_finite()) else {
+            return Ok(scores);
+        };
         let label = labels[at % labels.len()].clone();
-        Err(ScoreError::NotFinite { sample: at / labels.len(), label, got: self.scores[at] })
-    }
-
-    /// The scores of the last batch.
-    pub fn scores(&self) -> &[f32] {
-        &self.scores
+        Err(ScoreError::NotFinite { sample: at / labels.len(), label, got: scores[at] })
     }
 
     /// What the last batch took.

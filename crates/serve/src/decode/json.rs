@@ -3,22 +3,24 @@
 use std::fmt;
 
 use elasticrec_sample::parser::parse_u64;
-use elasticrec_sample::{Batch, BatchBuilder, Features, Format, Parser};
+use elasticrec_sample::{BatchBuilder, Features, Format, Parser};
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::{DecodeError, Limits};
 
-/// Bytes that a value and its name take at least; guesses the size of a batch from below the size of the body.
-const MIN_VALUE_BYTES: usize = 8;
-
-pub(super) fn decode(parser: &Parser, body: &[u8], limits: Limits) -> Result<Batch, DecodeError> {
+/// Adds the instances of a body to a batch; of one that is refused some may be there.
+pub(super) fn decode(
+    parser: &Parser,
+    body: &[u8],
+    limits: Limits,
+    builder: &mut BatchBuilder,
+) -> Result<(), DecodeError> {
     let features = parser.features();
-    let num_values = features.slots.len() + features.dense.len();
-    let capacity = (body.len() / (num_values * MIN_VALUE_BYTES) + 1).min(limits.max_instances);
     let mut decoder = Decoder {
         parser,
-        builder: parser.builder(capacity),
-        seen: vec![0; num_values],
+        first: builder.num_samples(),
+        builder,
+        seen: vec![0; features.slots.len() + features.dense.len()],
         max_instances: limits.max_instances,
         refused: None,
     };
@@ -27,14 +29,16 @@ pub(super) fn decode(parser: &Parser, body: &[u8], limits: Limits) -> Result<Bat
     match (decoder.refused, result) {
         (Some(refused), _) => Err(refused),
         (None, Err(error)) => Err(DecodeError::Bad(format!("body: {error}"))),
-        (None, Ok(())) => Ok(decoder.builder.finish()),
+        (None, Ok(())) => Ok(()),
     }
 }
 
 /// What is known while a body is read.
 struct Decoder<'p> {
     parser: &'p Parser,
-    builder: BatchBuilder,
+    builder: &'p mut BatchBuilder,
+    /// Samples that were there before.
+    first: usize,
     /// For each slot, then each dense column, one more than the last instance that gave it.
     seen: Vec<u32>,
     max_instances: usize,
@@ -50,6 +54,11 @@ enum Target {
 }
 
 impl Decoder<'_> {
+    /// Instances so far.
+    fn num_instances(&self) -> usize {
+        self.builder.num_samples() - self.first
+    }
+
     /// Refuses the body; the error returned only ends the reading.
     fn refuse<E: serde::de::Error>(&mut self, error: DecodeError) -> E {
         self.refused = Some(error);
@@ -57,7 +66,7 @@ impl Decoder<'_> {
     }
 
     fn refuse_instance<E: serde::de::Error>(&mut self, what: impl fmt::Display) -> E {
-        let instance = self.builder.num_samples();
+        let instance = self.num_instances();
         self.refuse(DecodeError::Bad(format!("instances[{instance}]: {what}")))
     }
 
@@ -91,7 +100,7 @@ impl Decoder<'_> {
             Target::Slot(slot) => usize::from(slot),
             Target::Dense(index) => self.parser.features().slots.len() + index,
         };
-        let mark = self.builder.num_samples() as u32 + 1;
+        let mark = self.num_instances() as u32 + 1;
         if std::mem::replace(&mut self.seen[place], mark) == mark {
             return Err(self.refuse_instance(format_args!("`{}` is given twice", shown(name))));
         }
@@ -104,12 +113,12 @@ impl Decoder<'_> {
         };
         match self.parser.features().format {
             Format::Slots => match parse_u64(text.as_bytes()) {
-                Some(sign) => self.parser.add_sign(slot, sign, &mut self.builder),
+                Some(sign) => self.parser.add_sign(slot, sign, self.builder),
                 None => return Err(self.refuse_value(target, format_args!("`{}`", shown(text)))),
             },
             // an empty field of a row is a missing one
             _ if text.is_empty() => (),
-            _ => self.parser.add_value(slot, text.as_bytes(), &mut self.builder),
+            _ => self.parser.add_value(slot, text.as_bytes(), self.builder),
         }
         Ok(())
     }
@@ -118,12 +127,12 @@ impl Decoder<'_> {
         match (target, self.parser.features().format) {
             (Target::Dense(index), _) => self.set_dense(index, number as f32),
             (Target::Slot(slot), Format::Slots) => {
-                self.parser.add_sign(slot, number, &mut self.builder);
+                self.parser.add_sign(slot, number, self.builder);
                 Ok(())
             }
             (Target::Slot(_), Format::Criteo) => Err(self.refuse_value(target, format_args!("the number {number}"))),
             (Target::Slot(slot), _) => {
-                self.parser.add_value(slot, number.to_string().as_bytes(), &mut self.builder);
+                self.parser.add_value(slot, number.to_string().as_bytes(), self.builder);
                 Ok(())
             }
         }
@@ -137,7 +146,7 @@ impl Decoder<'_> {
     }
 
     fn set_dense<E: serde::de::Error>(&mut self, index: usize, value: f32) -> Result<(), E> {
-        self.parser.set_dense(index, value, &mut self.builder).map_err(|error| self.refuse_instance(error))
+        self.parser.set_dense(index, value, self.builder).map_err(|error| self.refuse_instance(error))
     }
 }
 
@@ -239,7 +248,7 @@ impl<'de> DeserializeSeed<'de> for Instance<'_, '_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        if self.0.builder.num_samples() == self.0.max_instances {
+        if self.0.num_instances() == self.0.max_instances {
             let max = self.0.max_instances;
             return Err(self.0.refuse(DecodeError::TooMany { what: "instances", max }));
         }
@@ -251,7 +260,7 @@ impl<'de> Visitor<'de> for Instance<'_, '_> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "an object of named slots as instances[{}]", self.0.builder.num_samples())
+        write!(formatter, "an object of named slots as instances[{}]", self.0.num_instances())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::*;
 use crate::decode::DecodeError;
 use crate::deployment::{Job, ModelInfo, Refusal};
-use crate::pool::Pool;
+use crate::pool::{Pool, Waiting};
 
 /// Long enough for a slow machine; nothing waits for it unless it is about to fail.
 const LONG: Duration = Duration::from_secs(60);
@@ -20,7 +20,8 @@ fn start(options: ServerOptions) -> ServerHandle {
 }
 
 /// Installs a model `demo` whose one scorer is `work`.
-fn install(server: &ServerHandle, version: u64, work: impl FnMut(Job) + Send + 'static) {
+fn install(server: &ServerHandle, version: u64, mut work: impl FnMut(Job) + Send + 'static) {
+    let work = move |job: Job, _: &Waiting<'_, Job>| work(job);
     let pool = Pool::start(server.app.options.queue, vec![work]).unwrap();
     let info = ModelInfo { name: "demo".into(), version, metadata: Bytes::from_static(b"{\"model\":\"demo\"}") };
     server.app.switch(Some(Deployment { info, pool }));
