@@ -309,6 +309,8 @@ class Server:
         queue: int,
         max_body_bytes: int,
         max_instances: int,
+        batch_size: int,
+        batch_wait_us: int,
         token: str | None,
     ) -> Server: ...
     @property

@@ -23,7 +23,7 @@ pub(crate) struct Server {
 #[pymethods]
 impl Server {
     #[new]
-    #[pyo3(signature = (ort_library, address, *, workers, queue, max_body_bytes, max_instances, token))]
+    #[pyo3(signature = (ort_library, address, *, workers, queue, max_body_bytes, max_instances, batch_size, batch_wait_us, token))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -33,12 +33,23 @@ impl Server {
         queue: usize,
         max_body_bytes: usize,
         max_instances: usize,
+        batch_size: usize,
+        batch_wait_us: u64,
         token: Option<String>,
     ) -> PyResult<Self> {
         let addr = parse_address(address)?;
         let token = token.map(Token);
-        let options =
-            ServerOptions { addr, workers, queue, max_body_bytes, max_instances, token, ..ServerOptions::default() };
+        let options = ServerOptions {
+            addr,
+            workers,
+            queue,
+            max_body_bytes,
+            max_instances,
+            max_batch: batch_size,
+            max_wait: Duration::from_micros(batch_wait_us),
+            token,
+            ..ServerOptions::default()
+        };
         let handle = py.detach(|| {
             init_onnxruntime(&ort_library).map_err(|error| ModelError::new_err(error.to_string()))?;
             elasticrec_serve::Server::start(options).map_err(|error| match error {

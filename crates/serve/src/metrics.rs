@@ -86,10 +86,10 @@ impl Metrics {
         // the encoder adds `_total` to the name of a counter and a full stop to its help
         registry.register("requests", "Answers by status code, without health, readiness and metrics", requests);
         registry.register("instances", "Instances scored", metrics.instances.clone());
-        registry.register("signs", "Distinct signs looked up, summed over requests", metrics.signs.clone());
+        registry.register("signs", "Distinct signs looked up, summed over batches", metrics.signs.clone());
         registry.register("signs_missed", "Those that have no row and read as zero", metrics.signs_missed.clone());
         registry.register("request_seconds", "From the head of a prediction to its answer", metrics.request.0.clone());
-        registry.register("stage_seconds", "Time of a prediction in each stage", stages);
+        registry.register("stage_seconds", "Time in each stage: of a request, of lookup and infer of a batch", stages);
         registry.register("joined_requests", "Requests that were scored together", metrics.joined.clone());
         registry.register("model_version", "The version served, 0 before the first", metrics.model_version.clone());
         registry.register("queue", "Predictions that wait for a scorer", metrics.queued.clone());

@@ -61,7 +61,8 @@ impl Scorer {
         let mut builder = self.model.parser().builder(1);
         builder.begin();
         builder.end(1, 0);
-        self.score(&builder.finish())
+        self.score(&builder.finish())?;
+        self.scores_of(0..1).map(|_| ())
     }
 
     /// Scores a batch of this model's parser; [`scores_of`](Scorer::scores_of) has them.

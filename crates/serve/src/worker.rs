@@ -103,17 +103,19 @@ impl Worker {
         self.metrics.lookup.observe(stats.lookup);
         self.metrics.infer.observe(stats.infer);
         self.metrics.joined.observe(self.joined.len() as f64);
-        self.metrics.instances.inc_by(batch.num_samples() as u64);
         self.metrics.signs.inc_by(stats.num_signs as u64);
         self.metrics.signs_missed.inc_by(stats.num_missed as u64);
         let mut start = 0;
         for (job, end) in self.joined.drain(..) {
-            let samples = start..end;
+            let (samples, num_samples) = (start..end, (end - start) as u64);
             start = end;
             let scores =
                 scored.clone().and_then(|()| self.scorer.scores_of(samples).map_err(|error| error.to_string()));
             let written = scores
                 .and_then(|scores| write_answer(&self.head, &self.labels, scores).map_err(|error| error.to_string()));
+            if written.is_ok() {
+                self.metrics.instances.inc_by(num_samples);
+            }
             answer(job, written.map_err(Refusal::Internal));
         }
     }

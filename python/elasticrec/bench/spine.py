@@ -161,7 +161,6 @@ def _stages(address: str) -> dict[str, tuple[float, float]]:
 
 
 def _mean_stages(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> dict[str, float]:
-    return {
-        stage: round(1e6 * (total - before[stage][0]) / max(count - before[stage][1], 1), 1)
-        for stage, (total, count) in after.items()
-    }
+    # all of them wait in the queue, some of them are scored together
+    requests = max(after["queue"][1] - before["queue"][1], 1)
+    return {stage: round(1e6 * (total - before[stage][0]) / requests, 1) for stage, (total, _) in after.items()}

@@ -122,6 +122,18 @@ class Serve(Section):
         le=1048576,
         description="Requests that may wait; those beyond are answered with 429.",
     )
+    batch_size: int = Field(
+        default=256,
+        ge=1,
+        le=MAX_COUNT,
+        description="Requests that wait together are scored together, up to so many instances; 1 scores each by itself.",
+    )
+    batch_wait_us: int = Field(
+        default=200,
+        ge=0,
+        le=1_000_000,
+        description="Microseconds that a request may wait for others, when others came together with those before it.",
+    )
 
     @field_validator("host")
     @classmethod

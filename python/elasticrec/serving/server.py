@@ -26,6 +26,8 @@ def start_server(settings: Serve) -> _core.Server:
         queue=settings.queue,
         max_body_bytes=settings.max_body_bytes,
         max_instances=settings.max_instances,
+        batch_size=settings.batch_size,
+        batch_wait_us=settings.batch_wait_us,
         token=settings.token.reveal_token() if settings.token else None,
     )
 

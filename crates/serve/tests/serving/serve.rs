@@ -84,13 +84,58 @@ fn what_is_refused_and_what_is_counted() {
         "elasticrec_serve_requests_total{code=\"200\"} 1",
         "elasticrec_serve_requests_total{code=\"500\"} 1",
         "elasticrec_serve_instances_total 2",
-        "elasticrec_serve_signs_total 4",
+        "elasticrec_serve_signs_total 5",
         "elasticrec_serve_signs_missed_total 2",
         "elasticrec_serve_model_version 3",
-        "elasticrec_serve_stage_seconds_count{stage=\"infer\"} 1",
+        "elasticrec_serve_stage_seconds_count{stage=\"infer\"} 2",
     ] {
         assert!(metrics.lines().any(|got| got == line), "{line} is not in\n{metrics}");
     }
+}
+
+/// Requests of many connections to one scorer: each gets what it would get alone, whatever was joined with it.
+#[test]
+fn requests_are_scored_together_and_answered_apart() {
+    const CLIENTS: u64 = 32;
+    const REQUESTS: u64 = 20;
+    let Some(library) = ort_library() else { return };
+    let (dir, mut model) = (tempfile::tempdir().unwrap(), TestModel::slots());
+    model.rows.insert(666, vec![f32::NAN; 3]);
+    let alone = serve(&model, dir.path(), &library);
+    let options = ServerOptions { workers: 1, max_wait: Duration::from_millis(5), ..ServerOptions::default() };
+    let server = Server::start(options).unwrap();
+    server.install(&Model::load(dir.path()).unwrap()).unwrap();
+    let body = |client: u64, request: u64| match (client + request) % 8 {
+        0 => r#"{"instances":[{"C99":1}]}"#.to_string(),
+        1 => r#"{"instances":[{"0":1},{"0":666}]}"#.to_string(),
+        2 => r#"{"instances":[]}"#.to_string(),
+        _ => format!(r#"{{"instances":[{{"0":{client},"7":{request}}},{{"7":[{request},{client}]}}]}}"#),
+    };
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let (server, alone) = (&server, &alone);
+            scope.spawn(move || {
+                for request in 0..REQUESTS {
+                    let body = body(client, request);
+                    let answer = predict(server, "application/json", &body);
+                    let expected = predict(alone, "application/json", &body);
+                    if expected.0 == 200 {
+                        assert_close(&scores(&answer), &scores(&expected));
+                    } else {
+                        assert_eq!(answer, expected, "{body}");
+                    }
+                }
+            });
+        }
+    });
+    let (_, metrics) = send(&server, "GET /metrics", "x", "");
+    let figure = |name: &str| -> f64 {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("elasticrec_serve_{name} ")));
+        line.unwrap_or_else(|| panic!("no {name} in\n{metrics}")).parse().unwrap()
+    };
+    let (joined, batches) = (figure("joined_requests_sum"), figure("joined_requests_count"));
+    assert_eq!(joined, (CLIENTS * REQUESTS * 7 / 8) as f64, "all but those that are refused are in a batch");
+    assert!(batches < joined, "{joined} requests in {batches} batches: none were joined");
 }
 
 #[test]
