@@ -126,7 +126,7 @@ class Serve(Section):
         default=256,
         ge=1,
         le=MAX_COUNT,
-        description="Requests that wait together are scored together, up to so many instances; 1 scores each by itself.",
+        description="Requests that wait together are scored together, up to so many instances; 1 scores each alone.",
     )
     batch_wait_us: int = Field(
         default=200,
