@@ -72,7 +72,8 @@ impl Default for ServerOptions {
             max_body_bytes: 16 << 20,
             max_instances: 10_000,
             max_batch: 256,
-            max_wait: Duration::from_micros(200),
+            // those that come while a batch is scored are together anyway
+            max_wait: Duration::ZERO,
             token: None,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),

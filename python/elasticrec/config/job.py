@@ -129,7 +129,7 @@ class Serve(Section):
         description="Requests that wait together are scored together, up to so many instances; 1 scores each alone.",
     )
     batch_wait_us: int = Field(
-        default=200,
+        default=0,
         ge=0,
         le=1_000_000,
         description="Microseconds that a request may wait for others, when others came together with those before it.",
