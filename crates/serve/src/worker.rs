@@ -12,6 +12,9 @@ use crate::metrics::Metrics;
 use crate::pool::Waiting;
 use crate::score::Scorer;
 
+/// Signs of a batch that a worker keeps room for: 8 MB.
+const KEPT_SIGNS: usize = 1 << 20;
+
 /// When requests are scored together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Joining {
@@ -51,8 +54,12 @@ impl Worker {
 
     /// Scores a request, and with it those that wait behind it or come in time.
     pub(crate) fn work(&mut self, first: Job, waiting: &Waiting<'_, Job>) {
-        // of a batch that ended in a panic
+        // of a batch that ended in a panic, which all of its requests paid for
         self.joined.clear();
+        if self.builder.batch().signs.len() > KEPT_SIGNS {
+            // what one large request took is not kept for ever
+            self.builder = self.scorer.model().parser().builder(0);
+        }
         self.builder.truncate(0);
         let end = first.queued + self.joining.max_wait;
         let mut next = Some(first);

@@ -101,7 +101,10 @@ fn requests_are_scored_together_and_answered_apart() {
     let Some(library) = ort_library() else { return };
     let (dir, mut model) = (tempfile::tempdir().unwrap(), TestModel::slots());
     model.rows.insert(666, vec![f32::NAN; 3]);
-    let alone = serve(&model, dir.path(), &library);
+    init_onnxruntime(&library).unwrap();
+    model.write(dir.path());
+    let alone = Server::start(ServerOptions { max_batch: 1, ..ServerOptions::default() }).unwrap();
+    alone.install(&Model::load(dir.path()).unwrap()).unwrap();
     let options = ServerOptions { workers: 1, max_wait: Duration::from_millis(5), ..ServerOptions::default() };
     let server = Server::start(options).unwrap();
     server.install(&Model::load(dir.path()).unwrap()).unwrap();
