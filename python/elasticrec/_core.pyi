@@ -299,11 +299,12 @@ class CubeBench:
 
 @final
 class Server:
-    """A server on a socket; it answers 503 until a model is loaded."""
+    """A server on a socket; it answers 503 until its models, each with its variants and their weights, are loaded."""
     def __new__(
         cls,
         ort_library: str,
         address: str,
+        models: list[tuple[str, list[tuple[str, float]]]],
         *,
         workers: int,
         queue: int,
@@ -311,13 +312,14 @@ class Server:
         max_instances: int,
         batch_size: int,
         batch_wait_us: int,
+        timeout_ms: int | None,
         token: str | None,
     ) -> Server: ...
     @property
     def address(self) -> str:
         """`host:port`, with the port that was taken."""
-    def load(self, path: str) -> tuple[str, int, int]:
-        """Loads and warms a version and gives it every request from then on: (model, version, rows)."""
+    def load(self, model: str, variant: str, path: str) -> tuple[int, int]:
+        """Loads and warms a version and gives it every request of a variant from then on: (version, rows)."""
     def wait(self, seconds: float) -> bool:
         """Waits for the server's end, at most for the time given; true once it has ended."""
     def stop(self, within_s: float) -> bool:

@@ -294,8 +294,8 @@ def serve(
     from elasticrec.serving.server import serve_model
 
     settings = load_serve(job, [*(overrides or []), *([f"serve.port={port}"] if port is not None else [])])
-    path, _ = find_version(model, _say)
-    serve_model(path, settings, _say)
+    path, manifest = find_version(model, _say)
+    serve_model(path, str(manifest["model"]), settings, _say)
 
 
 @app.command()

@@ -79,7 +79,7 @@ def test_a_token_that_http_cannot_carry_is_refused_and_not_shown(tmp_path: Path,
         {"name": "x", "data": {"format": "criteo", "train": "x"}, "serve": {"token": "file:token"}}, base=tmp_path
     ).serve
     with pytest.raises(ConfigError, match="expected visible ASCII"):
-        start_server(settings)
+        start_server(settings, [("demo", [("", 1.0)])])
 
 
 def test_a_literal_secret_is_refused_and_not_repeated(tmp_path: Path) -> None:

@@ -5,16 +5,18 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use elasticrec_serve::http::Token;
 use elasticrec_serve::load::{Load, run};
-use elasticrec_serve::{EngineRate, Model, PredictError, ServerError, ServerHandle, ServerOptions, init_onnxruntime};
+use elasticrec_serve::server::Token;
+use elasticrec_serve::{
+    EngineRate, Model, ModelPlan, PredictError, ServerError, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime,
+};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::errors::{ConfigError, IntoPyErr, ModelError, SampleError, UnavailableError, io_error};
 
-/// A server on a socket; it answers 503 until a model is loaded.
+/// A server on a socket; it answers 503 until its models are loaded.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct Server {
     handle: ServerHandle,
@@ -23,18 +25,20 @@ pub(crate) struct Server {
 #[pymethods]
 impl Server {
     #[new]
-    #[pyo3(signature = (ort_library, address, *, workers, queue, max_body_bytes, max_instances, batch_size, batch_wait_us, token))]
+    #[pyo3(signature = (ort_library, address, models, *, workers, queue, max_body_bytes, max_instances, batch_size, batch_wait_us, timeout_ms, token))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
         ort_library: PathBuf,
         address: &str,
+        models: Vec<(String, Vec<(String, f64)>)>,
         workers: usize,
         queue: usize,
         max_body_bytes: usize,
         max_instances: usize,
         batch_size: usize,
         batch_wait_us: u64,
+        timeout_ms: Option<u64>,
         token: Option<String>,
     ) -> PyResult<Self> {
         let addr = parse_address(address)?;
@@ -47,13 +51,20 @@ impl Server {
             max_instances,
             max_batch: batch_size,
             max_wait: Duration::from_micros(batch_wait_us),
+            timeout: timeout_ms.map(Duration::from_millis),
             token,
             ..ServerOptions::default()
         };
+        let plan = |(name, variants): (String, Vec<(String, f64)>)| ModelPlan {
+            name,
+            variants: variants.into_iter().map(|(name, weight)| VariantPlan { name, weight }).collect(),
+        };
+        let plans: Vec<ModelPlan> = models.into_iter().map(plan).collect();
         let handle = py.detach(|| {
             init_onnxruntime(&ort_library).map_err(|error| ModelError::new_err(error.to_string()))?;
-            elasticrec_serve::Server::start(options).map_err(|error| match error {
+            elasticrec_serve::Server::start(options, &plans).map_err(|error| match error {
                 ServerError::Bind { addr, source } => io_error(&source, addr.to_string()),
+                error @ ServerError::Plan(_) => ConfigError::new_err(error.to_string()),
                 error => PyOSError::new_err(error.to_string()),
             })
         })?;
@@ -66,13 +77,13 @@ impl Server {
         self.handle.addr().to_string()
     }
 
-    /// Loads and warms a version and gives it every request from then on; returns (model, version, rows).
-    fn load(&self, py: Python<'_>, path: PathBuf) -> PyResult<(String, u64, u64)> {
+    /// Loads and warms a version and gives it every request of a variant from then on; returns (version, rows).
+    fn load(&self, py: Python<'_>, model: &str, variant: &str, path: PathBuf) -> PyResult<(u64, u64)> {
         py.detach(|| {
-            let model = Model::load(&path)?;
-            self.handle.install(&model)?;
-            let manifest = model.manifest();
-            Ok((manifest.model.clone(), manifest.version, manifest.table.rows))
+            let loaded = Model::load(&path)?;
+            self.handle.install(model, variant, &loaded)?;
+            let manifest = loaded.manifest();
+            Ok((manifest.version, manifest.table.rows))
         })
         .map_err(|error: elasticrec_serve::ModelError| error.into_py_err())
     }

@@ -1,70 +1,88 @@
-//! A model at work: what clients are told of it, and the queue before its scorers.
+//! A version at work: what answers say of it, and the queue before its scorers.
 
-use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use crate::decode::{ContentType, DecodeError, Limits};
-use crate::metrics::Metrics;
+use crate::face::{About, Face, Limits, Reply};
+use crate::metrics::ModelMetrics;
 use crate::model::{Model, ModelError};
 use crate::pool::{Full, Pool, Waiting};
+use crate::refusal::Refusal;
 use crate::worker::{Joining, Worker};
 
 /// A prediction on its way to a scorer.
 pub(crate) struct Job {
-    pub(crate) content: ContentType,
+    pub(crate) face: Face,
     pub(crate) body: Bytes,
     pub(crate) queued: Instant,
+    /// Nobody waits for it any longer.
+    pub(crate) deadline: Option<Deadline>,
     pub(crate) answer: oneshot::Sender<Answer>,
 }
 
-/// The body of the answer, or why there is none.
-pub(crate) type Answer = Result<Vec<u8>, Refusal>;
+/// When a request's time is over.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline {
+    pub(crate) at: Instant,
+    /// The time that it had.
+    pub(crate) after: Duration,
+}
 
-/// Why a prediction was not made; what it is in HTTP is said in one place, `http::reply`.
+impl Deadline {
+    pub(crate) fn within(after: Duration) -> Deadline {
+        Deadline { at: Instant::now() + after, after }
+    }
+
+    pub(crate) fn refusal(self) -> Refusal {
+        Refusal::Late { after_ms: self.after.as_millis() }
+    }
+}
+
+/// A prediction, or why there is none.
+pub(crate) type Answer = Result<Done, Refusal>;
+
+/// A prediction that was made.
 #[derive(Debug)]
-pub(crate) enum Refusal {
-    Decode(DecodeError),
-    /// A mistake of ours or of the model's.
-    Internal(String),
+pub(crate) struct Done {
+    pub(crate) reply: Reply,
+    pub(crate) timing: Timing,
 }
 
-/// What clients are told of a model.
-pub(crate) struct ModelInfo {
-    pub(crate) name: String,
-    pub(crate) version: u64,
-    /// The answer of `GET /v1/models/{name}`.
-    pub(crate) metadata: Bytes,
+/// Where the time of a request went; what was done for several at once counts in full for each.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Timing {
+    pub(crate) queue: Duration,
+    pub(crate) parse: Duration,
+    pub(crate) lookup: Duration,
+    pub(crate) infer: Duration,
+    pub(crate) write: Duration,
 }
 
-impl ModelInfo {
-    fn of(model: &Model) -> ModelInfo {
-        let manifest = model.manifest();
-        let features = &manifest.features;
-        let metadata = json!({
-            "model": manifest.model,
-            "version": manifest.version,
-            "created": manifest.created,
-            "format": features.format,
-            "slots": features.read_slots().iter().map(|slot| &slot.name).collect::<Vec<_>>(),
-            "dense": features.dense.iter().map(|dense| &dense.name).collect::<Vec<_>>(),
-            "labels": manifest.labels(),
-            "columns": manifest.table.columns,
-            "rows": manifest.table.rows,
-        });
-        let metadata = Bytes::from(metadata.to_string());
-        ModelInfo { name: manifest.model.clone(), version: manifest.version, metadata }
+impl Timing {
+    /// The value of the header `Server-Timing`, milliseconds.
+    pub(crate) fn header(&self) -> String {
+        let stages = [
+            ("queue", self.queue),
+            ("parse", self.parse),
+            ("lookup", self.lookup),
+            ("infer", self.infer),
+            ("write", self.write),
+        ];
+        stages.map(|(name, time)| format!("{name};dur={:.3}", time.as_secs_f64() * 1e3)).join(", ")
     }
 }
 
 /// A version that is warm, and the threads that score with it. Requests hold on to the one they started with.
 pub(crate) struct Deployment {
-    pub(crate) info: ModelInfo,
+    pub(crate) about: Arc<About>,
+    /// The answer of `GET /v1/models/{name}`.
+    pub(crate) metadata: Bytes,
     pub(crate) pool: Pool<Job>,
+    queue: usize,
 }
 
 /// How a deployment is cut to the machine.
@@ -78,25 +96,60 @@ pub(crate) struct Sizes {
 
 impl Deployment {
     /// Builds and warms the scorers, then starts their threads.
-    pub(crate) fn start(model: &Arc<Model>, sizes: Sizes, metrics: &Arc<Metrics>) -> Result<Deployment, ModelError> {
+    pub(crate) fn start(
+        model: &Arc<Model>,
+        name: &str,
+        variant: &str,
+        sizes: Sizes,
+        metrics: &ModelMetrics,
+    ) -> Result<Deployment, ModelError> {
+        let manifest = model.manifest();
+        let about = Arc::new(About::new(name, variant, manifest.version, manifest.labels()));
         let worker = || {
-            let mut worker = Worker::new(model.scorer()?, sizes.limits, sizes.joining, metrics.clone());
+            let mut worker = Worker::new(model.scorer()?, about.clone(), sizes.limits, sizes.joining, metrics.clone());
             Ok(move |job: Job, waiting: &Waiting<'_, Job>| worker.work(job, waiting))
         };
         let workers = (0..sizes.workers.max(1)).map(|_| worker()).collect::<Result<Vec<_>, ModelError>>()?;
-        let info = ModelInfo::of(model);
-        let spawn = |error: io::Error| ModelError::Mismatch {
-            name: info.name.clone(),
+        let pool = Pool::start(sizes.queue, workers).map_err(|error| ModelError::Mismatch {
+            name: name.into(),
             what: format!("cannot start a scorer thread: {error}"),
-        };
-        let pool = Pool::start(sizes.queue, workers).map_err(spawn)?;
-        Ok(Deployment { info, pool })
+        })?;
+        Ok(Deployment::new(about, metadata(model, name), pool, sizes.queue))
+    }
+
+    pub(crate) fn new(about: Arc<About>, metadata: Bytes, pool: Pool<Job>, queue: usize) -> Deployment {
+        Deployment { about, metadata, pool, queue }
     }
 
     /// Queues a prediction, or refuses it at once.
-    pub(crate) fn submit(&self, content: ContentType, body: Bytes) -> Result<oneshot::Receiver<Answer>, Full> {
+    pub(crate) fn submit(
+        &self,
+        face: Face,
+        body: Bytes,
+        deadline: Option<Deadline>,
+    ) -> Result<oneshot::Receiver<Answer>, Refusal> {
         let (answer, receiver) = oneshot::channel();
-        self.pool.submit(Job { content, body, queued: Instant::now(), answer })?;
+        let job = Job { face, body, queued: Instant::now(), deadline, answer };
+        self.pool.submit(job).map_err(|Full| Refusal::Full { queue: self.queue })?;
         Ok(receiver)
     }
+}
+
+/// What clients are told of a version.
+fn metadata(model: &Model, name: &str) -> Bytes {
+    let manifest = model.manifest();
+    let features = &manifest.features;
+    let metadata = json!({
+        "model": name,
+        "version": manifest.version,
+        "created": manifest.created,
+        "format": features.format,
+        "slots": features.read_slots().iter().map(|slot| &slot.name).collect::<Vec<_>>(),
+        "dense": features.dense.iter().map(|dense| &dense.name).collect::<Vec<_>>(),
+        "labels": manifest.labels(),
+        "columns": manifest.table.columns,
+        "rows": manifest.table.rows,
+        "features": features,
+    });
+    Bytes::from(metadata.to_string())
 }

@@ -17,7 +17,7 @@ pub struct Load {
     /// Their content type.
     pub content_type: String,
     /// Their bearer token.
-    pub token: Option<crate::http::Token>,
+    pub token: Option<crate::server::Token>,
     /// Their bodies, sent in turn.
     pub bodies: Vec<Vec<u8>>,
     /// Connections, each with one request under way.

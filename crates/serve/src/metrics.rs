@@ -15,12 +15,22 @@ use prometheus_client::registry::Registry;
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Code {
+struct Outcome {
+    protocol: &'static str,
     code: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    model: String,
+    /// Empty where a model has one.
+    variant: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Stage {
+    model: String,
+    variant: String,
     stage: &'static str,
 }
 
@@ -34,21 +44,44 @@ impl MetricConstructor<Histogram> for Seconds {
     }
 }
 
+/// Requests that are scored together.
+#[derive(Clone)]
+struct Together;
+
+impl MetricConstructor<Histogram> for Together {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(exponential_buckets(1.0, 2.0, 11))
+    }
+}
+
 /// All counters of a server.
 pub(crate) struct Metrics {
     registry: Registry,
-    requests: Family<Code, Counter>,
+    requests: Family<Outcome, Counter>,
+    instances: Family<Of, Counter>,
+    signs: Family<Of, Counter>,
+    signs_missed: Family<Of, Counter>,
+    pub(crate) request: Seen,
+    stages: Family<Stage, Histogram, Seconds>,
+    joined: Family<Of, Histogram, Together>,
+    version: Family<Of, Gauge>,
+    queued: Family<Of, Gauge>,
+}
+
+/// Those of a variant of a model, which its scorers count with.
+#[derive(Clone)]
+pub(crate) struct ModelMetrics {
     pub(crate) instances: Counter,
+    /// Distinct signs looked up.
     pub(crate) signs: Counter,
     pub(crate) signs_missed: Counter,
-    pub(crate) request: Seen,
     pub(crate) queue: Seen,
     pub(crate) parse: Seen,
     pub(crate) lookup: Seen,
     pub(crate) infer: Seen,
-    /// Requests that were scored together.
+    pub(crate) write: Seen,
     pub(crate) joined: Histogram,
-    pub(crate) model_version: Gauge,
+    pub(crate) version: Gauge,
     pub(crate) queued: Gauge,
 }
 
@@ -64,41 +97,58 @@ impl Seen {
 
 impl Metrics {
     pub(crate) fn new() -> Metrics {
-        let requests = Family::<Code, Counter>::default();
-        let stages = Family::<Stage, Histogram, Seconds>::new_with_constructor(Seconds);
-        let stage = |stage| Seen(stages.get_or_create(&Stage { stage }).clone());
         let mut metrics = Metrics {
             registry: Registry::with_prefix("elasticrec_serve"),
-            requests: requests.clone(),
-            instances: Counter::default(),
-            signs: Counter::default(),
-            signs_missed: Counter::default(),
+            requests: Family::default(),
+            instances: Family::default(),
+            signs: Family::default(),
+            signs_missed: Family::default(),
             request: Seen(Seconds.new_metric()),
-            queue: stage("queue"),
-            parse: stage("parse"),
-            lookup: stage("lookup"),
-            infer: stage("infer"),
-            joined: Histogram::new(exponential_buckets(1.0, 2.0, 11)),
-            model_version: Gauge::default(),
-            queued: Gauge::default(),
+            stages: Family::new_with_constructor(Seconds),
+            joined: Family::new_with_constructor(Together),
+            version: Family::default(),
+            queued: Family::default(),
         };
         let registry = &mut metrics.registry;
         // the encoder adds `_total` to the name of a counter and a full stop to its help
-        registry.register("requests", "Answers by status code, without health, readiness and metrics", requests);
+        let help = "Answers by protocol and its code, without health, readiness and metrics";
+        registry.register("requests", help, metrics.requests.clone());
         registry.register("instances", "Instances scored", metrics.instances.clone());
         registry.register("signs", "Distinct signs looked up, summed over batches", metrics.signs.clone());
         registry.register("signs_missed", "Those that have no row and read as zero", metrics.signs_missed.clone());
         registry.register("request_seconds", "From the head of a prediction to its answer", metrics.request.0.clone());
-        registry.register("stage_seconds", "Time in each stage: of a request, of lookup and infer of a batch", stages);
+        let help = "Time in each stage: of a request, of lookup and infer of a batch";
+        registry.register("stage_seconds", help, metrics.stages.clone());
         registry.register("joined_requests", "Requests that were scored together", metrics.joined.clone());
-        registry.register("model_version", "The version served, 0 before the first", metrics.model_version.clone());
+        registry.register("model_version", "The version served, 0 before the first", metrics.version.clone());
         registry.register("queue", "Predictions that wait for a scorer", metrics.queued.clone());
         metrics
     }
 
+    /// Those of a variant.
+    pub(crate) fn of(&self, model: &str, variant: &str) -> ModelMetrics {
+        let of = Of { model: model.into(), variant: variant.into() };
+        let stage = |stage| {
+            Seen(self.stages.get_or_create_owned(&Stage { model: model.into(), variant: variant.into(), stage }))
+        };
+        ModelMetrics {
+            instances: self.instances.get_or_create_owned(&of),
+            signs: self.signs.get_or_create_owned(&of),
+            signs_missed: self.signs_missed.get_or_create_owned(&of),
+            queue: stage("queue"),
+            parse: stage("parse"),
+            lookup: stage("lookup"),
+            infer: stage("infer"),
+            write: stage("write"),
+            joined: self.joined.get_or_create_owned(&of),
+            version: self.version.get_or_create_owned(&of),
+            queued: self.queued.get_or_create_owned(&of),
+        }
+    }
+
     /// Counts an answer.
-    pub(crate) fn count_answer(&self, code: u16) {
-        self.requests.get_or_create(&Code { code }).inc();
+    pub(crate) fn count_answer(&self, protocol: &'static str, code: u16) {
+        self.requests.get_or_create(&Outcome { protocol, code }).inc();
     }
 
     /// The text of a scrape.

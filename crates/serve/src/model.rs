@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::chain::Chain;
 use crate::engine::{EngineError, Network};
 use crate::manifest::{Manifest, ManifestError};
+use crate::registry::PlanError;
 use crate::score::{ScoreError, Scorer};
 use crate::version::{self, VersionError};
 
@@ -29,6 +30,8 @@ pub enum ModelError {
     Engine { name: String, source: EngineError },
     #[error("{name}: {what}")]
     Mismatch { name: String, what: String },
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     #[error("{name}: warm-up: {source}")]
     WarmUp { name: String, source: ScoreError },
 }

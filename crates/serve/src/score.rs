@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::engine::{Engine, EngineError};
 use crate::model::Model;
+use crate::refusal::Refusal;
 
 /// Why a batch has no scores.
 #[derive(Debug, Error)]
@@ -19,6 +20,12 @@ pub enum ScoreError {
     Engine(#[from] EngineError),
     #[error("sample {sample}: label `{label}`: expected a finite score, got {got}")]
     NotFinite { sample: usize, label: String, got: f32 },
+}
+
+impl From<ScoreError> for Refusal {
+    fn from(error: ScoreError) -> Refusal {
+        Refusal::Internal(error.to_string())
+    }
 }
 
 /// What scoring a batch took.

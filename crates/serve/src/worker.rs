@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elasticrec_sample::BatchBuilder;
-use serde_json::json;
 
-use crate::decode::{Limits, decode};
-use crate::deployment::{Answer, Job, Refusal};
-use crate::metrics::Metrics;
+use crate::deployment::{Done, Job, Timing};
+use crate::face::{About, Limits, Wanted};
+use crate::metrics::ModelMetrics;
 use crate::pool::Waiting;
+use crate::refusal::Refusal;
 use crate::score::Scorer;
 
 /// Signs of a batch that a worker keeps room for: 8 MB.
@@ -24,32 +24,38 @@ pub(crate) struct Joining {
     pub(crate) max_wait: Duration,
 }
 
-/// A scorer, what it joins requests in, and what it writes answers from.
+/// A request in the batch.
+struct Joined {
+    job: Job,
+    wanted: Wanted,
+    /// Where its samples end.
+    end: usize,
+    timing: Timing,
+}
+
+/// A scorer and what it joins requests in.
 pub(crate) struct Worker {
     scorer: Scorer,
+    about: Arc<About>,
     limits: Limits,
     joining: Joining,
-    metrics: Arc<Metrics>,
+    metrics: ModelMetrics,
     builder: BatchBuilder,
-    /// Requests in the batch, and where the samples of each end.
-    joined: Vec<(Job, usize)>,
+    joined: Vec<Joined>,
     /// Requests that came together the last times: so many are waited for.
     expected: usize,
-    /// The answer up to the first prediction.
-    head: Vec<u8>,
-    /// For each label what stands before its score: `{"click":`, `,"buy":`.
-    labels: Vec<Vec<u8>>,
 }
 
 impl Worker {
-    pub(crate) fn new(scorer: Scorer, limits: Limits, joining: Joining, metrics: Arc<Metrics>) -> Worker {
-        let manifest = scorer.model().manifest();
-        let head = format!("{{\"model\":{},\"version\":{},\"predictions\":[", json!(manifest.model), manifest.version);
-        let label = |(index, label)| format!("{}{}:", if index == 0 { '{' } else { ',' }, json!(label)).into_bytes();
-        let labels = manifest.labels().iter().enumerate().map(label).collect();
+    pub(crate) fn new(
+        scorer: Scorer,
+        about: Arc<About>,
+        limits: Limits,
+        joining: Joining,
+        metrics: ModelMetrics,
+    ) -> Worker {
         let builder = scorer.model().parser().builder(0);
-        let (joined, head) = (Vec::new(), head.into_bytes());
-        Worker { scorer, limits, joining, metrics, builder, joined, expected: 1, head, labels }
+        Worker { scorer, about, limits, joining, metrics, builder, joined: Vec::new(), expected: 1 }
     }
 
     /// Scores a request, and with it those that wait behind it or come in time.
@@ -77,19 +83,27 @@ impl Worker {
 
     /// Adds the instances of a request to the batch, or refuses it.
     fn take(&mut self, job: Job) {
-        self.metrics.queue.observe(job.queued.elapsed());
+        let started = Instant::now();
+        let queue = started - job.queued;
+        self.metrics.queue.observe(queue);
         // nobody is left to read it
         if job.answer.is_closed() {
             return;
         }
-        let started = Instant::now();
+        if let Some(late) = job.deadline.filter(|deadline| deadline.at <= started) {
+            let _ = job.answer.send(Err(late.refusal()));
+            return;
+        }
         let parser = self.scorer.model().parser();
-        match decode(parser, job.content, &job.body, self.limits, &mut self.builder) {
-            Ok(_) => {
-                self.metrics.parse.observe(started.elapsed());
-                self.joined.push((job, self.builder.num_samples()));
+        match job.face.decode(parser, &job.body, self.limits, &mut self.builder) {
+            Ok(wanted) => {
+                let timing = Timing { queue, parse: started.elapsed(), ..Timing::default() };
+                self.metrics.parse.observe(timing.parse);
+                self.joined.push(Joined { job, wanted, end: self.builder.num_samples(), timing });
             }
-            Err(error) => answer(job, Err(Refusal::Decode(error))),
+            Err(error) => {
+                let _ = job.answer.send(Err(error.into()));
+            }
         }
     }
 
@@ -104,8 +118,7 @@ impl Worker {
         if self.joined.is_empty() {
             return;
         }
-        let batch = self.builder.batch();
-        let scored = self.scorer.score(batch).map_err(|error| error.to_string());
+        let scored = self.scorer.score(self.builder.batch()).map_err(Refusal::from);
         let stats = self.scorer.stats();
         self.metrics.lookup.observe(stats.lookup);
         self.metrics.infer.observe(stats.infer);
@@ -113,67 +126,19 @@ impl Worker {
         self.metrics.signs.inc_by(stats.num_signs as u64);
         self.metrics.signs_missed.inc_by(stats.num_missed as u64);
         let mut start = 0;
-        for (job, end) in self.joined.drain(..) {
+        for Joined { job, wanted, end, timing } in self.joined.drain(..) {
+            let started = Instant::now();
             let (samples, num_samples) = (start..end, (end - start) as u64);
             start = end;
-            let scores =
-                scored.clone().and_then(|()| self.scorer.scores_of(samples).map_err(|error| error.to_string()));
-            let written = scores
-                .and_then(|scores| write_answer(&self.head, &self.labels, scores).map_err(|error| error.to_string()));
-            if written.is_ok() {
+            let scores = scored.clone().and_then(|()| self.scorer.scores_of(samples).map_err(Refusal::from));
+            let reply = scores.and_then(|scores| wanted.write(&self.about, scores).map_err(Refusal::Internal));
+            let write = started.elapsed();
+            if reply.is_ok() {
                 self.metrics.instances.inc_by(num_samples);
+                self.metrics.write.observe(write);
             }
-            answer(job, written.map_err(Refusal::Internal));
-        }
-    }
-}
-
-fn answer(job: Job, answer: Answer) {
-    let _ = job.answer.send(answer);
-}
-
-/// Digits, a name's punctuation and a comma.
-const SCORE_BYTES: usize = 16;
-
-/// `{"model":"demo","version":3,"predictions":[{"click":0.0123}, …]}`, digits enough to get each f32 back.
-fn write_answer(head: &[u8], labels: &[Vec<u8>], scores: &[f32]) -> serde_json::Result<Vec<u8>> {
-    let names_bytes: usize = labels.iter().map(|label| label.len() + SCORE_BYTES).sum();
-    let num_samples = scores.len() / labels.len();
-    let mut out = Vec::with_capacity(head.len() + num_samples * names_bytes + 2);
-    out.extend_from_slice(head);
-    for (sample, scores) in scores.chunks_exact(labels.len()).enumerate() {
-        if sample > 0 {
-            out.push(b',');
-        }
-        for (label, score) in labels.iter().zip(scores) {
-            out.extend_from_slice(label);
-            serde_json::to_writer(&mut out, score)?;
-        }
-        out.push(b'}');
-    }
-    out.extend_from_slice(b"]}");
-    Ok(out)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn scores_come_back_bit_for_bit(scores in prop::collection::vec(0f32..=1.0, 0..5)) {
-            let labels = [b"{\"click\":".to_vec(), b",\"buy\":".to_vec()];
-            let scores: Vec<f32> = scores.into_iter().flat_map(|score| [score, 1e-30 * score]).collect();
-            let answer = write_answer(b"{\"predictions\":[", &labels, &scores).unwrap();
-            let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
-            let predictions = answer["predictions"].as_array().unwrap();
-            prop_assert_eq!(predictions.len(), scores.len() / 2);
-            for (prediction, scores) in predictions.iter().zip(scores.chunks(2)) {
-                let back = ["click", "buy"].map(|label| prediction[label].as_f64().unwrap() as f32);
-                prop_assert_eq!(back, [scores[0], scores[1]]);
-            }
+            let timing = Timing { lookup: stats.lookup, infer: stats.infer, write, ..timing };
+            let _ = job.answer.send(reply.map(|reply| Done { reply, timing }));
         }
     }
 }

@@ -154,7 +154,7 @@ def _stages(address: str) -> dict[str, tuple[float, float]]:
     with urllib.request.urlopen(f"http://{address}/metrics") as response:
         text = response.read().decode()
     found: dict[str, dict[str, float]] = {}
-    pattern = re.compile(r'^elasticrec_serve_stage_seconds_(sum|count)\{stage="(\w+)"\} (\S+)$', re.MULTILINE)
+    pattern = re.compile(r'^elasticrec_serve_stage_seconds_(sum|count)\{.*stage="(\w+)"\} (\S+)$', re.MULTILINE)
     for kind, stage, value in pattern.findall(text):
         found.setdefault(stage, {})[kind] = float(value)
     return {stage: (values["sum"], values["count"]) for stage, values in found.items()}

@@ -17,27 +17,29 @@ _TICK_S = 0.2
 _DRAIN_S = 10.0
 
 
-def start_server(settings: Serve) -> _core.Server:
-    """Bind the address; the server answers 503 until a model is loaded."""
+def start_server(settings: Serve, models: list[tuple[str, list[tuple[str, float]]]]) -> _core.Server:
+    """Bind the address; the server answers 503 until its models are loaded."""
     return _core.Server(
         str(library_path()),
         _address(settings.host, settings.port),
+        models,
         workers=settings.threads or num_cores(),
         queue=settings.queue,
         max_body_bytes=settings.max_body_bytes,
         max_instances=settings.max_instances,
         batch_size=settings.batch_size,
         batch_wait_us=settings.batch_wait_us,
+        timeout_ms=None,
         token=settings.token.reveal_token() if settings.token else None,
     )
 
 
-def serve_model(path: Path, settings: Serve, say: Callable[[str], None]) -> None:
+def serve_model(path: Path, model: str, settings: Serve, say: Callable[[str], None]) -> None:
     """Serve a version until SIGINT or SIGTERM, then answer what was accepted and return."""
-    server = start_server(settings)
+    server = start_server(settings, [(model, [("", 1.0)])])
     url = f"http://{server.address}"
     say(f"loading {path}")
-    model, version, rows = server.load(str(path))
+    version, rows = server.load(model, "", str(path))
     stopping = False
 
     def stop(*_: object) -> None:

@@ -7,14 +7,13 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde_json::json;
 
-use crate::decode::DecodeError;
-use crate::deployment::Refusal;
+use crate::refusal::Refusal;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// A refusal on its way out: `{"error": "…"}`.
 #[derive(Debug)]
-pub(super) struct Error {
+pub(crate) struct Error {
     status: StatusCode,
     message: String,
     header: Option<(HeaderName, HeaderValue)>,
@@ -40,13 +39,16 @@ impl Error {
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
-        match refusal {
-            Refusal::Decode(error @ DecodeError::Bad(_)) => Error::new(StatusCode::BAD_REQUEST, error.to_string()),
-            Refusal::Decode(error @ DecodeError::TooMany { .. }) => {
-                Error::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
-            }
-            Refusal::Internal(message) => Error::new(StatusCode::INTERNAL_SERVER_ERROR, message),
-        }
+        let status = match &refusal {
+            Refusal::Bad(_) => StatusCode::BAD_REQUEST,
+            Refusal::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Refusal::Unknown(_) => StatusCode::NOT_FOUND,
+            Refusal::Unavailable(_) | Refusal::Gone(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::Full { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Refusal::Late { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Refusal::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Error::new(status, refusal.to_string())
     }
 }
 
@@ -67,4 +69,9 @@ pub(super) fn json_response(status: StatusCode, body: impl Into<Bytes>) -> Respo
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, JSON);
     response
+}
+
+/// A header's value as it may stand in a message.
+pub(super) fn shown(value: &HeaderValue) -> String {
+    String::from_utf8_lossy(value.as_bytes()).chars().take(60).flat_map(char::escape_debug).collect()
 }

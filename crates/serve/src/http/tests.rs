@@ -2,41 +2,50 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::*;
-use crate::decode::DecodeError;
-use crate::deployment::{Job, ModelInfo, Refusal};
+use crate::deployment::{Deployment, Done, Job, Timing};
+use crate::face::{About, Reply};
 use crate::pool::{Pool, Waiting};
+use crate::refusal::Refusal;
+use crate::registry::ModelPlan;
+use crate::server::{Drained, Server, ServerHandle, ServerOptions, Token};
 
 /// Long enough for a slow machine; nothing waits for it unless it is about to fail.
 const LONG: Duration = Duration::from_secs(60);
 
 fn start(options: ServerOptions) -> ServerHandle {
-    Server::start(ServerOptions { io_threads: 1, ..options }).unwrap()
+    Server::start(ServerOptions { io_threads: 1, ..options }, &[ModelPlan::alone("demo")]).unwrap()
 }
 
 /// Installs a model `demo` whose one scorer is `work`.
 fn install(server: &ServerHandle, version: u64, mut work: impl FnMut(Job) + Send + 'static) {
     let work = move |job: Job, _: &Waiting<'_, Job>| work(job);
     let pool = Pool::start(server.app.options.queue, vec![work]).unwrap();
-    let info = ModelInfo { name: "demo".into(), version, metadata: Bytes::from_static(b"{\"model\":\"demo\"}") };
-    server.app.switch(Some(Deployment { info, pool }));
+    let about = Arc::new(About::new("demo", "", version, &["click".into()]));
+    let metadata = Bytes::from_static(b"{\"model\":\"demo\"}");
+    let deployment = Deployment::new(about, metadata, pool, server.app.options.queue);
+    server.app.metrics.of("demo", "").version.set(version as i64);
+    server.app.registry.place("demo", "").unwrap().switch(Some(Arc::new(deployment)));
 }
 
 /// Answers with the body; `panic` and `bad` do what they say.
 fn echo(job: Job) {
     let answer = match &job.body[..] {
         b"panic" => panic!("a planted panic"),
-        b"bad" => Err(Refusal::Decode(DecodeError::Bad("line 1: bad".into()))),
-        b"many" => Err(Refusal::Decode(DecodeError::TooMany { what: "lines", max: 1 })),
+        b"bad" => Err(Refusal::Bad("line 1: bad".into())),
+        b"many" => Err(Refusal::TooLarge("expected at most 1 lines a request, got more".into())),
         b"nan" => Err(Refusal::Internal("sample 0: expected a finite score".into())),
-        body => Ok(format!("{:?}:{}", job.content, String::from_utf8_lossy(body)).into_bytes()),
+        body => Ok(done(format!("{:?}:{}", job.face, String::from_utf8_lossy(body)))),
     };
     let _ = job.answer.send(answer);
+}
+
+fn done(body: String) -> Done {
+    Done { reply: Reply { body: body.into() }, timing: Timing::default() }
 }
 
 struct Response {
@@ -82,7 +91,10 @@ fn healthy_with_the_socket_ready_with_the_model() {
     let server = start(ServerOptions::default());
     assert_eq!(get(&server, "/health").status, 200);
     let response = get(&server, "/ready");
-    assert_eq!((response.status, response.body.as_str()), (503, r#"{"error":"no model is ready yet"}"#));
+    assert_eq!(
+        (response.status, response.body.as_str()),
+        (503, r#"{"error":"model `demo`: no version is ready yet"}"#)
+    );
     assert_eq!(predict(&server, "x").status, 503);
     install(&server, 3, echo);
     assert_eq!(get(&server, "/ready").status, 200);
@@ -223,7 +235,9 @@ fn poll(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 fn wait_for_queue(server: &ServerHandle, num_queued: usize) {
-    poll("the queue never got there", || server.app.current().unwrap().pool.num_queued() == num_queued);
+    poll("the queue never got there", || {
+        server.app.registry.deployments().next().unwrap().pool.num_queued() == num_queued
+    });
 }
 
 #[test]
@@ -238,7 +252,7 @@ fn a_full_queue_is_429_at_once() {
     let third = predict(&server, "third");
     assert_eq!(third.status, 429);
     assert_eq!(third.body, r#"{"error":"1 requests are waiting already, try again later"}"#);
-    assert!(get(&server, "/metrics").body.contains("elasticrec_serve_queue 1"));
+    assert!(get(&server, "/metrics").body.contains("elasticrec_serve_queue{model=\"demo\",variant=\"\"} 1"));
     go.send(()).unwrap();
     go.send(()).unwrap();
     assert_eq!(read_to_close(first).body, "Text:first");
@@ -253,10 +267,10 @@ fn a_switch_of_versions_leaves_requests_with_the_one_they_began_with() {
     let old = begin_predict(&server, "old");
     begun.recv_timeout(LONG).unwrap();
     install(&server, 4, |job: Job| {
-        let _ = job.answer.send(Ok(b"version 4".to_vec()));
+        let _ = job.answer.send(Ok(done("version 4".into())));
     });
     assert_eq!(predict(&server, "new").body, "version 4");
-    assert!(get(&server, "/metrics").body.contains("elasticrec_serve_model_version 4"));
+    assert!(get(&server, "/metrics").body.contains("elasticrec_serve_model_version{model=\"demo\",variant=\"\"} 4"));
     go.send(()).unwrap();
     assert_eq!(read_to_close(old).body, "Text:old");
 }
@@ -295,6 +309,36 @@ fn stopping_is_over_at_the_deadline() {
     begun.recv_timeout(LONG).unwrap();
     assert_eq!(server.stop(Duration::from_millis(50)), Drained(false));
     drop(go);
+}
+
+#[test]
+fn an_answer_says_its_version_and_on_request_where_its_time_went() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    let head = predict(&server, "x").head;
+    assert!(head.contains("elasticrec-version: 3") && !head.contains("server-timing"), "{head}");
+    let head = send(&server, &format!("{PREDICT}\r\nelasticrec-timing: 1"), "x").head;
+    assert!(head.contains("server-timing: queue;dur=0.000, parse;dur=0.000, lookup"), "{head}");
+}
+
+#[test]
+fn a_request_waits_as_long_as_it_says() {
+    let server = start(ServerOptions::default());
+    let (work, begun, go) = gated();
+    install(&server, 3, work);
+    let stuck = begin_predict(&server, "stuck");
+    begun.recv_timeout(LONG).unwrap();
+    let response = send(&server, &format!("{PREDICT}\r\nelasticrec-timeout-ms: 20"), "x");
+    assert_eq!(response.status, 504);
+    assert_eq!(response.body, r#"{"error":"deadline: not scored in 20 ms, the time that the request had"}"#);
+    for wrong in ["0", "x", "-1", "99999999999"] {
+        let response = send(&server, &format!("{PREDICT}\r\nelasticrec-timeout-ms: {wrong}"), "x");
+        assert_eq!(response.status, 400);
+        assert!(response.body.contains("elasticrec-timeout-ms: expected milliseconds from 1 to 3600000"));
+    }
+    // of the one that nobody waits for the scorer is told nothing
+    drop(go);
+    drop(stuck);
 }
 
 #[test]
@@ -351,12 +395,12 @@ fn answers_are_counted_by_code_but_probes_are_not() {
     let response = get(&server, "/metrics");
     assert!(response.head.contains("content-type: application/openmetrics-text"));
     for line in [
-        "elasticrec_serve_requests_total{code=\"200\"} 1",
-        "elasticrec_serve_requests_total{code=\"400\"} 2",
+        "elasticrec_serve_requests_total{protocol=\"http\",code=\"200\"} 1",
+        "elasticrec_serve_requests_total{protocol=\"http\",code=\"400\"} 2",
         "elasticrec_serve_request_seconds_count 3",
-        "elasticrec_serve_model_version 3",
-        "elasticrec_serve_stage_seconds_count{stage=\"infer\"} 0",
-        "elasticrec_serve_instances_total 0",
+        "elasticrec_serve_model_version{model=\"demo\",variant=\"\"} 3",
+        "elasticrec_serve_stage_seconds_count{model=\"demo\",variant=\"\",stage=\"infer\"} 0",
+        "elasticrec_serve_instances_total{model=\"demo\",variant=\"\"} 0",
     ] {
         assert!(response.body.lines().any(|got| got == line), "{line} is not in\n{}", response.body);
     }
@@ -384,7 +428,7 @@ fn bytes_that_are_not_http_are_answered_or_closed() {
 fn an_address_in_use_is_named() {
     let server = start(ServerOptions::default());
     let options = ServerOptions { addr: server.addr(), ..ServerOptions::default() };
-    let error = Server::start(options).err().unwrap().to_string();
+    let error = Server::start(options, &[ModelPlan::alone("demo")]).err().unwrap().to_string();
     assert!(error.starts_with(&format!("serve: {}: Address already in use", server.addr())), "{error}");
 }
 

@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
-use elasticrec_serve::http::Drained;
-use elasticrec_serve::{Model, Server, ServerHandle, ServerOptions, init_onnxruntime};
+use elasticrec_serve::server::Drained;
+use elasticrec_serve::{Manifest, Model, ModelPlan, Server, ServerHandle, ServerOptions, init_onnxruntime};
 use serde_json::{Value, json};
 
 use crate::support::{TestModel, assert_close, ort_library};
@@ -16,8 +16,12 @@ const LONG: Duration = Duration::from_secs(60);
 fn serve(model: &TestModel, dir: &Path, library: &Path) -> ServerHandle {
     init_onnxruntime(library).unwrap();
     model.write(dir);
-    let server = Server::start(ServerOptions { max_instances: 100, workers: 2, ..ServerOptions::default() }).unwrap();
-    server.install(&Model::load(dir).unwrap()).unwrap();
+    let server = Server::start(
+        ServerOptions { max_instances: 100, workers: 2, ..ServerOptions::default() },
+        &[ModelPlan::alone("demo")],
+    )
+    .unwrap();
+    server.install("demo", "", &Model::load(dir).unwrap()).unwrap();
     server
 }
 
@@ -81,13 +85,13 @@ fn what_is_refused_and_what_is_counted() {
     assert_eq!(json(r#"{"instances":[{"0":[5,5,6,777777],"7":5},{"0":888888}]}"#).0, 200);
     let (_, metrics) = send(&server, "GET /metrics", "x", "");
     for line in [
-        "elasticrec_serve_requests_total{code=\"200\"} 1",
-        "elasticrec_serve_requests_total{code=\"500\"} 1",
-        "elasticrec_serve_instances_total 2",
-        "elasticrec_serve_signs_total 5",
-        "elasticrec_serve_signs_missed_total 2",
-        "elasticrec_serve_model_version 3",
-        "elasticrec_serve_stage_seconds_count{stage=\"infer\"} 2",
+        "elasticrec_serve_requests_total{protocol=\"http\",code=\"200\"} 1",
+        "elasticrec_serve_requests_total{protocol=\"http\",code=\"500\"} 1",
+        "elasticrec_serve_instances_total{model=\"demo\",variant=\"\"} 2",
+        "elasticrec_serve_signs_total{model=\"demo\",variant=\"\"} 5",
+        "elasticrec_serve_signs_missed_total{model=\"demo\",variant=\"\"} 2",
+        "elasticrec_serve_model_version{model=\"demo\",variant=\"\"} 3",
+        "elasticrec_serve_stage_seconds_count{model=\"demo\",variant=\"\",stage=\"infer\"} 2",
     ] {
         assert!(metrics.lines().any(|got| got == line), "{line} is not in\n{metrics}");
     }
@@ -103,11 +107,12 @@ fn requests_are_scored_together_and_answered_apart() {
     model.rows.insert(666, vec![f32::NAN; 3]);
     init_onnxruntime(&library).unwrap();
     model.write(dir.path());
-    let alone = Server::start(ServerOptions { max_batch: 1, ..ServerOptions::default() }).unwrap();
-    alone.install(&Model::load(dir.path()).unwrap()).unwrap();
+    let alone =
+        Server::start(ServerOptions { max_batch: 1, ..ServerOptions::default() }, &[ModelPlan::alone("demo")]).unwrap();
+    alone.install("demo", "", &Model::load(dir.path()).unwrap()).unwrap();
     let options = ServerOptions { workers: 1, max_wait: Duration::from_millis(5), ..ServerOptions::default() };
-    let server = Server::start(options).unwrap();
-    server.install(&Model::load(dir.path()).unwrap()).unwrap();
+    let server = Server::start(options, &[ModelPlan::alone("demo")]).unwrap();
+    server.install("demo", "", &Model::load(dir.path()).unwrap()).unwrap();
     let body = |client: u64, request: u64| match (client + request) % 8 {
         0 => r#"{"instances":[{"C99":1}]}"#.to_string(),
         1 => r#"{"instances":[{"0":1},{"0":666}]}"#.to_string(),
@@ -133,7 +138,9 @@ fn requests_are_scored_together_and_answered_apart() {
     });
     let (_, metrics) = send(&server, "GET /metrics", "x", "");
     let figure = |name: &str| -> f64 {
-        let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("elasticrec_serve_{name} ")));
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("elasticrec_serve_{name}{{model=\"demo\",variant=\"\"}} ")));
         line.unwrap_or_else(|| panic!("no {name} in\n{metrics}")).parse().unwrap()
     };
     let (joined, batches) = (figure("joined_requests_sum"), figure("joined_requests_count"));
@@ -152,7 +159,11 @@ fn metadata_says_what_to_send() {
         "dense": [], "labels": ["click", "buy"], "columns": [{"name": "wide", "width": 1}, {"name": "deep", "width": 2}],
         "rows": 100,
     });
-    assert_eq!((status, serde_json::from_str::<Value>(&body).unwrap()), (200, expected));
+    let mut got: Value = serde_json::from_str(&body).unwrap();
+    let features = got.as_object_mut().unwrap().remove("features").unwrap();
+    assert_eq!((status, got), (200, expected));
+    let manifest = Manifest::load(dir.path()).unwrap();
+    assert_eq!(features, serde_json::to_value(&manifest.features).unwrap());
 }
 
 #[test]
@@ -172,7 +183,7 @@ fn many_clients_each_get_their_own_scores_across_a_switch_of_versions() {
                 }
             });
         }
-        server.install(&Model::load(&dir.path().join("4")).unwrap()).unwrap();
+        server.install("demo", "", &Model::load(&dir.path().join("4")).unwrap()).unwrap();
     });
     let answer = predict(&server, "text/plain", "");
     assert_eq!(answer.1, r#"{"model":"demo","version":4,"predictions":[]}"#);

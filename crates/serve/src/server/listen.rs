@@ -4,17 +4,23 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-use super::{App, routes};
+use super::App;
+use crate::http;
 
 /// After a failed accept, most likely for want of file descriptors: time for some to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Requests under way on a connection of HTTP/2.
+const MAX_STREAMS: u32 = 1024;
+/// What a client may send of a body before it is read: requests of thousands of instances come in one go.
+const WINDOW_BYTES: u32 = 1 << 20;
 
 /// Serves until told to stop, then until all requests under way are answered or the deadline, which it returns.
 pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: watch::Receiver<Option<Instant>>) -> Instant {
@@ -30,10 +36,9 @@ pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: watch:
 }
 
 async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdown) -> Infallible {
-    let service = TowerToHyperService::new(routes::router(app.clone()));
+    let service = TowerToHyperService::new(http::router(app.clone()));
     let connections = Arc::new(Semaphore::new(app.options.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(app.options.header_timeout);
+    let builder = builder(app);
     loop {
         let permit = connections.clone().acquire_owned().await;
         let Ok((stream, _)) = listener.accept().await else {
@@ -42,11 +47,28 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
         };
         // answers are written whole, so waiting for more to send only adds latency
         let _ = stream.set_nodelay(true);
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service.clone()));
+        let connection = builder.serve_connection(TokioIo::new(stream), service.clone()).into_owned();
+        let connection = graceful.watch(connection);
         tokio::spawn(async move {
             // a client that breaks off, or breaks the protocol, is no business of the others
             let _ = connection.await;
             drop(permit);
         });
     }
+}
+
+/// HTTP/1.1 and HTTP/2, whichever a connection begins with.
+fn builder(app: &App) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(app.options.header_timeout);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        // a client that is gone without a word holds its place no longer than one that idles
+        .keep_alive_interval(app.options.header_timeout)
+        .keep_alive_timeout(app.options.header_timeout)
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES);
+    builder
 }

@@ -3,22 +3,22 @@
 use elasticrec_sample::Batch;
 use proptest::prelude::*;
 
-use super::super::{ContentType, decode as decode_any, fuzz_body};
+use super::super::{Face, fuzz_body};
 use super::*;
 
 const LIMITS: Limits = Limits { max_instances: 3 };
 
-fn decoded(parser: &Parser, content: ContentType, body: &str) -> Result<Batch, DecodeError> {
+fn decoded(parser: &Parser, face: Face, body: &str) -> Result<Batch, DecodeError> {
     let mut builder = parser.builder(1);
-    decode_any(parser, content, body.as_bytes(), LIMITS, &mut builder).map(|_| builder.finish())
+    face.decode(parser, body.as_bytes(), LIMITS, &mut builder).map(|_| builder.finish())
 }
 
 fn slots(body: &str) -> Result<Batch, String> {
-    decoded(&fuzz_parsers()[0], ContentType::Json, body).map_err(|error| error.to_string())
+    decoded(&fuzz_parsers()[0], Face::Json, body).map_err(|error| error.to_string())
 }
 
 fn criteo(body: &str) -> Result<Batch, String> {
-    decoded(&fuzz_parsers()[1], ContentType::Json, body).map_err(|error| error.to_string())
+    decoded(&fuzz_parsers()[1], Face::Json, body).map_err(|error| error.to_string())
 }
 
 /// The refusal of the second of two instances.
@@ -42,12 +42,12 @@ fn signs_are_numbers_or_strings_or_lists_of_both() {
 #[test]
 fn named_values_and_lines_of_the_training_format_are_the_same_batch() {
     let [parser, criteo_parser] = fuzz_parsers();
-    let text = decoded(&parser, ContentType::Text, "- - 5:0 6:7 7:7\n0 0 8:user\n").unwrap();
+    let text = decoded(&parser, Face::Text, "- - 5:0 6:7 7:7\n0 0 8:user\n").unwrap();
     let json = slots(r#"{"instances":[{"7":[6,7],"0":5},{"user":"8"}]}"#).unwrap();
     assert_eq!(text, json);
     let mut fields = vec![""; 40];
     (fields[0], fields[1], fields[2], fields[14], fields[39]) = ("1", "3", "-0.25", "68fd1e64", "x y");
-    let text = decoded(&criteo_parser, ContentType::Text, &fields.join("\t")).unwrap();
+    let text = decoded(&criteo_parser, Face::Text, &fields.join("\t")).unwrap();
     let json = criteo(r#"{"instances":[{"C1":"68fd1e64","C26":["x y"],"I1":3,"I2":-0.25}]}"#).unwrap();
     assert_eq!(text, json);
 }
@@ -117,10 +117,10 @@ fn instances_and_lines_are_limited() {
     let many = DecodeError::TooMany { what: "instances", max: 3 };
     let body = |count: usize| format!("{{\"instances\":[{}]}}", vec!["{}"; count].join(","));
     let [parser, _] = fuzz_parsers();
-    assert_eq!(decoded(&parser, ContentType::Json, &body(3)).unwrap().num_samples(), 3);
-    assert_eq!(decoded(&parser, ContentType::Json, &body(4)).unwrap_err(), many);
+    assert_eq!(decoded(&parser, Face::Json, &body(3)).unwrap().num_samples(), 3);
+    assert_eq!(decoded(&parser, Face::Json, &body(4)).unwrap_err(), many);
     assert_eq!(many.to_string(), "expected at most 3 instances a request, got more");
-    let text = |text: &str| decoded(&parser, ContentType::Text, text);
+    let text = |text: &str| decoded(&parser, Face::Text, text);
     assert_eq!(text("0 0\n0 0\n0 0\n").unwrap().num_samples(), 3);
     assert_eq!(text("0 0\n0 0\n0 0\n0 0").unwrap_err(), DecodeError::TooMany { what: "lines", max: 3 });
     assert_eq!(text("0 0\n0 0 a:7\n").unwrap_err().to_string(), "line 2: slot `7`: sign `a` is not a u64");

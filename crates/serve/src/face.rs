@@ -1,0 +1,140 @@
+//! The shapes of requests and answers that live side by side: each turns bytes into samples of a batch, and scores into bytes.
+
+use bytes::Bytes;
+use elasticrec_sample::reader::parse_text_into;
+use elasticrec_sample::{BatchBuilder, LabelMode, Parser};
+use thiserror::Error;
+
+mod json;
+mod plain;
+
+/// What a body is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Face {
+    /// `application/json`: `{"instances": [{"name": value, …}, …]}`.
+    Json,
+    /// `text/plain`: lines of the training format.
+    Text,
+}
+
+/// What a request wants of its answer, known once it is decoded.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Wanted {
+    /// Predictions by label, in JSON.
+    Plain,
+}
+
+/// An answer, as its face wants it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Reply {
+    pub(crate) body: Bytes,
+}
+
+/// What an answer says of the version that it is from.
+#[derive(Debug)]
+pub(crate) struct About {
+    /// What requests call the model.
+    pub(crate) model: String,
+    /// Empty where it has one variant.
+    pub(crate) variant: String,
+    pub(crate) version: u64,
+    /// What its scores are of.
+    pub(crate) labels: Vec<String>,
+    plain: plain::Template,
+}
+
+impl About {
+    pub(crate) fn new(model: &str, variant: &str, version: u64, labels: &[String]) -> About {
+        let plain = plain::Template::new(model, variant, version, labels);
+        About { model: model.into(), variant: variant.into(), version, labels: labels.into(), plain }
+    }
+}
+
+/// How much a body may ask for.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Instances, or lines, a request.
+    pub max_instances: usize,
+}
+
+/// Why a body is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// Not what was asked for.
+    #[error("{0}")]
+    Bad(String),
+    /// More than the server takes at once.
+    #[error("expected at most {max} {what} a request, got more")]
+    TooMany {
+        /// Instances or lines.
+        what: &'static str,
+        /// The limit.
+        max: usize,
+    },
+}
+
+impl Face {
+    /// Adds the samples in `body` to a batch, all or none; returns what its answer has to be like.
+    pub fn decode(
+        self,
+        parser: &Parser,
+        body: &[u8],
+        limits: Limits,
+        into: &mut BatchBuilder,
+    ) -> Result<Wanted, DecodeError> {
+        let before = into.num_samples();
+        let decoded = match self {
+            Face::Json => json::decode(parser, body, limits, into).map(|()| Wanted::Plain),
+            Face::Text => decode_text(parser, body, limits, into).map(|()| Wanted::Plain),
+        };
+        if decoded.is_err() {
+            into.truncate(before);
+        }
+        decoded
+    }
+}
+
+impl Wanted {
+    /// The answer with the scores `[samples, labels]` of a request.
+    pub(crate) fn write(&self, about: &About, scores: &[f32]) -> Result<Reply, String> {
+        match self {
+            Wanted::Plain => {
+                let body = about.plain.write(scores).map_err(|error| error.to_string())?;
+                Ok(Reply { body: body.into() })
+            }
+        }
+    }
+}
+
+fn decode_text(parser: &Parser, body: &[u8], limits: Limits, into: &mut BatchBuilder) -> Result<(), DecodeError> {
+    let last_is_open = body.last().is_some_and(|&byte| byte != b'\n');
+    let num_lines = memchr::memchr_iter(b'\n', body).count() + usize::from(last_is_open);
+    if num_lines > limits.max_instances {
+        return Err(DecodeError::TooMany { what: "lines", max: limits.max_instances });
+    }
+    parse_text_into(parser, body, LabelMode::Ignored, into).map_err(DecodeError::Bad)
+}
+
+/// Any bytes as a body, for both decoders and both formats: the target of the fuzzer.
+#[doc(hidden)]
+pub fn fuzz_body(bytes: &[u8]) {
+    const MAX_INSTANCES: usize = 5;
+    for parser in json::fuzz_parsers() {
+        // one after the other into one batch, as requests are joined
+        let mut builder = parser.builder(0);
+        for face in [Face::Json, Face::Text, Face::Json] {
+            let before = builder.num_samples();
+            let decoded = face.decode(&parser, bytes, Limits { max_instances: MAX_INSTANCES }, &mut builder);
+            assert!(builder.batch().is_consistent());
+            assert!(builder.batch().dense.iter().all(|value| value.is_finite()));
+            match decoded {
+                Ok(_) => assert!(builder.num_samples() - before <= MAX_INSTANCES),
+                Err(error) => {
+                    assert_eq!(builder.num_samples(), before);
+                    let line = error.to_string();
+                    assert!(!line.is_empty() && line.len() < 1000 && !line.contains('\n'), "{line}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The plain answer: predictions by label, in JSON.
+
+use serde_json::json;
+
+/// What does not change from answer to answer of a version.
+#[derive(Debug)]
+pub(super) struct Template {
+    /// The answer up to the first prediction.
+    head: Vec<u8>,
+    /// For each label what stands before its score: `{"click":`, `,"buy":`.
+    labels: Vec<Vec<u8>>,
+}
+
+/// Digits, a name's punctuation and a comma.
+const SCORE_BYTES: usize = 16;
+
+impl Template {
+    pub(super) fn new(model: &str, variant: &str, version: u64, labels: &[String]) -> Template {
+        let variant = if variant.is_empty() { String::new() } else { format!(",\"variant\":{}", json!(variant)) };
+        let head = format!("{{\"model\":{},\"version\":{version}{variant},\"predictions\":[", json!(model));
+        let label = |(index, label)| format!("{}{}:", if index == 0 { '{' } else { ',' }, json!(label)).into_bytes();
+        Template { head: head.into_bytes(), labels: labels.iter().enumerate().map(label).collect() }
+    }
+
+    /// `{"model":"demo","version":3,"predictions":[{"click":0.0123}, …]}`, digits enough to get each f32 back.
+    pub(super) fn write(&self, scores: &[f32]) -> serde_json::Result<Vec<u8>> {
+        let names_bytes: usize = self.labels.iter().map(|label| label.len() + SCORE_BYTES).sum();
+        let num_samples = scores.len() / self.labels.len();
+        let mut out = Vec::with_capacity(self.head.len() + num_samples * names_bytes + 2);
+        out.extend_from_slice(&self.head);
+        for (sample, scores) in scores.chunks_exact(self.labels.len()).enumerate() {
+            if sample > 0 {
+                out.push(b',');
+            }
+            for (label, score) in self.labels.iter().zip(scores) {
+                out.extend_from_slice(label);
+                serde_json::to_writer(&mut out, score)?;
+            }
+            out.push(b'}');
+        }
+        out.extend_from_slice(b"]}");
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn scores_come_back_bit_for_bit(scores in prop::collection::vec(0f32..=1.0, 0..5)) {
+            let template = Template::new("demo", "b", 3, &["click".into(), "buy".into()]);
+            let scores: Vec<f32> = scores.into_iter().flat_map(|score| [score, 1e-30 * score]).collect();
+            let answer = template.write(&scores).unwrap();
+            let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+            prop_assert_eq!((&answer["version"], &answer["variant"]), (&json!(3), &json!("b")));
+            let predictions = answer["predictions"].as_array().unwrap();
+            prop_assert_eq!(predictions.len(), scores.len() / 2);
+            for (prediction, scores) in predictions.iter().zip(scores.chunks(2)) {
+                let back = ["click", "buy"].map(|label| prediction[label].as_f64().unwrap() as f32);
+                prop_assert_eq!(back, [scores[0], scores[1]]);
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The body of a request: whole, within its limit, in time.
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use axum::http::{HeaderMap, StatusCode};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+
+use super::reply::{Error, shown};
+use crate::server::ServerOptions;
+
+pub(super) async fn read_body(headers: &HeaderMap, body: Body, options: &ServerOptions) -> Result<Bytes, Error> {
+    if let Some(encoding) = headers.get(CONTENT_ENCODING).filter(|&value| value != "identity") {
+        let message = format!("content encoding: expected none, got `{}`", shown(encoding));
+        return Err(Error::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let collected = collect(body, length, options.max_body_bytes);
+    tokio::time::timeout(options.body_timeout, collected).await.map_err(|_| {
+        let seconds = options.body_timeout.as_secs_f64();
+        Error::new(StatusCode::REQUEST_TIMEOUT, format!("body: did not arrive in {seconds} s"))
+    })?
+}
+
+async fn collect(mut body: Body, length: Option<u64>, max_bytes: usize) -> Result<Bytes, Error> {
+    let too_long =
+        || Error::new(StatusCode::PAYLOAD_TOO_LARGE, format!("body: expected at most {max_bytes} bytes, got more"));
+    // said beforehand: not a byte of it is read
+    if length.is_some_and(|length| length > max_bytes as u64) {
+        return Err(too_long());
+    }
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Error::new(StatusCode::BAD_REQUEST, format!("body: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.len() + rest.len() + data.len() > max_bytes {
+            return Err(too_long());
+        }
+        // most bodies come in one piece, which needs no copy
+        match (first.is_empty(), rest.is_empty()) {
+            (true, true) => first = data,
+            (false, _) => {
+                rest.reserve(length.map_or(0, |length| length as usize).max(first.len() + data.len()));
+                rest.extend_from_slice(&std::mem::take(&mut first));
+                rest.extend_from_slice(&data);
+            }
+            (true, false) => rest.extend_from_slice(&data),
+        }
+    }
+    Ok(if rest.is_empty() { first } else { rest.freeze() })
+}

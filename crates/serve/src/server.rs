@@ -1,0 +1,257 @@
+//! The server: sockets in, predictions out; all that computes is behind the queues of the versions at work.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use tokio::sync::watch;
+
+use crate::deployment::{Deployment, Sizes};
+use crate::face::Limits;
+use crate::metrics::Metrics;
+use crate::model::{Model, ModelError};
+use crate::registry::{ModelPlan, PlanError, Registry};
+use crate::worker::Joining;
+
+mod listen;
+
+/// A secret that does not print.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(pub String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("***")
+    }
+}
+
+/// How to serve.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Where to listen; port 0 takes a free one.
+    pub addr: SocketAddr,
+    /// Scorer threads.
+    pub workers: usize,
+    /// Predictions that may wait for a scorer; further ones get 429.
+    pub queue: usize,
+    /// Threads for the sockets.
+    pub io_threads: usize,
+    /// Connections at once; further ones wait to be accepted.
+    pub max_connections: usize,
+    /// Longest body.
+    pub max_body_bytes: usize,
+    /// Instances, or lines, a request.
+    pub max_instances: usize,
+    /// Requests that wait together are scored together up to so many instances; 1 scores each by itself.
+    pub max_batch: usize,
+    /// How long a request may wait for others, when others came together with those before it.
+    pub max_wait: Duration,
+    /// Asked for on everything but health and readiness.
+    pub token: Option<Token>,
+    /// For the head of a request, and so for how long a connection may idle.
+    pub header_timeout: Duration,
+    /// For the body of a request.
+    pub body_timeout: Duration,
+    /// For the prediction of a request that says nothing of it; none for as long as it takes.
+    pub timeout: Option<Duration>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        ServerOptions {
+            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
+            workers: cores,
+            queue: 1024,
+            io_threads: cores.div_ceil(4),
+            max_connections: 4096,
+            max_body_bytes: 16 << 20,
+            max_instances: 10_000,
+            max_batch: 256,
+            // those that come while a batch is scored are together anyway
+            max_wait: Duration::ZERO,
+            token: None,
+            header_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(30),
+            timeout: None,
+        }
+    }
+}
+
+/// Why there is no server.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    /// The address cannot be had.
+    #[error("serve: {addr}: {source}")]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The system gave no thread or no event queue.
+    #[error("serve: {0}")]
+    Start(io::Error),
+    /// The models make no sense.
+    #[error("serve: {0}")]
+    Plan(#[from] PlanError),
+}
+
+/// What all connections share.
+pub(crate) struct App {
+    pub(crate) options: ServerOptions,
+    pub(crate) metrics: Metrics,
+    pub(crate) registry: Registry,
+}
+
+/// The server.
+pub struct Server;
+
+impl Server {
+    /// Binds the address and answers on it; ready once every variant of every model has a version.
+    pub fn start(options: ServerOptions, models: &[ModelPlan]) -> Result<ServerHandle, ServerError> {
+        let registry = Registry::new(models)?;
+        let bind = |source| ServerError::Bind { addr: options.addr, source };
+        let listener = TcpListener::bind(options.addr).map_err(bind)?;
+        listener.set_nonblocking(true).map_err(bind)?;
+        let addr = listener.local_addr().map_err(bind)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(options.io_threads.max(1))
+            .thread_name("serve-io")
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(ServerError::Start)?;
+        let listener = {
+            let _guard = runtime.enter();
+            tokio::net::TcpListener::from_std(listener).map_err(ServerError::Start)?
+        };
+        let metrics = Metrics::new();
+        for (model, variant) in models.iter().flat_map(|plan| plan.variants.iter().map(|one| (&plan.name, &one.name))) {
+            // so that they are there before their first request
+            metrics.of(model, variant);
+        }
+        let app = Arc::new(App { options, metrics, registry });
+        let (stop, stopped) = watch::channel(None);
+        let ended = Arc::new(Ended::default());
+        let (thread_app, thread_ended) = (app.clone(), ended.clone());
+        let serve = move || {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let deadline = runtime.block_on(listen::serve(listener, thread_app.clone(), stopped));
+                runtime.shutdown_background();
+                end_scorers(&thread_app, deadline)
+            }));
+            thread_ended.set(outcome.unwrap_or(Drained(false)));
+        };
+        std::thread::Builder::new().name("serve".into()).spawn(serve).map_err(ServerError::Start)?;
+        Ok(ServerHandle { addr, app, stop, ended })
+    }
+}
+
+/// Whether everything that was accepted has been answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained(pub bool);
+
+/// Set once, by the server's thread on its way out.
+#[derive(Default)]
+struct Ended {
+    outcome: Mutex<Option<Drained>>,
+    changed: Condvar,
+}
+
+impl Ended {
+    fn set(&self, outcome: Drained) {
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Option<Drained> {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        match timeout {
+            Some(timeout) => {
+                *self
+                    .changed
+                    .wait_timeout_while(outcome, timeout, |outcome| outcome.is_none())
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+            None => {
+                *self.changed.wait_while(outcome, |outcome| outcome.is_none()).unwrap_or_else(PoisonError::into_inner)
+            }
+        }
+    }
+}
+
+/// How often the end of a scorer thread is looked for.
+const POLL: Duration = Duration::from_millis(1);
+
+/// Lets the scorers finish what is queued, until the deadline.
+fn end_scorers(app: &App, deadline: Instant) -> Drained {
+    let variants = app.registry.models().flat_map(|entry| &entry.variants);
+    let mut left: Vec<Arc<Deployment>> = variants.filter_map(|variant| variant.switch(None)).collect();
+    let mut threads = Vec::new();
+    loop {
+        // connections that were cut off at the deadline may still let go of it
+        left.retain_mut(|deployment| match Arc::get_mut(deployment) {
+            Some(deployment) => {
+                threads.extend(deployment.pool.close());
+                false
+            }
+            None => true,
+        });
+        if left.is_empty() && threads.iter().all(|thread: &JoinHandle<()>| thread.is_finished()) {
+            return Drained(true);
+        }
+        if Instant::now() >= deadline {
+            return Drained(false);
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// A server that runs; stops when it is dropped.
+pub struct ServerHandle {
+    addr: SocketAddr,
+    pub(crate) app: Arc<App>,
+    stop: watch::Sender<Option<Instant>>,
+    ended: Arc<Ended>,
+}
+
+impl ServerHandle {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Warms a version and gives it every request of a variant from then on; requests under way end on the version that
+    /// they began with.
+    pub fn install(&self, name: &str, variant: &str, model: &Arc<Model>) -> Result<(), ModelError> {
+        let ServerOptions { workers, queue, max_instances, max_batch, max_wait, .. } = self.app.options;
+        let joining = Joining { max_instances: max_batch, max_wait };
+        let sizes = Sizes { workers, queue, limits: Limits { max_instances }, joining };
+        let place = self.app.registry.place(name, variant)?;
+        let metrics = self.app.metrics.of(name, variant);
+        let deployment = Deployment::start(model, name, variant, sizes, &metrics)?;
+        metrics.version.set(deployment.about.version as i64);
+        place.switch(Some(Arc::new(deployment)));
+        Ok(())
+    }
+
+    /// Stops accepting, finishes what was begun, and returns when that is done or the time is up.
+    pub fn stop(&self, within: Duration) -> Drained {
+        let deadline = Instant::now() + within;
+        self.stop.send_modify(|stop| {
+            stop.get_or_insert(deadline);
+        });
+        self.ended.wait(None).unwrap_or(Drained(false))
+    }
+
+    /// Waits until the server has stopped, at most for `timeout`; `None` if it still runs then.
+    pub fn wait(&self, timeout: Option<Duration>) -> Option<Drained> {
+        self.ended.wait(timeout)
+    }
+}
