@@ -308,6 +308,7 @@ class Server:
         *,
         workers: int,
         queue: int,
+        max_connections: int,
         max_body_bytes: int,
         max_instances: int,
         batch_size: int,
@@ -318,8 +319,15 @@ class Server:
     @property
     def address(self) -> str:
         """`host:port`, with the port that was taken."""
-    def load(self, model: str, variant: str, path: str) -> tuple[int, int]:
-        """Loads and warms a version and gives it every request of a variant from then on: (version, rows)."""
+    def load(
+        self, model: str, variant: str, path: str, *, store: CubeClient | None = None, lost_as_zero: bool = False
+    ) -> tuple[int, int]:
+        """Loads and warms a version and gives it every request of a variant from then on: (version, rows).
+
+        Rows are those of its files, or are looked up at a store, where those of a shard that is down may read as zero.
+        """
+    def note(self, model: str, variant: str, offered: int, failures: int) -> None:
+        """Notes which version a variant should have, and how often one could not be loaded, for the metrics."""
     def wait(self, seconds: float) -> bool:
         """Waits for the server's end, at most for the time given; true once it has ended."""
     def stop(self, within_s: float) -> bool:

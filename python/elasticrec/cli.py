@@ -278,24 +278,28 @@ def publish(
 
 @app.command()
 def serve(
-    model: Annotated[
-        str,
+    models: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="MODEL", help="A model such as models/demo, models/demo:7, a URL, or a packed one (.tar.gz)."
+            metavar="[MODEL_OR_REPOSITORY]...",
+            help="A model such as models/demo, models/demo:7, a URL, a packed one (.tar.gz), or a repository with all "
+            "its models; without any, `serve.models` of the job, or its own model.",
         ),
-    ],
+    ] = None,
     job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="Job file with a `serve` section.")] = None,
     port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a first version that is not there yet.")] = False,
     overrides: SetOption = None,
 ) -> None:
-    """Serve a published model over HTTP."""
-    from elasticrec.config import load_serve
-    from elasticrec.repository.find import find_version
-    from elasticrec.serving.server import serve_model
+    """Serve published models over HTTP, gRPC and bRPC; new versions are followed."""
+    from elasticrec.config import default_serve, load_job
+    from elasticrec.serving.plan import plan_of
+    from elasticrec.serving.server import serve as serve_models
 
-    settings = load_serve(job, [*(overrides or []), *([f"serve.port={port}"] if port is not None else [])])
-    path, manifest = find_version(model, _say)
-    serve_model(path, str(manifest["model"]), settings, _say)
+    changes = [*(overrides or []), *([f"serve.port={port}"] if port is not None else [])]
+    whole = None if job is None else load_job(job, changes)
+    settings = default_serve(changes) if whole is None else whole.serve
+    serve_models(plan_of(models or [], whole, settings), settings, whole, _say, wait=wait)
 
 
 @app.command()

@@ -33,7 +33,7 @@ LAYERS = {
     "data": {"_core", "config", "durable", "errors", "machine", "options", "user_code"},
     # it recounts what the others did: it may know the job and the run, and nothing of what trained them
     "audit": {"config", "errors", "manifest", "run", "user_code"},
-    "serving": _BASE,
+    "serving": _BASE | {"cube", "repository"},
     "repository": {"_core", "config", "durable", "errors", "manifest", "web"},
     "coordinator": _BASE | {"data", "fail_points", "repository", "web"},
     "training": _BASE | {"data", "models", "user_code"},

@@ -69,7 +69,10 @@ def test_what_is_wrong_is_one_line(directory: Path) -> None:
         return str(line)
 
     assert refusal("models/other").startswith("error: models/other: no such model, expected")
-    assert refusal("models").endswith("models in it: tiny")
+    assert refusal() == "error: serve: expected a model such as models/demo, or --job, got neither"
+    assert refusal("data").startswith("error: data: not a model, expected")
+    twice = "two models are called `tiny`, expected names that differ: `serve.models[].name`"
+    assert refusal("models/tiny", "models") == f"error: serve: {twice}"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

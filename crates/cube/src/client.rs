@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use elasticrec_wire::ClientTls;
 use thiserror::Error;
 
-pub use self::asked::Asked;
+pub use self::asked::{Asked, Lost, Sought};
 use self::connection::Connection;
 pub use self::holding::Layout;
 use self::shards::Shards;
@@ -117,17 +117,23 @@ impl Client {
 
     /// Asks for rows of a version; they are waited for with what is returned. Several may be asked for at a time.
     pub fn ask<'a>(&'a self, version: u64, signs: &'a [u64]) -> Result<Asked<'a>, ClientError> {
-        self.ask_until(version, signs, Instant::now() + self.timeout)
+        self.ask_until(version, signs, Instant::now() + self.timeout, Lost::Fail)
     }
 
-    /// [`ask`](Client::ask) with a deadline of its own.
+    /// [`ask`](Client::ask) with a deadline of its own, and a choice of what becomes of signs whose shard is down.
     pub fn ask_until<'a>(
         &'a self,
         version: u64,
         signs: &'a [u64],
         deadline: Instant,
+        lost: Lost,
     ) -> Result<Asked<'a>, ClientError> {
-        Asked::new(&self.shards, version, signs, deadline)
+        Asked::new(&self.shards, version, signs, deadline, lost)
+    }
+
+    /// How long a request may take.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Rows of a version, `[signs, width]`, and which signs have one; others read as zero. Returns how many have.
@@ -141,7 +147,7 @@ impl Client {
         out: &mut [f32],
         present: &mut [bool],
     ) -> Result<usize, ClientError> {
-        self.ask(version, signs)?.wait(out, present)
+        Ok(self.ask(version, signs)?.wait(out, present)?.hits)
     }
 
     /// What each replica holds, and who is down.

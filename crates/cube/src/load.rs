@@ -291,7 +291,7 @@ impl Target for Store<'_> {
                     let version = self.version.load(Ordering::Acquire);
                     (self.client.get(version, signs, rows, present), version)
                 }
-                received => (received, version),
+                received => (received.map(|sought| sought.hits), version),
             };
             let hits = received.map_err(|error| error.to_string())?;
             let is_other = |(row, present): (&[f32], &bool)| *present && row[0].to_bits() != (version as f32).to_bits();

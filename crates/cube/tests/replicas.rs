@@ -9,8 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Files, TIMEOUT, WIDTH, address, assert_rows, check, connect, connect_to, credentials, signs, until};
+use common::{
+    Files, NUM_ROWS, TIMEOUT, WIDTH, address, assert_rows, check, connect, connect_to, credentials, row_of, signs,
+    until,
+};
+use elasticrec_cube::client::Lost;
 use elasticrec_cube::{Client, ClientError, Server, StoreError};
+use elasticrec_table::partition::partition_of;
 use elasticrec_wire::{Body, Header, Hello, Kind, read_frame, write_frame};
 
 /// Threads that look up until `work` is done; returns how many lookups there were. Any that fails, fails the test.
@@ -150,6 +155,43 @@ fn who_asks_ahead_lets_others_read() {
 }
 
 #[test]
+fn rows_of_a_shard_that_is_down_may_read_as_zero() {
+    let files = Files::new();
+    let (stays, dies) = (files.serve(0..3, &[1]), files.serve(3..8, &[1]));
+    let client = connect(&[&stays, &dies]);
+    let asked = signs(20_000, 1);
+    let is_lost = |sign: &u64| partition_of(*sign, 8) >= 3;
+    let seek = |patience: Duration| {
+        let (mut rows, mut present) = (vec![f32::NAN; asked.len() * WIDTH], vec![true; asked.len()]);
+        let until = Instant::now() + patience;
+        let sought = client.ask_until(1, &asked, until, Lost::Zero)?.wait(&mut rows, &mut present)?;
+        Ok::<_, ClientError>((sought, rows, present))
+    };
+    assert_eq!(seek(TIMEOUT).unwrap().0.lost, 0);
+    let at = address(&dies);
+    drop(dies);
+    until("it is seen to be down", || is_down(&client, &at));
+    // as soon as that is known nobody waits
+    let (sought, rows, present) = seek(TIMEOUT).unwrap();
+    assert_eq!(sought.lost, asked.iter().filter(|sign| is_lost(sign)).count());
+    assert_eq!(sought.hits, present.iter().filter(|is_there| **is_there).count());
+    for ((sign, row), present) in asked.iter().zip(rows.chunks(WIDTH)).zip(present) {
+        let expected = if is_lost(sign) { [0.0; WIDTH] } else { row_of(1, *sign) };
+        assert_eq!((row, present), (&expected[..], !is_lost(sign) && *sign < NUM_ROWS), "{sign}");
+    }
+    let strict = client.ask_until(1, &asked, Instant::now() + Duration::from_millis(50), Lost::Fail).map(|_| ());
+    assert!(matches!(strict, Err(ClientError::Unavailable { shard: 1, .. })), "{strict:?}");
+    // a version that is gone is no shard that is down
+    assert!(matches!(
+        client.ask_until(9, &asked, Instant::now(), Lost::Zero).map(|_| ()),
+        Err(ClientError::Gone { .. })
+    ));
+    let _again = files.serve_at(&at, 3..8, &[1]);
+    until("it is connected to again", || !is_down(&client, &at));
+    assert_eq!(seek(TIMEOUT).unwrap().0.lost, 0);
+}
+
+#[test]
 fn callers_in_a_hurry_do_not_end_connections() {
     let files = Files::new();
     let server = files.serve(0..8, &[1]);
@@ -158,7 +200,7 @@ fn callers_in_a_hurry_do_not_end_connections() {
     let (mut rows, mut present) = (vec![0.0; asked.len() * WIDTH], vec![false; asked.len()]);
     for _ in 0..20 {
         let soon = Instant::now() + Duration::from_micros(200);
-        let got = client.ask_until(1, &asked, soon).and_then(|asked| asked.wait(&mut rows, &mut present));
+        let got = client.ask_until(1, &asked, soon, Lost::Fail).and_then(|asked| asked.wait(&mut rows, &mut present));
         assert!(matches!(got, Ok(_) | Err(ClientError::Unavailable { .. })), "{got:?}");
     }
     check(&client, 1, &asked).unwrap();

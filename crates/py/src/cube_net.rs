@@ -201,7 +201,7 @@ impl CubeServer {
 /// Rows of a model from all shards of a store, each of which has replicas. Any number of threads may use it at once.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct CubeClient {
-    inner: Client,
+    pub(crate) inner: Arc<Client>,
 }
 
 #[pymethods]
@@ -221,7 +221,7 @@ impl CubeClient {
         let tls = tls.and_then(|tls| tls.client.clone());
         let credentials = Credentials { model: model.into(), token: token.into(), tls };
         let inner = py.detach(|| Client::connect(&shards, credentials, timeout)).map_err(IntoPyErr::into_py_err)?;
-        Ok(CubeClient { inner })
+        Ok(CubeClient { inner: Arc::new(inner) })
     }
 
     /// Rows of a version, `[signs, width]`, zeros for signs without one, and which signs have one.

@@ -5,15 +5,17 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use elasticrec_cube::client::Lost;
 use elasticrec_serve::load::{Load, run};
 use elasticrec_serve::server::Token;
 use elasticrec_serve::{
-    EngineRate, Model, ModelPlan, PredictError, ServerError, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime,
+    EngineRate, ModelPlan, PredictError, ServerError, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime,
 };
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
+use crate::cube_net::CubeClient;
 use crate::errors::{ConfigError, IntoPyErr, ModelError, SampleError, UnavailableError, io_error};
 
 /// A server on a socket; it answers 503 until its models are loaded.
@@ -25,7 +27,7 @@ pub(crate) struct Server {
 #[pymethods]
 impl Server {
     #[new]
-    #[pyo3(signature = (ort_library, address, models, *, workers, queue, max_body_bytes, max_instances, batch_size, batch_wait_us, timeout_ms, token))]
+    #[pyo3(signature = (ort_library, address, models, *, workers, queue, max_connections, max_body_bytes, max_instances, batch_size, batch_wait_us, timeout_ms, token))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -34,6 +36,7 @@ impl Server {
         models: Vec<(String, Vec<(String, f64)>)>,
         workers: usize,
         queue: usize,
+        max_connections: usize,
         max_body_bytes: usize,
         max_instances: usize,
         batch_size: usize,
@@ -47,6 +50,7 @@ impl Server {
             addr,
             workers,
             queue,
+            max_connections,
             max_body_bytes,
             max_instances,
             max_batch: batch_size,
@@ -77,15 +81,31 @@ impl Server {
         self.handle.addr().to_string()
     }
 
-    /// Loads and warms a version and gives it every request of a variant from then on; returns (version, rows).
-    fn load(&self, py: Python<'_>, model: &str, variant: &str, path: PathBuf) -> PyResult<(u64, u64)> {
+    /// Loads and warms a version and gives it every request of a variant from then on; returns (version, rows). Rows are
+    /// those of its files, or are looked up at a store, where those of a shard that is down may read as zero.
+    #[pyo3(signature = (model, variant, path, *, store = None, lost_as_zero = false))]
+    fn load(
+        &self,
+        py: Python<'_>,
+        model: &str,
+        variant: &str,
+        path: PathBuf,
+        store: Option<&CubeClient>,
+        lost_as_zero: bool,
+    ) -> PyResult<(u64, u64)> {
+        let lost = if lost_as_zero { Lost::Zero } else { Lost::Fail };
+        let store = store.map(|store| (store.inner.clone(), lost));
         py.detach(|| {
-            let loaded = Model::load(&path)?;
-            self.handle.install(model, variant, &loaded)?;
+            let loaded = self.handle.load(model, variant, &path, store)?;
             let manifest = loaded.manifest();
             Ok((manifest.version, manifest.table.rows))
         })
         .map_err(|error: elasticrec_serve::ModelError| error.into_py_err())
+    }
+
+    /// Notes which version a variant should have, and how often one could not be loaded, for the metrics.
+    fn note(&self, model: &str, variant: &str, offered: u64, failures: u64) {
+        self.handle.note(model, variant, offered, failures);
     }
 
     /// Waits for the server's end, at most for the time given; true once it has ended.

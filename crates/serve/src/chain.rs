@@ -6,7 +6,7 @@ use std::sync::Arc;
 use elasticrec_cube::{Cube, DeltaFile, View};
 
 use crate::manifest::{FILE_NAME, Manifest, ManifestError};
-use crate::model::ModelError;
+use crate::model::{Model, ModelError};
 use crate::version;
 
 /// One version of a chain.
@@ -49,13 +49,19 @@ impl Chain {
         self.deltas.last().unwrap_or(&self.base)
     }
 
-    /// Checks the part files and opens what they hold together.
-    pub fn open_cube(&self) -> Result<View, ModelError> {
-        let Step { dir, manifest } = &self.base;
-        manifest.verify_cube(dir)?;
-        let mut view = View::of_base(Arc::new(Cube::load(&manifest.cube_paths(dir), None)?));
-        self.base.check_cube(&view)?;
-        for step in &self.deltas {
+    /// Checks the part files and opens what they hold together; of a version that is open already only what comes after.
+    pub fn open_cube(&self, open: Option<&Model>) -> Result<View, ModelError> {
+        let (mut view, num_done) = match open.and_then(|open| self.shared_with(open)) {
+            Some(shared) => shared,
+            None => {
+                let Step { dir, manifest } = &self.base;
+                manifest.verify_cube(dir)?;
+                let view = View::of_base(Arc::new(Cube::load(&manifest.cube_paths(dir), None)?));
+                self.base.check_cube(&view)?;
+                (view, 0)
+            }
+        };
+        for step in &self.deltas[num_done..] {
             step.manifest.verify_cube(&step.dir)?;
             let paths = step.manifest.cube_paths(&step.dir);
             let parts = paths.iter().map(DeltaFile::open).collect::<Result<Vec<_>, _>>()?;
@@ -63,6 +69,17 @@ impl Chain {
             step.check_cube(&view)?;
         }
         Ok(view)
+    }
+
+    /// What an open version has of this chain, and how many of its deltas that are.
+    fn shared_with(&self, open: &Model) -> Option<(View, usize)> {
+        let view = open.rows().held()?;
+        // a manifest is sealed and never changes: one that is the same, checksum included, is of the same files
+        if *open.manifest() == self.base.manifest {
+            return Some((view.clone(), 0));
+        }
+        let at = self.deltas.iter().position(|step| step.manifest == *open.manifest())?;
+        Some((view.clone(), at + 1))
     }
 }
 

@@ -82,6 +82,8 @@ pub(crate) struct Deployment {
     /// The answer of `GET /v1/models/{name}`.
     pub(crate) metadata: Bytes,
     pub(crate) pool: Pool<Job>,
+    /// What it scores with; tests have none.
+    pub(crate) model: Option<Arc<Model>>,
     queue: usize,
 }
 
@@ -114,11 +116,12 @@ impl Deployment {
             name: name.into(),
             what: format!("cannot start a scorer thread: {error}"),
         })?;
-        Ok(Deployment::new(about, metadata(model, name), pool, sizes.queue))
+        let deployment = Deployment::new(about, metadata(model, name), pool, sizes.queue);
+        Ok(Deployment { model: Some(model.clone()), ..deployment })
     }
 
     pub(crate) fn new(about: Arc<About>, metadata: Bytes, pool: Pool<Job>, queue: usize) -> Deployment {
-        Deployment { about, metadata, pool, queue }
+        Deployment { about, metadata, pool, model: None, queue }
     }
 
     /// Queues a prediction, or refuses it at once.

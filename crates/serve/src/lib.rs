@@ -3,7 +3,7 @@
 //! In the order of a request: `server` accepts its connection, `http` reads it, `ask` finds who answers it in the `registry` and
 //! queues it for the `pool` of that `deployment`; a `worker` joins those that wait: their `face` decodes each into a batch,
 //! `score` goes over it (unique signs → cube lookup → pooling → `engine`), and the face writes the answers. `version`,
-//! `manifest`, `chain` and `model` turn a directory of the model repository into what the scorers share. `predictor` is the same
+//! `manifest`, `chain`, `rows` and `model` turn a directory of the model repository into what the scorers share. `predictor` is the same
 //! path without the socket; `load` and `engine_rate` are what benchmarks measure it with.
 
 mod ask;
@@ -21,6 +21,7 @@ mod pool;
 mod predictor;
 mod refusal;
 mod registry;
+mod rows;
 pub mod score;
 mod seal;
 pub mod server;
@@ -34,9 +35,10 @@ pub use face::fuzz_body;
 pub use face::{DecodeError, Face, Limits};
 pub use load::{Load, LoadError, LoadReport};
 pub use manifest::{Manifest, ManifestError};
-pub use model::{Model, ModelError};
+pub use model::{Model, ModelError, RowSource};
 pub use predictor::{PredictError, Predictor};
 pub use registry::{ModelPlan, PlanError, VariantPlan};
+pub use rows::{Rows, StoreRows};
 pub use score::{ScoreError, ScoreStats, Scorer};
 #[doc(hidden)]
 pub use seal::seal;

@@ -61,10 +61,13 @@ pub(crate) struct Metrics {
     instances: Family<Of, Counter>,
     signs: Family<Of, Counter>,
     signs_missed: Family<Of, Counter>,
+    signs_lost: Family<Of, Counter>,
     pub(crate) request: Seen,
     stages: Family<Stage, Histogram, Seconds>,
     joined: Family<Of, Histogram, Together>,
     version: Family<Of, Gauge>,
+    offered: Family<Of, Gauge>,
+    load_failures: Family<Of, Counter>,
     queued: Family<Of, Gauge>,
 }
 
@@ -75,6 +78,7 @@ pub(crate) struct ModelMetrics {
     /// Distinct signs looked up.
     pub(crate) signs: Counter,
     pub(crate) signs_missed: Counter,
+    pub(crate) signs_lost: Counter,
     pub(crate) queue: Seen,
     pub(crate) parse: Seen,
     pub(crate) lookup: Seen,
@@ -82,6 +86,8 @@ pub(crate) struct ModelMetrics {
     pub(crate) write: Seen,
     pub(crate) joined: Histogram,
     pub(crate) version: Gauge,
+    pub(crate) offered: Gauge,
+    pub(crate) load_failures: Counter,
     pub(crate) queued: Gauge,
 }
 
@@ -103,10 +109,13 @@ impl Metrics {
             instances: Family::default(),
             signs: Family::default(),
             signs_missed: Family::default(),
+            signs_lost: Family::default(),
             request: Seen(Seconds.new_metric()),
             stages: Family::new_with_constructor(Seconds),
             joined: Family::new_with_constructor(Together),
             version: Family::default(),
+            offered: Family::default(),
+            load_failures: Family::default(),
             queued: Family::default(),
         };
         let registry = &mut metrics.registry;
@@ -116,11 +125,19 @@ impl Metrics {
         registry.register("instances", "Instances scored", metrics.instances.clone());
         registry.register("signs", "Distinct signs looked up, summed over batches", metrics.signs.clone());
         registry.register("signs_missed", "Those that have no row and read as zero", metrics.signs_missed.clone());
+        let help = "Those whose shard gave no answer and that read as zero";
+        registry.register("signs_lost", help, metrics.signs_lost.clone());
         registry.register("request_seconds", "From the head of a prediction to its answer", metrics.request.0.clone());
         let help = "Time in each stage: of a request, of lookup and infer of a batch";
         registry.register("stage_seconds", help, metrics.stages.clone());
         registry.register("joined_requests", "Requests that were scored together", metrics.joined.clone());
         registry.register("model_version", "The version served, 0 before the first", metrics.version.clone());
+        registry.register("offered_version", "The version that should be served", metrics.offered.clone());
+        registry.register(
+            "load_failures",
+            "Versions that could not be loaded, by attempt",
+            metrics.load_failures.clone(),
+        );
         registry.register("queue", "Predictions that wait for a scorer", metrics.queued.clone());
         metrics
     }
@@ -135,6 +152,7 @@ impl Metrics {
             instances: self.instances.get_or_create_owned(&of),
             signs: self.signs.get_or_create_owned(&of),
             signs_missed: self.signs_missed.get_or_create_owned(&of),
+            signs_lost: self.signs_lost.get_or_create_owned(&of),
             queue: stage("queue"),
             parse: stage("parse"),
             lookup: stage("lookup"),
@@ -142,6 +160,8 @@ impl Metrics {
             write: stage("write"),
             joined: self.joined.get_or_create_owned(&of),
             version: self.version.get_or_create_owned(&of),
+            offered: self.offered.get_or_create_owned(&of),
+            load_failures: self.load_failures.get_or_create_owned(&of),
             queued: self.queued.get_or_create_owned(&of),
         }
     }

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use elasticrec_cube::{CubeError, View};
+use elasticrec_cube::client::Lost;
+use elasticrec_cube::{Client, ClientError, CubeError};
 use elasticrec_sample::{FeaturesError, Parser};
 use thiserror::Error;
 
@@ -11,6 +12,7 @@ use crate::chain::Chain;
 use crate::engine::{EngineError, Network};
 use crate::manifest::{Manifest, ManifestError};
 use crate::registry::PlanError;
+use crate::rows::{Rows, StoreRows};
 use crate::score::{ScoreError, Scorer};
 use crate::version::{self, VersionError};
 
@@ -25,6 +27,8 @@ pub enum ModelError {
     #[error(transparent)]
     Cube(#[from] CubeError),
     #[error("{name}: {source}")]
+    Store { name: String, source: ClientError },
+    #[error("{name}: {source}")]
     Features { name: String, source: FeaturesError },
     #[error("{name}: {source}")]
     Engine { name: String, source: EngineError },
@@ -36,19 +40,33 @@ pub enum ModelError {
     WarmUp { name: String, source: ScoreError },
 }
 
-/// A version: its manifest, parser, cube and network.
+/// A version: its manifest, parser, rows and network.
 pub struct Model {
     /// The directory, for messages.
     name: String,
     manifest: Manifest,
     parser: Parser,
-    cube: View,
+    rows: Rows,
     network: Network,
+}
+
+/// Where a version's rows are to come from.
+#[derive(Clone)]
+pub enum RowSource {
+    /// Its files; of a version that is loaded already, what they have in common is taken over.
+    Files(Option<Arc<Model>>),
+    /// A store, and what becomes of signs whose shard is down.
+    Store(Arc<Client>, Lost),
 }
 
 impl Model {
     /// Loads the version that `path` stands for (see [`version::resolve`]) and checks every byte of it.
     pub fn load(path: &Path) -> Result<Arc<Model>, ModelError> {
+        Model::load_with(path, &RowSource::Files(None))
+    }
+
+    /// [`load`](Model::load) with the rows from elsewhere.
+    pub fn load_with(path: &Path, source: &RowSource) -> Result<Arc<Model>, ModelError> {
         let dir = version::resolve(path)?;
         let name = dir.display().to_string();
         let chain = Chain::load(&dir)?;
@@ -56,8 +74,20 @@ impl Model {
         let manifest = chain.newest().manifest.clone();
         let parser = Parser::new(manifest.features.clone())
             .map_err(|source| ModelError::Features { name: name.clone(), source })?;
-        let cube = chain.open_cube()?;
-        Ok(Arc::new(Model { name, manifest, parser, cube, network }))
+        let rows = match source {
+            RowSource::Files(loaded) => Rows::Held(chain.open_cube(loaded.as_deref())?),
+            RowSource::Store(client, lost) => {
+                let failed = |source| ModelError::Store { name: name.clone(), source };
+                let rows = StoreRows::new(client.clone(), manifest.version, *lost).map_err(failed)?;
+                let columns = rows.layout().map_err(failed)?.columns().to_vec();
+                if columns != manifest.table.columns {
+                    let what = format!("cube: expected columns {:?}, got {columns:?}", manifest.table.columns);
+                    return Err(ModelError::Mismatch { name, what });
+                }
+                Rows::Store(rows)
+            }
+        };
+        Ok(Arc::new(Model { name, manifest, parser, rows, network }))
     }
 
     /// A scorer for one thread, warm: its session is built, checked against the manifest, and has run once.
@@ -79,8 +109,8 @@ impl Model {
     }
 
     /// Its rows.
-    pub fn cube(&self) -> &View {
-        &self.cube
+    pub fn rows(&self) -> &Rows {
+        &self.rows
     }
 
     /// Its dense network.

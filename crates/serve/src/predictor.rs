@@ -44,7 +44,7 @@ impl Predictor {
     /// The scores `[num_lines, num_labels]` of lines of the training format; labels are passed over.
     pub fn predict_text(&mut self, text: &[u8]) -> Result<Vec<f32>, PredictError> {
         let batch = parse_text(self.model.parser(), text, LabelMode::Ignored).map_err(PredictError::Record)?;
-        self.scorer.score(&batch)?;
+        self.scorer.score(&batch, None)?;
         Ok(self.scorer.scores_of(0..batch.num_samples())?.to_vec())
     }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use elasticrec_cube::ClientError;
 use elasticrec_sample::pool::pool_samples;
 use elasticrec_sample::{Batch, Unique};
 use thiserror::Error;
@@ -18,13 +19,19 @@ use crate::refusal::Refusal;
 pub enum ScoreError {
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error(transparent)]
+    Rows(#[from] ClientError),
     #[error("sample {sample}: label `{label}`: expected a finite score, got {got}")]
     NotFinite { sample: usize, label: String, got: f32 },
 }
 
 impl From<ScoreError> for Refusal {
     fn from(error: ScoreError) -> Refusal {
-        Refusal::Internal(error.to_string())
+        match error {
+            ScoreError::Rows(gone @ ClientError::Gone { .. }) => Refusal::Gone(gone.to_string()),
+            ScoreError::Rows(error) => Refusal::Unavailable(error.to_string()),
+            error => Refusal::Internal(error.to_string()),
+        }
     }
 }
 
@@ -35,6 +42,8 @@ pub struct ScoreStats {
     pub num_signs: usize,
     /// Those that have no row.
     pub num_missed: usize,
+    /// Those whose shard gave no answer, which read as zero too.
+    pub num_lost: usize,
     /// From signs to pooled rows.
     pub lookup: Duration,
     /// The dense network.
@@ -51,6 +60,7 @@ pub struct Scorer {
     model: Arc<Model>,
     engine: Engine,
     rows: Vec<f32>,
+    present: Vec<bool>,
     pooled: Vec<f32>,
     scores: Vec<f32>,
     stats: ScoreStats,
@@ -59,8 +69,8 @@ pub struct Scorer {
 impl Scorer {
     pub(crate) fn new(model: Arc<Model>) -> Result<Scorer, EngineError> {
         let engine = Engine::new(model.network())?;
-        let (rows, pooled, scores) = Default::default();
-        Ok(Scorer { model, engine, rows, pooled, scores, stats: ScoreStats::default() })
+        let (rows, present, pooled, scores) = Default::default();
+        Ok(Scorer { model, engine, rows, present, pooled, scores, stats: ScoreStats::default() })
     }
 
     /// Runs a batch that touches nothing but the network: what the runtime puts off to its first run is done then.
@@ -68,19 +78,20 @@ impl Scorer {
         let mut builder = self.model.parser().builder(1);
         builder.begin();
         builder.end(1, 0);
-        self.score(&builder.finish())?;
+        self.score(&builder.finish(), None)?;
         self.scores_of(0..1).map(|_| ())
     }
 
-    /// Scores a batch of this model's parser; [`scores_of`](Scorer::scores_of) has them.
-    pub fn score(&mut self, batch: &Batch) -> Result<(), ScoreError> {
+    /// Scores a batch of this model's parser; [`scores_of`](Scorer::scores_of) has them. Rows of a store are waited for
+    /// until the deadline.
+    pub fn score(&mut self, batch: &Batch, deadline: Option<Instant>) -> Result<(), ScoreError> {
         self.stats = ScoreStats::default();
         self.scores.clear();
         if batch.num_samples() == 0 {
             return Ok(());
         }
         let started = Instant::now();
-        let unique = self.look_up(batch);
+        let unique = self.look_up(batch, deadline)?;
         self.stats.lookup = started.elapsed();
         let num_dense = batch.num_dense;
         for start in (0..batch.num_samples()).step_by(SLICE) {
@@ -100,20 +111,21 @@ impl Scorer {
     }
 
     /// Finds each sign's row.
-    fn look_up(&mut self, batch: &Batch) -> Unique {
-        let cube = self.model.cube();
+    fn look_up(&mut self, batch: &Batch, deadline: Option<Instant>) -> Result<Unique, ClientError> {
+        let source = self.model.rows();
         let unique = Unique::of(batch);
         let num_signs = unique.signs.len();
         // every value is written below; what a longer batch left behind is cut off, not cleared
-        self.rows.resize(num_signs * cube.width(), 0.0);
-        let hits = cube.lookup(&unique.signs, &mut self.rows);
+        self.rows.resize(num_signs * source.width(), 0.0);
+        let sought = source.look_up(&unique.signs, &mut self.rows, &mut self.present, deadline)?;
         self.stats.num_signs = num_signs;
-        self.stats.num_missed = num_signs - hits;
-        unique
+        self.stats.num_missed = num_signs - sought.hits - sought.lost;
+        self.stats.num_lost = sought.lost;
+        Ok(unique)
     }
 
     fn pool(&mut self, batch: &Batch, unique: &Unique, samples: Range<usize>) {
-        let (width, layout) = (self.model.cube().width(), self.model.parser().layout());
+        let (width, layout) = (self.model.rows().width(), self.model.parser().layout());
         self.pooled.resize(samples.len() * layout.num_cells() * width, 0.0);
         pool_samples(batch, unique, layout, &self.rows, samples, &mut self.pooled);
     }

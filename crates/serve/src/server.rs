@@ -3,17 +3,20 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use elasticrec_cube::Client;
+use elasticrec_cube::client::Lost;
 use thiserror::Error;
 use tokio::sync::watch;
 
 use crate::deployment::{Deployment, Sizes};
 use crate::face::Limits;
 use crate::metrics::Metrics;
-use crate::model::{Model, ModelError};
+use crate::model::{Model, ModelError, RowSource};
 use crate::registry::{ModelPlan, PlanError, Registry};
 use crate::worker::Joining;
 
@@ -239,6 +242,33 @@ impl ServerHandle {
         metrics.version.set(deployment.about.version as i64);
         place.switch(Some(Arc::new(deployment)));
         Ok(())
+    }
+
+    /// Loads a version and [installs](ServerHandle::install) it. Its rows are looked up at a store if one is given; else
+    /// they are those of its files, of which the version before may have some already.
+    pub fn load(
+        &self,
+        name: &str,
+        variant: &str,
+        path: &Path,
+        store: Option<(Arc<Client>, Lost)>,
+    ) -> Result<Arc<Model>, ModelError> {
+        let before = self.app.registry.place(name, variant)?.current();
+        let source = match store {
+            Some((client, lost)) => RowSource::Store(client, lost),
+            None => RowSource::Files(before.and_then(|deployment| deployment.model.clone())),
+        };
+        let model = Model::load_with(path, &source)?;
+        drop(source);
+        self.install(name, variant, &model)?;
+        Ok(model)
+    }
+
+    /// Notes which version a variant should have, and how often one could not be loaded so far.
+    pub fn note(&self, name: &str, variant: &str, offered: u64, failures: u64) {
+        let metrics = self.app.metrics.of(name, variant);
+        metrics.offered.set(offered as i64);
+        metrics.load_failures.inc_by(failures.saturating_sub(metrics.load_failures.get()));
     }
 
     /// Stops accepting, finishes what was begun, and returns when that is done or the time is up.

@@ -118,13 +118,17 @@ impl Worker {
         if self.joined.is_empty() {
             return;
         }
-        let scored = self.scorer.score(self.builder.batch()).map_err(Refusal::from);
+        // what the most patient of them waits for; those whose time is over first are told so where they wait
+        let deadline = self.joined.iter().map(|joined| joined.job.deadline.map(|deadline| deadline.at));
+        let deadline = deadline.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
+        let scored = self.scorer.score(self.builder.batch(), deadline).map_err(Refusal::from);
         let stats = self.scorer.stats();
         self.metrics.lookup.observe(stats.lookup);
         self.metrics.infer.observe(stats.infer);
         self.metrics.joined.observe(self.joined.len() as f64);
         self.metrics.signs.inc_by(stats.num_signs as u64);
         self.metrics.signs_missed.inc_by(stats.num_missed as u64);
+        self.metrics.signs_lost.inc_by(stats.num_lost as u64);
         let mut start = 0;
         for Joined { job, wanted, end, timing } in self.joined.drain(..) {
             let started = Instant::now();

@@ -5,20 +5,21 @@ Reads `job.yaml` and `--set` into frozen objects, or into one `ConfigError` that
 
 from elasticrec.config.files import match_files
 from elasticrec.config.fingerprint import decisive, differences, fingerprint, meaning, structure
-from elasticrec.config.job import Job, Serve, job_schema
-from elasticrec.config.load import load_job, load_serve, parse_job
+from elasticrec.config.job import Job, job_schema
+from elasticrec.config.load import default_serve, load_job, parse_job
 from elasticrec.config.secret import Secret
+from elasticrec.config.serve import Serve
 
 __all__ = [
     "Job",
     "Secret",
     "Serve",
     "decisive",
+    "default_serve",
     "differences",
     "fingerprint",
     "job_schema",
     "load_job",
-    "load_serve",
     "match_files",
     "meaning",
     "parse_job",

@@ -9,9 +9,10 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_v
 from elasticrec.config.columns import Columns
 from elasticrec.config.data import Data
 from elasticrec.config.document import dump
-from elasticrec.config.fields import MAX_COUNT, Bytes, Name, Section, absolute, expected, is_loopback, problem
+from elasticrec.config.fields import Name, Section, absolute, expected, problem
 from elasticrec.config.publish import Cube, Publish, check_publish
-from elasticrec.config.secret import REFERENCES, Secret
+from elasticrec.config.secret import REFERENCES
+from elasticrec.config.serve import Serve
 from elasticrec.config.sparse import Sparse
 from elasticrec.config.train import Train
 from elasticrec.errors import ConfigError
@@ -94,57 +95,6 @@ class Dense(Section):
     optimizer: DenseOptimizer = Field(default=DenseOptimizer(), description="Optimizer of the network.")
 
 
-class Serve(Section):
-    """The inference server. `insecure` comes first: what `host` may be depends on it."""
-
-    insecure: bool = Field(
-        default=False,
-        description="Allows a host that other machines reach, without TLS and even without a token.",
-    )
-    host: str = Field(default="127.0.0.1", validate_default=True, description="Address to listen on.")
-    port: int = Field(default=8500, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
-    token: Secret | None = Field(
-        default=None, description="Token that requests must carry, as `${ENV}` or `file:PATH`; null for none."
-    )
-    threads: int | None = Field(default=None, ge=1, le=4096, description="Threads of the server; null for all cores.")
-    max_body_bytes: Bytes = Field(
-        default=16 * 2**20, description="Largest request body; a larger one is answered with 413."
-    )
-    max_instances: int = Field(
-        default=10_000,
-        ge=1,
-        le=MAX_COUNT,
-        description="Most instances in one request; more are answered with 413.",
-    )
-    queue: int = Field(
-        default=1024,
-        ge=1,
-        le=1048576,
-        description="Requests that may wait; those beyond are answered with 429.",
-    )
-    batch_size: int = Field(
-        default=256,
-        ge=1,
-        le=MAX_COUNT,
-        description="Requests that wait together are scored together, up to so many instances; 1 scores each alone.",
-    )
-    batch_wait_us: int = Field(
-        default=0,
-        ge=0,
-        le=1_000_000,
-        description="Microseconds that a request may wait for others, when others came together with those before it.",
-    )
-
-    @field_validator("host")
-    @classmethod
-    def _check_host(cls, value: str, info: ValidationInfo) -> str:
-        if not value or not value.isprintable() or any(c in value for c in " /@"):
-            raise expected("an address or a host name")
-        if not info.data.get("insecure", True) and not is_loopback(value):
-            raise expected("a loopback address such as 127.0.0.1 (`serve.insecure: true` allows others, without TLS)")
-        return value
-
-
 def _check_din(data: Data) -> None:
     sequences = {slot.name: slot.share for slot in data.slots if slot.sequence}
     if not sequences:
@@ -195,6 +145,15 @@ class Job(Section):
                 f"train.servers: expected at most {self.sparse.partitions}, the partitions of the table, "
                 f"got {self.train.servers}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> "Job":
+        serve = self.serve
+        if serve.rows == "store" and not self.cube.addresses:
+            # without `models` it serves the model of the job, or what a command line names
+            if not serve.models or not all(model.addresses for model in serve.models):
+                raise problem("`serve.rows`: `store` needs `cube.addresses`, the servers that have the rows")
         return self
 
     @model_validator(mode="after")

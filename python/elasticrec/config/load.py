@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from elasticrec.config.document import parse
 from elasticrec.config.fields import BASE, show
-from elasticrec.config.job import Job, Serve
+from elasticrec.config.job import Job
 from elasticrec.config.problems import Location, describe, is_echo, keeps_secret
+from elasticrec.config.serve import Serve
 from elasticrec.errors import ConfigError
 
 _OVERRIDE = re.compile(r"([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)=(.*)", re.DOTALL)
@@ -62,10 +63,8 @@ def parse_job(raw: Any, *, base: Path, source: str = "job", overrides: Sequence[
     raise ConfigError("\n".join(lines))
 
 
-def load_serve(path: Path | None, overrides: Sequence[str] = ()) -> Serve:
-    """The `serve` section of a job file, or that of a job that says nothing about it."""
-    if path is not None:
-        return load_job(path, overrides).serve
+def default_serve(overrides: Sequence[str] = ()) -> Serve:
+    """The `serve` section of a job that says nothing about it."""
     bare = {"name": "serve", "data": {"format": "criteo", "train": "."}}
     return parse_job(bare, base=Path.cwd(), source="serve", overrides=overrides).serve
 

@@ -130,6 +130,9 @@ _Replicas = Annotated[
 ]
 
 
+Addresses = Annotated[tuple[_Replicas, ...], Field(strict=False)]
+
+
 class Cube(Section):
     """The online store: who holds the rows of published versions. `insecure` comes first: others depend on it."""
 
@@ -138,7 +141,7 @@ class Cube(Section):
     )
     shards: int = Field(default=1, ge=1, le=65536, description="Servers that the partitions are divided among.")
     replicas: int = Field(default=1, ge=1, le=1024, description="Servers that hold the same shard.")
-    addresses: Annotated[tuple[_Replicas, ...], Field(strict=False)] = Field(
+    addresses: Addresses = Field(
         default=(),
         description="Where the servers are: for each shard its replicas as host:port. Without any, a version is "
         "offered as soon as it is published, and each server of predictions holds all rows itself.",

@@ -70,10 +70,11 @@ def fetch(
     say: Say = lambda _: None,
     *,
     partitions: range | None = None,
+    rows: bool = True,
 ) -> Fetched:
     """The files of a version and all it is made of: checked, and a download that was cut goes on where it was.
 
-    With `partitions` only part files, and of them those that have rows of these.
+    With `partitions` only part files, and of them those that have rows of these; without `rows` only the network.
     """
     chain = repository.chain(number)
     here = repository.store.path_of("")
@@ -81,7 +82,16 @@ def fetch(
         return Fetched(here, chain, partitions)
     model = _model_directory(repository, cache)
     with _using(cache, fcntl.LOCK_SH):
-        missing = {version.name: _missing(version, model, partitions) for version in chain}
+        # the network of a version is its own weights and the graph of its base
+        of_network = {chain[0].name, chain[-1].name}
+        missing = {
+            version.name: _missing(version, model, partitions)
+            if rows
+            else _missing_network(version, model)
+            if version.name in of_network
+            else {}
+            for version in chain
+        }
         _check_room(repository, number, [entry for files in missing.values() for entry in files.values()], cache)
         for version, files in missing.items():
             for name, entry in files.items():
@@ -97,6 +107,12 @@ def _missing(version: Version, model: Path, partitions: range | None) -> dict[st
     """The files of a version that are needed and not in the cache."""
     needed = version.files if partitions is None else version.parts_of(partitions)
     return {name: version.files[name] for name in needed if not (model / version.name / name).is_file()}
+
+
+def _missing_network(version: Version, model: Path) -> dict[str, FileEntry]:
+    """The files of a version that have no rows and are not in the cache."""
+    files = {name: entry for name, entry in version.files.items() if name not in version.parts}
+    return {name: entry for name, entry in files.items() if not (model / version.name / name).is_file()}
 
 
 def prune(repository: Repository, keep: set[int], cache: Path) -> None:

@@ -1,59 +1,147 @@
-"""Starting the server and watching it; requests are answered in Rust."""
+"""Starting the server and watching it: models loaded, new versions followed; requests are answered in Rust."""
 
 import signal
 import socket
-from collections.abc import Callable
-from pathlib import Path
+import threading
+import time
+from collections.abc import Callable, Sequence
 
 from elasticrec import _core
-from elasticrec.config import Serve
-from elasticrec.errors import ConfigError
+from elasticrec.config import Job, Serve
+from elasticrec.config.publish import Cube
+from elasticrec.cube.security import check_addresses, store_security
+from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
 from elasticrec.machine import num_cores
+from elasticrec.repository.fetch import default_cache
+from elasticrec.serving.follow import Follower
 from elasticrec.serving.onnxruntime import library_path
+from elasticrec.serving.plan import Variant
 
 # How often the main thread looks up from its wait, so that Python handles signals.
 _TICK_S = 0.2
 # What was accepted before a stop has so long to be answered.
 _DRAIN_S = 10.0
+# Threads for each core where they mostly wait for rows of a store.
+_WAITING_THREADS = 4
+
+Say = Callable[[str], None]
+Models = Sequence[tuple[str, Sequence[tuple[str, float]]]]
 
 
-def start_server(settings: Serve, models: list[tuple[str, list[tuple[str, float]]]]) -> _core.Server:
+def start_server(settings: Serve, models: Models) -> _core.Server:
     """Bind the address; the server answers 503 until its models are loaded."""
+    each = _WAITING_THREADS if settings.rows == "store" else 1
     return _core.Server(
         str(library_path()),
         _address(settings.host, settings.port),
-        models,
-        workers=settings.threads or num_cores(),
+        [(name, list(variants)) for name, variants in models],
+        workers=settings.threads or each * num_cores(),
         queue=settings.queue,
+        max_connections=settings.max_connections,
         max_body_bytes=settings.max_body_bytes,
         max_instances=settings.max_instances,
         batch_size=settings.batch_size,
         batch_wait_us=settings.batch_wait_us,
-        timeout_ms=None,
+        timeout_ms=settings.timeout_ms,
         token=settings.token.reveal_token() if settings.token else None,
     )
 
 
-def serve_model(path: Path, model: str, settings: Serve, say: Callable[[str], None]) -> None:
-    """Serve a version until SIGINT or SIGTERM, then answer what was accepted and return."""
-    server = start_server(settings, [(model, [("", 1.0)])])
-    url = f"http://{server.address}"
-    say(f"loading {path}")
-    version, rows = server.load(model, "", str(path))
-    stopping = False
+def serve(variants: Sequence[Variant], settings: Serve, job: Job | None, say: Say, *, wait: bool = False) -> None:
+    """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
+
+    With `wait` what is not there yet, a first version or a shard of the store, is waited for.
+    """
+    server = start_server(settings, _models(variants))
+    stopping = threading.Event()
 
     def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
+        stopping.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    say(f"serving {model} version {version} ({rows:,} rows) on {url}/v1/models/{model}:predict")
-    while not stopping and not server.wait(_TICK_S):
+    followers = [_begin(server, variant, settings, job, say, stopping if wait else None) for variant in variants]
+    if not stopping.is_set():
+        _tell(server, followers, settings, say)
+    following = [follower for follower in followers if not follower.is_fixed]
+    for follower in following:
+        # one that hangs, because its repository does, keeps no other from its versions
+        threading.Thread(target=_follow, args=(follower, settings.poll_s, stopping), daemon=True).start()
+    while not stopping.is_set() and not server.wait(_TICK_S):
         pass
+    stopping.set()
     say("stopping: answering what was accepted")
     if not server.stop(_DRAIN_S):
         say(f"stopped with requests that took longer than {_DRAIN_S:.0f} s")
+
+
+def _models(variants: Sequence[Variant]) -> list[tuple[str, list[tuple[str, float]]]]:
+    models: dict[str, list[tuple[str, float]]] = {}
+    for variant in variants:
+        models.setdefault(variant.model, []).append((variant.name, variant.weight))
+    return list(models.items())
+
+
+def _begin(
+    server: _core.Server,
+    variant: Variant,
+    settings: Serve,
+    job: Job | None,
+    say: Say,
+    waiting: threading.Event | None,
+) -> Follower:
+    """The first version of a variant, at work."""
+    told = None
+    while True:
+        try:
+            store = _connect(variant, settings, job.cube if job is not None else Cube())
+            zeros = settings.on_lost_shard == "zeros"
+            follower = Follower(server, variant, default_cache(), say, store, lost_as_zero=zeros)
+            say(f"loading {variant.place}")
+            follower.begin()
+            return follower
+        except (ElasticRecError, OSError) as error:
+            if waiting is None or isinstance(error, ConfigError):
+                raise
+            if str(error) != told:
+                say(f"{variant}: waiting: {error}")
+            told = str(error)
+            if waiting.wait(settings.poll_s):
+                raise UnavailableError(f"{variant}: stopped before it was there") from None
+
+
+def _connect(variant: Variant, settings: Serve, cube: Cube) -> _core.CubeClient | None:
+    if not variant.addresses:
+        return None
+    security = store_security(cube, ca=None)
+    check_addresses(security, variant.addresses)
+    name = variant.repository.name if variant.repository is not None else variant.model
+    return _core.CubeClient(
+        name,
+        [list(replicas) for replicas in variant.addresses],
+        token=security.token or "",
+        deadline_s=settings.store_timeout_ms / 1e3,
+        tls=security.wire(),
+    )
+
+
+def _tell(server: _core.Server, followers: Sequence[Follower], settings: Serve, say: Say) -> None:
+    url = f"{'https' if settings.tls.cert else 'http'}://{server.address}"
+    for follower in followers:
+        name = follower.variant.model
+        variant = f", variant {follower.variant.name}" if follower.variant.name else ""
+        rows = f"{follower.rows:,} rows" + (" at the store" if follower.variant.addresses else "")
+        say(f"serving {name} version {follower.version} ({rows}{variant}) on {url}/v1/models/{name}:predict")
+
+
+def _follow(follower: Follower, poll_s: float, stopping: threading.Event) -> None:
+    while not stopping.wait(poll_s):
+        try:
+            follower.look()
+        except Exception as error:
+            # our own bug must not end what is answered
+            follower.complain(error)
+            time.sleep(poll_s)
 
 
 def _address(host: str, port: int) -> str:

@@ -23,6 +23,24 @@ const MAX_SENT: usize = 8;
 
 const _: () = assert!(PIECE_SIGNS <= MAX_SEEK_SIGNS);
 
+/// What becomes of signs whose shard gives no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// Nobody gets rows.
+    Fail,
+    /// They read as zero, without a wait where no replica is up.
+    Zero,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sought {
+    /// Signs that have a row.
+    pub hits: usize,
+    /// Signs whose shard gave no answer.
+    pub lost: usize,
+}
+
 /// Rows that were asked for.
 #[derive(Debug)]
 pub struct Asked<'a> {
@@ -36,6 +54,7 @@ pub struct Asked<'a> {
     dealt: Option<Dealt>,
     pieces: Vec<Piece>,
     num_sent: usize,
+    lost: Lost,
 }
 
 /// Signs in the order of their shards.
@@ -58,6 +77,8 @@ struct Piece {
     is_lacking: bool,
     /// What one refused that no other would do.
     refused: Option<String>,
+    /// Nobody answers for it.
+    is_lost: bool,
 }
 
 /// A piece on its way.
@@ -74,6 +95,7 @@ impl<'a> Asked<'a> {
         version: u64,
         signs: &'a [u64],
         deadline: Instant,
+        lost: Lost,
     ) -> Result<Self, ClientError> {
         let layout = shards.layout(version, deadline)?;
         let (starts, dealt) = deal(shards, signs);
@@ -94,7 +116,7 @@ impl<'a> Asked<'a> {
             }
         }
         let started = Instant::now();
-        let mut asked = Asked { shards, version, layout, deadline, started, signs, dealt, pieces, num_sent: 0 };
+        let mut asked = Asked { shards, version, layout, deadline, started, signs, dealt, pieces, num_sent: 0, lost };
         asked.send_ahead(0)?;
         Ok(asked)
     }
@@ -104,21 +126,25 @@ impl<'a> Asked<'a> {
         &self.layout
     }
 
-    /// Waits for the rows: `[signs, width]`, zeros for signs without one, and which have one. Returns how many have.
+    /// Waits for the rows: `[signs, width]`, zeros for signs without one, and which have one.
     ///
     /// # Panics
     /// If `out` or `present` have no room for all signs.
-    pub fn wait(mut self, out: &mut [f32], present: &mut [bool]) -> Result<usize, ClientError> {
+    pub fn wait(mut self, out: &mut [f32], present: &mut [bool]) -> Result<Sought, ClientError> {
         assert_eq!(out.len(), self.signs.len() * self.layout.width(), "out has to hold a row for each sign");
         assert_eq!(present.len(), self.signs.len(), "present has to hold a flag for each sign");
-        let mut hits = 0;
+        let mut sought = Sought { hits: 0, lost: 0 };
         for at in 0..self.pieces.len() {
-            let (connection, body) = self.settle(at)?;
-            hits += self.put(at, &body, out, present);
-            connection.give_back(body);
+            match self.settle(at)? {
+                Some((connection, body)) => {
+                    sought.hits += self.put(at, &body, out, present);
+                    connection.give_back(body);
+                }
+                None => sought.lost += self.put_zeros(at, out, present),
+            }
             self.send_ahead(at + 1)?;
         }
-        Ok(hits)
+        Ok(sought)
     }
 
     /// Sends pieces until enough are on their way; `num_done` have come.
@@ -131,7 +157,7 @@ impl<'a> Asked<'a> {
         Ok(())
     }
 
-    /// Sends a piece to a replica that was not tried, or waits for one.
+    /// Sends a piece to a replica that was not tried, or waits for one; one that nobody answers for may be lost.
     fn send(&mut self, at: usize) -> Result<(), ClientError> {
         let Asked { shards, version, deadline, .. } = *self;
         let signs = self.dealt.as_ref().map_or(self.signs, |dealt| &dealt.signs);
@@ -140,13 +166,16 @@ impl<'a> Asked<'a> {
         loop {
             let before = shards.num_changes();
             let Some((replica, connection)) = shards.pick(piece.shard, version, &piece.tried) else {
-                if let Some(error) = piece.verdict(shards, version) {
-                    return Err(error);
+                match piece.verdict(shards, version) {
+                    Some(gone @ ClientError::Gone { .. }) => return Err(gone),
+                    _ if self.lost == Lost::Zero => {
+                        piece.is_lost = true;
+                        return Ok(());
+                    }
+                    Some(error) => return Err(error),
+                    None if shards.wait_for_change(before, deadline) => continue,
+                    None => return Err(self.late(at)),
                 }
-                if shards.wait_for_change(before, deadline) {
-                    continue;
-                }
-                return Err(self.late(at));
             };
             match connection.ask(Kind::Seek, &seek.parts(), deadline) {
                 Ok(ticket) => {
@@ -163,11 +192,14 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// The answer to a piece, from whichever replica gives one.
-    fn settle(&mut self, at: usize) -> Result<(Arc<Connection>, Body), ClientError> {
+    /// The answer to a piece, from whichever replica gives one; none if it is lost.
+    fn settle(&mut self, at: usize) -> Result<Option<(Arc<Connection>, Body)>, ClientError> {
         loop {
-            if self.pieces[at].flight.is_none() {
+            if self.pieces[at].flight.is_none() && !self.pieces[at].is_lost {
                 self.send(at)?;
+            }
+            if self.pieces[at].is_lost {
+                return Ok(None);
             }
             let Piece { shard, flight, tried, .. } = &mut self.pieces[at];
             let Some(Flight { replica, connection, ticket }) = flight.take() else { continue };
@@ -182,7 +214,7 @@ impl<'a> Asked<'a> {
                         if let Some(why) = connection.farewell() {
                             self.shards.take_down(self.pieces[at].shard, replica, &connection, &why);
                         }
-                        return Ok((connection, body));
+                        return Ok(Some((connection, body)));
                     }
                     Err(what) => Failure::Lost(what),
                 },
@@ -265,6 +297,18 @@ impl<'a> Asked<'a> {
         hits
     }
 
+    /// Zeros for a piece that is lost; returns how many signs it has.
+    fn put_zeros(&self, at: usize, out: &mut [f32], present: &mut [bool]) -> usize {
+        let width = self.layout.width();
+        let range = self.pieces[at].range.clone();
+        let place = |i: usize| self.dealt.as_ref().map_or(i, |dealt| dealt.places[i] as usize);
+        for place in range.clone().map(place) {
+            out[place * width..][..width].fill(0.0);
+            present[place] = false;
+        }
+        range.len()
+    }
+
     fn late(&self, at: usize) -> ClientError {
         let shard = &self.shards.shards[self.pieces[at].shard];
         let patience = self.deadline.saturating_duration_since(self.started);
@@ -282,7 +326,7 @@ impl Drop for Asked<'_> {
 
 impl Piece {
     fn new(shard: usize, range: Range<usize>) -> Piece {
-        Piece { shard, range, flight: None, tried: Vec::new(), is_lacking: false, refused: None }
+        Piece { shard, range, flight: None, tried: Vec::new(), is_lacking: false, refused: None, is_lost: false }
     }
 
     /// Why no replica that is up gives an answer, and no time would change that.

@@ -1,0 +1,126 @@
+"""A variant stays at the version that its repository offers: looked for, fetched, loaded beside the one at work."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from elasticrec import _core
+from elasticrec.errors import ElasticRecError, ModelError, UnavailableError
+from elasticrec.repository.fetch import fetch, prune
+from elasticrec.serving.plan import Variant
+
+# A version that could not be loaded is tried again after this, and then twice as long, up to the second.
+_RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
+
+
+class Server(Protocol):
+    """Where versions go: `_core.Server`."""
+
+    def load(
+        self, model: str, variant: str, path: str, *, store: _core.CubeClient | None = None, lost_as_zero: bool = False
+    ) -> tuple[int, int]:
+        """Load a version and switch to it."""
+
+    def note(self, model: str, variant: str, offered: int, failures: int) -> None:
+        """Tell what should be served, and how often that failed."""
+
+
+class Follower:
+    """One variant, look after look."""
+
+    def __init__(
+        self,
+        server: Server,
+        variant: Variant,
+        cache: Path,
+        say: Callable[[str], None],
+        store: _core.CubeClient | None = None,
+        *,
+        lost_as_zero: bool = False,
+    ) -> None:
+        self.variant, self.version, self.rows = variant, 0, 0
+        self._server, self._cache, self._say = server, cache, say
+        self._store, self._lost_as_zero = store, lost_as_zero
+        self._failures, self._attempts, self._again_at = 0, 0, 0.0
+        self._failed: int | None = None
+        self._problem: str | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is nothing to look for."""
+        return self.variant.fixed is not None
+
+    def begin(self) -> None:
+        """Load the first version; what is wrong with it is raised."""
+        offered = self._offered()
+        if offered is None:
+            assert self.variant.repository is not None
+            raise UnavailableError(f"{self.variant.repository.place}: no version is offered yet")
+        self._load(offered)
+
+    def look(self) -> None:
+        """Go to the version that is offered, if it is another; what goes wrong is said, and tried again."""
+        try:
+            offered = self._offered()
+            self._note(None)
+        except (ElasticRecError, OSError) as error:
+            self._note(str(error))
+            return
+        if offered is None or offered == self.version:
+            return
+        if offered == self._failed and time.monotonic() < self._again_at:
+            return
+        started = time.monotonic()
+        try:
+            self._load(offered)
+        except (ElasticRecError, OSError) as error:
+            self._fail(offered, str(error))
+            return
+        took = time.monotonic() - started
+        self._say(f"{self.variant}: version {self.version} ({self.rows:,} rows) from now on, loaded in {took:.2f} s")
+
+    def complain(self, error: Exception) -> None:
+        """Say what nobody expected, once."""
+        self._note(f"{type(error).__name__}: {error}")
+
+    def _offered(self) -> Path | int | None:
+        repository = self.variant.repository
+        if self.variant.fixed is not None:
+            return self.variant.fixed
+        assert repository is not None
+        return repository.current()
+
+    def _load(self, offered: Path | int) -> None:
+        path = offered if isinstance(offered, Path) else self._fetch(offered)
+        if not isinstance(offered, Path):
+            self._server.note(self.variant.model, self.variant.name, offered, self._failures)
+        version, self.rows = self._server.load(
+            self.variant.model, self.variant.name, str(path), store=self._store, lost_as_zero=self._lost_as_zero
+        )
+        if not isinstance(offered, Path) and version != offered:
+            raise ModelError(f"{path}: expected version {offered}, got {version}")
+        self.version, self._failed, self._attempts = version, None, 0
+        self._server.note(self.variant.model, self.variant.name, version, self._failures)
+        if self.variant.repository is not None and not self.is_fixed:
+            prune(self.variant.repository, {version}, self._cache)
+
+    def _fetch(self, number: int) -> Path:
+        assert self.variant.repository is not None
+        fetched = fetch(self.variant.repository, number, self._cache, self._say, rows=self._store is None)
+        return fetched.directory
+
+    def _fail(self, offered: Path | int, why: str) -> None:
+        self._attempts = self._attempts + 1 if offered == self._failed else 1
+        self._failed = offered if isinstance(offered, int) else None
+        self._failures += 1
+        self._again_at = time.monotonic() + min(_RETRY_S * 2 ** (self._attempts - 1), _LONGEST_RETRY_S)
+        if isinstance(offered, int):
+            self._server.note(self.variant.model, self.variant.name, offered, self._failures)
+        if self._attempts == 1:
+            self._say(f"{self.variant}: version {offered} cannot be loaded, {self.version} stays: {why}")
+
+    def _note(self, problem: str | None) -> None:
+        if problem is not None and problem != self._problem:
+            self._say(f"{self.variant}: version {self.version} stays: {problem}")
+        self._problem = problem

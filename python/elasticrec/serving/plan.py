@@ -1,0 +1,87 @@
+"""What a server serves: from a command line or a job to models, their variants, and where each is found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticrec.config import Job, Serve
+from elasticrec.config.serve import ServedModel
+from elasticrec.errors import ConfigError
+from elasticrec.manifest import MANIFEST
+from elasticrec.repository.find import find_chain, models_in, open_model
+from elasticrec.repository.pack import is_pack
+from elasticrec.repository.repository import Repository
+from elasticrec.repository.store import is_url
+
+Addresses = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the variants of a model, or the only one, which has no name."""
+
+    model: str
+    """What requests call the model."""
+    name: str
+    weight: float
+    repository: Repository | None
+    """Where new versions come from; None for a version that lies in no repository."""
+    fixed: Path | int | None
+    """The version to stay with: its directory, or its number; None to follow the one that is offered."""
+    place: str
+    """How the user calls it."""
+    addresses: Addresses = ()
+    """The shards that have its rows; none if this process has them."""
+
+    def __str__(self) -> str:
+        return f"{self.model}, variant {self.name}" if self.name else self.model
+
+
+def plan_of(models: Sequence[str], job: Job | None, settings: Serve) -> list[Variant]:
+    """What is served: what is named, or what the job says, or the model of the job."""
+    shards = job.cube.addresses if job is not None and settings.rows == "store" else ()
+    if models:
+        served = [one for text in models for one in _expand(text)]
+    elif settings.models:
+        served = list(settings.models)
+    elif job is not None:
+        served = [ServedModel(model=f"{job.publish.repository.rstrip('/')}/{job.publish.model}")]
+    else:
+        raise ConfigError("serve: expected a model such as models/demo, or --job, got neither")
+    variants = [
+        variant
+        for model in served
+        for variant in _variants_of(model, (model.addresses or shards) if settings.rows == "store" else ())
+    ]
+    names = [variant.model for variant in variants]
+    keys = [(variant.model, variant.name) for variant in variants]
+    twice = next((names[at] for at, key in enumerate(keys) if key in keys[:at]), None)
+    if twice is not None:
+        raise ConfigError(f"serve: two models are called `{twice}`, expected names that differ: `serve.models[].name`")
+    return variants
+
+
+def _expand(text: str) -> list[ServedModel]:
+    """A model, or all models of a repository."""
+    if not is_pack(text) and (is_url(text) or Path(text).is_dir()) and not (Path(text) / MANIFEST).is_file():
+        repository = Repository.open(text)
+        if repository.state() is None and not repository.versions() and (names := models_in(repository.store)):
+            return [ServedModel(model=f"{text.rstrip('/')}/{name}") for name in names]
+    return [ServedModel(model=text)]
+
+
+def _variants_of(served: ServedModel, addresses: Addresses) -> list[Variant]:
+    if served.model is not None:
+        return [_variant(served.name, "", 1.0, served.model, addresses)]
+    return [_variant(served.name, one.name, one.weight, one.model, addresses) for one in served.variants]
+
+
+def _variant(model: str | None, name: str, weight: float, text: str, addresses: Addresses) -> Variant:
+    if not is_url(text) and (Path(text) / MANIFEST).is_file():
+        fetched = find_chain(text)
+        own = str(fetched.version.manifest["model"])
+        return Variant(model or own, name, weight, None, fetched.directory, text, addresses)
+    place = open_model(text)
+    # a pack has one version, which is its current one
+    number = place.version() if is_pack(text) else place.number
+    return Variant(model or place.repository.name, name, weight, place.repository, number, text, addresses)
