@@ -102,7 +102,9 @@ def test_headers_arrive(call: Call) -> None:
         call(server.url, "predict", [{}], key="user 17 ü", variant="b", timeout_s=2, options={"token": "secret"})
         call(server.url, "predict_lines", b"1 0\n", key=17)
         call(server.url, "predict", [{}])
-    first, second, third = (one.headers for one in server.predictions())
+        call(server.url, "predict", [{}], timeout_s=1e6)
+    first, second, third, last = (one.headers for one in server.predictions())
+    assert last["elasticrec-timeout-ms"] == "3600000", "what a server takes"
     assert first["authorization"] == "Bearer secret" and "authorization" not in third
     assert first["elasticrec-key"].encode("latin-1").decode() == "user 17 ü" and second["elasticrec-key"] == "17"
     assert first["elasticrec-variant"] == "b"
@@ -137,6 +139,17 @@ def test_one_of_several_models_must_be_named(call: Call) -> None:
         with pytest.raises(ConfigError, match=r": expected one model, got a, demo; name one$"):
             call(server.url, "predict", [{}])
         assert call(server.url, "predict", [{}], options={"model": "demo"}).tolist() == [[0.5]]
+
+
+def test_variants_of_a_model_are_one_model(call: Call) -> None:
+    variants = [{"name": "demo", "version": 1, "variant": "a"}, {"name": "demo", "version": 2, "variant": "b"}]
+    with scripted(models={"models": variants}) as server:
+        assert call(server.url, "predict", [{}]).tolist() == [[0.5]]
+
+
+def test_no_model_is_there_yet(call: Call) -> None:
+    with scripted(models={"models": []}) as server, pytest.raises(UnavailableError, match="no model is ready yet"):
+        call(server.url, "predict", [{}])
 
 
 def test_the_name_is_asked_for_once() -> None:
@@ -239,7 +252,9 @@ def test_settings_that_are_none(kind: Any, options: dict[str, Any], message: str
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("options", [{"key": "a\r\nb"}, {"key": ""}, {"variant": " b"}, {"timeout_s": -1}])
+@pytest.mark.parametrize(
+    "options", [{"key": "a\r\nb"}, {"key": ""}, {"variant": " b"}, {"variant": "ü"}, {"timeout_s": -1}]
+)
 def test_options_of_a_call_that_are_none(call: Call, options: dict[str, Any]) -> None:
     with scripted() as server, pytest.raises(ConfigError, match=f"^{next(iter(options))}: expected "):
         call(server.url, "predict", [{}], **options)

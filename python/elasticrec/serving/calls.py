@@ -182,7 +182,6 @@ class Calls:
             yield Pause(pause_s)
 
     def _send(self, request: Request, patience: Patience, fresh: bool) -> Send:
-        left_ms = max(int(patience.left_s * 1000), 1)
-        headers = {**self._headers, **request.headers, protocol.TIMEOUT_MS: str(left_ms)}
+        headers = {**self._headers, **request.headers, **protocol.timeout_header(patience.left_s)}
         path = f"{self.place.prefix}{request.path}"
         return Send(replace(request, headers=headers, path=path), patience.deadline, fresh)

@@ -19,6 +19,8 @@ Headers = dict[str, str]
 KEY = "elasticrec-key"
 VARIANT = "elasticrec-variant"
 TIMEOUT_MS = "elasticrec-timeout-ms"
+# A server takes no more than an hour.
+_MAX_TIMEOUT_MS = 3_600_000
 _RETRY_AFTER = "retry-after"
 
 _PORTS = {"http": 80, "https": 443}
@@ -128,7 +130,14 @@ def routing_headers(key: str | int | None, variant: str | None) -> Headers:
         if not text.isprintable() or not text or text != text.strip():
             raise ConfigError(f"{name}: expected printable text without spaces around it, got {text!r}")
         headers[header] = text
+    if variant is not None and not variant.isascii():
+        raise ConfigError(f"variant: expected a name in ASCII, got {variant!r}")
     return headers
+
+
+def timeout_header(left_s: float) -> Headers:
+    """Tells the server how long somebody waits, so that it drops what nobody waits for."""
+    return {TIMEOUT_MS: str(min(max(int(left_s * 1000), 1), _MAX_TIMEOUT_MS))}
 
 
 def model_path(model: str) -> str:
@@ -214,9 +223,12 @@ def read_models(where: str, response: Response) -> list[dict[str, Any]]:
 
 def only_model(where: str, models: list[dict[str, Any]]) -> str:
     """The name of the model of a server that has one."""
-    names = [str(model["name"]) for model in models]
-    if len(names) != 1:
-        raise ConfigError(f"{where}: expected one model, got {', '.join(names) or 'none'}; name one")
+    # variants of a model have its name
+    names = list(dict.fromkeys(str(model["name"]) for model in models))
+    if not names:
+        raise UnavailableError(f"{where}: no model is ready yet")
+    if len(names) > 1:
+        raise ConfigError(f"{where}: expected one model, got {', '.join(names)}; name one")
     return names[0]
 
 
