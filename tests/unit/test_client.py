@@ -16,7 +16,7 @@ import pytest
 from certificates import Files, write_certificates
 from elasticrec import AsyncClient, Client
 from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
-from elasticrec.serving.protocol import Answer
+from elasticrec.serving.protocol import Answer, Place
 from harness import TIMEOUT_S
 from scripted import CLOSE, HANG, TRICKLE, Scripted, echo, scripted
 
@@ -166,6 +166,18 @@ def test_a_strange_name_is_a_name(call: Call) -> None:
     assert server.asked[0].path == "/v1/models/a%20b%2F%C3%BC:predict"
 
 
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://[::1]:8500", "[::1]:8500"),
+        ("https://Ctr.example/", "ctr.example:443"),
+        ("http://bücher.example", "xn--bcher-kva.example:80"),
+    ],
+)
+def test_what_errors_call_a_server(url: str, expected: str) -> None:
+    assert Place.of(url).where == expected
+
+
 def test_a_prefix_of_something_in_between(call: Call) -> None:
     with scripted() as server:
         assert call(f"{server.url}/feed/", "predict", [{}]).tolist() == [[0.5]]
@@ -265,7 +277,7 @@ def test_options_of_a_call_that_are_none(call: Call, options: dict[str, Any]) ->
     ("said", "problem"),
     [
         (b"220 mail.example ESMTP\r\n", "did not answer: expected HTTP, got b'220 mail.example ESMTP\\r\\n'"),
-        (b"\x15\x03\x03\x00\x02\x02\x46", "did not answer: it speaks TLS: expected https://, got http://"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "it speaks TLS: expected https://, got http://"),
         (b"HTTP/1.1 200 OK\r\n\0: x\r\n\r\n", "did not answer: expected HTTP, got something else: "),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n{", "did not answer: the connection was closed"),
     ],
@@ -563,7 +575,7 @@ def test_certificates_that_are_not_trusted(call: Call, files: Files, tmp_path: P
     ]:
         with scripted(tls=shown) as server, pytest.raises(UnavailableError) as caught:
             call(server.url, "predict", [{}], options={"ca": ca})
-        assert str(caught.value) == f"{where(server)}: did not answer: {problem}"
+        assert str(caught.value) == f"{where(server)}: {problem}"
 
 
 def test_one_end_alone_has_tls(call: Call, files: Files) -> None:

@@ -19,8 +19,8 @@ from elasticrec.tls import client_context
 
 T = TypeVar("T")
 
-# Pauses between attempts.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+# Pauses after the first attempt, the second, …; all further ones are as long as the last.
+_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Calls:
         while True:
             attempts += 1
             # those who were refused together should not come back together
-            pause_s = min(_FIRST_PAUSE_S * 2 ** (attempts - 1), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+            pause_s = _PAUSES_S[min(attempts, len(_PAUSES_S)) - 1] * random.uniform(0.5, 1.0)
             is_final = False
             try:
                 response = yield self._send(request, patience, fresh)
@@ -174,7 +174,7 @@ class Calls:
                     # the server had closed it, which is no failure of the server
                     fresh, attempts = True, attempts - 1
                     continue
-                told = f"did not answer: {error}"
+                told = str(error) if error.is_final else f"did not answer: {error}"
                 is_final = error.is_final
             if is_final or attempts > patience.retries or pause_s >= patience.left_s:
                 remark = f" ({attempts} attempts)" if attempts > 1 else ""

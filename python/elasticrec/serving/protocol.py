@@ -60,8 +60,9 @@ class Place:
             usual = _PORTS.get(parts.scheme)
             port = usual if parts.port is None else parts.port
             strange = parts.query or parts.fragment or "@" in parts.netloc or any(c.isspace() for c in url)
-            if usual and port and not strange and parts.hostname and parts.hostname.encode("idna"):
-                return cls(parts.hostname, port, parts.scheme == "https", quote(parts.path.rstrip("/"), safe="/%"))
+            host = (parts.hostname or "").encode("idna").decode()
+            if usual and port and host and not strange:
+                return cls(host, port, parts.scheme == "https", quote(parts.path.rstrip("/"), safe="/%"))
         except ValueError:
             pass
         raise ConfigError(f"server: expected a URL such as http://127.0.0.1:8500, got `{url}`")
