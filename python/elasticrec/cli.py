@@ -317,16 +317,32 @@ def predict(
     token: Annotated[
         str | None, typer.Option("--token", help="With --server: its token, as ${ENV} or file:PATH.")
     ] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="With --server: how long a request may take.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="PEM", help="With --server https://…: the authorities to trust.")
+    ] = None,
 ) -> None:
     """Print the scores of samples, a line each.
 
-    Several labels are separated by tabs.
+    Several labels are separated by tabs. If the lines have labels, AUC and log loss follow on standard error.
     """
-    from elasticrec.predict import open_scorer, scores_of
+    from elasticrec.predict import ServerPlace, judged, open_scorer, scores_of
+    from elasticrec.progress import counting
 
-    with open_scorer(checkpoint, model, server, name, token, best=best) as source:
-        for scores in scores_of(source, file):
-            typer.echo("\n".join("\t".join(f"{value:.9g}" for value in row) for row in scores))
+    with open_scorer(checkpoint, model, ServerPlace(server, name, token, timeout_s, ca), best=best) as opened:
+        source, judge = judged(opened)
+        num_scored = 0
+        with counting(None) as progress:
+            for scores in scores_of(source, file):
+                typer.echo("\n".join("\t".join(f"{value:.9g}" for value in row) for row in scores))
+                num_scored += len(scores)
+                if not sys.stdout.isatty():
+                    # on the same terminal the scores show it
+                    progress(num_scored)
+        for line in judge.lines() if judge else ():
+            typer.echo(line, err=True)
 
 
 @app.command()

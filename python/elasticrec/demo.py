@@ -90,10 +90,12 @@ def _elasticrec(directory: Path, *arguments: str, quiet: bool = False) -> str:
         cwd=directory,
         env=_environment(),
         stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.PIPE if quiet else None,
         text=True,
         check=False,
     )
     if result.returncode:
+        typer.echo(result.stderr or "", err=True, nl=False)
         raise ElasticRecError(f"demo: `elasticrec {' '.join(arguments)}` failed, see above")
     return result.stdout or ""
 

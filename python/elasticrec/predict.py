@@ -3,18 +3,20 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Secret
+from elasticrec.data.batches import line_parser
 from elasticrec.data.lines import any_parser, record_batches
-from elasticrec.errors import ConfigError, SampleError, UnavailableError
+from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
+from elasticrec.judge import Judge, LabelReader
 from elasticrec.repository.find import find_version
 from elasticrec.serving.client import Client
 from elasticrec.serving.onnxruntime import library_path
@@ -38,12 +40,33 @@ class Source:
     predict_file: Callable[[str], Iterator[Scores]] | None = None
     """Scores of a whole file, where its format has no lines."""
     is_remote: bool = False
+    labels: LabelReader | None = None
+    """What reads the labels of the same lines, where that can be done."""
 
 
-def source_of(model: "CheckpointModel") -> Source:
-    """Scores from a checkpoint."""
-    has_lines = model.job.data.format != "parquet"
-    return Source(model.predict, None if has_lines else model.predict_file)
+def source_of(model: "CheckpointModel", *, labels: bool = False) -> Source:
+    """Scores from a checkpoint, and the labels of lines if they are wanted."""
+    if model.job.data.format == "parquet":
+        return Source(model.predict, model.predict_file)
+    if not labels:
+        return Source(model.predict)
+    names = model.job.data.labels
+    parse = line_parser(model.job, model.parser, labels=True)
+    return Source(model.predict, labels=LabelReader(parse, range(len(names)), names))
+
+
+def judged(source: Source) -> tuple[Source, Judge | None]:
+    """The same source, and what compares its scores with the labels of the lines it is given."""
+    if source.labels is None:
+        return source, None
+    judge = Judge(source.labels)
+
+    def predict(text: bytes) -> Scores:
+        scores = source.predict(text)
+        judge.add(text, scores)
+        return scores
+
+    return replace(source, predict=predict), judge
 
 
 def scores_of(source: Source, file: str) -> Iterator[Scores]:
@@ -120,6 +143,9 @@ def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scor
             scores = source.predict(b"".join(lines))
         except SampleError:
             raise _locate(chunk, source.predict) from None
+        except UnavailableError as error:
+            # what comes before it has its scores
+            raise UnavailableError(f"{chunk.place(0)}: {error}") from None
         # a server that leaves out more than a header does not answer what it was asked
         if source.is_remote and len(scores) not in (samples, samples - lines.count(header)):
             raise UnavailableError(f"{name}: expected {samples} scores, got {len(scores)}")
@@ -138,21 +164,39 @@ def _locate(chunk: _Chunk, predict: Callable[[bytes], Scores]) -> SampleError:
     return SampleError(f"{first} to {last}: refused together, accepted one by one")
 
 
+@dataclass(frozen=True)
+class ServerPlace:
+    """A server, and how it is asked."""
+
+    url: str | None = None
+    name: str | None = None
+    token: str | None = None
+    """As `${ENV}` or `file:PATH`."""
+    timeout_s: float | None = None
+    ca: Path | None = None
+
+    def check_absent(self) -> None:
+        """Refuse options of a server where there is none."""
+        if self != ServerPlace():
+            raise ConfigError("predict: --name, --token, --timeout and --ca go with --server")
+
+    def client(self) -> Client:
+        """A client of it."""
+        assert self.url is not None
+        options: dict[str, Any] = {} if self.timeout_s is None else {"timeout_s": self.timeout_s}
+        secret = Secret(self.token, Path.cwd()).reveal_token() if self.token else None
+        return Client(self.url, self.name, token=secret, ca=self.ca, **options)
+
+
 @contextmanager
 def open_scorer(
-    checkpoint: str | None,
-    model: str | None,
-    server: str | None,
-    name: str | None,
-    token: str | None,
-    *,
-    best: bool = False,
+    checkpoint: str | None, model: str | None, server: ServerPlace, *, best: bool = False
 ) -> Iterator[Source]:
     """What turns lines into scores: exactly one of a checkpoint, a published model and a server."""
-    if sum(source is not None for source in (checkpoint, model, server)) != 1:
+    if sum(source is not None for source in (checkpoint, model, server.url)) != 1:
         raise ConfigError("predict: expected one of --checkpoint, --model and --server")
-    if server is None and (name or token):
-        raise ConfigError("predict: --name and --token go with --server")
+    if server.url is None:
+        server.check_absent()
     if checkpoint is None and best:
         raise ConfigError("predict: --best goes with --checkpoint")
     if checkpoint is not None:
@@ -160,10 +204,20 @@ def open_scorer(
         from elasticrec.run import resolve_run
         from elasticrec.training.predict import load_checkpoint
 
-        yield source_of(load_checkpoint(resolve_run(checkpoint), best=best))
+        yield source_of(load_checkpoint(resolve_run(checkpoint), best=best), labels=True)
     elif model is not None:
-        yield Source(_core.Predictor(str(find_version(model)[0]), str(library_path())).predict)
-    elif server is not None:
-        secret = Secret(token, Path.cwd()).reveal_token() if token else None
-        with Client(server, name, token=secret) as client:
-            yield Source(client.predict_lines, is_remote=True)
+        path, manifest = find_version(model)
+        features = manifest["features"]
+        labels = LabelReader.of_features(features, manifest["graph"].get("labels") or features["labels"])
+        yield Source(_core.Predictor(str(path), str(library_path())).predict, labels=labels)
+    else:
+        with server.client() as client:
+            yield Source(client.predict_lines, is_remote=True, labels=_labels_at(client.metadata()))
+
+
+def _labels_at(metadata: dict[str, Any]) -> LabelReader | None:
+    """What reads the labels for a server; none for one that is too old, or too new, to say how."""
+    try:
+        return LabelReader.of_features(metadata["features"], metadata["labels"])
+    except (ElasticRecError, LookupError, TypeError, ValueError):
+        return None

@@ -18,7 +18,7 @@ PACKAGE = Path(elasticrec.__file__).parent
 ROOT = Path(__file__).parents[2]
 
 # What each module or package of elasticrec may import of elasticrec; a package may always import itself.
-_BASE = {"_core", "errors", "config", "durable", "machine", "manifest", "run"}
+_BASE = {"_core", "errors", "config", "durable", "machine", "manifest", "run", "tls"}
 LAYERS = {
     "errors": set[str](),
     "durable": {"errors"},
@@ -27,10 +27,12 @@ LAYERS = {
     "config": {"errors"},
     "manifest": {"durable", "errors"},
     "run": {"config", "durable", "errors"},
+    "tls": {"errors"},
     "user_code": {"errors"},
     "options": set[str](),
+    "progress": set[str](),
     "models": set[str](),
-    "data": {"_core", "config", "durable", "errors", "machine", "options", "user_code"},
+    "data": {"_core", "config", "durable", "errors", "machine", "options", "progress", "user_code"},
     # it recounts what the others did: it may know the job and the run, and nothing of what trained them
     "audit": {"config", "errors", "manifest", "run", "user_code"},
     "serving": _BASE | {"cube", "repository"},
@@ -51,6 +53,7 @@ WITHOUT_TORCH = sorted(
         "elasticrec",
         "elasticrec.api",
         "elasticrec.cli",
+        "elasticrec.predict",
         "elasticrec.run",
         *(
             module.name
@@ -140,7 +143,14 @@ def test_import_without_torch(module: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["serve", "--help"], ["data", "stats", "--help"], ["models", "list", "--help"], ["schema"]],
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["data", "stats", "--help"],
+        ["predict", "--help"],
+        ["models", "list", "--help"],
+        ["schema"],
+    ],
     ids=" ".join,
 )
 def test_commands_without_torch(arguments: list[str]) -> None:

@@ -1,15 +1,19 @@
 """`elasticrec serve` as a process: its settings reach the server, it ends in order, and it says what is wrong."""
 
+import asyncio
+import re
 import signal
 import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from elasticrec.errors import UnavailableError
-from harness import elasticrec, serving, succeed, write_job
+from elasticrec import AsyncClient, Client
+from elasticrec.errors import SampleError, UnavailableError
+from harness import elasticrec, instance_of, serving, succeed, write_job
 
 pytestmark = pytest.mark.slow
 
@@ -84,3 +88,46 @@ def test_a_server_process_that_does_not_start_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"^serve: the server ended with code 2 before it served$"):
         with serving("models/none", cwd=tmp_path):
             pass
+
+
+def test_predict_says_how_good_the_scores_are(directory: Path) -> None:
+    """The same of a checkpoint, a version and a server, and the AUC of the evaluation."""
+    (part,) = (directory / "data/20260101/01").glob("*.txt")
+    with serving("models/tiny", cwd=directory) as server:
+        sources = (["--checkpoint", "tiny"], ["--model", "models/tiny"], ["--server", server.url])
+        results = [elasticrec("predict", str(part), *source, cwd=directory) for source in sources]
+        unlabelled = b"".join(b"- - " + line.split(b" ", 2)[2] + b"\n" for line in part.read_bytes().splitlines())
+        (directory / "unlabelled.txt").write_bytes(unlabelled)
+        silent = elasticrec("predict", "unlabelled.txt", "--server", server.url, cwd=directory)
+    assert [result.returncode for result in (*results, silent)] == [0] * 4
+    evaluated = succeed("eval", "tiny", cwd=directory).splitlines()[1].split()
+    for result in results:
+        auc, loss = map(float, re.findall(r"^click: AUC (\S+), log loss (\S+), samples 250\n$", result.stderr)[0])
+        assert auc == pytest.approx(float(evaluated[5]), abs=2e-4)
+        assert loss == pytest.approx(float(evaluated[4]), abs=1e-4)
+    assert (silent.stdout, silent.stderr) == (results[2].stdout, "")
+
+
+def test_clients_and_a_server(directory: Path) -> None:
+    (part,) = (directory / "data/20260101/01").glob("*.txt")
+    lines = part.read_bytes().splitlines(keepends=True)
+    instances = [instance_of(line, "slots") for line in lines]
+
+    async def ask(url: str) -> list[np.ndarray]:
+        async with AsyncClient(url) as client:
+            assert await client.is_ready() and (await client.metadata())["labels"] == ["click"]
+            return await asyncio.gather(*(client.predict([instance]) for instance in instances[:100]))
+
+    with serving("models/tiny", "--set", "serve.max_instances=300", cwd=directory) as server:
+        with Client(server.url) as client:
+            assert client.is_ready() and [model["name"] for model in client.models()] == ["tiny"]
+            together = client.ask(instances, key="user 17", timeout_s=20)
+            assert (together.model, together.version, together.labels) == ("tiny", 1, ("click",))
+            assert together.scores.tolist() == client.predict_lines(b"".join(lines)).tolist()
+            assert client.predict([]).shape == (0, 1)
+            with pytest.raises(SampleError, match=r": 413: "):
+                client.predict(instances * 2)
+            with pytest.raises(SampleError, match=r": 400: instances\[0\]: "):
+                client.predict([{"nothing": 1}])
+        apart = asyncio.run(ask(server.url))
+    np.testing.assert_allclose(np.concatenate(apart), together.scores[:100], atol=1e-6, rtol=0)

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from elasticrec.coordinator import messages
 from elasticrec.coordinator.messages import FencedError, MovedError, SurplusError
 from elasticrec.coordinator.security import Security
-from elasticrec.coordinator.tls import client_context, speaks_tls, tls_problem
 from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.tls import client_context, speaks_tls, tls_problem
 
 Answer = dict[str, Any]
 
@@ -212,7 +212,7 @@ def _connection(url: str, security: Security) -> tuple[http.client.HTTPConnectio
     where = f"coordinator at {host}:{port}"
     security.check_send(where, host, encrypted=scheme == "https")
     if scheme == "https":
-        return http.client.HTTPSConnection(host, port, context=client_context(security)), where
+        return http.client.HTTPSConnection(host, port, context=client_context(security.ca)), where
     if security.ca is not None:
         raise ConfigError(f"{where}: expected https:// with a `ca` file, got http://")
     return http.client.HTTPConnection(host, port), where

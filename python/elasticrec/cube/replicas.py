@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from elasticrec import _core
 from elasticrec.coordinator.security import Security
-from elasticrec.coordinator.tls import client_context
 from elasticrec.cube.rollout import Replica
 from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.tls import client_context
 
 # A replica that hangs must not hold up the others.
 _PATIENCE_S = 2.0
@@ -92,7 +92,7 @@ class StoreReplicas:
             return
         headers = {"Authorization": f"Bearer {self.security.token}"} if self.security.token else {}
         connection = (
-            http.client.HTTPSConnection(host, parts.port, timeout=_PATIENCE_S, context=client_context(self.security))
+            http.client.HTTPSConnection(host, parts.port, timeout=_PATIENCE_S, context=client_context(self.security.ca))
             if parts.scheme == "https"
             else http.client.HTTPConnection(host, parts.port, timeout=_PATIENCE_S)
         )

@@ -58,8 +58,8 @@ def open_batches(
     )
 
 
-def line_parser(job: Job, parser: _core.Parser) -> Callable[[bytes], _core.Batch]:
-    """What turns lines without labels into a batch, for predictions."""
+def line_parser(job: Job, parser: _core.Parser, *, labels: bool = False) -> Callable[[bytes], _core.Batch]:
+    """What turns lines into a batch, for predictions without their labels."""
     if job.data.format == "parquet":
 
         def refuse(_: bytes) -> _core.Batch:
@@ -67,5 +67,5 @@ def line_parser(job: Job, parser: _core.Parser) -> Callable[[bytes], _core.Batch
 
         return refuse
     if job.data.reader is not None:
-        return LineReader(job.data.reader, job.reader_source(), parser, labels=False).parse
-    return lambda text: parser.parse(text, labels=False)
+        return LineReader(job.data.reader, job.reader_source(), parser, labels=labels).parse
+    return lambda text: parser.parse(text, labels=labels)

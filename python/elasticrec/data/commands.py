@@ -1,15 +1,12 @@
 """`elasticrec data`: the commands; each imports what it runs when it runs."""
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from elasticrec.options import MAX_SAMPLES, JobArgument, SetOption
+from elasticrec.progress import counting
 
 data_app = typer.Typer(help="Make data, look at it, convert and split it.", rich_markup_mode=None)
 
@@ -52,7 +49,7 @@ def data_demo(
     """
     from elasticrec.data.demo import summary_lines, write_demo
 
-    with _counting(samples) as progress:
+    with counting(samples) as progress:
         summary = write_demo(
             out,
             samples=samples,
@@ -89,7 +86,7 @@ def data_stats(
     from elasticrec.data.stats.collect import collect
     from elasticrec.data.stats.report import report_lines
 
-    with _counting(samples) as progress:
+    with counting(samples) as progress:
         stats = collect(load_job(job, overrides or []), num_samples=samples, progress=progress)
     for line in [json.dumps(asdict(stats))] if as_json else report_lines(stats):
         typer.echo(line)
@@ -116,7 +113,7 @@ def data_convert(
 
     *sources, out = paths
     described = load_job(job) if job is not None else None
-    with _counting(None) as progress:
+    with counting(None) as progress:
         converted = convert(
             sources,
             Path(out),
@@ -148,7 +145,7 @@ def data_split(
 
     described = load_job(job) if job is not None else None
     *sources, out = paths
-    with _counting(None) as progress:
+    with counting(None) as progress:
         if parts is not None and ratio is None and time is None:
             counts = split_parts(sources, Path(out), parts, job=described, overwrite=overwrite, progress=progress)
         else:
@@ -156,20 +153,3 @@ def data_split(
             counts = split_by(sources, Path(out), holdout, job=described, overwrite=overwrite, progress=progress)
     for name, count in counts.items():
         typer.echo(f"wrote {Path(out) / name}: {count:,} samples")
-
-
-@contextmanager
-def _counting(total: int | None) -> Iterator[Callable[[int], None]]:
-    """Shows on a terminal how many of `total` are done, or only how many."""
-    shown = 0.0
-
-    def show(done: int) -> None:
-        nonlocal shown
-        if sys.stderr.isatty() and time.monotonic() - shown > 0.2:
-            shown = time.monotonic()
-            of = f"{done / total:4.0%} {done:,} of {total:,}" if total else f"{done:,}"
-            typer.echo(f"\r\x1b[2K{of} samples", err=True, nl=False)
-
-    yield show
-    if shown:
-        typer.echo("\r\x1b[2K", err=True, nl=False)

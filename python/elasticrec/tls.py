@@ -1,9 +1,9 @@
-"""TLS of the coordinator's clients: whom they trust, and what is said of a peer that is not the right one."""
+"""TLS of whoever connects over HTTP: whom it trusts, and what is said of a peer that is not the right one."""
 
 import socket
 import ssl
+from pathlib import Path
 
-from elasticrec.coordinator.security import Security
 from elasticrec.errors import ConfigError
 
 _PROBE_S = 2.0
@@ -14,13 +14,13 @@ _OTHER_HOST = (62, 64)
 _OTHER_AUTHORITY = (2, 7, 18, 19, 20, 21)
 
 
-def client_context(security: Security) -> ssl.SSLContext:
+def client_context(ca: Path | None) -> ssl.SSLContext:
     """Trusts the authorities of the `ca` file, or those of the system if there is none."""
     try:
-        return ssl.create_default_context(cafile=security.ca)
+        return ssl.create_default_context(cafile=ca)
     except OSError as error:
         reason = "expected certificates in PEM" if isinstance(error, ssl.SSLError) else error.strerror
-        raise ConfigError(f"tls: {security.ca}: cannot be used: {reason}") from None
+        raise ConfigError(f"tls: {ca}: cannot be used: {reason}") from None
 
 
 def tls_problem(error: ssl.SSLError, host: str) -> str | None:

@@ -1,0 +1,92 @@
+"""How good scores are: AUC and log loss of what `predict` prints, where the lines have labels."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticrec import _core
+from elasticrec.errors import SampleError
+from elasticrec.training.metrics import Metrics, MetricSums
+
+Scores = npt.NDArray[np.float32]
+
+# Formats whose lines the parser reads by itself; the others need the job's own code or have no lines.
+_WITH_LINES = ("slots", "paddlerec", "criteo", "csv")
+
+
+# The least 32-bit float above 0, and how far the last one below 1 is from 1.
+_LEAST = float(np.finfo(np.float32).smallest_subnormal)
+_NEXT_TO_1 = float(np.finfo(np.float32).epsneg)
+
+
+@dataclass(frozen=True)
+class LabelReader:
+    """Reads the labels of lines."""
+
+    parse: Callable[[bytes], _core.Batch]
+    """A batch with labels; `SampleError` where a line has none."""
+    columns: Sequence[int]
+    """Those labels of a batch that there are scores of, in the order of the scores."""
+    names: Sequence[str]
+
+    @classmethod
+    def of_features(cls, features: dict[str, Any], scored: Sequence[str]) -> "LabelReader | None":
+        """What reads the labels of a format, as a manifest declares it; none where that takes more."""
+        if features["format"] not in _WITH_LINES:
+            return None
+        parser = _core.Parser(json.dumps(features))
+        columns = [features["labels"].index(name) for name in scored]
+        return cls(lambda text: parser.parse(text, labels=True), columns, scored)
+
+
+class Judge:
+    """Compares scores with the labels of their lines."""
+
+    def __init__(self, reader: LabelReader) -> None:
+        self._reader = reader
+        self._sums = [MetricSums() for _ in reader.names]
+        self._num_counted = 0
+        self._problem: str | None = None
+
+    def add(self, text: bytes, scores: Scores) -> None:
+        """Count the samples of some lines; the first line without labels ends it."""
+        if self._problem is not None or not len(scores):
+            return
+        try:
+            batch = self._reader.parse(text)
+        except SampleError as error:
+            self._problem = str(error).partition(": ")[2] or str(error)
+            return
+        if batch.num_samples != len(scores):
+            self._problem = f"{len(scores)} scores of {batch.num_samples} samples"
+            return
+        self._num_counted += len(scores)
+        labels, weights = batch.labels, batch.weights
+        logits = _logits(scores)
+        for at, (sums, column) in enumerate(zip(self._sums, self._reader.columns, strict=True)):
+            sums.add(logits[:, at], labels[:, column], weights)
+
+    def lines(self) -> list[str]:
+        """What there is to say: nothing where no line had labels."""
+        if not self._num_counted:
+            return []
+        if self._problem is not None:
+            return [f"no AUC: labels after {self._num_counted:,} samples cannot be read: {self._problem}"]
+        found = [sums.result() for sums in self._sums]
+        return [_line(name, one) for name, one in zip(self._reader.names, found, strict=True)]
+
+
+def _line(name: str, metrics: Metrics) -> str:
+    auc = "none, its labels are all alike" if metrics.auc is None else f"{metrics.auc:.6f}"
+    loss = "" if metrics.log_loss is None else f", log loss {metrics.log_loss:.6f}"
+    return f"{name}: AUC {auc}{loss}, samples {metrics.samples:,}"
+
+
+def _logits(scores: Scores) -> npt.NDArray[np.float64]:
+    """The logits of probabilities; 0 and 1, which have none, stand for what is rounded to them."""
+    within = np.clip(scores.astype(np.float64), _LEAST / 2, 1 - _NEXT_TO_1 / 4)
+    return np.log(within) - np.log1p(-within)

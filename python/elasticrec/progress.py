@@ -1,0 +1,29 @@
+"""What a long command shows on a terminal while it works."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import typer
+
+_EVERY_S = 0.2
+
+
+@contextmanager
+def counting(total: int | None) -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many samples of `total` are done, or only how many; it is wiped away at the end."""
+    shown = 0.0
+
+    def show(done: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and time.monotonic() - shown > _EVERY_S:
+            shown = time.monotonic()
+            of = f"{done / total:4.0%} {done:,} of {total:,}" if total else f"{done:,}"
+            typer.echo(f"\r\x1b[2K{of} samples", err=True, nl=False)
+
+    try:
+        yield show
+    finally:
+        if shown:
+            typer.echo("\r\x1b[2K", err=True, nl=False)
