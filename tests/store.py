@@ -74,8 +74,39 @@ def publish(
             path = draft.directory / part_name(part)
             files[part_name(part)] = FileEntry(*_write_part(path, draft.number, owned, signs, removed, parent is None))
         if parent is None:
-            files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, b"a graph"))
+            files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, graph()))
         return repository.commit(draft, about_rows(len(signs)), files)
+
+
+def graph() -> bytes:
+    """Of a network whose score is the version of its rows and a thousand times that of its weights."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    weights = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", DENSE_FILE), ("offset", "0"), ("length", "8")):
+        weights.external_data.add(key=key, value=value)
+    nodes = [
+        # pooled[:, 0, 1] + 1000 * w[0]
+        helper.make_node("Slice", ["pooled", "from", "to", "axes"], ["cut"]),
+        helper.make_node("Reshape", ["cut", "shape"], ["of_rows"]),
+        helper.make_node("Gather", ["w", "first"], ["of_weights"], axis=0),
+        helper.make_node("Mul", ["of_weights", "thousand"], ["thousands"]),
+        helper.make_node("Add", ["of_rows", "thousands"], ["scores"]),
+    ]
+    constants = {"from": [0, 1], "to": [1, 2], "axes": [1, 2], "shape": [-1, 1], "first": [0]}
+    initializers = [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()]
+    thousand = onnx.numpy_helper.from_array(np.array([1000], np.float32), "thousand")
+    made = helper.make_graph(
+        nodes,
+        "versions",
+        [helper.make_tensor_value_info("pooled", TensorProto.FLOAT, ["batch", 1, 2])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", 1])],
+        [weights, thousand, *initializers],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    content: bytes = model.SerializeToString()
+    return content
 
 
 def about_rows(num_rows: int) -> Content:

@@ -292,14 +292,13 @@ def serve(
     overrides: SetOption = None,
 ) -> None:
     """Serve published models over HTTP, gRPC and bRPC; new versions are followed."""
-    from elasticrec.config import default_serve, load_job
+    from elasticrec.config import default_job, load_job
     from elasticrec.serving.plan import plan_of
     from elasticrec.serving.server import serve as serve_models
 
     changes = [*(overrides or []), *([f"serve.port={port}"] if port is not None else [])]
-    whole = None if job is None else load_job(job, changes)
-    settings = default_serve(changes) if whole is None else whole.serve
-    serve_models(plan_of(models or [], whole, settings), settings, whole, _say, wait=wait)
+    whole = default_job(changes) if job is None else load_job(job, changes)
+    serve_models(plan_of(models or [], whole, is_given=job is not None), whole, _say, wait=wait)
 
 
 @app.command()

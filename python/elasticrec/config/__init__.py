@@ -6,7 +6,7 @@ Reads `job.yaml` and `--set` into frozen objects, or into one `ConfigError` that
 from elasticrec.config.files import match_files
 from elasticrec.config.fingerprint import decisive, differences, fingerprint, meaning, structure
 from elasticrec.config.job import Job, job_schema
-from elasticrec.config.load import default_serve, load_job, parse_job
+from elasticrec.config.load import default_job, load_job, parse_job
 from elasticrec.config.secret import Secret
 from elasticrec.config.serve import Serve
 
@@ -15,7 +15,7 @@ __all__ = [
     "Secret",
     "Serve",
     "decisive",
-    "default_serve",
+    "default_job",
     "differences",
     "fingerprint",
     "job_schema",

@@ -12,7 +12,6 @@ from elasticrec.config.document import parse
 from elasticrec.config.fields import BASE, show
 from elasticrec.config.job import Job
 from elasticrec.config.problems import Location, describe, is_echo, keeps_secret
-from elasticrec.config.serve import Serve
 from elasticrec.errors import ConfigError
 
 _OVERRIDE = re.compile(r"([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)=(.*)", re.DOTALL)
@@ -63,10 +62,10 @@ def parse_job(raw: Any, *, base: Path, source: str = "job", overrides: Sequence[
     raise ConfigError("\n".join(lines))
 
 
-def default_serve(overrides: Sequence[str] = ()) -> Serve:
-    """The `serve` section of a job that says nothing about it."""
+def default_job(overrides: Sequence[str] = ()) -> Job:
+    """A job that says nothing but this, for who serves without one."""
     bare = {"name": "serve", "data": {"format": "criteo", "train": "."}}
-    return parse_job(bare, base=Path.cwd(), source="serve", overrides=overrides).serve
+    return parse_job(bare, base=Path.cwd(), source="serve", overrides=overrides)
 
 
 def _parse_override(text: str) -> tuple[_Override, Any]:

@@ -33,7 +33,7 @@ class ModelPlace:
             return self.number
         current = self.repository.current()
         if current is None:
-            raise ModelError(_not_a_model(self.repository.place))
+            raise ModelError(not_a_model(self.repository.place))
         return current
 
 
@@ -117,7 +117,8 @@ def find_chain(model: str | Path, say: Say = lambda _: None) -> Fetched:
     return fetch(place.repository, place.version(), default_cache(), say)
 
 
-def _not_a_model(place: str) -> str:
+def not_a_model(place: str) -> str:
+    """What is wrong with a place that has no version to serve."""
     path = Path(place)
     inside = sorted(entry.name for entry in path.iterdir() if (entry / CURRENT).is_file()) if path.is_dir() else []
     hint = f"; models in it: {', '.join(inside)}" if inside else ""

@@ -8,6 +8,8 @@ from typing import Protocol
 from elasticrec import _core
 from elasticrec.errors import ElasticRecError, ModelError, UnavailableError
 from elasticrec.repository.fetch import fetch, prune
+from elasticrec.repository.find import not_a_model
+from elasticrec.repository.repository import Repository
 from elasticrec.serving.plan import Variant
 
 # A version that could not be loaded is tried again after this, and then twice as long, up to the second.
@@ -56,7 +58,7 @@ class Follower:
         offered = self._offered()
         if offered is None:
             assert self.variant.repository is not None
-            raise UnavailableError(f"{self.variant.repository.place}: no version is offered yet")
+            raise self._no_version(self.variant.repository)
         self._load(offered)
 
     def look(self) -> None:
@@ -79,6 +81,11 @@ class Follower:
             return
         took = time.monotonic() - started
         self._say(f"{self.variant}: version {self.version} ({self.rows:,} rows) from now on, loaded in {took:.2f} s")
+
+    def _no_version(self, repository: Repository) -> ElasticRecError:
+        if repository.versions():
+            return UnavailableError(f"{repository.place}: no version is offered yet")
+        return ModelError(not_a_model(repository.place))
 
     def complain(self, error: Exception) -> None:
         """Say what nobody expected, once."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticrec.config import Job, Serve
+from elasticrec.config import Job
 from elasticrec.config.serve import ServedModel
 from elasticrec.errors import ConfigError
 from elasticrec.manifest import MANIFEST
@@ -37,21 +37,21 @@ class Variant:
         return f"{self.model}, variant {self.name}" if self.name else self.model
 
 
-def plan_of(models: Sequence[str], job: Job | None, settings: Serve) -> list[Variant]:
-    """What is served: what is named, or what the job says, or the model of the job."""
-    shards = job.cube.addresses if job is not None and settings.rows == "store" else ()
+def plan_of(models: Sequence[str], job: Job, *, is_given: bool) -> list[Variant]:
+    """What is served: what is named, or what the job says, or, if a job is given, the model of it."""
+    settings = job.serve
     if models:
         served = [one for text in models for one in _expand(text)]
     elif settings.models:
         served = list(settings.models)
-    elif job is not None:
+    elif is_given:
         served = [ServedModel(model=f"{job.publish.repository.rstrip('/')}/{job.publish.model}")]
     else:
         raise ConfigError("serve: expected a model such as models/demo, or --job, got neither")
     variants = [
         variant
         for model in served
-        for variant in _variants_of(model, (model.addresses or shards) if settings.rows == "store" else ())
+        for variant in _variants_of(model, (model.addresses or job.cube.addresses) if settings.rows == "store" else ())
     ]
     names = [variant.model for variant in variants]
     keys = [(variant.model, variant.name) for variant in variants]

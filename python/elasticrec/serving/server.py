@@ -47,11 +47,12 @@ def start_server(settings: Serve, models: Models) -> _core.Server:
     )
 
 
-def serve(variants: Sequence[Variant], settings: Serve, job: Job | None, say: Say, *, wait: bool = False) -> None:
+def serve(variants: Sequence[Variant], job: Job, say: Say, *, wait: bool = False) -> None:
     """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
 
     With `wait` what is not there yet, a first version or a shard of the store, is waited for.
     """
+    settings = job.serve
     server = start_server(settings, _models(variants))
     stopping = threading.Event()
 
@@ -60,7 +61,7 @@ def serve(variants: Sequence[Variant], settings: Serve, job: Job | None, say: Sa
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    followers = [_begin(server, variant, settings, job, say, stopping if wait else None) for variant in variants]
+    followers = [_begin(server, variant, job, say, stopping if wait else None) for variant in variants]
     if not stopping.is_set():
         _tell(server, followers, settings, say)
     following = [follower for follower in followers if not follower.is_fixed]
@@ -85,16 +86,15 @@ def _models(variants: Sequence[Variant]) -> list[tuple[str, list[tuple[str, floa
 def _begin(
     server: _core.Server,
     variant: Variant,
-    settings: Serve,
-    job: Job | None,
+    job: Job,
     say: Say,
     waiting: threading.Event | None,
 ) -> Follower:
     """The first version of a variant, at work."""
-    told = None
+    settings, told = job.serve, None
     while True:
         try:
-            store = _connect(variant, settings, job.cube if job is not None else Cube())
+            store = _connect(variant, settings, job.cube)
             zeros = settings.on_lost_shard == "zeros"
             follower = Follower(server, variant, default_cache(), say, store, lost_as_zero=zeros)
             say(f"loading {variant.place}")
