@@ -1,0 +1,246 @@
+"""Versions come while a server answers: it goes to them without a failed or mixed answer, and survives bad ones."""
+
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from asking import Askers, metrics_of, score_of
+from elasticrec.errors import UnavailableError
+from elasticrec.repository.repository import Repository
+from elasticrec.serving.client import Client
+from harness import serving
+from store import MODEL, Process, StoreProcesses, free_port, publish, wait_until
+
+pytestmark = pytest.mark.slow
+
+FAST = ("--set", "serve.poll_s=0.05")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """One with a first version, which is offered."""
+    (tmp_path / "models" / MODEL).mkdir(parents=True)
+    repository = Repository.open(tmp_path / "models", MODEL)
+    offer(repository)
+    return repository
+
+
+def offer(repository: Repository, parent: int | None = None) -> int:
+    version = publish(repository, parent)
+    repository.offer(version.number)
+    return version.number
+
+
+def of(name: str, variant: str = "", model: str = MODEL) -> str:
+    return f'{name}{{model="{model}",variant="{variant}"}}'
+
+
+def test_bases_and_deltas_come_without_a_failed_or_mixed_answer(tmp_path: Path, repository: Repository) -> None:
+    with serving(f"models/{MODEL}", *FAST, cwd=tmp_path) as server, Askers(server.url).asking() as askers:
+        version = 1
+        for step in range(12):
+            version = offer(repository, None if step % 5 == 4 else version)
+            askers.wait_for(version)
+        figures = metrics_of(server.url)
+    assert askers.wrong == []
+    assert len(askers.answers) == 13
+    assert (figures[of("model_version")], figures[of("offered_version")]) == (13, 13)
+    assert figures[of("load_failures_total")] == 0
+
+
+def test_a_rollback_is_followed_too(tmp_path: Path, repository: Repository) -> None:
+    offer(repository)
+    with serving(f"models/{MODEL}", *FAST, cwd=tmp_path) as server, Client(server.url) as client:
+        assert client.ask([{"0": 1}]).version == 2
+        repository.rollback(1)
+        wait_until(lambda: client.ask([{"0": 1}]).version == 1, lambda: "it stays")
+        assert client.predict([{"0": 1}]).item() == score_of(1)
+
+
+def test_a_version_by_number_stays(tmp_path: Path, repository: Repository) -> None:
+    offer(repository)
+    with serving(f"models/{MODEL}:1", *FAST, cwd=tmp_path) as server, Client(server.url) as client:
+        offer(repository)
+        assert {client.ask([{"0": 1}]).version for _ in range(50)} == {1}
+
+
+def test_a_damaged_version_is_said_and_counted_and_the_one_before_stays(tmp_path: Path, repository: Repository) -> None:
+    log = tmp_path / "serve.log"
+    with serving(f"models/{MODEL}", *FAST, cwd=tmp_path, log=log) as server, Askers(server.url).asking() as askers:
+        damaged = publish(repository, 1)
+        path = tmp_path / "models" / MODEL / damaged.name / damaged.parts[0]
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        repository.offer(damaged.number)
+        wait_until(lambda: metrics_of(server.url)[of("load_failures_total")] >= 2, lambda: "no failure is counted")
+        figures = metrics_of(server.url)
+        assert (figures[of("model_version")], figures[of("offered_version")]) == (1, 2)
+        version = offer(repository)
+        askers.wait_for(version)
+    assert askers.wrong == [] and set(askers.answers) == {1, version}
+    assert log.read_text().count("version 2 cannot be loaded, 1 stays: ") == 1
+
+
+def test_a_model_that_goes_away_is_served_on(tmp_path: Path, repository: Repository) -> None:
+    log = tmp_path / "serve.log"
+    with serving(f"models/{MODEL}", *FAST, cwd=tmp_path, log=log) as server, Askers(server.url).asking() as askers:
+        aside = tmp_path / "aside"
+        (tmp_path / "models").rename(aside)
+        askers.wait_for(1, 200)
+        shutil.copytree(aside, tmp_path / "models")
+        version = offer(repository, 1)
+        askers.wait_for(version)
+    assert askers.wrong == []
+
+
+def test_a_server_may_wait_for_its_first_version(tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path / "models", MODEL)
+    (tmp_path / "models" / MODEL).mkdir(parents=True)
+    port = free_port()
+    arguments = ["serve", f"models/{MODEL}", "--wait", "--port", str(port), *FAST]
+    server = Process(arguments, tmp_path, tmp_path / "serve.log")
+    try:
+        server.wait_for("waiting: ")
+        with Client(f"http://127.0.0.1:{port}", MODEL, retries=0) as client:
+            assert not client.is_ready()
+            with pytest.raises(UnavailableError, match="503: model `small`: no version is ready yet"):
+                client.predict([{"0": 1}])
+            offer(repository)
+            wait_until(client.is_ready, server.said)
+            assert client.predict([{"0": 1}]).item() == score_of(1)
+    finally:
+        assert server.stop() == 0
+
+
+@pytest.fixture
+def variants(tmp_path: Path, repository: Repository) -> Path:
+    """A job that serves three versions as variants, and one of them as a model of its own."""
+    offer(repository)
+    offer(repository)
+    shares = {"a": (1, 60), "b": (2, 30), "c": (3, 10)}
+    served = [
+        {"name": name, "model": f"models/{MODEL}:{version}", "weight": weight}
+        for name, (version, weight) in shares.items()
+    ]
+    job = {
+        "name": "ab",
+        "data": {"format": "criteo", "train": "."},
+        "serve": {"models": [{"name": "ab", "variants": served}, f"models/{MODEL}"]},
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def test_variants_share_requests_by_weight_and_keys_stay(tmp_path: Path, variants: Path) -> None:
+    with serving("--job", str(variants), cwd=tmp_path) as server, Client(server.url, "ab", timeout_s=30) as client:
+        names = {1: "a", 2: "b", 3: "c"}
+        for with_key in (True, False):
+            seen: Counter[str | None] = Counter()
+            for user in range(20_000):
+                answer = client.ask([{"0": 1}], key=f"user-{user}" if with_key else None)
+                assert answer.variant == names[answer.version] and answer.scores.item() == score_of(answer.version)
+                seen[answer.variant] += 1
+            for name, share in {"a": 0.6, "b": 0.3, "c": 0.1}.items():
+                assert abs(seen[name] / 20_000 - share) < 0.01, seen
+        for user in range(20):
+            assert len({client.ask([{"0": 1}], key=f"user-{user}").variant for _ in range(10)}) == 1
+        assert client.ask([{"0": 1}], key="user-1", variant="c").variant == "c"
+        with pytest.raises(UnavailableError, match="no variant `z`, there is `a`, `b`, `c`"):
+            client.ask([{"0": 1}], variant="z")
+        with Client(server.url, MODEL) as other:
+            answer = other.ask([{"0": 1}])
+            assert (answer.version, answer.variant) == (3, None)
+
+
+def test_after_kill_9_a_server_answers_again_and_sigterm_drains(tmp_path: Path, repository: Repository) -> None:
+    port = free_port()
+    arguments = ["serve", f"models/{MODEL}", "--port", str(port)]
+    server = Process(arguments, tmp_path, tmp_path / "serve.log")
+    try:
+        server.wait_for("serving small version 1 ")
+        # as many attempts as a restart may take
+        with Askers(f"http://127.0.0.1:{port}", retries=100).asking() as askers:
+            for _ in range(3):
+                askers.wait_for(1, 100)
+                server.kill()
+                server.start()
+                askers.wait_for(1, 100)
+        assert askers.wrong == []
+        with Askers(f"http://127.0.0.1:{port}", retries=0).asking() as askers:
+            askers.wait_for(1, 100)
+            server.send(signal.SIGTERM)
+            assert server.process.wait(60) == 0
+            wait_until(lambda: len(askers.wrong) > 0, lambda: "it answers still")
+        # whoever was accepted was answered: what failed are connections that were refused
+        assert all("connection refused" in wrong.lower() for wrong in askers.wrong), askers.wrong[:5]
+    finally:
+        if server.process.poll() is None:
+            server.kill()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreProcesses]:
+    """Two shards with a replica each, and a roll-out, at a first version."""
+    store = StoreProcesses(tmp_path, 2, 1)
+    publish(store.repository)
+    store.start_all()
+    store.deliver()
+    store.wait_for_version(1)
+    yield store
+    store.stop()
+
+
+def at_store(store: StoreProcesses, *more: str) -> tuple[str, ...]:
+    addresses = f"cube.addresses={store.addresses}".replace("'", '"')
+    shards = ("--set", "cube.shards=2", "--set", addresses, "--set", "serve.rows=store")
+    return (f"models/{MODEL}", *FAST, *shards, "--set", "serve.store_timeout_ms=2000", *more)
+
+
+def test_rows_at_a_store_change_with_the_version(tmp_path: Path, store: StoreProcesses) -> None:
+    with serving(*at_store(store), cwd=tmp_path) as server, Askers(server.url).asking() as askers:
+        version = 1
+        for step in range(6):
+            version = publish(store.repository, None if step == 3 else version).number
+            askers.wait_for(version)
+    assert askers.wrong == []
+    assert set(askers.answers) >= {1, version}
+
+
+def test_a_shard_that_is_down_is_an_error_or_zeros_and_counted(tmp_path: Path, store: StoreProcesses) -> None:
+    instances = [{"0": sign} for sign in range(1, 101)]
+    zeros = ("--set", "serve.on_lost_shard=zeros")
+    patient = ("--set", "serve.store_timeout_ms=300")
+    with (
+        serving(*at_store(store, *patient), cwd=tmp_path) as strict,
+        serving(*at_store(store, *zeros), cwd=tmp_path) as lenient,
+        Client(strict.url, retries=0) as asks_strict,
+        Client(lenient.url, retries=0) as asks_lenient,
+    ):
+        assert (asks_lenient.predict(instances) == score_of(1)).all()
+        store.nodes[1, 0].kill()
+        with pytest.raises(UnavailableError, match="503: cube shard 1: no replica answered in"):
+            asks_strict.predict(instances)
+        scores = asks_lenient.predict(instances).ravel().tolist()
+        # rows that read as zero: of the score only what the weights say is left
+        assert set(scores) == {score_of(1), 1000.0}
+        lost = scores.count(1000.0)
+        figures = metrics_of(lenient.url)
+        assert figures[of("signs_lost_total")] == lost and figures[of("signs_missed_total")] == 0
+        assert metrics_of(strict.url)['requests_total{protocol="http",code="503"}'] == 1
+        store.start(1, 0)
+        wait_until(lambda: (asks_lenient.predict(instances) == score_of(1)).all(), store.said)
+
+        def is_back() -> bool:
+            try:
+                return bool((asks_strict.predict(instances) == score_of(1)).all())
+            except UnavailableError:
+                return False
+
+        wait_until(is_back, store.said)
