@@ -91,12 +91,12 @@ def test_trained_published_and_served(tmp_path: Path, format: str) -> None:
     evaluation = [line["eval"][0] for line in metrics if line.get("eval")][-1]
     assert evaluation["auc"] > 0.6, "there is something to learn in every format"
 
-    samples = rows(300, 2)
+    samples = rows(1000, 2)
     name = f"samples.{'parquet' if format == 'parquet' else 'txt'}"
     write(tmp_path / name, format, samples)
     text = succeed("predict", name, "--checkpoint", "tiny", cwd=tmp_path)
     trainer = np.array([[float(value)] for value in text.split()])
-    assert trainer.shape == (300, 1) and len(np.unique(trainer.round(6))) > 100
+    assert trainer.shape == (1000, 1) and len(np.unique(trainer.round(6))) > 100
     if format in ("csv", "paddlerec"):
         text = succeed("predict", name, "--model", "models/tiny", cwd=tmp_path)
         np.testing.assert_allclose(
@@ -105,4 +105,7 @@ def test_trained_published_and_served(tmp_path: Path, format: str) -> None:
     with serving("models/tiny", cwd=tmp_path) as server, Client(server.url) as client:
         instances = [{key: value for key, value in row.items() if key != "click"} for row in samples]
         named = client.predict(instances)
+        if format in ("csv", "paddlerec"):
+            lines = client.predict_lines((tmp_path / name).read_bytes())
+            np.testing.assert_allclose(lines, trainer, atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(named, trainer, atol=TOLERANCE, rtol=0)

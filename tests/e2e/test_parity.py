@@ -13,14 +13,42 @@ NUM_SAMPLES = 1000
 TOLERANCE = 1e-5
 
 
+OWN_MODEL = """
+import torch
+from torch import nn
+
+from elasticrec.models import Column, Model
+
+
+class MyModel(Model):
+    def __init__(self, shape, options):
+        super().__init__(shape, options)
+        self.columns = (Column("deep", options.dim),)
+        self.norm = nn.BatchNorm1d(shape.num_slots * options.dim + shape.num_dense)
+        self.out = nn.Linear(shape.num_slots * options.dim + shape.num_dense, shape.num_labels)
+
+    def forward(self, columns, dense):
+        return self.out(self.norm(torch.cat([columns["deep"].flatten(1), dense], 1)))
+"""
+
+
 def scores_of(text: str) -> np.ndarray:
     return np.array([[float(value) for value in line.split("\t")] for line in text.splitlines()])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dnn", "wide_deep", "deepfm"])
-@pytest.mark.parametrize("format", ["slots", "criteo"])
+@pytest.mark.parametrize(
+    ("format", "kind"),
+    [
+        *((format, kind) for format in ("slots", "criteo") for kind in ("dnn", "wide_deep", "deepfm")),
+        ("slots", "lr"),
+        ("criteo", "fm"),
+        ("criteo", "dcn_v2"),
+        ("criteo", "my_model.py:MyModel"),
+    ],
+)
 def test_trainer_file_and_server_agree(tmp_path: Path, format: str, kind: str) -> None:
+    (tmp_path / "my_model.py").write_text(OWN_MODEL)
     # a request has the numbers of a row; their buckets come from the parser
     buckets = {"data__buckets": 6} if format == "criteo" and kind != "dnn" else {}
     write_job(tmp_path, format=format, kind=kind, data__pooling="mean" if kind == "dnn" else "sum", **buckets)
@@ -106,3 +134,27 @@ def test_two_labels_and_weights_are_served_in_order(tmp_path: Path) -> None:
     assert trainer.shape == (1000, 2)
     np.testing.assert_allclose(in_process, trainer, atol=TOLERANCE, rtol=0)
     assert trainer[:, 0].mean() > 1.3 * trainer[:, 1].mean(), "buys are half as many as clicks"
+
+
+def auc_of(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Of scores without ties that matter."""
+    ranks = scores.argsort().argsort() + 1
+    positives = labels.sum()
+    return float((ranks[labels].sum() - positives * (positives + 1) / 2) / (positives * (len(labels) - positives)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row_type", "bound"), [("f16", 0.0002), ("int8", 0.001)])
+def test_smaller_rows_cost_next_to_nothing(tmp_path: Path, row_type: str, bound: float) -> None:
+    """Of the AUC of the checkpoint."""
+    write_job(tmp_path, format="slots", kind="deepfm", samples=40_000, publish__row_type=row_type)
+    succeed("train", "job.yaml", cwd=tmp_path)
+    succeed("publish", "tiny", cwd=tmp_path)
+    (part,) = (tmp_path / "data/20260101/01").glob("*.txt")
+    labels = np.array([line.split(b" ")[1] == b"1" for line in part.read_bytes().splitlines()])
+    trained = scores_of(succeed("predict", str(part), "--checkpoint", "tiny", cwd=tmp_path))[:, 0]
+    with serving("models/tiny", cwd=tmp_path) as server:
+        served = scores_of(succeed("predict", str(part), "--server", server.url, cwd=tmp_path))[:, 0]
+    assert 0 < np.abs(served - trained).max() < 0.02
+    assert auc_of(labels, trained) > 0.6
+    assert auc_of(labels, trained) - auc_of(labels, served) <= bound
