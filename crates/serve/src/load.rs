@@ -92,8 +92,8 @@ pub struct LoadReport {
     pub late: u64,
     /// Of an open loop: requests that were due and had no connection until the end.
     pub unsent: u64,
-    /// Of an open loop, requests that had a connection: 99 of 100 were sent within so many microseconds of when they were due. More
-    /// than a few hundred are the generator's own want of CPU.
+    /// Of an open loop, requests for which a connection was free: 99 of 100 were sent within so many microseconds of when they were
+    /// due. More than a few hundred are the generator's own want of CPU.
     pub lag_p99_us: f64,
     /// Of the answered ones.
     pub latency: Latency,

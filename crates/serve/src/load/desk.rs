@@ -26,17 +26,8 @@ pub(super) struct Desk {
 pub(super) struct Turn {
     /// When.
     pub(super) due: Instant,
-    pub(super) kind: TurnKind,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TurnKind {
-    /// Of a closed loop: the request before has just been answered.
-    Next,
-    /// Of an open loop: taken before it was due.
-    Timely,
-    /// Of an open loop: no connection was free when it was due.
-    Late,
+    /// The time was fixed beforehand; in a closed loop it is when the answer to the one before was there.
+    pub(super) is_timed: bool,
 }
 
 impl Desk {
@@ -54,7 +45,7 @@ impl Desk {
             return None;
         }
         let Some(schedule) = &self.schedule else {
-            return (now < self.end).then_some(Turn { due: now.max(self.start), kind: TurnKind::Next });
+            return (now < self.end).then_some(Turn { due: now.max(self.start), is_timed: false });
         };
         let mut schedule = schedule.lock().unwrap_or_else(PoisonError::into_inner);
         if now >= self.end {
@@ -62,8 +53,7 @@ impl Desk {
             self.unsent.fetch_add(schedule.by_ref().count() as u64, Ordering::Relaxed);
             return None;
         }
-        let due = self.start + schedule.next()?;
-        Some(Turn { due, kind: if due < now { TurnKind::Late } else { TurnKind::Timely } })
+        Some(Turn { due: self.start + schedule.next()?, is_timed: true })
     }
 
     /// Counts what came of a request, for who watches.
@@ -107,21 +97,21 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_late_or_timely_and_in_order() {
+    fn requests_are_handed_out_in_order_until_the_end() {
         let length = Duration::from_secs(1000);
         let start = Instant::now() - length / 2;
         let desk = Desk::new(start, length, Some(Schedule::new(0.004, Arrivals::Even, length)));
         let turns: Vec<Turn> = std::iter::from_fn(|| desk.take()).collect();
         let seconds: Vec<u64> = turns.iter().map(|turn| (turn.due - start).as_secs()).collect();
         assert_eq!(seconds, [0, 250, 500, 750]);
-        assert_eq!((turns[0].kind, turns[3].kind), (TurnKind::Late, TurnKind::Timely));
+        assert!(turns.iter().all(|turn| turn.is_timed));
         assert_eq!(desk.unsent(), 0);
     }
 
     #[test]
     fn a_load_that_is_stopped_has_no_more_turns() {
         let desk = Desk::new(Instant::now(), Duration::from_secs(1000), None);
-        assert_eq!(desk.take().map(|turn| turn.kind), Some(TurnKind::Next));
+        assert_eq!(desk.take().map(|turn| turn.is_timed), Some(false));
         desk.stop();
         assert_eq!(desk.take(), None);
     }

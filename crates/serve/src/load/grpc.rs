@@ -87,17 +87,19 @@ impl Connection {
         let mut tally = Tally::new();
         // one that fails is counted with its first call
         let _ = self.runtime.block_on(ready(&mut self.sender, self.calls.addr));
+        let mut free = Instant::now();
         while let Some(turn) = desk.take() {
             if !sleep_until(turn, desk) {
                 break;
             }
-            tally.sent(turn, Instant::now());
+            tally.sent(turn, free, Instant::now());
             let outcome = self.call();
             tally.ended(turn, outcome, desk);
             if matches!(outcome, Err(Failure::Broken)) {
                 self.sender = None;
                 std::thread::sleep(PAUSE);
             }
+            free = Instant::now();
         }
         tally
     }

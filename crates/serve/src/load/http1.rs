@@ -51,8 +51,8 @@ pub(super) struct Lanes {
     timeout: Duration,
     poll: Poll,
     lanes: Vec<Lane>,
-    /// Those with nothing to do, in turn: one that idles for long would be closed by the server.
-    idle: VecDeque<usize>,
+    /// Those with nothing to do, and since when, in turn: one that idles for long would be closed by the server.
+    idle: VecDeque<(Instant, usize)>,
     /// Those that come back to `idle` after a failure, and when.
     resting: VecDeque<(Instant, usize)>,
     /// A request that is not due yet; the first of `idle` will have it.
@@ -99,7 +99,7 @@ impl Lanes {
             requests,
             timeout,
             poll: Poll::new()?,
-            idle: (0..lanes.len()).collect(),
+            idle: (0..lanes.len()).map(|at| (Instant::now(), at)).collect(),
             resting: VecDeque::new(),
             lanes,
             held: None,
@@ -145,9 +145,9 @@ impl Lanes {
             && until <= Instant::now()
         {
             self.resting.pop_front();
-            self.idle.push_back(at);
+            self.idle.push_back((until, at));
         }
-        while let Some(&at) = self.idle.front() {
+        while let Some(&(free, at)) = self.idle.front() {
             let Some(turn) = self.held.take().or_else(|| desk.take()) else {
                 return true;
             };
@@ -157,7 +157,7 @@ impl Lanes {
                 return false;
             }
             self.idle.pop_front();
-            self.tally.sent(turn, now);
+            self.tally.sent(turn, free, now);
             let lane = &mut self.lanes[at];
             lane.under_way = Some(UnderWay { turn, sent: now, request: lane.next, num_written: 0 });
             lane.next = (lane.next + 1) % self.requests.len();
@@ -207,7 +207,7 @@ impl Lanes {
             lane.stream = None;
             self.resting.push_back((Instant::now() + PAUSE, at));
         } else {
-            self.idle.push_back(at);
+            self.idle.push_back((Instant::now(), at));
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use super::desk::{Desk, Turn, TurnKind};
+use super::desk::{Desk, Turn};
 
 /// Why a request was not answered with success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,12 +71,15 @@ impl Tally {
         Tally { latencies_ns: histogram(), lags_ns: histogram(), failures: BTreeMap::new(), late: 0 }
     }
 
-    /// A request is about to be sent.
-    pub(super) fn sent(&mut self, turn: Turn, now: Instant) {
-        match turn.kind {
-            TurnKind::Next => (),
-            TurnKind::Timely => self.lags_ns.saturating_record(nanos(now - turn.due)),
-            TurnKind::Late => self.late += 1,
+    /// A request is sent now, on a connection that has been free since `free`.
+    pub(super) fn sent(&mut self, turn: Turn, free: Instant, now: Instant) {
+        if !turn.is_timed {
+            return;
+        }
+        if turn.due < free {
+            self.late += 1;
+        } else {
+            self.lags_ns.saturating_record(nanos(now - turn.due));
         }
     }
 
@@ -146,6 +149,19 @@ mod tests {
         }
         assert_eq!((tally.answered(), tally.failed(), tally.late), (1000, 7, 5));
         assert_eq!(tally.failures[&Failure::Status(429)], 3);
+    }
+
+    #[test]
+    fn a_request_is_late_for_want_of_a_connection_and_lags_for_want_of_a_generator() {
+        let due = Instant::now();
+        let [before, after, now] =
+            [due - Duration::from_secs(1), due + Duration::from_secs(1), due + Duration::from_secs(2)];
+        let mut tally = Tally::new();
+        tally.sent(Turn { due, is_timed: false }, before, now);
+        tally.sent(Turn { due, is_timed: true }, after, now);
+        assert_eq!((tally.late, tally.lag_p99_us()), (1, 0.0));
+        tally.sent(Turn { due, is_timed: true }, before, now);
+        assert!(tally.late == 1 && (tally.lag_p99_us() / 2e6 - 1.0).abs() < 0.002);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use hyper::header::{HeaderMap, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::sync::Notify;
 
 use super::*;
 
@@ -151,7 +152,7 @@ fn who_is_due_while_a_server_stalls_is_as_slow_as_it_had_to_wait() {
     });
     let load = Load { pace: open(1000.0), length: Duration::from_secs(1), ..load_on(address) };
     let report = run_quietly(&load);
-    assert_eq!((report.answered, report.offered, report.unsent), (1000, 1000, 0), "{report:?}");
+    assert_eq!((report.offered, report.failed()), (1000, 0), "{report:?}");
     // four requests wait for their answers, the two hundred that are due meanwhile for a connection
     assert!(report.late > 150, "{report:?}");
     assert!(
@@ -194,15 +195,16 @@ fn broken_connections_are_counted_and_made_again() {
 fn connections_that_end_between_requests_are_made_again_and_nothing_fails() {
     let report = run_quietly(&load_on(server(|_, _| Reply::Close)));
     assert!(report.answered > 4 && report.failures.is_empty(), "{report:?}");
-    let load = Load { pace: open(50.0), connections: 2, ..load_on(server(|_, _| Reply::CloseQuietly)) };
+    let load = Load { pace: open(20.0), connections: 2, ..load_on(server(|_, _| Reply::CloseQuietly)) };
     let report = run_quietly(&load);
-    assert_eq!((report.answered, report.failed()), (15, 0), "{report:?}");
+    assert!(report.answered > 2 && report.failures.is_empty(), "{report:?}");
 }
 
 #[test]
 fn no_answer_in_time_is_a_failure_and_the_next_request_has_another_connection() {
+    const HALF: Duration = Duration::from_millis(500);
     let address = server(|_, number| if number == 1 { Reply::Silence } else { Reply::Status(200) });
-    let load = Load { connections: 1, timeout: Duration::from_millis(100), ..load_on(address) };
+    let load = Load { connections: 1, timeout: HALF, length: 2 * HALF, ..load_on(address) };
     let report = run_quietly(&load);
     assert_eq!(report.failures, [(Failure::Timeout, 1)]);
     assert!(report.answered > 1, "{report:?}");
@@ -260,20 +262,31 @@ fn grpc_server() -> String {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         loop {
             let stream = TokioIo::new(listener.accept().await.unwrap().0);
+            let cut = Arc::new(Notify::new());
+            let answer = {
+                let cut = cut.clone();
+                move |request| grpc_answer(request, cut.clone())
+            };
             let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-            tokio::spawn(builder.serve_connection(stream, service_fn(grpc_answer)));
+            let connection = builder.serve_connection(stream, service_fn(answer));
+            tokio::spawn(async move {
+                tokio::select! {
+                    _ = connection => (),
+                    () = cut.notified() => (),
+                }
+            });
         }
     };
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async { serve.await });
+        runtime.block_on(serve);
     });
     address
 }
 
 type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
-async fn grpc_answer(request: Request<Incoming>) -> Result<Answer, Infallible> {
+async fn grpc_answer(request: Request<Incoming>, cut: Arc<Notify>) -> Result<Answer, Infallible> {
     let (head, body) = request.into_parts();
     let message = body.collect().await.unwrap().to_bytes();
     assert_eq!((head.method.as_str(), head.uri.path()), ("POST", "/test.Service/Call"));
@@ -305,7 +318,10 @@ async fn grpc_answer(request: Request<Incoming>) -> Result<Answer, Infallible> {
             *response.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;
             response
         }
-        b"panic" => panic!("a connection that breaks"),
+        b"break" => {
+            cut.notify_one();
+            std::future::pending().await
+        }
         _ => answer(Some(trailers(0))),
     })
 }
@@ -325,8 +341,11 @@ fn calls_are_counted_by_their_grpc_status_wherever_it_stands() {
     let messages = ["fine", "busy at once", "busy", "without", "gone"];
     let load = Load { connections: 1, pace: open(100.0), ..calls_on(grpc_server(), &messages) };
     let report = run_quietly(&load);
-    assert_eq!(report.answered, 6);
-    assert_eq!(report.failures, [(Failure::Status(503), 6), (Failure::Grpc(2), 6), (Failure::Grpc(8), 12)]);
+    let sent = report.offered - report.unsent;
+    let num_of = |message: u64| (sent + 4 - message) / 5;
+    assert!(sent >= 5 && report.answered == num_of(0), "{report:?}");
+    let busy = (Failure::Grpc(8), num_of(1) + num_of(2));
+    assert_eq!(report.failures, [(Failure::Status(503), num_of(4)), (Failure::Grpc(2), num_of(3)), busy]);
     let names: Vec<String> = report.failures.iter().map(|(failure, _)| failure.to_string()).collect();
     assert_eq!(names, ["status 503", "grpc-status 2", "grpc-status 8"]);
 }
@@ -339,7 +358,8 @@ fn calls_in_a_closed_loop_over_many_connections() {
 
 #[test]
 fn calls_on_connections_that_break_are_counted_and_the_connections_made_again() {
-    let load = Load { connections: 2, pace: open(100.0), ..calls_on(grpc_server(), &["fine", "panic"]) };
+    let load = Load { connections: 2, pace: open(100.0), ..calls_on(grpc_server(), &["fine", "break"]) };
     let report = run_quietly(&load);
-    assert_eq!((report.answered, &report.failures[..]), (15, [(Failure::Broken, 15)].as_slice()));
+    let [(Failure::Broken, broken)] = report.failures[..] else { panic!("{report:?}") };
+    assert!(broken > 1 && report.answered > 1 && report.answered.abs_diff(broken) <= 2, "{report:?}");
 }
