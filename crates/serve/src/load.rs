@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+mod alarm;
 mod answer;
 mod desk;
 mod grpc;
@@ -144,7 +145,7 @@ const MAX_RATE: f64 = 1e7;
 const MAX_SECONDS: f64 = 1e6;
 
 /// A thread's part of the load, with its connections made.
-type Part = Box<dyn FnOnce(&Desk) -> Tally + Send>;
+type Part = Box<dyn FnOnce(Arc<Desk>) -> Tally + Send>;
 
 /// Runs the load and sums up; `progress` hears of it every second, and may end it.
 pub fn run(load: &Load, mut progress: impl FnMut(Progress) -> ControlFlow<()>) -> Result<LoadReport, LoadError> {
@@ -155,7 +156,7 @@ pub fn run(load: &Load, mut progress: impl FnMut(Progress) -> ControlFlow<()>) -
     drop(TcpStream::connect_timeout(&addr, load.timeout).map_err(connect)?);
     let parts = match &load.protocol {
         Protocol::Http1 { content_type } => http1_parts(load, addr, content_type)?,
-        Protocol::Grpc => grpc::parts(load, addr)?,
+        Protocol::Grpc => grpc_parts(load, addr)?,
     };
     let start = Instant::now() + SETTLE;
     let schedule = match load.pace {
@@ -169,7 +170,7 @@ pub fn run(load: &Load, mut progress: impl FnMut(Progress) -> ControlFlow<()>) -
         Builder::new().name("load".into()).spawn(move || {
             let _done = done;
             sharpen_timers();
-            part(&desk)
+            part(desk)
         })
     };
     let threads = parts.into_iter().map(begin).collect::<io::Result<Vec<_>>>();
@@ -232,19 +233,29 @@ fn resolve(address: &str) -> Result<SocketAddr, LoadError> {
 
 fn http1_parts(load: &Load, addr: SocketAddr, content_type: &str) -> Result<Vec<Part>, LoadError> {
     let requests = http1::requests(load, content_type)?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let num_threads = load.connections.div_ceil(CONNECTIONS_A_THREAD).min(cores);
-    let part = |thread: usize| -> Result<Part, LoadError> {
-        let firsts = (thread..load.connections).step_by(num_threads).map(|number| first_body(load, number));
+    let part = |firsts: Vec<usize>| -> Result<Part, LoadError> {
         let lanes = http1::Lanes::new(addr, requests.clone(), load.timeout, firsts).map_err(LoadError::Start)?;
-        Ok(Box::new(move |desk| lanes.run(desk)))
+        Ok(Box::new(move |desk| lanes.run(&desk)))
     };
-    (0..num_threads).map(part).collect()
+    dealt(load).into_iter().map(part).collect()
 }
 
-/// Where a connection begins among the bodies.
-fn first_body(load: &Load, number: usize) -> usize {
-    (number as u128 * load.bodies.len() as u128 / load.connections as u128) as usize
+fn grpc_parts(load: &Load, addr: SocketAddr) -> Result<Vec<Part>, LoadError> {
+    let calls = grpc::calls(load, addr)?;
+    let part = |firsts: Vec<usize>| -> Part {
+        let calls = calls.clone();
+        Box::new(move |desk| grpc::run(calls, firsts, desk))
+    };
+    Ok(dealt(load).into_iter().map(part).collect())
+}
+
+/// The connections of each thread, by the body that they begin at.
+fn dealt(load: &Load) -> Vec<Vec<usize>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let num_threads = load.connections.div_ceil(CONNECTIONS_A_THREAD).min(cores);
+    let first = |number| (number as u128 * load.bodies.len() as u128 / load.connections as u128) as usize;
+    let deal = |thread| (thread..load.connections).step_by(num_threads).map(first).collect();
+    (0..num_threads).map(deal).collect()
 }
 
 /// Lets a sleeping thread wake when it wants to: 50 µs later, as is usual, would be 50 µs of latency.

@@ -1,26 +1,29 @@
-//! Unary calls of gRPC: a thread for each connection, on which hyper speaks HTTP/2.
+//! Unary calls of gRPC over HTTP/2: one thread drives many connections, each of them a task.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::client::conn::http2;
+use h2::RecvStream;
+use h2::client::SendRequest;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use hyper::{Request, Response, Uri};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::{Method, Request, Response, Uri};
 use tokio::net::TcpStream;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
+use tokio::task::LocalSet;
 
+use super::alarm::Alarm;
 use super::desk::{Desk, Turn};
 use super::tally::{Failure, Tally};
-use super::{Load, LoadError, Part, first_body};
+use super::{Load, LoadError};
 
 /// A server that refuses connections is not to be hammered.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How often a thread that sleeps looks for the end.
+/// How often a task that sleeps looks for the end.
 const TICK: Duration = Duration::from_millis(50);
 /// So large that answers are not held up for it.
 const WINDOW_BYTES: u32 = 16 << 20;
@@ -29,7 +32,7 @@ const UNKNOWN: u32 = 2;
 
 /// What all connections send.
 #[derive(Clone)]
-struct Calls {
+pub(super) struct Calls {
     addr: SocketAddr,
     uri: Uri,
     headers: HeaderMap,
@@ -37,18 +40,8 @@ struct Calls {
     timeout: Duration,
 }
 
-/// One part for each connection.
-pub(super) fn parts(load: &Load, addr: SocketAddr) -> Result<Vec<Part>, LoadError> {
-    let calls = calls(load, addr)?;
-    let part = |number| -> Result<Part, LoadError> {
-        let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(LoadError::Start)?;
-        let connection = Connection { calls: calls.clone(), runtime, sender: None, next: first_body(load, number) };
-        Ok(Box::new(move |desk| connection.run(desk)))
-    };
-    (0..load.connections).map(part).collect()
-}
-
-fn calls(load: &Load, addr: SocketAddr) -> Result<Calls, LoadError> {
+/// The calls of a load.
+pub(super) fn calls(load: &Load, addr: SocketAddr) -> Result<Calls, LoadError> {
     let strange = |text: &str| LoadError::Head(text.escape_debug().to_string());
     let uri = format!("http://{}{}", load.address, load.path);
     let uri = uri.parse().map_err(|_| strange(&uri))?;
@@ -73,106 +66,117 @@ fn framed(message: &[u8]) -> Result<Bytes, LoadError> {
     Ok([&[0], length.to_be_bytes().as_slice(), message].concat().into())
 }
 
+/// Calls over connections that begin at the given messages, until the end.
+pub(super) fn run(calls: Calls, firsts: Vec<usize>, desk: Arc<Desk>) -> Tally {
+    let tally = Rc::new(RefCell::new(Tally::new()));
+    let calls = Rc::new(calls);
+    let connection = |next| Connection { calls: calls.clone(), sender: None, next, tally: tally.clone() };
+    let tasks = LocalSet::new();
+    for first in firsts {
+        tasks.spawn_local(connection(first).run(desk.clone()));
+    }
+    match Builder::new_current_thread().enable_io().enable_time().build() {
+        Ok(runtime) => runtime.block_on(tasks),
+        // without it nothing is sent, which the report shows
+        Err(_) => drop(tasks),
+    }
+    tally.replace(Tally::new())
+}
+
 struct Connection {
-    calls: Calls,
-    runtime: Runtime,
+    calls: Rc<Calls>,
     /// None before the first call and after a failure: the next call connects.
-    sender: Option<http2::SendRequest<Full<Bytes>>>,
+    sender: Option<SendRequest<Bytes>>,
     next: usize,
+    tally: Rc<RefCell<Tally>>,
 }
 
 impl Connection {
     /// One call after the other, each when it is due.
-    fn run(mut self, desk: &Desk) -> Tally {
-        let mut tally = Tally::new();
+    async fn run(mut self, desk: Arc<Desk>) -> io::Result<()> {
+        let mut alarm = Alarm::new()?;
         // one that fails is counted with its first call
-        let _ = self.runtime.block_on(ready(&mut self.sender, self.calls.addr));
+        let _ = self.ready().await;
         let mut free = Instant::now();
         while let Some(turn) = desk.take() {
-            if !sleep_until(turn, desk) {
+            if !sleep_until(turn, &mut alarm, &desk).await? {
                 break;
             }
-            tally.sent(turn, free, Instant::now());
-            let outcome = self.call();
-            tally.ended(turn, outcome, desk);
+            self.tally.borrow_mut().sent(turn, free, Instant::now());
+            let outcome = tokio::time::timeout(self.calls.timeout, self.call()).await.unwrap_or(Err(Failure::Timeout));
+            self.tally.borrow_mut().ended(turn, outcome, &desk);
             if matches!(outcome, Err(Failure::Broken)) {
                 self.sender = None;
-                std::thread::sleep(PAUSE);
+                alarm.sleep(PAUSE).await?;
             }
             free = Instant::now();
         }
-        tally
+        Ok(())
     }
 
-    fn call(&mut self) -> Result<(), Failure> {
-        let Connection { calls, runtime, sender, next } = self;
-        let message = calls.messages[*next].clone();
-        *next = (*next + 1) % calls.messages.len();
-        let call = async {
-            let sender = ready(sender, calls.addr).await.map_err(|_| Failure::Broken)?;
-            let mut request = Request::post(&calls.uri).body(Full::new(message)).map_err(|_| Failure::Broken)?;
-            *request.headers_mut() = calls.headers.clone();
-            let response = sender.send_request(request).await.map_err(|_| Failure::Broken)?;
-            status_of(response).await
-        };
-        runtime.block_on(async { tokio::time::timeout(calls.timeout, call).await }).unwrap_or(Err(Failure::Timeout))
+    async fn call(&mut self) -> Result<(), Failure> {
+        let calls = self.calls.clone();
+        let message = calls.messages[self.next].clone();
+        self.next = (self.next + 1) % calls.messages.len();
+        let mut request = Request::new(());
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = calls.uri.clone();
+        *request.headers_mut() = calls.headers.clone();
+        self.ready().await.map_err(|_| Failure::Broken)?;
+        let sender = self.sender.as_mut().ok_or(Failure::Broken)?;
+        let (response, mut body) = sender.send_request(request, false).map_err(|_| Failure::Broken)?;
+        // an answer may be there before the message was taken; if it is not, the answer says why
+        let _ = body.send_data(message, true);
+        status_of(response.await.map_err(|_| Failure::Broken)?).await
+    }
+
+    /// Waits for the connection to take a call; makes one if there is none, or if the server closed it while there was no call on it.
+    async fn ready(&mut self) -> io::Result<()> {
+        if let Some(sender) = self.sender.take() {
+            self.sender = sender.ready().await.ok();
+        }
+        if self.sender.is_none() {
+            self.sender = Some(connect(self.calls.addr).await?);
+        }
+        Ok(())
     }
 }
 
 /// False if the load was stopped before.
-fn sleep_until(turn: Turn, desk: &Desk) -> bool {
+async fn sleep_until(turn: Turn, alarm: &mut Alarm, desk: &Desk) -> io::Result<bool> {
     loop {
         let left = turn.due.saturating_duration_since(Instant::now());
         if left.is_zero() || desk.is_stopped() {
-            return left.is_zero();
+            return Ok(left.is_zero());
         }
-        std::thread::sleep(left.min(TICK));
+        alarm.sleep(left.min(TICK)).await?;
     }
 }
 
-/// A connection that takes a call.
-async fn ready(
-    kept: &mut Option<http2::SendRequest<Full<Bytes>>>,
-    addr: SocketAddr,
-) -> io::Result<&mut http2::SendRequest<Full<Bytes>>> {
-    if let Some(sender) = kept
-        && sender.ready().await.is_err()
-    {
-        // closed by the server while there was no call on it
-        *kept = None;
-    }
-    match kept {
-        Some(sender) => Ok(sender),
-        none => Ok(none.insert(connect(addr).await?)),
-    }
-}
-
-async fn connect(addr: SocketAddr) -> io::Result<http2::SendRequest<Full<Bytes>>> {
+async fn connect(addr: SocketAddr) -> io::Result<SendRequest<Bytes>> {
     let stream = TcpStream::connect(addr).await?;
     stream.set_nodelay(true)?;
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    builder.initial_stream_window_size(WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
-    let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    let mut builder = h2::client::Builder::new();
+    builder.initial_window_size(WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES).enable_push(false);
+    let (sender, connection) = builder.handshake(stream).await.map_err(io::Error::other)?;
     // its end shows in the calls
     tokio::spawn(connection);
-    sender.ready().await.map_err(io::Error::other)?;
-    Ok(sender)
+    sender.ready().await.map_err(io::Error::other)
 }
 
 /// Reads the answer to its end, where the status is, unless the head has it.
-async fn status_of(response: Response<Incoming>) -> Result<(), Failure> {
+async fn status_of(response: Response<RecvStream>) -> Result<(), Failure> {
     if response.status() != 200 {
         return Err(Failure::Status(response.status().as_u16()));
     }
-    let mut status = grpc_status(response.headers());
+    let in_head = grpc_status(response.headers());
     let mut body = response.into_body();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Failure::Broken)?;
-        if let Some(trailers) = frame.trailers_ref() {
-            status = grpc_status(trailers);
-        }
+    while let Some(data) = body.data().await {
+        let num_bytes = data.map_err(|_| Failure::Broken)?.len();
+        let _ = body.flow_control().release_capacity(num_bytes);
     }
-    match status.unwrap_or(UNKNOWN) {
+    let trailers = body.trailers().await.map_err(|_| Failure::Broken)?;
+    match trailers.as_ref().and_then(grpc_status).or(in_head).unwrap_or(UNKNOWN) {
         0 => Ok(()),
         status => Err(Failure::Grpc(status)),
     }

@@ -90,10 +90,10 @@ impl Lanes {
         addr: SocketAddr,
         requests: Arc<[Vec<u8>]>,
         timeout: Duration,
-        firsts: impl Iterator<Item = usize>,
+        firsts: Vec<usize>,
     ) -> io::Result<Self> {
         let lane = |next| Lane { stream: None, next, under_way: None, reading: Reading::default() };
-        let lanes: Vec<Lane> = firsts.map(lane).collect();
+        let lanes: Vec<Lane> = firsts.into_iter().map(lane).collect();
         let mut lanes = Lanes {
             addr,
             requests,
