@@ -92,6 +92,9 @@ def test_what_it_cannot_do_is_one_line(directory: Path, server: ServerProcess) -
     assert refusal(server.url, "lines.txt", "--poisson") == "error: bench: --poisson goes with --rate"
     assert "--connections" in refusal(server.url, "lines.txt", "--connections", "0")
     assert "--rate" in refusal(server.url, "lines.txt", "--rate", "0")
+    assert refusal("https://127.0.0.1:1", "lines.txt").endswith(
+        "expected http://, got https://: the load does not speak TLS"
+    )
     assert "404" in refusal(server.url, "lines.txt", "--name", "other", *token)
 
 

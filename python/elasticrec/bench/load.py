@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 from elasticrec import _core
 from elasticrec.config import Secret
 from elasticrec.data.lines import any_parser, record_batches
 from elasticrec.errors import ConfigError, SampleError
 from elasticrec.serving.client import Client
+from elasticrec.serving.protocol import Answer, Place, model_path
 
 Result = dict[str, Any]
 
@@ -49,19 +49,19 @@ def run(url: str, name: str | None, token: str | None, load: Load, say: Callable
         raise ConfigError(f"bench: --format: expected {' or '.join(FORMATS)}, got `{load.format}`")
     if load.poisson and load.rate is None:
         raise ConfigError("bench: --poisson goes with --rate")
+    place = Place.of(url)
+    if place.has_tls:
+        raise ConfigError(f"bench: {place.where}: expected http://, got https://: the load does not speak TLS")
     secret = Secret(token, Path.cwd()).reveal_token() if token else None
     bodies = _bodies(_lines(load), load)
-    with Client(url, name, token=secret) as client:
-        model = client.model
+    with Client(url, name, token=secret, retries=0) as client:
         # a file that the server refuses is one error here, and a million failures below
-        _check(client, load.format, bodies[0])
+        model = _ask(client, load.format, bodies[0]).model
     pace = f"{load.rate:,g} requests/s" if load.rate else "as fast as it answers"
     say(f"{model} at {url}: {load.instances:,} lines a request, {load.connections:,} connections, {pace}")
-    parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     report = _core.load_test(
-        f"{host}:{parts.port or 80}",
-        f"/v1/models/{quote(model, safe='')}:predict",
+        place.where,
+        f"{place.prefix}{model_path(model)}:predict",
         bodies,
         content_type=_CONTENT_TYPES[load.format],
         token=secret,
@@ -168,11 +168,8 @@ def _bodies(lines: list[bytes], load: Load) -> list[bytes]:
     return [b'{"instances":[' + b",".join(chunk) + b"]}" for chunk in chunks]
 
 
-def _check(client: Client, format: str, body: bytes) -> None:
-    if format == "text":
-        client.predict_lines(body)
-    else:
-        client.predict(json.loads(body)["instances"])
+def _ask(client: Client, format: str, body: bytes) -> Answer:
+    return client.ask_lines(body) if format == "text" else client.ask(json.loads(body)["instances"])
 
 
 def _progress(seconds: float, say: Callable[[str], None]) -> Callable[[float, int, int], None]:
