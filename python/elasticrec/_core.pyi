@@ -21,6 +21,7 @@ __all__ = [
     "Cut",
     "DeltaWriter",
     "Exchange",
+    "LoadReport",
     "Merging",
     "Moment",
     "Parser",
@@ -380,17 +381,69 @@ def is_compressed(start: bytes) -> bool:
 def engine_rate(path: str, ort_library: str, *, batch: int, seconds: float, threads: int) -> float:
     """Instances a second through the bare engine on ready tensors."""
 
+@final
+class LoadReport:
+    """What came of a load; latencies are of the answered requests, in an open loop since they were due."""
+
+    @property
+    def answered(self) -> int:
+        """Requests answered with success."""
+    @property
+    def failed(self) -> int:
+        """The others that were sent."""
+    @property
+    def failures(self) -> dict[str, int]:
+        """The same by kind: `status 429`, `grpc-status 8`, `broken connection`, `timeout`."""
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last answer."""
+    @property
+    def requests_per_s(self) -> float:
+        """Answers a second."""
+    @property
+    def offered(self) -> int:
+        """Requests that were due; in a closed loop, those that were sent."""
+    @property
+    def late(self) -> int:
+        """Of an open loop: requests that waited for a connection, because all were busy."""
+    @property
+    def unsent(self) -> int:
+        """Of an open loop: requests that were due and had no connection until the end."""
+    @property
+    def lag_p99_us(self) -> float:
+        """Of an open loop: how much the generator itself was behind with requests that had a connection."""
+    @property
+    def p50_us(self) -> float: ...
+    @property
+    def p90_us(self) -> float: ...
+    @property
+    def p99_us(self) -> float: ...
+    @property
+    def p999_us(self) -> float: ...
+    @property
+    def max_us(self) -> float: ...
+
 def load_test(
     address: str,
     path: str,
     bodies: list[bytes],
     *,
-    content_type: str,
-    token: str | None,
     connections: int,
     seconds: float,
-) -> tuple[int, int, float, float, float, float]:
-    """Requests in a closed loop: (answered, failed, seconds, p50 µs, p99 µs, slowest µs)."""
+    content_type: str = "text/plain",
+    token: str | None = None,
+    headers: dict[str, str] | None = None,
+    grpc: bool = False,
+    rate: float | None = None,
+    poisson_seed: int | None = None,
+    timeout_s: float = 30.0,
+    progress: Callable[[float, int, int], object] | None = None,
+) -> LoadReport:
+    """Requests over kept connections: as fast as answers come, or `rate` a second whatever becomes of those before.
+
+    Bodies are sent in turn; with `grpc` they are messages of unary calls. With a `poisson_seed` an open loop has random
+    gaps instead of even ones. `progress` hears every second of (seconds, answered, failed).
+    """
 
 def cut_units(size: int, unit_bytes: int) -> list[tuple[int, int]]:
     """Cuts a file of `size` bytes into byte ranges."""

@@ -66,18 +66,16 @@ def _ask(directory: Path, server: ServerProcess) -> None:
     typer.echo(f"  → click {score:.7f}")
 
     _title(f"6. speed: {_CONNECTIONS} connections, one sample a request, {_LOAD_SECONDS:.0f} seconds")
-    answered, failed, seconds, p50, p99, _ = _core.load_test(
+    report = _core.load_test(
         server.address,
         server.predict_path,
         lines,
-        content_type="text/plain",
-        token=None,
         connections=_CONNECTIONS,
         seconds=_LOAD_SECONDS,
     )
     typer.echo(
-        f"{answered / seconds:,.0f} requests/s, {failed} failed, half within {p50 / 1000:.2f} ms, "
-        f"99 % within {p99 / 1000:.2f} ms"
+        f"{report.requests_per_s:,.0f} requests/s, {report.failed} failed, half within {report.p50_us / 1000:.2f} ms, "
+        f"99 % within {report.p99_us / 1000:.2f} ms"
     )
 
 

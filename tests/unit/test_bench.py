@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from elasticrec.bench import load
 from elasticrec.cli import main
 
 
@@ -99,3 +100,21 @@ def test_rivals_of_the_cube_have_to_be_installed(
     monkeypatch.setenv("PATH", "")
     assert main(["bench", "cube", "--rows", "1000", "--rivals"]) == 2
     assert "redis-server is not installed" in capsys.readouterr().err
+
+
+def test_a_load_whose_figures_are_not_to_be_trusted_says_so() -> None:
+    times = dict.fromkeys(("p50_us", "p90_us", "p99_us", "p999_us", "max_us", "lag_p99_us"), 10.0)
+    counts = {"answered": 90, "failed": 2, "failures": {"status 429": 2}, "offered": 100, "connections": 8}
+    rates = {"requests_per_s": 9.0, "instances_per_s": 9.0, "seconds": 10.0}
+    good = {**times, **counts, **rates, "late": 0, "unsent": 0}
+    assert load.describe(good)[1:] == [
+        "  failed: 2 × status 429",
+        "latency of the answered ones: p50 0.01 ms, p90 0.01 ms, p99 0.01 ms, p99.9 0.01 ms, max 0.01 ms",
+    ]
+    assert load.describe({**good, "unsent": 8, "late": 50})[-1].startswith(
+        "the generator fell behind: 8 of 100 requests were never sent, all 8 connections were busy"
+    )
+    assert load.describe({**good, "late": 50})[-1].startswith("50 of 100 requests waited for a connection")
+    assert load.describe({**good, "lag_p99_us": 2500.0})[-1].startswith(
+        "the generator fell behind: 1 % of the requests were sent 2.5 ms or more after they were due"
+    )

@@ -7,6 +7,7 @@ mod cube_net;
 mod demo;
 mod errors;
 mod groups;
+mod load;
 mod ps;
 mod samples;
 mod serve;
@@ -30,6 +31,8 @@ mod _core {
     #[pymodule_export]
     use crate::groups::{Exchange, Merging};
     #[pymodule_export]
+    use crate::load::{LoadReport, load_test};
+    #[pymodule_export]
     use crate::ps::{Moment, PsClient, PsCutter, PsServer, PsTls, Pulling, Pushing, Staleness, read_dense_parts};
     #[pymodule_export]
     use crate::samples::{
@@ -37,7 +40,7 @@ mod _core {
         held_out, shuffle_records,
     };
     #[pymodule_export]
-    use crate::serve::{Predictor, Server, engine_rate, load_test};
+    use crate::serve::{Predictor, Server, engine_rate};
     #[pymodule_export]
     use crate::table::{Table, TableBench, read_cube};
 }

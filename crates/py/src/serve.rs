@@ -6,7 +6,6 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use elasticrec_cube::client::Lost;
-use elasticrec_serve::load::{Load, run};
 use elasticrec_serve::server::Token;
 use elasticrec_serve::{
     EngineRate, ModelPlan, PredictError, ServerError, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime,
@@ -16,7 +15,7 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::cube_net::CubeClient;
-use crate::errors::{ConfigError, IntoPyErr, ModelError, SampleError, UnavailableError, io_error};
+use crate::errors::{ConfigError, IntoPyErr, ModelError, SampleError, io_error};
 
 /// A server on a socket; it answers 503 until its models are loaded.
 #[pyclass(frozen, module = "elasticrec._core")]
@@ -175,26 +174,6 @@ pub(crate) fn engine_rate(
 ) -> PyResult<f64> {
     py.detach(|| elasticrec_serve::engine_rate(&path, &ort_library, EngineRate { batch, seconds, threads }))
         .map_err(IntoPyErr::into_py_err)
-}
-
-/// Requests in a closed loop: (answered, failed, seconds, p50 µs, p99 µs, slowest µs).
-#[pyfunction]
-#[pyo3(signature = (address, path, bodies, *, content_type, token, connections, seconds))]
-#[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
-pub(crate) fn load_test(
-    py: Python<'_>,
-    address: &str,
-    path: String,
-    bodies: Vec<Vec<u8>>,
-    content_type: String,
-    token: Option<String>,
-    connections: usize,
-    seconds: f64,
-) -> PyResult<(u64, u64, f64, f64, f64, f64)> {
-    let addr = parse_address(address)?;
-    let load = Load { addr, path, content_type, token: token.map(Token), bodies, connections, seconds };
-    let report = py.detach(|| run(&load)).map_err(|error| UnavailableError::new_err(error.to_string()))?;
-    Ok((report.requests, report.failures, report.seconds, report.p50_us, report.p99_us, report.max_us))
 }
 
 fn parse_address(address: &str) -> PyResult<SocketAddr> {

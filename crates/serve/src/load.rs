@@ -1,46 +1,121 @@
-//! A closed loop of requests over kept connections: the load that benchmarks put on a server from another process.
+//! Load from this process on a server, over kept connections: what benchmarks measure it with.
+//!
+//! The `schedule` says when requests are due, the `desk` hands them out to whoever has a connection free, `http1` and `grpc`
+//! send them and read the answers, the `tally` counts what came of them.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::thread::JoinHandle;
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+mod alarm;
+mod answer;
+mod desk;
+mod grpc;
+mod http1;
+mod schedule;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+use desk::Desk;
+pub use schedule::Arrivals;
+use schedule::Schedule;
+use tally::Tally;
+pub use tally::{Failure, Latency};
+
 /// What to send, and how hard.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Load {
-    /// The server.
-    pub addr: SocketAddr,
+    /// The server, `host:port`.
+    pub address: String,
+    /// What it speaks.
+    pub protocol: Protocol,
     /// The path of the requests.
     pub path: String,
-    /// Their content type.
-    pub content_type: String,
-    /// Their bearer token.
-    pub token: Option<crate::server::Token>,
-    /// Their bodies, sent in turn.
+    /// Further headers of theirs, a token among them.
+    pub headers: Vec<(String, String)>,
+    /// Their bodies, or messages, sent in turn; each connection begins at another one.
     pub bodies: Vec<Vec<u8>>,
-    /// Connections, each with one request under way.
+    /// Connections, each with at most one request under way.
     pub connections: usize,
-    /// How long.
-    pub seconds: f64,
+    /// When requests are sent.
+    pub pace: Pace,
+    /// For how long.
+    pub length: Duration,
+    /// An answer that takes longer is a failure.
+    pub timeout: Duration,
 }
 
-/// What came back.
+/// A protocol that requests are sent with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1, with bodies of this content type.
+    Http1 {
+        /// The content type.
+        content_type: String,
+    },
+    /// Unary calls of gRPC, over HTTP/2 without TLS.
+    Grpc,
+}
+
+/// When requests are sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pace {
+    /// When the answer to the one before is there: as fast as the server answers.
+    Closed,
+    /// At times that are fixed beforehand, whatever becomes of those before. A request is as old as the time at which it was due.
+    Open {
+        /// Requests a second, of all connections.
+        rate: f64,
+        /// How they are spread.
+        arrivals: Arrivals,
+    },
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq)]
 pub struct LoadReport {
-    /// Requests answered with 200.
-    pub requests: u64,
-    /// Other answers, and broken connections.
-    pub failures: u64,
-    /// How long it took.
+    /// Requests answered with success.
+    pub answered: u64,
+    /// The others that were sent, by what became of them.
+    pub failures: Vec<(Failure, u64)>,
+    /// From the first request to the last answer.
     pub seconds: f64,
-    /// Half of the answers were faster.
-    pub p50_us: f64,
-    /// 99 of 100 were.
-    pub p99_us: f64,
-    /// The slowest.
-    pub max_us: f64,
+    /// Requests that were due; in a closed loop, those that were sent.
+    pub offered: u64,
+    /// Of an open loop: requests that had to wait for a connection, because all were busy when they were due.
+    pub late: u64,
+    /// Of an open loop: requests that were due and had no connection until the end.
+    pub unsent: u64,
+    /// Of an open loop, requests for which a connection was free: 99 of 100 were sent within so many microseconds of when they were
+    /// due. More than a few hundred are the generator's own want of CPU.
+    pub lag_p99_us: f64,
+    /// Of the answered ones.
+    pub latency: Latency,
+}
+
+impl LoadReport {
+    /// Requests that were sent and not answered with success.
+    pub fn failed(&self) -> u64 {
+        self.failures.iter().map(|(_, count)| count).sum()
+    }
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// Since the beginning.
+    pub elapsed: Duration,
+    /// Requests answered with success so far.
+    pub answered: u64,
+    /// Requests that failed so far.
+    pub failed: u64,
 }
 
 /// Why there is no load.
@@ -49,180 +124,142 @@ pub struct LoadReport {
 pub enum LoadError {
     #[error("load: bodies: expected at least 1, got 0")]
     NoBodies,
-    #[error("load: {addr}: {source}")]
-    Connect { addr: SocketAddr, source: io::Error },
+    #[error("load: {what}: expected {expected}, got {got}")]
+    Number { what: &'static str, expected: &'static str, got: f64 },
+    #[error("load: `{0}` cannot stand in a request")]
+    Head(String),
+    #[error("load: {address}: {source}")]
+    Connect { address: String, source: io::Error },
+    #[error("load: {0}")]
+    Start(io::Error),
 }
 
-/// An answer that takes longer is a failure.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The longest head of an answer.
-const MAX_HEAD_BYTES: usize = 64 << 10;
+/// For all connections to be handed to their threads before the first request is due.
+const SETTLE: Duration = Duration::from_millis(20);
+/// How often the caller hears of progress.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// Connections that one thread drives before another one is worth it.
+const CONNECTIONS_A_THREAD: usize = 64;
+/// Rates and lengths beyond are mistakes.
+const MAX_RATE: f64 = 1e7;
+const MAX_SECONDS: f64 = 1e6;
 
-/// Runs the load and sums up.
-pub fn run(load: &Load) -> Result<LoadReport, LoadError> {
+/// A thread's part of the load, with its connections made.
+type Part = Box<dyn FnOnce(Arc<Desk>) -> Tally + Send>;
+
+/// Runs the load and sums up; `progress` hears of it every second, and may end it.
+pub fn run(load: &Load, mut progress: impl FnMut(Progress) -> ControlFlow<()>) -> Result<LoadReport, LoadError> {
+    check(load)?;
+    let addr = resolve(&load.address)?;
+    let connect = |source| LoadError::Connect { address: load.address.clone(), source };
+    // one answer for all connections to a server that is not there
+    drop(TcpStream::connect_timeout(&addr, load.timeout).map_err(connect)?);
+    let parts = match &load.protocol {
+        Protocol::Http1 { content_type } => http1_parts(load, addr, content_type)?,
+        Protocol::Grpc => grpc_parts(load, addr)?,
+    };
+    let start = Instant::now() + SETTLE;
+    let schedule = match load.pace {
+        Pace::Closed => None,
+        Pace::Open { rate, arrivals } => Some(Schedule::new(rate, arrivals, load.length)),
+    };
+    let desk = Arc::new(Desk::new(start, load.length, schedule));
+    let (done, all_done) = channel::<()>();
+    let begin = |part: Part| -> io::Result<JoinHandle<Tally>> {
+        let (desk, done) = (desk.clone(), done.clone());
+        Builder::new().name("load".into()).spawn(move || {
+            let _done = done;
+            sharpen_timers();
+            part(desk)
+        })
+    };
+    let threads = parts.into_iter().map(begin).collect::<io::Result<Vec<_>>>();
+    drop(done);
+    let threads = threads.map_err(|error| {
+        desk.stop();
+        LoadError::Start(error)
+    })?;
+    while let Err(RecvTimeoutError::Timeout) = all_done.recv_timeout(PROGRESS_EVERY) {
+        let (answered, failed) = desk.counts();
+        if progress(Progress { elapsed: start.elapsed(), answered, failed }).is_break() {
+            desk.stop();
+        }
+    }
+    let mut tally = Tally::new();
+    for thread in threads {
+        tally.add(&thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    }
+    Ok(report(tally, &desk, start.elapsed()))
+}
+
+fn report(tally: Tally, desk: &Desk, elapsed: Duration) -> LoadReport {
+    let unsent = desk.unsent();
+    LoadReport {
+        answered: tally.answered(),
+        offered: tally.answered() + tally.failed() + unsent,
+        late: tally.late,
+        unsent,
+        lag_p99_us: tally.lag_p99_us(),
+        latency: tally.latency(),
+        failures: tally.failures.into_iter().collect(),
+        seconds: elapsed.as_secs_f64(),
+    }
+}
+
+fn check(load: &Load) -> Result<(), LoadError> {
     if load.bodies.is_empty() {
         return Err(LoadError::NoBodies);
     }
-    let connect = || connect(load.addr).map_err(|source| LoadError::Connect { addr: load.addr, source });
-    let streams = (0..load.connections.max(1)).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
-    let requests: std::sync::Arc<[Vec<u8>]> = load.bodies.iter().map(|body| request(load, body)).collect();
-    let started = Instant::now();
-    let end = started + Duration::from_secs_f64(load.seconds);
-    let run_one = |(number, stream)| -> JoinHandle<Counts> {
-        let (requests, addr) = (requests.clone(), load.addr);
-        std::thread::spawn(move || {
-            drive(Connection { addr, stream: Some(stream), buffer: Vec::new() }, &requests, number, end)
-        })
+    if load.connections == 0 {
+        return Err(LoadError::Number { what: "connections", expected: "at least 1", got: 0.0 });
+    }
+    let seconds = load.length.as_secs_f64();
+    if !(seconds > 0.0 && seconds <= MAX_SECONDS) {
+        return Err(LoadError::Number { what: "seconds", expected: "more than 0 and at most 1e6", got: seconds });
+    }
+    match load.pace {
+        Pace::Open { rate, .. } if !(rate > 0.0 && rate <= MAX_RATE) => {
+            Err(LoadError::Number { what: "rate", expected: "more than 0 and at most 1e7", got: rate })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn resolve(address: &str) -> Result<SocketAddr, LoadError> {
+    let connect = |source| LoadError::Connect { address: address.into(), source };
+    let found = address.to_socket_addrs().map_err(connect)?.next();
+    found.ok_or_else(|| connect(io::Error::new(io::ErrorKind::NotFound, "no address of this name")))
+}
+
+fn http1_parts(load: &Load, addr: SocketAddr, content_type: &str) -> Result<Vec<Part>, LoadError> {
+    let requests = http1::requests(load, content_type)?;
+    let part = |firsts: Vec<usize>| -> Result<Part, LoadError> {
+        let lanes = http1::Lanes::new(addr, requests.clone(), load.timeout, firsts).map_err(LoadError::Start)?;
+        Ok(Box::new(move |desk| lanes.run(&desk)))
     };
-    let threads: Vec<_> = streams.into_iter().enumerate().map(run_one).collect();
-    let mut counts = Counts::default();
-    for thread in threads {
-        let part = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        counts.failures += part.failures;
-        counts.latencies_ns.extend(part.latencies_ns);
-    }
-    Ok(counts.report(started.elapsed()))
+    dealt(load).into_iter().map(part).collect()
 }
 
-#[derive(Default)]
-struct Counts {
-    latencies_ns: Vec<u64>,
-    failures: u64,
+fn grpc_parts(load: &Load, addr: SocketAddr) -> Result<Vec<Part>, LoadError> {
+    let calls = grpc::calls(load, addr)?;
+    let part = |firsts: Vec<usize>| -> Part {
+        let calls = calls.clone();
+        Box::new(move |desk| grpc::run(calls, firsts, desk))
+    };
+    Ok(dealt(load).into_iter().map(part).collect())
 }
 
-impl Counts {
-    fn report(mut self, elapsed: Duration) -> LoadReport {
-        self.latencies_ns.sort_unstable();
-        let latencies = &self.latencies_ns;
-        let at = |share: f64| {
-            let rank = (share * latencies.len() as f64).ceil() as usize;
-            latencies.get(rank.saturating_sub(1)).map_or(0.0, |&ns| ns as f64 / 1e3)
-        };
-        LoadReport {
-            requests: latencies.len() as u64,
-            failures: self.failures,
-            seconds: elapsed.as_secs_f64(),
-            p50_us: at(0.5),
-            p99_us: at(0.99),
-            max_us: at(1.0),
-        }
-    }
+/// The connections of each thread, by the body that they begin at.
+fn dealt(load: &Load) -> Vec<Vec<usize>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let num_threads = load.connections.div_ceil(CONNECTIONS_A_THREAD).min(cores);
+    let first = |number| (number as u128 * load.bodies.len() as u128 / load.connections as u128) as usize;
+    let deal = |thread| (thread..load.connections).step_by(num_threads).map(first).collect();
+    (0..num_threads).map(deal).collect()
 }
 
-fn request(load: &Load, body: &[u8]) -> Vec<u8> {
-    let Load { path, addr, content_type, token, .. } = load;
-    let mut head = format!("POST {path} HTTP/1.1\r\nhost: {addr}\r\ncontent-type: {content_type}\r\n");
-    if let Some(token) = token {
-        head.push_str(&format!("authorization: Bearer {}\r\n", token.0));
-    }
-    head.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
-    [head.as_bytes(), body].concat()
-}
-
-/// Sends one request after the other until the end; each connection begins at another body.
-fn drive(mut connection: Connection, requests: &[Vec<u8>], number: usize, end: Instant) -> Counts {
-    let mut counts = Counts::default();
-    let mut next = number % requests.len();
-    loop {
-        let started = Instant::now();
-        if started >= end {
-            return counts;
-        }
-        match connection.exchange(&requests[next]) {
-            Ok(200) => counts.latencies_ns.push(started.elapsed().as_nanos() as u64),
-            Ok(_) => counts.failures += 1,
-            Err(_) => {
-                counts.failures += 1;
-                connection.stream = None;
-                // a server that refuses connections is not to be hammered
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-        next = (next + 1) % requests.len();
-    }
-}
-
-struct Connection {
-    addr: SocketAddr,
-    /// None after a failure: the next exchange connects again.
-    stream: Option<TcpStream>,
-    buffer: Vec<u8>,
-}
-
-impl Connection {
-    /// Sends a request, reads the whole answer, and returns its status.
-    fn exchange(&mut self, request: &[u8]) -> io::Result<u16> {
-        let stream = match &mut self.stream {
-            Some(stream) => stream,
-            none => none.insert(connect(self.addr)?),
-        };
-        stream.write_all(request)?;
-        self.buffer.clear();
-        let head = loop {
-            if let Some(at) = memchr::memmem::find(&self.buffer, b"\r\n\r\n") {
-                break at + 4;
-            }
-            if self.buffer.len() > MAX_HEAD_BYTES {
-                return Err(io::ErrorKind::InvalidData.into());
-            }
-            read_some(stream, &mut self.buffer)?;
-        };
-        let (status, length) = parse_head(&self.buffer[..head]).ok_or(io::ErrorKind::InvalidData)?;
-        while self.buffer.len() < head + length {
-            read_some(stream, &mut self.buffer)?;
-        }
-        Ok(status)
-    }
-}
-
-fn connect(addr: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(addr)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    Ok(stream)
-}
-
-fn read_some(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<()> {
-    const CHUNK_BYTES: usize = 16 << 10;
-    let start = buffer.len();
-    buffer.resize(start + CHUNK_BYTES, 0);
-    let read = stream.read(&mut buffer[start..]);
-    buffer.truncate(start + *read.as_ref().unwrap_or(&0));
-    if read? == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(())
-}
-
-/// Status and length of the body.
-fn parse_head(head: &[u8]) -> Option<(u16, usize)> {
-    let text = std::str::from_utf8(head).ok()?;
-    let mut lines = text.split("\r\n");
-    let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-    let length = lines.find_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
-    })?;
-    Some((status, length))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn heads_are_read_in_any_case() {
-        assert_eq!(parse_head(b"HTTP/1.1 429 Too Many\r\nContent-Length: 12\r\n\r\n"), Some((429, 12)));
-        assert_eq!(parse_head(b"HTTP/1.1 200 OK\r\n\r\n"), None);
-    }
-
-    #[test]
-    fn percentiles_are_of_the_sorted_latencies() {
-        let counts = Counts { latencies_ns: (1..=200).rev().map(|us| us * 1000).collect(), failures: 3 };
-        let report = counts.report(Duration::from_secs(1));
-        assert_eq!((report.requests, report.failures), (200, 3));
-        assert_eq!((report.p50_us, report.p99_us, report.max_us), (100.0, 198.0, 200.0));
-        assert_eq!(Counts::default().report(Duration::from_secs(1)).p99_us, 0.0);
-    }
+/// Lets a sleeping thread wake when it wants to: 50 µs later, as is usual, would be 50 µs of latency.
+fn sharpen_timers() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
 }

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -91,6 +92,32 @@ def bench_cube(
     from elasticrec.bench import cube
 
     _print(cube.run(cube.Sizes(rows, repeats, seconds, deltas, rivals), _say), cube.describe, as_json)
+
+
+@bench_app.command("load")
+def bench_load(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A running server, such as http://127.0.0.1:8500.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Lines to ask for, plain or compressed.")],
+    as_json: JsonOption = False,
+    name: Annotated[str | None, typer.Option("--name", help="Which model, if it has several.")] = None,
+    token: Annotated[str | None, typer.Option("--token", help="Its token, as ${ENV} or file:PATH.")] = None,
+    format: Annotated[
+        str, typer.Option(help="text: lines of the training format; json: an object of named slots a line.")
+    ] = "text",
+    instances: Annotated[int, typer.Option(min=1, max=1_000_000, help="Lines a request.")] = 1,
+    connections: Annotated[int, typer.Option(min=1, max=60_000, help="Each has one request under way.")] = 8,
+    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="How long.")] = 10.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=10_000_000, help="Requests a second; without it as fast as answers come."),
+    ] = None,
+    poisson: Annotated[bool, typer.Option("--poisson", help="With --rate: random gaps instead of even ones.")] = False,
+) -> None:
+    """Load on a running server: requests a second, latencies, failures."""
+    from elasticrec.bench import load
+
+    what = load.Load(file, format, instances, connections, seconds, rate, poisson)
+    _print(load.run(url, name, token, what, _say), load.describe, as_json)
 
 
 @bench_app.command("spine")

@@ -111,27 +111,24 @@ def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
     with server_process(str(path)) as server:
         address = server.address
 
-        def load(bodies: list[bytes]) -> tuple[int, int, float, float, float, float]:
+        def load(bodies: list[bytes]) -> _core.LoadReport:
             report = _core.load_test(
                 address,
                 server.predict_path,
                 bodies,
-                content_type="text/plain",
-                token=None,
                 connections=_CONNECTIONS,
                 seconds=seconds,
             )
-            assert not report[1], f"{report[1]} requests failed"
+            assert not report.failed, report.failures
             return report
 
         for _ in range(repeats):
-            answered, _, took, p50, p99, _ = load(ones)
-            rates["one"].append(answered / took)
-            rates["p50"].append(p50)
-            rates["p99"].append(p99)
+            report = load(ones)
+            rates["one"].append(report.requests_per_s)
+            rates["p50"].append(report.p50_us)
+            rates["p99"].append(report.p99_us)
             before = _stages(address)
-            answered, _, took, *_ = load(batches)
-            rates["many"].append(answered * 128 / took)
+            rates["many"].append(load(batches).requests_per_s * 128)
             stages = _mean_stages(before, _stages(address))
             cores = num_cores()
             rates["engine"].append(

@@ -431,22 +431,3 @@ fn an_address_in_use_is_named() {
     let error = Server::start(options, &[ModelPlan::alone("demo")]).err().unwrap().to_string();
     assert!(error.starts_with(&format!("serve: {}: Address already in use", server.addr())), "{error}");
 }
-
-#[test]
-fn the_load_generator_counts_answers_and_failures() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
-    let load = crate::load::Load {
-        addr: server.addr(),
-        path: "/v1/models/demo:predict".into(),
-        content_type: "text/plain".into(),
-        token: None,
-        bodies: vec![b"x".to_vec(), b"bad".to_vec()],
-        connections: 2,
-        seconds: 2.0,
-    };
-    let report = crate::load::run(&load).unwrap();
-    assert!(report.requests > 0 && report.failures > 0, "{report:?}");
-    assert!(report.p50_us > 0.0 && report.p50_us <= report.p99_us && report.p99_us <= report.max_us);
-    assert!(report.requests.abs_diff(report.failures) <= 2);
-}
