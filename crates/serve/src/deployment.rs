@@ -12,6 +12,7 @@ use crate::metrics::ModelMetrics;
 use crate::model::{Model, ModelError};
 use crate::pool::{Full, Pool, Waiting};
 use crate::refusal::Refusal;
+use crate::score::Scorer;
 use crate::worker::{Joining, Worker};
 
 /// A prediction on its way to a scorer.
@@ -90,34 +91,32 @@ pub(crate) struct Deployment {
 /// How a deployment is cut to the machine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
-    pub(crate) workers: usize,
     pub(crate) queue: usize,
     pub(crate) limits: Limits,
     pub(crate) joining: Joining,
 }
 
 impl Deployment {
-    /// Builds and warms the scorers, then starts their threads.
+    /// Starts the threads of scorers that are warm.
     pub(crate) fn start(
-        model: &Arc<Model>,
+        scorers: Vec<Scorer>,
         name: &str,
         variant: &str,
         sizes: Sizes,
         metrics: &ModelMetrics,
     ) -> Result<Deployment, ModelError> {
+        let failed = |what: String| ModelError::Mismatch { name: name.into(), what };
+        let model = scorers.first().ok_or_else(|| failed("expected at least one scorer".into()))?.model().clone();
         let manifest = model.manifest();
         let about = Arc::new(About::new(name, variant, manifest.version, manifest.labels()));
-        let worker = || {
-            let mut worker = Worker::new(model.scorer()?, about.clone(), sizes.limits, sizes.joining, metrics.clone());
-            Ok(move |job: Job, waiting: &Waiting<'_, Job>| worker.work(job, waiting))
-        };
-        let workers = (0..sizes.workers.max(1)).map(|_| worker()).collect::<Result<Vec<_>, ModelError>>()?;
-        let pool = Pool::start(sizes.queue, workers).map_err(|error| ModelError::Mismatch {
-            name: name.into(),
-            what: format!("cannot start a scorer thread: {error}"),
-        })?;
-        let deployment = Deployment::new(about, metadata(model, name), pool, sizes.queue);
-        Ok(Deployment { model: Some(model.clone()), ..deployment })
+        let workers = scorers.into_iter().map(|scorer| {
+            let mut worker = Worker::new(scorer, about.clone(), sizes.limits, sizes.joining, metrics.clone());
+            move |job: Job, waiting: &Waiting<'_, Job>| worker.work(job, waiting)
+        });
+        let pool = Pool::start(sizes.queue, workers.collect());
+        let pool = pool.map_err(|error| failed(format!("cannot start a scorer thread: {error}")))?;
+        let deployment = Deployment::new(about.clone(), metadata(&model, name), pool, sizes.queue);
+        Ok(Deployment { model: Some(model), ..deployment })
     }
 
     pub(crate) fn new(about: Arc<About>, metadata: Bytes, pool: Pool<Job>, queue: usize) -> Deployment {

@@ -155,6 +155,31 @@ impl Server {
     }
 }
 
+/// Does heavy work on a thread that leaves the cores to those that answer; threads that come of it must not be started
+/// there: they would inherit that.
+fn in_the_background<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let work = move || {
+            // only a wish: without it all the same is done, and answers wait a little longer meanwhile
+            #[cfg(target_os = "linux")]
+            let _ = rustix::process::setpriority_process(None, BACKGROUND);
+            work()
+        };
+        scope.spawn(work).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Frees a version once its last request is answered, on nobody's time.
+fn let_go(deployment: Arc<Deployment>) {
+    let wait = move || {
+        while Arc::strong_count(&deployment) > 1 {
+            std::thread::sleep(LEAVE_POLL);
+        }
+    };
+    // without a thread the last request does it
+    let _ = std::thread::Builder::new().name("serve-leave".into()).spawn(wait);
+}
+
 /// Whether everything that was accepted has been answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drained(pub bool);
@@ -191,6 +216,10 @@ impl Ended {
 
 /// How often the end of a scorer thread is looked for.
 const POLL: Duration = Duration::from_millis(1);
+/// How often the end of a version's last request is looked for.
+const LEAVE_POLL: Duration = Duration::from_millis(10);
+/// The niceness of what loads: a tenth of what others get, so that on busy cores it comes to an end too.
+const BACKGROUND: i32 = 10;
 
 /// Lets the scorers finish what is queued, until the deadline.
 fn end_scorers(app: &App, deadline: Instant) -> Drained {
@@ -233,15 +262,7 @@ impl ServerHandle {
     /// Warms a version and gives it every request of a variant from then on; requests under way end on the version that
     /// they began with.
     pub fn install(&self, name: &str, variant: &str, model: &Arc<Model>) -> Result<(), ModelError> {
-        let ServerOptions { workers, queue, max_instances, max_batch, max_wait, .. } = self.app.options;
-        let joining = Joining { max_instances: max_batch, max_wait };
-        let sizes = Sizes { workers, queue, limits: Limits { max_instances }, joining };
-        let place = self.app.registry.place(name, variant)?;
-        let metrics = self.app.metrics.of(name, variant);
-        let deployment = Deployment::start(model, name, variant, sizes, &metrics)?;
-        metrics.version.set(deployment.about.version as i64);
-        place.switch(Some(Arc::new(deployment)));
-        Ok(())
+        self.prepare(name, variant, || Ok(model.clone())).map(|_| ())
     }
 
     /// Loads a version and [installs](ServerHandle::install) it. Its rows are looked up at a store if one is given; else
@@ -253,15 +274,38 @@ impl ServerHandle {
         path: &Path,
         store: Option<(Arc<Client>, Lost)>,
     ) -> Result<Arc<Model>, ModelError> {
-        let before = self.app.registry.place(name, variant)?.current();
-        let source = match store {
-            Some((client, lost)) => RowSource::Store(client, lost),
-            None => RowSource::Files(before.and_then(|deployment| deployment.model.clone())),
-        };
-        let model = Model::load_with(path, &source)?;
-        drop(source);
-        self.install(name, variant, &model)?;
-        Ok(model)
+        self.prepare(name, variant, || {
+            let before = self.app.registry.place(name, variant)?.current();
+            let source = match store {
+                Some((client, lost)) => RowSource::Store(client, lost),
+                None => RowSource::Files(before.and_then(|deployment| deployment.model.clone())),
+            };
+            Model::load_with(path, &source)
+        })
+    }
+
+    fn prepare(
+        &self,
+        name: &str,
+        variant: &str,
+        load: impl FnOnce() -> Result<Arc<Model>, ModelError> + Send,
+    ) -> Result<Arc<Model>, ModelError> {
+        let ServerOptions { workers, queue, max_instances, max_batch, max_wait, .. } = self.app.options;
+        let joining = Joining { max_instances: max_batch, max_wait };
+        let sizes = Sizes { queue, limits: Limits { max_instances }, joining };
+        let place = self.app.registry.place(name, variant)?;
+        let scorers = in_the_background(|| {
+            let model = load()?;
+            (0..workers.max(1)).map(|_| model.scorer()).collect::<Result<Vec<_>, _>>()
+        })?;
+        let metrics = self.app.metrics.of(name, variant);
+        let deployment = Arc::new(Deployment::start(scorers, name, variant, sizes, &metrics)?);
+        metrics.version.set(deployment.about.version as i64);
+        let model = deployment.model.clone();
+        if let Some(before) = place.switch(Some(deployment)) {
+            let_go(before);
+        }
+        model.ok_or_else(|| ModelError::Mismatch { name: name.into(), what: "has no model".into() })
     }
 
     /// Notes which version a variant should have, and how often one could not be loaded so far.
