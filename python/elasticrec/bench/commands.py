@@ -57,6 +57,26 @@ def bench_table(
     _print(table.run(rows, repeats, _say), table.describe, as_json)
 
 
+@bench_app.command("serve")
+def bench_serve(
+    as_json: JsonOption = False,
+    rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the model.")] = 1_000_000,
+    repeats: RepeatsOption = 5,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds of a measurement.")] = 4.0,
+    part: Annotated[
+        list[str] | None, typer.Option(help="Only this part: engine, joining, latency or swap; may be repeated.")
+    ] = None,
+) -> None:
+    """Serving against the engine underneath, joined requests, latencies under load, hot swaps; a real server."""
+    from elasticrec.bench import serve
+
+    unknown = [name for name in part or () if name not in serve.PARTS]
+    if unknown:
+        raise ConfigError(f"bench: --part: expected {', '.join(serve.PARTS)}, got `{unknown[0]}`")
+    sizes = serve.Sizes(rows, repeats, seconds)
+    _print(serve.run(sizes, part or list(serve.PARTS), _say), serve.describe, as_json)
+
+
 @bench_app.command("ps")
 def bench_ps(
     as_json: JsonOption = False,
