@@ -1,0 +1,127 @@
+"""A server at its limits: many connections, large requests, twice the load that it takes, bytes that mean nothing."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asking import Askers, metrics_of, score_of
+from elasticrec import _core
+from elasticrec.errors import SampleError
+from elasticrec.repository.repository import Repository
+from elasticrec.serving.client import Client
+from elasticrec.serving.process import ServerProcess
+from harness import serving
+from store import MODEL, NUM_ROWS, publish
+
+pytestmark = pytest.mark.slow
+
+# `make soak` takes the whole minute, and tests that run all day take some seconds of it.
+OVERLOAD_S = 60.0 if os.environ.get("ELASTICREC_SOAK") else 10.0
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a model whose scores say its version."""
+    directory = tmp_path_factory.mktemp("limits")
+    (directory / "models" / MODEL).mkdir(parents=True)
+    repository = Repository.open(directory / "models", MODEL)
+    repository.offer(publish(repository).number)
+    return directory
+
+
+@pytest.fixture
+def server(directory: Path) -> Iterator[ServerProcess]:
+    """One with few scorers and a short queue."""
+    with serving(f"models/{MODEL}", *("--set", "serve.threads=1", "--set", "serve.queue=16"), cwd=directory) as server:
+        yield server
+
+
+def resident_bytes(server: ServerProcess) -> int:
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def load(server: ServerProcess, lines: int, **options: float) -> _core.LoadReport:
+    random = np.random.default_rng(1)
+    bodies = [
+        b"".join(b"1 0 %d:0\n" % sign for sign in random.integers(1, NUM_ROWS + 1, lines).tolist()) for _ in range(20)
+    ]
+    report: _core.LoadReport = _core.load_test(server.address, server.predict_path, bodies, **options)
+    return report
+
+
+def test_twice_the_load_that_it_can_take(server: ServerProcess) -> None:
+    """Those beyond are told so at once, the others are answered right and in time, and memory stays."""
+    lines = 500
+    capacity = load(server, lines, connections=16, seconds=2.0).requests_per_s
+    before = resident_bytes(server)
+    with Askers(server.url, retries=1000).asking() as askers:
+        report = load(server, lines, connections=400, seconds=OVERLOAD_S, rate=2 * capacity)
+        askers.wait_for(1)
+    assert askers.wrong == [] and set(askers.answers) == {1}
+    assert set(report.failures) == {"status 429"}, report.failures
+    assert report.failed > 0.1 * report.offered and report.answered > 0.3 * capacity * OVERLOAD_S
+    # what waits at most takes this long; a machine that does other things as well gets ten times that
+    assert report.max_us < 1e6 * (5 + 10 * 16 / capacity)
+    assert resident_bytes(server) - before < 100 * 2**20
+    figures = metrics_of(server.url)
+    assert figures['requests_total{protocol="http",code="429"}'] >= report.failed
+
+
+def test_a_thousand_connections(server: ServerProcess) -> None:
+    report = load(server, 1, connections=1000, seconds=3.0, timeout_s=60.0)
+    assert report.answered > 1000 and set(report.failures) <= {"status 429"}, report.failures
+    with Client(server.url) as client:
+        assert client.predict([{"0": 1}]).item() == score_of(1)
+
+
+def test_requests_of_one_and_of_ten_thousand(server: ServerProcess) -> None:
+    with Client(server.url, timeout_s=120) as client:
+        for count in (1, 10_000):
+            scores = client.predict([{"0": 1 + at % NUM_ROWS} for at in range(count)])
+            assert scores.shape == (count, 1) and (scores == score_of(1)).all()
+        with pytest.raises(SampleError, match="413: expected at most 10000 instances a request, got more"):
+            client.predict([{"0": 1}] * 10_001)
+        assert client.predict([]).shape == (0, 1)
+        # nothing of it is known: of the score only what the weights say is left
+        assert client.predict([{}, {"0": 2**64 - 1}, {"0": []}]).ravel().tolist() == [1000.0] * 3
+
+
+def test_clients_that_send_slowly_or_nonsense_hold_nobody_up(server: ServerProcess) -> None:
+    host, _, port = server.address.rpartition(":")
+    heads = [
+        b"POST /v1/models/small:predict HTTP/1.1\r\nHost: x\r\nContent-",
+        b"POST /v1/models/small:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
+        b"PRPC\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"PRPC\x00\x00\x00\x10\x00\x00",
+        b"\x16\x03\x01\x02\x00\x01",
+        bytes(range(256)),
+        b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 10_000,
+    ]
+    opened = []
+    try:
+        for number in range(300):
+            connection = socket.create_connection((host, int(port)), timeout=60)
+            opened.append(connection)
+            # the server may close it before all of it is sent
+            threading.Thread(target=_send, args=(connection, heads[number % len(heads)]), daemon=True).start()
+        with Askers(server.url).asking() as askers:
+            askers.wait_for(1, 300)
+        assert askers.wrong == []
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+def _send(connection: socket.socket, content: bytes) -> None:
+    try:
+        connection.sendall(content)
+    except OSError:
+        pass
