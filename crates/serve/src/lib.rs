@@ -1,6 +1,6 @@
 //! The inference server: from a socket to a score, without Python.
 //!
-//! In the order of a request: `server` accepts its connection, `http` reads it, `ask` finds who answers it in the `registry` and
+//! In the order of a request: `server` accepts its connection, `http` or `grpc` reads it, `ask` finds who answers it in the `registry` and
 //! queues it for the `pool` of that `deployment`; a `worker` joins those that wait: their `face` decodes each into a batch,
 //! `score` goes over it (unique signs → cube lookup → pooling → `engine`), and the face writes the answers. `version`,
 //! `manifest`, `chain`, `rows` and `model` turn a directory of the model repository into what the scorers share. `predictor` is the same
@@ -12,6 +12,7 @@ mod deployment;
 pub mod engine;
 mod engine_rate;
 pub mod face;
+mod grpc;
 mod http;
 pub mod load;
 pub mod manifest;

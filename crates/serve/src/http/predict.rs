@@ -9,8 +9,9 @@ use axum::response::Response;
 use super::body::read_body;
 use super::reply::{Error, json_response};
 use crate::ask::{self, Ask};
-use crate::deployment::{Deadline, Done};
+use crate::deployment::{Deadline, Done, Timing};
 use crate::face::{About, Face};
+use crate::refusal::Refusal;
 use crate::registry::Choice;
 use crate::server::App;
 
@@ -27,7 +28,7 @@ pub(crate) const TIMING: HeaderName = HeaderName::from_static("elasticrec-timing
 pub(crate) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
 /// The longest time that a request may ask for, an hour.
-const MAX_TIMEOUT_MS: u64 = 3_600_000;
+pub(crate) const MAX_TIMEOUT_MS: u64 = 3_600_000;
 
 /// What the head of a request says of who should answer it, and until when.
 #[derive(Debug, Clone, Copy)]
@@ -39,20 +40,20 @@ pub(crate) struct Called<'a> {
 }
 
 impl Called<'_> {
-    pub(crate) fn of(headers: &HeaderMap) -> Result<Called<'_>, Error> {
-        let bad = |message: String| Error::new(StatusCode::BAD_REQUEST, message);
+    pub(crate) fn of(headers: &HeaderMap) -> Result<Called<'_>, Refusal> {
         let variant = headers.get(VARIANT).map(HeaderValue::to_str).transpose();
         let timeout = headers.get(TIMEOUT).map(|value| value.to_str().ok()?.parse::<u64>().ok());
         let timeout = match timeout {
             Some(Some(ms)) if (1..=MAX_TIMEOUT_MS).contains(&ms) => Some(Duration::from_millis(ms)),
             Some(_) => {
-                return Err(bad(format!("{TIMEOUT}: expected milliseconds from 1 to {MAX_TIMEOUT_MS}")));
+                let expected = format!("{TIMEOUT}: expected milliseconds from 1 to {MAX_TIMEOUT_MS}");
+                return Err(Refusal::Bad(expected));
             }
             None => None,
         };
         Ok(Called {
             key: headers.get(KEY).map(HeaderValue::as_bytes),
-            variant: variant.map_err(|_| bad(format!("{VARIANT}: expected a name in ASCII")))?,
+            variant: variant.map_err(|_| Refusal::Bad(format!("{VARIANT}: expected a name in ASCII")))?,
             timeout,
             wants_timing: headers.contains_key(TIMING),
         })
@@ -79,14 +80,19 @@ pub(super) async fn run(app: &App, model: Option<&str>, face: Face, request: Req
 }
 
 fn respond(about: &About, done: Done, wants_timing: bool) -> Response {
-    let mut response = json_response(StatusCode::OK, done.reply.body);
-    let headers = response.headers_mut();
+    let Done { reply, timing } = done;
+    let mut response = json_response(StatusCode::OK, reply.body);
+    tell(response.headers_mut(), about, wants_timing.then_some(timing));
+    response
+}
+
+/// Says in the head of an answer who gave it and, if asked for, where its time went.
+pub(crate) fn tell(headers: &mut HeaderMap, about: &About, timing: Option<Timing>) {
     headers.insert(VERSION, about.version.into());
     if let Some(variant) = HeaderValue::from_str(&about.variant).ok().filter(|value| !value.is_empty()) {
         headers.insert(VARIANT, variant);
     }
-    if let Some(timing) = wants_timing.then(|| HeaderValue::from_str(&done.timing.header()).ok()).flatten() {
+    if let Some(timing) = timing.and_then(|timing| HeaderValue::from_str(&timing.header()).ok()) {
         headers.insert(SERVER_TIMING, timing);
     }
-    response
 }

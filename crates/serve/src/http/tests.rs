@@ -5,48 +5,13 @@ use std::net::TcpStream;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-
-use crate::deployment::{Deployment, Done, Job, Timing};
-use crate::face::{About, Reply};
-use crate::pool::{Pool, Waiting};
-use crate::refusal::Refusal;
+use super::testing::{done, echo, install, start};
+use crate::deployment::Job;
 use crate::registry::ModelPlan;
 use crate::server::{Drained, Server, ServerHandle, ServerOptions, Token};
 
 /// Long enough for a slow machine; nothing waits for it unless it is about to fail.
 const LONG: Duration = Duration::from_secs(60);
-
-fn start(options: ServerOptions) -> ServerHandle {
-    Server::start(ServerOptions { io_threads: 1, ..options }, &[ModelPlan::alone("demo")]).unwrap()
-}
-
-/// Installs a model `demo` whose one scorer is `work`.
-fn install(server: &ServerHandle, version: u64, mut work: impl FnMut(Job) + Send + 'static) {
-    let work = move |job: Job, _: &Waiting<'_, Job>| work(job);
-    let pool = Pool::start(server.app.options.queue, vec![work]).unwrap();
-    let about = Arc::new(About::new("demo", "", version, &["click".into()]));
-    let metadata = Bytes::from_static(b"{\"model\":\"demo\"}");
-    let deployment = Deployment::new(about, metadata, pool, server.app.options.queue);
-    server.app.metrics.of("demo", "").version.set(version as i64);
-    server.app.registry.place("demo", "").unwrap().switch(Some(Arc::new(deployment)));
-}
-
-/// Answers with the body; `panic` and `bad` do what they say.
-fn echo(job: Job) {
-    let answer = match &job.body[..] {
-        b"panic" => panic!("a planted panic"),
-        b"bad" => Err(Refusal::Bad("line 1: bad".into())),
-        b"many" => Err(Refusal::TooLarge("expected at most 1 lines a request, got more".into())),
-        b"nan" => Err(Refusal::Internal("sample 0: expected a finite score".into())),
-        body => Ok(done(format!("{:?}:{}", job.face, String::from_utf8_lossy(body)))),
-    };
-    let _ = job.answer.send(answer);
-}
-
-fn done(body: String) -> Done {
-    Done { reply: Reply { body: body.into() }, timing: Timing::default() }
-}
 
 struct Response {
     status: u16,
