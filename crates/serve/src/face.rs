@@ -7,6 +7,7 @@ use thiserror::Error;
 
 mod json;
 mod plain;
+mod values;
 
 /// What a body is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
