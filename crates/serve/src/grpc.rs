@@ -19,24 +19,25 @@ use tonic::{Code, Status};
 
 use crate::ask::{self, Ask};
 use crate::deployment::Deadline;
-use crate::face::Face;
+pub(crate) use crate::http::Target;
 use crate::http::{Called, Error, MAX_TIMEOUT_MS, tell};
 use crate::refusal::Refusal;
-use crate::registry::Choice;
 use crate::server::App;
 
 mod health;
+mod tensors;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::health::CHECK;
+pub(crate) use self::tensors::{LIVE, READY};
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
 /// The methods, by path.
 pub(crate) fn routes() -> Router<Arc<App>> {
-    Router::new().route(CHECK, post(health::check))
+    Router::new().route(CHECK, post(health::check)).merge(tensors::routes())
 }
 
 /// Whether a request speaks gRPC.
@@ -55,7 +56,11 @@ pub(crate) fn code_of(response: &Response) -> u16 {
 
 /// A method that does not exist.
 pub(crate) fn unimplemented(path: &str) -> Response {
-    Status::unimplemented(format!("no such method: {path}")).into_http()
+    let there_is = match path.strip_prefix(tensors::SERVICE) {
+        Some(_) => format!(", there is {}", tensors::METHODS.join(", ")),
+        None => String::new(),
+    };
+    Status::unimplemented(format!("no such method: {path}{there_is}")).into_http()
 }
 
 /// A request without the token of this server.
@@ -86,15 +91,6 @@ pub(crate) struct Call {
     metadata: MetadataMap,
     started: Instant,
     deadline: Option<Deadline>,
-}
-
-/// Who should score a message, and how it is read.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Target<'a> {
-    /// The first one if none is named.
-    pub(crate) model: Option<&'a str>,
-    pub(crate) version: Option<u64>,
-    pub(crate) face: Face,
 }
 
 /// An encoded message on its way out, with metadata.
@@ -169,8 +165,7 @@ pub(crate) fn encode(message: &impl Message) -> Answer {
 /// Has a message scored.
 pub(crate) async fn predict(app: &App, target: Target<'_>, call: Call) -> Answer {
     let called = Called::of(call.metadata.as_ref())?;
-    let choice = Choice { model: target.model, variant: called.variant, key: called.key, version: target.version };
-    let ask = Ask { choice, face: target.face, body: call.message, deadline: call.deadline };
+    let ask = Ask { choice: target.choice(called), face: target.face, body: call.message, deadline: call.deadline };
     let outcome = ask::predict(&app.registry, ask).await;
     app.metrics.request.observe(call.started.elapsed());
     let (about, done) = outcome?;

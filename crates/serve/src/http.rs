@@ -17,20 +17,24 @@ use crate::metrics;
 use crate::server::App;
 
 mod body;
+mod compress;
 mod plain;
 mod predict;
 mod reply;
+mod tensors;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::predict::{Called, MAX_TIMEOUT_MS, tell};
+pub(crate) use self::predict::{Called, MAX_TIMEOUT_MS, Target, tell};
 pub(crate) use self::reply::Error;
 
 const HEALTH: &str = "/health";
 const READY: &str = "/ready";
 const METRICS: &str = "/metrics";
+/// What asks for no token and is not counted.
+const PROBES: [&str; 7] = [HEALTH, READY, tensors::LIVE, tensors::READY, grpc::CHECK, grpc::LIVE, grpc::READY];
 
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
@@ -39,6 +43,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(METRICS, get(scrape))
         .route("/v1/models", get(plain::models))
         .route("/v1/models/{target}", get(plain::metadata).post(plain::predict))
+        .merge(tensors::routes())
         .merge(grpc::routes())
         .fallback(|uri: Uri, headers: HeaderMap| async move {
             if grpc::is_grpc(&headers) {
@@ -55,14 +60,17 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 
 /// The method that a path takes: actions and those of gRPC, `/package.Service/Method`, POST, all others GET.
 fn allowed(path: &str) -> &'static str {
-    let is_action = path.contains(':') || path.split('/').nth(1).is_some_and(|first| first.contains('.'));
+    let is_action = path.contains(':')
+        || path.ends_with("/infer")
+        || path == tensors::INDEX
+        || path.split('/').nth(1).is_some_and(|first| first.contains('.'));
     if is_action { "POST" } else { "GET" }
 }
 
 /// Checks the token and counts the answer.
 async fn pass(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    if [HEALTH, READY, grpc::CHECK].contains(&path) {
+    if PROBES.contains(&path) {
         return next.run(request).await;
     }
     let counted = path != METRICS;

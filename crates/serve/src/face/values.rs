@@ -58,17 +58,23 @@ impl Inputs<'_> {
     }
 
     pub(super) fn add_text(&mut self, target: Target, text: &str) -> Result<(), String> {
+        self.add_bytes(target, text.as_bytes())
+    }
+
+    /// Adds text in whatever encoding the training data has.
+    pub(super) fn add_bytes(&mut self, target: Target, text: &[u8]) -> Result<(), String> {
+        let told = || shown(&String::from_utf8_lossy(text));
         let Target::Slot(slot) = target else {
-            return Err(self.misfit(target, format_args!("the string `{}`", shown(text))));
+            return Err(self.misfit(target, format_args!("the string `{}`", told())));
         };
         match self.parser.features().format {
-            Format::Slots => match parse_u64(text.as_bytes()) {
+            Format::Slots => match parse_u64(text) {
                 Some(sign) => self.parser.add_sign(slot, sign, self.builder),
-                None => return Err(self.misfit(target, format_args!("`{}`", shown(text)))),
+                None => return Err(self.misfit(target, format_args!("`{}`", told()))),
             },
             // an empty field of a row is a missing one
             _ if text.is_empty() => (),
-            _ => self.parser.add_value(slot, text.as_bytes(), self.builder),
+            _ => self.parser.add_value(slot, text, self.builder),
         }
         Ok(())
     }

@@ -39,5 +39,5 @@ pub(crate) fn echo(job: Job) {
 }
 
 pub(crate) fn done(body: String) -> Done {
-    Done { reply: Reply { body: body.into() }, timing: Timing::default() }
+    Done { reply: Reply { body: body.into(), json_bytes: None }, timing: Timing::default() }
 }
