@@ -1,7 +1,8 @@
 //! gRPC through the router: frames in, frames and codes out; what stands behind the queue is played by the tests.
 
-use std::io;
+use std::io::{self, Write};
 use std::pin::Pin;
+use std::sync::mpsc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,7 +15,11 @@ use prost::Message;
 use tower::ServiceExt;
 
 use super::health::{CheckRequest, CheckResponse, Serving};
+use super::tensors::{
+    ModelMetadataResponse, ModelRequest, RepositoryIndexRequest, RepositoryIndexResponse, ServerMetadataResponse, Yes,
+};
 use super::*;
+use crate::deployment::Job;
 use crate::http::testing::{echo, install, start};
 use crate::server::{ServerHandle, ServerOptions, Token};
 
@@ -131,6 +136,91 @@ impl hyper::body::Body for Never {
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         Poll::Pending
     }
+}
+
+fn method(name: &str) -> String {
+    format!("/inference.GRPCInferenceService/{name}")
+}
+
+fn ask<M: Message + Default>(server: &ServerHandle, name: &str, message: &impl Message) -> Result<M, (u16, String)> {
+    let got = call(server, &method(name), &[], framed(0, &message.encode_to_vec()).into());
+    if got.code == 0 { Ok(M::decode(&got.body[5..]).unwrap()) } else { Err((got.code, got.message)) }
+}
+
+/// The head of a `ModelInferRequest` has the same first fields.
+fn named(name: &str, version: &str) -> ModelRequest {
+    ModelRequest { name: name.into(), version: version.into() }
+}
+
+#[test]
+fn the_inference_service_tells_of_the_server_and_its_models() {
+    let server = start(ServerOptions::default());
+    let nothing = RepositoryIndexRequest::default();
+    let is = |name: &str, message: &ModelRequest| ask::<Yes>(&server, name, message).map(|answer| answer.yes);
+    assert_eq!(is("ServerLive", &named("", "")), Ok(true));
+    assert_eq!(is("ServerReady", &named("", "")), Ok(false));
+    assert_eq!(is("ModelReady", &named("demo", "")), Ok(false));
+    assert_eq!(
+        ask::<ModelMetadataResponse>(&server, "ModelMetadata", &named("demo", "")),
+        Err((14, "model `demo`: no version is ready yet".into()))
+    );
+    install(&server, 3, echo);
+    assert_eq!(is("ServerReady", &named("", "")), Ok(true));
+    for version in ["", "3"] {
+        assert_eq!(is("ModelReady", &named("demo", version)), Ok(true));
+        let metadata: ModelMetadataResponse = ask(&server, "ModelMetadata", &named("demo", version)).unwrap();
+        assert_eq!((metadata.name.as_str(), metadata.versions), ("demo", vec!["3".to_string()]));
+        assert_eq!(metadata.outputs[0].name, "click");
+    }
+    let unknown = Err((5, "model `demo`: no version 4, there is 3".to_string()));
+    assert_eq!(is("ModelReady", &named("demo", "4")), unknown);
+    assert_eq!(is("ModelReady", &named("x", "")), Err((5, "no model `x`, there is `demo`".into())));
+    let metadata: ServerMetadataResponse = ask(&server, "ServerMetadata", &nothing).unwrap();
+    assert_eq!((metadata.name.as_str(), metadata.extensions), ("elasticrec", vec!["binary_tensor_data".to_string()]));
+    let index: RepositoryIndexResponse = ask(&server, "RepositoryIndex", &nothing).unwrap();
+    assert_eq!((index.models[0].name.as_str(), index.models[0].state.as_str()), ("demo", "READY"));
+    let (code, told) = ask::<Yes>(&server, "ModelStreamInfer", &nothing).unwrap_err();
+    assert_eq!(code, 12);
+    assert!(told.contains("ModelStreamInfer, there is ServerLive, "), "{told}");
+}
+
+#[test]
+fn a_message_reaches_the_scorer_and_its_answer_says_who_gave_it() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    let message = named("demo", "3").encode_to_vec();
+    let infer = |headers: &[(&str, &str)], body: Vec<u8>| call(&server, &method("ModelInfer"), headers, body.into());
+    let got = infer(&[("elasticrec-timing", "1")], framed(0, &message));
+    let answer = format!("TensorsProto:{}", String::from_utf8_lossy(&message));
+    assert_eq!((got.code, &got.body[5..]), (0, answer.as_bytes()));
+    assert_eq!(got.head["elasticrec-version"], "3");
+    assert!(got.head["server-timing"].to_str().unwrap().starts_with("queue;dur="));
+    assert_eq!(got.head.get("grpc-encoding"), None);
+    let mut encoder = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
+    encoder.write_all(&message).unwrap();
+    let both = [("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")];
+    let got = infer(&both, framed(1, &encoder.finish().unwrap()));
+    assert_eq!((got.code, got.body[0], &got.head["grpc-encoding"]), (0, 1, &HeaderValue::from_static("gzip")));
+    let told = |name: &str, version: &str| {
+        let got = infer(&[], framed(0, &named(name, version).encode_to_vec()));
+        (got.code, got.message)
+    };
+    assert_eq!(told("x", ""), (5, "no model `x`, there is `demo`".into()));
+    assert_eq!(told("demo", "4"), (5, "model `demo`: no version 4, there is 3".into()));
+    assert_eq!(told("demo", "x"), (5, "model `demo`: no version `x`, expected a number".into()));
+    assert_eq!(infer(&[("elasticrec-variant", "z")], framed(0, &message)).code, 5);
+}
+
+#[test]
+fn a_call_waits_as_long_as_it_says() {
+    let server = start(ServerOptions::default());
+    let (kept, keeps) = mpsc::channel();
+    // answers nothing, and does not let the request drop either
+    install(&server, 3, move |job: Job| kept.send(job).unwrap());
+    let body = framed(0, &named("demo", "").encode_to_vec());
+    let got = call(&server, &method("ModelInfer"), &[("grpc-timeout", "20m")], body.into());
+    assert_eq!((got.code, got.message.as_str()), (4, "deadline: not scored in 20 ms, the time that the request had"));
+    drop(keeps);
 }
 
 #[test]

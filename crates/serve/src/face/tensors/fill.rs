@@ -117,32 +117,30 @@ impl Given<'_> {
             starts.push(start);
             start += width;
         }
-        let key = |slot: usize, sign: u64| parser.key(slot as u16, sign).unwrap_or(sign);
         let keeps = parser.keeps_signs();
-        if let Some(tensor) = self.signs {
-            for (to, from) in
-                signs.chunks_exact_mut(row.max(1)).zip(tensor.data.chunks_exact((8 * tensor.width).max(1)))
-            {
-                for (slot, (to, from)) in to.iter_mut().zip(from.as_chunks::<8>().0).enumerate() {
-                    let sign = u64::from_le_bytes(*from);
-                    *to = if keeps { sign } else { key(slot, sign) };
+        let key = |slot: usize, bytes: &[u8; 8]| {
+            let sign = u64::from_le_bytes(*bytes);
+            if keeps { sign } else { parser.key(slot as u16, sign).unwrap_or(sign) }
+        };
+        if let Some(tensor) = self.signs.filter(|tensor| tensor.width > 0) {
+            for (to, from) in signs.chunks_exact_mut(row).zip(tensor.data.chunks_exact(8 * tensor.width)) {
+                for (slot, (to, from)) in to.iter_mut().zip(from.as_chunks().0).enumerate() {
+                    *to = key(slot, from);
                 }
             }
         }
         for (slot, tensor) in self.slots.iter().enumerate() {
-            let Some(tensor) = tensor.filter(|tensor| tensor.width > 0) else { continue };
-            let rows = signs.chunks_exact_mut(row).zip(tensor.data.chunks_exact(8 * tensor.width));
-            for (to, from) in rows {
-                let to = &mut to[starts[slot]..starts[slot] + tensor.width];
-                for (to, from) in to.iter_mut().zip(from.as_chunks::<8>().0) {
-                    let sign = u64::from_le_bytes(*from);
-                    *to = if keeps { sign } else { key(slot, sign) };
+            let Some(tensor) = tensor else { continue };
+            for at in 0..tensor.width {
+                // one place of all samples after the other: most slots have one, and there is no loop in a loop
+                let to = signs.iter_mut().skip(starts[slot] + at).step_by(row);
+                for (to, from) in to.zip(tensor.data.as_chunks().0.iter().skip(at).step_by(tensor.width)) {
+                    *to = key(slot, from);
                 }
             }
         }
         let num_dense = self.dense.len();
-        for column in self.dense_columns() {
-            let DenseColumn { index, tensor, at } = column;
+        for DenseColumn { index, tensor, at } in self.dense_columns() {
             for sample in 0..num_samples {
                 let value = float_at(tensor, sample * tensor.width + at);
                 let value = parser.normalize(index, value).map_err(|error| refuse(sample, &error))?;
