@@ -21,13 +21,13 @@ pub(super) struct CheckRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct CheckResponse {
-    #[prost(enumeration = "Serving", tag = "1")]
+    #[prost(enumeration = "Health", tag = "1")]
     pub(super) status: i32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
-pub(super) enum Serving {
+pub(super) enum Health {
     Unknown = 0,
     Serving = 1,
     NotServing = 2,
@@ -43,7 +43,7 @@ pub(super) async fn check(State(app): State<Arc<App>>, request: Request) -> Resp
             service if service.contains('.') => app.registry.ready(),
             model => app.registry.model(Some(model)).map_err(Status::from)?.ready(),
         };
-        let status = if ready.is_ok() { Serving::Serving } else { Serving::NotServing };
+        let status = if ready.is_ok() { Health::Serving } else { Health::NotServing };
         encode(&CheckResponse { status: status.into() })
     })
     .await

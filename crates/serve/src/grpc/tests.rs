@@ -14,7 +14,7 @@ use hyper::body::Frame;
 use prost::Message;
 use tower::ServiceExt;
 
-use super::health::{CheckRequest, CheckResponse, Serving};
+use super::health::{CheckRequest, CheckResponse, Health};
 use super::tensors::{
     ModelMetadataResponse, ModelRequest, RepositoryIndexRequest, RepositoryIndexResponse, ServerMetadataResponse, Yes,
 };
@@ -55,7 +55,7 @@ fn call(server: &ServerHandle, path: &str, headers: &[(&str, &str)], body: Body)
     })
 }
 
-fn check(server: &ServerHandle, service: &str) -> Result<Serving, (u16, String)> {
+fn check(server: &ServerHandle, service: &str) -> Result<Health, (u16, String)> {
     let message = CheckRequest { service: service.into() }.encode_to_vec();
     let got = call(server, CHECK, &[], framed(0, &message).into());
     if got.code != 0 {
@@ -68,11 +68,11 @@ fn check(server: &ServerHandle, service: &str) -> Result<Serving, (u16, String)>
 fn health_is_that_of_the_server_or_of_a_model_and_needs_no_token() {
     let server = start(ServerOptions { token: Some(Token("s3cret".into())), ..ServerOptions::default() });
     for service in ["", "demo", "inference.GRPCInferenceService"] {
-        assert_eq!(check(&server, service), Ok(Serving::NotServing));
+        assert_eq!(check(&server, service), Ok(Health::NotServing));
     }
     install(&server, 3, echo);
     for service in ["", "demo", "inference.GRPCInferenceService"] {
-        assert_eq!(check(&server, service), Ok(Serving::Serving));
+        assert_eq!(check(&server, service), Ok(Health::Serving));
     }
     assert_eq!(check(&server, "other"), Err((5, "no model `other`, there is `demo`".into())));
 }

@@ -379,6 +379,8 @@ fn bytes_that_are_not_http_are_answered_or_closed() {
     for bytes in [
         &b"\x16\x03\x01\x02\x00"[..],
         b"GET / HTTP/9\r\n\r\n",
+        // HTTP/2 that begins well, and a frame that is none
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff",
         b"POST /v1/models/demo:predict HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
     ] {
         let mut stream = connect(&server);
