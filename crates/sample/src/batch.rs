@@ -237,6 +237,34 @@ impl BatchBuilder {
         self.batch.num_unused += self.num_unused;
     }
 
+    /// Appends samples that have as many signs in a slot as all others, `widths` by slot, and returns their signs
+    /// `[num_samples, sum of widths]` and dense values to fill in; none where a slot is to have fewer.
+    pub fn append_uniform(&mut self, num_samples: usize, widths: &[usize]) -> Option<(&mut [u64], &mut [f32])> {
+        assert_eq!(widths.len(), self.batch.num_slots);
+        if self.longest.iter().zip(widths).any(|(longest, width)| width > longest) {
+            return None;
+        }
+        let Batch { num_dense, num_labels, .. } = self.batch;
+        let (num_signs, num_values) = (self.batch.signs.len(), self.batch.dense.len());
+        let row: usize = widths.iter().sum();
+        self.batch.signs.resize(num_signs + num_samples * row, 0);
+        let mut end = num_signs;
+        self.batch.offsets.reserve(num_samples * widths.len());
+        for _ in 0..num_samples {
+            self.batch.offsets.extend(widths.iter().map(|width| {
+                end += width;
+                end as u32
+            }));
+        }
+        let samples = self.batch.shows.len() + num_samples;
+        self.batch.dense.resize(num_values + num_samples * num_dense, self.missing);
+        self.batch.labels.resize(samples * num_labels, 0.0);
+        self.batch.weights.resize(samples, 1.0);
+        self.batch.shows.resize(samples, 1);
+        self.batch.clicks.resize(samples, 0);
+        Some((&mut self.batch.signs[num_signs..], &mut self.batch.dense[num_values..]))
+    }
+
     /// Leaves out the first signs of a slot that has too many.
     fn cut(&mut self, slot: u16) {
         let start = self.batch.offsets.last().map_or(0, |&start| start as usize);
@@ -307,6 +335,35 @@ mod tests {
         let batch = builder.finish();
         assert_eq!(batch.signs, [2, 3, 4, 5, 6]);
         assert_eq!(batch.offsets, [0, 2, 5]);
+    }
+
+    #[test]
+    fn samples_at_once_are_those_one_by_one() {
+        const WIDTHS: [usize; 3] = [1, 0, 2];
+        let builder = || BatchBuilder::new(3, 2, 1, 0).with_longest(&[1, 5, 2]).with_missing(-1.0);
+        let (mut at_once, mut one_by_one) = (builder(), builder());
+        // behind others, and twice
+        for start in [100, 200] {
+            for builder in [&mut at_once, &mut one_by_one] {
+                builder.begin();
+                builder.add_sign(1, 7);
+                builder.end(1, 0);
+            }
+            let (signs, dense) = at_once.append_uniform(4, &WIDTHS).unwrap();
+            signs.iter_mut().zip(start..).for_each(|(sign, value)| *sign = value);
+            dense.iter_mut().step_by(2).for_each(|value| *value = 0.5);
+            for sample in 0..4 {
+                one_by_one.begin();
+                one_by_one.add_sign(0, start + 3 * sample);
+                one_by_one.add_sign(2, start + 3 * sample + 1);
+                one_by_one.add_sign(2, start + 3 * sample + 2);
+                one_by_one.set_dense(0, 0.5);
+                one_by_one.end(1, 0);
+            }
+        }
+        assert!(at_once.append_uniform(0, &WIDTHS).is_some());
+        assert!(at_once.append_uniform(1, &[2, 0, 0]).is_none(), "a slot that is cut");
+        assert_eq!(at_once.finish(), one_by_one.finish());
     }
 
     #[test]

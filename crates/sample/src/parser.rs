@@ -214,13 +214,38 @@ impl Parser {
     pub fn add_sign(&self, slot: u16, sign: u64, into: &mut BatchBuilder) {
         if self.plain {
             into.add_sign(slot, sign);
-        } else if self.padding_sign != Some(sign) {
-            let key = match self.features.separate_slots {
-                true => hash::sign_of(self.seeds[usize::from(slot)], &sign.to_le_bytes()),
-                false => sign,
-            };
-            into.add_sign(slot, self.wrap(key));
+        } else if let Some(key) = self.key_of_text(slot, sign) {
+            into.add_sign(slot, key);
         }
+    }
+
+    /// The row key of a sign of slot text, none for the padding.
+    #[inline]
+    fn key_of_text(&self, slot: u16, sign: u64) -> Option<u64> {
+        if self.padding_sign == Some(sign) {
+            return None;
+        }
+        Some(self.wrap(match self.features.separate_slots {
+            true => hash::sign_of(self.seeds[usize::from(slot)], &sign.to_le_bytes()),
+            false => sign,
+        }))
+    }
+
+    /// The row key of a sign: for slot text as it stands in the data, none for the padding; for formats whose signs are
+    /// hashes as [`Self::sign`] gives it.
+    #[inline]
+    pub fn key(&self, slot: u16, sign: u64) -> Option<u64> {
+        if self.features.format.has_signs() { self.key_of_text(slot, sign) } else { Some(self.wrap(sign)) }
+    }
+
+    /// Whether every sign is its [`Self::key`].
+    pub fn keeps_signs(&self) -> bool {
+        self.plain || (!self.features.format.has_signs() && self.features.modulo.is_none())
+    }
+
+    /// Whether every sign has a [`Self::key`].
+    pub fn keys_all(&self) -> bool {
+        self.padding_sign.is_none() || !self.features.format.has_signs()
     }
 
     #[inline]
@@ -238,16 +263,27 @@ impl Parser {
     pub fn set_dense(&self, index: usize, value: f32, into: &mut BatchBuilder) -> Result<(), RecordError> {
         let normalized = self.normalize(index, value)?;
         into.set_dense(index, normalized);
-        if let Some(&Some((slot, steps))) = self.buckets.get(index) {
-            let bucket = Buckets::of(steps, normalized);
-            into.add_bucket(slot, self.sign(slot, &bucket.to_le_bytes()));
+        if let Some((slot, sign)) = self.bucket(index, normalized) {
+            into.add_bucket(slot, sign);
         }
         Ok(())
     }
 
+    /// The slot of the buckets of dense column `index`, where the job has one.
+    pub fn bucket_slot(&self, index: usize) -> Option<u16> {
+        self.buckets.get(index).copied().flatten().map(|(slot, _)| slot)
+    }
+
+    /// The bucket that a value of dense column `index` falls into, as the model has the value.
+    #[inline]
+    pub fn bucket(&self, index: usize, normalized: f32) -> Option<(u16, u64)> {
+        let &(slot, steps) = self.buckets.get(index)?.as_ref()?;
+        Some((slot, self.sign(slot, &Buckets::of(steps, normalized).to_le_bytes())))
+    }
+
     /// The model's input for a value of dense column `index`; not a number is refused.
     #[inline]
-    fn normalize(&self, index: usize, value: f32) -> Result<f32, RecordError> {
+    pub fn normalize(&self, index: usize, value: f32) -> Result<f32, RecordError> {
         let dense = &self.features.dense[index];
         let normalized = dense.normalize.apply(value);
         if value.is_finite() && normalized.is_finite() {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use serde_json::json;
 use tokio::sync::oneshot;
 
+use crate::face::tensors::{self, TensorInfo};
 use crate::face::{About, Face, Limits, Reply};
 use crate::metrics::ModelMetrics;
 use crate::model::{Model, ModelError};
@@ -82,6 +83,8 @@ pub(crate) struct Deployment {
     pub(crate) about: Arc<About>,
     /// The answer of `GET /v1/models/{name}`.
     pub(crate) metadata: Bytes,
+    /// The tensors it takes.
+    pub(crate) inputs: Vec<TensorInfo>,
     pub(crate) pool: Pool<Job>,
     /// What it scores with; tests have none.
     pub(crate) model: Option<Arc<Model>>,
@@ -115,12 +118,13 @@ impl Deployment {
         });
         let pool = Pool::start(sizes.queue, workers.collect());
         let pool = pool.map_err(|error| failed(format!("cannot start a scorer thread: {error}")))?;
+        let inputs = tensors::inputs(&manifest.features);
         let deployment = Deployment::new(about.clone(), metadata(&model, name), pool, sizes.queue);
-        Ok(Deployment { model: Some(model), ..deployment })
+        Ok(Deployment { inputs, model: Some(model), ..deployment })
     }
 
     pub(crate) fn new(about: Arc<About>, metadata: Bytes, pool: Pool<Job>, queue: usize) -> Deployment {
-        Deployment { about, metadata, pool, model: None, queue }
+        Deployment { about, metadata, inputs: Vec::new(), pool, model: None, queue }
     }
 
     /// Queues a prediction, or refuses it at once.

@@ -7,6 +7,8 @@ use thiserror::Error;
 
 mod json;
 mod plain;
+pub(crate) mod tensors;
+mod values;
 
 /// What a body is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +17,13 @@ pub enum Face {
     Json,
     /// `text/plain`: lines of the training format.
     Text,
+    /// Tensors of the Open Inference Protocol over HTTP: JSON, and behind so many bytes of it binary data.
+    TensorsJson {
+        /// All of the body if it does not say.
+        json_bytes: Option<usize>,
+    },
+    /// Those of gRPC: a `ModelInferRequest`.
+    TensorsProto,
 }
 
 /// What a request wants of its answer, known once it is decoded.
@@ -22,12 +31,18 @@ pub enum Face {
 pub enum Wanted {
     /// Predictions by label, in JSON.
     Plain,
+    /// Tensors of scores over HTTP.
+    TensorsJson(tensors::WantedTensors),
+    /// Tensors of scores in a `ModelInferResponse`.
+    TensorsProto(tensors::WantedTensors),
 }
 
 /// An answer, as its face wants it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Reply {
     pub(crate) body: Bytes,
+    /// How much of it is JSON, if bytes of tensors are behind it.
+    pub(crate) json_bytes: Option<usize>,
 }
 
 /// What an answer says of the version that it is from.
@@ -86,6 +101,10 @@ impl Face {
         let decoded = match self {
             Face::Json => json::decode(parser, body, limits, into).map(|()| Wanted::Plain),
             Face::Text => decode_text(parser, body, limits, into).map(|()| Wanted::Plain),
+            Face::TensorsJson { json_bytes } => {
+                tensors::json::decode(parser, body, json_bytes, limits, into).map(Wanted::TensorsJson)
+            }
+            Face::TensorsProto => tensors::proto::decode(parser, body, limits, into).map(Wanted::TensorsProto),
         };
         if decoded.is_err() {
             into.truncate(before);
@@ -95,13 +114,23 @@ impl Face {
 }
 
 impl Wanted {
+    /// Refuses what a version cannot answer.
+    pub(crate) fn check(&self, about: &About) -> Result<(), DecodeError> {
+        match self {
+            Wanted::Plain => Ok(()),
+            Wanted::TensorsJson(wanted) | Wanted::TensorsProto(wanted) => wanted.check(&about.labels),
+        }
+    }
+
     /// The answer with the scores `[samples, labels]` of a request.
     pub(crate) fn write(&self, about: &About, scores: &[f32]) -> Result<Reply, String> {
         match self {
             Wanted::Plain => {
                 let body = about.plain.write(scores).map_err(|error| error.to_string())?;
-                Ok(Reply { body: body.into() })
+                Ok(Reply { body: body.into(), json_bytes: None })
             }
+            Wanted::TensorsJson(wanted) => tensors::json::write(wanted, about, scores),
+            Wanted::TensorsProto(wanted) => Ok(tensors::proto::write(wanted, about, scores)),
         }
     }
 }
@@ -115,14 +144,17 @@ fn decode_text(parser: &Parser, body: &[u8], limits: Limits, into: &mut BatchBui
     parse_text_into(parser, body, LabelMode::Ignored, into).map_err(DecodeError::Bad)
 }
 
-/// Any bytes as a body, for both decoders and both formats: the target of the fuzzer.
+/// Any bytes as a body, for all decoders and both formats: the target of the fuzzer.
 #[doc(hidden)]
 pub fn fuzz_body(bytes: &[u8]) {
     const MAX_INSTANCES: usize = 5;
     for parser in json::fuzz_parsers() {
         // one after the other into one batch, as requests are joined
         let mut builder = parser.builder(0);
-        for face in [Face::Json, Face::Text, Face::Json] {
+        let tensors = Face::TensorsJson { json_bytes: None };
+        // as much as the first byte says is JSON
+        let head = Face::TensorsJson { json_bytes: bytes.first().map(|&length| length.into()) };
+        for face in [Face::Json, Face::Text, Face::Json, tensors, head, Face::TensorsProto, tensors] {
             let before = builder.num_samples();
             let decoded = face.decode(&parser, bytes, Limits { max_instances: MAX_INSTANCES }, &mut builder);
             assert!(builder.batch().is_consistent());

@@ -11,20 +11,30 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use subtle::ConstantTimeEq;
 
-use self::reply::{Error, json_response};
+use self::reply::json_response;
+use crate::grpc;
 use crate::metrics;
 use crate::server::App;
 
 mod body;
+mod compress;
 mod plain;
 mod predict;
 mod reply;
+mod tensors;
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use self::predict::{Called, MAX_TIMEOUT_MS, Target, tell};
+pub(crate) use self::reply::Error;
 
 const HEALTH: &str = "/health";
 const READY: &str = "/ready";
 const METRICS: &str = "/metrics";
+/// What asks for no token and is not counted.
+const PROBES: [&str; 7] = [HEALTH, READY, tensors::LIVE, tensors::READY, grpc::CHECK, grpc::LIVE, grpc::READY];
 
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
@@ -33,28 +43,49 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(METRICS, get(scrape))
         .route("/v1/models", get(plain::models))
         .route("/v1/models/{target}", get(plain::metadata).post(plain::predict))
-        .fallback(|uri: Uri| async move { Error::new(StatusCode::NOT_FOUND, format!("no such path: {}", uri.path())) })
+        .merge(tensors::routes())
+        .merge(grpc::routes())
+        .fallback(|uri: Uri, headers: HeaderMap| async move {
+            if grpc::is_grpc(&headers) {
+                return grpc::unimplemented(uri.path());
+            }
+            Error::new(StatusCode::NOT_FOUND, format!("no such path: {}", uri.path())).into_response()
+        })
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
-            // the models' path takes GET, or with an action POST; all others take GET
-            Error::method_not_allowed(method.as_str(), if uri.path().contains(':') { "POST" } else { "GET" })
+            Error::method_not_allowed(method.as_str(), allowed(uri.path()))
         })
         .layer(from_fn_with_state(app.clone(), pass))
         .with_state(app)
 }
 
+/// The method that a path takes: actions and those of gRPC, `/package.Service/Method`, POST, all others GET.
+fn allowed(path: &str) -> &'static str {
+    let is_action = path.contains(':')
+        || path.ends_with("/infer")
+        || path == tensors::INDEX
+        || path.split('/').nth(1).is_some_and(|first| first.contains('.'));
+    if is_action { "POST" } else { "GET" }
+}
+
 /// Checks the token and counts the answer.
 async fn pass(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    if path == HEALTH || path == READY {
+    if PROBES.contains(&path) {
         return next.run(request).await;
     }
     let counted = path != METRICS;
+    let is_grpc = grpc::is_grpc(request.headers());
     let response = match &app.options.token {
-        Some(token) if !bears(request.headers(), token.0.as_bytes()) => Error::unauthorized().into_response(),
+        Some(token) if !bears(request.headers(), token.0.as_bytes()) => match is_grpc {
+            true => grpc::unauthenticated(),
+            false => Error::unauthorized().into_response(),
+        },
         _ => next.run(request).await,
     };
-    if counted {
-        app.metrics.count_answer("http", response.status().as_u16());
+    match is_grpc {
+        true => app.metrics.count_answer("grpc", grpc::code_of(&response)),
+        false if counted => app.metrics.count_answer("http", response.status().as_u16()),
+        false => (),
     }
     response
 }

@@ -116,7 +116,12 @@ impl Registry {
     /// The version that answers a request.
     pub(crate) fn choose(&self, choice: Choice<'_>) -> Result<Arc<Deployment>, Refusal> {
         let entry = self.model(choice.model)?;
-        let variant = entry.variant(choice.variant, choice.key)?;
+        // a version that is asked for must not depend on whose turn it is
+        let by_version = choice.version.filter(|_| choice.variant.is_none()).and_then(|version| entry.with(version));
+        let variant = match by_version {
+            Some(variant) => variant,
+            None => entry.variant(choice.variant, choice.key)?,
+        };
         let current = variant.current().ok_or_else(|| entry.not_ready(variant))?;
         match choice.version {
             Some(version) if version != current.about.version => Err(Refusal::Unknown(format!(
@@ -146,6 +151,11 @@ impl Registry {
 }
 
 impl Entry {
+    /// The first variant that has a version at work.
+    fn with(&self, version: u64) -> Option<&Variant> {
+        self.variants.iter().find(|variant| variant.current().is_some_and(|at_work| at_work.about.version == version))
+    }
+
     fn new(plan: &ModelPlan) -> Result<Entry, PlanError> {
         let wrong = |what: String| Err(PlanError::Variants { model: plan.name.clone(), what });
         let variants = &plan.variants;
@@ -248,7 +258,12 @@ impl Variant {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
+    use crate::deployment::Job;
+    use crate::face::About;
+    use crate::pool::{Pool, Waiting};
 
     fn plan(weights: &[(&str, f64)]) -> ModelPlan {
         let variants = weights.iter().map(|&(name, weight)| VariantPlan { name: name.into(), weight }).collect();
@@ -285,6 +300,26 @@ mod tests {
         assert_eq!(entry.variant(Some("b"), Some(b"x")).unwrap().name, "b");
         let unknown = entry.variant(Some("z"), None).map(|_| ()).unwrap_err();
         assert_eq!(unknown.to_string(), "model `ctr`: no variant `z`, there is `a`, `b`");
+    }
+
+    #[test]
+    fn a_version_that_is_asked_for_is_found_whichever_variant_has_it() {
+        let registry = Registry::new(&[plan(&[("a", 1.0), ("b", 1.0)])]).unwrap();
+        for (variant, version) in [("a", 3), ("b", 4)] {
+            let about = Arc::new(About::new("ctr", variant, version, &["click".into()]));
+            let pool = Pool::start(1, vec![|_: Job, _: &Waiting<'_, Job>| ()]).unwrap();
+            let deployment = Deployment::new(about, Bytes::new(), pool, 1);
+            registry.place("ctr", variant).unwrap().switch(Some(Arc::new(deployment)));
+        }
+        let chosen = |variant, version| {
+            let choice = Choice { model: Some("ctr"), variant, version, key: None };
+            registry.choose(choice).map(|deployment| deployment.about.version).map_err(|refusal| refusal.to_string())
+        };
+        for _ in 0..4 {
+            assert_eq!((chosen(None, Some(3)), chosen(None, Some(4))), (Ok(3), Ok(4)));
+        }
+        assert_eq!(chosen(Some("a"), Some(4)), Err("model `ctr`: no version 4, there is 3".into()));
+        assert!(chosen(None, Some(5)).unwrap_err().starts_with("model `ctr`: no version 5, there is "));
     }
 
     #[test]

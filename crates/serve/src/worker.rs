@@ -95,13 +95,16 @@ impl Worker {
             return;
         }
         let parser = self.scorer.model().parser();
-        match job.face.decode(parser, &job.body, self.limits, &mut self.builder) {
+        let before = self.builder.num_samples();
+        let decoded = job.face.decode(parser, &job.body, self.limits, &mut self.builder);
+        match decoded.and_then(|wanted| wanted.check(&self.about).map(|()| wanted)) {
             Ok(wanted) => {
                 let timing = Timing { queue, parse: started.elapsed(), ..Timing::default() };
                 self.metrics.parse.observe(timing.parse);
                 self.joined.push(Joined { job, wanted, end: self.builder.num_samples(), timing });
             }
             Err(error) => {
+                self.builder.truncate(before);
                 let _ = job.answer.send(Err(error.into()));
             }
         }

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use elasticrec_sample::parser::parse_u64;
-use elasticrec_sample::{BatchBuilder, Features, Format, Parser};
+use elasticrec_sample::{BatchBuilder, Features, Parser};
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
+use super::values::{Inputs, Target, shown};
 use super::{DecodeError, Limits};
 
 /// Adds the instances of a body to a batch; of one that is refused some may be there.
@@ -15,12 +15,11 @@ pub(super) fn decode(
     limits: Limits,
     builder: &mut BatchBuilder,
 ) -> Result<(), DecodeError> {
-    let features = parser.features();
+    let inputs = Inputs { parser, builder };
     let mut decoder = Decoder {
-        parser,
-        first: builder.num_samples(),
-        builder,
-        seen: vec![0; features.slots.len() + features.dense.len()],
+        first: inputs.builder.num_samples(),
+        seen: vec![0; inputs.num_places()],
+        inputs,
         max_instances: limits.max_instances,
         refused: None,
     };
@@ -35,28 +34,20 @@ pub(super) fn decode(
 
 /// What is known while a body is read.
 struct Decoder<'p> {
-    parser: &'p Parser,
-    builder: &'p mut BatchBuilder,
+    inputs: Inputs<'p>,
     /// Samples that were there before.
     first: usize,
-    /// For each slot, then each dense column, one more than the last instance that gave it.
+    /// For each input one more than the last instance that gave it.
     seen: Vec<u32>,
     max_instances: usize,
     /// The error in our words; those of the JSON reader end in a line and column that say less.
     refused: Option<DecodeError>,
 }
 
-/// An input of the model.
-#[derive(Clone, Copy)]
-enum Target {
-    Slot(u16),
-    Dense(usize),
-}
-
 impl Decoder<'_> {
     /// Instances so far.
     fn num_instances(&self) -> usize {
-        self.builder.num_samples() - self.first
+        self.inputs.builder.num_samples() - self.first
     }
 
     /// Refuses the body; the error returned only ends the reading.
@@ -71,91 +62,21 @@ impl Decoder<'_> {
     }
 
     fn refuse_value<E: serde::de::Error>(&mut self, target: Target, got: impl fmt::Display) -> E {
-        let features = self.parser.features();
-        let (kind, name, expected) = match (target, features.format) {
-            (Target::Slot(slot), format) => {
-                let expected = match format {
-                    Format::Slots => "a u64, as a number or a string, or a list of them",
-                    // a number has many spellings (1, 1.0, 01), and the sign is a hash of the spelling
-                    Format::Criteo => "a string, as it stands in the log, or a list of them",
-                    _ => "a string or a whole number, or a list of them",
-                };
-                ("slot", &features.slots[usize::from(slot)].name, expected)
-            }
-            (Target::Dense(index), _) => ("dense", &features.dense[index].name, "a number"),
-        };
-        self.refuse_instance(format_args!("{kind} `{name}`: expected {expected}, got {got}"))
+        let misfit = self.inputs.misfit(target, got);
+        self.refuse_instance(misfit)
     }
 
     /// The input called `name`, each once an instance.
     fn target<E: serde::de::Error>(&mut self, name: &str) -> Result<Target, E> {
-        let target = match self.parser.slot(name.as_bytes()) {
-            Some(slot) => Target::Slot(slot),
-            None => match self.parser.dense(name) {
-                Some(index) => Target::Dense(index),
-                None => return Err(self.refuse_instance(format_args!("unknown slot `{}`", shown(name)))),
-            },
-        };
-        let place = match target {
-            Target::Slot(slot) => usize::from(slot),
-            Target::Dense(index) => self.parser.features().slots.len() + index,
+        let Some(target) = self.inputs.target(name) else {
+            return Err(self.refuse_instance(format_args!("unknown slot `{}`", shown(name))));
         };
         let mark = self.num_instances() as u32 + 1;
-        if std::mem::replace(&mut self.seen[place], mark) == mark {
+        if std::mem::replace(&mut self.seen[self.inputs.place(target)], mark) == mark {
             return Err(self.refuse_instance(format_args!("`{}` is given twice", shown(name))));
         }
         Ok(target)
     }
-
-    fn add_text<E: serde::de::Error>(&mut self, target: Target, text: &str) -> Result<(), E> {
-        let Target::Slot(slot) = target else {
-            return Err(self.refuse_value(target, format_args!("the string `{}`", shown(text))));
-        };
-        match self.parser.features().format {
-            Format::Slots => match parse_u64(text.as_bytes()) {
-                Some(sign) => self.parser.add_sign(slot, sign, self.builder),
-                None => return Err(self.refuse_value(target, format_args!("`{}`", shown(text)))),
-            },
-            // an empty field of a row is a missing one
-            _ if text.is_empty() => (),
-            _ => self.parser.add_value(slot, text.as_bytes(), self.builder),
-        }
-        Ok(())
-    }
-
-    fn add_integer<E: serde::de::Error>(&mut self, target: Target, number: u64) -> Result<(), E> {
-        match (target, self.parser.features().format) {
-            (Target::Dense(index), _) => self.set_dense(index, number as f32),
-            (Target::Slot(slot), Format::Slots) => {
-                self.parser.add_sign(slot, number, self.builder);
-                Ok(())
-            }
-            (Target::Slot(_), Format::Criteo) => Err(self.refuse_value(target, format_args!("the number {number}"))),
-            (Target::Slot(slot), _) => {
-                self.parser.add_value(slot, number.to_string().as_bytes(), self.builder);
-                Ok(())
-            }
-        }
-    }
-
-    fn add_number<E: serde::de::Error>(&mut self, target: Target, number: f64) -> Result<(), E> {
-        match target {
-            Target::Dense(index) => self.set_dense(index, number as f32),
-            Target::Slot(_) => Err(self.refuse_value(target, format_args!("the number {number}"))),
-        }
-    }
-
-    fn set_dense<E: serde::de::Error>(&mut self, index: usize, value: f32) -> Result<(), E> {
-        self.parser.set_dense(index, value, self.builder).map_err(|error| self.refuse_instance(error))
-    }
-}
-
-/// The start of a piece of the request as it may stand in a message.
-fn shown(text: &str) -> String {
-    const LONGEST: usize = 40;
-    let mut chars = text.chars();
-    let start: String = chars.by_ref().take(LONGEST).flat_map(char::escape_debug).collect();
-    if chars.next().is_some() { start + "…" } else { start }
 }
 
 /// The whole body.
@@ -264,11 +185,11 @@ impl<'de> Visitor<'de> for Instance<'_, '_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        self.0.builder.begin();
+        self.0.inputs.builder.begin();
         while let Some(target) = map.next_key_seed(Name(self.0))? {
             map.next_value_seed(Value { decoder: self.0, target, in_list: false })?;
         }
-        self.0.builder.end(1, 0);
+        self.0.inputs.builder.end(1, 0);
         Ok(())
     }
 }
@@ -323,19 +244,19 @@ impl<'de> Visitor<'de> for Value<'_, '_> {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<(), E> {
-        self.decoder.add_text(self.target, text)
+        self.decoder.inputs.add_text(self.target, text).map_err(|what| self.decoder.refuse_instance(what))
     }
 
     fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<(), E> {
-        self.decoder.add_integer(self.target, number)
+        self.decoder.inputs.add_integer(self.target, number).map_err(|what| self.decoder.refuse_instance(what))
     }
 
     fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<(), E> {
-        self.decoder.add_number(self.target, number as f64)
+        self.visit_f64(number as f64)
     }
 
     fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<(), E> {
-        self.decoder.add_number(self.target, number)
+        self.decoder.inputs.add_number(self.target, number).map_err(|what| self.decoder.refuse_instance(what))
     }
 
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {

@@ -1,25 +1,27 @@
 //! The body of a request: whole, within its limit, in time.
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use axum::http::header::CONTENT_LENGTH;
 use axum::http::{HeaderMap, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 
-use super::reply::{Error, shown};
+use super::compress::Encoding;
+use super::reply::Error;
 use crate::server::ServerOptions;
 
 pub(super) async fn read_body(headers: &HeaderMap, body: Body, options: &ServerOptions) -> Result<Bytes, Error> {
-    if let Some(encoding) = headers.get(CONTENT_ENCODING).filter(|&value| value != "identity") {
-        let message = format!("content encoding: expected none, got `{}`", shown(encoding));
-        return Err(Error::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-    }
+    let encoding = Encoding::of(headers)?;
     let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     let collected = collect(body, length, options.max_body_bytes);
-    tokio::time::timeout(options.body_timeout, collected).await.map_err(|_| {
+    let body = tokio::time::timeout(options.body_timeout, collected).await.map_err(|_| {
         let seconds = options.body_timeout.as_secs_f64();
         Error::new(StatusCode::REQUEST_TIMEOUT, format!("body: did not arrive in {seconds} s"))
-    })?
+    })??;
+    match encoding {
+        Some(encoding) => encoding.inflate(body, options.max_body_bytes).await,
+        None => Ok(body),
+    }
 }
 
 async fn collect(mut body: Body, length: Option<u64>, max_bytes: usize) -> Result<Bytes, Error> {

@@ -3,14 +3,17 @@
 use std::time::{Duration, Instant};
 
 use axum::extract::Request;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
 
 use super::body::read_body;
+use super::compress::{gzip, wants_gzip};
 use super::reply::{Error, json_response};
 use crate::ask::{self, Ask};
-use crate::deployment::{Deadline, Done};
-use crate::face::{About, Face};
+use crate::deployment::{Deadline, Done, Timing};
+use crate::face::{About, Face, Reply};
+use crate::refusal::Refusal;
 use crate::registry::Choice;
 use crate::server::App;
 
@@ -25,9 +28,26 @@ pub(crate) const TIMEOUT: HeaderName = HeaderName::from_static("elasticrec-timeo
 /// Asks for `server-timing`.
 pub(crate) const TIMING: HeaderName = HeaderName::from_static("elasticrec-timing");
 pub(crate) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// How much of a body is JSON; bytes of tensors are behind it.
+pub(super) const JSON_BYTES: HeaderName = HeaderName::from_static("inference-header-content-length");
 
 /// The longest time that a request may ask for, an hour.
-const MAX_TIMEOUT_MS: u64 = 3_600_000;
+pub(crate) const MAX_TIMEOUT_MS: u64 = 3_600_000;
+
+/// Who should score a request, and how it is read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target<'a> {
+    /// The first one if none is named.
+    pub(crate) model: Option<&'a str>,
+    pub(crate) version: Option<u64>,
+    pub(crate) face: Face,
+}
+
+impl<'a> Target<'a> {
+    pub(crate) fn choice(self, called: Called<'a>) -> Choice<'a> {
+        Choice { model: self.model, variant: called.variant, key: called.key, version: self.version }
+    }
+}
 
 /// What the head of a request says of who should answer it, and until when.
 #[derive(Debug, Clone, Copy)]
@@ -39,20 +59,20 @@ pub(crate) struct Called<'a> {
 }
 
 impl Called<'_> {
-    pub(crate) fn of(headers: &HeaderMap) -> Result<Called<'_>, Error> {
-        let bad = |message: String| Error::new(StatusCode::BAD_REQUEST, message);
+    pub(crate) fn of(headers: &HeaderMap) -> Result<Called<'_>, Refusal> {
         let variant = headers.get(VARIANT).map(HeaderValue::to_str).transpose();
         let timeout = headers.get(TIMEOUT).map(|value| value.to_str().ok()?.parse::<u64>().ok());
         let timeout = match timeout {
             Some(Some(ms)) if (1..=MAX_TIMEOUT_MS).contains(&ms) => Some(Duration::from_millis(ms)),
             Some(_) => {
-                return Err(bad(format!("{TIMEOUT}: expected milliseconds from 1 to {MAX_TIMEOUT_MS}")));
+                let expected = format!("{TIMEOUT}: expected milliseconds from 1 to {MAX_TIMEOUT_MS}");
+                return Err(Refusal::Bad(expected));
             }
             None => None,
         };
         Ok(Called {
             key: headers.get(KEY).map(HeaderValue::as_bytes),
-            variant: variant.map_err(|_| bad(format!("{VARIANT}: expected a name in ASCII")))?,
+            variant: variant.map_err(|_| Refusal::Bad(format!("{VARIANT}: expected a name in ASCII")))?,
             timeout,
             wants_timing: headers.contains_key(TIMING),
         })
@@ -64,29 +84,50 @@ impl Called<'_> {
     }
 }
 
-/// Reads the body of a request and has it scored.
+/// Reads the body of a request and has it scored, by whichever version is current.
 pub(super) async fn run(app: &App, model: Option<&str>, face: Face, request: Request) -> Result<Response, Error> {
+    run_version(app, Target { model, version: None, face }, request).await
+}
+
+/// Reads the body of a request and has it scored.
+pub(super) async fn run_version(app: &App, target: Target<'_>, request: Request) -> Result<Response, Error> {
     let started = Instant::now();
     let (parts, body) = request.into_parts();
     let called = Called::of(&parts.headers)?;
     let deadline = called.deadline(app);
     let body = read_body(&parts.headers, body, &app.options).await?;
-    let choice = Choice { model, variant: called.variant, key: called.key, version: None };
-    let answer = ask::predict(&app.registry, Ask { choice, face, body, deadline }).await;
+    let answer = ask::predict(&app.registry, Ask { choice: target.choice(called), face: target.face, body, deadline });
+    let answer = answer.await;
     app.metrics.request.observe(started.elapsed());
-    let (about, done) = answer?;
-    Ok(respond(&about, done, called.wants_timing))
+    let (about, Done { reply, timing }) = answer?;
+    let mut response = respond(&parts.headers, reply).await;
+    tell(response.headers_mut(), &about, called.wants_timing.then_some(timing));
+    Ok(response)
 }
 
-fn respond(about: &About, done: Done, wants_timing: bool) -> Response {
-    let mut response = json_response(StatusCode::OK, done.reply.body);
+async fn respond(asked: &HeaderMap, reply: Reply) -> Response {
+    let Reply { body, json_bytes } = reply;
+    let gzipped = if wants_gzip(asked, body.len()) { gzip(body.clone()).await } else { None };
+    let is_gzipped = gzipped.is_some();
+    let mut response = json_response(StatusCode::OK, gzipped.unwrap_or(body));
     let headers = response.headers_mut();
+    if is_gzipped {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    if let Some(json_bytes) = json_bytes {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        headers.insert(JSON_BYTES, json_bytes.into());
+    }
+    response
+}
+
+/// Says in the head of an answer who gave it and, if asked for, where its time went.
+pub(crate) fn tell(headers: &mut HeaderMap, about: &About, timing: Option<Timing>) {
     headers.insert(VERSION, about.version.into());
     if let Some(variant) = HeaderValue::from_str(&about.variant).ok().filter(|value| !value.is_empty()) {
         headers.insert(VARIANT, variant);
     }
-    if let Some(timing) = wants_timing.then(|| HeaderValue::from_str(&done.timing.header()).ok()).flatten() {
+    if let Some(timing) = timing.and_then(|timing| HeaderValue::from_str(&timing.header()).ok()) {
         headers.insert(SERVER_TIMING, timing);
     }
-    response
 }

@@ -20,7 +20,7 @@ pub(crate) struct Error {
 }
 
 impl Error {
-    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Error {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Error {
         Error { status, message: message.into(), header: None }
     }
 

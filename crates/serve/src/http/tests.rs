@@ -5,48 +5,14 @@ use std::net::TcpStream;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-
-use crate::deployment::{Deployment, Done, Job, Timing};
-use crate::face::{About, Reply};
-use crate::pool::{Pool, Waiting};
-use crate::refusal::Refusal;
+use super::testing::{done, echo, install, start};
+use crate::deployment::{Done, Job, Timing};
+use crate::face::Reply;
 use crate::registry::ModelPlan;
 use crate::server::{Drained, Server, ServerHandle, ServerOptions, Token};
 
 /// Long enough for a slow machine; nothing waits for it unless it is about to fail.
 const LONG: Duration = Duration::from_secs(60);
-
-fn start(options: ServerOptions) -> ServerHandle {
-    Server::start(ServerOptions { io_threads: 1, ..options }, &[ModelPlan::alone("demo")]).unwrap()
-}
-
-/// Installs a model `demo` whose one scorer is `work`.
-fn install(server: &ServerHandle, version: u64, mut work: impl FnMut(Job) + Send + 'static) {
-    let work = move |job: Job, _: &Waiting<'_, Job>| work(job);
-    let pool = Pool::start(server.app.options.queue, vec![work]).unwrap();
-    let about = Arc::new(About::new("demo", "", version, &["click".into()]));
-    let metadata = Bytes::from_static(b"{\"model\":\"demo\"}");
-    let deployment = Deployment::new(about, metadata, pool, server.app.options.queue);
-    server.app.metrics.of("demo", "").version.set(version as i64);
-    server.app.registry.place("demo", "").unwrap().switch(Some(Arc::new(deployment)));
-}
-
-/// Answers with the body; `panic` and `bad` do what they say.
-fn echo(job: Job) {
-    let answer = match &job.body[..] {
-        b"panic" => panic!("a planted panic"),
-        b"bad" => Err(Refusal::Bad("line 1: bad".into())),
-        b"many" => Err(Refusal::TooLarge("expected at most 1 lines a request, got more".into())),
-        b"nan" => Err(Refusal::Internal("sample 0: expected a finite score".into())),
-        body => Ok(done(format!("{:?}:{}", job.face, String::from_utf8_lossy(body)))),
-    };
-    let _ = job.answer.send(answer);
-}
-
-fn done(body: String) -> Done {
-    Done { reply: Reply { body: body.into() }, timing: Timing::default() }
-}
 
 struct Response {
     status: u16,
@@ -154,8 +120,8 @@ fn every_refusal_has_its_code_and_one_line() {
     check(post("/v1/models/demo:predict HTTP/1.1"), 415, none);
     let form = "content type: expected `application/json` or `text/plain`, got `application/x-www-form-urlencoded`";
     check(post("/v1/models/demo:predict HTTP/1.1\r\ncontent-type: application/x-www-form-urlencoded"), 415, form);
-    let gzip = format!("{PREDICT}\r\ncontent-encoding: gzip");
-    check(send(&server, &gzip, "x"), 415, "content encoding: expected none, got `gzip`");
+    let brotli = format!("{PREDICT}\r\ncontent-encoding: br");
+    check(send(&server, &brotli, "x"), 415, "content encoding: expected `gzip`, `deflate` or none, got `br`");
     check(predict(&server, "nan"), 500, "sample 0: expected a finite score");
 }
 
@@ -413,6 +379,8 @@ fn bytes_that_are_not_http_are_answered_or_closed() {
     for bytes in [
         &b"\x16\x03\x01\x02\x00"[..],
         b"GET / HTTP/9\r\n\r\n",
+        // HTTP/2 that begins well, and a frame that is none
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff",
         b"POST /v1/models/demo:predict HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
     ] {
         let mut stream = connect(&server);
@@ -430,4 +398,141 @@ fn an_address_in_use_is_named() {
     let options = ServerOptions { addr: server.addr(), ..ServerOptions::default() };
     let error = Server::start(options, &[ModelPlan::alone("demo")]).err().unwrap().to_string();
     assert!(error.starts_with(&format!("serve: {}: Address already in use", server.addr())), "{error}");
+}
+
+/// A body as gzip or, with a head of zlib, deflate.
+fn compressed(encoding: &str, body: &str) -> Vec<u8> {
+    let level = flate2::Compression::fast();
+    if encoding == "gzip" {
+        let mut encoder = flate2::write::GzEncoder::new(vec![], level);
+        encoder.write_all(body.as_bytes()).unwrap();
+        return encoder.finish().unwrap();
+    }
+    let mut encoder = flate2::write::ZlibEncoder::new(vec![], level);
+    encoder.write_all(body.as_bytes()).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn send_compressed(server: &ServerHandle, encoding: &str, body: &[u8]) -> Response {
+    let mut stream = connect(server);
+    let length = body.len();
+    let head = format!("{PREDICT}\r\ncontent-encoding: {encoding}");
+    write!(stream, "{head}\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n").unwrap();
+    stream.write_all(body).unwrap();
+    read_to_close(stream)
+}
+
+#[test]
+fn compressed_bodies_are_inflated_within_the_limit() {
+    let server = start(ServerOptions { max_body_bytes: 1000, ..ServerOptions::default() });
+    install(&server, 3, echo);
+    for encoding in ["gzip", "deflate"] {
+        assert_eq!(send_compressed(&server, encoding, &compressed(encoding, "a b")).body, "Text:a b");
+        let most = "x".repeat(1000);
+        assert_eq!(send_compressed(&server, encoding, &compressed(encoding, &most)).status, 200);
+        let response = send_compressed(&server, encoding, &compressed(encoding, &"x".repeat(1001)));
+        let told = r#"{"error":"body: expected at most 1000 bytes once it is inflated, got more"}"#;
+        assert_eq!((response.status, response.body.as_str()), (413, told));
+        for broken in [&b"plain text"[..], &compressed(encoding, "a b")[..9]] {
+            let response = send_compressed(&server, encoding, broken);
+            assert_eq!(response.status, 400);
+            assert!(response.body.contains("body: cannot be inflated: "), "{}", response.body);
+        }
+    }
+}
+
+#[test]
+fn long_answers_go_as_gzip_to_those_who_ask() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    let ask = |accept: &str, body: &str| {
+        let mut stream = connect(&server);
+        let length = body.len();
+        let head = format!("{PREDICT}\r\naccept-encoding: {accept}");
+        write!(stream, "{head}\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        let mut answer = vec![];
+        stream.read_to_end(&mut answer).unwrap();
+        let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap();
+        (String::from_utf8(answer[..end].to_vec()).unwrap(), answer[end + 4..].to_vec())
+    };
+    let long = "x".repeat(600);
+    for accept in ["gzip", "deflate, GZIP;q=0.5, br"] {
+        let (head, body) = ask(accept, &long);
+        assert!(head.contains("content-encoding: gzip") && body.len() < 100, "{head}");
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(&body[..]).read_to_string(&mut text).unwrap();
+        assert_eq!(text, format!("Text:{long}"));
+    }
+    for (accept, body) in [("gzip", "short"), ("deflate", &long), ("gzip;q=0", &long), ("gzippy", &long)] {
+        let (head, answer) = ask(accept, body);
+        assert!(!head.contains("content-encoding"), "{head}");
+        assert_eq!(answer, format!("Text:{body}").into_bytes());
+    }
+}
+
+#[test]
+fn the_open_inference_protocol_has_its_paths() {
+    let token = Some(Token("s3cret".into()));
+    let server = start(ServerOptions { token, ..ServerOptions::default() });
+    let ask = |method: &str, path: &str, body: &str| {
+        send(&server, &format!("{method} {path} HTTP/1.1\r\nauthorization: Bearer s3cret"), body)
+    };
+    let told = |response: Response| (response.status, response.body);
+    let not_ready = r#"{"error":"model `demo`: no version is ready yet"}"#;
+    // probes have no token
+    assert_eq!(told(get(&server, "/v2/health/live")), (200, r#"{"live":true}"#.into()));
+    assert_eq!(told(get(&server, "/v2/health/ready")), (503, not_ready.into()));
+    assert_eq!(get(&server, "/v2/models/demo/ready").status, 401);
+    assert_eq!(told(ask("GET", "/v2/models/demo/ready", "")), (503, not_ready.into()));
+    let index = r#"[{"name":"demo","reason":"model `demo`: no version is ready yet","state":"UNAVAILABLE"}]"#;
+    assert_eq!(told(ask("POST", "/v2/repository/index", "")), (200, index.into()));
+    assert_eq!(told(ask("POST", "/v2/repository/index", r#"{"ready":true}"#)), (200, "[]".into()));
+    install(&server, 3, echo);
+    assert_eq!(told(get(&server, "/v2/health/ready")), (200, r#"{"ready":true}"#.into()));
+    assert!(ask("GET", "/v2", "").body.contains(r#""extensions":["binary_tensor_data"],"name":"elasticrec""#));
+    let model = concat!(
+        r#"{"inputs":[],"name":"demo","outputs":[{"datatype":"FP32","name":"click","shape":[-1]}],"#,
+        r#""platform":"elasticrec","versions":["3"]}"#
+    );
+    let index = r#"[{"name":"demo","state":"READY","version":"3"}]"#;
+    assert_eq!(told(ask("POST", "/v2/repository/index", r#"{"ready":true}"#)), (200, index.into()));
+    for version in ["", "/versions/3"] {
+        assert_eq!(told(ask("GET", &format!("/v2/models/demo{version}"), "")), (200, model.into()));
+        let ready = ask("GET", &format!("/v2/models/demo{version}/ready"), "");
+        assert_eq!(told(ready), (200, r#"{"name":"demo","ready":true}"#.into()));
+        let response = ask("POST", &format!("/v2/models/demo{version}/infer"), "{}");
+        assert_eq!(told(response), (200, "TensorsJson { json_bytes: None }:{}".into()));
+    }
+    for (path, error) in [
+        ("/v2/models/other", "no model `other`, there is `demo`"),
+        ("/v2/models/other/ready", "no model `other`, there is `demo`"),
+        ("/v2/models/demo/versions/4", "model `demo`: no version 4, there is 3"),
+        ("/v2/models/demo/versions/x/ready", "model `demo`: no version `x`, expected a number"),
+    ] {
+        assert_eq!(told(ask("GET", path, "")), (404, serde_json::json!({ "error": error }).to_string()));
+    }
+    assert_eq!(ask("POST", "/v2/models/demo/versions/4/infer", "{}").status, 404);
+    assert_eq!(ask("POST", "/v2/models/other/infer", "{}").status, 404);
+    let wrong = ask("GET", "/v2/models/demo/infer", "");
+    assert_eq!(told(wrong), (405, r#"{"error":"method: expected POST, got GET"}"#.into()));
+    let with = |value: &str| {
+        let head = "POST /v2/models/demo/infer HTTP/1.1\r\nauthorization: Bearer s3cret";
+        send(&server, &format!("{head}\r\ninference-header-content-length: {value}"), "{}")
+    };
+    assert_eq!(told(with("1")), (200, "TensorsJson { json_bytes: Some(1) }:{}".into()));
+    let error = r#"{"error":"inference-header-content-length: expected a number of bytes, got `x`"}"#;
+    assert_eq!(told(with("x")), (400, error.into()));
+}
+
+#[test]
+fn bytes_behind_json_are_told_in_the_head() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, |job: Job| {
+        let reply = Reply { body: "{}abcd".into(), json_bytes: Some(2) };
+        let _ = job.answer.send(Ok(Done { reply, timing: Timing::default() }));
+    });
+    let response = send(&server, "POST /v2/models/demo/infer HTTP/1.1", "{}");
+    assert_eq!((response.status, response.body.as_str()), (200, "{}abcd"));
+    assert!(response.head.contains("inference-header-content-length: 2"), "{}", response.head);
+    assert!(response.head.contains("content-type: application/octet-stream"), "{}", response.head);
 }

@@ -1,0 +1,128 @@
+//! The Open Inference Protocol over HTTP: `/v2`.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use axum::routing::{get, post};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::body::read_body;
+use super::predict::{JSON_BYTES, Target, run_version};
+use super::reply::{Error, json_response, shown};
+use crate::face::Face;
+use crate::face::tensors::TensorInfo;
+use crate::inference::{self, parse_version};
+use crate::refusal::Refusal;
+use crate::server::App;
+
+pub(super) const LIVE: &str = "/v2/health/live";
+pub(super) const READY: &str = "/v2/health/ready";
+pub(super) const INDEX: &str = "/v2/repository/index";
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v2", get(server))
+        .route(LIVE, get(|| async { json_response(StatusCode::OK, r#"{"live":true}"#) }))
+        .route(READY, get(ready))
+        .route(INDEX, post(index))
+        .route("/v2/models/{model}", get(model))
+        .route("/v2/models/{model}/ready", get(model_ready))
+        .route("/v2/models/{model}/infer", post(infer))
+        .route("/v2/models/{model}/versions/{version}", get(model))
+        .route("/v2/models/{model}/versions/{version}/ready", get(model_ready))
+        .route("/v2/models/{model}/versions/{version}/infer", post(infer))
+}
+
+/// What a path names.
+#[derive(Deserialize)]
+struct Named {
+    model: String,
+    #[serde(default)]
+    version: String,
+}
+
+impl Named {
+    fn version(&self) -> Result<Option<u64>, Refusal> {
+        parse_version(&self.model, &self.version)
+    }
+}
+
+async fn server() -> Response {
+    let server = json!({
+        "name": inference::SERVER_NAME,
+        "version": inference::SERVER_VERSION,
+        "extensions": inference::EXTENSIONS,
+    });
+    json_response(StatusCode::OK, server.to_string())
+}
+
+async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
+    app.registry.ready()?;
+    Ok(json_response(StatusCode::OK, r#"{"ready":true}"#))
+}
+
+async fn model(State(app): State<Arc<App>>, Path(named): Path<Named>) -> Result<Response, Error> {
+    let info = inference::model_info(&app.registry, &named.model, named.version()?)?;
+    let model = json!({
+        "name": info.name,
+        "versions": info.versions,
+        "platform": inference::PLATFORM,
+        "inputs": info.inputs.iter().map(tensor).collect::<Vec<_>>(),
+        "outputs": info.outputs.iter().map(tensor).collect::<Vec<_>>(),
+    });
+    Ok(json_response(StatusCode::OK, model.to_string()))
+}
+
+fn tensor(info: &TensorInfo) -> Value {
+    json!({"name": info.name, "datatype": info.datatype, "shape": info.shape})
+}
+
+async fn model_ready(State(app): State<Arc<App>>, Path(named): Path<Named>) -> Result<Response, Error> {
+    inference::model_ready(&app.registry, &named.model, named.version()?)?;
+    Ok(json_response(StatusCode::OK, json!({"name": named.model, "ready": true}).to_string()))
+}
+
+#[derive(Deserialize, Default)]
+struct IndexRequest {
+    #[serde(default)]
+    ready: bool,
+}
+
+async fn index(State(app): State<Arc<App>>, request: Request) -> Result<Response, Error> {
+    let (parts, body) = request.into_parts();
+    let body = read_body(&parts.headers, body, &app.options).await?;
+    let request: IndexRequest = match &body[..] {
+        b"" => IndexRequest::default(),
+        body => serde_json::from_slice(body).map_err(|error| Refusal::Bad(format!("body: {error}")))?,
+    };
+    let models = inference::index(&app.registry, request.ready).into_iter().map(|model| {
+        let mut line = json!({"name": model.name, "state": model.state()});
+        for (key, value) in [("version", model.version), ("reason", model.reason)] {
+            if !value.is_empty() {
+                line[key] = json!(value);
+            }
+        }
+        line
+    });
+    Ok(json_response(StatusCode::OK, json!(models.collect::<Vec<_>>()).to_string()))
+}
+
+async fn infer(State(app): State<Arc<App>>, Path(named): Path<Named>, request: Request) -> Result<Response, Error> {
+    // before the body is read
+    app.registry.model(Some(&named.model))?;
+    let face = Face::TensorsJson { json_bytes: json_bytes(request.headers())? };
+    let target = Target { model: Some(&named.model), version: named.version()?, face };
+    run_version(&app, target, request).await
+}
+
+fn json_bytes(headers: &HeaderMap) -> Result<Option<usize>, Refusal> {
+    let Some(value) = headers.get(JSON_BYTES) else { return Ok(None) };
+    match value.to_str().ok().and_then(|value| value.parse().ok()) {
+        Some(json_bytes) => Ok(Some(json_bytes)),
+        None => Err(Refusal::Bad(format!("{JSON_BYTES}: expected a number of bytes, got `{}`", shown(value)))),
+    }
+}
