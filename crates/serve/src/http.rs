@@ -18,6 +18,7 @@ use crate::server::App;
 
 mod body;
 mod compress;
+mod docs;
 mod plain;
 mod predict;
 mod reply;
@@ -43,6 +44,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(METRICS, get(scrape))
         .route("/v1/models", get(plain::models))
         .route("/v1/models/{target}", get(plain::metadata).post(plain::predict))
+        .merge(docs::routes())
         .merge(tensors::routes())
         .merge(grpc::routes())
         .fallback(|uri: Uri, headers: HeaderMap| async move {
