@@ -1,10 +1,11 @@
-//! A request between its socket and the scorers: who answers it, until when it waits, and that it begins again where its version is gone.
+//! A request between its socket and the scorers: who answers it, until when, and that it begins again where its version
+//! is gone.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::deployment::{Deadline, Done};
+use crate::deployment::{self, Deadline, Done};
 use crate::face::{About, Face};
 use crate::refusal::Refusal;
 use crate::registry::{Choice, Registry};
@@ -32,6 +33,7 @@ pub(crate) async fn predict(registry: &Registry, ask: Ask<'_>) -> Result<(Arc<Ab
 async fn attempt(registry: &Registry, ask: &Ask<'_>) -> Result<(Arc<About>, Done), Refusal> {
     let deployment = registry.choose(ask.choice)?;
     let answer = deployment.submit(ask.face, ask.body.clone(), ask.deadline)?;
+    deployment::wake_soon(&deployment);
     // a scorer that lets a request drop has panicked
     let lost = |_| Refusal::Internal("the scorer failed on this request, this is a bug".into());
     let done = match ask.deadline {

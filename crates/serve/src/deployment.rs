@@ -1,12 +1,14 @@
 //! A version at work: what answers say of it, and the queue before its scorers.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::json;
 use tokio::sync::oneshot;
 
+use crate::answers::Answers;
 use crate::face::tensors::{self, TensorInfo};
 use crate::face::{About, Face, Limits, Reply};
 use crate::metrics::ModelMetrics;
@@ -89,6 +91,8 @@ pub(crate) struct Deployment {
     /// What it scores with; tests have none.
     pub(crate) model: Option<Arc<Model>>,
     queue: usize,
+    /// Somebody is about to wake the scorers.
+    is_waking: AtomicBool,
 }
 
 /// How a deployment is cut to the machine.
@@ -106,14 +110,15 @@ impl Deployment {
         name: &str,
         variant: &str,
         sizes: Sizes,
-        metrics: &ModelMetrics,
+        (metrics, answers): (&ModelMetrics, &Answers),
     ) -> Result<Deployment, ModelError> {
         let failed = |what: String| ModelError::Mismatch { name: name.into(), what };
         let model = scorers.first().ok_or_else(|| failed("expected at least one scorer".into()))?.model().clone();
         let manifest = model.manifest();
         let about = Arc::new(About::new(name, variant, manifest.version, manifest.labels()));
         let workers = scorers.into_iter().map(|scorer| {
-            let mut worker = Worker::new(scorer, about.clone(), sizes.limits, sizes.joining, metrics.clone());
+            let mut worker =
+                Worker::new(scorer, about.clone(), sizes.limits, sizes.joining, metrics.clone(), answers.clone());
             move |job: Job, waiting: &Waiting<'_, Job>| worker.work(job, waiting)
         });
         let pool = Pool::start(sizes.queue, workers.collect());
@@ -124,7 +129,7 @@ impl Deployment {
     }
 
     pub(crate) fn new(about: Arc<About>, metadata: Bytes, pool: Pool<Job>, queue: usize) -> Deployment {
-        Deployment { about, metadata, inputs: Vec::new(), pool, model: None, queue }
+        Deployment { about, metadata, inputs: Vec::new(), pool, model: None, queue, is_waking: AtomicBool::new(false) }
     }
 
     /// Queues a prediction, or refuses it at once.
@@ -139,6 +144,22 @@ impl Deployment {
         self.pool.submit(job).map_err(|Full| Refusal::Full { queue: self.queue })?;
         Ok(receiver)
     }
+}
+
+/// Wakes the scorers once all that has come by now is queued: one that is woken for the first of many requests would
+/// score it alone, and take its core from who reads the others.
+pub(crate) fn wake_soon(deployment: &Arc<Deployment>) {
+    // what is queued before this is seen by whoever set it, who wakes after taking it back
+    if deployment.is_waking.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let deployment = deployment.clone();
+    tokio::spawn(async move {
+        // behind the connections that have something to read
+        tokio::task::yield_now().await;
+        deployment.is_waking.store(false, Ordering::Release);
+        deployment.pool.wake();
+    });
 }
 
 /// What clients are told of a version.

@@ -20,6 +20,8 @@ struct Queue<J> {
 struct State<J> {
     jobs: VecDeque<J>,
     closed: bool,
+    /// Threads that wait for a job.
+    num_idle: usize,
 }
 
 impl<J> Queue<J> {
@@ -37,7 +39,9 @@ impl<J> Queue<J> {
             if state.closed {
                 return None;
             }
+            state.num_idle += 1;
             state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.num_idle -= 1;
         }
     }
 }
@@ -57,7 +61,9 @@ impl<J> Waiting<'_, J> {
             if state.closed {
                 return None;
             }
+            state.num_idle += 1;
             state = self.0.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.num_idle -= 1;
         }
     }
 }
@@ -74,7 +80,7 @@ impl<J: Send + 'static> Pool<J> {
     where
         W: FnMut(J, &Waiting<'_, J>) + Send + 'static,
     {
-        let state = Mutex::new(State { jobs: VecDeque::new(), closed: false });
+        let state = Mutex::new(State { jobs: VecDeque::new(), closed: false, num_idle: 0 });
         let queue = Arc::new(Queue { state, arrived: Condvar::new(), capacity: capacity.max(1) });
         // threads that did start end with the pool if a later one does not
         let mut pool = Pool { queue, threads: Vec::with_capacity(workers.len()) };
@@ -91,16 +97,23 @@ impl<J: Send + 'static> Pool<J> {
         Ok(pool)
     }
 
-    /// Queues a job, or refuses it at once.
+    /// Queues a job, or refuses it at once. A thread that is busy will come to it; those that wait have to be
+    /// [woken](Pool::wake), once for all that is queued together.
     pub(crate) fn submit(&self, job: J) -> Result<(), Full> {
         let mut state = self.queue.lock();
         if state.jobs.len() >= self.queue.capacity {
             return Err(Full);
         }
         state.jobs.push_back(job);
-        drop(state);
-        self.queue.arrived.notify_one();
         Ok(())
+    }
+
+    /// Wakes as many of those that wait as there are jobs.
+    pub(crate) fn wake(&self) {
+        let state = self.queue.lock();
+        let num_wanted = state.num_idle.min(state.jobs.len());
+        drop(state);
+        (0..num_wanted).for_each(|_| self.queue.arrived.notify_one());
     }
 
     /// Jobs that wait.
@@ -140,6 +153,7 @@ mod tests {
         let mut pool = Pool::start(8, vec![work]).unwrap();
         for job in 0..4 {
             pool.submit(job).unwrap();
+            pool.wake();
         }
         for thread in pool.close() {
             thread.join().unwrap();
@@ -163,11 +177,13 @@ mod tests {
         };
         let pool = Pool::start(8, vec![work]).unwrap();
         (0..3).for_each(|job| pool.submit(job).unwrap());
+        pool.wake();
         go.send(()).unwrap();
         while pool.num_queued() > 0 {
             std::thread::yield_now();
         }
         pool.submit(3).unwrap();
+        pool.wake();
         assert_eq!(results.recv().unwrap(), (vec![0, 1, 2], Some(3), None));
     }
 
@@ -183,6 +199,7 @@ mod tests {
         };
         let pool = Pool::start(2, vec![work]).unwrap();
         pool.submit(0).unwrap();
+        pool.wake();
         started.recv().unwrap();
         assert_eq!([pool.submit(1), pool.submit(2), pool.submit(3)], [Ok(()), Ok(()), Err(Full)]);
         assert_eq!(pool.num_queued(), 2);

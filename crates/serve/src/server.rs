@@ -13,6 +13,7 @@ use elasticrec_cube::client::Lost;
 use thiserror::Error;
 use tokio::sync::watch;
 
+use crate::answers::Answers;
 use crate::deployment::{Deployment, Sizes};
 use crate::face::Limits;
 use crate::metrics::Metrics;
@@ -109,6 +110,7 @@ pub(crate) struct App {
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
     pub(crate) registry: Registry,
+    answers: Answers,
 }
 
 /// The server.
@@ -133,12 +135,14 @@ impl Server {
             let _guard = runtime.enter();
             tokio::net::TcpListener::from_std(listener).map_err(ServerError::Start)?
         };
+        let (answers, hand_out) = Answers::new();
+        runtime.spawn(hand_out);
         let metrics = Metrics::new();
         for (model, variant) in models.iter().flat_map(|plan| plan.variants.iter().map(|one| (&plan.name, &one.name))) {
             // so that they are there before their first request
             metrics.of(model, variant);
         }
-        let app = Arc::new(App { options, metrics, registry });
+        let app = Arc::new(App { options, metrics, registry, answers });
         let (stop, stopped) = watch::channel(None);
         let ended = Arc::new(Ended::default());
         let (thread_app, thread_ended) = (app.clone(), ended.clone());
@@ -299,7 +303,7 @@ impl ServerHandle {
             (0..workers.max(1)).map(|_| model.scorer()).collect::<Result<Vec<_>, _>>()
         })?;
         let metrics = self.app.metrics.of(name, variant);
-        let deployment = Arc::new(Deployment::start(scorers, name, variant, sizes, &metrics)?);
+        let deployment = Arc::new(Deployment::start(scorers, name, variant, sizes, (&metrics, &self.app.answers))?);
         metrics.version.set(deployment.about.version as i64);
         let model = deployment.model.clone();
         if let Some(before) = place.switch(Some(deployment)) {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use elasticrec_sample::BatchBuilder;
 
+use crate::answers::{Answers, Settled};
 use crate::deployment::{Done, Job, Timing};
 use crate::face::{About, Limits, Wanted};
 use crate::metrics::ModelMetrics;
@@ -42,6 +43,9 @@ pub(crate) struct Worker {
     metrics: ModelMetrics,
     builder: BatchBuilder,
     joined: Vec<Joined>,
+    /// Answers of the batch, given together.
+    done: Vec<Settled>,
+    answers: Answers,
     /// Requests that came together the last times: so many are waited for.
     expected: usize,
 }
@@ -53,9 +57,21 @@ impl Worker {
         limits: Limits,
         joining: Joining,
         metrics: ModelMetrics,
+        answers: Answers,
     ) -> Worker {
         let builder = scorer.model().parser().builder(0);
-        Worker { scorer, about, limits, joining, metrics, builder, joined: Vec::new(), expected: 1 }
+        Worker {
+            scorer,
+            about,
+            limits,
+            joining,
+            metrics,
+            builder,
+            joined: Vec::new(),
+            done: Vec::new(),
+            answers,
+            expected: 1,
+        }
     }
 
     /// Scores a request, and with it those that wait behind it or come in time.
@@ -145,7 +161,8 @@ impl Worker {
                 self.metrics.write.observe(write);
             }
             let timing = Timing { lookup: stats.lookup, infer: stats.infer, write, ..timing };
-            let _ = job.answer.send(reply.map(|reply| Done { reply, timing }));
+            self.done.push((job.answer, reply.map(|reply| Done { reply, timing })));
         }
+        self.answers.give(&mut self.done);
     }
 }
