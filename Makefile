@@ -97,7 +97,7 @@ bench: setup ## the speed of the spine and where the time goes
 
 .PHONY: fuzz
 fuzz: ## fuzz what reads bytes, a minute each (nightly Rust and cargo-fuzz)
-	@for target in lines snapshot cube delta body wire; do \
+	@for target in lines snapshot cube delta body wire brpc; do \
 	  mkdir -p fuzz/corpus/$$target && cargo +nightly fuzz run $$target fuzz/corpus/$$target fuzz/seeds tests/contract/golden -- -max_total_time=60 -max_len=65536 || exit 1; done
 
 .PHONY: format

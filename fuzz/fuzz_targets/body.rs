@@ -1,4 +1,4 @@
-//! Any bytes as the body of a prediction request, JSON and lines.
+//! Any bytes as the body of a prediction request, of every face.
 
 #![no_main]
 

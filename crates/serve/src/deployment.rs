@@ -15,7 +15,8 @@ use crate::metrics::ModelMetrics;
 use crate::model::{Model, ModelError};
 use crate::pool::{Full, Pool, Waiting};
 use crate::refusal::Refusal;
-use crate::score::Scorer;
+use crate::rows::FoundRows;
+use crate::score::{ScoreError, Scorer};
 use crate::worker::{Joining, Worker};
 
 /// A prediction on its way to a scorer.
@@ -130,6 +131,24 @@ impl Deployment {
 
     pub(crate) fn new(about: Arc<About>, metadata: Bytes, pool: Pool<Job>, queue: usize) -> Deployment {
         Deployment { about, metadata, inputs: Vec::new(), pool, model: None, queue, is_waking: AtomicBool::new(false) }
+    }
+
+    /// Bytes of a row, as values.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.model.as_ref().map_or(0, |model| model.rows().width() * size_of::<f32>())
+    }
+
+    /// Whether rows are looked up in this process.
+    pub(crate) fn has_rows_here(&self) -> bool {
+        self.model.as_ref().is_none_or(|model| model.rows().held().is_some())
+    }
+
+    /// The rows of some signs; those of a store are waited for.
+    pub(crate) fn rows_of(&self, signs: &[u64]) -> Result<FoundRows, Refusal> {
+        match &self.model {
+            Some(model) => model.rows().find(signs).map_err(|error| ScoreError::from(error).into()),
+            None => Err(Refusal::Unavailable(format!("model `{}`: has no rows", self.about.model))),
+        }
     }
 
     /// Queues a prediction, or refuses it at once.

@@ -5,7 +5,9 @@ use elasticrec_sample::reader::parse_text_into;
 use elasticrec_sample::{BatchBuilder, LabelMode, Parser};
 use thiserror::Error;
 
+pub(crate) mod elasticctr;
 mod json;
+pub(crate) mod paddle;
 mod plain;
 pub(crate) mod tensors;
 mod values;
@@ -17,6 +19,10 @@ pub enum Face {
     Json,
     /// `text/plain`: lines of the training format.
     Text,
+    /// ElasticCTR's `{"instances": [{"slots": [{"slot_name": …, "feasigns": […]}, …]}, …]}`.
+    ElasticCtr,
+    /// A request of Paddle Serving's `GeneralModelService`.
+    Paddle(paddle::Encoding),
     /// Tensors of the Open Inference Protocol over HTTP: JSON, and behind so many bytes of it binary data.
     TensorsJson {
         /// All of the body if it does not say.
@@ -31,6 +37,10 @@ pub enum Face {
 pub enum Wanted {
     /// Predictions by label, in JSON.
     Plain,
+    /// The odds of the first label, in JSON.
+    ElasticCtr,
+    /// A tensor a label.
+    Paddle(paddle::Fetch),
     /// Tensors of scores over HTTP.
     TensorsJson(tensors::WantedTensors),
     /// Tensors of scores in a `ModelInferResponse`.
@@ -101,6 +111,8 @@ impl Face {
         let decoded = match self {
             Face::Json => json::decode(parser, body, limits, into).map(|()| Wanted::Plain),
             Face::Text => decode_text(parser, body, limits, into).map(|()| Wanted::Plain),
+            Face::ElasticCtr => elasticctr::decode(parser, body, limits, into).map(|()| Wanted::ElasticCtr),
+            Face::Paddle(encoding) => paddle::decode(encoding, parser, body, limits, into).map(Wanted::Paddle),
             Face::TensorsJson { json_bytes } => {
                 tensors::json::decode(parser, body, json_bytes, limits, into).map(Wanted::TensorsJson)
             }
@@ -117,21 +129,24 @@ impl Wanted {
     /// Refuses what a version cannot answer.
     pub(crate) fn check(&self, about: &About) -> Result<(), DecodeError> {
         match self {
-            Wanted::Plain => Ok(()),
+            Wanted::Plain | Wanted::ElasticCtr => Ok(()),
+            Wanted::Paddle(fetch) => fetch.check(about),
             Wanted::TensorsJson(wanted) | Wanted::TensorsProto(wanted) => wanted.check(&about.labels),
         }
     }
 
     /// The answer with the scores `[samples, labels]` of a request.
     pub(crate) fn write(&self, about: &About, scores: &[f32]) -> Result<Reply, String> {
-        match self {
-            Wanted::Plain => {
-                let body = about.plain.write(scores).map_err(|error| error.to_string())?;
-                Ok(Reply { body: body.into(), json_bytes: None })
+        let body = match self {
+            Wanted::Plain => about.plain.write(scores).map_err(|error| error.to_string())?.into(),
+            Wanted::ElasticCtr => {
+                elasticctr::write(about.labels.len(), scores).map_err(|error| error.to_string())?.into()
             }
-            Wanted::TensorsJson(wanted) => tensors::json::write(wanted, about, scores),
-            Wanted::TensorsProto(wanted) => Ok(tensors::proto::write(wanted, about, scores)),
-        }
+            Wanted::Paddle(fetch) => fetch.write(about, scores)?,
+            Wanted::TensorsJson(wanted) => return tensors::json::write(wanted, about, scores),
+            Wanted::TensorsProto(wanted) => return Ok(tensors::proto::write(wanted, about, scores)),
+        };
+        Ok(Reply { body, json_bytes: None })
     }
 }
 
@@ -148,19 +163,26 @@ fn decode_text(parser: &Parser, body: &[u8], limits: Limits, into: &mut BatchBui
 #[doc(hidden)]
 pub fn fuzz_body(bytes: &[u8]) {
     const MAX_INSTANCES: usize = 5;
+    let about = About::new("demo", "", 1, &["click".into()]);
     for parser in json::fuzz_parsers() {
         // one after the other into one batch, as requests are joined
         let mut builder = parser.builder(0);
         let tensors = Face::TensorsJson { json_bytes: None };
         // as much as the first byte says is JSON
         let head = Face::TensorsJson { json_bytes: bytes.first().map(|&length| length.into()) };
-        for face in [Face::Json, Face::Text, Face::Json, tensors, head, Face::TensorsProto, tensors] {
+        let [proto, json] = [paddle::Encoding::Proto, paddle::Encoding::Json].map(Face::Paddle);
+        let faces = [Face::Json, Face::Text, Face::ElasticCtr, proto, json, tensors, head, Face::TensorsProto, tensors];
+        for face in faces {
             let before = builder.num_samples();
             let decoded = face.decode(&parser, bytes, Limits { max_instances: MAX_INSTANCES }, &mut builder);
             assert!(builder.batch().is_consistent());
             assert!(builder.batch().dense.iter().all(|value| value.is_finite()));
             match decoded {
-                Ok(_) => assert!(builder.num_samples() - before <= MAX_INSTANCES),
+                Ok(wanted) => {
+                    assert!(builder.num_samples() - before <= MAX_INSTANCES);
+                    let scores = vec![0.5; (builder.num_samples() - before) * about.labels.len()];
+                    assert!(wanted.check(&about).is_err() || wanted.write(&about, &scores).is_ok());
+                }
                 Err(error) => {
                     assert_eq!(builder.num_samples(), before);
                     let line = error.to_string();

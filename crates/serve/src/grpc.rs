@@ -25,6 +25,7 @@ use crate::refusal::Refusal;
 use crate::server::App;
 
 mod health;
+mod paddle;
 mod tensors;
 #[cfg(test)]
 mod tests;
@@ -37,7 +38,11 @@ const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
 /// The methods, by path.
 pub(crate) fn routes() -> Router<Arc<App>> {
-    Router::new().route(CHECK, post(health::check)).merge(tensors::routes())
+    Router::new()
+        .route(CHECK, post(health::check))
+        .route(paddle::INFERENCE, post(paddle::infer))
+        .route(paddle::DEBUG, post(paddle::infer))
+        .merge(tensors::routes())
 }
 
 /// Whether a request speaks gRPC.

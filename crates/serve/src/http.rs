@@ -8,7 +8,7 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use subtle::ConstantTimeEq;
 
 use self::reply::json_response;
@@ -18,7 +18,9 @@ use crate::server::App;
 
 mod body;
 mod compress;
+mod cube;
 mod docs;
+mod paddle;
 mod plain;
 mod predict;
 mod reply;
@@ -28,6 +30,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::paddle::infer as infer_paddle;
 pub(crate) use self::predict::{Called, MAX_TIMEOUT_MS, Target, tell};
 pub(crate) use self::reply::Error;
 
@@ -45,6 +48,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(plain::models))
         .route("/v1/models/{target}", get(plain::metadata).post(plain::predict))
         .merge(docs::routes())
+        .merge(paddle::routes())
+        .route("/DictService/seek", post(cube::seek))
         .merge(tensors::routes())
         .merge(grpc::routes())
         .fallback(|uri: Uri, headers: HeaderMap| async move {
@@ -60,12 +65,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// The method that a path takes: actions and those of gRPC, `/package.Service/Method`, POST, all others GET.
+/// The method that a path takes: actions and those of services, `/package.Service/Method`, POST, all others GET.
 fn allowed(path: &str) -> &'static str {
+    let is_service = |first: &str| first.contains('.') || first.ends_with("Service");
     let is_action = path.contains(':')
         || path.ends_with("/infer")
         || path == tensors::INDEX
-        || path.split('/').nth(1).is_some_and(|first| first.contains('.'));
+        || path.split('/').nth(1).is_some_and(is_service);
     if is_action { "POST" } else { "GET" }
 }
 

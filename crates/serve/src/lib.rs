@@ -1,6 +1,6 @@
 //! The inference server: from a socket to a score, without Python.
 //!
-//! In the order of a request: `server` accepts its connection, `http` or `grpc` reads it, `ask` finds who answers it in the
+//! In the order of a request: `server` accepts its connection, `http`, `grpc` or `brpc` reads it, `ask` finds who answers it in the
 //! `registry` and queues it for the `pool` of that `deployment`; a `worker` joins those that wait: their `face` decodes each into a batch,
 //! `score` goes over it (unique signs → cube lookup → pooling → `engine`), and the face writes the answers, which go back together (`answers`). `version`,
 //! `manifest`, `chain`, `rows` and `model` turn a directory of the model repository into what the scorers share. `inference` is
@@ -9,6 +9,7 @@
 
 mod answers;
 mod ask;
+mod brpc;
 mod chain;
 mod deployment;
 pub mod engine;
@@ -28,10 +29,13 @@ mod registry;
 mod rows;
 pub mod score;
 mod seal;
+mod seek;
 pub mod server;
 pub mod version;
 mod worker;
 
+#[doc(hidden)]
+pub use brpc::fuzz_brpc;
 pub use engine::{EngineError, init_onnxruntime};
 pub use engine_rate::{EngineRate, engine_rate};
 #[doc(hidden)]

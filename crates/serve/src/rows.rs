@@ -22,6 +22,15 @@ pub struct StoreRows {
     lost: Lost,
 }
 
+/// Rows that were asked for by themselves, one after the other, zeros where there is none.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct FoundRows {
+    pub(crate) width: usize,
+    pub(crate) values: Vec<f32>,
+    /// Which signs have one.
+    pub(crate) present: Vec<bool>,
+}
+
 impl StoreRows {
     /// The version at all shards; `lost` is what becomes of signs whose shard gives no answer.
     pub fn new(client: Arc<Client>, version: u64, lost: Lost) -> Result<StoreRows, ClientError> {
@@ -70,5 +79,27 @@ impl Rows {
                 client.ask_until(*version, signs, until, *lost)?.wait(out, present)
             }
         }
+    }
+
+    /// The rows of some signs, and which have one: whoever asks for that is not told of a shard that is down in zeros.
+    pub(crate) fn find(&self, signs: &[u64]) -> Result<FoundRows, ClientError> {
+        let width = self.width();
+        let mut values = vec![0.0; signs.len() * width];
+        let mut present = vec![false; signs.len()];
+        match self {
+            Rows::Held(view) => {
+                let mut bits = vec![0; signs.len().div_ceil(64)];
+                view.find(signs, &mut bits);
+                view.lookup(signs, &mut values);
+                present
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(at, is_there)| *is_there = bits[at / 64] >> (at % 64) & 1 == 1);
+            }
+            Rows::Store(StoreRows { client, version, .. }) => {
+                client.get(*version, signs, &mut values, &mut present)?;
+            }
+        }
+        Ok(FoundRows { width, values, present })
     }
 }

@@ -23,18 +23,18 @@ use crate::deployment::Job;
 use crate::http::testing::{echo, install, start};
 use crate::server::{ServerHandle, ServerOptions, Token};
 
-struct Got {
-    code: u16,
-    message: String,
+pub(super) struct Got {
+    pub(super) code: u16,
+    pub(super) message: String,
     head: HeaderMap,
-    body: Bytes,
+    pub(super) body: Bytes,
 }
 
-fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
+pub(super) fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
     [&[flag][..], &(message.len() as u32).to_be_bytes(), message].concat()
 }
 
-fn call(server: &ServerHandle, path: &str, headers: &[(&str, &str)], body: Body) -> Got {
+pub(super) fn call(server: &ServerHandle, path: &str, headers: &[(&str, &str)], body: Body) -> Got {
     let mut request = Request::post(path).header("content-type", "application/grpc").body(body).unwrap();
     for (name, value) in headers {
         request.headers_mut().insert(HeaderName::try_from(*name).unwrap(), value.parse().unwrap());

@@ -6,6 +6,7 @@ use axum::extract::Request;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
+use bytes::Bytes;
 
 use super::body::read_body;
 use super::compress::{gzip, wants_gzip};
@@ -89,17 +90,29 @@ pub(super) async fn run(app: &App, model: Option<&str>, face: Face, request: Req
     run_version(app, Target { model, version: None, face }, request).await
 }
 
-/// Reads the body of a request and has it scored.
+/// As [`run`], by a version of its own.
 pub(super) async fn run_version(app: &App, target: Target<'_>, request: Request) -> Result<Response, Error> {
+    run_known(app, target, request).await.map_err(|refused| refused.error)
+}
+
+/// A request that is refused, and its body if that has come: some faces tell it in words of the request.
+pub(super) struct Refused {
+    pub(super) error: Error,
+    pub(super) body: Bytes,
+}
+
+/// As [`run_version`], for those faces.
+pub(super) async fn run_known(app: &App, target: Target<'_>, request: Request) -> Result<Response, Refused> {
+    let unread = |error| Refused { error, body: Bytes::new() };
     let started = Instant::now();
     let (parts, body) = request.into_parts();
-    let called = Called::of(&parts.headers)?;
+    let called = Called::of(&parts.headers).map_err(|refusal| unread(refusal.into()))?;
     let deadline = called.deadline(app);
-    let body = read_body(&parts.headers, body, &app.options).await?;
-    let answer = ask::predict(&app.registry, Ask { choice: target.choice(called), face: target.face, body, deadline });
-    let answer = answer.await;
+    let body = read_body(&parts.headers, body, &app.options).await.map_err(unread)?;
+    let ask = Ask { choice: target.choice(called), face: target.face, body: body.clone(), deadline };
+    let answer = ask::predict(&app.registry, ask).await;
     app.metrics.request.observe(started.elapsed());
-    let (about, Done { reply, timing }) = answer?;
+    let (about, Done { reply, timing }) = answer.map_err(|refusal| Refused { error: refusal.into(), body })?;
     let mut response = respond(&parts.headers, reply).await;
     tell(response.headers_mut(), &about, called.wants_timing.then_some(timing));
     Ok(response)

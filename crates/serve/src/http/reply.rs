@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::refusal::Refusal;
 
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// A refusal on its way out: `{"error": "…"}`.
 #[derive(Debug)]
@@ -37,6 +37,26 @@ impl Error {
     }
 }
 
+impl Error {
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The answer, in the words of a face that has its own.
+    pub(super) fn respond(self, content_type: HeaderValue, body: impl Into<Bytes>) -> Response {
+        let mut response = json_response(self.status, body);
+        response.headers_mut().insert(CONTENT_TYPE, content_type);
+        if let Some((name, value)) = self.header {
+            response.headers_mut().insert(name, value);
+        }
+        response
+    }
+}
+
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
         let status = match &refusal {
@@ -55,11 +75,7 @@ impl From<Refusal> for Error {
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let body = json!({ "error": self.message }).to_string();
-        let mut response = json_response(self.status, body);
-        if let Some((name, value)) = self.header {
-            response.headers_mut().insert(name, value);
-        }
-        response
+        self.respond(JSON, body)
     }
 }
 

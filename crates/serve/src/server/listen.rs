@@ -8,14 +8,20 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use super::App;
-use crate::http;
+use crate::{brpc, http};
+
+/// Says when to stop, and until when that may take.
+type Stop = watch::Receiver<Option<Instant>>;
 
 /// After a failed accept, most likely for want of file descriptors: time for some to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Between two looks at a connection of which one to three bytes have come.
+const PEEK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Requests under way on a connection of HTTP/2.
 const MAX_STREAMS: u32 = 1024;
@@ -23,10 +29,11 @@ const MAX_STREAMS: u32 = 1024;
 const WINDOW_BYTES: u32 = 1 << 20;
 
 /// Serves until told to stop, then until all requests under way are answered or the deadline, which it returns.
-pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: watch::Receiver<Option<Instant>>) -> Instant {
+pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> Instant {
     let graceful = GracefulShutdown::new();
+    let stopping = stop.clone();
     tokio::select! {
-        error = accept(listener, &app, &graceful) => match error {},
+        error = accept(listener, &app, &graceful, &stopping) => match error {},
         // a handle that is gone can tell nothing any more; it stops the server too
         _ = stop.wait_for(Option::is_some) => (),
     }
@@ -35,10 +42,10 @@ pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: watch:
     deadline
 }
 
-async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdown) -> Infallible {
+async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdown, stop: &Stop) -> Infallible {
     let service = TowerToHyperService::new(http::router(app.clone()));
     let connections = Arc::new(Semaphore::new(app.options.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let builder = builder(app);
+    let builder = Arc::new(builder(app));
     loop {
         let permit = connections.clone().acquire_owned().await;
         let Ok((stream, _)) = listener.accept().await else {
@@ -47,13 +54,44 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
         };
         // answers are written whole, so waiting for more to send only adds latency
         let _ = stream.set_nodelay(true);
-        let connection = builder.serve_connection(TokioIo::new(stream), service.clone()).into_owned();
-        let connection = graceful.watch(connection);
+        // the end of the server waits for all that have one
+        let watcher = graceful.watcher();
+        let (app, stop, builder, service) = (app.clone(), stop.clone(), builder.clone(), service.clone());
         tokio::spawn(async move {
-            // a client that breaks off, or breaks the protocol, is no business of the others
-            let _ = connection.await;
+            match first_bytes(&stream, stop.clone(), app.options.header_timeout).await {
+                Some(first) if first == brpc::MAGIC => {
+                    brpc::serve(stream, app, stop).await;
+                    drop(watcher);
+                }
+                Some(_) => {
+                    let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+                    // a client that breaks off, or breaks the protocol, is no business of the others
+                    let _ = watcher.watch(connection).await;
+                }
+                None => (),
+            }
             drop(permit);
         });
+    }
+}
+
+/// What a connection begins with, left where it is: four bytes, or fewer that no protocol of ours but HTTP begins with.
+/// Nothing if they do not come.
+async fn first_bytes(stream: &TcpStream, mut stop: Stop, timeout: Duration) -> Option<[u8; 4]> {
+    let mut bytes = [0; 4];
+    let peek = async {
+        loop {
+            let count = stream.peek(&mut bytes).await.ok().filter(|&count| count > 0)?;
+            if count == bytes.len() || bytes[..count] != brpc::MAGIC[..count] {
+                return Some(());
+            }
+            // what is there is there at once; the rest of four bytes is not worth more than looking again
+            tokio::time::sleep(PEEK_PAUSE).await;
+        }
+    };
+    tokio::select! {
+        _ = stop.wait_for(Option::is_some) => None,
+        peeked = tokio::time::timeout(timeout, peek) => peeked.ok().flatten().map(|()| bytes),
     }
 }
 

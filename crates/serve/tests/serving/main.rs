@@ -5,4 +5,5 @@
 mod chain;
 mod model;
 mod serve;
+mod services;
 mod support;

@@ -13,7 +13,7 @@ use crate::support::{TestModel, assert_close, ort_library};
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn serve(model: &TestModel, dir: &Path, library: &Path) -> ServerHandle {
+pub fn serve(model: &TestModel, dir: &Path, library: &Path) -> ServerHandle {
     init_onnxruntime(library).unwrap();
     model.write(dir);
     let server = Server::start(

@@ -1,0 +1,5 @@
+//! Any bytes as what comes on a connection of bRPC: frames, their meta, compressed messages.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| elasticrec_serve::fuzz_brpc(bytes));
