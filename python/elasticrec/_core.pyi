@@ -1,5 +1,6 @@
 """The seam between Python and Rust: what must run at memory speed. Checked against the library by stubtest."""
 
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, final
@@ -32,6 +33,7 @@ __all__ = [
     "PsTls",
     "Pulling",
     "Pushing",
+    "Readers",
     "RecordBatch",
     "RecordReader",
     "RedisLoad",
@@ -321,11 +323,19 @@ class Server:
     def address(self) -> str:
         """`host:port`, with the port that was taken."""
     def load(
-        self, model: str, variant: str, path: str, *, store: CubeClient | None = None, lost_as_zero: bool = False
+        self,
+        model: str,
+        variant: str,
+        path: str,
+        *,
+        store: CubeClient | None = None,
+        lost_as_zero: bool = False,
+        readers: Readers | None = None,
     ) -> tuple[int, int]:
         """Loads and warms a version and gives it every request of a variant from then on: (version, rows).
 
         Rows are those of its files, or are looked up at a store, where those of a shard that is down may read as zero.
+        Lines in a user's own format are read by the readers, which go with the version.
         """
     def note(self, model: str, variant: str, offered: int, failures: int) -> None:
         """Notes which version a variant should have, and how often one could not be loaded, for the metrics."""
@@ -335,11 +345,25 @@ class Server:
         """Stops accepting and finishes what was begun; true if all of it was answered in time."""
 
 @final
+class Readers:
+    """Processes that read lines in a user's own format, by their sockets.
+
+    Whoever starts them adds them, and ends those that are lost; all sockets are closed with the version they belong to.
+    """
+    def __new__(cls, *, timeout_ms: int) -> Readers: ...
+    def add(self, socket: socket.socket) -> int:
+        """Takes in a process that waits for lines, and the socket that leads to it; returns the process's number."""
+    def lost(self) -> list[int]:
+        """Numbers of processes that died, hung or answered nonsense, since this was asked the last time."""
+
+@final
 class Predictor:
     """A version in this process: the server's path without the socket."""
     def __new__(cls, path: str, ort_library: str) -> Predictor: ...
     def predict(self, text: bytes) -> _F32:
         """Scores `[lines, labels]` of lines in the training format; their labels are passed over."""
+    def predict_parsed(self, parsed: bytes) -> _F32:
+        """Scores `[samples, labels]` of a batch as a reader process sends it."""
 
 def batch_of_columns(
     parser: Parser,

@@ -289,6 +289,10 @@ def serve(
     job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="Job file with a `serve` section.")] = None,
     port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a first version that is not there yet.")] = False,
+    readers: Annotated[
+        int | None,
+        typer.Option("--readers", metavar="N", help="Run a model's own reader, in so many processes: `serve.readers`."),
+    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Serve published models over HTTP, gRPC and bRPC; new versions are followed."""
@@ -296,7 +300,8 @@ def serve(
     from elasticrec.serving.plan import plan_of
     from elasticrec.serving.server import serve as serve_models
 
-    changes = [*(overrides or []), *([f"serve.port={port}"] if port is not None else [])]
+    given = {"serve.port": port, "serve.readers": readers}
+    changes = [*(overrides or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     whole = default_job(changes) if job is None else load_job(job, changes)
     serve_models(plan_of(models or [], whole, is_given=job is not None), whole, _say, wait=wait)
 
@@ -322,6 +327,9 @@ def predict(
     ca: Annotated[
         Path | None, typer.Option("--ca", metavar="PEM", help="With --server https://…: the authorities to trust.")
     ] = None,
+    run_reader: Annotated[
+        bool, typer.Option("--run-reader", help="With --model: run the model's own reader, code out of its directory.")
+    ] = False,
 ) -> None:
     """Print the scores of samples, a line each.
 
@@ -330,7 +338,8 @@ def predict(
     from elasticrec.predict import ServerPlace, judged, open_scorer, scores_of
     from elasticrec.progress import counting
 
-    with open_scorer(checkpoint, model, ServerPlace(server, name, token, timeout_s, ca), best=best) as opened:
+    place = ServerPlace(server, name, token, timeout_s, ca)
+    with open_scorer(checkpoint, model, place, best=best, run_reader=run_reader) as opened:
         source, judge = judged(opened)
         num_scored = 0
         with counting(None) as progress:

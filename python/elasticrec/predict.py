@@ -15,11 +15,13 @@ from elasticrec import _core
 from elasticrec.config import Secret
 from elasticrec.data.batches import line_parser
 from elasticrec.data.lines import any_parser, record_batches
-from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
+from elasticrec.errors import ConfigError, ElasticRecError, ModelError, SampleError, UnavailableError
 from elasticrec.judge import Judge, LabelReader
 from elasticrec.repository.find import find_version
 from elasticrec.serving.client import Client
 from elasticrec.serving.onnxruntime import library_path
+from elasticrec.serving.reader import encode_batch
+from elasticrec.serving.reader_source import source_of as source_of_reader
 
 if TYPE_CHECKING:
     # it needs torch
@@ -40,6 +42,8 @@ class Source:
     predict_file: Callable[[str], Iterator[Scores]] | None = None
     """Scores of a whole file, where its format has no lines."""
     is_remote: bool = False
+    passes: bool = False
+    """Whether who reads the lines may pass some over."""
     labels: LabelReader | None = None
     """What reads the labels of the same lines, where that can be done."""
 
@@ -147,7 +151,8 @@ def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scor
             # what comes before it has its scores
             raise UnavailableError(f"{chunk.place(0)}: {error}") from None
         # a server that leaves out more than a header does not answer what it was asked
-        if source.is_remote and len(scores) not in (samples, samples - lines.count(header)):
+        expected = range(samples + 1) if source.passes else (samples, samples - lines.count(header))
+        if source.is_remote and len(scores) not in expected:
             raise UnavailableError(f"{name}: expected {samples} scores, got {len(scores)}")
         if len(scores):
             yield scores
@@ -190,7 +195,7 @@ class ServerPlace:
 
 @contextmanager
 def open_scorer(
-    checkpoint: str | None, model: str | None, server: ServerPlace, *, best: bool = False
+    checkpoint: str | None, model: str | None, server: ServerPlace, *, best: bool = False, run_reader: bool = False
 ) -> Iterator[Source]:
     """What turns lines into scores: exactly one of a checkpoint, a published model and a server."""
     if sum(source is not None for source in (checkpoint, model, server.url)) != 1:
@@ -199,6 +204,8 @@ def open_scorer(
         server.check_absent()
     if checkpoint is None and best:
         raise ConfigError("predict: --best goes with --checkpoint")
+    if model is None and run_reader:
+        raise ConfigError("predict: --run-reader goes with --model")
     if checkpoint is not None:
         # the only source that needs torch
         from elasticrec.run import resolve_run
@@ -206,13 +213,32 @@ def open_scorer(
 
         yield source_of(load_checkpoint(resolve_run(checkpoint), best=best), labels=True)
     elif model is not None:
-        path, manifest = find_version(model)
-        features = manifest["features"]
-        labels = LabelReader.of_features(features, manifest["graph"].get("labels") or features["labels"])
-        yield Source(_core.Predictor(str(path), str(library_path())).predict, labels=labels)
+        yield _source_of_version(*find_version(model), run_reader=run_reader)
     else:
         with server.client() as client:
-            yield Source(client.predict_lines, is_remote=True, labels=_labels_at(client.metadata()))
+            metadata = client.metadata()
+            passes = metadata.get("format") == "reader"
+            yield Source(client.predict_lines, is_remote=True, passes=passes, labels=_labels_at(metadata))
+
+
+def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool) -> Source:
+    """Scores of a published version; lines in a user's own format take code that came with it."""
+    features = manifest["features"]
+    scored = manifest["graph"].get("labels") or features["labels"]
+    predictor = _core.Predictor(str(path), str(library_path()))
+    if features["format"] != "reader":
+        return Source(predictor.predict, labels=LabelReader.of_features(features, scored))
+    source = source_of_reader(path)
+    if source is None:
+        raise ModelError(f"{path}: was published without its reader, which reads these lines; publish it anew")
+    if not run_reader:
+        raise ConfigError(f"{path}: its lines are read by code of its own, `{source.spec}`: --run-reader runs it")
+    reader, judge = source.line_reader(), source.line_reader(labels=True)
+    columns = [features["labels"].index(name) for name in scored]
+    return Source(
+        lambda text: predictor.predict_parsed(encode_batch(reader.parse(text))),
+        labels=LabelReader(judge.parse, columns, scored),
+    )
 
 
 def _labels_at(metadata: dict[str, Any]) -> LabelReader | None:

@@ -35,7 +35,7 @@ LAYERS = {
     "data": {"_core", "config", "durable", "errors", "machine", "options", "progress", "user_code"},
     # it recounts what the others did: it may know the job and the run, and nothing of what trained them
     "audit": {"config", "errors", "manifest", "run", "user_code"},
-    "serving": _BASE | {"cube", "repository"},
+    "serving": _BASE | {"cube", "data", "repository"},
     "repository": {"_core", "config", "durable", "errors", "manifest", "web"},
     "coordinator": _BASE | {"data", "fail_points", "repository", "web"},
     "training": _BASE | {"data", "models", "user_code"},

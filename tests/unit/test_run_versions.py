@@ -113,6 +113,21 @@ def test_a_base_and_its_deltas(setup: Setup) -> None:
     assert read_current(setup.directory / "models/m")["version"] == 3
 
 
+def test_every_version_carries_the_reader(setup: Setup) -> None:
+    replace(ABOUT, reader="reader.py:Mine").write(setup.directory, b"the graph", b"class Mine: ...")
+    setup.versions = setup.start()
+    setup.versions.last()
+    setup.publish("b", setup.publish("a"))
+    for number in (1, 2):
+        version = setup.repository.version(number)
+        path = setup.repository.store.path_of(version.name)
+        assert path is not None and (path / "reader.py").read_bytes() == b"class Mine: ..."
+        assert "reader.py" in version.files and version.manifest["data"]["reader"] == "reader.py:Mine"
+    # what is written down for a job without one has none
+    ABOUT.write(setup.directory, b"the graph")
+    assert not (setup.directory / "reader.py").exists()
+
+
 def test_a_new_coordinator_finds_the_last_version_of_its_run(setup: Setup) -> None:
     setup.versions.last()
     setup.publish("b", setup.publish("a"))

@@ -40,7 +40,7 @@ mod _core {
         held_out, shuffle_records,
     };
     #[pymodule_export]
-    use crate::serve::{Predictor, Server, engine_rate};
+    use crate::serve::{Predictor, Readers, Server, engine_rate};
     #[pymodule_export]
     use crate::table::{Table, TableBench, read_cube};
 }

@@ -1,8 +1,10 @@
 //! The inference server, for Python, which starts and watches it: no request passes through here.
 
 use std::net::SocketAddr;
+use std::os::fd::{FromRawFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use elasticrec_cube::client::Lost;
@@ -11,7 +13,7 @@ use elasticrec_serve::{
     EngineRate, ModelPlan, PredictError, ServerError, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime,
 };
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::cube_net::CubeClient;
@@ -82,7 +84,9 @@ impl Server {
 
     /// Loads and warms a version and gives it every request of a variant from then on; returns (version, rows). Rows are
     /// those of its files, or are looked up at a store, where those of a shard that is down may read as zero.
-    #[pyo3(signature = (model, variant, path, *, store = None, lost_as_zero = false))]
+    /// Lines in a user's own format are read by the readers, which go with the version.
+    #[pyo3(signature = (model, variant, path, *, store = None, lost_as_zero = false, readers = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn load(
         &self,
         py: Python<'_>,
@@ -91,11 +95,13 @@ impl Server {
         path: PathBuf,
         store: Option<&CubeClient>,
         lost_as_zero: bool,
+        readers: Option<&Readers>,
     ) -> PyResult<(u64, u64)> {
         let lost = if lost_as_zero { Lost::Zero } else { Lost::Fail };
         let store = store.map(|store| (store.inner.clone(), lost));
+        let readers = readers.map(|readers| readers.inner.clone());
         py.detach(|| {
-            let loaded = self.handle.load(model, variant, &path, store)?;
+            let loaded = self.handle.load(model, variant, &path, store, readers)?;
             let manifest = loaded.manifest();
             Ok((manifest.version, manifest.table.rows))
         })
@@ -115,6 +121,38 @@ impl Server {
     /// Stops accepting and finishes what was begun; true if all of it was answered in time.
     fn stop(&self, py: Python<'_>, within_s: f64) -> bool {
         py.detach(|| self.handle.stop(Duration::from_secs_f64(within_s.max(0.0))).0)
+    }
+}
+
+/// Processes that read lines in a user's own format, by their sockets. Whoever starts them adds them, and ends those that
+/// are lost; all sockets are closed when the version that they belong to is.
+#[pyclass(frozen, module = "elasticrec._core")]
+pub(crate) struct Readers {
+    inner: Arc<elasticrec_serve::Readers>,
+}
+
+#[pymethods]
+impl Readers {
+    #[new]
+    #[pyo3(signature = (*, timeout_ms))]
+    fn new(timeout_ms: u64) -> Self {
+        Readers { inner: Arc::new(elasticrec_serve::Readers::new(Duration::from_millis(timeout_ms))) }
+    }
+
+    /// Takes in a process that waits for lines, and the socket that leads to it; returns the process's number.
+    fn add(&self, socket: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let fd: RawFd = socket.call_method0("detach")?.extract()?;
+        if fd < 0 {
+            return Err(PyValueError::new_err("socket: expected an open one"));
+        }
+        // SAFETY: `detach` gave the descriptor away: the socket object is closed, and nobody else has it
+        let stream = unsafe { UnixStream::from_raw_fd(fd) };
+        self.inner.add(stream).map_err(|error| PyOSError::new_err(error.to_string()))
+    }
+
+    /// Numbers of processes that died, hung or answered nonsense, since this was asked the last time.
+    fn lost(&self) -> Vec<u64> {
+        self.inner.lost()
     }
 }
 
@@ -141,8 +179,21 @@ impl Predictor {
     fn predict<'py>(&mut self, py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         let scores = py.detach(|| inner.predict_text(text)).map_err(|error: PredictError| error.into_py_err())?;
-        let num_lines = scores.len() / self.num_labels;
-        PyArray1::from_vec(py, scores).reshape([num_lines, self.num_labels])
+        self.shaped(py, scores)
+    }
+
+    /// Scores `[samples, labels]` of a batch as a reader process sends it.
+    fn predict_parsed<'py>(&mut self, py: Python<'py>, parsed: &[u8]) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let scores = py.detach(|| inner.predict_parsed(parsed)).map_err(|error: PredictError| error.into_py_err())?;
+        self.shaped(py, scores)
+    }
+}
+
+impl Predictor {
+    fn shaped<'py>(&self, py: Python<'py>, scores: Vec<f32>) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let num_samples = scores.len() / self.num_labels;
+        PyArray1::from_vec(py, scores).reshape([num_samples, self.num_labels])
     }
 }
 

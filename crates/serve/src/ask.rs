@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use crate::deployment::{self, Deadline, Done};
 use crate::face::{About, Face};
+use crate::readers::{Read, ReaderTime};
 use crate::refusal::Refusal;
 use crate::registry::{Choice, Registry};
 
@@ -32,7 +33,15 @@ pub(crate) async fn predict(registry: &Registry, ask: Ask<'_>) -> Result<(Arc<Ab
 
 async fn attempt(registry: &Registry, ask: &Ask<'_>) -> Result<(Arc<About>, Done), Refusal> {
     let deployment = registry.choose(ask.choice)?;
-    let answer = deployment.submit(ask.face, ask.body.clone(), ask.deadline)?;
+    let read = match ask.face {
+        Face::Text => deployment.read_lines(&ask.body, ask.deadline).await?,
+        _ => None,
+    };
+    let (face, body, reader) = match read {
+        Some(Read { body, time }) => (Face::Parsed, body, time),
+        None => (ask.face, ask.body.clone(), ReaderTime::default()),
+    };
+    let answer = deployment.submit(face, body, reader, ask.deadline)?;
     deployment::wake_soon(&deployment);
     // a scorer that lets a request drop has panicked
     let lost = |_| Refusal::Internal("the scorer failed on this request, this is a bug".into());

@@ -5,15 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use elasticrec_sample::Format;
 use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::answers::Answers;
+use crate::face::parsed::Shape;
 use crate::face::tensors::{self, TensorInfo};
 use crate::face::{About, Face, Limits, Reply};
+use crate::manifest::READER_FILE;
 use crate::metrics::ModelMetrics;
 use crate::model::{Model, ModelError};
 use crate::pool::{Full, Pool, Waiting};
+use crate::readers::{Read, ReaderTime, Readers, Terms};
 use crate::refusal::Refusal;
 use crate::rows::FoundRows;
 use crate::score::{ScoreError, Scorer};
@@ -23,6 +27,8 @@ use crate::worker::{Joining, Worker};
 pub(crate) struct Job {
     pub(crate) face: Face,
     pub(crate) body: Bytes,
+    /// What it took to come here from lines of a user's own format.
+    pub(crate) reader: ReaderTime,
     pub(crate) queued: Instant,
     /// Nobody waits for it any longer.
     pub(crate) deadline: Option<Deadline>,
@@ -62,6 +68,8 @@ pub(crate) struct Done {
 pub(crate) struct Timing {
     pub(crate) queue: Duration,
     pub(crate) parse: Duration,
+    /// The part of `parse` that a reader process took.
+    pub(crate) reader: Duration,
     pub(crate) lookup: Duration,
     pub(crate) infer: Duration,
     pub(crate) write: Duration,
@@ -73,11 +81,15 @@ impl Timing {
         let stages = [
             ("queue", self.queue),
             ("parse", self.parse),
+            ("reader", self.reader),
             ("lookup", self.lookup),
             ("infer", self.infer),
             ("write", self.write),
         ];
-        stages.map(|(name, time)| format!("{name};dur={:.3}", time.as_secs_f64() * 1e3)).join(", ")
+        // most models have no reader of their own
+        let stages = stages.into_iter().filter(|&(name, time)| name != "reader" || !time.is_zero());
+        let stages = stages.map(|(name, time)| format!("{name};dur={:.3}", time.as_secs_f64() * 1e3));
+        stages.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -91,9 +103,20 @@ pub(crate) struct Deployment {
     pub(crate) pool: Pool<Job>,
     /// What it scores with; tests have none.
     pub(crate) model: Option<Arc<Model>>,
+    lines: Lines,
     queue: usize,
     /// Somebody is about to wake the scorers.
     is_waking: AtomicBool,
+}
+
+/// Who reads the lines of the training format.
+enum Lines {
+    /// The scorers.
+    Scorers,
+    /// Processes that run a reader of the user's own.
+    Readers(Arc<Readers>, Terms),
+    /// Nobody, and why.
+    Nobody(String),
 }
 
 /// How a deployment is cut to the machine.
@@ -104,15 +127,24 @@ pub(crate) struct Sizes {
     pub(crate) joining: Joining,
 }
 
+/// What the scorers of a deployment work with.
+pub(crate) struct Means<'a> {
+    pub(crate) metrics: &'a ModelMetrics,
+    pub(crate) answers: &'a Answers,
+    /// Those who read lines of a user's own format.
+    pub(crate) readers: Option<Arc<Readers>>,
+}
+
 impl Deployment {
-    /// Starts the threads of scorers that are warm.
+    /// Starts the threads of scorers that are warm. The readers are those of this version.
     pub(crate) fn start(
         scorers: Vec<Scorer>,
         name: &str,
         variant: &str,
         sizes: Sizes,
-        (metrics, answers): (&ModelMetrics, &Answers),
+        means: Means<'_>,
     ) -> Result<Deployment, ModelError> {
+        let Means { metrics, answers, readers } = means;
         let failed = |what: String| ModelError::Mismatch { name: name.into(), what };
         let model = scorers.first().ok_or_else(|| failed("expected at least one scorer".into()))?.model().clone();
         let manifest = model.manifest();
@@ -126,11 +158,24 @@ impl Deployment {
         let pool = pool.map_err(|error| failed(format!("cannot start a scorer thread: {error}")))?;
         let inputs = tensors::inputs(&manifest.features);
         let deployment = Deployment::new(about.clone(), metadata(&model, name), pool, sizes.queue);
-        Ok(Deployment { inputs, model: Some(model), ..deployment })
+        if let Some(readers) = &readers {
+            readers.count_losses(metrics.reader_losses.clone());
+        }
+        let lines = lines_of(&model, sizes, readers);
+        Ok(Deployment { inputs, model: Some(model), lines, ..deployment })
     }
 
     pub(crate) fn new(about: Arc<About>, metadata: Bytes, pool: Pool<Job>, queue: usize) -> Deployment {
-        Deployment { about, metadata, inputs: Vec::new(), pool, model: None, queue, is_waking: AtomicBool::new(false) }
+        Deployment {
+            about,
+            metadata,
+            inputs: Vec::new(),
+            pool,
+            model: None,
+            lines: Lines::Scorers,
+            queue,
+            is_waking: AtomicBool::new(false),
+        }
     }
 
     /// Bytes of a row, as values.
@@ -151,15 +196,33 @@ impl Deployment {
         }
     }
 
+    /// Has lines read that the scorers cannot read themselves.
+    pub(crate) async fn read_lines(&self, body: &Bytes, deadline: Option<Deadline>) -> Result<Option<Read>, Refusal> {
+        match &self.lines {
+            Lines::Scorers => Ok(None),
+            Lines::Readers(readers, terms) => readers.read(body, *terms, deadline).await.map(Some),
+            Lines::Nobody(why) => Err(Refusal::Bad(why.clone())),
+        }
+    }
+
+    /// What is as it is just now.
+    pub(crate) fn gauge(&self, metrics: &ModelMetrics) {
+        metrics.queued.set(self.pool.num_queued() as i64);
+        if let Lines::Readers(readers, _) = &self.lines {
+            metrics.readers.set(readers.num_alive() as i64);
+        }
+    }
+
     /// Queues a prediction, or refuses it at once.
     pub(crate) fn submit(
         &self,
         face: Face,
         body: Bytes,
+        reader: ReaderTime,
         deadline: Option<Deadline>,
     ) -> Result<oneshot::Receiver<Answer>, Refusal> {
         let (answer, receiver) = oneshot::channel();
-        let job = Job { face, body, queued: Instant::now(), deadline, answer };
+        let job = Job { face, body, reader, queued: Instant::now(), deadline, answer };
         self.pool.submit(job).map_err(|Full| Refusal::Full { queue: self.queue })?;
         Ok(receiver)
     }
@@ -179,6 +242,26 @@ pub(crate) fn wake_soon(deployment: &Arc<Deployment>) {
         deployment.is_waking.store(false, Ordering::Release);
         deployment.pool.wake();
     });
+}
+
+fn lines_of(model: &Model, sizes: Sizes, readers: Option<Arc<Readers>>) -> Lines {
+    let manifest = model.manifest();
+    if manifest.features.format != Format::Reader {
+        return Lines::Scorers;
+    }
+    let terms = Terms { shape: Shape::of(model.parser()), limits: sizes.limits, queue: sizes.queue };
+    match readers {
+        Some(readers) => Lines::Readers(readers, terms),
+        None => {
+            let how = if manifest.files.contains_key(READER_FILE) {
+                "which this server does not run; `serve.readers` is how many processes may"
+            } else {
+                "which this version has not with it; publish it anew"
+            };
+            let what = "lines of this model are read by code of its own";
+            Lines::Nobody(format!("{what}, {how}. Named slots (application/json) are answered"))
+        }
+    }
 }
 
 /// What clients are told of a version.

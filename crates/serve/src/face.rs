@@ -8,6 +8,7 @@ use thiserror::Error;
 pub(crate) mod elasticctr;
 mod json;
 pub(crate) mod paddle;
+pub(crate) mod parsed;
 mod plain;
 pub(crate) mod tensors;
 mod values;
@@ -23,6 +24,8 @@ pub enum Face {
     ElasticCtr,
     /// A request of Paddle Serving's `GeneralModelService`.
     Paddle(paddle::Encoding),
+    /// Samples that a reader process has made of such lines; no request is one.
+    Parsed,
     /// Tensors of the Open Inference Protocol over HTTP: JSON, and behind so many bytes of it binary data.
     TensorsJson {
         /// All of the body if it does not say.
@@ -113,6 +116,7 @@ impl Face {
             Face::Text => decode_text(parser, body, limits, into).map(|()| Wanted::Plain),
             Face::ElasticCtr => elasticctr::decode(parser, body, limits, into).map(|()| Wanted::ElasticCtr),
             Face::Paddle(encoding) => paddle::decode(encoding, parser, body, limits, into).map(Wanted::Paddle),
+            Face::Parsed => parsed::decode(parser, body, limits, into).map(|()| Wanted::Plain),
             Face::TensorsJson { json_bytes } => {
                 tensors::json::decode(parser, body, json_bytes, limits, into).map(Wanted::TensorsJson)
             }
@@ -151,12 +155,18 @@ impl Wanted {
 }
 
 fn decode_text(parser: &Parser, body: &[u8], limits: Limits, into: &mut BatchBuilder) -> Result<(), DecodeError> {
+    count_lines(body, limits)?;
+    parse_text_into(parser, body, LabelMode::Ignored, into).map_err(DecodeError::Bad)
+}
+
+/// How many lines there are, if not too many.
+pub(crate) fn count_lines(body: &[u8], limits: Limits) -> Result<usize, DecodeError> {
     let last_is_open = body.last().is_some_and(|&byte| byte != b'\n');
     let num_lines = memchr::memchr_iter(b'\n', body).count() + usize::from(last_is_open);
     if num_lines > limits.max_instances {
         return Err(DecodeError::TooMany { what: "lines", max: limits.max_instances });
     }
-    parse_text_into(parser, body, LabelMode::Ignored, into).map_err(DecodeError::Bad)
+    Ok(num_lines)
 }
 
 /// Any bytes as a body, for all decoders and both formats: the target of the fuzzer.
@@ -171,7 +181,18 @@ pub fn fuzz_body(bytes: &[u8]) {
         // as much as the first byte says is JSON
         let head = Face::TensorsJson { json_bytes: bytes.first().map(|&length| length.into()) };
         let [proto, json] = [paddle::Encoding::Proto, paddle::Encoding::Json].map(Face::Paddle);
-        let faces = [Face::Json, Face::Text, Face::ElasticCtr, proto, json, tensors, head, Face::TensorsProto, tensors];
+        let faces = [
+            Face::Json,
+            Face::Text,
+            Face::Parsed,
+            Face::ElasticCtr,
+            proto,
+            json,
+            tensors,
+            head,
+            Face::TensorsProto,
+            tensors,
+        ];
         for face in faces {
             let before = builder.num_samples();
             let decoded = face.decode(&parser, bytes, Limits { max_instances: MAX_INSTANCES }, &mut builder);

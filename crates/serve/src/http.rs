@@ -117,7 +117,7 @@ async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
 async fn scrape(State(app): State<Arc<App>>) -> Response {
     for deployment in app.registry.deployments() {
         let about = &deployment.about;
-        app.metrics.of(&about.model, &about.variant).queued.set(deployment.pool.num_queued() as i64);
+        deployment.gauge(&app.metrics.of(&about.model, &about.variant));
     }
     match app.metrics.encode() {
         Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),

@@ -1,8 +1,9 @@
 //! The inference server: from a socket to a score, without Python.
 //!
-//! In the order of a request: `server` accepts its connection, `http`, `grpc` or `brpc` reads it, `ask` finds who answers it in the
-//! `registry` and queues it for the `pool` of that `deployment`; a `worker` joins those that wait: their `face` decodes each into a batch,
-//! `score` goes over it (unique signs → cube lookup → pooling → `engine`), and the face writes the answers, which go back together (`answers`). `version`,
+//! In the order of a request: `server` accepts its connection, `http`, `grpc` or `brpc` reads it, `ask` finds who answers it in
+//! the `registry` and queues it for the `pool` of that `deployment`, lines of a user's own format by way of its `readers`; a
+//! `worker` joins those that wait: their `face` decodes each into a batch, `score` goes over it (unique signs → cube lookup →
+//! pooling → `engine`), and the face writes the answers, which go back together (`answers`). `version`,
 //! `manifest`, `chain`, `rows` and `model` turn a directory of the model repository into what the scorers share. `inference` is
 //! what `http` and `grpc` say of models in the words of the Open Inference Protocol. `predictor` is the same path without the
 //! socket; `load` and `engine_rate` are what benchmarks measure it with.
@@ -24,6 +25,7 @@ mod metrics;
 pub mod model;
 mod pool;
 mod predictor;
+mod readers;
 mod refusal;
 mod registry;
 mod rows;
@@ -45,6 +47,7 @@ pub use load::{Load, LoadError, LoadReport};
 pub use manifest::{Manifest, ManifestError};
 pub use model::{Model, ModelError, RowSource};
 pub use predictor::{PredictError, Predictor};
+pub use readers::Readers;
 pub use registry::{ModelPlan, PlanError, VariantPlan};
 pub use rows::{Rows, StoreRows};
 pub use score::{ScoreError, ScoreStats, Scorer};

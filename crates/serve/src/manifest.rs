@@ -15,6 +15,8 @@ use crate::seal;
 
 /// The manifest's name in a version directory.
 pub const FILE_NAME: &str = "manifest.json";
+/// The reader of the user's own that read its lines in training; `data.reader` names the class.
+pub(crate) const READER_FILE: &str = "reader.py";
 /// The format of whole versions with f32 rows and all labels, which the release before reads too.
 const FIRST_FORMAT: u64 = 1;
 /// The format of everything else.

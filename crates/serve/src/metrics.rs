@@ -69,6 +69,8 @@ pub(crate) struct Metrics {
     offered: Family<Of, Gauge>,
     load_failures: Family<Of, Counter>,
     queued: Family<Of, Gauge>,
+    readers: Family<Of, Gauge>,
+    reader_losses: Family<Of, Counter>,
 }
 
 /// Those of a variant of a model, which its scorers count with.
@@ -81,6 +83,7 @@ pub(crate) struct ModelMetrics {
     pub(crate) signs_lost: Counter,
     pub(crate) queue: Seen,
     pub(crate) parse: Seen,
+    pub(crate) reader: Seen,
     pub(crate) lookup: Seen,
     pub(crate) infer: Seen,
     pub(crate) write: Seen,
@@ -89,6 +92,8 @@ pub(crate) struct ModelMetrics {
     pub(crate) offered: Gauge,
     pub(crate) load_failures: Counter,
     pub(crate) queued: Gauge,
+    pub(crate) readers: Gauge,
+    pub(crate) reader_losses: Counter,
 }
 
 /// A histogram of durations.
@@ -117,6 +122,8 @@ impl Metrics {
             offered: Family::default(),
             load_failures: Family::default(),
             queued: Family::default(),
+            readers: Family::default(),
+            reader_losses: Family::default(),
         };
         let registry = &mut metrics.registry;
         // the encoder adds `_total` to the name of a counter and a full stop to its help
@@ -139,6 +146,9 @@ impl Metrics {
             metrics.load_failures.clone(),
         );
         registry.register("queue", "Predictions that wait for a scorer", metrics.queued.clone());
+        registry.register("readers", "Reader processes, idle or at work", metrics.readers.clone());
+        let help = "Reader processes that died, hung or answered nonsense";
+        registry.register("reader_losses", help, metrics.reader_losses.clone());
         metrics
     }
 
@@ -155,6 +165,7 @@ impl Metrics {
             signs_lost: self.signs_lost.get_or_create_owned(&of),
             queue: stage("queue"),
             parse: stage("parse"),
+            reader: stage("reader"),
             lookup: stage("lookup"),
             infer: stage("infer"),
             write: stage("write"),
@@ -163,6 +174,8 @@ impl Metrics {
             offered: self.offered.get_or_create_owned(&of),
             load_failures: self.load_failures.get_or_create_owned(&of),
             queued: self.queued.get_or_create_owned(&of),
+            readers: self.readers.get_or_create_owned(&of),
+            reader_losses: self.reader_losses.get_or_create_owned(&of),
         }
     }
 

@@ -8,6 +8,7 @@ use elasticrec_sample::reader::parse_text;
 use thiserror::Error;
 
 use crate::engine::init_onnxruntime;
+use crate::face::{Face, Limits};
 use crate::model::{Model, ModelError};
 use crate::score::{ScoreError, Scorer};
 use crate::{EngineError, manifest::Manifest};
@@ -44,6 +45,17 @@ impl Predictor {
     /// The scores `[num_lines, num_labels]` of lines of the training format; labels are passed over.
     pub fn predict_text(&mut self, text: &[u8]) -> Result<Vec<f32>, PredictError> {
         let batch = parse_text(self.model.parser(), text, LabelMode::Ignored).map_err(PredictError::Record)?;
+        self.scorer.score(&batch, None)?;
+        Ok(self.scorer.scores_of(0..batch.num_samples())?.to_vec())
+    }
+
+    /// The scores `[num_samples, num_labels]` of samples as a reader process sends them.
+    pub fn predict_parsed(&mut self, parsed: &[u8]) -> Result<Vec<f32>, PredictError> {
+        let mut builder = self.model.parser().builder(0);
+        let limits = Limits { max_instances: usize::MAX };
+        let decoded = Face::Parsed.decode(self.model.parser(), parsed, limits, &mut builder);
+        decoded.map_err(|error| PredictError::Record(error.to_string()))?;
+        let batch = builder.finish();
         self.scorer.score(&batch, None)?;
         Ok(self.scorer.scores_of(0..batch.num_samples())?.to_vec())
     }

@@ -14,10 +14,11 @@ use thiserror::Error;
 use tokio::sync::watch;
 
 use crate::answers::Answers;
-use crate::deployment::{Deployment, Sizes};
+use crate::deployment::{Deployment, Means, Sizes};
 use crate::face::Limits;
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelError, RowSource};
+use crate::readers::Readers;
 use crate::registry::{ModelPlan, PlanError, Registry};
 use crate::worker::Joining;
 
@@ -266,19 +267,21 @@ impl ServerHandle {
     /// Warms a version and gives it every request of a variant from then on; requests under way end on the version that
     /// they began with.
     pub fn install(&self, name: &str, variant: &str, model: &Arc<Model>) -> Result<(), ModelError> {
-        self.prepare(name, variant, || Ok(model.clone())).map(|_| ())
+        self.prepare(name, variant, None, || Ok(model.clone())).map(|_| ())
     }
 
     /// Loads a version and [installs](ServerHandle::install) it. Its rows are looked up at a store if one is given; else
-    /// they are those of its files, of which the version before may have some already.
+    /// they are those of its files, of which the version before may have some already. `readers` read its lines where
+    /// they are of a user's own format.
     pub fn load(
         &self,
         name: &str,
         variant: &str,
         path: &Path,
         store: Option<(Arc<Client>, Lost)>,
+        readers: Option<Arc<Readers>>,
     ) -> Result<Arc<Model>, ModelError> {
-        self.prepare(name, variant, || {
+        self.prepare(name, variant, readers, || {
             let before = self.app.registry.place(name, variant)?.current();
             let source = match store {
                 Some((client, lost)) => RowSource::Store(client, lost),
@@ -292,6 +295,7 @@ impl ServerHandle {
         &self,
         name: &str,
         variant: &str,
+        readers: Option<Arc<Readers>>,
         load: impl FnOnce() -> Result<Arc<Model>, ModelError> + Send,
     ) -> Result<Arc<Model>, ModelError> {
         let ServerOptions { workers, queue, max_instances, max_batch, max_wait, .. } = self.app.options;
@@ -303,7 +307,8 @@ impl ServerHandle {
             (0..workers.max(1)).map(|_| model.scorer()).collect::<Result<Vec<_>, _>>()
         })?;
         let metrics = self.app.metrics.of(name, variant);
-        let deployment = Arc::new(Deployment::start(scorers, name, variant, sizes, (&metrics, &self.app.answers))?);
+        let means = Means { metrics: &metrics, answers: &self.app.answers, readers };
+        let deployment = Arc::new(Deployment::start(scorers, name, variant, sizes, means)?);
         metrics.version.set(deployment.about.version as i64);
         let model = deployment.model.clone();
         if let Some(before) = place.switch(Some(deployment)) {

@@ -100,7 +100,7 @@ impl Worker {
     /// Adds the instances of a request to the batch, or refuses it.
     fn take(&mut self, job: Job) {
         let started = Instant::now();
-        let queue = started - job.queued;
+        let queue = started - job.queued + job.reader.waited;
         self.metrics.queue.observe(queue);
         // nobody is left to read it
         if job.answer.is_closed() {
@@ -115,8 +115,12 @@ impl Worker {
         let decoded = job.face.decode(parser, &job.body, self.limits, &mut self.builder);
         match decoded.and_then(|wanted| wanted.check(&self.about).map(|()| wanted)) {
             Ok(wanted) => {
-                let timing = Timing { queue, parse: started.elapsed(), ..Timing::default() };
+                let reader = job.reader.took;
+                let timing = Timing { queue, parse: started.elapsed() + reader, reader, ..Timing::default() };
                 self.metrics.parse.observe(timing.parse);
+                if !reader.is_zero() {
+                    self.metrics.reader.observe(reader);
+                }
                 self.joined.push(Joined { job, wanted, end: self.builder.num_samples(), timing });
             }
             Err(error) => {

@@ -94,6 +94,19 @@ class Serve(Section):
         le=4096,
         description="Threads that score, of each model; null for all cores, with `rows: store` four for each.",
     )
+    readers: int = Field(
+        default=0,
+        ge=0,
+        le=256,
+        description="Processes, of each model, that run the reader of a version trained with `data.reader`, so that "
+        "lines in its format are answered: code out of the model's directory. 0 runs none; named slots need none.",
+    )
+    reader_timeout_ms: int = Field(
+        default=1000,
+        ge=1,
+        le=600_000,
+        description="How long such a process may take for the lines of a request; it is ended and started again then.",
+    )
     max_connections: int = Field(
         default=4096, ge=1, le=1048576, description="Connections at once; further ones wait to be accepted."
     )

@@ -17,7 +17,7 @@ from elasticrec.repository import repository as store
 from elasticrec.repository import version as versions
 from elasticrec.repository.offer import offer_version
 from elasticrec.repository.verify import tensors_not_finite
-from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, part_name
+from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, READER_FILE, part_name
 
 _ABOUT = "version.json"
 # So many versions are looked at for one of this run.
@@ -36,12 +36,16 @@ class About:
     inputs: list[str]
     tensors: list[dict[str, Any]]
     labels: list[str] | None
+    reader: str | None = None
+    """File and class of a reader of the user's own."""
 
-    def write(self, directory: Path, graph: bytes) -> None:
-        """Beside what shards start from; what was there before is replaced."""
-        for name, content in ((GRAPH_FILE, graph), (_ABOUT, json.dumps(vars(self)).encode())):
+    def write(self, directory: Path, graph: bytes, reader: bytes | None = None) -> None:
+        """Beside what shards start from, with the file of a reader; what was there before is replaced."""
+        about = json.dumps(vars(self)).encode()
+        for name, content in ((GRAPH_FILE, graph), (READER_FILE, reader), (_ABOUT, about)):
             (directory / name).unlink(missing_ok=True)
-            write_synced(directory / name, content)
+            if content is not None:
+                write_synced(directory / name, content)
 
     @classmethod
     def read(cls, directory: Path) -> "About":
@@ -137,6 +141,9 @@ class RunVersions:
         if content.parent is None:
             graph = (self._info.start / GRAPH_FILE).read_bytes()
             files[GRAPH_FILE] = FileEntry(*write_synced(draft.path / GRAPH_FILE, graph))
+        if self._about.reader is not None:
+            reader = (self._info.start / READER_FILE).read_bytes()
+            files[READER_FILE] = FileEntry(*write_synced(draft.path / READER_FILE, reader))
         for index, part in content.parts.items():
             assert part.cube is not None, "a part that is written says what it is"
             files[part_name(index)] = FileEntry(part.cube.bytes, part.cube.sha256)
@@ -180,6 +187,7 @@ class RunVersions:
                 "epoch": facts["passes"],
                 "until": facts["until"],
                 "publish": publish,
+                **({} if about.reader is None else {"reader": about.reader}),
             },
             row_type=self._info.publish.row_type,
             labels=None if about.labels is None else tuple(about.labels),

@@ -61,10 +61,10 @@ class LineReader:
     def parse(self, text: bytes) -> _core.Batch:
         """A batch of lines in memory; the first bad one raises `SampleError`."""
         num_records = 0
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split(b"\n"), 1):
             if line.strip():
                 try:
-                    num_records += self._add(line)
+                    num_records += self._add(line.removesuffix(b"\r"))
                 except SampleError as error:
                     self._maker.finish(unit=0, index=0, num_records=0, bad=[], num_bad=0, places="")
                     raise SampleError(f"line {number}: {error}") from None

@@ -16,7 +16,7 @@ from elasticrec.repository.offer import Outcome, offer_version
 from elasticrec.repository.repository import Draft, Repository
 from elasticrec.repository.store import join
 from elasticrec.repository.verify import tensors_not_finite
-from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Version, part_name
+from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, READER_FILE, Content, Version, part_name
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import Progress, State
 from elasticrec.training.network import Scorer
@@ -42,8 +42,16 @@ class Cut:
     @property
     def data(self) -> dict[str, Any]:
         """What it was trained on."""
-        found = {"samples": self.progress.samples, "epoch": self.progress.epoch, "until": until(self.progress)}
-        return found if self.publish is None else {**found, "publish": self.publish}
+        found: dict[str, Any] = {
+            "samples": self.progress.samples,
+            "epoch": self.progress.epoch,
+            "until": until(self.progress),
+        }
+        if self.publish is not None:
+            found["publish"] = self.publish
+        if (reader := published_reader(self.job)) is not None:
+            found["reader"] = reader
+        return found
 
     @property
     def dense(self) -> bytes:
@@ -86,6 +94,12 @@ def until(progress: Progress) -> str | None:
     return next((entry["hour"] for entry in reversed(passes) if entry["hour"] is not None), None)
 
 
+def published_reader(job: Job) -> str | None:
+    """The reader of a job by its file in a version, and its class."""
+    reader = job.data.reader
+    return None if reader is None else f"{READER_FILE}:{reader.rpartition(':')[2]}"
+
+
 def open_repository(job: Job) -> Repository:
     """Where the versions of a job go."""
     return Repository.open(job.publish.repository, job.publish.model, insecure=job.train.ps.insecure)
@@ -123,6 +137,9 @@ def commit_cut(draft: Draft, cut: Cut, graph: bytes, rows: Rows) -> Version:
     files = {CUBE_FILE: rows.file, DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, cut.dense))}
     if draft.base is None:
         files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, graph))
+    if (source := cut.job.reader_source()) is not None:
+        # in each delta too: a small file, and the next training may have another
+        files[READER_FILE] = FileEntry(*write_synced(draft.directory / READER_FILE, source))
     content = replace(content_of(cut), changed=rows.changed, removed=rows.removed)
     return draft.repository.commit(draft, content, files)
 

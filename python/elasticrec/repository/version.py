@@ -13,6 +13,8 @@ KIND = "model"
 FORMATS = (1, 2)
 GRAPH_FILE = "graph.onnx"
 DENSE_FILE = "dense.bin"
+# What a reader of the user's own says that read the lines; `data.reader` names its class.
+READER_FILE = "reader.py"
 CUBE = "cube"
 # The graph's one output, f32 [batch, labels].
 OUTPUT = "scores"
@@ -187,7 +189,7 @@ class Content:
     """Name, shape and offset of each tensor in the dense file."""
     metrics: dict[str, Any]
     data: dict[str, Any]
-    """What it was trained on; `until`: up to which time."""
+    """What it was trained on; `until`: up to which time, `reader`: who read its lines."""
     row_type: str = "f32"
     labels: tuple[str, ...] | None = None
     """Those that the graph gives scores of, where they are not all."""

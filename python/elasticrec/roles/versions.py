@@ -9,6 +9,7 @@ from elasticrec.coordinator.publishing import PublishSettings
 from elasticrec.coordinator.versions import About, RunInfo, RunVersions
 from elasticrec.errors import ElasticRecError
 from elasticrec.repository.repository import Repository
+from elasticrec.repository.version import READER_FILE
 from elasticrec.roles.start import read_start
 from elasticrec.run import Run
 
@@ -26,7 +27,7 @@ def prepare_versions(job: Job, run: Run) -> None:
         pass
     from elasticrec.publish.export import input_names
     from elasticrec.publish.graph import graph_of, label_columns
-    from elasticrec.publish.publish import graphs_of
+    from elasticrec.publish.publish import graphs_of, published_reader
     from elasticrec.training.dense import FlatParameters
     from elasticrec.training.network import Scorer, build_model
 
@@ -41,8 +42,9 @@ def prepare_versions(job: Job, run: Run) -> None:
         inputs=input_names(model.shape),
         tensors=[tensor.to_dict() for tensor in dense.tensors],
         labels=None if label_columns(job) is None else list(job.publish.outputs or ()),
+        reader=published_reader(job),
     )
-    about.write(directory, graph)
+    about.write(directory, graph, job.reader_source())
 
 
 def _directory(run: Run) -> Path:
@@ -52,6 +54,9 @@ def _directory(run: Run) -> Path:
 def _key(job: Job) -> str:
     """Of all that decides what versions have in common: also of what a training may resume with another value of."""
     facts = [fingerprint(job), job.publish.outputs, job.data.negative_rate]
+    if job.data.reader is not None:
+        # what the release before wrote down has no reader with it
+        facts.append(READER_FILE)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

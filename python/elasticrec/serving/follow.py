@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,16 +12,34 @@ from elasticrec.repository.fetch import fetch, prune
 from elasticrec.repository.find import not_a_model
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.plan import Variant
+from elasticrec.serving.reader_source import source_of
+from elasticrec.serving.readers import ReaderPool
 
 # A version that could not be loaded is tried again after this, and then twice as long, up to the second.
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
+
+
+@dataclass(frozen=True)
+class ReaderSettings:
+    """How much of a version's own code is run."""
+
+    num: int = 0
+    """Processes that read lines; 0: none of it is run."""
+    timeout_ms: int = 1000
 
 
 class Server(Protocol):
     """Where versions go: `_core.Server`."""
 
     def load(
-        self, model: str, variant: str, path: str, *, store: _core.CubeClient | None = None, lost_as_zero: bool = False
+        self,
+        model: str,
+        variant: str,
+        path: str,
+        *,
+        store: _core.CubeClient | None = None,
+        lost_as_zero: bool = False,
+        readers: _core.Readers | None = None,
     ) -> tuple[int, int]:
         """Load a version and switch to it."""
 
@@ -40,10 +59,14 @@ class Follower:
         store: _core.CubeClient | None = None,
         *,
         lost_as_zero: bool = False,
+        readers: ReaderSettings = ReaderSettings(),
     ) -> None:
         self.variant, self.version, self.rows = variant, 0, 0
         self._server, self._cache, self._say = server, cache, say
         self._store, self._lost_as_zero = store, lost_as_zero
+        self._reader_settings = readers
+        # Processes that read the lines of the version at work, where those are of a user's own format.
+        self._readers: ReaderPool | None = None
         self._failures, self._attempts, self._again_at = 0, 0, 0.0
         self._failed: int | None = None
         self._problem: str | None = None
@@ -102,15 +125,48 @@ class Follower:
         path = offered if isinstance(offered, Path) else self._fetch(offered)
         if not isinstance(offered, Path):
             self._server.note(self.variant.model, self.variant.name, offered, self._failures)
-        version, self.rows = self._server.load(
-            self.variant.model, self.variant.name, str(path), store=self._store, lost_as_zero=self._lost_as_zero
-        )
+        version, self.rows = self._load_with_readers(path)
         if not isinstance(offered, Path) and version != offered:
             raise ModelError(f"{path}: expected version {offered}, got {version}")
         self.version, self._failed, self._attempts = version, None, 0
         self._server.note(self.variant.model, self.variant.name, version, self._failures)
         if self.variant.repository is not None and not self.is_fixed:
             prune(self.variant.repository, {version}, self._cache)
+
+    def _load_with_readers(self, path: Path) -> tuple[int, int]:
+        """Load a version; its readers come and go with it, and stay where the next version has the same."""
+        before, readers = self._readers, self._readers_of(path)
+        try:
+            loaded = self._server.load(
+                self.variant.model,
+                self.variant.name,
+                str(path),
+                store=self._store,
+                lost_as_zero=self._lost_as_zero,
+                readers=None if readers is None else readers.core,
+            )
+        except BaseException:
+            if readers is not None and readers is not before:
+                readers.close()
+            raise
+        self._readers = readers
+        if before is not None and before is not readers:
+            before.retire()
+        return loaded
+
+    def _readers_of(self, path: Path) -> ReaderPool | None:
+        settings = self._reader_settings
+        source = source_of(path) if settings.num else None
+        if source is None:
+            return None
+        if self._readers is not None and self._readers.source == source:
+            return self._readers
+        return ReaderPool(source, settings.num, settings.timeout_ms, str(self.variant), self._say)
+
+    def close(self) -> None:
+        """End the readers; nobody asks any longer."""
+        if self._readers is not None:
+            self._readers.close()
 
     def _fetch(self, number: int) -> Path:
         assert self.variant.repository is not None

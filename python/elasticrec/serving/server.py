@@ -1,5 +1,6 @@
 """Starting the server and watching it: models loaded, new versions followed; requests are answered in Rust."""
 
+import contextlib
 import signal
 import socket
 import threading
@@ -13,7 +14,7 @@ from elasticrec.cube.security import check_addresses, store_security
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
 from elasticrec.machine import num_cores
 from elasticrec.repository.fetch import default_cache
-from elasticrec.serving.follow import Follower
+from elasticrec.serving.follow import Follower, ReaderSettings
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.serving.plan import Variant
 
@@ -61,7 +62,18 @@ def serve(variants: Sequence[Variant], job: Job, say: Say, *, wait: bool = False
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    followers = [_begin(server, variant, job, say, stopping if wait else None) for variant in variants]
+    with contextlib.ExitStack() as readers:
+        followers = []
+        for variant in variants:
+            followers.append(_begin(server, variant, job, say, stopping if wait else None))
+            readers.callback(followers[-1].close)
+        _run(server, followers, settings, say, stopping)
+
+
+def _run(
+    server: _core.Server, followers: Sequence[Follower], settings: Serve, say: Say, stopping: threading.Event
+) -> None:
+    """Follow new versions until it is time to stop, and stop in order."""
     if not stopping.is_set():
         _tell(server, followers, settings, say)
     following = [follower for follower in followers if not follower.is_fixed]
@@ -96,7 +108,8 @@ def _begin(
         try:
             store = _connect(variant, settings, job.cube)
             zeros = settings.on_lost_shard == "zeros"
-            follower = Follower(server, variant, default_cache(), say, store, lost_as_zero=zeros)
+            readers = ReaderSettings(settings.readers, settings.reader_timeout_ms)
+            follower = Follower(server, variant, default_cache(), say, store, lost_as_zero=zeros, readers=readers)
             say(f"loading {variant.place}")
             follower.begin()
             return follower

@@ -1,0 +1,100 @@
+"""A process that runs the reader of a version: lines come in, batches go out, both over its standard input, a socket.
+
+Started as `python -m elasticrec.serving.reader` by `elasticrec.serving.readers`; it ends with that socket. The frames
+are those of `crates/serve/src/readers.rs`.
+"""
+
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from typing import IO
+
+from elasticrec import _core
+from elasticrec.errors import SampleError
+from elasticrec.serving.reader_source import ReaderSource
+
+LENGTH = struct.Struct("<I")
+ANSWER = struct.Struct("<BI")
+BATCH, REFUSED = 0, 1
+# What is said of a line; the server shows less of it.
+_MESSAGE_BYTES = 4096
+
+
+def encode_batch(batch: _core.Batch) -> bytes:
+    """A batch for the scorers: counts, signs, offsets and dense values, all little-endian."""
+    signs, offsets = batch.signs, batch.offsets
+    head = struct.pack("<II", batch.num_samples, len(signs))
+    arrays = (signs.astype("<u8"), offsets.astype("<u4"), batch.dense.astype("<f4"))
+    return head + b"".join(array.tobytes() for array in arrays)
+
+
+def main() -> None:
+    """Answer until the server closes the socket."""
+    # the server decides when: it answers what it has accepted before it goes
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    link = socket.socket(fileno=os.dup(0))
+    # what the user's code reads must not be taken from the frames
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    threading.Thread(target=_end_with, args=(link,), daemon=True).start()
+    try:
+        _serve(link)
+    except (EOFError, ConnectionError):
+        os._exit(0)
+
+
+def _end_with(link: socket.socket) -> None:
+    """End the process with its socket, also while the user's code is at work."""
+    poller = select.poll()
+    # a hang-up is told without being asked for
+    poller.register(link, 0)
+    poller.poll()
+    os._exit(0)
+
+
+def _serve(link: socket.socket) -> None:
+    frames = link.makefile("rb")
+    setup = pickle.loads(_read(frames))
+    assert isinstance(setup, ReaderSource)
+    try:
+        reader = setup.line_reader()
+    except Exception as error:
+        _answer(link, REFUSED, str(error).encode()[:_MESSAGE_BYTES])
+        return
+    _answer(link, BATCH, b"")
+    while True:
+        lines = _read(frames)
+        try:
+            content = encode_batch(reader.parse(lines))
+        except SampleError as error:
+            _answer(link, REFUSED, str(error).encode("utf-8", "replace")[:_MESSAGE_BYTES])
+        else:
+            _answer(link, BATCH, content)
+
+
+def _read(frames: IO[bytes]) -> bytes:
+    """The next frame; `EOFError` where there is none."""
+    head = frames.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        raise EOFError
+    (length,) = LENGTH.unpack(head)
+    content = frames.read(length)
+    if len(content) < length:
+        raise EOFError
+    return content
+
+
+def _answer(link: socket.socket, status: int, content: bytes) -> None:
+    link.sendall(ANSWER.pack(status, len(content)) + content)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""The reader that a version carries, and the processes that run it: started, watched, ended."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticrec import _core
+from elasticrec.config import Job, parse_job
+from elasticrec.errors import ModelError
+from elasticrec.repository.repository import Repository
+from elasticrec.roles.alone import train_and_publish
+from elasticrec.serving import readers
+from elasticrec.serving.follow import Follower, ReaderSettings
+from elasticrec.serving.onnxruntime import library_path
+from elasticrec.serving.plan import plan_of
+from elasticrec.serving.reader import encode_batch
+from elasticrec.serving.reader_source import ReaderSource, source_of
+from elasticrec.serving.readers import ReaderPool
+
+FEATURES = {
+    "format": "reader",
+    "hash": 1,
+    "slots": [{"name": "user", "pooling": "sum"}],
+    "dense": [],
+    "labels": ["click"],
+}
+GOOD = """\
+class Mine:
+    def parse(self, line):
+        click, user = line.split(",")
+        return {"click": float(click) if click else None, "user": user}
+"""
+LONG_S = 60
+
+
+def source(text: str) -> ReaderSource:
+    return ReaderSource("reader.py:Mine", text.encode(), json.dumps(FEATURES))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + LONG_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+class Watched:
+    """A pool, the processes that it has, and what it says."""
+
+    def __init__(self, text: str, num: int = 1) -> None:
+        self.said: list[str] = []
+        self.pool = ReaderPool(source(text), num, 1000, "demo", self.said.append)
+
+    @property
+    def pids(self) -> list[int]:
+        return [seat._process.pid for seat in self.pool._seats if seat._process is not None]
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., Watched]]:
+    made: list[Watched] = []
+
+    def make(*arguments: Any) -> Watched:
+        made.append(Watched(*arguments))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.pool.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such_module", r"^reader.py:1: ModuleNotFoundError: No module named 'no_such_module'$"),
+        ("class Other: ...", r"^reader.py: expected a class `Mine`, it has `Other`$"),
+        ("import os; os._exit(7)", r"^reader.py:Mine: its process ended \(code 7\) before there was a reader$"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            r"^reader.py:Mine: its process ended \(signal 9, SIGKILL\) before there was a reader$",
+        ),
+    ],
+)
+def test_a_reader_that_cannot_be_made_is_one_line(text: str, told: str) -> None:
+    with pytest.raises(ModelError, match=told):
+        ReaderPool(source(text), 2, 1000, "demo", print)
+
+
+def test_one_that_takes_for_ever_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_START_S", 0.5)
+    with pytest.raises(ModelError, match=r"^reader.py:Mine: no reader in 0 s$"):
+        ReaderPool(source("import time; time.sleep(3600)"), 1, 1000, "demo", print)
+
+
+def test_a_process_that_dies_has_a_successor(watch: Callable[..., Watched]) -> None:
+    one = watch(GOOD, 2)
+    (killed, other) = one.pids
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: one.pids[0] != killed and one.pool._seats[0]._number == 2)
+    assert one.pids[1] == other
+    assert one.said == ["demo: a reader process ended (signal 9, SIGKILL), another is started"]
+
+
+def test_those_that_keep_dying_come_back_later_and_later(watch: Callable[..., Watched]) -> None:
+    text = "import os, threading, time\nthreading.Timer(0.2, lambda: os._exit(5)).start()\n" + GOOD
+    one = watch(text)
+    seen: set[int] = set()
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        seen.update(one.pids)
+        time.sleep(0.01)
+    # at once, then after 0.5, 1, 2 … seconds, with the time that each takes to start and die
+    assert 2 <= len(seen) <= 5, seen
+    assert one.said == [
+        "demo: a reader process ended (code 5), another is started",
+        "demo: a reader process ended (code 5), the next ones come later and later",
+    ]
+
+
+def test_a_pool_that_is_let_go_ends_with_its_last_user(watch: Callable[..., Watched]) -> None:
+    one = watch(GOOD)
+    (pid,) = one.pids
+    # as a version at work does
+    held = one.pool.core
+    one.pool.retire()
+    assert not is_gone(pid)
+    del held
+    wait_until(lambda: is_gone(pid))
+    assert one.said == []
+
+
+def train(directory: Path, text: str, **publish: Any) -> Job:
+    directory.mkdir(exist_ok=True)
+    (directory / "mine.py").write_text(text)
+    (directory / "train.txt").write_text("".join(f"{i % 3 // 2},u{i % 7}\n" for i in range(300)))
+    raw = {
+        "name": "small",
+        "data": {"reader": "mine.py:Mine", "train": "train.txt", "slots": ["user"]},
+        "model": {"kind": "lr"},
+        "train": {"batch_size": 64, "threads": 1, "epochs": 3},
+        "publish": {"every": "epoch", **publish},
+    }
+    job = parse_job(raw, base=directory, source="job.yaml")
+    train_and_publish(job)
+    return job
+
+
+def test_every_version_carries_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = train(tmp_path, GOOD, base_every=2)
+    repository = Repository.open("models", "small")
+    assert repository.versions() == [1, 2, 3]
+    for number in repository.versions():
+        version = repository.version(number)
+        path = Path("models/small") / version.name
+        assert version.is_delta == (number > 1)
+        # a release that does not know of readers serves such a base
+        assert version.manifest["format"] == (2 if number > 1 else 1)
+        found = source_of(path)
+        assert found == ReaderSource("reader.py:Mine", GOOD.encode(), json.dumps(job.features()))
+    predictor = _core.Predictor("models/small", str(library_path()))
+    assert found is not None
+    batch = found.line_reader().parse(b"0,u1\n\n,u2\r\n")
+    scores = predictor.predict_parsed(encode_batch(batch))
+    assert scores.shape == (2, 1) and np.isfinite(scores).all()
+    (path / "reader.py").write_text(GOOD + "#")
+    with pytest.raises(
+        ModelError, match=r"deltas/3/reader.py: sha-256 differs from the manifest, the file is damaged$"
+    ):
+        source_of(path)
+
+
+class FakeServer:
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+        self.fails = False
+
+    def load(self, model: str, variant: str, path: str, **options: Any) -> tuple[int, int]:
+        if self.fails:
+            raise ModelError("planted")
+        self.given.append(options["readers"])
+        return int(Path(path).name), 1
+
+    def note(self, *_: Any) -> None:
+        """Not of interest."""
+
+
+def test_readers_stay_while_versions_have_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = train(tmp_path, GOOD, base_every=2)
+    (variant,) = plan_of(["models/small"], job, is_given=False)
+    repository = variant.repository
+    assert repository is not None
+    offered = [1]
+    monkeypatch.setattr(type(repository), "current", lambda _: offered[0])
+    server, said = FakeServer(), list[str]()
+    follower = Follower(server, variant, tmp_path / "cache", said.append, readers=ReaderSettings(1, 1000))
+    try:
+        follower.begin()
+        first = follower._readers
+        assert first is not None
+        for number in (2, 3):
+            offered[0] = number
+            follower.look()
+        assert follower.version == 3 and follower._readers is first
+        assert server.given == [first.core] * 3
+        # another reader: other processes; a version that cannot be loaded leaves those that are there
+        changed = ReaderSource("reader.py:Mine", GOOD.encode() + b"#", first.source.features)
+        monkeypatch.setattr("elasticrec.serving.follow.source_of", lambda _: changed)
+        offered[0], server.fails = 2, True
+        follower.look()
+        assert "planted" in said[-1] and follower._readers is first and not first.is_ending
+        server.fails = False
+        monkeypatch.setattr(follower, "_again_at", 0.0)
+        follower.look()
+        assert follower.version == 2 and follower._readers is not first and first.is_ending
+    finally:
+        follower.close()
+
+
+def test_none_is_run_where_none_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = train(tmp_path, GOOD)
+    (variant,) = plan_of(["models/small"], job, is_given=False)
+    server = FakeServer()
+    monkeypatch.setattr("elasticrec.serving.follow.ReaderPool", None)
+    follower = Follower(server, variant, tmp_path / "cache", print)
+    follower.begin()
+    assert server.given == [None]
+
+
+def test_lines_end_where_they_do_in_training(tmp_path: Path) -> None:
+    """At a line feed, with or without a carriage return before it; one inside is a part of the line."""
+    reader = source("class Mine:\n    def parse(self, line):\n        return {'user': line}\n").line_reader()
+    parser = _core.Parser(json.dumps(FEATURES))
+    batch = reader.parse(b"a\rb\r\n\r\nc\x0bd\n")
+    assert batch.signs.tolist() == [parser.sign("user", b"a\rb"), parser.sign("user", b"c\x0bd")]
