@@ -318,6 +318,7 @@ class Server:
         batch_wait_us: int,
         timeout_ms: int | None,
         token: str | None,
+        tls: tuple[str, str] | None = None,
     ) -> Server: ...
     @property
     def address(self) -> str:

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use elasticrec_cube::client::Lost;
-use elasticrec_serve::server::Token;
+use elasticrec_serve::server::{PROTOCOLS, Token};
 use elasticrec_serve::{
     EngineRate, ModelPlan, PredictError, ServerError, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime,
 };
+use elasticrec_wire::ServerTls;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -28,7 +29,7 @@ pub(crate) struct Server {
 #[pymethods]
 impl Server {
     #[new]
-    #[pyo3(signature = (ort_library, address, models, *, workers, queue, max_connections, max_body_bytes, max_instances, batch_size, batch_wait_us, timeout_ms, token))]
+    #[pyo3(signature = (ort_library, address, models, *, workers, queue, max_connections, max_body_bytes, max_instances, batch_size, batch_wait_us, timeout_ms, token, tls = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -44,9 +45,12 @@ impl Server {
         batch_wait_us: u64,
         timeout_ms: Option<u64>,
         token: Option<String>,
+        tls: Option<(PathBuf, PathBuf)>,
     ) -> PyResult<Self> {
         let addr = parse_address(address)?;
         let token = token.map(Token);
+        let tls = tls.map(|(certificate, key)| ServerTls::for_others(&certificate, &key, &PROTOCOLS)).transpose();
+        let tls = tls.map_err(|error| ConfigError::new_err(error.to_string()))?;
         let options = ServerOptions {
             addr,
             workers,
@@ -58,6 +62,7 @@ impl Server {
             max_wait: Duration::from_micros(batch_wait_us),
             timeout: timeout_ms.map(Duration::from_millis),
             token,
+            tls,
             ..ServerOptions::default()
         };
         let plan = |(name, variants): (String, Vec<(String, f64)>)| ModelPlan {

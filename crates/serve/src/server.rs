@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use elasticrec_cube::Client;
 use elasticrec_cube::client::Lost;
+use elasticrec_wire::ServerTls;
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -57,6 +58,8 @@ pub struct ServerOptions {
     pub max_wait: Duration,
     /// Asked for on everything but health and readiness.
     pub token: Option<Token>,
+    /// What it shows; HTTP and gRPC are inside, and bRPC, which has no TLS of its own, is not spoken then.
+    pub tls: Option<ServerTls>,
     /// For the head of a request, and so for how long a connection may idle.
     pub header_timeout: Duration,
     /// For the body of a request.
@@ -80,6 +83,7 @@ impl Default for ServerOptions {
             // those that come while a batch is scored are together anyway
             max_wait: Duration::ZERO,
             token: None,
+            tls: None,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
             timeout: None,
@@ -113,6 +117,9 @@ pub(crate) struct App {
     pub(crate) registry: Registry,
     answers: Answers,
 }
+
+/// What is spoken inside of TLS.
+pub const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// The server.
 pub struct Server;

@@ -95,31 +95,51 @@ pub struct ServerTls {
 impl ServerTls {
     /// From the file of its certificate, and of those between it and the authority, and the file of its key.
     pub fn from_pem(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
-        let chain = certificates(certificate)?;
-        let key_bytes = PrivateKeyDer::from_pem_file(key).map_err(file_error(key))?;
-        let unusable = |error: rustls::Error| {
-            let what = match error {
-                rustls::Error::InconsistentKeys(_) => {
-                    format!("not the key of the certificate in {}", certificate.display())
-                }
-                other => format!("cannot be used with {}: {other}", certificate.display()),
-            };
-            TlsError::File { path: key.into(), what }
-        };
-        let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(unusable)?
-            .with_no_client_auth()
-            .with_single_cert(chain, key_bytes)
-            .map_err(unusable)?;
+        let mut config = server_config(certificate, key, &[&rustls::version::TLS13])?;
         // connections live as long as their processes: nobody comes back with a ticket
         config.send_tls13_tickets = 0;
         Ok(ServerTls { config: Arc::new(config) })
     }
 
+    /// The same for clients that others wrote: also of TLS 1.2, and with the protocols that are spoken inside.
+    pub fn for_others(certificate: &Path, key: &Path, protocols: &[&[u8]]) -> Result<Self, TlsError> {
+        let mut config = server_config(certificate, key, rustls::ALL_VERSIONS)?;
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        Ok(ServerTls { config: Arc::new(config) })
+    }
+
+    /// What the library takes.
+    pub fn config(&self) -> &Arc<ServerConfig> {
+        &self.config
+    }
+
     pub(crate) fn session(&self) -> Result<ServerConnection, TlsError> {
         Ok(ServerConnection::new(self.config.clone())?)
     }
+}
+
+fn server_config(
+    certificate: &Path,
+    key: &Path,
+    versions: &[&'static rustls::SupportedProtocolVersion],
+) -> Result<ServerConfig, TlsError> {
+    let chain = certificates(certificate)?;
+    let key_bytes = PrivateKeyDer::from_pem_file(key).map_err(file_error(key))?;
+    let unusable = |error: rustls::Error| {
+        let what = match error {
+            rustls::Error::InconsistentKeys(_) => {
+                format!("not the key of the certificate in {}", certificate.display())
+            }
+            other => format!("cannot be used with {}: {other}", certificate.display()),
+        };
+        TlsError::File { path: key.into(), what }
+    };
+    ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(versions)
+        .map_err(unusable)?
+        .with_no_client_auth()
+        .with_single_cert(chain, key_bytes)
+        .map_err(unusable)
 }
 
 /// Whom a client trusts.

@@ -13,7 +13,7 @@ from typing import IO
 from elasticrec.errors import UnavailableError
 
 # What `serve_model` says when it is ready.
-_READY = re.compile(r"^serving (\S+) version (\d+) .* on (http://[^/]+)/")
+_READY = re.compile(r"^serving (\S+) version (\d+) .* on (https?://[^/]+)/")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ServerProcess:
     @property
     def address(self) -> str:
         """Host and port."""
-        return self.url.removeprefix("http://")
+        return self.url.partition("://")[2]
 
     @property
     def predict_path(self) -> str:

@@ -45,6 +45,7 @@ def start_server(settings: Serve, models: Models) -> _core.Server:
         batch_wait_us=settings.batch_wait_us,
         timeout_ms=settings.timeout_ms,
         token=settings.token.reveal_token() if settings.token else None,
+        tls=(settings.tls.cert, settings.tls.key) if settings.tls.cert and settings.tls.key else None,
     )
 
 

@@ -10,6 +10,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
 
 use super::App;
 use crate::{brpc, http};
@@ -58,7 +59,18 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
         let watcher = graceful.watcher();
         let (app, stop, builder, service) = (app.clone(), stop.clone(), builder.clone(), service.clone());
         tokio::spawn(async move {
-            match first_bytes(&stream, stop.clone(), app.options.header_timeout).await {
+            let timeout = app.options.header_timeout;
+            if let Some(tls) = &app.options.tls {
+                let handshake = TlsAcceptor::from(tls.config().clone()).accept(stream);
+                // one that does not speak TLS, or not ours, was told so by the handshake
+                if let Some(Ok(stream)) = unless_stopped(stop, timeout, handshake).await {
+                    let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+                    let _ = watcher.watch(connection).await;
+                }
+                drop(permit);
+                return;
+            }
+            match first_bytes(&stream, stop.clone(), timeout).await {
                 Some(first) if first == brpc::MAGIC => {
                     brpc::serve(stream, app, stop).await;
                     drop(watcher);
@@ -77,7 +89,7 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
 
 /// What a connection begins with, left where it is: four bytes, or fewer that no protocol of ours but HTTP begins with.
 /// Nothing if they do not come.
-async fn first_bytes(stream: &TcpStream, mut stop: Stop, timeout: Duration) -> Option<[u8; 4]> {
+async fn first_bytes(stream: &TcpStream, stop: Stop, timeout: Duration) -> Option<[u8; 4]> {
     let mut bytes = [0; 4];
     let peek = async {
         loop {
@@ -89,9 +101,14 @@ async fn first_bytes(stream: &TcpStream, mut stop: Stop, timeout: Duration) -> O
             tokio::time::sleep(PEEK_PAUSE).await;
         }
     };
+    unless_stopped(stop, timeout, peek).await.flatten().map(|()| bytes)
+}
+
+/// What comes of the beginning of a connection; nothing if the server stops or the time is over first.
+async fn unless_stopped<T>(mut stop: Stop, timeout: Duration, beginning: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         _ = stop.wait_for(Option::is_some) => None,
-        peeked = tokio::time::timeout(timeout, peek) => peeked.ok().flatten().map(|()| bytes),
+        outcome = tokio::time::timeout(timeout, beginning) => outcome.ok(),
     }
 }
 
