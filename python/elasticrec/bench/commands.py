@@ -64,17 +64,24 @@ def bench_serve(
     repeats: RepeatsOption = 5,
     seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds of a measurement.")] = 4.0,
     part: Annotated[
-        list[str] | None, typer.Option(help="Only this part: engine, joining, latency or swap; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Only this part: engine, joining, latency, swap or rivals; may be repeated."),
     ] = None,
+    rivals: Annotated[
+        bool, typer.Option("--rivals", help="In a clone: also install and ask other model servers.")
+    ] = False,
 ) -> None:
     """Serving against the engine underneath, joined requests, latencies under load, hot swaps; a real server."""
-    from elasticrec.bench import serve
+    from elasticrec.bench import serve, serve_model
 
-    unknown = [name for name in part or () if name not in serve.PARTS]
+    known = [*serve.PARTS, serve.RIVALS]
+    unknown = [name for name in part or () if name not in known]
     if unknown:
-        raise ConfigError(f"bench: --part: expected {', '.join(serve.PARTS)}, got `{unknown[0]}`")
-    sizes = serve.Sizes(rows, repeats, seconds)
-    _print(serve.run(sizes, part or list(serve.PARTS), _say), serve.describe, as_json)
+        raise ConfigError(f"bench: --part: expected {', '.join(known)}, got `{unknown[0]}`")
+    parts = list(part or serve.PARTS)
+    if rivals and serve.RIVALS not in parts:
+        parts.append(serve.RIVALS)
+    _print(serve.run(serve_model.Sizes(rows, repeats, seconds), parts, _say), serve.describe, as_json)
 
 
 @bench_app.command("ps")

@@ -10,12 +10,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elasticrec import _core
-from elasticrec.bench.serve_model import NAME, Requests, Served, make, over_grpc, over_http
+from elasticrec.bench import serve_rivals
+from elasticrec.bench.serve_model import NAME, Requests, Served, Sizes, make, over_grpc, over_http
 from elasticrec.errors import UnavailableError
 from elasticrec.machine import num_cores
 from elasticrec.serving.onnxruntime import library_path
@@ -25,6 +25,8 @@ Result = dict[str, Any]
 Say = Callable[[str], None]
 
 PARTS = ("engine", "joining", "latency", "swap")
+# installs other servers, so that it has to be asked for
+RIVALS = "rivals"
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAGE = re.compile(r'^elasticrec_serve_stage_seconds_(sum|count)\{.*stage="(\w+)"\} (\S+)$', re.MULTILINE)
@@ -38,22 +40,21 @@ _CHANGED = 5000
 _PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured."""
-
-    rows: int
-    repeats: int
-    seconds: float
-
-
 def run(sizes: Sizes, parts: list[str], say: Say) -> Result:
-    """All figures, each the median of `repeats`."""
+    """The figures of some parts, each the median of `repeats`."""
+    if RIVALS in parts:
+        serve_rivals.check_clone()
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         say(f"making a model of {sizes.rows:,} rows")
         served = make(sizes.rows)
         result: Result = {"rows": sizes.rows, "repeats": sizes.repeats, "cores": num_cores()}
-        measures = {"engine": _engine, "joining": _joining, "latency": _latency, "swap": _swap}
+        measures = {
+            "engine": _engine,
+            "joining": _joining,
+            "latency": _latency,
+            "swap": _swap,
+            RIVALS: serve_rivals.run,
+        }
         for part in parts:
             result |= measures[part](served, sizes, say)
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
@@ -318,4 +319,4 @@ def describe(result: Result) -> list[str]:
             f"p99 at half of that: {result['p99_ms_without_swaps']:.2f} ms; while a base is switched to "
             f"{result['swap_p99_ratio_base']:.2f} times, with a delta every second {result['swap_p99_ratio_delta']:.2f}"
         )
-    return lines
+    return lines + serve_rivals.describe(result)

@@ -21,6 +21,7 @@ from elasticrec.manifest import FileEntry
 from elasticrec.publish.publish import publish_run
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, part_name
+from elasticrec.run import Run
 from elasticrec.training.loop import train_job
 
 NAME = "bench"
@@ -30,6 +31,16 @@ _SKEW = 1.05
 _SEED = 7
 
 Signs = npt.NDArray[np.uint64]
+Batches = list[tuple[Signs, npt.NDArray[np.float32]]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    rows: int
+    repeats: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,8 @@ class Served:
     signs: Signs
     """`[slots, rows of a slot]`, all that have a row."""
     content: Content
+    run: Run
+    """That the network comes from."""
 
     def publish(self, parent: int | None = None, changed: int = 0) -> int:
         """A new base with all rows, or a delta with some of them, not offered yet; returns its number."""
@@ -58,7 +71,7 @@ class Served:
             content = Content(**vars(self.content) | {"rows": self.signs.size} | more)
             return repository.commit(draft, content, files).number
 
-    def batches(self, instances: int, count: int) -> list[tuple[Signs, npt.NDArray[np.float32]]]:
+    def batches(self, instances: int, count: int) -> Batches:
         """Signs `[instances, slots]` and dense values of requests: signs as often as logs have them."""
         random = np.random.default_rng(_SEED + 1)
         weights = 1 / np.arange(1, self.signs.shape[1] + 1) ** _SKEW
@@ -104,7 +117,7 @@ def make(rows: int) -> Served:
         data=manifest["data"],
     )
     signs = np.random.default_rng(_SEED).integers(0, 2**64 - 1, (SLOTS, rows // SLOTS), np.uint64)
-    served = Served(repository, published.path, signs, content)
+    served = Served(repository, published.path, signs, content, summary.run)
     repository.offer(served.publish())
     return served
 
@@ -146,7 +159,7 @@ class Requests:
     is_grpc: bool
 
 
-def over_http(batches: list[tuple[Signs, npt.NDArray[np.float32]]]) -> Requests:
+def over_http(batches: Batches) -> Requests:
     """Binary tensors of the Open Inference Protocol."""
     bodies = []
     for signs, dense in batches:
@@ -162,7 +175,7 @@ def _tensor(name: str, datatype: str, values: npt.NDArray[Any]) -> dict[str, Any
     return {"name": name, "shape": list(values.shape), "datatype": datatype, "parameters": parameters}
 
 
-def over_grpc(batches: list[tuple[Signs, npt.NDArray[np.float32]]]) -> Requests:
+def over_grpc(batches: Batches) -> Requests:
     """The same as messages of `ModelInfer`."""
     bodies = []
     for signs, dense in batches:
