@@ -18,7 +18,7 @@ class Api(litserve.LitAPI):
     """One request, or a list of them with batches."""
 
     def __init__(self, directory: Path, batch: int) -> None:
-        # waiting for more wins nothing: those of many connections are there already
+        # of many connections some are there already
         super().__init__(max_batch_size=batch, batch_timeout=0.001 if batch > 1 else 0.0)
         self._directory = directory
 
@@ -59,7 +59,7 @@ def main() -> None:
     server.run(
         host="127.0.0.1",
         port=given.port,
-        num_api_servers=1,
+        num_api_servers=given.workers,
         log_level="warning",
         generate_client_file=False,
         access_log=False,
