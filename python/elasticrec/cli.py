@@ -230,6 +230,16 @@ def explain(
         str | None, typer.Option("--checkpoint", metavar="RUN", help="Explain by the newest checkpoint of a run.")
     ] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Explain by a published model.")] = None,
+    server: Annotated[
+        str | None, typer.Option("--server", metavar="URL", help="Explain by a running server, with its times.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="With --server: which model, if it has several.")] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", help="With --server: its token, as ${ENV} or file:PATH.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="PEM", help="With --server https://…: the authorities to trust.")
+    ] = None,
     best: BestOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all values.")] = False,
 ) -> None:
@@ -241,8 +251,18 @@ def explain(
 
     from elasticrec import explain as explaining
 
-    source = explaining.open_source(checkpoint, model, best=best)
-    result = explaining.explain(explaining.read_sample(sample, source.features["format"]), source)
+    if server is not None:
+        if checkpoint is not None or model is not None:
+            from elasticrec.errors import ConfigError
+
+            raise ConfigError("explain: expected one of --checkpoint, --model and --server")
+        from elasticrec.predict import ServerPlace
+
+        with ServerPlace(server, name, token, None, ca).client() as client:
+            result = explaining.explain_served(client, sample)
+    else:
+        source = explaining.open_source(checkpoint, model, best=best)
+        result = explaining.explain(explaining.read_sample(sample, source.features["format"]), source)
     for line in [json.dumps(result)] if as_json else explaining.lines_of(result):
         typer.echo(line)
 

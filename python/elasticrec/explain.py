@@ -20,6 +20,7 @@ from elasticrec.data.units import is_compressed
 from elasticrec.errors import ConfigError, SampleError
 from elasticrec.repository.find import find_chain
 from elasticrec.repository.rows import open_rows
+from elasticrec.serving.client import Client
 from elasticrec.serving.onnxruntime import library_path
 
 Values = npt.NDArray[np.float32]
@@ -56,9 +57,9 @@ class Source:
     rows: Callable[[list[int]], list[Row | None]]
     """Rows by sign; none where there is none."""
     width: int
-    read: Callable[[bytes | RowPlace], tuple[_core.Batch, Callable[[], Values]]]
+    read: Callable[[bytes | RowPlace], tuple["_core.Batch | _Seen", Callable[[], Values]]]
     """A batch of a sample, and what gives the scores of it."""
-    pull: Callable[[_core.Batch], Values] | None = None
+    pull: Callable[[Any], Values] | None = None
     """Pooled rows `[1, cells, width]` from the table itself; without it they are pooled here."""
     labels: list[str] | None = None
     """Those that there are scores of, where they are not all."""
@@ -133,7 +134,10 @@ def lines_of(explanation: dict[str, Any]) -> list[str]:
         lines.append(f"slot {slot['name']}: {slot['pooling']} {_vector(slot['pooled'])}")
         lines += [f"  {_sign_line(sign)}" for sign in slot["signs"]]
     lines += [f"dense {name}: {value:.6g}" for name, value in explanation["dense"].items()]
-    return lines + [f"{label}: {score:.9g}" for label, score in explanation["scores"].items()]
+    lines += [f"{label}: {score:.9g}" for label, score in explanation["scores"].items()]
+    if timing := explanation.get("timing_ms"):
+        lines.append("time: " + ", ".join(f"{stage} {ms:.3f} ms" for stage, ms in timing.items()))
+    return lines
 
 
 def _sign_line(sign: dict[str, Any]) -> str:
@@ -207,10 +211,49 @@ def _open_lines(path: Path, format: str) -> Iterator[Iterable[bytes]]:
                 raise SampleError(f"{path}: damaged or cut off: {error}") from None
 
 
+def explain_served(client: Client, text: str) -> dict[str, Any]:
+    """The same by a server: the version that it answers with, and where the time of the request went."""
+    metadata = client.metadata()
+    features = metadata["features"]
+    if features["format"] == "parquet":
+        raise SampleError("sample: format `parquet` has no lines, give --checkpoint RUN instead of --server")
+    line = read_sample(text, features["format"])
+    assert isinstance(line, bytes)
+    answer = client.explain_line(line)
+    width = sum(column["width"] for column in metadata["columns"])
+    batch = _Seen(
+        np.array(answer["signs"], np.uint64),
+        np.array(answer["offsets"], np.int64),
+        np.array([answer["dense"]], np.float32),
+    )
+    weights = answer["rows"]
+    scores = np.array([list(answer["scores"].values())], np.float32)
+    variant = f", variant {answer['variant']}" if "variant" in answer else ""
+    source = Source(
+        f"{answer['model']} version {answer['version']}{variant} at {client.where}",
+        features,
+        lambda _: [None if row is None else Row(row) for row in weights],
+        width,
+        lambda _: (batch, lambda: scores),
+        labels=list(answer["scores"]),
+    )
+    return {**explain(line, source), "timing_ms": answer["timing_ms"]}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A sample as a server saw it: what an explanation needs of a batch."""
+
+    signs: npt.NDArray[np.uint64]
+    offsets: npt.NDArray[np.int64]
+    dense: Values
+    num_samples: int = 1
+
+
 def open_source(checkpoint: str | None, model: str | None, *, best: bool = False) -> Source:
     """Exactly one of a run's checkpoint and a published model."""
     if (checkpoint is None) == (model is None):
-        raise ConfigError("explain: expected one of --checkpoint and --model")
+        raise ConfigError("explain: expected one of --checkpoint, --model and --server")
     if checkpoint is not None:
         return _of_checkpoint(checkpoint, best)
     if best:

@@ -1,6 +1,7 @@
 """`elasticrec serve` as a process: its settings reach the server, it ends in order, and it says what is wrong."""
 
 import asyncio
+import json
 import re
 import signal
 import socket
@@ -131,3 +132,24 @@ def test_clients_and_a_server(directory: Path) -> None:
                 client.predict([{"nothing": 1}])
         apart = asyncio.run(ask(server.url))
     np.testing.assert_allclose(np.concatenate(apart), together.scores[:100], atol=1e-6, rtol=0)
+
+
+def test_a_server_explains_what_a_published_model_does(directory: Path) -> None:
+    """The same as by the version's own directory, with the times of the request."""
+    line = "1 0 5:0 18446744073709551615:1 7:1"
+    by_model = json.loads(succeed("explain", line, "--model", "models/tiny", "--json", cwd=directory))
+    with serving("models/tiny", cwd=directory) as server:
+        arguments = ("explain", line, "--server", server.url)
+        by_server = json.loads(succeed(*arguments, "--json", cwd=directory))
+        shown = succeed(*arguments, cwd=directory)
+        refused = elasticrec("explain", "not a line", "--server", server.url, cwd=directory)
+        both = elasticrec(*arguments, "--model", "models/tiny", cwd=directory)
+    timing = by_server.pop("timing_ms")
+    assert list(timing) == ["queue", "parse", "lookup", "infer", "write"]
+    assert by_server.pop("source").startswith("tiny version 1 at 127.0.0.1:") and by_model.pop("source")
+    scores = [explained.pop("scores") for explained in (by_server, by_model)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    assert by_server == by_model
+    assert "time: queue 0." in shown and "no row, reads as zero" in shown
+    assert refused.returncode == 2 and "line 1: " in refused.stderr
+    assert both.returncode == 2 and "expected one of --checkpoint, --model and --server" in both.stderr

@@ -139,8 +139,11 @@ def test_where_a_sample_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([SAMPLE], "explain: expected one of --checkpoint and --model"),
-        ([SAMPLE, "--checkpoint", "small", "--model", "m"], "explain: expected one of --checkpoint and --model"),
+        ([SAMPLE], "explain: expected one of --checkpoint, --model and --server"),
+        (
+            [SAMPLE, "--checkpoint", "small", "--model", "m"],
+            "explain: expected one of --checkpoint, --model and --server",
+        ),
         ([SAMPLE, "--model", "m", "--best"], "explain: --best goes with --checkpoint"),
         ([SAMPLE, "--model", "m"], "m: no such model, expected"),
         (["1 0 x:0", "--checkpoint", "small"], "line 1: slot `0`: sign `x` is not a u64"),

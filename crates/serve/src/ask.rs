@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::deployment::{self, Deadline, Done};
+use crate::deployment::{self, Deadline, Deployment, Done};
 use crate::face::{About, Face};
 use crate::readers::{Read, ReaderTime};
 use crate::refusal::Refusal;
@@ -33,24 +33,51 @@ pub(crate) async fn predict(registry: &Registry, ask: Ask<'_>) -> Result<(Arc<Ab
 
 async fn attempt(registry: &Registry, ask: &Ask<'_>) -> Result<(Arc<About>, Done), Refusal> {
     let deployment = registry.choose(ask.choice)?;
-    let read = match ask.face {
-        Face::Text => deployment.read_lines(&ask.body, ask.deadline).await?,
+    let read = read(&deployment, ask.face, &ask.body, ask.deadline).await?;
+    let done = score(&deployment, read, ask.deadline).await?;
+    Ok((deployment.about.clone(), done))
+}
+
+/// A request as scorers read it, and the time that it took to get it there.
+#[derive(Clone)]
+pub(crate) struct Readable {
+    pub(crate) face: Face,
+    pub(crate) body: Bytes,
+    time: ReaderTime,
+}
+
+/// Has lines read that scorers cannot read themselves.
+pub(crate) async fn read(
+    deployment: &Deployment,
+    face: Face,
+    body: &Bytes,
+    deadline: Option<Deadline>,
+) -> Result<Readable, Refusal> {
+    let read = match face {
+        Face::Text => deployment.read_lines(body, deadline).await?,
         _ => None,
     };
-    let (face, body, reader) = match read {
-        Some(Read { body, time }) => (Face::Parsed, body, time),
-        None => (ask.face, ask.body.clone(), ReaderTime::default()),
-    };
-    let answer = deployment.submit(face, body, reader, ask.deadline)?;
-    deployment::wake_soon(&deployment);
+    Ok(match read {
+        Some(Read { body, time }) => Readable { face: Face::Parsed, body, time },
+        None => Readable { face, body: body.clone(), time: ReaderTime::default() },
+    })
+}
+
+/// Has a request scored.
+pub(crate) async fn score(
+    deployment: &Arc<Deployment>,
+    read: Readable,
+    deadline: Option<Deadline>,
+) -> Result<Done, Refusal> {
+    let answer = deployment.submit(read.face, read.body, read.time, deadline)?;
+    deployment::wake_soon(deployment);
     // a scorer that lets a request drop has panicked
     let lost = |_| Refusal::Internal("the scorer failed on this request, this is a bug".into());
-    let done = match ask.deadline {
+    match deadline {
         Some(deadline) => match tokio::time::timeout_at(deadline.at.into(), answer).await {
-            Ok(answer) => answer.map_err(lost)??,
-            Err(_) => return Err(deadline.refusal()),
+            Ok(answer) => answer.map_err(lost)?,
+            Err(_) => Err(deadline.refusal()),
         },
-        None => answer.await.map_err(lost)??,
-    };
-    Ok((deployment.about.clone(), done))
+        None => answer.await.map_err(lost)?,
+    }
 }

@@ -76,8 +76,8 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    /// The value of the header `Server-Timing`, milliseconds.
-    pub(crate) fn header(&self) -> String {
+    /// The stages by name, in their order.
+    pub(crate) fn stages(&self) -> impl Iterator<Item = (&'static str, Duration)> {
         let stages = [
             ("queue", self.queue),
             ("parse", self.parse),
@@ -87,8 +87,12 @@ impl Timing {
             ("write", self.write),
         ];
         // most models have no reader of their own
-        let stages = stages.into_iter().filter(|&(name, time)| name != "reader" || !time.is_zero());
-        let stages = stages.map(|(name, time)| format!("{name};dur={:.3}", time.as_secs_f64() * 1e3));
+        stages.into_iter().filter(|&(name, time)| name != "reader" || !time.is_zero())
+    }
+
+    /// The value of the header `Server-Timing`, milliseconds.
+    pub(crate) fn header(&self) -> String {
+        let stages = self.stages().map(|(name, time)| format!("{name};dur={:.3}", time.as_secs_f64() * 1e3));
         stages.collect::<Vec<_>>().join(", ")
     }
 }

@@ -20,6 +20,7 @@ mod body;
 mod compress;
 mod cube;
 mod docs;
+mod explain;
 mod paddle;
 mod plain;
 mod predict;

@@ -119,6 +119,16 @@ class Calls:
         content = text.encode() if isinstance(text, str) else text
         return self._ask(partial(protocol.predict_lines, text=content), route)
 
+    def explain_line(self, line: bytes | str, route: Route) -> Steps[dict[str, Any]]:
+        """What the model makes of one line in the training format."""
+        patience = self._patience(route.timeout_s)
+        model = yield from self._name(patience)
+        headers = protocol.routing_headers(route.key, route.variant)
+        content = line.encode() if isinstance(line, str) else line
+        request = protocol.explain_line(model, line=content, headers=headers)
+        response = yield from self._until_answered(request, patience)
+        return protocol.read_explanation(self.where, model, response)
+
     def _ask(self, make: Callable[..., Request], route: Route) -> Steps[Answer]:
         headers = protocol.routing_headers(route.key, route.variant)
         patience = self._patience(route.timeout_s)

@@ -86,6 +86,22 @@ class Client:
         """As `predict_lines`, with the names of the scores and with model, version and variant that gave them."""
         return self._run(self._calls.ask_lines(text, Route(key, variant, timeout_s)))
 
+    def explain_line(
+        self,
+        line: bytes | str,
+        *,
+        key: str | int | None = None,
+        variant: str | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        """What the model makes of one line: `signs`, `rows`, `dense`, `scores`, and where the time went."""
+        return self._run(self._calls.explain_line(line, Route(key, variant, timeout_s)))
+
+    @property
+    def where(self) -> str:
+        """Host and port of the server."""
+        return self._calls.where
+
     def models(self, *, timeout_s: float | None = None) -> list[dict[str, Any]]:
         """The models of the server: `name`, `version`, …"""
         return self._run(self._calls.models(timeout_s))

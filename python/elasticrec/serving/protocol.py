@@ -165,6 +165,11 @@ def predict_instances(model: str, *, instances: list[dict[str, Any]], headers: H
     return _predict(model, body, {"content-type": "application/json", **headers})
 
 
+def explain_line(model: str, *, line: bytes, headers: Headers) -> Request:
+    """Ask what a model makes of one line."""
+    return Request("POST", f"{model_path(model)}:explain", {"content-type": "text/plain", **headers}, line)
+
+
 def _predict(model: str, body: bytes, headers: Headers) -> Request:
     return Request("POST", f"{model_path(model)}:predict", headers, body)
 
@@ -237,6 +242,16 @@ def read_metadata(where: str, model: str, response: Response) -> dict[str, Any]:
     """What a server says of a model."""
     content = read_json(where, model_path(model), response)
     if not isinstance(content, dict) or not isinstance(content.get("labels"), list):
+        raise not_ours(where)
+    return content
+
+
+def read_explanation(where: str, model: str, response: Response) -> dict[str, Any]:
+    """What a server says of a sample."""
+    content = read_json(where, model_path(model), response)
+    if not isinstance(content, dict) or not {"signs", "offsets", "rows", "dense", "scores", "timing_ms"} <= set(
+        content
+    ):
         raise not_ours(where)
     return content
 

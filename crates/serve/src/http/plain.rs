@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde_json::json;
 
+use super::explain::explain;
 use super::predict::{Called, run};
 use super::reply::{Error, json_response, shown};
 use crate::face::Face;
@@ -50,13 +51,16 @@ pub(super) async fn predict(
     let Some((name, action)) = target.rsplit_once(':') else {
         return Err(Error::method_not_allowed("POST", "GET"));
     };
-    if action != "predict" {
-        return Err(Error::new(StatusCode::NOT_FOUND, format!("no action `{action}`, there is `predict`")));
-    }
     // before the body is read
     app.registry.model(Some(name))?;
-    let face = face_of(request.headers())?;
-    run(&app, Some(name), face, request).await
+    match action {
+        "predict" => run(&app, Some(name), face_of(request.headers())?, request).await,
+        "explain" => explain(&app, name, face_of(request.headers())?, request).await,
+        other => {
+            let what = format!("no action `{other}`, there is `predict` and `explain`");
+            Err(Error::new(StatusCode::NOT_FOUND, what))
+        }
+    }
 }
 
 fn face_of(headers: &HeaderMap) -> Result<Face, Error> {

@@ -108,7 +108,7 @@ fn every_refusal_has_its_code_and_one_line() {
     check(predict(&server, "bad"), 400, "line 1: bad");
     check(post("/v1/models/other:predict HTTP/1.1"), 404, "no model `other`, there is `demo`");
     check(get(&server, "/v1/models/other"), 404, "no model `other`, there is `demo`");
-    check(post("/v1/models/demo:explain HTTP/1.1"), 404, "no action `explain`, there is `predict`");
+    check(post("/v1/models/demo:learn HTTP/1.1"), 404, "no action `learn`, there is `predict` and `explain`");
     check(get(&server, "/nothing/here"), 404, "no such path: /nothing/here");
     let head = check(get(&server, "/v1/models/demo:predict"), 405, "method: expected POST, got GET");
     assert!(head.contains("allow: post"));

@@ -1,0 +1,76 @@
+"""The API is as it describes itself: requests made up from the description get answers that it knows of."""
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from elasticrec.repository.repository import Repository
+from elasticrec.serving.process import ServerProcess
+from harness import serving
+from store import MODEL, publish
+
+pytestmark = pytest.mark.slow
+
+
+# Not those of data that should be taken or refused: which slots a model has, and what their values are, it says itself.
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One with a model whose scores say its version."""
+    directory = tmp_path_factory.mktemp("openapi")
+    (directory / "models" / MODEL).mkdir(parents=True)
+    repository = Repository.open(directory / "models", MODEL)
+    repository.offer(publish(repository).number)
+    with serving(f"models/{MODEL}", cwd=directory) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def api(server: ServerProcess) -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def test_every_answer_is_described(api: schemathesis.BaseSchema) -> None:
+    """Good requests and bad ones: each gets an answer of a kind that it has, and none is an error of ours."""
+    tried = 0
+    for found in api.get_all_operations():
+        operation = found.ok()
+
+        @given(case=operation.as_strategy() | operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
+        @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        def check(case: schemathesis.Case) -> None:
+            # a model that there is, so that more than its name is tried
+            if "name" in (case.path_parameters or {}):
+                case.path_parameters["name"] = MODEL
+            case.call_and_validate(checks=CHECKS)
+
+        check()
+        tried += 1
+    assert tried > 20
+
+
+def test_the_page_needs_nothing_from_elsewhere(server: ServerProcess) -> None:
+    import urllib.request
+
+    with urllib.request.urlopen(f"{server.url}/docs", timeout=60) as answer:
+        page = answer.read().decode()
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "openapi.json" in page and "http" not in page.replace("http-equiv", "")
