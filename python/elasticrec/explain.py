@@ -28,6 +28,9 @@ Values = npt.NDArray[np.float32]
 # Values of a vector that are shown to people; JSON has all.
 _SHOWN_VALUES = 6
 
+# Of a request, in their order.
+_STAGES = ("queue", "reader", "parse", "lookup", "infer", "write")
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -136,7 +139,7 @@ def lines_of(explanation: dict[str, Any]) -> list[str]:
     lines += [f"dense {name}: {value:.6g}" for name, value in explanation["dense"].items()]
     lines += [f"{label}: {score:.9g}" for label, score in explanation["scores"].items()]
     if timing := explanation.get("timing_ms"):
-        lines.append("time: " + ", ".join(f"{stage} {ms:.3f} ms" for stage, ms in timing.items()))
+        lines.append("time: " + ", ".join(f"{stage} {timing[stage]:.3f} ms" for stage in _STAGES if stage in timing))
     return lines
 
 

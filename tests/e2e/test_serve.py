@@ -145,7 +145,7 @@ def test_a_server_explains_what_a_published_model_does(directory: Path) -> None:
         refused = elasticrec("explain", "not a line", "--server", server.url, cwd=directory)
         both = elasticrec(*arguments, "--model", "models/tiny", cwd=directory)
     timing = by_server.pop("timing_ms")
-    assert list(timing) == ["queue", "parse", "lookup", "infer", "write"]
+    assert set(timing) == {"queue", "parse", "lookup", "infer", "write"}
     assert by_server.pop("source").startswith("tiny version 1 at 127.0.0.1:") and by_model.pop("source")
     scores = [explained.pop("scores") for explained in (by_server, by_model)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
