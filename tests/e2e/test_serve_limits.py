@@ -1,6 +1,7 @@
 """A server at its limits: many connections, large requests, twice the load that it takes, bytes that mean nothing."""
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from harness import serving
 from store import MODEL, NUM_ROWS, publish
 
 pytestmark = pytest.mark.slow
+
+DOCS = Path(__file__).parents[2] / "docs/metrics.md"
 
 # `make soak` takes the whole minute, and tests that run all day take some seconds of it.
 OVERLOAD_S = 60.0 if os.environ.get("ELASTICREC_SOAK") else 10.0
@@ -90,6 +93,15 @@ def test_requests_of_one_and_of_ten_thousand(server: ServerProcess) -> None:
         assert client.predict([]).shape == (0, 1)
         # nothing of it is known: of the score only what the weights say is left
         assert client.predict([{}, {"0": 2**64 - 1}, {"0": []}]).ravel().tolist() == [1000.0] * 3
+
+
+def test_every_figure_is_in_the_reference(server: ServerProcess) -> None:
+    with Client(server.url) as client:
+        client.predict([{"0": 1}])
+    written = set(re.findall(r"^\| `(elasticrec_serve_[a-z_]+)`", DOCS.read_text(), re.MULTILINE))
+    names = {name.partition("{")[0] for name in metrics_of(server.url)}
+    shown = {f"elasticrec_serve_{re.sub('_(bucket|sum|count)$', '', name)}" for name in names}
+    assert shown == written
 
 
 def test_clients_that_send_slowly_or_nonsense_hold_nobody_up(server: ServerProcess) -> None:
