@@ -80,6 +80,55 @@ pub fn pool_samples(
     }
 }
 
+/// As [`pool_samples`], from the rows of the signs of these samples in their order, `[signs, width]`, repeats and all.
+pub fn pool_in_order(batch: &Batch, layout: &Layout, rows: &[f32], samples: Range<usize>, out: &mut [f32]) {
+    let width = out.len().checked_div(samples.len() * layout.num_cells).unwrap_or(0);
+    let cells = samples.start * batch.num_slots..samples.end * batch.num_slots;
+    let first = batch.offsets[cells.start] as usize;
+    assert_eq!(rows.len(), (batch.offsets[cells.end] as usize - first) * width);
+    if width == 0 {
+        return;
+    }
+    let mut rest = out;
+    for cell in cells {
+        let [start, end] = [cell, cell + 1].map(|at| (batch.offsets[at] as usize - first) * width);
+        let rows = &rows[start..end];
+        match layout.slots[cell % batch.num_slots] {
+            Cells::Pooled(pooling) => {
+                let (vector, behind) = rest.split_at_mut(width);
+                rest = behind;
+                let Some((row, more)) = rows.split_at_checked(width) else {
+                    vector.fill(0.0);
+                    continue;
+                };
+                vector.copy_from_slice(row);
+                for row in more.chunks_exact(width) {
+                    vector.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                }
+                let factor = pooling.factor(rows.len() / width);
+                if factor != 1.0 {
+                    vector.iter_mut().for_each(|value| *value *= factor);
+                }
+            }
+            Cells::Sequence(length) => {
+                let (vectors, behind) = rest.split_at_mut(length * width);
+                rest = behind;
+                let (filled, empty) = vectors.split_at_mut(rows.len());
+                filled.copy_from_slice(rows);
+                empty.fill(0.0);
+            }
+        }
+    }
+}
+
+/// Whether the rows of the signs of some samples, in their order, are what pooling would make of them: one for each cell.
+pub fn is_pooled(batch: &Batch, layout: &Layout, samples: Range<usize>) -> bool {
+    let offsets = &batch.offsets[samples.start * batch.num_slots..=samples.end * batch.num_slots];
+    layout.num_cells == batch.num_slots
+        && offsets.last().zip(offsets.first()).is_some_and(|(end, start)| (end - start) as usize == offsets.len() - 1)
+        && offsets.windows(2).all(|pair| pair[1] - pair[0] == 1)
+}
+
 #[inline]
 fn pool_cell(places: &[u32], pooling: Pooling, rows: &[f32], vector: &mut [f32]) {
     let width = vector.len();
@@ -183,6 +232,37 @@ mod tests {
         assert_eq!(out, [2.0, 4.0, 31.0 / 4.0, 62.0 / 4.0, 0.0, 0.0]);
         pool(&batch, &unique, &pooled([Pooling::Sqrtn; 3]), &ROWS, 2, &mut out);
         assert_eq!(out[2..4], [15.5, 31.0]);
+    }
+
+    #[test]
+    fn rows_in_order_are_pooled_as_those_of_unique_signs() {
+        let mut builder = BatchBuilder::new(3, 0, 1, 3);
+        for signs in [&[(0, 10), (0, 10), (1, 10), (1, 11), (2, 11), (2, 10)][..], &[], &[(0, 11), (1, 10), (2, 11)]] {
+            builder.begin();
+            signs.iter().for_each(|&(slot, sign)| builder.add_sign(slot, sign));
+            builder.end(1, 0);
+        }
+        let batch = builder.finish();
+        let unique = Unique::of(&batch);
+        let in_order: Vec<f32> = unique.inverse.iter().flat_map(|&place| row(&ROWS, place, 2).to_vec()).collect();
+        let layouts = [
+            pooled([Pooling::Sum, Pooling::Mean, Pooling::Sqrtn]),
+            Layout { slots: vec![Cells::Sequence(2), Cells::Pooled(Pooling::Mean), Cells::Sequence(3)], num_cells: 6 },
+        ];
+        for layout in &layouts {
+            for samples in [0..3, 0..1, 1..3, 2..3] {
+                let room = samples.len() * layout.num_cells * 2;
+                let (mut expected, mut got) = (vec![9.0; room], vec![9.0; room]);
+                pool_samples(&batch, &unique, layout, &ROWS, samples.clone(), &mut expected);
+                let signs = [samples.start, samples.end].map(|at| batch.offsets[at * 3] as usize * 2);
+                pool_in_order(&batch, layout, &in_order[signs[0]..signs[1]], samples.clone(), &mut got);
+                assert_eq!(got, expected, "{samples:?}");
+                let is_same = got == in_order[signs[0]..signs[1]];
+                assert!(!is_pooled(&batch, layout, samples.clone()) || is_same, "{samples:?}");
+            }
+        }
+        assert!(is_pooled(&batch, &layouts[0], 2..3) && !is_pooled(&batch, &layouts[0], 1..3));
+        assert!(!is_pooled(&batch, &layouts[0], 0..1) && !is_pooled(&batch, &layouts[1], 2..3));
     }
 
     #[test]

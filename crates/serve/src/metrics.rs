@@ -77,7 +77,6 @@ pub(crate) struct Metrics {
 #[derive(Clone)]
 pub(crate) struct ModelMetrics {
     pub(crate) instances: Counter,
-    /// Distinct signs looked up.
     pub(crate) signs: Counter,
     pub(crate) signs_missed: Counter,
     pub(crate) signs_lost: Counter,
@@ -130,7 +129,7 @@ impl Metrics {
         let help = "Answers by protocol and its code, without health, readiness and metrics";
         registry.register("requests", help, metrics.requests.clone());
         registry.register("instances", "Instances scored", metrics.instances.clone());
-        registry.register("signs", "Distinct signs looked up, summed over batches", metrics.signs.clone());
+        registry.register("signs", "Signs looked up; at a store each of a batch once", metrics.signs.clone());
         registry.register("signs_missed", "Those that have no row and read as zero", metrics.signs_missed.clone());
         let help = "Those whose shard gave no answer and that read as zero";
         registry.register("signs_lost", help, metrics.signs_lost.clone());

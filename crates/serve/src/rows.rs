@@ -42,6 +42,26 @@ impl StoreRows {
     pub(crate) fn layout(&self) -> Result<Arc<elasticrec_cube::client::Layout>, ClientError> {
         self.client.layout(self.version)
     }
+
+    /// Values in a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Writes the row of each sign to `out`, `[signs, width]`, zeros for those without one. `present` is scratch.
+    pub fn look_up(
+        &self,
+        signs: &[u64],
+        out: &mut [f32],
+        present: &mut Vec<bool>,
+        deadline: Option<Instant>,
+    ) -> Result<Sought, ClientError> {
+        present.clear();
+        present.resize(signs.len(), false);
+        let patience = Instant::now() + self.client.timeout();
+        let until = deadline.map_or(patience, |deadline| deadline.min(patience));
+        self.client.ask_until(self.version, signs, until, self.lost)?.wait(out, present)
+    }
 }
 
 impl Rows {
@@ -58,26 +78,6 @@ impl Rows {
         match self {
             Rows::Held(view) => Some(view),
             Rows::Store(_) => None,
-        }
-    }
-
-    /// Writes the row of each sign to `out`, `[signs, width]`, zeros for those without one. `present` is scratch.
-    pub fn look_up(
-        &self,
-        signs: &[u64],
-        out: &mut [f32],
-        present: &mut Vec<bool>,
-        deadline: Option<Instant>,
-    ) -> Result<Sought, ClientError> {
-        match self {
-            Rows::Held(view) => Ok(Sought { hits: view.lookup(signs, out), lost: 0 }),
-            Rows::Store(StoreRows { client, version, lost, .. }) => {
-                present.clear();
-                present.resize(signs.len(), false);
-                let patience = Instant::now() + client.timeout();
-                let until = deadline.map_or(patience, |deadline| deadline.min(patience));
-                client.ask_until(*version, signs, until, *lost)?.wait(out, present)
-            }
         }
     }
 

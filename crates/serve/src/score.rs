@@ -1,17 +1,18 @@
-//! A batch to scores: unique signs → cube lookup → pooling → dense network.
+//! A batch to scores: cube lookup → pooling → dense network.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use elasticrec_cube::ClientError;
-use elasticrec_sample::pool::pool_samples;
+use elasticrec_cube::{ClientError, View};
+use elasticrec_sample::pool::{is_pooled, pool_in_order, pool_samples};
 use elasticrec_sample::{Batch, Unique};
 use thiserror::Error;
 
 use crate::engine::{Engine, EngineError};
 use crate::model::Model;
 use crate::refusal::Refusal;
+use crate::rows::{Rows, StoreRows};
 
 /// Why a batch has no scores.
 #[derive(Debug, Error)]
@@ -38,7 +39,7 @@ impl From<ScoreError> for Refusal {
 /// What scoring a batch took.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScoreStats {
-    /// Distinct signs looked up.
+    /// Signs looked up; of a store each of a batch once.
     pub num_signs: usize,
     /// Those that have no row.
     pub num_missed: usize,
@@ -90,19 +91,10 @@ impl Scorer {
         if batch.num_samples() == 0 {
             return Ok(());
         }
-        let started = Instant::now();
-        let unique = self.look_up(batch, deadline)?;
-        self.stats.lookup = started.elapsed();
-        let num_dense = batch.num_dense;
-        for start in (0..batch.num_samples()).step_by(SLICE) {
-            let samples = start..batch.num_samples().min(start + SLICE);
-            let started = Instant::now();
-            self.pool(batch, &unique, samples.clone());
-            let pooled = Instant::now();
-            let dense = &batch.dense[samples.start * num_dense..samples.end * num_dense];
-            self.engine.run(samples.len(), &self.pooled, dense, &mut self.scores)?;
-            self.stats.lookup += pooled - started;
-            self.stats.infer += pooled.elapsed();
+        let model = self.model.clone();
+        match model.rows() {
+            Rows::Held(view) => self.score_held(batch, view)?,
+            Rows::Store(store) => self.score_stored(batch, store, deadline)?,
         }
         // what one large request took is not kept for ever
         self.rows.truncate(KEPT_VALUES);
@@ -110,24 +102,60 @@ impl Scorer {
         Ok(())
     }
 
-    /// Finds each sign's row.
-    fn look_up(&mut self, batch: &Batch, deadline: Option<Instant>) -> Result<Unique, ClientError> {
-        let source = self.model.rows();
+    /// With rows of this process: looked up in the order of the signs, which is where the network wants them if there is
+    /// one for each slot. To find repeats would cost more than to look them up again, as they are in the caches.
+    fn score_held(&mut self, batch: &Batch, view: &View) -> Result<(), ScoreError> {
+        let (model, width) = (self.model.clone(), view.width());
+        let layout = model.parser().layout();
+        for samples in slices(batch) {
+            let started = Instant::now();
+            let signs = &batch.signs[signs_of(batch, &samples)];
+            // every value is written below; what a longer batch left behind is cut off, not cleared
+            self.rows.resize(signs.len() * width, 0.0);
+            self.stats.num_missed += signs.len() - view.lookup(signs, &mut self.rows);
+            self.stats.num_signs += signs.len();
+            if is_pooled(batch, layout, samples.clone()) {
+                std::mem::swap(&mut self.rows, &mut self.pooled);
+            } else {
+                self.pooled.resize(samples.len() * layout.num_cells() * width, 0.0);
+                pool_in_order(batch, layout, &self.rows, samples.clone(), &mut self.pooled);
+            }
+            self.stats.lookup += started.elapsed();
+            self.infer(batch, samples)?;
+        }
+        Ok(())
+    }
+
+    /// With rows of a store: each of the batch is asked for once.
+    fn score_stored(&mut self, batch: &Batch, store: &StoreRows, deadline: Option<Instant>) -> Result<(), ScoreError> {
+        let (model, width) = (self.model.clone(), store.width());
+        let layout = model.parser().layout();
+        let started = Instant::now();
         let unique = Unique::of(batch);
         let num_signs = unique.signs.len();
-        // every value is written below; what a longer batch left behind is cut off, not cleared
-        self.rows.resize(num_signs * source.width(), 0.0);
-        let sought = source.look_up(&unique.signs, &mut self.rows, &mut self.present, deadline)?;
+        self.rows.resize(num_signs * width, 0.0);
+        let sought = store.look_up(&unique.signs, &mut self.rows, &mut self.present, deadline)?;
         self.stats.num_signs = num_signs;
         self.stats.num_missed = num_signs - sought.hits - sought.lost;
         self.stats.num_lost = sought.lost;
-        Ok(unique)
+        self.stats.lookup = started.elapsed();
+        for samples in slices(batch) {
+            let started = Instant::now();
+            self.pooled.resize(samples.len() * layout.num_cells() * width, 0.0);
+            pool_samples(batch, &unique, layout, &self.rows, samples.clone(), &mut self.pooled);
+            self.stats.lookup += started.elapsed();
+            self.infer(batch, samples)?;
+        }
+        Ok(())
     }
 
-    fn pool(&mut self, batch: &Batch, unique: &Unique, samples: Range<usize>) {
-        let (width, layout) = (self.model.rows().width(), self.model.parser().layout());
-        self.pooled.resize(samples.len() * layout.num_cells() * width, 0.0);
-        pool_samples(batch, unique, layout, &self.rows, samples, &mut self.pooled);
+    /// The scores of some samples whose rows are pooled.
+    fn infer(&mut self, batch: &Batch, samples: Range<usize>) -> Result<(), ScoreError> {
+        let started = Instant::now();
+        let dense = &batch.dense[samples.start * batch.num_dense..samples.end * batch.num_dense];
+        self.engine.run(samples.len(), &self.pooled, dense, &mut self.scores)?;
+        self.stats.infer += started.elapsed();
+        Ok(())
     }
 
     /// The scores `[samples, num_labels]` of some samples of the last batch, if they are numbers.
@@ -150,4 +178,16 @@ impl Scorer {
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
+}
+
+/// The samples of a batch, as many at a time as go through the network at once.
+fn slices(batch: &Batch) -> impl Iterator<Item = Range<usize>> + use<> {
+    let num_samples = batch.num_samples();
+    (0..num_samples).step_by(SLICE).map(move |start| start..num_samples.min(start + SLICE))
+}
+
+/// Where the signs of some samples are.
+fn signs_of(batch: &Batch, samples: &Range<usize>) -> Range<usize> {
+    let [start, end] = [samples.start, samples.end].map(|at| batch.offsets[at * batch.num_slots] as usize);
+    start..end
 }

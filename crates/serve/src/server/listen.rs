@@ -29,6 +29,9 @@ const MAX_STREAMS: u32 = 1024;
 /// What a client may send of a body before it is read: requests of thousands of instances come in one go.
 const WINDOW_BYTES: u32 = 1 << 20;
 
+/// The longest frame of HTTP/2 that a client may send.
+const MAX_FRAME_BYTES: u32 = 1 << 20;
+
 /// Serves until told to stop, then until all requests under way are answered or the deadline, which it returns.
 pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> Instant {
     let graceful = GracefulShutdown::new();
@@ -124,6 +127,8 @@ fn builder(app: &App) -> auto::Builder<TokioExecutor> {
         .keep_alive_timeout(app.options.header_timeout)
         .max_concurrent_streams(MAX_STREAMS)
         .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES);
+        .initial_connection_window_size(WINDOW_BYTES)
+        // a request in one frame is read in one go
+        .max_frame_size(MAX_FRAME_BYTES);
     builder
 }

@@ -88,7 +88,7 @@ fn what_is_refused_and_what_is_counted() {
         "elasticrec_serve_requests_total{protocol=\"http\",code=\"200\"} 1",
         "elasticrec_serve_requests_total{protocol=\"http\",code=\"500\"} 1",
         "elasticrec_serve_instances_total{model=\"demo\",variant=\"\"} 2",
-        "elasticrec_serve_signs_total{model=\"demo\",variant=\"\"} 5",
+        "elasticrec_serve_signs_total{model=\"demo\",variant=\"\"} 7",
         "elasticrec_serve_signs_missed_total{model=\"demo\",variant=\"\"} 2",
         "elasticrec_serve_model_version{model=\"demo\",variant=\"\"} 3",
         "elasticrec_serve_stage_seconds_count{model=\"demo\",variant=\"\",stage=\"infer\"} 2",
