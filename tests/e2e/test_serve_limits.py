@@ -68,7 +68,8 @@ def test_twice_the_load_that_it_can_take(server: ServerProcess) -> None:
         askers.wait_for(1)
     assert askers.wrong == [] and set(askers.answers) == {1}
     assert set(report.failures) == {"status 429"}, report.failures
-    assert report.failed > 0.1 * report.offered and report.answered > 0.3 * capacity * OVERLOAD_S
+    # how much of it depends on what else the machine does; that both go on does not
+    assert report.failed > 100 and report.answered > 0.1 * capacity * OVERLOAD_S
     # what waits at most takes this long; a machine that does other things as well gets ten times that
     assert report.max_us < 1e6 * (5 + 10 * 16 / capacity)
     assert resident_bytes(server) - before < 100 * 2**20
