@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import statistics
 import tempfile
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 from elasticrec import _core
 from elasticrec.bench import serve_rivals
 from elasticrec.bench.serve_model import NAME, Requests, Served, Sizes, make, over_grpc, over_http
+from elasticrec.bench.stages import mean_us, stages_of
 from elasticrec.errors import UnavailableError
 from elasticrec.machine import num_cores
 from elasticrec.serving.onnxruntime import library_path
@@ -29,7 +29,6 @@ PARTS = ("engine", "joining", "latency", "swap")
 RIVALS = "rivals"
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_STAGE = re.compile(r'^elasticrec_serve_stage_seconds_(sum|count)\{.*stage="(\w+)"\} (\S+)$', re.MULTILINE)
 # Of the requests of an open loop, so that runs are alike.
 _POISSON_SEED = 1
 # Requests that take turns: more than caches hold of their rows.
@@ -122,10 +121,10 @@ def _engine(served: Served, sizes: Sizes, say: Say) -> Result:
                 say(f"engine, {instances} instances a request: {repeat + 1}/{sizes.repeats}")
                 rates["engine"].append(_engine_rate(served, instances, sizes.seconds))
                 for face, requests in faces.items():
-                    before = _stages(server)
+                    before = stages_of(server.address)
                     rate = _per_cpu_s(server, requests, _ENGINE_CONNECTIONS, sizes.seconds)
                     rates[face].append(instances * rate)
-                    result[f"stages_us_{face}_{instances}"] = _stage_means(before, _stages(server))
+                    result[f"stages_us_{face}_{instances}"] = mean_us(before, stages_of(server.address))
             middle = {name: statistics.median(values) for name, values in rates.items()}
             result[f"engine_instances_per_cpu_s_{instances}"] = middle["engine"]
             for face in faces:
@@ -146,21 +145,6 @@ def _engine_rate(served: Served, instances: int, seconds: float) -> float:
         # of a core that somebody else had for a while, only what was ours counts
         share = (time.process_time() - before) / (time.perf_counter() - started)
     return rate / min(share, 1.0)
-
-
-def _stages(server: ServerProcess) -> dict[str, tuple[float, float]]:
-    """(seconds, count) of each stage so far, from the server's own histograms."""
-    with urllib.request.urlopen(f"http://{server.address}/metrics") as response:
-        text = response.read().decode()
-    found: dict[str, dict[str, float]] = {}
-    for kind, stage, value in _STAGE.findall(text):
-        found.setdefault(stage, {})[kind] = float(value)
-    return {stage: (values["sum"], values["count"]) for stage, values in found.items()}
-
-
-def _stage_means(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> dict[str, float]:
-    requests = max(after["queue"][1] - before["queue"][1], 1)
-    return {stage: round(1e6 * (total - before[stage][0]) / requests, 1) for stage, (total, _) in after.items()}
 
 
 def _joining(served: Served, sizes: Sizes, say: Say) -> Result:

@@ -5,10 +5,8 @@ One shape for all of it: Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-
 
 import contextlib
 import io
-import re
 import statistics
 import tempfile
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 from elasticrec import _core
 from elasticrec.bench.network import dense_only_rate
 from elasticrec.bench.parse import parse_rate
+from elasticrec.bench.stages import mean_us, stages_of
 from elasticrec.config import Job, match_files, parse_job
 from elasticrec.machine import num_cores
 from elasticrec.publish.publish import publish_run
@@ -127,9 +126,9 @@ def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
             rates["one"].append(report.requests_per_s)
             rates["p50"].append(report.p50_us)
             rates["p99"].append(report.p99_us)
-            before = _stages(address)
+            before = stages_of(address)
             rates["many"].append(load(batches).requests_per_s * 128)
-            stages = _mean_stages(before, _stages(address))
+            stages = mean_us(before, stages_of(address))
             cores = num_cores()
             rates["engine"].append(
                 _core.engine_rate(str(path), str(library_path()), batch=128, seconds=seconds, threads=cores)
@@ -144,20 +143,3 @@ def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
         "serve_ratio_128": middle["many"] / middle["engine"],
         "serve_stages_us_128": stages,
     }
-
-
-def _stages(address: str) -> dict[str, tuple[float, float]]:
-    """(seconds, count) of each stage so far, from the server's own histograms."""
-    with urllib.request.urlopen(f"http://{address}/metrics") as response:
-        text = response.read().decode()
-    found: dict[str, dict[str, float]] = {}
-    pattern = re.compile(r'^elasticrec_serve_stage_seconds_(sum|count)\{.*stage="(\w+)"\} (\S+)$', re.MULTILINE)
-    for kind, stage, value in pattern.findall(text):
-        found.setdefault(stage, {})[kind] = float(value)
-    return {stage: (values["sum"], values["count"]) for stage, values in found.items()}
-
-
-def _mean_stages(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> dict[str, float]:
-    # all of them wait in the queue, some of them are scored together
-    requests = max(after["queue"][1] - before["queue"][1], 1)
-    return {stage: round(1e6 * (total - before[stage][0]) / requests, 1) for stage, (total, _) in after.items()}
