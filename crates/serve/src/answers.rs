@@ -25,9 +25,9 @@ impl Answers {
         (Answers(sender), hand_out)
     }
 
-    /// Gives the answers of a batch.
-    pub(crate) fn give(&self, batch: &mut Vec<Settled>) {
-        if batch.len() < 2 {
+    /// Gives the answers of a batch; on a thread of the sockets (`is_here`) nobody else is woken.
+    pub(crate) fn give(&self, batch: &mut Vec<Settled>, is_here: bool) {
+        if is_here || batch.len() < 2 {
             return batch.drain(..).for_each(settle);
         }
         let whole = std::mem::replace(batch, Vec::with_capacity(batch.len()));
@@ -65,17 +65,17 @@ mod tests {
     async fn every_answer_reaches_who_waits_for_it() {
         let (answers, hand_out) = Answers::new();
         let (mut one, waits_alone) = batch(1);
-        answers.give(&mut one);
+        answers.give(&mut one, false);
         assert_eq!(told(waits_alone), ["0"]);
         let (mut many, waiting) = batch(3);
-        answers.give(&mut many);
+        answers.give(&mut many, false);
         drop(answers);
         hand_out.await;
         assert_eq!(told(waiting), ["0", "1", "2"]);
         let (orphaned, nobody) = Answers::new();
         drop(nobody);
         let (mut late, waiting) = batch(2);
-        orphaned.give(&mut late);
+        orphaned.give(&mut late, false);
         assert_eq!(told(waiting), ["0", "1"]);
     }
 }

@@ -70,7 +70,7 @@ pub(crate) async fn score(
     deadline: Option<Deadline>,
 ) -> Result<Done, Refusal> {
     let answer = deployment.submit(read.face, read.body, read.time, deadline)?;
-    deployment::wake_soon(deployment);
+    deployment::score_soon(deployment);
     // a scorer that lets a request drop has panicked
     let lost = |_| Refusal::Internal("the scorer failed on this request, this is a bug".into());
     match deadline {

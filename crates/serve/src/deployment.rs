@@ -1,5 +1,6 @@
 //! A version at work: what answers say of it, and the queue before its scorers.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use crate::face::{About, Face, Limits, Reply};
 use crate::manifest::READER_FILE;
 use crate::metrics::ModelMetrics;
 use crate::model::{Model, ModelError};
-use crate::pool::{Full, Pool, Waiting};
+use crate::pool::{Full, Here, Pool, Waiting};
 use crate::readers::{Read, ReaderTime, Readers, Terms};
 use crate::refusal::Refusal;
 use crate::rows::FoundRows;
@@ -109,9 +110,16 @@ pub(crate) struct Deployment {
     pub(crate) model: Option<Arc<Model>>,
     lines: Lines,
     queue: usize,
-    /// Somebody is about to wake the scorers.
+    /// Small requests are scored by the threads of the sockets: the rows are here, and none waits for others.
+    scores_here: bool,
+    /// Somebody is about to look after what is queued.
     is_waking: AtomicBool,
 }
+
+/// A request that is longer is left to the threads of the scorers, and so is what follows work that took longer: sockets
+/// are not looked after meanwhile.
+const MAX_HERE_BYTES: usize = 64 << 10;
+const MAX_HERE: Duration = Duration::from_millis(4);
 
 /// Who reads the lines of the training format.
 enum Lines {
@@ -166,7 +174,8 @@ impl Deployment {
             readers.count_losses(metrics.reader_losses.clone());
         }
         let lines = lines_of(&model, sizes, readers);
-        Ok(Deployment { inputs, model: Some(model), lines, ..deployment })
+        let scores_here = model.rows().held().is_some() && sizes.joining.max_wait.is_zero();
+        Ok(Deployment { inputs, model: Some(model), lines, scores_here, ..deployment })
     }
 
     pub(crate) fn new(about: Arc<About>, metadata: Bytes, pool: Pool<Job>, queue: usize) -> Deployment {
@@ -178,6 +187,7 @@ impl Deployment {
             model: None,
             lines: Lines::Scorers,
             queue,
+            scores_here: false,
             is_waking: AtomicBool::new(false),
         }
     }
@@ -217,6 +227,25 @@ impl Deployment {
         }
     }
 
+    /// Scores some of what is queued on this thread, if it is little.
+    fn score_here(&self) -> Here {
+        let is_small = |jobs: &VecDeque<Job>| {
+            let mut left = MAX_HERE_BYTES;
+            for job in jobs {
+                if job.body.len() > MAX_HERE_BYTES {
+                    return false;
+                }
+                match left.checked_sub(job.body.len()) {
+                    Some(rest) => left = rest,
+                    // as much as is scored together
+                    None => break,
+                }
+            }
+            true
+        };
+        self.pool.work_here(MAX_HERE, |jobs| self.scores_here && is_small(jobs))
+    }
+
     /// Queues a prediction, or refuses it at once.
     pub(crate) fn submit(
         &self,
@@ -232,19 +261,26 @@ impl Deployment {
     }
 }
 
-/// Wakes the scorers once all that has come by now is queued: one that is woken for the first of many requests would
+/// Scores what is queued once all that has come by now is: a scorer that is woken for the first of many requests would
 /// score it alone, and take its core from who reads the others.
-pub(crate) fn wake_soon(deployment: &Arc<Deployment>) {
-    // what is queued before this is seen by whoever set it, who wakes after taking it back
+pub(crate) fn score_soon(deployment: &Arc<Deployment>) {
+    // what is queued before this is seen by whoever set it, who looks after taking it back
     if deployment.is_waking.swap(true, Ordering::AcqRel) {
         return;
     }
     let deployment = deployment.clone();
     tokio::spawn(async move {
-        // behind the connections that have something to read
-        tokio::task::yield_now().await;
-        deployment.is_waking.store(false, Ordering::Release);
-        deployment.pool.wake();
+        loop {
+            // behind the connections that have something to read or to write
+            tokio::task::yield_now().await;
+            deployment.is_waking.store(false, Ordering::Release);
+            match deployment.score_here() {
+                Here::Settled => return,
+                Here::Refused => return deployment.pool.wake(),
+                Here::More if deployment.is_waking.swap(true, Ordering::AcqRel) => return,
+                Here::More => (),
+            }
+        }
     });
 }
 

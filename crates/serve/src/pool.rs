@@ -1,27 +1,51 @@
-//! Between the sockets and the scorers: a bounded queue and the fixed threads that empty it.
+//! Between the sockets and the scorers: a bounded queue, those who empty it, and the threads that they work on.
+//!
+//! A thread that has just queued a job may do it itself, if a worker is free: nobody has to be woken for it then.
 
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The queue is full; the job was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Full;
 
+/// Does a job, and with it those that wait behind it, if it wants them.
+type Work<J> = Box<dyn FnMut(J, &Waiting<'_, J>) + Send>;
+
 struct Queue<J> {
     state: Mutex<State<J>>,
     arrived: Condvar,
     capacity: usize,
+    /// What the last piece of work took.
+    last_ns: AtomicU64,
 }
 
 struct State<J> {
     jobs: VecDeque<J>,
+    /// Those that have nothing to do.
+    workers: Vec<Work<J>>,
     closed: bool,
     /// Threads that wait for a job.
     num_idle: usize,
+}
+
+impl<J> State<J> {
+    /// A job and who does it, if there are both.
+    fn next(&mut self) -> Option<(J, Work<J>)> {
+        let worker = self.workers.pop()?;
+        match self.jobs.pop_front() {
+            Some(job) => Some((job, worker)),
+            None => {
+                self.workers.push(worker);
+                None
+            }
+        }
+    }
 }
 
 impl<J> Queue<J> {
@@ -29,30 +53,44 @@ impl<J> Queue<J> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job; `None` once the queue is closed and empty.
-    fn pop(&self) -> Option<J> {
+    /// What a thread of the pool does: job after job, until the queue is closed and empty.
+    fn work(&self) {
         let mut state = self.lock();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
-                return Some(job);
+            if let Some((job, mut worker)) = state.next() {
+                drop(state);
+                self.run(job, &mut worker, false);
+                state = self.lock();
+                state.workers.push(worker);
+            } else if state.closed && state.jobs.is_empty() {
+                return;
+            } else {
+                state.num_idle += 1;
+                state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.num_idle -= 1;
             }
-            if state.closed {
-                return None;
-            }
-            state.num_idle += 1;
-            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.num_idle -= 1;
         }
+    }
+
+    fn run(&self, job: J, worker: &mut Work<J>, is_here: bool) {
+        let started = Instant::now();
+        // whoever waits for the job sees it dropped; the next one does not suffer for it
+        let _ = catch_unwind(AssertUnwindSafe(|| worker(job, &Waiting { queue: self, is_here })));
+        self.last_ns.store(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 }
 
 /// What waits behind the job that a worker has, for one that does several together.
-pub(crate) struct Waiting<'q, J>(&'q Queue<J>);
+pub(crate) struct Waiting<'q, J> {
+    queue: &'q Queue<J>,
+    /// It works on the thread of a caller, not on one of the pool.
+    pub(crate) is_here: bool,
+}
 
 impl<J> Waiting<'_, J> {
     /// The next job, if there is one, or one comes before `end`.
     pub(crate) fn next(&self, end: Option<Instant>) -> Option<J> {
-        let mut state = self.0.lock();
+        let mut state = self.queue.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
@@ -62,13 +100,24 @@ impl<J> Waiting<'_, J> {
                 return None;
             }
             state.num_idle += 1;
-            state = self.0.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.queue.arrived.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             state.num_idle -= 1;
         }
     }
 }
 
-/// Threads that do jobs. When it is dropped, what is queued is still done, and then the threads end.
+/// What came of [working here](Pool::work_here).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Here {
+    /// Nothing is left to do, or those who are at work come to it.
+    Settled,
+    /// A piece of work is done, and more waits.
+    More,
+    /// What waits is nothing to do here.
+    Refused,
+}
+
+/// Workers that do jobs, and a thread for each. When it is dropped, what is queued is still done, and then the threads end.
 pub(crate) struct Pool<J> {
     queue: Arc<Queue<J>>,
     threads: Vec<JoinHandle<()>>,
@@ -80,25 +129,23 @@ impl<J: Send + 'static> Pool<J> {
     where
         W: FnMut(J, &Waiting<'_, J>) + Send + 'static,
     {
-        let state = Mutex::new(State { jobs: VecDeque::new(), closed: false, num_idle: 0 });
-        let queue = Arc::new(Queue { state, arrived: Condvar::new(), capacity: capacity.max(1) });
+        let num_threads = workers.len();
+        let workers = workers.into_iter().map(|worker| Box::new(worker) as Work<J>).collect();
+        let state = Mutex::new(State { jobs: VecDeque::new(), workers, closed: false, num_idle: 0 });
+        let (arrived, last_ns) = Default::default();
+        let queue = Arc::new(Queue { state, arrived, capacity: capacity.max(1), last_ns });
         // threads that did start end with the pool if a later one does not
-        let mut pool = Pool { queue, threads: Vec::with_capacity(workers.len()) };
-        for (number, mut work) in workers.into_iter().enumerate() {
+        let mut pool = Pool { queue, threads: Vec::with_capacity(num_threads) };
+        for number in 0..num_threads {
             let queue = pool.queue.clone();
-            let thread = std::thread::Builder::new().name(format!("scorer-{number}")).spawn(move || {
-                while let Some(job) = queue.pop() {
-                    // whoever waits for the job sees it dropped; the next one does not suffer for it
-                    let _ = catch_unwind(AssertUnwindSafe(|| work(job, &Waiting(&queue))));
-                }
-            })?;
+            let thread = std::thread::Builder::new().name(format!("scorer-{number}")).spawn(move || queue.work())?;
             pool.threads.push(thread);
         }
         Ok(pool)
     }
 
     /// Queues a job, or refuses it at once. A thread that is busy will come to it; those that wait have to be
-    /// [woken](Pool::wake), once for all that is queued together.
+    /// [woken](Pool::wake), once for all that is queued together, unless it is [done here](Pool::work_here).
     pub(crate) fn submit(&self, job: J) -> Result<(), Full> {
         let mut state = self.queue.lock();
         if state.jobs.len() >= self.queue.capacity {
@@ -114,6 +161,31 @@ impl<J: Send + 'static> Pool<J> {
         let num_wanted = state.num_idle.min(state.jobs.len());
         drop(state);
         (0..num_wanted).for_each(|_| self.queue.arrived.notify_one());
+    }
+
+    /// Does one piece of work on the calling thread, if a worker is free, the last one took no longer than `most`, and
+    /// `is_fit` says so of what waits. One who is told that there is more has to come again, or to [wake](Pool::wake).
+    pub(crate) fn work_here(&self, most: Duration, is_fit: impl FnOnce(&VecDeque<J>) -> bool) -> Here {
+        let queue = &*self.queue;
+        let mut state = queue.lock();
+        if state.jobs.is_empty() || state.workers.is_empty() {
+            return Here::Settled;
+        }
+        if queue.last_ns.load(Ordering::Relaxed) > most.as_nanos() as u64 || !is_fit(&state.jobs) {
+            return Here::Refused;
+        }
+        let Some((job, mut worker)) = state.next() else {
+            return Here::Settled;
+        };
+        drop(state);
+        queue.run(job, &mut worker, true);
+        let mut state = queue.lock();
+        state.workers.push(worker);
+        if state.closed {
+            // for those who are on their way out: one who comes again is not sure to
+            queue.arrived.notify_all();
+        }
+        if state.jobs.is_empty() { Here::Settled } else { Here::More }
     }
 
     /// Jobs that wait.
@@ -158,6 +230,7 @@ mod tests {
         for thread in pool.close() {
             thread.join().unwrap();
         }
+        drop(pool);
         assert_eq!(results.iter().collect::<Vec<_>>(), [0, 2, 3]);
     }
 
@@ -208,5 +281,78 @@ mod tests {
             go.send(()).unwrap();
         }
         assert_eq!(results.iter().collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    /// A worker that says on which thread it did which jobs, each when it is told to.
+    fn gated() -> (Pool<u32>, mpsc::Sender<()>, mpsc::Receiver<(u32, bool)>) {
+        let (go, wait) = mpsc::channel::<()>();
+        let (done, results) = mpsc::channel();
+        let work = move |job: u32, waiting: &Waiting<'_, u32>| {
+            wait.recv().unwrap();
+            assert!(job != 13, "a planted panic");
+            done.send((job, waiting.is_here)).unwrap();
+        };
+        let pool = Pool::start(8, vec![work]).unwrap();
+        // a thread that begins takes what is there unasked
+        while pool.queue.lock().num_idle == 0 {
+            std::thread::yield_now();
+        }
+        (pool, go, results)
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn who_queues_a_job_may_do_it_and_is_told_of_more() {
+        let (pool, go, results) = gated();
+        assert_eq!(pool.work_here(LONG, |_| true), Here::Settled);
+        for job in [13, 1, 2] {
+            pool.submit(job).unwrap();
+            go.send(()).unwrap();
+        }
+        // a panic costs its job only, here too
+        assert_eq!(pool.work_here(LONG, |_| true), Here::More);
+        assert_eq!(pool.work_here(LONG, |jobs| jobs.len() == 2), Here::More);
+        assert_eq!(pool.work_here(LONG, |_| false), Here::Refused);
+        pool.wake();
+        let done: Vec<_> = (0..2).map(|_| results.recv().unwrap()).collect();
+        assert_eq!(done, [(1, true), (2, false)]);
+    }
+
+    #[test]
+    fn what_follows_long_work_is_left_to_the_threads() {
+        let (pool, go, results) = gated();
+        for job in 0..3 {
+            pool.submit(job).unwrap();
+            go.send(()).unwrap();
+        }
+        assert_eq!(pool.work_here(Duration::ZERO, |_| true), Here::More);
+        assert_eq!(pool.work_here(Duration::ZERO, |_| true), Here::Refused);
+        pool.wake();
+        let done: Vec<_> = (0..3).map(|_| results.recv().unwrap()).collect();
+        assert_eq!(done, [(0, true), (1, false), (2, false)]);
+    }
+
+    #[test]
+    fn a_worker_is_at_one_place_at_a_time_and_nothing_is_left_behind() {
+        let (mut pool, go, results) = gated();
+        pool.submit(0).unwrap();
+        std::thread::scope(|scope| {
+            let here = scope.spawn(|| pool.work_here(LONG, |_| true));
+            while pool.num_queued() > 0 {
+                std::thread::yield_now();
+            }
+            // the worker is at work there: neither this thread nor one of the pool can do the next one
+            pool.submit(1).unwrap();
+            assert_eq!(pool.work_here(LONG, |_| true), Here::Settled);
+            pool.wake();
+            go.send(()).unwrap();
+            assert_eq!(here.join().unwrap(), Here::More);
+        });
+        go.send(()).unwrap();
+        let threads = pool.close();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        drop(pool);
+        assert_eq!(results.iter().collect::<Vec<_>>(), [(0, true), (1, false)]);
     }
 }

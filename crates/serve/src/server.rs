@@ -40,11 +40,11 @@ impl fmt::Debug for Token {
 pub struct ServerOptions {
     /// Where to listen; port 0 takes a free one.
     pub addr: SocketAddr,
-    /// Scorer threads.
+    /// Scorers, each with a thread of its own for what is not small.
     pub workers: usize,
     /// Predictions that may wait for a scorer; further ones get 429.
     pub queue: usize,
-    /// Threads for the sockets.
+    /// Threads for the sockets, which score small requests too.
     pub io_threads: usize,
     /// Connections at once; further ones wait to be accepted.
     pub max_connections: usize,
@@ -75,7 +75,7 @@ impl Default for ServerOptions {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             workers: cores,
             queue: 1024,
-            io_threads: cores.div_ceil(4),
+            io_threads: cores,
             max_connections: 4096,
             max_body_bytes: 16 << 20,
             max_instances: 10_000,

@@ -94,7 +94,7 @@ impl Worker {
             next = waiting.next((self.joined.len() < self.expected).then_some(end));
         }
         self.learn();
-        self.score();
+        self.score(waiting.is_here);
     }
 
     /// Adds the instances of a request to the batch, or refuses it.
@@ -137,7 +137,7 @@ impl Worker {
     }
 
     /// Scores the batch and answers each request of it.
-    fn score(&mut self) {
+    fn score(&mut self, is_here: bool) {
         if self.joined.is_empty() {
             return;
         }
@@ -167,6 +167,6 @@ impl Worker {
             let timing = Timing { lookup: stats.lookup, infer: stats.infer, write, ..timing };
             self.done.push((job.answer, reply.map(|reply| Done { reply, timing })));
         }
-        self.answers.give(&mut self.done);
+        self.answers.give(&mut self.done, is_here);
     }
 }

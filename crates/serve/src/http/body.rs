@@ -10,6 +10,9 @@ use super::compress::Encoding;
 use super::reply::Error;
 use crate::server::ServerOptions;
 
+/// Up to here a copy is cheaper than a new buffer for the next request of a connection.
+const SMALL_BYTES: usize = 2048;
+
 pub(super) async fn read_body(headers: &HeaderMap, body: Body, options: &ServerOptions) -> Result<Bytes, Error> {
     let encoding = Encoding::of(headers)?;
     let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
@@ -41,6 +44,8 @@ async fn collect(mut body: Body, length: Option<u64>, max_bytes: usize) -> Resul
         }
         // most bodies come in one piece, which needs no copy
         match (first.is_empty(), rest.is_empty()) {
+            // a small one is copied all the same: the connection keeps the buffer that it has read it into
+            (true, true) if data.len() <= SMALL_BYTES => first = Bytes::copy_from_slice(&data),
             (true, true) => first = data,
             (false, _) => {
                 rest.reserve(length.map_or(0, |length| length as usize).max(first.len() + data.len()));
