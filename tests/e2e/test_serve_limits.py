@@ -23,8 +23,7 @@ pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs/metrics.md"
 
-# `make soak` takes the whole minute, and tests that run all day take some seconds of it.
-OVERLOAD_S = 60.0 if os.environ.get("ELASTICREC_SOAK") else 10.0
+OVERLOAD_S = 60.0
 
 
 @pytest.fixture(scope="module")

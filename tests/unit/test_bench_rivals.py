@@ -90,6 +90,7 @@ def test_rivals_are_measured_in_turns_or_left_out_with_the_reason(
     (tmp_path / "broken.py").write_text("raise SystemExit('no model today')\n")
     names = ("broken", "liar", "plain")
     rivals = tuple(Rival(name, f"{name}.py", (name,), ((1, 1),), {"bytes": over_bytes}) for name in names)
+    rivals += (Rival("helped", "plain.py", ("helped",), ((1, 1),), {"bytes": over_bytes}, is_extended=True),)
     monkeypatch.setattr(serve_rivals, "SCRIPTS", tmp_path)
     monkeypatch.setattr(serve_rivals, "RIVALS", rivals)
     calls: list[list[str]] = []
@@ -100,16 +101,19 @@ def test_rivals_are_measured_in_turns_or_left_out_with_the_reason(
 
     monkeypatch.setattr(serve_rivals.RivalBench, "call", call)
     result = serve_rivals.run(served, Sizes(2600, 3, 0.2), lambda _: None)
-    assert [command[-1] for command in calls if "install" in command] == list(names)
-    assert result["rivals"].keys() == {"plain"}, result
+    assert [command[-1] for command in calls if "install" in command] == [*names, "helped"]
+    assert result["rivals"].keys() == {"plain", "helped"}, result
     plain = result["rivals"]["plain"]
     assert plain["version"] == "1.0" and plain["requests_per_s"] > 0 and plain["ratio"] > 0
     assert list(plain["shapes"]) == [plain["shape"]] == ["bytes, 1 process, each request alone"]
     assert (result["python_server"], result["python_server_ratio"]) == ("plain", plain["ratio"])
+    # with more than a server brings it is said, and does not stand for the servers
+    helped = result["rivals"]["helped"]["ratio"]
+    assert (result["extended_python_server"], result["extended_python_server_ratio"]) == ("helped", helped)
     assert result["rivals_left_out"]["broken"] == "it ended with code 1: no model today"
     assert result["rivals_left_out"]["liar"].startswith("bytes: scores: expected ours to 0.0001, got 1 ")
     lines = serve_rivals.describe(result)
-    assert "plain 1.0" in lines[0] and lines[1].startswith("broken was left out: ") and len(lines) == 4
+    assert "plain 1.0" in lines[0] and lines[2].startswith("broken was left out: ") and len(lines) == 6
     # whatever a rival has started ends with it, and its environment goes
     child = int(Path("exported", "child").read_text())
     assert not _is_alive(child)

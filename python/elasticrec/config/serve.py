@@ -92,7 +92,7 @@ class Serve(Section):
         default=None,
         ge=1,
         le=4096,
-        description="Threads that score, of each model; null for all cores, with `rows: store` four for each.",
+        description="Batches of each model that are scored at once; null for one a core, with `rows: store` four.",
     )
     readers: int = Field(
         default=0,
