@@ -37,6 +37,35 @@ def test_train_beside_its_network_and_the_rival(capsys: pytest.CaptureFixture[st
         assert result[f"vs_{rival}"] == pytest.approx(expected, abs=0.001)
 
 
+@pytest.mark.slow
+def test_serving_beside_its_engine_alone_joined_late_and_swapped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--json", "--rows", "26000", "--repeats", "1", "--seconds", "0.5"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    result = json.loads(last)
+    for instances in (128, 512):
+        alone = result[f"engine_instances_per_cpu_s_{instances}"]
+        ratios = []
+        for face in ("http", "grpc"):
+            ratios.append(result[f"instances_per_cpu_s_{face}_{instances}"] / alone)
+            assert result[f"engine_ratio_{face}_{instances}"] == pytest.approx(ratios[-1], abs=0.001)
+            assert {"queue", "parse", "lookup", "infer", "write"} <= result[f"stages_us_{face}_{instances}"].keys()
+        assert result[f"engine_ratio_{instances}"] == pytest.approx(min(ratios), abs=0.001)
+    gain = result["joined_requests_per_cpu_s"] / result["alone_requests_per_cpu_s"]
+    assert result["batching_gain"] == pytest.approx(gain, abs=0.001)
+    for share in (50, 80):
+        for instances in (1, 16):
+            p50, p99, p999 = (result[f"{name}_ms_at_{share}_{instances}"] for name in ("p50", "p99", "p999"))
+            assert 0 < p50 <= p99 <= p999
+    assert result["p99_ms_at_50"] == max(result["p99_ms_at_50_1"], result["p99_ms_at_50_16"])
+    seen = result["p99s_ms_around_swaps"]
+    assert {kind: len(values) for kind, values in seen.items()} == {"calm": 1, "base": 1, "delta": 1}
+    worst = max(seen["base"][0], seen["delta"][0]) / seen["calm"][0]
+    assert result["swap_p99_ratio"] == pytest.approx(worst, rel=0.05)
+    assert any("each alone: " in line for line in lines) and any(
+        "while a base is switched to" in line for line in lines
+    )
+
+
 def ps_result(capsys: pytest.CaptureFixture[str], *parts: str) -> tuple[list[str], dict[str, Any]]:
     sizes = ["--samples", "16384", "--rows", "26000", "--repeats", "1", "--seconds", "1", "--max-trainers", "2"]
     chosen = [option for part in parts for option in ("--part", part)]

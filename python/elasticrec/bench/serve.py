@@ -210,31 +210,34 @@ def _swap(served: Served, sizes: Sizes, say: Say) -> Result:
     """Latencies at half of the capacity while versions come, over those while none do."""
     requests = over_http(served.batches(1, 4096))
     seconds = max(sizes.seconds, 4.0)
-    ratios: dict[str, list[float]] = {"base": [], "delta": []}
-    normal = []
+    seen: dict[str, list[float]] = {"calm": [], "base": [], "delta": []}
     with _serving(None, "poll_s=0.1") as server:
         rate = _capacity(server, requests, sizes.seconds) / 2
+
+        def measure(kind: str) -> None:
+            seen[kind].append(_open_loop(server, requests, rate, seconds).p99_us / 1e3)
+
         for repeat in range(sizes.repeats):
             say(f"swaps at {rate:,.0f} requests/s: {repeat + 1}/{sizes.repeats}")
-            calm = _open_loop(server, requests, rate, seconds).p99_us
-            normal.append(calm / 1e3)
+            measure("calm")
             # written before: that is somebody else's work, to load it is the server's
             version = served.publish()
             with _offering(server, served, [version]):
-                base = _open_loop(server, requests, rate, seconds).p99_us
+                measure("base")
             chain = [version]
             for _ in range(int(seconds)):
                 chain.append(served.publish(chain[-1], _CHANGED))
             with _offering(server, served, chain[1:]):
-                delta = _open_loop(server, requests, rate, seconds).p99_us
-            ratios["base"].append(base / calm)
-            ratios["delta"].append(delta / calm)
-    middle = {name: statistics.median(values) for name, values in ratios.items()}
+                measure("delta")
+    # of the middle ones: a single p99 without swaps varies by more than the swaps add to it
+    middle = {kind: statistics.median(values) for kind, values in seen.items()}
+    ratios = {kind: middle[kind] / middle["calm"] for kind in ("base", "delta")}
     return {
-        "p99_ms_without_swaps": statistics.median(normal),
-        "swap_p99_ratio_base": middle["base"],
-        "swap_p99_ratio_delta": middle["delta"],
-        "swap_p99_ratio": max(middle.values()),
+        "p99_ms_without_swaps": middle["calm"],
+        "p99s_ms_around_swaps": {kind: [round(value, 2) for value in values] for kind, values in seen.items()},
+        "swap_p99_ratio_base": ratios["base"],
+        "swap_p99_ratio_delta": ratios["delta"],
+        "swap_p99_ratio": max(ratios.values()),
     }
 
 
