@@ -153,6 +153,48 @@ MUTANTS = (
         "        if false {",
         "cargo test -p elasticrec-ps --test sockets a_server_without_a_lease_does_nothing",
     ),
+    Mutant(
+        "who has scored does not look for more",
+        "crates/serve/src/deployment.rs",
+        "                Here::More => (),",
+        "                Here::More => return,",
+        "cargo test -p elasticrec-serve --test serving what_is_left_in_the_queue_is_scored_too",
+    ),
+    Mutant(
+        "a scorer that ended here is kept from the threads",
+        "crates/serve/src/pool.rs",
+        "        queue.run(job, &mut worker, true);\n        let mut state = queue.lock();\n        state.workers.push(worker);",
+        "        queue.run(job, &mut worker, true);\n        let state = queue.lock();\n        drop(worker);",
+        "cargo test -p elasticrec-serve --lib who_queues_a_job_may_do_it_and_is_told_of_more",
+    ),
+    Mutant(
+        "a request whose time is over is waited for",
+        "crates/serve/src/ask.rs",
+        "    match deadline {\n        Some(deadline) => match",
+        "    match deadline.filter(|_| false) {\n        Some(deadline) => match",
+        "cargo test -p elasticrec-serve --lib a_request_waits_as_long_as_it_says",
+    ),
+    Mutant(
+        "a full queue takes one more",
+        "crates/serve/src/pool.rs",
+        "        if state.jobs.len() >= self.queue.capacity {",
+        "        if state.jobs.len() > self.queue.capacity {",
+        "cargo test -p elasticrec-serve --lib a_full_queue_refuses_at_once",
+    ),
+    Mutant(
+        "a delta is applied to rows of another base",
+        "crates/serve/src/chain.rs",
+        "        if other.version != parent || other.base.unwrap_or(other.version) != base {",
+        "        if other.version != parent && other.base.is_none() && base == 0 {",
+        "cargo test -p elasticrec-serve --test serving chain",
+    ),
+    Mutant(
+        "a token is not asked for",
+        "crates/serve/src/http.rs",
+        "        Some(token) if !bears(request.headers(), token.0.as_bytes()) => match is_grpc {",
+        "        Some(token) if token.0.is_empty() => match is_grpc {",
+        "cargo test -p elasticrec-serve --lib token",
+    ),
 )
 
 

@@ -97,12 +97,33 @@ fn what_is_refused_and_what_is_counted() {
     }
 }
 
-/// Requests of many connections to one scorer: each gets what it would get alone, whatever was joined with it.
 #[test]
 fn requests_are_scored_together_and_answered_apart() {
+    let options = ServerOptions { max_wait: Duration::from_millis(5), ..ServerOptions::default() };
+    if let Some((joined, batches)) = all_get_what_they_get_alone(options) {
+        assert!(batches < joined, "{joined} requests in {batches} batches: none were joined");
+    }
+}
+
+/// Those that nobody waits for are scored by the threads of the sockets.
+#[test]
+fn requests_are_scored_where_they_are_read_and_answered_apart() {
+    all_get_what_they_get_alone(ServerOptions::default());
+}
+
+/// One thread that scores one request at a time has to come again for the others: no further request reminds it.
+#[test]
+fn what_is_left_in_the_queue_is_scored_too() {
+    let options = ServerOptions { io_threads: 1, max_batch: 1, ..ServerOptions::default() };
+    all_get_what_they_get_alone(options);
+}
+
+/// Requests of many connections to one scorer: each gets what it would get alone, whatever was joined with it. How many
+/// were scored, and in how many batches.
+fn all_get_what_they_get_alone(options: ServerOptions) -> Option<(f64, f64)> {
     const CLIENTS: u64 = 32;
     const REQUESTS: u64 = 20;
-    let Some(library) = ort_library() else { return };
+    let library = ort_library()?;
     let (dir, mut model) = (tempfile::tempdir().unwrap(), TestModel::slots());
     model.rows.insert(666, vec![f32::NAN; 3]);
     init_onnxruntime(&library).unwrap();
@@ -110,8 +131,7 @@ fn requests_are_scored_together_and_answered_apart() {
     let alone =
         Server::start(ServerOptions { max_batch: 1, ..ServerOptions::default() }, &[ModelPlan::alone("demo")]).unwrap();
     alone.install("demo", "", &Model::load(dir.path()).unwrap()).unwrap();
-    let options = ServerOptions { workers: 1, max_wait: Duration::from_millis(5), ..ServerOptions::default() };
-    let server = Server::start(options, &[ModelPlan::alone("demo")]).unwrap();
+    let server = Server::start(ServerOptions { workers: 1, ..options }, &[ModelPlan::alone("demo")]).unwrap();
     server.install("demo", "", &Model::load(dir.path()).unwrap()).unwrap();
     let body = |client: u64, request: u64| match (client + request) % 8 {
         0 => r#"{"instances":[{"C99":1}]}"#.to_string(),
@@ -145,7 +165,7 @@ fn requests_are_scored_together_and_answered_apart() {
     };
     let (joined, batches) = (figure("joined_requests_sum"), figure("joined_requests_count"));
     assert_eq!(joined, (CLIENTS * REQUESTS * 7 / 8) as f64, "all but those that are refused are in a batch");
-    assert!(batches < joined, "{joined} requests in {batches} batches: none were joined");
+    Some((joined, batches))
 }
 
 #[test]
