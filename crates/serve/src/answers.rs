@@ -26,12 +26,11 @@ impl Answers {
     }
 
     /// Gives the answers of a batch; on a thread of the sockets (`is_here`) nobody else is woken.
-    pub(crate) fn give(&self, batch: &mut Vec<Settled>, is_here: bool) {
+    pub(crate) fn give(&self, batch: Vec<Settled>, is_here: bool) {
         if is_here || batch.len() < 2 {
-            return batch.drain(..).for_each(settle);
+            return batch.into_iter().for_each(settle);
         }
-        let whole = std::mem::replace(batch, Vec::with_capacity(batch.len()));
-        if let Err(mpsc::error::SendError(whole)) = self.0.send(whole) {
+        if let Err(mpsc::error::SendError(whole)) = self.0.send(batch) {
             // nobody hands out any more: the server ends
             whole.into_iter().for_each(settle);
         }
@@ -64,18 +63,18 @@ mod tests {
     #[tokio::test]
     async fn every_answer_reaches_who_waits_for_it() {
         let (answers, hand_out) = Answers::new();
-        let (mut one, waits_alone) = batch(1);
-        answers.give(&mut one, false);
+        let (one, waits_alone) = batch(1);
+        answers.give(one, false);
         assert_eq!(told(waits_alone), ["0"]);
-        let (mut many, waiting) = batch(3);
-        answers.give(&mut many, false);
+        let (many, waiting) = batch(3);
+        answers.give(many, false);
         drop(answers);
         hand_out.await;
         assert_eq!(told(waiting), ["0", "1", "2"]);
         let (orphaned, nobody) = Answers::new();
         drop(nobody);
-        let (mut late, waiting) = batch(2);
-        orphaned.give(&mut late, false);
+        let (late, waiting) = batch(2);
+        orphaned.give(late, false);
         assert_eq!(told(waiting), ["0", "1"]);
     }
 }

@@ -1,6 +1,5 @@
 //! A version at work: what answers say of it, and the queue before its scorers.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -34,6 +33,15 @@ pub(crate) struct Job {
     /// Nobody waits for it any longer.
     pub(crate) deadline: Option<Deadline>,
     pub(crate) answer: oneshot::Sender<Answer>,
+    /// It has more instances than a thread of the sockets scores.
+    pub(crate) is_large: bool,
+}
+
+impl Job {
+    /// Whether a thread of the sockets may take it.
+    pub(crate) fn is_small(&self) -> bool {
+        !self.is_large && self.body.len() <= MAX_HERE_BYTES
+    }
 }
 
 /// When a request's time is over.
@@ -116,9 +124,10 @@ pub(crate) struct Deployment {
     is_waking: AtomicBool,
 }
 
-/// A request that is longer is left to the threads of the scorers, and so is what follows work that took longer: sockets
-/// are not looked after meanwhile.
+/// A request that is longer, or that turns out to have more instances, is left to the threads of the scorers, and so is
+/// what follows work that took longer: sockets are not looked after meanwhile.
 const MAX_HERE_BYTES: usize = 64 << 10;
+pub(crate) const MAX_HERE_INSTANCES: usize = 256;
 const MAX_HERE: Duration = Duration::from_millis(4);
 
 /// Who reads the lines of the training format.
@@ -229,21 +238,7 @@ impl Deployment {
 
     /// Scores some of what is queued on this thread, if it is little.
     fn score_here(&self) -> Here {
-        let is_small = |jobs: &VecDeque<Job>| {
-            let mut left = MAX_HERE_BYTES;
-            for job in jobs {
-                if job.body.len() > MAX_HERE_BYTES {
-                    return false;
-                }
-                match left.checked_sub(job.body.len()) {
-                    Some(rest) => left = rest,
-                    // as much as is scored together
-                    None => break,
-                }
-            }
-            true
-        };
-        self.pool.work_here(MAX_HERE, |jobs| self.scores_here && is_small(jobs))
+        self.pool.work_here(MAX_HERE, |job| self.scores_here && job.is_small())
     }
 
     /// Queues a prediction, or refuses it at once.
@@ -255,7 +250,7 @@ impl Deployment {
         deadline: Option<Deadline>,
     ) -> Result<oneshot::Receiver<Answer>, Refusal> {
         let (answer, receiver) = oneshot::channel();
-        let job = Job { face, body, reader, queued: Instant::now(), deadline, answer };
+        let job = Job { face, body, reader, queued: Instant::now(), deadline, answer, is_large: false };
         self.pool.submit(job).map_err(|Full| Refusal::Full { queue: self.queue })?;
         Ok(receiver)
     }

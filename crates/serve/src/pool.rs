@@ -88,6 +88,11 @@ pub(crate) struct Waiting<'q, J> {
 }
 
 impl<J> Waiting<'_, J> {
+    /// Gives back a job that is not for this place; it is the next one again.
+    pub(crate) fn put_back(&self, job: J) {
+        self.queue.lock().jobs.push_front(job);
+    }
+
     /// The next job, if there is one, or one comes before `end`.
     pub(crate) fn next(&self, end: Option<Instant>) -> Option<J> {
         let mut state = self.queue.lock();
@@ -164,14 +169,14 @@ impl<J: Send + 'static> Pool<J> {
     }
 
     /// Does one piece of work on the calling thread, if a worker is free, the last one took no longer than `most`, and
-    /// `is_fit` says so of what waits. One who is told that there is more has to come again, or to [wake](Pool::wake).
-    pub(crate) fn work_here(&self, most: Duration, is_fit: impl FnOnce(&VecDeque<J>) -> bool) -> Here {
+    /// `is_fit` says so of the next job. One who is told that there is more has to come again, or to [wake](Pool::wake).
+    pub(crate) fn work_here(&self, most: Duration, is_fit: impl FnOnce(&J) -> bool) -> Here {
         let queue = &*self.queue;
         let mut state = queue.lock();
-        if state.jobs.is_empty() || state.workers.is_empty() {
+        let Some(next) = state.jobs.front().filter(|_| !state.workers.is_empty()) else {
             return Here::Settled;
-        }
-        if queue.last_ns.load(Ordering::Relaxed) > most.as_nanos() as u64 || !is_fit(&state.jobs) {
+        };
+        if queue.last_ns.load(Ordering::Relaxed) > most.as_nanos() as u64 || !is_fit(next) {
             return Here::Refused;
         }
         let Some((job, mut worker)) = state.next() else {
@@ -312,11 +317,35 @@ mod tests {
         }
         // a panic costs its job only, here too
         assert_eq!(pool.work_here(LONG, |_| true), Here::More);
-        assert_eq!(pool.work_here(LONG, |jobs| jobs.len() == 2), Here::More);
+        assert_eq!(pool.work_here(LONG, |&job| job == 1), Here::More);
         assert_eq!(pool.work_here(LONG, |_| false), Here::Refused);
         pool.wake();
         let done: Vec<_> = (0..2).map(|_| results.recv().unwrap()).collect();
         assert_eq!(done, [(1, true), (2, false)]);
+    }
+
+    #[test]
+    fn what_turns_out_to_be_nothing_to_do_here_is_the_next_job_of_a_thread() {
+        let (done, results) = mpsc::channel();
+        let work = move |first: u32, waiting: &Waiting<'_, u32>| {
+            let next = waiting.next(None);
+            match (waiting.is_here, next) {
+                (true, Some(next)) => waiting.put_back(next),
+                (false, None) | (true, None) => (),
+                (false, Some(next)) => done.send((next, false)).unwrap(),
+            }
+            done.send((first, waiting.is_here)).unwrap();
+        };
+        let pool = Pool::start(8, vec![work]).unwrap();
+        while pool.queue.lock().num_idle == 0 {
+            std::thread::yield_now();
+        }
+        (0..3).for_each(|job| pool.submit(job).unwrap());
+        assert_eq!(pool.work_here(LONG, |&job| job == 0), Here::More);
+        assert_eq!(pool.work_here(LONG, |&job| job == 0), Here::Refused);
+        pool.wake();
+        let done: Vec<_> = (0..3).map(|_| results.recv().unwrap()).collect();
+        assert_eq!(done, [(0, true), (2, false), (1, false)]);
     }
 
     #[test]

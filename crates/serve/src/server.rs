@@ -24,6 +24,7 @@ use crate::registry::{ModelPlan, PlanError, Registry};
 use crate::worker::Joining;
 
 mod listen;
+mod patience;
 
 /// A secret that does not print.
 #[derive(Clone, PartialEq, Eq)]

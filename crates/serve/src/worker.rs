@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use elasticrec_sample::BatchBuilder;
 
-use crate::answers::{Answers, Settled};
-use crate::deployment::{Done, Job, Timing};
+use crate::answers::Answers;
+use crate::deployment::{Done, Job, MAX_HERE_INSTANCES, Timing};
 use crate::face::{About, Limits, Wanted};
 use crate::metrics::ModelMetrics;
 use crate::pool::Waiting;
@@ -34,6 +34,15 @@ struct Joined {
     timing: Timing,
 }
 
+/// What became of a request that waited.
+enum Taken {
+    Joined(Joined),
+    /// Refused, or nobody waits for it.
+    Answered,
+    /// It has more instances than are scored here.
+    TooLarge(Job),
+}
+
 /// A scorer and what it joins requests in.
 pub(crate) struct Worker {
     scorer: Scorer,
@@ -42,9 +51,6 @@ pub(crate) struct Worker {
     joining: Joining,
     metrics: ModelMetrics,
     builder: BatchBuilder,
-    joined: Vec<Joined>,
-    /// Answers of the batch, given together.
-    done: Vec<Settled>,
     answers: Answers,
     /// Requests that came together the last times: so many are waited for.
     expected: usize,
@@ -60,59 +66,68 @@ impl Worker {
         answers: Answers,
     ) -> Worker {
         let builder = scorer.model().parser().builder(0);
-        Worker {
-            scorer,
-            about,
-            limits,
-            joining,
-            metrics,
-            builder,
-            joined: Vec::new(),
-            done: Vec::new(),
-            answers,
-            expected: 1,
-        }
+        Worker { scorer, about, limits, joining, metrics, builder, answers, expected: 1 }
     }
 
     /// Scores a request, and with it those that wait behind it or come in time.
     pub(crate) fn work(&mut self, first: Job, waiting: &Waiting<'_, Job>) {
-        // of a batch that ended in a panic, which all of its requests paid for
-        self.joined.clear();
         if self.builder.batch().signs.len() > KEPT_SIGNS {
             // what one large request took is not kept for ever
             self.builder = self.scorer.model().parser().builder(0);
         }
         self.builder.truncate(0);
+        // not in a field: after a panic nobody would hear of them before the next batch
+        let mut joined = Vec::new();
         let end = first.queued + self.joining.max_wait;
         let mut next = Some(first);
         while let Some(job) = next {
-            self.take(job);
+            if waiting.is_here && !job.is_small() {
+                waiting.put_back(job);
+                break;
+            }
+            match self.take(job, waiting.is_here) {
+                Taken::Joined(request) => joined.push(request),
+                Taken::Answered => (),
+                Taken::TooLarge(job) => {
+                    waiting.put_back(job);
+                    break;
+                }
+            }
             if self.builder.num_samples() >= self.joining.max_instances {
                 break;
             }
             // as many as came together before are worth a wait, further ones are not
-            next = waiting.next((self.joined.len() < self.expected).then_some(end));
+            next = waiting.next((joined.len() < self.expected).then_some(end));
         }
-        self.learn();
-        self.score(waiting.is_here);
+        self.learn(joined.len());
+        if !joined.is_empty() {
+            self.score(joined, waiting.is_here);
+        }
     }
 
     /// Adds the instances of a request to the batch, or refuses it.
-    fn take(&mut self, job: Job) {
+    fn take(&mut self, mut job: Job, is_here: bool) -> Taken {
         let started = Instant::now();
         let queue = started - job.queued + job.reader.waited;
-        self.metrics.queue.observe(queue);
         // nobody is left to read it
         if job.answer.is_closed() {
-            return;
+            return Taken::Answered;
         }
         if let Some(late) = job.deadline.filter(|deadline| deadline.at <= started) {
+            self.metrics.queue.observe(queue);
             let _ = job.answer.send(Err(late.refusal()));
-            return;
+            return Taken::Answered;
         }
         let parser = self.scorer.model().parser();
         let before = self.builder.num_samples();
         let decoded = job.face.decode(parser, &job.body, self.limits, &mut self.builder);
+        if is_here && self.builder.num_samples() - before > MAX_HERE_INSTANCES {
+            // known only now; who has the time for it reads it again
+            self.builder.truncate(before);
+            job.is_large = true;
+            return Taken::TooLarge(job);
+        }
+        self.metrics.queue.observe(queue);
         match decoded.and_then(|wanted| wanted.check(&self.about).map(|()| wanted)) {
             Ok(wanted) => {
                 let reader = job.reader.took;
@@ -121,39 +136,36 @@ impl Worker {
                 if !reader.is_zero() {
                     self.metrics.reader.observe(reader);
                 }
-                self.joined.push(Joined { job, wanted, end: self.builder.num_samples(), timing });
+                Taken::Joined(Joined { job, wanted, end: self.builder.num_samples(), timing })
             }
             Err(error) => {
                 self.builder.truncate(before);
                 let _ = job.answer.send(Err(error.into()));
+                Taken::Answered
             }
         }
     }
 
     /// Halfway to what came together this time, up at once: waiting for those that do not come is dear.
-    fn learn(&mut self) {
-        let came = self.joined.len();
+    fn learn(&mut self, came: usize) {
         self.expected = if came >= self.expected { came } else { self.expected.midpoint(came) };
     }
 
     /// Scores the batch and answers each request of it.
-    fn score(&mut self, is_here: bool) {
-        if self.joined.is_empty() {
-            return;
-        }
+    fn score(&mut self, joined: Vec<Joined>, is_here: bool) {
         // what the most patient of them waits for; those whose time is over first are told so where they wait
-        let deadline = self.joined.iter().map(|joined| joined.job.deadline.map(|deadline| deadline.at));
+        let deadline = joined.iter().map(|joined| joined.job.deadline.map(|deadline| deadline.at));
         let deadline = deadline.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
         let scored = self.scorer.score(self.builder.batch(), deadline).map_err(Refusal::from);
         let stats = self.scorer.stats();
         self.metrics.lookup.observe(stats.lookup);
         self.metrics.infer.observe(stats.infer);
-        self.metrics.joined.observe(self.joined.len() as f64);
+        self.metrics.joined.observe(joined.len() as f64);
         self.metrics.signs.inc_by(stats.num_signs as u64);
         self.metrics.signs_missed.inc_by(stats.num_missed as u64);
         self.metrics.signs_lost.inc_by(stats.num_lost as u64);
-        let mut start = 0;
-        for Joined { job, wanted, end, timing } in self.joined.drain(..) {
+        let (mut start, mut done) = (0, Vec::with_capacity(joined.len()));
+        for Joined { job, wanted, end, timing } in joined {
             let started = Instant::now();
             let (samples, num_samples) = (start..end, (end - start) as u64);
             start = end;
@@ -165,8 +177,8 @@ impl Worker {
                 self.metrics.write.observe(write);
             }
             let timing = Timing { lookup: stats.lookup, infer: stats.infer, write, ..timing };
-            self.done.push((job.answer, reply.map(|reply| Done { reply, timing })));
+            done.push((job.answer, reply.map(|reply| Done { reply, timing })));
         }
-        self.answers.give(&mut self.done, is_here);
+        self.answers.give(done, is_here);
     }
 }

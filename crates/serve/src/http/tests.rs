@@ -348,6 +348,44 @@ fn connections_beyond_the_limit_wait_their_turn() {
     assert_eq!(read_to_close(second).body, "Text:second");
 }
 
+/// With one place for connections: who comes next is answered only after the one before was let go.
+fn next_one_is_answered(hold: impl Fn(&ServerHandle) -> TcpStream) {
+    let timeout = Duration::from_millis(300);
+    let server = start(ServerOptions {
+        max_connections: 1,
+        header_timeout: timeout,
+        body_timeout: timeout,
+        ..ServerOptions::default()
+    });
+    install(&server, 3, echo);
+    let held = hold(&server);
+    assert_eq!(predict(&server, "x").body, "Text:x");
+    drop(held);
+}
+
+#[test]
+fn a_connection_that_only_begins_is_let_go() {
+    for beginning in ["", "P", "PR", "PRI", "PRI * HTTP/2.0\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "PO", "PUT / H"] {
+        next_one_is_answered(|server| {
+            let mut stream = connect(server);
+            stream.write_all(beginning.as_bytes()).unwrap();
+            stream
+        });
+    }
+}
+
+#[test]
+fn a_client_that_never_reads_its_answers_is_let_go() {
+    next_one_is_answered(|server| {
+        let mut stream = connect(server);
+        stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+        // until nothing more is taken: the answers fill what there is of buffers
+        let requests = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100);
+        while stream.write_all(requests.as_bytes()).is_ok() {}
+        stream
+    });
+}
+
 #[test]
 fn answers_are_counted_by_code_but_probes_are_not() {
     let server = start(ServerOptions::default());

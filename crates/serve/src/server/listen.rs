@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 use super::App;
+use super::patience::Patient;
 use crate::{brpc, http};
 
 /// Says when to stop, and until when that may take.
@@ -28,6 +29,9 @@ const PEEK_PAUSE: Duration = Duration::from_millis(5);
 const MAX_STREAMS: u32 = 1024;
 /// What a client may send of a body before it is read: requests of thousands of instances come in one go.
 const WINDOW_BYTES: u32 = 1 << 20;
+
+/// What a connection of HTTP/2 begins with.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The longest frame of HTTP/2 that a client may send.
 const MAX_FRAME_BYTES: u32 = 1 << 20;
@@ -49,7 +53,7 @@ pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) 
 async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdown, stop: &Stop) -> Infallible {
     let service = TowerToHyperService::new(http::router(app.clone()));
     let connections = Arc::new(Semaphore::new(app.options.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let builder = Arc::new(builder(app));
+    let builders = Arc::new(Builders::new(app));
     loop {
         let permit = connections.clone().acquire_owned().await;
         let Ok((stream, _)) = listener.accept().await else {
@@ -60,13 +64,15 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
         let _ = stream.set_nodelay(true);
         // the end of the server waits for all that have one
         let watcher = graceful.watcher();
-        let (app, stop, builder, service) = (app.clone(), stop.clone(), builder.clone(), service.clone());
+        let (app, stop, builders, service) = (app.clone(), stop.clone(), builders.clone(), service.clone());
         tokio::spawn(async move {
             let timeout = app.options.header_timeout;
             if let Some(tls) = &app.options.tls {
                 let handshake = TlsAcceptor::from(tls.config().clone()).accept(stream);
                 // one that does not speak TLS, or not ours, was told so by the handshake
                 if let Some(Ok(stream)) = unless_stopped(stop, timeout, handshake).await {
+                    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    let (builder, stream) = builders.of(is_http2, stream, &app);
                     let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
                     let _ = watcher.watch(connection).await;
                 }
@@ -78,7 +84,8 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
                     brpc::serve(stream, app, stop).await;
                     drop(watcher);
                 }
-                Some(_) => {
+                Some(first) => {
+                    let (builder, stream) = builders.of(first.starts_with(&PREFACE[..3]), stream, &app);
                     let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
                     // a client that breaks off, or breaks the protocol, is no business of the others
                     let _ = watcher.watch(connection).await;
@@ -115,20 +122,37 @@ async fn unless_stopped<T>(mut stop: Stop, timeout: Duration, beginning: impl Fu
     }
 }
 
-/// HTTP/1.1 and HTTP/2, whichever a connection begins with.
-fn builder(app: &App) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(app.options.header_timeout);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        // a client that is gone without a word holds its place no longer than one that idles
-        .keep_alive_interval(app.options.header_timeout)
-        .keep_alive_timeout(app.options.header_timeout)
-        .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        // a request in one frame is read in one go
-        .max_frame_size(MAX_FRAME_BYTES);
-    builder
+/// How the two versions of HTTP are served.
+struct Builders {
+    http1: auto::Builder<TokioExecutor>,
+    http2: auto::Builder<TokioExecutor>,
+}
+
+impl Builders {
+    fn new(app: &App) -> Builders {
+        let timeout = app.options.header_timeout;
+        let mut http1 = auto::Builder::new(TokioExecutor::new()).http1_only();
+        http1.http1().timer(TokioTimer::new()).header_read_timeout(timeout);
+        let mut http2 = auto::Builder::new(TokioExecutor::new()).http2_only();
+        http2
+            .http2()
+            .timer(TokioTimer::new())
+            // a client that is gone without a word holds its place no longer than one that idles
+            .keep_alive_interval(timeout)
+            .keep_alive_timeout(timeout)
+            .max_concurrent_streams(MAX_STREAMS)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            // a request in one frame is read in one go
+            .max_frame_size(MAX_FRAME_BYTES);
+        Builders { http1, http2 }
+    }
+
+    /// How a connection is served; the preface of HTTP/2 has to come in time, as the first head of HTTP/1.1 has to.
+    fn of<S>(&self, is_http2: bool, stream: S, app: &App) -> (&auto::Builder<TokioExecutor>, Patient<S>) {
+        let options = &app.options;
+        let missing = if is_http2 { PREFACE.len() } else { 0 };
+        let stream = Patient::new(stream, missing, options.header_timeout, options.body_timeout);
+        (if is_http2 { &self.http2 } else { &self.http1 }, stream)
+    }
 }
