@@ -163,9 +163,23 @@ MUTANTS = (
     Mutant(
         "a scorer that ended here is kept from the threads",
         "crates/serve/src/pool.rs",
-        "        queue.run(job, &mut worker, true);\n        let mut state = queue.lock();\n        state.workers.push(worker);",
-        "        queue.run(job, &mut worker, true);\n        let state = queue.lock();\n        drop(worker);",
+        "        state.workers.push(worker);\n        if state.closed {",
+        "        drop(worker);\n        if state.closed {",
         "cargo test -p elasticrec-serve --lib who_queues_a_job_may_do_it_and_is_told_of_more",
+    ),
+    Mutant(
+        "a connection of HTTP/2 that only begins is waited for",
+        "crates/serve/src/server/listen.rs",
+        "        let missing = if is_http2 { PREFACE.len() } else { 0 };",
+        "        let missing = 0;",
+        "cargo test -p elasticrec-serve --lib a_connection_that_only_begins_is_let_go",
+    ),
+    Mutant(
+        "a client that does not read is waited for",
+        "crates/serve/src/server/patience.rs",
+        "        this.writing.check(tried, this.timeout, context)\n    }\n\n    fn is_write_vectored",
+        "        tried\n    }\n\n    fn is_write_vectored",
+        "cargo test -p elasticrec-serve --lib a_client_that_never_reads_its_answers_is_let_go",
     ),
     Mutant(
         "a request whose time is over is waited for",

@@ -323,6 +323,7 @@ def test_pins(repository: Repository) -> None:
         b"\xff",
         b'{"version": 1e999, "generation": 1}',
         b'{"version": 1, "generation": 1, "wanted": -1e999}',
+        b'{"version": -1, "generation": 1}',
         DEEP,
     ],
 )

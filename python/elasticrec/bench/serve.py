@@ -202,6 +202,9 @@ def _latency(served: Served, sizes: Sizes, say: Say) -> Result:
                 ):
                     middle = statistics.median(getattr(report, value) for report in reports) / 1e3
                     result[f"{name}_ms_at_{share}_{instances}"] = middle
+                # due and never sent, which no latency speaks of
+                unsent = [report.unsent / report.offered for report in reports]
+                result[f"unsent_share_at_{share}_{instances}"] = statistics.median(unsent)
             worst.append(result[f"p99_ms_at_50_{instances}"])
     return result | {"p99_ms_at_50": max(worst)}
 

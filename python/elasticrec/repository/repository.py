@@ -162,12 +162,10 @@ class Repository:
         try:
             found = json.loads(content)
             wanted = found.get("wanted")
-            return Current(
-                int(found["version"]),
-                int(found["generation"]),
-                bool(found.get("held", False)),
-                None if wanted is None else int(wanted),
-            )
+            version, generation = int(found["version"]), int(found["generation"])
+            if version < 0 or generation < 0:
+                raise ValueError(version, generation)
+            return Current(version, generation, bool(found.get("held", False)), None if wanted is None else int(wanted))
         except DAMAGES:
             raise ModelError(
                 f"{join(self.place, CURRENT)}: expected "

@@ -24,11 +24,12 @@ pub(super) enum Encoding {
 impl Encoding {
     /// What the head says of it, none for a body as it is.
     pub(super) fn of(headers: &HeaderMap) -> Result<Option<Encoding>, Error> {
-        match headers.get(CONTENT_ENCODING).map(|value| (value, value.as_bytes())) {
-            None | Some((_, b"identity")) => Ok(None),
-            Some((_, b"gzip")) => Ok(Some(Encoding::Gzip)),
-            Some((_, b"deflate")) => Ok(Some(Encoding::Deflate)),
-            Some((value, _)) => {
+        let Some(value) = headers.get(CONTENT_ENCODING) else { return Ok(None) };
+        let known: [(&[u8], _); 3] =
+            [(b"identity", None), (b"gzip", Some(Encoding::Gzip)), (b"deflate", Some(Encoding::Deflate))];
+        match known.into_iter().find(|(name, _)| value.as_bytes().eq_ignore_ascii_case(name)) {
+            Some((_, encoding)) => Ok(encoding),
+            None => {
                 let message = format!("content encoding: expected `gzip`, `deflate` or none, got `{}`", shown(value));
                 Err(Error::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
             }
