@@ -138,7 +138,7 @@ fn all_get_what_they_get_alone(options: ServerOptions) -> Option<(f64, f64)> {
         1 => r#"{"instances":[{"0":1},{"0":666}]}"#.to_string(),
         2 => r#"{"instances":[]}"#.to_string(),
         // more than a thread of the sockets scores, which it sees only when it has read them
-        3 if request % 4 == 0 => format!(r#"{{"instances":[{}{{"0":{client}}}]}}"#, "{},".repeat(300)),
+        3 if request.is_multiple_of(4) => format!(r#"{{"instances":[{}{{"0":{client}}}]}}"#, "{},".repeat(300)),
         _ => format!(r#"{{"instances":[{{"0":{client},"7":{request}}},{{"7":[{request},{client}]}}]}}"#),
     };
     std::thread::scope(|scope| {
