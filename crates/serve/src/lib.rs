@@ -2,8 +2,8 @@
 //!
 //! In the order of a request: `server` accepts its connection, `http`, `grpc` or `brpc` reads it, `ask` finds who answers it in
 //! the `registry` and queues it for the `pool` of that `deployment`, lines of a user's own format by way of its `readers`; a
-//! `worker`, on the thread that read it or on one of the pool, joins those that wait: their `face` decodes each into a batch, `score` goes over it (cube lookup → pooling →
-//! `engine`), and the face writes the answers, which go back together (`answers`). `version`,
+//! `worker`, on the thread that read it or on one of the pool, joins those that wait: their `face` decodes each into a
+//! batch, `score` goes over it (cube lookup → pooling → `engine`), and the face writes the answers, which go back together (`answers`). `version`,
 //! `manifest`, `chain`, `rows` and `model` turn a directory of the model repository into what the scorers share. `inference` is
 //! what `http` and `grpc` say of models in the words of the Open Inference Protocol. `predictor` is the same path without the
 //! socket; `load` and `engine_rate` are what benchmarks measure it with.

@@ -113,16 +113,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::time::Instant;
 
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(60);
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_beginning_that_drips_is_over_in_time_and_one_that_is_there_may_rest() {
         let (mut client, server) = duplex(64);
         let mut server = Patient::new(server, 3, SHORT, LONG);
@@ -137,7 +136,7 @@ mod tests {
         assert!(rest.is_err(), "it has begun and waits as long as it likes");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn an_answer_that_nobody_takes_fails_and_one_that_is_taken_slowly_does_not() {
         let (mut client, server) = duplex(4);
         let mut server = Patient::new(server, 0, LONG, 10 * SHORT);
