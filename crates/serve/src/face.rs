@@ -66,6 +66,7 @@ pub(crate) struct About {
     /// Empty where it has one variant.
     pub(crate) variant: String,
     pub(crate) version: u64,
+    version_text: String,
     /// What its scores are of.
     pub(crate) labels: Vec<String>,
     plain: plain::Template,
@@ -74,7 +75,8 @@ pub(crate) struct About {
 impl About {
     pub(crate) fn new(model: &str, variant: &str, version: u64, labels: &[String]) -> About {
         let plain = plain::Template::new(model, variant, version, labels);
-        About { model: model.into(), variant: variant.into(), version, labels: labels.into(), plain }
+        let version_text = version.to_string();
+        About { model: model.into(), variant: variant.into(), version, version_text, labels: labels.into(), plain }
     }
 }
 

@@ -31,7 +31,7 @@ mod tensors;
 mod tests;
 
 pub(crate) use self::health::CHECK;
-pub(crate) use self::tensors::{LIVE, READY};
+pub(crate) use self::tensors::{LIVE, MODEL_INFER, READY, model_infer};
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");

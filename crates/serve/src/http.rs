@@ -1,15 +1,13 @@
-//! The HTTP face: who answers what, and what every request passes first: the token, the counters.
+//! The HTTP face: who answers what.
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use subtle::ConstantTimeEq;
 
 use self::reply::json_response;
 use crate::grpc;
@@ -21,6 +19,7 @@ mod compress;
 mod cube;
 mod docs;
 mod explain;
+mod front;
 mod paddle;
 mod plain;
 mod predict;
@@ -31,6 +30,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::front::Front;
 pub(crate) use self::paddle::infer as infer_paddle;
 pub(crate) use self::predict::{Called, MAX_TIMEOUT_MS, Target, tell};
 pub(crate) use self::reply::Error;
@@ -38,10 +38,8 @@ pub(crate) use self::reply::Error;
 const HEALTH: &str = "/health";
 const READY: &str = "/ready";
 const METRICS: &str = "/metrics";
-/// What asks for no token and is not counted.
-const PROBES: [&str; 7] = [HEALTH, READY, tensors::LIVE, tensors::READY, grpc::CHECK, grpc::LIVE, grpc::READY];
 
-pub(crate) fn router(app: Arc<App>) -> Router {
+fn router(app: Arc<App>) -> Router {
     Router::new()
         .route(HEALTH, get(|| async { json_response(StatusCode::OK, r#"{"status":"up"}"#) }))
         .route(READY, get(ready))
@@ -62,7 +60,6 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(|method: Method, uri: Uri| async move {
             Error::method_not_allowed(method.as_str(), allowed(uri.path()))
         })
-        .layer(from_fn_with_state(app.clone(), pass))
         .with_state(app)
 }
 
@@ -74,40 +71,6 @@ fn allowed(path: &str) -> &'static str {
         || path == tensors::INDEX
         || path.split('/').nth(1).is_some_and(is_service);
     if is_action { "POST" } else { "GET" }
-}
-
-/// Checks the token and counts the answer.
-async fn pass(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    if PROBES.contains(&path) {
-        return next.run(request).await;
-    }
-    let counted = path != METRICS;
-    let is_grpc = grpc::is_grpc(request.headers());
-    let response = match &app.options.token {
-        Some(token) if !bears(request.headers(), token.0.as_bytes()) => match is_grpc {
-            true => grpc::unauthenticated(),
-            false => Error::unauthorized().into_response(),
-        },
-        _ => next.run(request).await,
-    };
-    match is_grpc {
-        true => app.metrics.count_answer("grpc", grpc::code_of(&response)),
-        false if counted => app.metrics.count_answer("http", response.status().as_u16()),
-        false => (),
-    }
-    response
-}
-
-/// Whether the request carries the token; how long that takes does not depend on how much of it is right.
-pub(crate) fn bears(headers: &HeaderMap, token: &[u8]) -> bool {
-    let Some(value) = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes) else {
-        return false;
-    };
-    let Some((scheme, given)) = value.split_at_checked(b"Bearer ".len()) else {
-        return false;
-    };
-    scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(given.ct_eq(token))
 }
 
 async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {

@@ -19,6 +19,7 @@ use crate::server::App;
 pub(crate) const SERVICE: &str = "/inference.GRPCInferenceService/";
 pub(crate) const LIVE: &str = "/inference.GRPCInferenceService/ServerLive";
 pub(crate) const READY: &str = "/inference.GRPCInferenceService/ServerReady";
+pub(crate) const MODEL_INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 
 /// What there is of the service.
 pub(super) const METHODS: [&str; 7] =
@@ -32,7 +33,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route(&path("ServerMetadata"), post(server_metadata))
         .route(&path("ModelReady"), post(model_ready))
         .route(&path("ModelMetadata"), post(model_metadata))
-        .route(&path("ModelInfer"), post(model_infer))
+        .route(MODEL_INFER, post(model_infer))
         .route(&path("RepositoryIndex"), post(repository_index))
 }
 
@@ -162,7 +163,7 @@ async fn model_metadata(State(app): State<Arc<App>>, request: Request) -> Respon
     .await
 }
 
-async fn model_infer(State(app): State<Arc<App>>, request: Request) -> Response {
+pub(crate) async fn model_infer(State(app): State<Arc<App>>, request: Request) -> Response {
     unary(&app, request, async |call| {
         // the scorer reads the rest
         let message = call.message.clone();

@@ -12,7 +12,6 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Frame;
 use prost::Message;
-use tower::ServiceExt;
 
 use super::health::{CheckRequest, CheckResponse, Health};
 use super::tensors::{
@@ -41,7 +40,7 @@ pub(super) fn call(server: &ServerHandle, path: &str, headers: &[(&str, &str)], 
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
-        let response = crate::http::router(server.app.clone()).oneshot(request).await.unwrap();
+        let response = crate::http::Front::new(server.app.clone()).answer(request).await;
         let (parts, body) = response.into_parts();
         let collected = body.collect().await.unwrap();
         let trailers = collected.trailers().cloned().unwrap_or_default();

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::Request;
-use axum::http::StatusCode;
+use axum::body::Body;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -20,11 +20,16 @@ use crate::score::ScoreError;
 use crate::server::App;
 
 /// Explains the one sample of a request by the version that it would get.
-pub(super) async fn explain(app: &App, name: &str, face: Face, request: Request) -> Result<Response, Error> {
-    let (parts, body) = request.into_parts();
-    let called = Called::of(&parts.headers)?;
+pub(super) async fn explain(
+    app: &App,
+    name: &str,
+    face: Face,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Error> {
+    let called = Called::of(headers)?;
     let deadline = called.deadline(app);
-    let body = read_body(&parts.headers, body, &app.options).await?;
+    let body = read_body(headers, body, &app.options).await?;
     let choice = Choice { model: Some(name), variant: called.variant, key: called.key, version: None };
     let deployment = app.registry.choose(choice)?;
     let read = ask::read(&deployment, face, &body, deadline).await?;

@@ -31,7 +31,8 @@ pub(crate) async fn infer(State(app): State<Arc<App>>, request: Request) -> Resp
         Encoding::Proto => PROTO,
         Encoding::Json => JSON,
     };
-    match run_known(&app, target(Face::Paddle(encoding)), request).await {
+    let (parts, body) = request.into_parts();
+    match run_known(&app, target(Face::Paddle(encoding)), &parts.headers, body).await {
         Ok(mut response) => {
             response.headers_mut().insert(CONTENT_TYPE, content_type);
             response
@@ -44,7 +45,9 @@ pub(crate) async fn infer(State(app): State<Arc<App>>, request: Request) -> Resp
 }
 
 async fn infer_elasticctr(State(app): State<Arc<App>>, request: Request) -> Response {
-    run_known(&app, target(Face::ElasticCtr), request).await.unwrap_or_else(|Refused { error, .. }| {
+    let (parts, body) = request.into_parts();
+    let outcome = run_known(&app, target(Face::ElasticCtr), &parts.headers, body).await;
+    outcome.unwrap_or_else(|Refused { error, .. }| {
         let body = elasticctr::refusal(err_no_of(error.status()), error.message());
         error.respond(JSON, body)
     })

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
@@ -9,7 +10,7 @@ use axum::response::Response;
 use serde_json::json;
 
 use super::explain::explain;
-use super::predict::{Called, run};
+use super::predict::{Called, Target, run};
 use super::reply::{Error, json_response, shown};
 use crate::face::Face;
 use crate::registry::Choice;
@@ -48,14 +49,23 @@ pub(super) async fn predict(
     Path(target): Path<String>,
     request: Request,
 ) -> Result<Response, Error> {
+    let (parts, body) = request.into_parts();
+    act(&app, &target, &parts.headers, body).await
+}
+
+/// What is asked of a model, `NAME:predict` or `NAME:explain`.
+pub(super) async fn act(app: &App, target: &str, headers: &HeaderMap, body: Body) -> Result<Response, Error> {
     let Some((name, action)) = target.rsplit_once(':') else {
         return Err(Error::method_not_allowed("POST", "GET"));
     };
     // before the body is read
     app.registry.model(Some(name))?;
     match action {
-        "predict" => run(&app, Some(name), face_of(request.headers())?, request).await,
-        "explain" => explain(&app, name, face_of(request.headers())?, request).await,
+        "predict" => {
+            let target = Target { model: Some(name), version: None, face: face_of(headers)? };
+            run(app, target, headers, body).await
+        }
+        "explain" => explain(app, name, face_of(headers)?, headers, body).await,
         other => {
             let what = format!("no action `{other}`, there is `predict` and `explain`");
             Err(Error::new(StatusCode::NOT_FOUND, what))

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use axum::extract::Request;
+use axum::body::Body;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
@@ -85,14 +85,9 @@ impl Called<'_> {
     }
 }
 
-/// Reads the body of a request and has it scored, by whichever version is current.
-pub(super) async fn run(app: &App, model: Option<&str>, face: Face, request: Request) -> Result<Response, Error> {
-    run_version(app, Target { model, version: None, face }, request).await
-}
-
-/// As [`run`], by a version of its own.
-pub(super) async fn run_version(app: &App, target: Target<'_>, request: Request) -> Result<Response, Error> {
-    run_known(app, target, request).await.map_err(|refused| refused.error)
+/// Reads the body of a request and has it scored.
+pub(super) async fn run(app: &App, target: Target<'_>, headers: &HeaderMap, body: Body) -> Result<Response, Error> {
+    run_known(app, target, headers, body).await.map_err(|refused| refused.error)
 }
 
 /// A request that is refused, and its body if that has come: some faces tell it in words of the request.
@@ -101,19 +96,23 @@ pub(super) struct Refused {
     pub(super) body: Bytes,
 }
 
-/// As [`run_version`], for those faces.
-pub(super) async fn run_known(app: &App, target: Target<'_>, request: Request) -> Result<Response, Refused> {
+/// As [`run`], for those faces.
+pub(super) async fn run_known(
+    app: &App,
+    target: Target<'_>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Refused> {
     let unread = |error| Refused { error, body: Bytes::new() };
     let started = Instant::now();
-    let (parts, body) = request.into_parts();
-    let called = Called::of(&parts.headers).map_err(|refusal| unread(refusal.into()))?;
+    let called = Called::of(headers).map_err(|refusal| unread(refusal.into()))?;
     let deadline = called.deadline(app);
-    let body = read_body(&parts.headers, body, &app.options).await.map_err(unread)?;
+    let body = read_body(headers, body, &app.options).await.map_err(unread)?;
     let ask = Ask { choice: target.choice(called), face: target.face, body: body.clone(), deadline };
     let answer = ask::predict(&app.registry, ask).await;
     app.metrics.request.observe(started.elapsed());
     let (about, Done { reply, timing }) = answer.map_err(|refusal| Refused { error: refusal.into(), body })?;
-    let mut response = respond(&parts.headers, reply).await;
+    let mut response = respond(headers, reply).await;
     tell(response.headers_mut(), &about, called.wants_timing.then_some(timing));
     Ok(response)
 }

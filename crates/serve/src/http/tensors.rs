@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::body::read_body;
-use super::predict::{JSON_BYTES, Target, run_version};
+use super::predict::{JSON_BYTES, Target, run};
 use super::reply::{Error, json_response, shown};
 use crate::face::Face;
 use crate::face::tensors::TensorInfo;
@@ -112,11 +113,22 @@ async fn index(State(app): State<Arc<App>>, request: Request) -> Result<Response
 }
 
 async fn infer(State(app): State<Arc<App>>, Path(named): Path<Named>, request: Request) -> Result<Response, Error> {
+    let (parts, body) = request.into_parts();
+    infer_with(&app, &named.model, named.version()?, &parts.headers, body).await
+}
+
+/// Has tensors scored, by a version of its own if one is asked for.
+pub(super) async fn infer_with(
+    app: &App,
+    model: &str,
+    version: Option<u64>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Error> {
     // before the body is read
-    app.registry.model(Some(&named.model))?;
-    let face = Face::TensorsJson { json_bytes: json_bytes(request.headers())? };
-    let target = Target { model: Some(&named.model), version: named.version()?, face };
-    run_version(&app, target, request).await
+    app.registry.model(Some(model))?;
+    let face = Face::TensorsJson { json_bytes: json_bytes(headers)? };
+    run(app, Target { model: Some(model), version, face }, headers, body).await
 }
 
 fn json_bytes(headers: &HeaderMap) -> Result<Option<usize>, Refusal> {

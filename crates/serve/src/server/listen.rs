@@ -4,17 +4,21 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::body::Body;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 use super::App;
 use super::patience::Patient;
-use crate::{brpc, http};
+use crate::brpc;
+use crate::http::Front;
 
 /// Says when to stop, and until when that may take.
 type Stop = watch::Receiver<Option<Instant>>;
@@ -51,7 +55,11 @@ pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) 
 }
 
 async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdown, stop: &Stop) -> Infallible {
-    let service = TowerToHyperService::new(http::router(app.clone()));
+    let front = Arc::new(Front::new(app.clone()));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let front = front.clone();
+        async move { Ok::<_, Infallible>(front.answer(request.map(Body::new)).await) }
+    });
     let connections = Arc::new(Semaphore::new(app.options.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
     let builders = Arc::new(Builders::new(app));
     loop {

@@ -4,14 +4,16 @@ use std::borrow::Cow;
 use std::fmt;
 
 use elasticrec_sample::{BatchBuilder, Parser};
-use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{Datatype, Head, Output, WantedTensors, append, bad, scores_of};
 use crate::face::values::shown;
 use crate::face::{About, DecodeError, Limits, Reply};
+
+/// The JSON of most answers whose scores stand behind it.
+const HEAD_BYTES: usize = 256;
 
 #[derive(Deserialize)]
 struct Request<'a> {
@@ -203,6 +205,39 @@ impl<'de> Visitor<'de> for &mut Elements<'_> {
     }
 }
 
+#[derive(Serialize)]
+struct Response<'a> {
+    model_name: &'a str,
+    model_version: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameters: Option<AnswerParameters<'a>>,
+    outputs: Vec<AnswerOutput<'a>>,
+}
+
+#[derive(Serialize)]
+struct AnswerParameters<'a> {
+    variant: &'a str,
+}
+
+#[derive(Serialize)]
+struct AnswerOutput<'a> {
+    name: &'a str,
+    datatype: &'static str,
+    shape: [usize; 1],
+    #[serde(flatten)]
+    content: Content,
+}
+
+/// The scores of an output, or how many bytes of them stand behind the JSON.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Content {
+    Data(Vec<f32>),
+    Parameters { binary_data_size: usize },
+}
+
 /// The answer: outputs in JSON, or announced there and behind it.
 pub(in crate::face) fn write(wanted: &WantedTensors, about: &About, scores: &[f32]) -> Result<Reply, String> {
     let num_labels = about.labels.len();
@@ -210,24 +245,23 @@ pub(in crate::face) fn write(wanted: &WantedTensors, about: &About, scores: &[f3
     let mut binary = Vec::new();
     let outputs = wanted.outputs(&about.labels).into_iter().map(|(label, is_binary)| {
         let scores = scores_of(scores, label, num_labels);
-        let mut output = json!({"name": about.labels[label], "datatype": "FP32", "shape": [num_samples]});
-        if is_binary {
+        let content = if is_binary {
             scores.for_each(|score| binary.extend_from_slice(&score.to_le_bytes()));
-            output["parameters"] = json!({"binary_data_size": 4 * num_samples});
+            Content::Parameters { binary_data_size: size_of::<f32>() * num_samples }
         } else {
-            output["data"] = json!(scores.collect::<Vec<_>>());
-        }
-        output
+            Content::Data(scores.collect())
+        };
+        AnswerOutput { name: &about.labels[label], datatype: Datatype::Fp32.name(), shape: [num_samples], content }
     });
-    let outputs: Vec<_> = outputs.collect();
-    let mut answer = json!({"model_name": about.model, "model_version": about.version.to_string(), "outputs": outputs});
-    if !wanted.id.is_empty() {
-        answer["id"] = json!(wanted.id);
-    }
-    if !about.variant.is_empty() {
-        answer["parameters"] = json!({"variant": about.variant});
-    }
-    let mut body = serde_json::to_vec(&answer).map_err(|error| error.to_string())?;
+    let answer = Response {
+        outputs: outputs.collect(),
+        model_name: &about.model,
+        model_version: &about.version_text,
+        id: &wanted.id,
+        parameters: (!about.variant.is_empty()).then_some(AnswerParameters { variant: &about.variant }),
+    };
+    let mut body = Vec::with_capacity(HEAD_BYTES + binary.len());
+    serde_json::to_writer(&mut body, &answer).map_err(|error| error.to_string())?;
     let json_bytes = (!binary.is_empty()).then_some(body.len());
     body.extend_from_slice(&binary);
     Ok(Reply { body: body.into(), json_bytes })
