@@ -1,11 +1,10 @@
 //! Feature handling in full: what a job declares, what a manifest carries, what the parser is built from.
 
-use std::sync::LazyLock;
-
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::hash::HASH_VERSION;
+use crate::log::ln_1p;
 
 /// The format of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,19 +81,6 @@ impl Normalize {
             Normalize::Log => ln_1p(x.abs()).copysign(x),
             Normalize::MinMax { min, max } => ((x - min) / (max - min)).clamp(0.0, 1.0),
         }
-    }
-}
-
-/// ln(1 + x) of small whole numbers: dense columns are mostly counts, and the function is dear.
-static LOGS: LazyLock<[f32; 1024]> = LazyLock::new(|| std::array::from_fn(|x| (x as f32).ln_1p()));
-
-/// ln(1 + x) of a number from 0 on, to the bit as `f32` has it.
-#[inline]
-fn ln_1p(x: f32) -> f32 {
-    let whole = x as usize;
-    match LOGS.get(whole) {
-        Some(&log) if whole as f32 == x => log,
-        _ => x.ln_1p(),
     }
 }
 
@@ -362,17 +348,6 @@ mod tests {
     const GOOD: &str = r#"{"format":"criteo","hash":1,"slots":[{"name":"C1","pooling":"sum"}],
         "dense":[{"name":"I1","normalize":{"kind":"log"}},{"name":"I2","normalize":{"kind":"minmax","min":0,"max":4}}],
         "labels":["click"]}"#;
-
-    #[test]
-    fn logs_of_counts_are_those_of_the_function() {
-        let halves = (0..4000).map(|half| half as f32 / 2.0);
-        for x in halves.chain([1e-30, 0.1, 1e10, f32::MAX, f32::INFINITY, f32::NAN]) {
-            for x in [x, -x] {
-                let expected = x.abs().ln_1p().copysign(x);
-                assert_eq!(Normalize::Log.apply(x).to_bits(), expected.to_bits(), "{x}");
-            }
-        }
-    }
 
     #[test]
     fn json_goes_there_and_back() {

@@ -1,7 +1,5 @@
 """Values of slots to signs, by docs/formats/features.md."""
 
-import ctypes
-import ctypes.util
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +20,6 @@ NOTHING: Items = ()
 _MOST_KNOWN = 2**16
 # A logarithm of another library may differ by so much.
 _LAST_BIT = 2.0**-22
-
-_libm = ctypes.CDLL(ctypes.util.find_library("m"))
-_libm.log1pf.restype = ctypes.c_float
-_libm.log1pf.argtypes = [ctypes.c_float]
 
 
 class Known(dict[bytes, Items]):
@@ -128,7 +122,7 @@ class DenseSigns:
 
     def _normalize(self, value: float) -> float:
         if self._kind == "log":
-            return math.copysign(_libm.log1pf(abs(value)), value)
+            return math.copysign(f32(math.log1p(abs(value))), value)
         if self._kind == "minmax":
             with np.errstate(over="ignore", invalid="ignore"):
                 low, high, x = (np.float32(number) for number in (*self._bounds, value))

@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 Scores = npt.NDArray[np.float32]
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "serve"
-_CONNECTIONS = (8, 64)
+_CONNECTIONS = (8, 64, 256)
 _NUM_BODIES = 4096
 # Instances whose scores are compared, and how near they have to be.
 _COMPARED, _TOLERANCE = 16, 1e-4

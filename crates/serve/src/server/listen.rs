@@ -158,9 +158,10 @@ impl Builders {
 
     /// How a connection is served; the preface of HTTP/2 has to come in time, as the first head of HTTP/1.1 has to.
     fn of<S>(&self, is_http2: bool, stream: S, app: &App) -> (&auto::Builder<TokioExecutor>, Patient<S>) {
-        let options = &app.options;
-        let missing = if is_http2 { PREFACE.len() } else { 0 };
-        let stream = Patient::new(stream, missing, options.header_timeout, options.body_timeout);
-        (if is_http2 { &self.http2 } else { &self.http1 }, stream)
+        let stream = Patient::new(stream, app.options.body_timeout);
+        if !is_http2 {
+            return (&self.http1, stream);
+        }
+        (&self.http2, stream.beginning(PREFACE.len(), app.options.header_timeout).gathered())
     }
 }

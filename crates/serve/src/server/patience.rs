@@ -46,14 +46,25 @@ pub(super) struct Patient<S> {
     timeout: Duration,
     writing: Limit,
     flushing: Limit,
+    is_gathered: bool,
 }
 
 impl<S> Patient<S> {
-    /// The first `missing` bytes have to come within `begin`, and what is written has to be taken within `write`.
-    pub(super) fn new(stream: S, missing: usize, begin: Duration, write: Duration) -> Patient<S> {
-        let (writing, flushing) = Default::default();
-        let beginning = if missing > 0 { Limit::begun(begin) } else { Limit::default() };
-        Patient { stream, missing, beginning, timeout: write, writing, flushing }
+    /// What is written has to be taken within `timeout`.
+    pub(super) fn new(stream: S, timeout: Duration) -> Patient<S> {
+        let (missing, beginning, writing, flushing) = Default::default();
+        Patient { stream, missing, beginning, timeout, writing, flushing, is_gathered: false }
+    }
+
+    /// The first `missing` bytes have to come within `timeout`.
+    pub(super) fn beginning(self, missing: usize, timeout: Duration) -> Patient<S> {
+        Patient { missing, beginning: Limit::begun(timeout), ..self }
+    }
+
+    /// Takes no vectors. HTTP/2 then copies pieces of up to a kilobyte, so that a small answer and its trailers are one
+    /// write; with vectors each piece of 256 bytes is a write of its own.
+    pub(super) fn gathered(self) -> Patient<S> {
+        Patient { is_gathered: true, ..self }
     }
 }
 
@@ -95,7 +106,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        !self.is_gathered && self.stream.is_write_vectored()
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -124,7 +135,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_beginning_that_drips_is_over_in_time_and_one_that_is_there_may_rest() {
         let (mut client, server) = duplex(64);
-        let mut server = Patient::new(server, 3, SHORT, LONG);
+        let mut server = Patient::new(server, LONG).beginning(3, SHORT);
         let mut bytes = [0; 8];
         client.write_all(b"PR").await.unwrap();
         assert_eq!(server.read(&mut bytes).await.unwrap(), 2);
@@ -139,7 +150,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_nobody_takes_fails_and_one_that_is_taken_slowly_does_not() {
         let (mut client, server) = duplex(4);
-        let mut server = Patient::new(server, 0, LONG, 10 * SHORT);
+        let mut server = Patient::new(server, 10 * SHORT);
         let reader = tokio::spawn(async move {
             let mut bytes = [0; 4];
             for _ in 0..4 {
