@@ -170,8 +170,8 @@ MUTANTS = (
     Mutant(
         "a connection of HTTP/2 that only begins is waited for",
         "crates/serve/src/server/listen.rs",
-        "        let missing = if is_http2 { PREFACE.len() } else { 0 };",
-        "        let missing = 0;",
+        "stream.beginning(PREFACE.len(), app.options.header_timeout).gathered()",
+        "stream.gathered()",
         "cargo test -p elasticrec-serve --lib a_connection_that_only_begins_is_let_go",
     ),
     Mutant(
@@ -204,10 +204,45 @@ MUTANTS = (
     ),
     Mutant(
         "a token is not asked for",
-        "crates/serve/src/http.rs",
-        "        Some(token) if !bears(request.headers(), token.0.as_bytes()) => match is_grpc {",
-        "        Some(token) if token.0.is_empty() => match is_grpc {",
+        "crates/serve/src/http/front.rs",
+        "            Some(token) if !bears(request.headers(), token.0.as_bytes()) => match is_grpc {",
+        "            Some(token) if token.0.is_empty() => match is_grpc {",
         "cargo test -p elasticrec-serve --lib token",
+    ),
+    Mutant(
+        "a thread of the sockets waits for rows of a store",
+        "crates/serve/src/deployment.rs",
+        "let scores_here = model.rows().held().is_some() && sizes.joining.max_wait.is_zero();",
+        "let scores_here = sizes.joining.max_wait.is_zero();",
+        "tests/e2e/test_serve_follow.py::test_a_store_that_hangs_keeps_no_socket_waiting",
+    ),
+    Mutant(
+        "an answer says the version that is newest by now",
+        "crates/serve/src/ask.rs",
+        "    Ok((deployment.about.clone(), done))",
+        "    Ok((registry.choose(ask.choice)?.about.clone(), done))",
+        "cargo test -p elasticrec-serve --lib a_switch_of_versions",
+    ),
+    Mutant(
+        "bodies take as much memory as they like",
+        "crates/serve/src/http/body.rs",
+        "        share.cover(num_bytes)?;",
+        "        share.cover(0)?;",
+        "cargo test -p elasticrec-serve --lib http::tests::large_bodies_share_their_memory",
+    ),
+    Mutant(
+        "what is inflated takes as much memory as it likes",
+        "crates/serve/src/memory.rs",
+        "        share.cover(out.len()).map_err(Unread::Refused)?;",
+        "        share.cover(0).map_err(Unread::Refused)?;",
+        "cargo test -p elasticrec-serve --lib large_bodies_share_their_memory",
+    ),
+    Mutant(
+        "messages of bRPC take as much memory as they like",
+        "crates/serve/src/brpc/connection.rs",
+        "        let payload = share.cover(payload.len())",
+        "        let payload = share.cover(0)",
+        "cargo test -p elasticrec-serve --lib brpc::tests::large_messages_share_their_memory",
     ),
 )
 

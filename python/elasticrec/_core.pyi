@@ -313,6 +313,7 @@ class Server:
         queue: int,
         max_connections: int,
         max_body_bytes: int,
+        max_pending_bytes: int,
         max_instances: int,
         batch_size: int,
         batch_wait_us: int,

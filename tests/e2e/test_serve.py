@@ -1,6 +1,7 @@
 """`elasticrec serve` as a process: its settings reach the server, it ends in order, and it says what is wrong."""
 
 import asyncio
+import gzip
 import json
 import re
 import signal
@@ -29,8 +30,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def post(url: str, body: bytes) -> tuple[int, str]:
-    request = urllib.request.Request(url, body, {"Content-Type": "text/plain"})
+def post(url: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(url, body, {"Content-Type": "text/plain", **(headers or {})})
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, response.read().decode()
@@ -45,6 +46,14 @@ def test_limits_of_the_job_are_limits_of_the_server(directory: Path) -> None:
         assert post(server.predict_url, b"1 0 5:0\n" * 10)[0] == 200
         assert post(server.predict_url, b"1 0 5:0\n" * 11)[0] == 413
         assert post(server.predict_url, b"1 0 " + b"5:0 " * 2000)[0] == 413
+    memory = ["--set", "serve.max_body_bytes=100000", "--set", "serve.max_pending_bytes=150000"]
+    with serving("models/tiny", *memory, cwd=directory) as server:
+        line = b"1 0 " + b"5:0 " * 24_000
+        assert post(server.predict_url, line)[0] == 200
+        # not compressed at all: what has come and what it is inflated to are more than may be there at once
+        head = {"Content-Encoding": "gzip"}
+        assert post(server.predict_url, gzip.compress(line, 0), head)[0] == 429
+        assert post(server.predict_url, gzip.compress(line), head)[0] == 200
 
 
 def test_many_samples_in_one_request_are_those_of_many_requests(directory: Path) -> None:

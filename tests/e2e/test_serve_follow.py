@@ -2,8 +2,10 @@
 
 import shutil
 import signal
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -244,3 +246,27 @@ def test_a_shard_that_is_down_is_an_error_or_zeros_and_counted(tmp_path: Path, s
                 return False
 
         wait_until(is_back, store.said)
+
+
+def test_a_store_that_hangs_keeps_no_socket_waiting(tmp_path: Path, store: StoreProcesses) -> None:
+    instances = [{"0": sign} for sign in range(1, 101)]
+
+    def ask() -> list[float]:
+        with Client(server.url, retries=0, timeout_s=120) as client:
+            return client.predict(instances).ravel().tolist()
+
+    patient = ("--set", "serve.store_timeout_ms=60000")
+    with serving(*at_store(store, *patient), cwd=tmp_path) as server, ThreadPoolExecutor(8) as threads:
+        assert set(ask()) == {score_of(1)}
+        for node in store.nodes.values():
+            node.send(signal.SIGSTOP)
+        try:
+            asked = [threads.submit(ask) for _ in range(8)]
+            # long enough for all of them to have come; a thread of the sockets that waits for rows answers nobody
+            for _ in range(200):
+                urllib.request.urlopen(f"{server.url}/health", timeout=20).close()
+            assert not any(one.done() for one in asked)
+        finally:
+            for node in store.nodes.values():
+                node.send(signal.SIGCONT)
+        assert all(set(one.result()) == {score_of(1)} for one in asked)

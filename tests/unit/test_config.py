@@ -265,6 +265,11 @@ def test_the_plain_values_are_left_as_they_are() -> None:
             "data.slots.0.pool: unknown key, did you mean `pooling`?",
         ),
         ("serve", {"port": 65536}, "serve.port: expected at most 65535, got 65536"),
+        (
+            "serve",
+            {"max_pending_bytes": "8MiB"},
+            "serve: `max_pending_bytes`: expected at least `max_body_bytes`, 16,777,216, got 8,388,608",
+        ),
         ("serve", {"host": "a b"}, "serve.host: expected an address or a host name, got `a b`"),
         (
             "logging",

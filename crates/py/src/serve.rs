@@ -29,7 +29,7 @@ pub(crate) struct Server {
 #[pymethods]
 impl Server {
     #[new]
-    #[pyo3(signature = (ort_library, address, models, *, workers, queue, max_connections, max_body_bytes, max_instances, batch_size, batch_wait_us, timeout_ms, token, tls = None))]
+    #[pyo3(signature = (ort_library, address, models, *, workers, queue, max_connections, max_body_bytes, max_pending_bytes, max_instances, batch_size, batch_wait_us, timeout_ms, token, tls = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -40,6 +40,7 @@ impl Server {
         queue: usize,
         max_connections: usize,
         max_body_bytes: usize,
+        max_pending_bytes: usize,
         max_instances: usize,
         batch_size: usize,
         batch_wait_us: u64,
@@ -57,6 +58,7 @@ impl Server {
             queue,
             max_connections,
             max_body_bytes,
+            max_pending_bytes,
             max_instances,
             max_batch: batch_size,
             max_wait: Duration::from_micros(batch_wait_us),

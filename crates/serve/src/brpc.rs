@@ -4,6 +4,7 @@
 use bytes::BytesMut;
 
 use self::frame::FrameError;
+use crate::memory::Memory;
 use crate::refusal::Refusal;
 
 mod compress;
@@ -51,7 +52,7 @@ impl From<Refusal> for Fault {
             Refusal::Bad(_) | Refusal::TooLarge(_) => code::BAD_REQUEST,
             Refusal::Unknown(_) => code::NO_SERVICE,
             Refusal::Unavailable(_) | Refusal::Gone(_) => code::LOG_OFF,
-            Refusal::Full { .. } => code::LIMIT,
+            Refusal::Full { .. } | Refusal::Crowded { .. } => code::LIMIT,
             Refusal::Late { .. } => code::TIMED_OUT,
             Refusal::Internal(_) => code::INTERNAL,
         };
@@ -63,6 +64,7 @@ impl From<Refusal> for Fault {
 #[doc(hidden)]
 pub fn fuzz_brpc(bytes: &[u8]) {
     const MAX_PAYLOAD: usize = 4096;
+    let memory = Memory::new(MAX_PAYLOAD);
     let mut buffer = BytesMut::from(bytes);
     loop {
         let before = buffer.len();
@@ -70,7 +72,9 @@ pub fn fuzz_brpc(bytes: &[u8]) {
             Ok(Some(request)) => {
                 assert!(buffer.len() < before && request.payload.len() <= MAX_PAYLOAD);
                 let _ = service::Method::of(&request.call.service_name, &request.call.method_name);
-                if let Ok(payload) = compress::inflate(request.compress_type, &request.payload, MAX_PAYLOAD) {
+                if let Ok(payload) =
+                    compress::inflate(request.compress_type, &request.payload, MAX_PAYLOAD, memory.share())
+                {
                     assert!(payload.len() <= MAX_PAYLOAD);
                     let _ = crate::seek::SeekRequest::of_proto(&payload);
                 }

@@ -317,3 +317,20 @@ fn metadata(model: &Model, name: &str) -> Bytes {
     });
     Bytes::from(metadata.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_requests_and_those_of_many_instances_are_not_for_the_sockets() {
+        let is_small = |num_bytes: usize, is_large: bool| {
+            let (body, answer) = (vec![0; num_bytes].into(), oneshot::channel().0);
+            let (reader, queued) = (ReaderTime::default(), Instant::now());
+            Job { face: Face::Text, body, reader, queued, deadline: None, answer, is_large }.is_small()
+        };
+        assert!(is_small(MAX_HERE_BYTES, false));
+        assert!(!is_small(MAX_HERE_BYTES + 1, false));
+        assert!(!is_small(1, true));
+    }
+}

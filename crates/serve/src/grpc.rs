@@ -1,16 +1,20 @@
 //! gRPC beside HTTP on one port: messages in and out of their frames, deadlines, and what each refusal is here, said once.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use bytes::{Buf, BufMut, Bytes};
+use hyper::body::Frame;
 use prost::Message;
 use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
 use tonic::metadata::MetadataMap;
@@ -21,6 +25,7 @@ use crate::ask::{self, Ask};
 use crate::deployment::Deadline;
 pub(crate) use crate::http::Target;
 use crate::http::{Called, Error, MAX_TIMEOUT_MS, tell};
+use crate::memory::Share;
 use crate::refusal::Refusal;
 use crate::server::App;
 
@@ -82,7 +87,7 @@ impl From<Refusal> for Status {
             Refusal::TooLarge(_) => Code::OutOfRange,
             Refusal::Unknown(_) => Code::NotFound,
             Refusal::Unavailable(_) | Refusal::Gone(_) => Code::Unavailable,
-            Refusal::Full { .. } => Code::ResourceExhausted,
+            Refusal::Full { .. } | Refusal::Crowded { .. } => Code::ResourceExhausted,
             Refusal::Late { .. } => Code::DeadlineExceeded,
             Refusal::Internal(_) => Code::Internal,
         };
@@ -120,6 +125,9 @@ where
         let answer = &answer;
         async move {
             let message = read(app, stream, deadline).await?;
+            let mut share = app.memory.share();
+            share.cover(message.len())?;
+            let message = share.keep(message);
             answer(Call { message, metadata, started, deadline }).await
         }
     });
@@ -130,7 +138,8 @@ where
     if request.headers().get(GRPC_ENCODING).is_some_and(|encoding| encoding == "gzip") {
         grpc = grpc.send_compressed(CompressionEncoding::Gzip);
     }
-    grpc.client_streaming(method, request).await.map(axum::body::Body::new)
+    let request = request.map(|body| Counted { body, num_bytes: 0, share: app.memory.share() });
+    grpc.client_streaming(method, request).await.map(Body::new)
 }
 
 /// The one message of a request.
@@ -205,6 +214,37 @@ fn parse_timeout(value: &[u8]) -> Option<Duration> {
         b'n' => Duration::from_nanos(number),
         _ => return None,
     })
+}
+
+/// A body that counts as memory while it comes.
+struct Counted {
+    body: Body,
+    num_bytes: usize,
+    share: Share,
+}
+
+impl hyper::body::Body for Counted {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
+            self.num_bytes += data.len();
+            let num_bytes = self.num_bytes;
+            if let Err(refusal) = self.share.cover(num_bytes) {
+                return Poll::Ready(Some(Err(Status::from(refusal).into())));
+            }
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(axum::BoxError::from)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
 }
 
 /// A method of one message, read as a stream so that its time can be limited.

@@ -83,6 +83,7 @@ async fn scrape(State(app): State<Arc<App>>) -> Response {
         let about = &deployment.about;
         deployment.gauge(&app.metrics.of(&about.model, &about.variant));
     }
+    app.metrics.pending_bytes.set(app.memory.used_bytes() as i64);
     match app.metrics.encode() {
         Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => Error::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

@@ -21,6 +21,7 @@ mod http;
 mod inference;
 pub mod load;
 pub mod manifest;
+mod memory;
 mod metrics;
 pub mod model;
 mod pool;

@@ -71,6 +71,7 @@ pub(crate) struct Metrics {
     queued: Family<Of, Gauge>,
     readers: Family<Of, Gauge>,
     reader_losses: Family<Of, Counter>,
+    pub(crate) pending_bytes: Gauge,
 }
 
 /// Those of a variant of a model, which its scorers count with.
@@ -123,6 +124,7 @@ impl Metrics {
             queued: Family::default(),
             readers: Family::default(),
             reader_losses: Family::default(),
+            pending_bytes: Gauge::default(),
         };
         let registry = &mut metrics.registry;
         // the encoder adds `_total` to the name of a counter and a full stop to its help
@@ -148,6 +150,8 @@ impl Metrics {
         registry.register("readers", "Reader processes, idle or at work", metrics.readers.clone());
         let help = "Reader processes that died, hung or answered nonsense";
         registry.register("reader_losses", help, metrics.reader_losses.clone());
+        let help = "Bytes of large bodies that are under way";
+        registry.register("pending_bytes", help, metrics.pending_bytes.clone());
         metrics
     }
 

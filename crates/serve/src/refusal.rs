@@ -22,6 +22,9 @@ pub(crate) enum Refusal {
     /// As many requests wait as may.
     #[error("{queue} requests are waiting already, try again later")]
     Full { queue: usize },
+    /// As much of requests is in memory as may be.
+    #[error("requests under way have {max_bytes} bytes together already, as many as they may, try again later")]
+    Crowded { max_bytes: usize },
     /// The caller has gone on by now.
     #[error("deadline: not scored in {after_ms} ms, the time that the request had")]
     Late { after_ms: u128 },

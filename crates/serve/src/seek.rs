@@ -21,8 +21,8 @@ pub(crate) const MAX_KEYS: usize = 1 << 16;
 pub(crate) const NO_KEY: u32 = u32::MAX;
 /// A body of more bytes has more signs: decimal text of up to 20 digits with what stands around them.
 const MAX_BODY_BYTES: usize = 32 * MAX_KEYS;
-/// Signs that a socket's thread looks up itself; more take another one.
-const FEW_KEYS: usize = 256;
+/// A body of up to so many bytes is answered by the socket's thread itself: signs of protobuf may have one byte each.
+const SMALL_BYTES: usize = 512;
 
 /// Cube's `DictRequest`.
 #[derive(Clone, PartialEq, Message)]
@@ -145,28 +145,40 @@ pub(crate) fn row_bytes(app: &App) -> usize {
     deployment(app).map_or(0, |deployment| deployment.row_bytes())
 }
 
-/// Finds the rows of `keys`.
-pub(crate) async fn seek(app: &App, keys: Vec<u64>) -> Result<Sought, Refusal> {
+/// Answers a request: how it is read, and how its answer is written, each protocol says itself.
+pub(crate) async fn seek<T: Send + 'static>(
+    app: &Arc<App>,
+    body: Bytes,
+    read: fn(&[u8]) -> Result<SeekRequest, Refusal>,
+    write: fn(&Sought, bool) -> T,
+) -> Result<T, Refusal> {
+    let is_quick = body.len() <= SMALL_BYTES && deployment(app)?.has_rows_here();
+    let app = app.clone();
+    let work = move || {
+        let SeekRequest { keys, version_required } = read(&body)?;
+        Ok(write(&find(&app, &keys)?, version_required))
+    };
+    if is_quick {
+        return work();
+    }
+    let lost = |_| Refusal::Internal("the lookup failed, this is a bug".into());
+    tokio::task::spawn_blocking(work).await.map_err(lost)?
+}
+
+/// The rows of `keys`.
+fn find(app: &App, keys: &[u64]) -> Result<Sought, Refusal> {
     if keys.len() > MAX_KEYS {
         return Err(too_many(keys.len()));
     }
-    let keys: Arc<[u64]> = keys.into();
-    match attempt(app, keys.clone()).await {
+    let attempt = || {
+        let deployment = deployment(app)?;
+        Ok(Sought::new(deployment.about.version, deployment.rows_of(keys)?))
+    };
+    match attempt() {
         // once: by now there is another version
-        Err(Refusal::Gone(_)) => attempt(app, keys).await,
+        Err(Refusal::Gone(_)) => attempt(),
         outcome => outcome,
     }
-}
-
-async fn attempt(app: &App, keys: Arc<[u64]>) -> Result<Sought, Refusal> {
-    let deployment = deployment(app)?;
-    let is_quick = keys.len() <= FEW_KEYS && deployment.has_rows_here();
-    let look_up = move || Ok(Sought::new(deployment.about.version, deployment.rows_of(&keys)?));
-    if is_quick {
-        return look_up();
-    }
-    let lost = |_| Refusal::Internal("the lookup failed, this is a bug".into());
-    tokio::task::spawn_blocking(look_up).await.map_err(lost)?
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use crate::answers::Answers;
 use crate::deployment::{Deployment, Means, Sizes};
 use crate::face::Limits;
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelError, RowSource};
 use crate::readers::Readers;
@@ -51,6 +52,8 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// Longest body.
     pub max_body_bytes: usize,
+    /// What all larger bodies that are under way may have together; further ones get 429.
+    pub max_pending_bytes: usize,
     /// Instances, or lines, a request.
     pub max_instances: usize,
     /// Requests that wait together are scored together up to so many instances; 1 scores each by itself.
@@ -79,6 +82,7 @@ impl Default for ServerOptions {
             io_threads: cores,
             max_connections: 4096,
             max_body_bytes: 16 << 20,
+            max_pending_bytes: 1 << 30,
             max_instances: 10_000,
             max_batch: 256,
             // those that come while a batch is scored are together anyway
@@ -116,6 +120,7 @@ pub(crate) struct App {
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
     pub(crate) registry: Registry,
+    pub(crate) memory: Arc<Memory>,
     answers: Answers,
 }
 
@@ -151,7 +156,8 @@ impl Server {
             // so that they are there before their first request
             metrics.of(model, variant);
         }
-        let app = Arc::new(App { options, metrics, registry, answers });
+        let memory = Memory::new(options.max_pending_bytes);
+        let app = Arc::new(App { options, metrics, registry, memory, answers });
         let (stop, stopped) = watch::channel(None);
         let ended = Arc::new(Ended::default());
         let (thread_app, thread_ended) = (app.clone(), ended.clone());

@@ -113,6 +113,11 @@ class Serve(Section):
     max_body_bytes: Bytes = Field(
         default=16 * 2**20, description="Largest request body; a larger one is answered with 413."
     )
+    max_pending_bytes: Bytes = Field(
+        default=2**30,
+        description="Most that requests under way may have in memory together, those of up to 64 KB not counted; "
+        "what is beyond is answered with 429.",
+    )
     max_instances: int = Field(
         default=10_000,
         ge=1,
@@ -163,7 +168,10 @@ class Serve(Section):
         return value
 
     @model_validator(mode="after")
-    def _check_models(self) -> "Serve":
+    def _check_sizes_and_models(self) -> "Serve":
+        if self.max_pending_bytes < self.max_body_bytes:
+            most, got = f"{self.max_body_bytes:,}", f"{self.max_pending_bytes:,}"
+            raise problem(f"`max_pending_bytes`: expected at least `max_body_bytes`, {most}, got {got}")
         names = [model.name for model in self.models if model.name is not None]
         if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
             raise problem(f"`models`: `{twice}` is given twice, expected each once")

@@ -40,6 +40,7 @@ def start_server(settings: Serve, models: Models) -> _core.Server:
         queue=settings.queue,
         max_connections=settings.max_connections,
         max_body_bytes=settings.max_body_bytes,
+        max_pending_bytes=settings.max_pending_bytes,
         max_instances=settings.max_instances,
         batch_size=settings.batch_size,
         batch_wait_us=settings.batch_wait_us,

@@ -8,17 +8,18 @@ use flate2::read::{GzDecoder, ZlibDecoder};
 use flate2::write::{GzEncoder, ZlibEncoder};
 
 use super::{Fault, code};
+use crate::memory::{Share, Unread, read_within};
 
 pub(super) const NONE: i32 = 0;
 const GZIP: i32 = 2;
 const ZLIB: i32 = 3;
 
 /// The message inside.
-pub(super) fn inflate(kind: i32, payload: &Bytes, max_bytes: usize) -> Result<Bytes, Fault> {
+pub(super) fn inflate(kind: i32, payload: &Bytes, max_bytes: usize, share: Share) -> Result<Bytes, Fault> {
     match kind {
         NONE => Ok(payload.clone()),
-        GZIP => read(GzDecoder::new(&payload[..]), max_bytes),
-        ZLIB => read(ZlibDecoder::new(&payload[..]), max_bytes),
+        GZIP => read(GzDecoder::new(&payload[..]), max_bytes, share),
+        ZLIB => read(ZlibDecoder::new(&payload[..]), max_bytes, share),
         _ => {
             let expected = format!("compress type: expected 0 (none), 2 (gzip) or 3 (zlib), got {kind}");
             Err(Fault::new(code::BAD_REQUEST, expected))
@@ -26,14 +27,12 @@ pub(super) fn inflate(kind: i32, payload: &Bytes, max_bytes: usize) -> Result<By
     }
 }
 
-fn read(decoder: impl Read, max_bytes: usize) -> Result<Bytes, Fault> {
-    let mut message = Vec::new();
-    let read = decoder.take(max_bytes as u64 + 1).read_to_end(&mut message);
-    read.map_err(|error| Fault::new(code::BAD_REQUEST, format!("body: {error}")))?;
-    if message.len() > max_bytes {
-        return Err(Fault::new(code::BAD_REQUEST, too_long(max_bytes)));
-    }
-    Ok(message.into())
+fn read(decoder: impl Read, max_bytes: usize, share: Share) -> Result<Bytes, Fault> {
+    read_within(decoder, max_bytes, share).map_err(|unread| match unread {
+        Unread::Broken(error) => Fault::new(code::BAD_REQUEST, format!("body: {error}")),
+        Unread::TooLong => Fault::new(code::BAD_REQUEST, too_long(max_bytes)),
+        Unread::Refused(refusal) => refusal.into(),
+    })
 }
 
 pub(super) fn too_long(max_bytes: usize) -> String {
@@ -60,19 +59,22 @@ pub(super) fn deflate(kind: i32, message: Bytes) -> Result<Bytes, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Memory;
 
     #[test]
     fn messages_come_back_up_to_the_limit_and_bombs_do_not_go_off() {
+        let memory = Memory::new(0);
+        let share = || memory.share();
         let message = Bytes::from(vec![7; 1000]);
         for kind in [NONE, GZIP, ZLIB] {
             let packed = deflate(kind, message.clone()).unwrap();
-            assert_eq!(inflate(kind, &packed, 1000).unwrap(), message);
+            assert_eq!(inflate(kind, &packed, 1000, share()).unwrap(), message);
         }
         let bomb = deflate(GZIP, vec![0; 1 << 20].into()).unwrap();
-        let fault = inflate(GZIP, &bomb, 999).unwrap_err();
+        let fault = inflate(GZIP, &bomb, 999, share()).unwrap_err();
         assert_eq!(fault, Fault::new(code::BAD_REQUEST, "body: expected at most 999 bytes, got more"));
-        assert_eq!(inflate(GZIP, &bomb.slice(..100), 1 << 20).unwrap_err().code, code::BAD_REQUEST);
-        let fault = inflate(1, &message, 1000).unwrap_err();
+        assert_eq!(inflate(GZIP, &bomb.slice(..100), 1 << 20, share()).unwrap_err().code, code::BAD_REQUEST);
+        let fault = inflate(1, &message, 1000, share()).unwrap_err();
         assert_eq!(fault.text, "compress type: expected 0 (none), 2 (gzip) or 3 (zlib), got 1");
     }
 }

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use super::frame::{self, FrameError, Request, RpcMeta, RpcResponseMeta};
 use super::service::Method;
 use super::{Fault, code, compress};
+use crate::memory::Share;
 use crate::server::App;
 
 /// Requests and answers of a connection that are in memory at once, in kilobytes: 1024 small ones, or a large one.
@@ -77,17 +78,24 @@ impl Connection {
     async fn read(&mut self, mut reader: OwnedReadHalf, mut stop: watch::Receiver<Option<Instant>>) {
         let max_bytes = self.app.options.max_body_bytes;
         let mut buffer = BytesMut::new();
+        let mut share = self.app.memory.share();
         // when the frame that is not whole yet began
         let mut begun = None;
         loop {
             match frame::take(&mut buffer, max_bytes) {
                 Ok(Some(request)) => {
                     begun = None;
-                    if !self.begin(request).await {
+                    let share = std::mem::replace(&mut share, self.app.memory.share());
+                    if !self.begin(request, share).await {
                         return;
                     }
                 }
                 Ok(None) => {
+                    if let Err(refusal) = share.cover(buffer.len()) {
+                        // what is left of the frame cannot be told from the next one
+                        self.refuse(frame::correlation_id(&buffer).unwrap_or(0), refusal.into());
+                        return;
+                    }
                     begun = (!buffer.is_empty()).then(|| begun.unwrap_or_else(Instant::now));
                     tokio::select! {
                         biased;
@@ -116,7 +124,7 @@ impl Connection {
     }
 
     /// Begins a call as soon as there is room for it; false if there is nothing more to be done here.
-    async fn begin(&mut self, request: Request) -> bool {
+    async fn begin(&mut self, request: Request, mut share: Share) -> bool {
         let Request { call, correlation_id, compress_type, authentication_data, payload } = request;
         if !self.is_allowed(authentication_data.as_deref()) {
             let text = "expected the token of this server as authentication data";
@@ -125,10 +133,14 @@ impl Connection {
         }
         let max_bytes = self.app.options.max_body_bytes;
         let method = Method::of(&call.service_name, &call.method_name);
-        let message = match (&method, compress_type) {
-            (Err(_), _) | (_, compress::NONE) => Ok(payload),
-            // takes a while: not here, where other connections wait
-            _ => run(move || compress::inflate(compress_type, &payload, max_bytes)).await,
+        let payload = share.cover(payload.len()).map(|()| share.keep(payload)).map_err(Fault::from);
+        let message = match (&method, compress_type, payload) {
+            (Err(_), _, payload) | (_, compress::NONE, payload) | (_, _, payload @ Err(_)) => payload,
+            (_, _, Ok(payload)) => {
+                let share = self.app.memory.share();
+                // takes a while: not here, where other connections wait
+                run(move || compress::inflate(compress_type, &payload, max_bytes, share)).await
+            }
         };
         let (method, message) = match method.and_then(|method| Ok((method, message?))) {
             Ok(found) => found,

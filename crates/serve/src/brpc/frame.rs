@@ -81,9 +81,11 @@ pub(super) fn take(buffer: &mut BytesMut, max_payload: usize) -> Result<Option<R
         return Err(FrameError::Malformed);
     }
     if body_bytes - meta_bytes > max_payload {
-        let Some(meta) = buffer.get(HEAD_BYTES..HEAD_BYTES + meta_bytes) else { return Ok(None) };
-        let meta = RpcMeta::decode(meta).map_err(|_| FrameError::Malformed)?;
-        return Err(FrameError::TooLong { correlation_id: meta.correlation_id.unwrap_or(0) });
+        if buffer.len() < HEAD_BYTES + meta_bytes {
+            return Ok(None);
+        }
+        return Err(correlation_id(buffer)
+            .map_or(FrameError::Malformed, |correlation_id| FrameError::TooLong { correlation_id }));
     }
     if buffer.len() < HEAD_BYTES + body_bytes {
         return Ok(None);
@@ -92,6 +94,13 @@ pub(super) fn take(buffer: &mut BytesMut, max_payload: usize) -> Result<Option<R
     let meta = frame.slice(HEAD_BYTES..HEAD_BYTES + meta_bytes);
     frame.advance(HEAD_BYTES + meta_bytes);
     Request::of(meta, frame).map(Some).ok_or(FrameError::Malformed)
+}
+
+/// Which call a frame belongs to, of which the meta has come.
+pub(super) fn correlation_id(buffer: &[u8]) -> Option<i64> {
+    let meta_bytes = buffer.get(MAGIC.len()..HEAD_BYTES)?.last_chunk().map(|&size| u32::from_be_bytes(size))?;
+    let meta = buffer.get(HEAD_BYTES..HEAD_BYTES.checked_add(meta_bytes as usize)?)?;
+    RpcMeta::decode(meta).ok().map(|meta| meta.correlation_id.unwrap_or(0))
 }
 
 impl Request {

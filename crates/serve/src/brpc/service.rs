@@ -1,5 +1,6 @@
 //! The services that bRPC's clients call: Paddle Serving's predictions, Cube's rows.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,7 +14,7 @@ use crate::face::paddle::{Encoding, err_no};
 use crate::http::MAX_TIMEOUT_MS;
 use crate::refusal::Refusal;
 use crate::registry::Choice;
-use crate::seek::{MAX_KEYS, SeekRequest, row_bytes, seek};
+use crate::seek::{MAX_KEYS, SeekRequest, Sought, row_bytes, seek};
 use crate::server::App;
 
 const GENERAL_MODEL: &str = "baidu.paddle_serving.predictor.general_model.GeneralModelService";
@@ -54,13 +55,10 @@ impl Method {
         }
     }
 
-    pub(super) async fn answer(self, app: &App, call: &RpcRequestMeta, payload: Bytes) -> Result<Bytes, Fault> {
+    pub(super) async fn answer(self, app: &Arc<App>, call: &RpcRequestMeta, payload: Bytes) -> Result<Bytes, Fault> {
         match self {
             Method::Infer => infer(app, call, payload).await,
-            Method::Seek => {
-                let SeekRequest { keys, version_required } = SeekRequest::of_proto(&payload)?;
-                Ok(seek(app, keys).await?.encode(version_required))
-            }
+            Method::Seek => Ok(seek(app, payload, SeekRequest::of_proto, Sought::encode).await?),
         }
     }
 }

@@ -235,7 +235,7 @@ fn messages_are_compressed_both_ways() {
         stream.write_all(&encode(&with, &packed)).unwrap();
         let (meta, message) = read_answer(&mut stream);
         assert_eq!(meta.compress_type, Some(kind));
-        let message = compress::inflate(kind, &message.into(), 2000).unwrap();
+        let message = compress::inflate(kind, &message.into(), 2000, Memory::new(0).share()).unwrap();
         assert_eq!(message, format!("Paddle(Proto):{}", "x".repeat(1000)));
         let bomb = compress::deflate(kind, "x".repeat(1001).into()).unwrap();
         let long = Got::fault(1, 1003, "body: expected at most 1000 bytes, got more");
@@ -372,4 +372,24 @@ fn every_refusal_has_a_code() {
     assert_eq!(code(Refusal::Full { queue: 1 }), 2004);
     assert_eq!(code(Refusal::Late { after_ms: 1 }), 1008);
     assert_eq!(code(Refusal::Internal("x".into())), 2001);
+}
+
+#[test]
+fn large_messages_share_their_memory() {
+    let server = start(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
+    install(&server, 3, echo);
+    let large = "x".repeat(100_000);
+    let mut taken = server.app.memory.share();
+    taken.cover(100_000).unwrap();
+    let got = call(&server, &infer(7, &large));
+    assert_eq!((got.id, got.code), (7, code::LIMIT.into()));
+    assert!(got.text.contains("150000 bytes together already"), "{}", got.text);
+    let mut packed = meta("GeneralModelService", "inference", 8);
+    packed.compress_type = Some(2);
+    let bomb = compress::deflate(2, large.clone().into()).unwrap();
+    assert_eq!(call(&server, &encode(&packed, &bomb)).code, i32::from(code::LIMIT));
+    assert_eq!(call(&server, &infer(9, "small")), Got::ok(9, "Paddle(Proto):small"));
+    drop(taken);
+    assert_eq!(call(&server, &infer(10, &large)), Got::ok(10, &format!("Paddle(Proto):{large}")));
+    poll("memory is given back", || server.app.memory.used_bytes() == 0);
 }

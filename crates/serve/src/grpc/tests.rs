@@ -248,3 +248,20 @@ fn every_refusal_has_a_code() {
     assert_eq!(code(Refusal::Late { after_ms: 1 }), Code::DeadlineExceeded);
     assert_eq!(code(Refusal::Internal("x".into())), Code::Internal);
 }
+
+#[test]
+fn large_messages_share_their_memory() {
+    let server = start(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
+    install(&server, 3, echo);
+    let large = ModelRequest { name: "demo".into(), version: "0".repeat(100_000) }.encode_to_vec();
+    let infer = || call(&server, &method("ModelInfer"), &[], framed(0, &large).into());
+    let mut taken = server.app.memory.share();
+    taken.cover(100_000).unwrap();
+    let got = infer();
+    assert_eq!((got.code, got.message.contains("150000 bytes together already")), (8, true), "{}", got.message);
+    assert_eq!(server.app.memory.used_bytes(), 100_000);
+    drop(taken);
+    // read, and refused for what it says
+    assert_eq!(infer().code, 5);
+    assert_eq!(server.app.memory.used_bytes(), 0);
+}

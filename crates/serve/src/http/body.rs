@@ -8,26 +8,28 @@ use http_body_util::BodyExt;
 
 use super::compress::Encoding;
 use super::reply::Error;
-use crate::server::ServerOptions;
+use crate::memory::Share;
+use crate::server::App;
 
 /// Up to here a copy is cheaper than a new buffer for the next request of a connection.
 const SMALL_BYTES: usize = 2048;
 
-pub(super) async fn read_body(headers: &HeaderMap, body: Body, options: &ServerOptions) -> Result<Bytes, Error> {
+pub(super) async fn read_body(headers: &HeaderMap, body: Body, app: &App) -> Result<Bytes, Error> {
+    let options = &app.options;
     let encoding = Encoding::of(headers)?;
     let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    let collected = collect(body, length, options.max_body_bytes);
+    let collected = collect(body, length, options.max_body_bytes, app.memory.share());
     let body = tokio::time::timeout(options.body_timeout, collected).await.map_err(|_| {
         let seconds = options.body_timeout.as_secs_f64();
         Error::new(StatusCode::REQUEST_TIMEOUT, format!("body: did not arrive in {seconds} s"))
     })??;
     match encoding {
-        Some(encoding) => encoding.inflate(body, options.max_body_bytes).await,
+        Some(encoding) => encoding.inflate(body, options.max_body_bytes, app.memory.share()).await,
         None => Ok(body),
     }
 }
 
-async fn collect(mut body: Body, length: Option<u64>, max_bytes: usize) -> Result<Bytes, Error> {
+async fn collect(mut body: Body, length: Option<u64>, max_bytes: usize, mut share: Share) -> Result<Bytes, Error> {
     let too_long =
         || Error::new(StatusCode::PAYLOAD_TOO_LARGE, format!("body: expected at most {max_bytes} bytes, got more"));
     // said beforehand: not a byte of it is read
@@ -39,9 +41,12 @@ async fn collect(mut body: Body, length: Option<u64>, max_bytes: usize) -> Resul
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Error::new(StatusCode::BAD_REQUEST, format!("body: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        if first.len() + rest.len() + data.len() > max_bytes {
+        let num_bytes = first.len() + rest.len() + data.len();
+        if num_bytes > max_bytes {
             return Err(too_long());
         }
+        // what has come, not what was promised: a promise takes no memory
+        share.cover(num_bytes)?;
         // most bodies come in one piece, which needs no copy
         match (first.is_empty(), rest.is_empty()) {
             // a small one is copied all the same: the connection keeps the buffer that it has read it into
@@ -55,5 +60,5 @@ async fn collect(mut body: Body, length: Option<u64>, max_bytes: usize) -> Resul
             (true, false) => rest.extend_from_slice(&data),
         }
     }
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
+    Ok(share.keep(if rest.is_empty() { first } else { rest.freeze() }))
 }

@@ -1,6 +1,6 @@
 //! Bodies that are smaller on the wire: requests are inflated within their limit, answers deflated if asked for.
 
-use std::io::{self, Read, Write};
+use std::io::Write;
 
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
@@ -10,6 +10,7 @@ use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use flate2::write::GzEncoder;
 
 use super::reply::{Error, shown};
+use crate::memory::{Share, Unread, read_within};
 
 /// Shorter answers are sent as they are: they fit into a packet, and the time is better spent otherwise.
 const MIN_BYTES: usize = 512;
@@ -37,27 +38,23 @@ impl Encoding {
     }
 
     /// The body as it was; more than `max_bytes` of it are not even made.
-    pub(super) async fn inflate(self, body: Bytes, max_bytes: usize) -> Result<Bytes, Error> {
+    pub(super) async fn inflate(self, body: Bytes, max_bytes: usize, share: Share) -> Result<Bytes, Error> {
         // a small body may have a lot in it, which is not for a thread of the sockets
         let inflated = tokio::task::spawn_blocking(move || match self {
-            Encoding::Gzip => read_within(MultiGzDecoder::new(&body[..]), max_bytes),
-            Encoding::Deflate => read_within(ZlibDecoder::new(&body[..]), max_bytes),
+            Encoding::Gzip => read_within(MultiGzDecoder::new(&body[..]), max_bytes, share),
+            Encoding::Deflate => read_within(ZlibDecoder::new(&body[..]), max_bytes, share),
         });
         let inflated =
             inflated.await.map_err(|error| Error::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-        let inflated = inflated
-            .map_err(|error| Error::new(StatusCode::BAD_REQUEST, format!("body: cannot be inflated: {error}")))?;
-        inflated.ok_or_else(|| {
-            let message = format!("body: expected at most {max_bytes} bytes once it is inflated, got more");
-            Error::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+        inflated.map_err(|unread| match unread {
+            Unread::Broken(error) => Error::new(StatusCode::BAD_REQUEST, format!("body: cannot be inflated: {error}")),
+            Unread::TooLong => {
+                let message = format!("body: expected at most {max_bytes} bytes once it is inflated, got more");
+                Error::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+            }
+            Unread::Refused(refusal) => refusal.into(),
         })
     }
-}
-
-fn read_within(reader: impl Read, max_bytes: usize) -> io::Result<Option<Bytes>> {
-    let mut out = Vec::new();
-    reader.take(max_bytes as u64 + 1).read_to_end(&mut out)?;
-    Ok((out.len() <= max_bytes).then(|| out.into()))
 }
 
 /// Whether an answer of so many bytes should go as gzip.

@@ -11,15 +11,18 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::body::read_body;
 use super::reply::{Error, json_response};
-use crate::seek::{NO_KEY, SeekRequest, seek as seek_rows};
+use crate::seek::{NO_KEY, SeekRequest, Sought, seek as seek_rows};
 use crate::server::App;
 
 /// `{"keys": [5, "6"], "version_required": true}` to `{"values": [{"status": 0, "value": BASE64}, …], "version": "3"}`.
 pub(super) async fn seek(State(app): State<Arc<App>>, request: Request) -> Result<Response, Error> {
     let (parts, body) = request.into_parts();
-    let body = read_body(&parts.headers, body, &app.options).await?;
-    let SeekRequest { keys, version_required } = SeekRequest::of_json(&body)?;
-    let sought = seek_rows(&app, keys).await?;
+    let body = read_body(&parts.headers, body, &app).await?;
+    let text = seek_rows(&app, body, SeekRequest::of_json, write).await?;
+    Ok(json_response(StatusCode::OK, text))
+}
+
+fn write(sought: &Sought, version_required: bool) -> String {
     let mut text = String::from("{\"values\":[");
     for (at, row) in sought.rows().enumerate() {
         text.push_str(if at == 0 { "{\"status\":" } else { ",{\"status\":" });
@@ -34,5 +37,5 @@ pub(super) async fn seek(State(app): State<Arc<App>>, request: Request) -> Resul
         let _ = write!(text, ",\"version\":\"{}\"", sought.version);
     }
     text.push('}');
-    Ok(json_response(StatusCode::OK, text))
+    text
 }

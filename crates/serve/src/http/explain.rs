@@ -29,7 +29,7 @@ pub(super) async fn explain(
 ) -> Result<Response, Error> {
     let called = Called::of(headers)?;
     let deadline = called.deadline(app);
-    let body = read_body(headers, body, &app.options).await?;
+    let body = read_body(headers, body, app).await?;
     let choice = Choice { model: Some(name), variant: called.variant, key: called.key, version: None };
     let deployment = app.registry.choose(choice)?;
     let read = ask::read(&deployment, face, &body, deadline).await?;

@@ -92,4 +92,3 @@ fn bears(headers: &HeaderMap, token: &[u8]) -> bool {
     };
     scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(given.ct_eq(token))
 }
-

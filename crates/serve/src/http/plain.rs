@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::explain::explain;
 use super::predict::{Called, Target, run};
-use super::reply::{Error, json_response, shown};
+use super::reply::{Error, PathParts, json_response, shown};
 use crate::face::Face;
 use crate::registry::Choice;
 use crate::server::App;
@@ -30,7 +30,7 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Response {
 
 pub(super) async fn metadata(
     State(app): State<Arc<App>>,
-    Path(target): Path<String>,
+    PathParts(target): PathParts<String>,
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     if target.contains(':') {
@@ -46,7 +46,7 @@ pub(super) async fn metadata(
 
 pub(super) async fn predict(
     State(app): State<Arc<App>>,
-    Path(target): Path<String>,
+    PathParts(target): PathParts<String>,
     request: Request,
 ) -> Result<Response, Error> {
     let (parts, body) = request.into_parts();

@@ -107,7 +107,7 @@ pub(super) async fn run_known(
     let started = Instant::now();
     let called = Called::of(headers).map_err(|refusal| unread(refusal.into()))?;
     let deadline = called.deadline(app);
-    let body = read_body(headers, body, &app.options).await.map_err(unread)?;
+    let body = read_body(headers, body, app).await.map_err(unread)?;
     let ask = Ask { choice: target.choice(called), face: target.face, body: body.clone(), deadline };
     let answer = ask::predict(&app.registry, ask).await;
     app.metrics.request.observe(started.elapsed());

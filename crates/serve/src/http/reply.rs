@@ -1,10 +1,13 @@
 //! Answers: what each refusal is in HTTP, said once.
 
 use axum::body::Body;
+use axum::extract::{FromRequestParts, Path};
 use axum::http::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::refusal::Refusal;
@@ -64,7 +67,7 @@ impl From<Refusal> for Error {
             Refusal::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Refusal::Unknown(_) => StatusCode::NOT_FOUND,
             Refusal::Unavailable(_) | Refusal::Gone(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Refusal::Full { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Refusal::Full { .. } | Refusal::Crowded { .. } => StatusCode::TOO_MANY_REQUESTS,
             Refusal::Late { .. } => StatusCode::GATEWAY_TIMEOUT,
             Refusal::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -76,6 +79,20 @@ impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let body = json!({ "error": self.message }).to_string();
         self.respond(JSON, body)
+    }
+}
+
+/// Parts of a path by name; what is no text is told as all else is.
+pub(super) struct PathParts<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathParts<T> {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<PathParts<T>, Error> {
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(named)) => Ok(PathParts(named)),
+            Err(rejection) => Err(Error::new(rejection.status(), format!("path: {}", rejection.body_text()))),
+        }
     }
 }
 

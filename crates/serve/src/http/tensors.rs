@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::{get, post};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::body::read_body;
 use super::predict::{JSON_BYTES, Target, run};
-use super::reply::{Error, json_response, shown};
+use super::reply::{Error, PathParts, json_response, shown};
 use crate::face::Face;
 use crate::face::tensors::TensorInfo;
 use crate::inference::{self, parse_version};
@@ -66,7 +66,7 @@ async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
     Ok(json_response(StatusCode::OK, r#"{"ready":true}"#))
 }
 
-async fn model(State(app): State<Arc<App>>, Path(named): Path<Named>) -> Result<Response, Error> {
+async fn model(State(app): State<Arc<App>>, PathParts(named): PathParts<Named>) -> Result<Response, Error> {
     let info = inference::model_info(&app.registry, &named.model, named.version()?)?;
     let model = json!({
         "name": info.name,
@@ -82,7 +82,7 @@ fn tensor(info: &TensorInfo) -> Value {
     json!({"name": info.name, "datatype": info.datatype, "shape": info.shape})
 }
 
-async fn model_ready(State(app): State<Arc<App>>, Path(named): Path<Named>) -> Result<Response, Error> {
+async fn model_ready(State(app): State<Arc<App>>, PathParts(named): PathParts<Named>) -> Result<Response, Error> {
     inference::model_ready(&app.registry, &named.model, named.version()?)?;
     Ok(json_response(StatusCode::OK, json!({"name": named.model, "ready": true}).to_string()))
 }
@@ -95,7 +95,7 @@ struct IndexRequest {
 
 async fn index(State(app): State<Arc<App>>, request: Request) -> Result<Response, Error> {
     let (parts, body) = request.into_parts();
-    let body = read_body(&parts.headers, body, &app.options).await?;
+    let body = read_body(&parts.headers, body, &app).await?;
     let request: IndexRequest = match &body[..] {
         b"" => IndexRequest::default(),
         body => serde_json::from_slice(body).map_err(|error| Refusal::Bad(format!("body: {error}")))?,
@@ -112,7 +112,11 @@ async fn index(State(app): State<Arc<App>>, request: Request) -> Result<Response
     Ok(json_response(StatusCode::OK, json!(models.collect::<Vec<_>>()).to_string()))
 }
 
-async fn infer(State(app): State<Arc<App>>, Path(named): Path<Named>, request: Request) -> Result<Response, Error> {
+async fn infer(
+    State(app): State<Arc<App>>,
+    PathParts(named): PathParts<Named>,
+    request: Request,
+) -> Result<Response, Error> {
     let (parts, body) = request.into_parts();
     infer_with(&app, &named.model, named.version()?, &parts.headers, body).await
 }

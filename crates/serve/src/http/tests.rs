@@ -235,10 +235,12 @@ fn a_switch_of_versions_leaves_requests_with_the_one_they_began_with() {
     install(&server, 4, |job: Job| {
         let _ = job.answer.send(Ok(done("version 4".into())));
     });
-    assert_eq!(predict(&server, "new").body, "version 4");
+    let new = predict(&server, "new");
+    assert_eq!((new.body.as_str(), new.head.contains("\r\nelasticrec-version: 4\r\n")), ("version 4", true));
     assert!(get(&server, "/metrics").body.contains("elasticrec_serve_model_version{model=\"demo\",variant=\"\"} 4"));
     go.send(()).unwrap();
-    assert_eq!(read_to_close(old).body, "Text:old");
+    let old = read_to_close(old);
+    assert_eq!((old.body.as_str(), old.head.contains("\r\nelasticrec-version: 3\r\n")), ("Text:old", true));
 }
 
 #[test]
@@ -575,4 +577,48 @@ fn bytes_behind_json_are_told_in_the_head() {
     assert_eq!((response.status, response.body.as_str()), (200, "{}abcd"));
     assert!(response.head.contains("inference-header-content-length: 2"), "{}", response.head);
     assert!(response.head.contains("content-type: application/octet-stream"), "{}", response.head);
+}
+
+#[test]
+fn large_bodies_share_their_memory() {
+    let server = start(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
+    let (work, begun, go) = gated();
+    install(&server, 3, work);
+    let large = "x".repeat(100_000);
+    let first = begin_predict(&server, &large);
+    begun.recv_timeout(LONG).unwrap();
+    assert!(get(&server, "/metrics").body.contains("\nelasticrec_serve_pending_bytes 100000\n"));
+    let told =
+        r#"{"error":"requests under way have 150000 bytes together already, as many as they may, try again later"}"#;
+    for encoding in ["gzip", "deflate"] {
+        let response = send_compressed(&server, encoding, &compressed(encoding, &large));
+        assert_eq!((response.status, response.body.as_str()), (429, told));
+    }
+    // refused while it comes: what follows is not read, so that the connection may be reset behind the answer
+    let mut start = [0; 12];
+    begin_predict(&server, &large).read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 429");
+    let small = begin_predict(&server, "small");
+    wait_for_queue(&server, 1);
+    (0..2).for_each(|_| go.send(()).unwrap());
+    assert_eq!(read_to_close(first).body.len(), "Text:".len() + large.len());
+    assert_eq!(read_to_close(small).body, "Text:small");
+    poll("memory is given back", || server.app.memory.used_bytes() == 0);
+    go.send(()).unwrap();
+    assert_eq!(predict(&server, &large).status, 200);
+}
+
+#[test]
+fn a_path_that_is_no_text_is_refused_in_json() {
+    let server = start(ServerOptions::default());
+    install(&server, 3, echo);
+    for path in ["/v1/models/%ff", "/v2/models/%ff/ready", "/v2/models/%ff"] {
+        let response = get(&server, path);
+        assert_eq!((response.status, response.body.starts_with(r#"{"error":""#)), (400, true), "{}", response.body);
+    }
+    let post = |path: &str| send(&server, &format!("POST {path} HTTP/1.1\r\ncontent-type: text/plain"), "a b");
+    assert_eq!(post("/v1/models/%ff:predict").status, 400);
+    // what is written in another way than usual means the same
+    assert_eq!(post("/v1/models/d%65mo:predict").body, predict(&server, "a b").body);
+    assert_eq!(post("/v2/models/d%65mo/infer").body, post("/v2/models/demo/infer").body);
 }
