@@ -1,6 +1,7 @@
 //! The inference server: from a socket to a score, without Python.
 //!
-//! In the order of a request: `server` accepts its connection, `http`, `grpc` or `brpc` reads it, `ask` finds who answers it in
+//! In the order of a request: `server` accepts its connection, `http`, `grpc` or `brpc` reads it (`memory` bounds
+//! what all of them hold), `ask` finds who answers it in
 //! the `registry` and queues it for the `pool` of that `deployment`, lines of a user's own format by way of its `readers`; a
 //! `worker`, on the thread that read it or on one of the pool, joins those that wait: their `face` decodes each into a
 //! batch, `score` goes over it (cube lookup → pooling → `engine`), and the face writes the answers, which go back together (`answers`). `version`,
