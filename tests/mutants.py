@@ -225,9 +225,9 @@ MUTANTS = (
     ),
     Mutant(
         "bodies take as much memory as they like",
-        "crates/serve/src/http/body.rs",
-        "        share.cover(num_bytes)?;",
-        "        share.cover(0)?;",
+        "crates/serve/src/memory.rs",
+        "        share.cover(num_bytes).map_err(Unread::Refused)?;",
+        "        share.cover(0).map_err(Unread::Refused)?;",
         "cargo test -p elasticrec-serve --lib http::tests::large_bodies_share_their_memory",
     ),
     Mutant(
@@ -243,6 +243,27 @@ MUTANTS = (
         "        let payload = share.cover(payload.len())",
         "        let payload = share.cover(0)",
         "cargo test -p elasticrec-serve --lib brpc::tests::large_messages_share_their_memory",
+    ),
+    Mutant(
+        "a frame of bRPC counts only when it is whole",
+        "crates/serve/src/brpc/connection.rs",
+        "share.cover(buffer.len())",
+        "share.cover(0)",
+        "cargo test -p elasticrec-serve --lib messages_count_while_they_come",
+    ),
+    Mutant(
+        "a message of gRPC is inflated to any length",
+        "crates/serve/src/grpc/message.rs",
+        "read_within(MultiGzDecoder::new(&message[..]), max_bytes, share)",
+        "read_within(MultiGzDecoder::new(&message[..]), usize::MAX >> 1, share)",
+        "cargo test -p elasticrec-serve --lib what_has_come_of_a_message_counts",
+    ),
+    Mutant(
+        "an output is given as often as it is asked for",
+        "crates/serve/src/face/tensors.rs",
+        "            if std::mem::replace(&mut is_wanted[label], true) {",
+        "            if std::mem::replace(&mut is_wanted[label], false) {",
+        "cargo test -p elasticrec-serve --lib answers_have_the_outputs_that_are_wanted",
     ),
 )
 

@@ -1,6 +1,7 @@
 """`elasticrec serve` as a process: its settings reach the server, it ends in order, and it says what is wrong."""
 
 import asyncio
+import contextlib
 import gzip
 import json
 import re
@@ -13,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asking import metrics_of
 from elasticrec import AsyncClient, Client
 from elasticrec.errors import SampleError, UnavailableError
 from harness import elasticrec, instance_of, serving, succeed, write_job
+from store import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -46,14 +49,27 @@ def test_limits_of_the_job_are_limits_of_the_server(directory: Path) -> None:
         assert post(server.predict_url, b"1 0 5:0\n" * 10)[0] == 200
         assert post(server.predict_url, b"1 0 5:0\n" * 11)[0] == 413
         assert post(server.predict_url, b"1 0 " + b"5:0 " * 2000)[0] == 413
-    memory = ["--set", "serve.max_body_bytes=100000", "--set", "serve.max_pending_bytes=150000"]
-    with serving("models/tiny", *memory, cwd=directory) as server:
+    memory = ["--set", "serve.max_body_bytes=100000", "--set", "serve.max_pending_bytes=400000"]
+    with serving("models/tiny", *memory, cwd=directory) as server, contextlib.ExitStack() as stack:
         line = b"1 0 " + b"5:0 " * 24_000
+        for body, coding in ((line, "identity"), (gzip.compress(line, 0), "gzip"), (gzip.compress(line), "gzip")):
+            assert post(server.predict_url, body, {"Content-Encoding": coding})[0] == 200
+
+        def pending() -> float:
+            return metrics_of(server.url)["pending_bytes"]
+
+        host, _, port = server.address.rpartition(":")
+        head = b"POST /v1/models/tiny:predict HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n"
+        head += b"Content-Length: %d\r\n\r\n" % len(line)
+        for _ in range(4):
+            connection = stack.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall(head + line[:-1])
+        wait_until(lambda: pending() == 4 * (len(line) - 1), lambda: str(pending()))
+        assert post(server.predict_url, gzip.compress(line), {"Content-Encoding": "gzip"})[0] == 429
+        assert post(server.predict_url, b"1 0 5:0\n")[0] == 200
+        stack.close()
+        wait_until(lambda: pending() == 0, lambda: str(pending()))
         assert post(server.predict_url, line)[0] == 200
-        # not compressed at all: what has come and what it is inflated to are more than may be there at once
-        head = {"Content-Encoding": "gzip"}
-        assert post(server.predict_url, gzip.compress(line, 0), head)[0] == 429
-        assert post(server.predict_url, gzip.compress(line), head)[0] == 200
 
 
 def test_many_samples_in_one_request_are_those_of_many_requests(directory: Path) -> None:

@@ -268,7 +268,7 @@ def test_the_plain_values_are_left_as_they_are() -> None:
         (
             "serve",
             {"max_pending_bytes": "8MiB"},
-            "serve: `max_pending_bytes`: expected at least `max_body_bytes`, 16,777,216, got 8,388,608",
+            "serve: `max_pending_bytes`: expected at least four times `max_body_bytes`, 67,108,864, got 8,388,608",
         ),
         ("serve", {"host": "a b"}, "serve.host: expected an address or a host name, got `a b`"),
         (

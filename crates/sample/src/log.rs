@@ -1,6 +1,6 @@
-//! The logarithm of dense values, the same to the bit on every machine: trainers and servers may have different libraries.
+//! The logarithm of dense values, the nearest `f32`: trainers and servers may have libraries whose own differ in the last bit.
 //!
-//! In `f64`, from a table and a short series, and then rounded: `f32`'s own costs twice as much where it is good.
+//! In `f64`, from a table and a short series, and then rounded, which costs half of what the library's takes.
 
 use std::sync::LazyLock;
 

@@ -1,35 +1,31 @@
-//! gRPC beside HTTP on one port: messages in and out of their frames, deadlines, and what each refusal is here, said once.
+//! gRPC beside HTTP on one port: methods of one message, deadlines, and what each refusal is here, said once.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use bytes::{Buf, BufMut, Bytes};
-use hyper::body::Frame;
+use bytes::Bytes;
 use prost::Message;
-use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder, Streaming};
-use tonic::metadata::MetadataMap;
-use tonic::server::{ClientStreamingService, Grpc};
 use tonic::{Code, Status};
 
+use self::message::Coding;
 use crate::ask::{self, Ask};
 use crate::deployment::Deadline;
 pub(crate) use crate::http::Target;
 use crate::http::{Called, Error, MAX_TIMEOUT_MS, tell};
-use crate::memory::Share;
+use crate::memory::FREE_BYTES;
 use crate::refusal::Refusal;
 use crate::server::App;
 
 mod health;
+mod message;
 mod paddle;
 mod tensors;
 #[cfg(test)]
@@ -39,7 +35,6 @@ pub(crate) use self::health::CHECK;
 pub(crate) use self::tensors::{LIVE, MODEL_INFER, READY, model_infer};
 
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
 /// The methods, by path.
 pub(crate) fn routes() -> Router<Arc<App>> {
@@ -59,9 +54,11 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     }
 }
 
-/// The code of an answer: errors have it in their head, what has none is on its way to a good end.
-pub(crate) fn code_of(response: &Response) -> u16 {
-    Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code()) as u16
+/// The code of an answer: errors have it in their head, what has none is on its way to a good end. None of an answer that
+/// is not of gRPC.
+pub(crate) fn code_of(response: &Response) -> Option<u16> {
+    let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code()) as u16;
+    is_grpc(response.headers()).then_some(code)
 }
 
 /// A method that does not exist.
@@ -98,16 +95,16 @@ impl From<Refusal> for Status {
 /// A message that has come, and what its head said.
 pub(crate) struct Call {
     pub(crate) message: Bytes,
-    metadata: MetadataMap,
+    headers: HeaderMap,
     started: Instant,
     deadline: Option<Deadline>,
 }
 
-/// An encoded message on its way out, with metadata.
-pub(crate) type Answer = Result<tonic::Response<Bytes>, Status>;
+/// An encoded message on its way out, and what its head says.
+pub(crate) type Answer = Result<(HeaderMap, Bytes), Status>;
 
 /// Reads the one message of a request, within its limits and in time, and sends what `answer` makes of it.
-pub(crate) async fn unary<Fut>(app: &App, request: Request, answer: impl Fn(Call) -> Fut) -> Response
+pub(crate) async fn unary<Fut>(app: &App, request: Request, answer: impl FnOnce(Call) -> Fut) -> Response
 where
     Fut: Future<Output = Answer>,
 {
@@ -115,44 +112,32 @@ where
         let message = "content type: expected `application/grpc`";
         return Error::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).into_response();
     }
-    let started = Instant::now();
-    let deadline = match deadline(app, request.headers()) {
-        Ok(deadline) => deadline,
-        Err(refusal) => return Status::from(refusal).into_http(),
-    };
-    let method = Unary(|request: tonic::Request<Streaming<Bytes>>| {
-        let (metadata, _, stream) = request.into_parts();
-        let answer = &answer;
-        async move {
-            let message = read(app, stream, deadline).await?;
-            let mut share = app.memory.share();
-            share.cover(message.len())?;
-            let message = share.keep(message);
-            answer(Call { message, metadata, started, deadline }).await
-        }
-    });
-    let mut grpc = Grpc::new(Raw)
-        .accept_compressed(CompressionEncoding::Gzip)
-        .max_decoding_message_size(app.options.max_body_bytes);
-    // nearly all clients can read gzip; those that want the time spent on it send it
-    if request.headers().get(GRPC_ENCODING).is_some_and(|encoding| encoding == "gzip") {
-        grpc = grpc.send_compressed(CompressionEncoding::Gzip);
-    }
-    let request = request.map(|body| Counted { body, num_bytes: 0, share: app.memory.share() });
-    grpc.client_streaming(method, request).await.map(Body::new)
+    exchange(app, request, answer).await.unwrap_or_else(Status::into_http)
 }
 
-/// The one message of a request.
-async fn read(app: &App, mut stream: Streaming<Bytes>, deadline: Option<Deadline>) -> Result<Bytes, Status> {
-    let message = async {
-        let Some(message) = stream.message().await? else {
-            return Err(Status::invalid_argument("expected one message, got none"));
-        };
-        match stream.message().await? {
-            Some(_) => Err(Status::invalid_argument("expected one message, got several")),
-            None => Ok(message),
-        }
-    };
+async fn exchange<Fut>(app: &App, request: Request, answer: impl FnOnce(Call) -> Fut) -> Result<Response, Status>
+where
+    Fut: Future<Output = Answer>,
+{
+    let started = Instant::now();
+    let (Parts { headers, uri, .. }, body) = request.into_parts();
+    let deadline = deadline(app, &headers)?;
+    let coding = Coding::of(&headers)?;
+    // who needs no token gets no memory
+    let is_probe = [CHECK, LIVE, READY].contains(&uri.path());
+    let max_bytes = if is_probe { app.options.max_body_bytes.min(FREE_BYTES) } else { app.options.max_body_bytes };
+    let message = in_time(app, deadline, message::read(body, coding, max_bytes, &app.memory)).await?;
+    let (headers, message) = answer(Call { message, headers, started, deadline }).await?;
+    let frame = app.memory.share().hold(message::frame(message, coding).await)?;
+    Ok(message::respond(headers, frame, coding))
+}
+
+/// A message that has to come in time.
+async fn in_time(
+    app: &App,
+    deadline: Option<Deadline>,
+    message: impl Future<Output = Result<Bytes, Status>>,
+) -> Result<Bytes, Status> {
     let latest = Deadline::within(app.options.body_timeout);
     let first = deadline.filter(|deadline| deadline.at < latest.at);
     tokio::time::timeout_at(first.unwrap_or(latest).at.into(), message).await.unwrap_or_else(|_| {
@@ -173,21 +158,19 @@ pub(crate) fn decode<M: Message + Default>(message: &Bytes) -> Result<M, Status>
 
 /// An answer that needs no scorer.
 pub(crate) fn encode(message: &impl Message) -> Answer {
-    Ok(tonic::Response::new(message.encode_to_vec().into()))
+    Ok((HeaderMap::new(), message.encode_to_vec().into()))
 }
 
 /// Has a message scored.
 pub(crate) async fn predict(app: &App, target: Target<'_>, call: Call) -> Answer {
-    let called = Called::of(call.metadata.as_ref())?;
+    let called = Called::of(&call.headers)?;
     let ask = Ask { choice: target.choice(called), face: target.face, body: call.message, deadline: call.deadline };
     let outcome = ask::predict(&app.registry, ask).await;
     app.metrics.request.observe(call.started.elapsed());
     let (about, done) = outcome?;
     let mut headers = HeaderMap::new();
     tell(&mut headers, &about, called.wants_timing.then_some(done.timing));
-    let mut response = tonic::Response::new(done.reply.body);
-    *response.metadata_mut() = MetadataMap::from_headers(headers);
-    Ok(response)
+    Ok((headers, done.reply.body))
 }
 
 /// When the time of a request is over: as gRPC says it, as HTTP does, or as the server is set.
@@ -214,91 +197,4 @@ fn parse_timeout(value: &[u8]) -> Option<Duration> {
         b'n' => Duration::from_nanos(number),
         _ => return None,
     })
-}
-
-/// A body that counts as memory while it comes.
-struct Counted {
-    body: Body,
-    num_bytes: usize,
-    share: Share,
-}
-
-impl hyper::body::Body for Counted {
-    type Data = Bytes;
-    type Error = axum::BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
-            self.num_bytes += data.len();
-            let num_bytes = self.num_bytes;
-            if let Err(refusal) = self.share.cover(num_bytes) {
-                return Poll::Ready(Some(Err(Status::from(refusal).into())));
-            }
-        }
-        Poll::Ready(frame.map(|frame| frame.map_err(axum::BoxError::from)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-}
-
-/// A method of one message, read as a stream so that its time can be limited.
-struct Unary<F>(F);
-
-impl<F, Fut> ClientStreamingService<Bytes> for Unary<F>
-where
-    F: Fn(tonic::Request<Streaming<Bytes>>) -> Fut,
-    Fut: Future<Output = Answer>,
-{
-    type Response = Bytes;
-    type Future = Fut;
-
-    fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Fut {
-        (self.0)(request)
-    }
-}
-
-/// Messages as they are: who needs one decodes it, in a thread that may take the time.
-#[derive(Debug, Clone, Copy)]
-struct Raw;
-
-impl Codec for Raw {
-    type Encode = Bytes;
-    type Decode = Bytes;
-    type Encoder = Raw;
-    type Decoder = Raw;
-
-    fn encoder(&mut self) -> Raw {
-        Raw
-    }
-
-    fn decoder(&mut self) -> Raw {
-        Raw
-    }
-}
-
-impl Encoder for Raw {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn encode(&mut self, message: Bytes, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        into.reserve(message.len());
-        into.put(message);
-        Ok(())
-    }
-}
-
-impl Decoder for Raw {
-    type Item = Bytes;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        // cut off, not copied
-        Ok(Some(from.copy_to_bytes(from.remaining())))
-    }
 }

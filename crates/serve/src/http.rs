@@ -67,7 +67,7 @@ fn router(app: Arc<App>) -> Router {
 fn allowed(path: &str) -> &'static str {
     let is_service = |first: &str| first.contains('.') || first.ends_with("Service");
     let is_action = path.contains(':')
-        || path.ends_with("/infer")
+        || (path.ends_with("/infer") && path != "/v2/models/infer")
         || path == tensors::INDEX
         || path.split('/').nth(1).is_some_and(is_service);
     if is_action { "POST" } else { "GET" }

@@ -1,20 +1,24 @@
-//! Memory of the requests under way: large bodies count from when they come until they are dropped, whichever protocol
-//! they came by. What many connections may send at once is more than any machine has.
+//! Memory of the requests under way: what is not small counts, bodies from when they come until they are dropped, answers
+//! until they are sent, whichever protocol they came by. What many connections may have at once is more than any machine has.
 
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
 
 use crate::refusal::Refusal;
 
-/// Shorter bodies do not count: the number of connections bounds them well enough.
-const FREE_BYTES: usize = 64 << 10;
+/// What is shorter does not count: the numbers of connections, and of requests of each, bound it well enough.
+pub(crate) const FREE_BYTES: usize = 4 << 10;
 /// Inflated between two looks at what is left.
 const STEP_BYTES: u64 = 256 << 10;
+/// Up to here a copy is cheaper than a new buffer for the next request of a connection.
+const SMALL_BYTES: usize = 2048;
 
-/// What all bodies share.
+/// What all requests share.
 pub(crate) struct Memory {
     max_bytes: usize,
     used_bytes: AtomicUsize,
@@ -29,20 +33,20 @@ impl Memory {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// The part of a body of which nothing has come yet.
+    /// The part of something of which there is nothing yet.
     pub(crate) fn share(self: &Arc<Memory>) -> Share {
         Share { memory: self.clone(), num_bytes: 0 }
     }
 }
 
-/// The part that one body has; given back with it.
+/// The part that one body or answer has; given back with it.
 pub(crate) struct Share {
     memory: Arc<Memory>,
     num_bytes: usize,
 }
 
 impl Share {
-    /// Grows to a body of so many bytes, or says that there is no room for it.
+    /// Grows to so many bytes, or says that there is no room for them.
     pub(crate) fn cover(&mut self, num_bytes: usize) -> Result<(), Refusal> {
         if num_bytes <= FREE_BYTES.max(self.num_bytes) {
             return Ok(());
@@ -56,9 +60,14 @@ impl Share {
         Ok(())
     }
 
-    /// The body, which has this part for as long as somebody holds it.
+    /// Bytes that have this part for as long as somebody holds them.
     pub(crate) fn keep(self, bytes: Bytes) -> Bytes {
         if self.num_bytes == 0 { bytes } else { Bytes::from_owner(Kept { bytes, _share: self }) }
+    }
+
+    /// As [`keep`](Share::keep), of bytes that are there already.
+    pub(crate) fn hold(mut self, bytes: Bytes) -> Result<Bytes, Refusal> {
+        self.cover(bytes.len()).map(|()| self.keep(bytes))
     }
 }
 
@@ -81,24 +90,64 @@ impl AsRef<[u8]> for Kept {
     }
 }
 
-/// Why a body was not inflated.
+/// Why a body was not read, or not inflated.
 #[derive(Debug)]
 pub(crate) enum Unread {
-    /// It is no such thing.
-    Broken(io::Error),
+    /// It did not come, or is no such thing.
+    Broken(String),
     TooLong,
     Refused(Refusal),
+}
+
+/// A body as a whole; `num_expected` is how long it says that it is.
+pub(crate) async fn collect(
+    mut body: Body,
+    num_expected: Option<u64>,
+    max_bytes: usize,
+    mut share: Share,
+) -> Result<Bytes, Unread> {
+    // said beforehand: not a byte of it is read
+    if num_expected.is_some_and(|num_bytes| num_bytes > max_bytes as u64) {
+        return Err(Unread::TooLong);
+    }
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Unread::Broken(error.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let num_bytes = first.len() + rest.len() + data.len();
+        if num_bytes > max_bytes {
+            return Err(Unread::TooLong);
+        }
+        // what has come, not what was promised: a promise takes no memory
+        share.cover(num_bytes).map_err(Unread::Refused)?;
+        // most bodies come in one piece, which needs no copy
+        match (first.is_empty(), rest.is_empty()) {
+            // a small one is copied all the same: the connection keeps the buffer that it has read it into
+            (true, true) if data.len() <= SMALL_BYTES => first = Bytes::copy_from_slice(&data),
+            (true, true) => first = data,
+            (false, _) => {
+                rest.reserve(num_expected.map_or(0, |num_bytes| num_bytes as usize).max(num_bytes));
+                rest.extend_from_slice(&std::mem::take(&mut first));
+                rest.extend_from_slice(&data);
+            }
+            (true, false) => rest.extend_from_slice(&data),
+        }
+    }
+    Ok(share.keep(if rest.is_empty() { first } else { rest.freeze() }))
 }
 
 /// All that an inflater gives; more than `max_bytes` of it are not even made.
 pub(crate) fn read_within(reader: impl Read, max_bytes: usize, mut share: Share) -> Result<Bytes, Unread> {
     let mut reader = reader.take(max_bytes as u64 + 1);
     let mut out = Vec::new();
-    while reader.by_ref().take(STEP_BYTES).read_to_end(&mut out).map_err(Unread::Broken)? > 0 {
+    let broken = |error: io::Error| Unread::Broken(error.to_string());
+    while reader.by_ref().take(STEP_BYTES).read_to_end(&mut out).map_err(broken)? > 0 {
+        // not to be told to try again
+        if out.len() > max_bytes {
+            return Err(Unread::TooLong);
+        }
         share.cover(out.len()).map_err(Unread::Refused)?;
-    }
-    if out.len() > max_bytes {
-        return Err(Unread::TooLong);
     }
     Ok(share.keep(out.into()))
 }

@@ -150,7 +150,7 @@ impl Metrics {
         registry.register("readers", "Reader processes, idle or at work", metrics.readers.clone());
         let help = "Reader processes that died, hung or answered nonsense";
         registry.register("reader_losses", help, metrics.reader_losses.clone());
-        let help = "Bytes of large bodies that are under way";
+        let help = "Bytes of bodies and answers that are under way";
         registry.register("pending_bytes", help, metrics.pending_bytes.clone());
         metrics
     }

@@ -52,7 +52,7 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// Longest body.
     pub max_body_bytes: usize,
-    /// What all larger bodies that are under way may have together; further ones get 429.
+    /// What requests under way and their answers may have together; further ones get 429.
     pub max_pending_bytes: usize,
     /// Instances, or lines, a request.
     pub max_instances: usize,

@@ -115,8 +115,8 @@ class Serve(Section):
     )
     max_pending_bytes: Bytes = Field(
         default=2**30,
-        description="Most that requests under way may have in memory together, those of up to 64 KB not counted; "
-        "what is beyond is answered with 429.",
+        description="Most that requests under way and their answers may have in memory together, those of up to 4 KiB "
+        "not counted; what is beyond is answered with 429. At least four times `max_body_bytes`.",
     )
     max_instances: int = Field(
         default=10_000,
@@ -169,9 +169,10 @@ class Serve(Section):
 
     @model_validator(mode="after")
     def _check_sizes_and_models(self) -> "Serve":
-        if self.max_pending_bytes < self.max_body_bytes:
-            most, got = f"{self.max_body_bytes:,}", f"{self.max_pending_bytes:,}"
-            raise problem(f"`max_pending_bytes`: expected at least `max_body_bytes`, {most}, got {got}")
+        # one request has its body as it came and inflated, and its answer
+        if self.max_pending_bytes < (least := 4 * self.max_body_bytes):
+            told = f"expected at least four times `max_body_bytes`, {least:,}, got {self.max_pending_bytes:,}"
+            raise problem(f"`max_pending_bytes`: {told}")
         names = [model.name for model in self.models if model.name is not None]
         if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
             raise problem(f"`models`: `{twice}` is given twice, expected each once")

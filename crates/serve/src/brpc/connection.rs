@@ -91,9 +91,20 @@ impl Connection {
                     }
                 }
                 Ok(None) => {
+                    // who has not shown the token gets no memory
+                    if !self.is_known
+                        && let Some(meta) = frame::meta(&buffer)
+                        && !self.is_allowed(meta.authentication_data.as_deref())
+                    {
+                        self.refuse_unknown(meta.correlation_id.unwrap_or(0));
+                        return;
+                    }
                     if let Err(refusal) = share.cover(buffer.len()) {
                         // what is left of the frame cannot be told from the next one
-                        self.refuse(frame::correlation_id(&buffer).unwrap_or(0), refusal.into());
+                        self.refuse(
+                            frame::meta(&buffer).and_then(|meta| meta.correlation_id).unwrap_or(0),
+                            refusal.into(),
+                        );
                         return;
                     }
                     begun = (!buffer.is_empty()).then(|| begun.unwrap_or_else(Instant::now));
@@ -127,8 +138,7 @@ impl Connection {
     async fn begin(&mut self, request: Request, mut share: Share) -> bool {
         let Request { call, correlation_id, compress_type, authentication_data, payload } = request;
         if !self.is_allowed(authentication_data.as_deref()) {
-            let text = "expected the token of this server as authentication data";
-            self.refuse(correlation_id, Fault::new(code::UNAUTHORIZED, text));
+            self.refuse_unknown(correlation_id);
             return false;
         }
         let max_bytes = self.app.options.max_body_bytes;
@@ -189,6 +199,11 @@ impl Connection {
         }
     }
 
+    fn refuse_unknown(&self, correlation_id: i64) {
+        let text = "expected the token of this server as authentication data";
+        self.refuse(correlation_id, Fault::new(code::UNAUTHORIZED, text));
+    }
+
     /// One of the last answers of a connection.
     fn refuse(&self, correlation_id: i64, fault: Fault) {
         self.send(correlation_id, Err(fault), compress::NONE, None);
@@ -229,7 +244,8 @@ fn send(
     (correlation_id, answer, compress_type): (i64, Result<Bytes, Fault>, i32),
     permit: Option<OwnedSemaphorePermit>,
 ) {
-    let (code, text, message) = match answer {
+    let mut share = app.memory.share();
+    let (code, text, message) = match answer.and_then(|message| Ok(share.cover(message.len()).map(|()| message)?)) {
         Ok(message) => (code::OK, None, message),
         Err(fault) => (fault.code, Some(fault.text), Bytes::new()),
     };
@@ -241,7 +257,7 @@ fn send(
         compress_type: (code == code::OK).then_some(compress_type),
         ..RpcMeta::default()
     };
-    let _ = answers.send((frame::encode(&meta, &message), permit));
+    let _ = answers.send((share.keep(frame::encode(&meta, &message)), permit));
 }
 
 /// Runs what takes a while.

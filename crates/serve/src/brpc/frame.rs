@@ -84,8 +84,8 @@ pub(super) fn take(buffer: &mut BytesMut, max_payload: usize) -> Result<Option<R
         if buffer.len() < HEAD_BYTES + meta_bytes {
             return Ok(None);
         }
-        return Err(correlation_id(buffer)
-            .map_or(FrameError::Malformed, |correlation_id| FrameError::TooLong { correlation_id }));
+        let too_long = |meta: RpcMeta| FrameError::TooLong { correlation_id: meta.correlation_id.unwrap_or(0) };
+        return Err(meta(buffer).map_or(FrameError::Malformed, too_long));
     }
     if buffer.len() < HEAD_BYTES + body_bytes {
         return Ok(None);
@@ -96,11 +96,11 @@ pub(super) fn take(buffer: &mut BytesMut, max_payload: usize) -> Result<Option<R
     Request::of(meta, frame).map(Some).ok_or(FrameError::Malformed)
 }
 
-/// Which call a frame belongs to, of which the meta has come.
-pub(super) fn correlation_id(buffer: &[u8]) -> Option<i64> {
+/// What a frame says of itself, once that has come.
+pub(super) fn meta(buffer: &[u8]) -> Option<RpcMeta> {
     let meta_bytes = buffer.get(MAGIC.len()..HEAD_BYTES)?.last_chunk().map(|&size| u32::from_be_bytes(size))?;
     let meta = buffer.get(HEAD_BYTES..HEAD_BYTES.checked_add(meta_bytes as usize)?)?;
-    RpcMeta::decode(meta).ok().map(|meta| meta.correlation_id.unwrap_or(0))
+    RpcMeta::decode(meta).ok()
 }
 
 impl Request {

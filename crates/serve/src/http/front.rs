@@ -44,10 +44,10 @@ impl Front {
             },
             _ => self.dispatch(request).await,
         };
-        match is_grpc {
-            true => self.app.metrics.count_answer("grpc", grpc::code_of(&response)),
-            false if counted => self.app.metrics.count_answer("http", response.status().as_u16()),
-            false => (),
+        match grpc::code_of(&response) {
+            Some(code) => self.app.metrics.count_answer("grpc", code),
+            None if counted => self.app.metrics.count_answer("http", response.status().as_u16()),
+            None => (),
         }
         response
     }

@@ -111,17 +111,23 @@ pub(super) async fn run_known(
     let ask = Ask { choice: target.choice(called), face: target.face, body: body.clone(), deadline };
     let answer = ask::predict(&app.registry, ask).await;
     app.metrics.request.observe(started.elapsed());
-    let (about, Done { reply, timing }) = answer.map_err(|refusal| Refused { error: refusal.into(), body })?;
-    let mut response = respond(headers, reply).await;
+    let (about, Done { reply, timing }) = match answer {
+        Ok(answer) => answer,
+        Err(refusal) => return Err(Refused { error: refusal.into(), body }),
+    };
+    // its memory is free for the answer
+    drop(body);
+    let mut response = respond(app, headers, reply).await.map_err(|refusal| unread(refusal.into()))?;
     tell(response.headers_mut(), &about, called.wants_timing.then_some(timing));
     Ok(response)
 }
 
-async fn respond(asked: &HeaderMap, reply: Reply) -> Response {
+async fn respond(app: &App, asked: &HeaderMap, reply: Reply) -> Result<Response, Refusal> {
     let Reply { body, json_bytes } = reply;
     let gzipped = if wants_gzip(asked, body.len()) { gzip(body.clone()).await } else { None };
     let is_gzipped = gzipped.is_some();
-    let mut response = json_response(StatusCode::OK, gzipped.unwrap_or(body));
+    let body = app.memory.share().hold(gzipped.unwrap_or(body))?;
+    let mut response = json_response(StatusCode::OK, body);
     let headers = response.headers_mut();
     if is_gzipped {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
@@ -130,7 +136,7 @@ async fn respond(asked: &HeaderMap, reply: Reply) -> Response {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
         headers.insert(JSON_BYTES, json_bytes.into());
     }
-    response
+    Ok(response)
 }
 
 /// Says in the head of an answer who gave it and, if asked for, where its time went.

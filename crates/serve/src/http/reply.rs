@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path};
-use axum::http::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::header::{ALLOW, CONNECTION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -31,6 +31,11 @@ impl Error {
         let header = Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
         let message = "expected `authorization: bearer TOKEN` with the token of this server".into();
         Error { status: StatusCode::UNAUTHORIZED, message, header }
+    }
+
+    /// Says that the connection ends with it: what is left of the body is not read.
+    pub(super) fn closing(self) -> Error {
+        Error { header: Some((CONNECTION, HeaderValue::from_static("close"))), ..self }
     }
 
     pub(super) fn method_not_allowed(method: &str, allowed: &'static str) -> Error {

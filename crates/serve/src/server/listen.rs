@@ -30,7 +30,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const PEEK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Requests under way on a connection of HTTP/2.
-const MAX_STREAMS: u32 = 1024;
+const MAX_STREAMS: u32 = 256;
 /// What a client may send of a body before it is read: requests of thousands of instances come in one go.
 const WINDOW_BYTES: u32 = 1 << 20;
 

@@ -485,9 +485,14 @@ fn answers_have_the_outputs_that_are_wanted() {
     assert_eq!((answer.outputs.len(), answer.outputs[0].shape.as_slice()), (1, &[2][..]));
     assert_eq!(answer.raw_output_contents, [[0.5f32, 1.0].map(f32::to_le_bytes).concat()]);
 
-    for form in [Request { outputs: vec!["likes"], ..all.clone() }].iter().flat_map(|one| [one.json(), one.raw()]) {
-        let told = wanted(form).check(&about("")).unwrap_err().to_string();
-        assert_eq!(told, "output `likes`: unknown, there is `click`, `buy`");
+    for (outputs, expected) in [
+        (vec!["likes"], "output `likes`: unknown, there is `click`, `buy`"),
+        (vec!["buy", "click", "buy"], "output `buy`: is asked for twice"),
+    ] {
+        let one = Request { outputs, ..all.clone() };
+        for form in [one.json(), one.raw()] {
+            assert_eq!(wanted(form).check(&about("")).unwrap_err().to_string(), expected);
+        }
     }
     assert!(wanted(one.raw()).check(&about("")).is_ok());
 }
