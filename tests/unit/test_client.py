@@ -375,6 +375,26 @@ def test_a_deadline_is_kept(call: Call, problem: Any) -> None:
     assert len(server.predictions()) == 1, "not sent again"
 
 
+def test_a_server_that_does_not_want_all_of_a_request_is_heard(call: Call) -> None:
+    told = b'{"error": "too much of it"}'
+    head = b"HTTP/1.1 429 Too Many Requests\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    answer = head + b"content-length: %d\r\n\r\n" % len(told) + told
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match="429: too much of it"):
+            call(url, "predict_lines", bytes(2**25), options={"model": "small", "retries": 0})
+        refusing.join()
+
+
 def test_a_deadline_is_for_all_attempts(call: Call) -> None:
     with scripted(predict=[BUSY, HANG]) as server, pytest.raises(UnavailableError) as caught:
         call(server.url, "predict", [{}], timeout_s=0.5)

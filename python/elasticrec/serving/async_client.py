@@ -214,8 +214,8 @@ class _Connection:
     async def exchange(self, step: Send) -> Response:
         """One request and its answer."""
         try:
+            # its end is not waited for: a server that does not want all of it answers before
             self._writer.write(self._exchange.send(step.request))
-            await self._writer.drain()
             response = None
             while response is None:
                 response = self._exchange.receive(await self._reader.read(_PIECE_BYTES))

@@ -1,5 +1,6 @@
 """The client for threads: named values or lines in, scores out, over a few connections that are kept."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -235,7 +236,9 @@ class _Connection:
         """One request and its answer."""
         try:
             self._socket.settimeout(_left(step.deadline))
-            self._socket.sendall(self._exchange.send(step.request))
+            # a server that does not want all of it has answered before it closed
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._socket.sendall(self._exchange.send(step.request))
             response = None
             while response is None:
                 self._socket.settimeout(_left(step.deadline))
