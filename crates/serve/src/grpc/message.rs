@@ -125,3 +125,31 @@ pub(super) fn respond(mut headers: HeaderMap, frame: Bytes, coding: Coding) -> R
     *response.headers_mut() = headers;
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_one_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Ok((flag, message)) = unframe(bytes.clone().into()) {
+                let length = (message.len() as u32).to_be_bytes();
+                prop_assert_eq!([&[flag][..], &length, &message].concat(), bytes);
+            }
+        }
+
+        #[test]
+        fn a_message_comes_back_out_of_its_frame(message in prop::collection::vec(any::<u8>(), 0..300), is_gzip: bool) {
+            let coding = if is_gzip { Coding::Gzip } else { Coding::Plain };
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let back = runtime.block_on(async {
+                let frame = frame(message.clone().into(), coding).await;
+                read(Body::from(frame), coding, message.len(), &Memory::new(0)).await
+            });
+            prop_assert_eq!(back.unwrap(), message);
+        }
+    }
+}
