@@ -156,7 +156,7 @@ MUTANTS = (
     Mutant(
         "who has scored does not look for more",
         "crates/serve/src/deployment.rs",
-        "                Here::More => (),",
+        "                Here::More => look.is_due = true,",
         "                Here::More => return,",
         "cargo test -p elasticrec-serve --test serving what_is_left_in_the_queue_is_scored_too",
     ),

@@ -263,20 +263,37 @@ pub(crate) fn score_soon(deployment: &Arc<Deployment>) {
     if deployment.is_waking.swap(true, Ordering::AcqRel) {
         return;
     }
-    let deployment = deployment.clone();
+    let mut look = Look { deployment: deployment.clone(), is_due: true };
     tokio::spawn(async move {
         loop {
             // behind the connections that have something to read or to write
             tokio::task::yield_now().await;
+            look.is_due = false;
+            let deployment = &look.deployment;
             deployment.is_waking.store(false, Ordering::Release);
             match deployment.score_here() {
                 Here::Settled => return,
                 Here::Refused => return deployment.pool.wake(),
                 Here::More if deployment.is_waking.swap(true, Ordering::AcqRel) => return,
-                Here::More => (),
+                Here::More => look.is_due = true,
             }
         }
     });
+}
+
+/// A look at the queue that somebody relies on: if it never comes, because its runtime ends, the threads of the pool do.
+struct Look {
+    deployment: Arc<Deployment>,
+    is_due: bool,
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        if self.is_due {
+            self.deployment.is_waking.store(false, Ordering::Release);
+            self.deployment.pool.wake();
+        }
+    }
 }
 
 fn lines_of(model: &Model, sizes: Sizes, readers: Option<Arc<Readers>>) -> Lines {
@@ -321,6 +338,23 @@ fn metadata(model: &Model, name: &str) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_queued_is_done_though_the_runtime_that_was_to_look_ends() {
+        let (done_in, done) = std::sync::mpsc::channel();
+        let work = move |_: Job, _: &Waiting<'_, Job>| done_in.send(()).unwrap();
+        let about = Arc::new(About::new("demo", "", 1, &["click".into()]));
+        let deployment = Arc::new(Deployment::new(about, Bytes::new(), Pool::start(8, vec![work]).unwrap(), 8));
+        for _ in 0..2 {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let submit = || deployment.submit(Face::Text, Bytes::new(), ReaderTime::default(), None);
+            // told, and never polled
+            let _answer = runtime.block_on(async { submit().inspect(|_| score_soon(&deployment)) }).unwrap();
+            drop(runtime);
+            assert!(!deployment.is_waking.load(Ordering::Acquire));
+            done.recv_timeout(Duration::from_secs(60)).unwrap();
+        }
+    }
 
     #[test]
     fn long_requests_and_those_of_many_instances_are_not_for_the_sockets() {
