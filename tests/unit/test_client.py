@@ -1,11 +1,12 @@
 """Both clients against servers that are well, busy, gone, strange or not ours."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,25 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 def where(server: Scripted) -> str:
     return server.url.partition("//")[2]
+
+
+@contextlib.contextmanager
+def saying(said: bytes) -> Iterator[str]:
+    """A server that says something after the first bytes of a request, and closes; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(said)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            thread.join()
 
 
 def unused_url() -> str:
@@ -283,20 +303,8 @@ def test_options_of_a_call_that_are_none(call: Call, options: dict[str, Any]) ->
     ],
 )
 def test_something_that_is_no_http(call: Call, said: bytes, problem: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(said)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        where = f"127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises(UnavailableError) as caught:
-            call(f"http://{where}", "models", options={"retries": 0})
-        thread.join()
+    with saying(said) as where, pytest.raises(UnavailableError) as caught:
+        call(f"http://{where}", "models", options={"retries": 0})
     assert str(caught.value).startswith(f"{where}: {problem}")
 
 
@@ -379,20 +387,8 @@ def test_a_server_that_does_not_want_all_of_a_request_is_heard(call: Call) -> No
     told = b'{"error": "too much of it"}'
     head = b"HTTP/1.1 429 Too Many Requests\r\nconnection: close\r\ncontent-type: application/json\r\n"
     answer = head + b"content-length: %d\r\n\r\n" % len(told) + told
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def refuse() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(answer)
-
-        refusing = threading.Thread(target=refuse)
-        refusing.start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(UnavailableError, match="429: too much of it"):
-            call(url, "predict_lines", bytes(2**25), options={"model": "small", "retries": 0})
-        refusing.join()
+    with saying(answer) as where, pytest.raises(UnavailableError, match="429: too much of it"):
+        call(f"http://{where}", "predict_lines", bytes(2**25), options={"model": "small", "retries": 0})
 
 
 def test_a_deadline_is_for_all_attempts(call: Call) -> None:

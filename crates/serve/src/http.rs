@@ -30,6 +30,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::compress::gzip;
 pub(crate) use self::front::Front;
 pub(crate) use self::paddle::infer as infer_paddle;
 pub(crate) use self::predict::{Called, MAX_TIMEOUT_MS, Target, tell};

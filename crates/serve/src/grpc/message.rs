@@ -1,6 +1,5 @@
 //! Messages in and out of their frames: a flag, four bytes of length, the message. A request and an answer have one each.
 
-use std::io::Write;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -8,12 +7,11 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use bytes::{BufMut, Bytes, BytesMut};
-use flate2::Compression;
 use flate2::read::MultiGzDecoder;
-use flate2::write::GzEncoder;
 use http_body_util::{BodyExt, Full};
 use tonic::Status;
 
+use crate::http::gzip;
 use crate::memory::{Memory, Unread, collect, read_within};
 
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -93,11 +91,8 @@ pub(super) async fn frame(message: Bytes, coding: Coding) -> Bytes {
     let (flag, message) = match coding {
         Coding::Plain => (PLAIN, message),
         Coding::Gzip => {
-            let whole = message.clone();
-            match tokio::task::spawn_blocking(move || gzip(&whole)).await {
-                Ok(Ok(gzipped)) => (COMPRESSED, gzipped),
-                _ => (PLAIN, message),
-            }
+            let gzipped = gzip(message.clone()).await;
+            gzipped.map_or((PLAIN, message), |gzipped| (COMPRESSED, gzipped))
         }
     };
     let mut frame = BytesMut::with_capacity(HEAD_BYTES + message.len());
@@ -105,12 +100,6 @@ pub(super) async fn frame(message: Bytes, coding: Coding) -> Bytes {
     frame.put_u32(message.len() as u32);
     frame.extend_from_slice(&message);
     frame.freeze()
-}
-
-fn gzip(message: &[u8]) -> std::io::Result<Bytes> {
-    let mut encoder = GzEncoder::new(Vec::with_capacity(message.len() / 2), Compression::fast());
-    encoder.write_all(message)?;
-    encoder.finish().map(Bytes::from)
 }
 
 /// An answer that is a good one.

@@ -1,4 +1,4 @@
-//! gRPC through the router: frames in, frames and codes out; what stands behind the queue is played by the tests.
+//! gRPC through the front: frames in, frames and codes out; what stands behind the queue is played by the tests.
 
 use std::io::{self, Read, Write};
 use std::pin::Pin;

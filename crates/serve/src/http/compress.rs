@@ -74,7 +74,7 @@ fn accepts_gzip(value: &HeaderValue) -> bool {
 }
 
 /// A body as gzip; none where that fails.
-pub(super) async fn gzip(body: Bytes) -> Option<Bytes> {
+pub(crate) async fn gzip(body: Bytes) -> Option<Bytes> {
     let gzipped = tokio::task::spawn_blocking(move || {
         let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 2), Compression::fast());
         encoder.write_all(&body)?;
