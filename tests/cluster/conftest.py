@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Trainings, Undisturbed
 from elasticrec.data.demo import write_demo
+from support.cluster import Trainings, Undisturbed
 
 SAMPLES = 800_000
 

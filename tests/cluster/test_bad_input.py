@@ -10,12 +10,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from by_hand import TIMEOUT_S, TOKEN, Roles, make_run
 
 from elasticrec.roles.start import read_start
 from elasticrec.run import Run
-from harness import elasticrec
-from store import free_port
+from support.by_hand import TIMEOUT_S, TOKEN, Roles, make_run
+from support.harness import elasticrec
+from support.store import free_port
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from by_hand import TOKEN, Roles, make_run
 
-from cluster import Trainings, count, load_rows
 from elasticrec import _core
 from elasticrec.launch.status import read_status
 from elasticrec.repository.repository import Repository
 from elasticrec.run import Run
-from store import Process, free_port, wait_until
+from support.by_hand import TOKEN, Roles, make_run
+from support.cluster import Trainings, count, load_rows
+from support.store import Process, free_port, wait_until
 
 pytestmark = pytest.mark.slow
 

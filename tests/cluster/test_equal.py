@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
-from cluster import Training
 from elasticrec import _core
 from elasticrec.config import load_job
 from elasticrec.data.demo import write_demo
 from elasticrec.training.embedding import table_spec
 from elasticrec.training.network import build_model
+from support.cluster import Training
 
 Rows = dict[int, tuple[Any, ...]]
 RATES = {"sgd": 0.05, "adagrad": 0.05, "adam": 0.002}

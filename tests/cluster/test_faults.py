@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from by_hand import Roles
 
-from cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed
-from disks import fill, small_file_system
 from elasticrec.config import load_job
 from elasticrec.roles.coordinator import prepare
 from elasticrec.run import Run
-from store import free_port
+from support.by_hand import Roles
+from support.cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed
+from support.disks import fill, small_file_system
+from support.store import free_port
 
 # When each dies, by how often it came to the point since it was started.
 POINTS = {

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed, wait_for_end
+from support.cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed, wait_for_end
 
 # `make soak` asks for more
 SEEDS = int(os.environ.get("ELASTICREC_SOAK", "5"))

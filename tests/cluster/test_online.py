@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import TIMEOUT_S, Training, wait_for_end
-from harness import succeed
-from small import sample_lines
+from support.cluster import TIMEOUT_S, Training, wait_for_end
+from support.harness import succeed
+from support.small import sample_lines
 
 SETTINGS = ("train.servers=2", "train.trainers=2", "train.ps.lease_s=2", "train.ps.heartbeat_s=0.3")
 

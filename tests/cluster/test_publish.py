@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster import STRATEGIES, TIMEOUT_S, Training, Trainings, count, load_rows
-from disks import fill, small_file_system
 from elasticrec import _core
 from elasticrec.repository.repository import Repository
-from harness import succeed
+from support.cluster import STRATEGIES, TIMEOUT_S, Training, Trainings, count, load_rows
+from support.disks import fill, small_file_system
+from support.harness import succeed
 
 PUBLISH = ("publish.every=1s", "publish.base_every=4", "publish.gate.max_row_loss=1")
 # of the rows that were shown once half go at the end of each pass

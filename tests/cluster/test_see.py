@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import TIMEOUT_S, Training, check_counts
 from elasticrec.data.demo import write_demo
 from elasticrec.launch.status import read_status
 from elasticrec.run import Run
-from harness import elasticrec, succeed
+from support.cluster import TIMEOUT_S, Training, check_counts
+from support.harness import elasticrec, succeed
 
 DOCS = Path(__file__).parents[2] / "docs/metrics.md"
 # more than twice what passes meanwhile: commands may take long where training does not

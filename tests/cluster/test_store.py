@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from elasticrec.errors import ModelError
-from store import MODEL, NUM_ROWS, Readers, StoreProcesses, publish, wait_until
+from support.store import MODEL, NUM_ROWS, Readers, StoreProcesses, publish, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import TOKEN, Roles, make_run
 
-from certificates import Files, write_certificates
-from eavesdrop import Eavesdropper
 from elasticrec import _core
 from elasticrec.roles.start import read_start
 from elasticrec.roles.train import newest_checkpoint
 from elasticrec.run import Run
-from harness import elasticrec
+from support.by_hand import TOKEN, Roles, make_run
+from support.certificates import Files, write_certificates
+from support.eavesdrop import Eavesdropper
+from support.harness import elasticrec
 
 
 def told(files: Files) -> dict[str, Any]:

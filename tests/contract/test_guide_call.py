@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from harness import TIMEOUT_S, serving, succeed, write_job
+from support.harness import TIMEOUT_S, serving, succeed, write_job
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import pytest
 
 from elasticrec.config import parse_job
 from elasticrec.config.document import parse
-from tables import as_criteo, batches_of, rows, samples_of, write, write_parquet
+from support.tables import as_criteo, batches_of, rows, samples_of, write, write_parquet
 
 GUIDE = Path(__file__).parents[2] / "docs/guide/data.md"
 BLOCK = re.compile(r"```(\w+)(?: (\S+))?\n(.*?)```", re.DOTALL)

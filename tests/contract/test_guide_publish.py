@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from elasticrec.config import parse_job
-from versions import content
+from support.versions import content
 
 ROOT = Path(__file__).parents[2]
 JOB: dict[str, Any] = {"name": "feed", "data": {"format": "slots", "train": "logs", "slots": "0-2"}}

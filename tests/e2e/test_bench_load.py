@@ -12,7 +12,7 @@ import pytest
 from elasticrec import _core
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.serving.process import ServerProcess
-from harness import elasticrec, serving, succeed, write_job
+from support.harness import elasticrec, serving, succeed, write_job
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 
 from elasticrec import _core
 from elasticrec.serving.process import ServerProcess
-from harness import TIMEOUT_S, odd_lines, serving, succeed, write_job
+from support.harness import TIMEOUT_S, odd_lines, serving, succeed, write_job
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from disks import small_file_system
 from elasticrec import api, cli
-from harness import elasticrec, succeed, write_job
+from support.disks import small_file_system
+from support.harness import elasticrec, succeed, write_job
 
 pytestmark = pytest.mark.slow
 

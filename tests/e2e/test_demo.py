@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import elasticrec, succeed
+from support.harness import elasticrec, succeed
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from elasticrec.config.document import dump
 from elasticrec.serving.client import Client
-from harness import serving, succeed
+from support.harness import serving, succeed
 
 TOLERANCE = 1e-5
 

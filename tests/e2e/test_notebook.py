@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import TIMEOUT_S, elasticrec, write_job
+from support.harness import TIMEOUT_S, elasticrec, write_job
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from elasticrec import _core
 from elasticrec.serving.process import ServerProcess
-from harness import instance_of, odd_lines, serving, succeed, write_job
+from support.harness import instance_of, odd_lines, serving, succeed, write_job
 
 pytestmark = pytest.mark.slow
 

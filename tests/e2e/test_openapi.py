@@ -16,8 +16,8 @@ from schemathesis.specs.openapi.checks import (
 
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.process import ServerProcess
-from harness import serving
-from store import MODEL, publish
+from support.harness import serving
+from support.store import MODEL, publish
 
 pytestmark = pytest.mark.slow
 

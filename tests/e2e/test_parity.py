@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from elasticrec.serving.client import Client
-from harness import instance_of, odd_lines, serving, succeed, write_job
+from support.harness import instance_of, odd_lines, serving, succeed, write_job
 
 NUM_SAMPLES = 1000
 TOLERANCE = 1e-5

@@ -15,9 +15,9 @@ from elasticrec import _core
 from elasticrec.repository.repository import Repository
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import list_checkpoints
-from harness import elasticrec, succeed
-from online import check_version, rows_of_version
-from store import Process, free_port
+from support.harness import elasticrec, succeed
+from support.online import check_version, rows_of_version
+from support.store import Process, free_port
 
 DEADLINE_S = 600
 # a day and some hours

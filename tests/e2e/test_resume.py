@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import elasticrec, succeed, write_job
+from support.harness import elasticrec, succeed, write_job
 
 DEADLINE_S = 600
 # Some 250 batches, and a checkpoint every few of them: whoever kills may come a little late.

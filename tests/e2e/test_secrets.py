@@ -10,7 +10,7 @@ import pytest
 from elasticrec.config import parse_job
 from elasticrec.errors import ConfigError
 from elasticrec.serving.server import start_server
-from harness import elasticrec, serving, succeed, write_job
+from support.harness import elasticrec, serving, succeed, write_job
 
 SECRET = "correct-horse-7f3a-battery"
 ENV = {"TEST_TOKEN": SECRET}

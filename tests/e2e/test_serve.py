@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asking import metrics_of
 from elasticrec import AsyncClient, Client
 from elasticrec.errors import SampleError, UnavailableError
-from harness import elasticrec, instance_of, serving, succeed, write_job
-from store import wait_until
+from support.asking import metrics_of
+from support.harness import elasticrec, instance_of, serving, succeed, write_job
+from support.store import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from asking import Askers, metrics_of, score_of
 from elasticrec.errors import UnavailableError
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.client import Client
-from harness import serving
-from store import MODEL, Process, StoreProcesses, free_port, publish, wait_until
+from support.asking import Askers, metrics_of, score_of
+from support.harness import serving
+from support.store import MODEL, Process, StoreProcesses, free_port, publish, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asking import Askers, metrics_of, score_of
 from elasticrec import _core
 from elasticrec.errors import SampleError
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.client import Client
 from elasticrec.serving.process import ServerProcess
-from harness import serving
-from store import MODEL, NUM_ROWS, publish
+from support.asking import Askers, metrics_of, score_of
+from support.harness import serving
+from support.store import MODEL, NUM_ROWS, publish
 
 pytestmark = pytest.mark.slow
 

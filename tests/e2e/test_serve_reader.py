@@ -20,7 +20,7 @@ import pytest
 from elasticrec.config.document import dump
 from elasticrec.serving.client import Client
 from elasticrec.serving.process import ServerProcess
-from harness import elasticrec, serving, succeed
+from support.harness import elasticrec, serving, succeed
 
 pytestmark = pytest.mark.slow
 

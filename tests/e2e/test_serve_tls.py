@@ -11,13 +11,13 @@ import tritonclient.grpc as triton_grpc
 import trustme
 from tritonclient.utils import InferenceServerException
 
-from asking import score_of
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.client import Client
 from elasticrec.serving.process import ServerProcess
-from harness import elasticrec, serving
-from store import MODEL, publish
+from support.asking import score_of
+from support.harness import elasticrec, serving
+from support.store import MODEL, publish
 
 pytestmark = pytest.mark.slow
 

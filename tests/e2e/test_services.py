@@ -11,7 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
-from baidu import (
+from elasticrec import _core
+from elasticrec.serving.process import ServerProcess
+from support.baidu import (
     DICT,
     GENERAL_MODEL,
     Connection,
@@ -24,9 +26,7 @@ from baidu import (
     post,
     slots_of,
 )
-from elasticrec import _core
-from elasticrec.serving.process import ServerProcess
-from harness import odd_lines, serving, succeed, write_job
+from support.harness import odd_lines, serving, succeed, write_job
 
 pytestmark = pytest.mark.slow
 

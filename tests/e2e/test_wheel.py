@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import succeed, write_job
+from support.harness import succeed, write_job
 
 ROOT = Path(__file__).parents[2]
 

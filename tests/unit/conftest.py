@@ -7,7 +7,7 @@ import pytest
 
 from elasticrec.config import Job
 from elasticrec.config.load import parse_job
-from small import MakeJob, WriteSamples, sample_lines
+from support.small import MakeJob, WriteSamples, sample_lines
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from elasticrec.errors import SampleError
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import latest
 from elasticrec.training.loop import Trainer
-from small import WriteSamples
-from store import wait_until
+from support.small import WriteSamples
+from support.store import wait_until
 
 JOB = """\
 name: small

@@ -21,7 +21,7 @@ from elasticrec.publish.publish import publish_run
 from elasticrec.run import Run
 from elasticrec.training.loop import train_job
 from elasticrec.training.predict import load_checkpoint
-from small import MakeJob, WriteSamples
+from support.small import MakeJob, WriteSamples
 
 Capture = pytest.CaptureFixture[str]
 # A sign seen often, one in two slots and repeated, one that nobody has seen; slot 2 is empty.

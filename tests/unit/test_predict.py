@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from certificates import write_certificates
 from elasticrec.cli import main
 from elasticrec.errors import SampleError, UnavailableError
 from elasticrec.judge import Judge, LabelReader
 from elasticrec.predict import Scores, Source, judged, score_lines, scores_of
-from scripted import CLOSE, HANG, counted, scripted
+from support.certificates import write_certificates
+from support.scripted import CLOSE, HANG, counted, scripted
 
 Capture = pytest.CaptureFixture[str]
 

@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
-from deltas import publish_delta
 from elasticrec import _core
 from elasticrec.config import load_job
 from elasticrec.publish.publish import publish_run
@@ -29,6 +28,7 @@ from elasticrec.run import Run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.loop import train_job
 from elasticrec.training.predict import load_checkpoint
+from support.deltas import publish_delta
 
 GOLDEN = Path(__file__).parent / "versions-2"
 SAMPLES = Path(__file__).parent / "format-1" / "samples.txt"

@@ -1,0 +1,1 @@
+"""Helpers that tests share: real processes, servers, disks, and small data sets."""

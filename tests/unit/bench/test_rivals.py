@@ -1,0 +1,143 @@
+"""Rivals of `bench serve`: that they hold our model, are checked and end; their own packages are not installed here."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticrec.bench import serve_rivals
+from elasticrec.bench.serve_model import NAME, Served, Sizes, make, over_http
+from elasticrec.bench.serve_rivals import Rival, Target, over_bytes
+from elasticrec.cli import main
+from elasticrec.serving.process import server_process
+
+SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "serve"
+
+# A rival without packages: what the real ones do, in the standard library.
+PLAIN = """
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from model import Model, arguments, split
+
+given = arguments(None)
+model = Model(given.directory)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+Path(given.directory, "child").write_text(str(child.pid))
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 4096
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        scores = model.predict(*split(body)) + OFFSET
+        self.send_response(200)
+        self.send_header("Content-Length", str(scores.nbytes))
+        self.end_headers()
+        self.wfile.write(scores.tobytes())
+
+    def log_message(self, *_):
+        pass
+
+ThreadingHTTPServer.request_queue_size = 128
+ThreadingHTTPServer(("127.0.0.1", given.port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with contextlib.chdir(tmp_path_factory.mktemp("bench")):
+        yield make(2600)
+
+
+@pytest.mark.slow
+def test_their_model_has_the_scores_of_our_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import model
+
+    exported = Path("exported").absolute()
+    serve_rivals.export_model(served, exported)
+    theirs = model.Model(exported)
+    batches = served.batches(1, 16)
+    # signs without a row, the greatest one too, and a value below zero
+    batches[0][0][0, :2] = (1, 2**64 - 1)
+    batches[1][1][0, 0] = -2.5
+    with server_process(f"models/{NAME}") as server:
+        wanted = Target(server.address, over_http(batches)).scores()
+    scores = [theirs.predict(*model.split(body)) for body in over_bytes(batches).bodies]
+    np.testing.assert_allclose(np.concatenate(scores), wanted, rtol=0, atol=1e-5)
+    assert len(np.unique(wanted)) == len(batches)
+    together = theirs.predict(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
+    np.testing.assert_allclose(together, wanted, rtol=0, atol=1e-5)
+    sys.modules.pop("model")
+
+
+@pytest.mark.slow
+def test_rivals_are_measured_in_turns_or_left_out_with_the_reason(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").symlink_to(SCRIPTS / "model.py")
+    for name, offset in (("plain", "0"), ("liar", "1")):
+        (tmp_path / f"{name}.py").write_text(PLAIN.replace("OFFSET", offset))
+    (tmp_path / "broken.py").write_text("raise SystemExit('no model today')\n")
+    names = ("broken", "liar", "plain")
+    rivals = tuple(Rival(name, f"{name}.py", (name,), ((1, 1),), {"bytes": over_bytes}) for name in names)
+    rivals += (Rival("helped", "plain.py", ("helped",), ((1, 1),), {"bytes": over_bytes}, is_extended=True),)
+    monkeypatch.setattr(serve_rivals, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(serve_rivals, "RIVALS", rivals)
+    calls: list[list[str]] = []
+
+    def call(_: Any, command: list[str]) -> str:
+        calls.append(command)
+        return "1.0\n"
+
+    monkeypatch.setattr(serve_rivals.RivalBench, "call", call)
+    result = serve_rivals.run(served, Sizes(2600, 3, 0.2), lambda _: None)
+    assert [command[-1] for command in calls if "install" in command] == [*names, "helped"]
+    assert result["rivals"].keys() == {"plain", "helped"}, result
+    plain = result["rivals"]["plain"]
+    assert plain["version"] == "1.0" and plain["requests_per_s"] > 0 and plain["ratio"] > 0
+    assert list(plain["shapes"]) == [plain["shape"]] == ["bytes, 1 process, each request alone"]
+    assert (result["python_server"], result["python_server_ratio"]) == ("plain", plain["ratio"])
+    # with more than a server brings it is said, and does not stand for the servers
+    helped = result["rivals"]["helped"]["ratio"]
+    assert (result["extended_python_server"], result["extended_python_server_ratio"]) == ("helped", helped)
+    assert result["rivals_left_out"]["broken"] == "it ended with code 1: no model today"
+    assert result["rivals_left_out"]["liar"].startswith("bytes: scores: expected ours to 0.0001, got 1 ")
+    lines = serve_rivals.describe(result)
+    assert "plain 1.0" in lines[0] and lines[2].startswith("broken was left out: ") and len(lines) == 6
+    # whatever a rival has started ends with it, and its environment goes
+    child = int(Path("exported", "child").read_text())
+    assert not _is_alive(child)
+    assert not list(Path("rivals").iterdir())
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    # one that was killed and that nobody has asked for yet is no more
+    return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_rivals_are_for_a_clone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_rivals, "SCRIPTS", tmp_path / "none")
+    assert main(["bench", "serve", "--rivals"]) == 2
+    assert "bench: --rivals: expected a clone" in capsys.readouterr().err
+
+
+def test_an_unknown_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--part", "luck"]) == 2
+    expected = "error: bench: --part: expected engine, joining, latency, swap, rivals, got `luck`\n"
+    assert capsys.readouterr().err == expected

@@ -1,0 +1,342 @@
+"""Checkpoints of shards: whole or not there, every partition once, and the one before when one is damaged."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrec.coordinator.checkpoints import Checkpoints, CheckpointSettings, Hooks, Owner
+from elasticrec.coordinator.messages import Snapshot, WrittenFile
+from elasticrec.errors import ModelError
+from elasticrec.manifest import verify_files
+from support.fake_roles import Clock
+
+OWNERS = {0: Owner(11, range(0, 3)), 1: Owner(12, range(3, 5))}
+SETTINGS = CheckpointSettings(every_s=10.0, keep=2, timeout_s=60.0, retry_s=2.0)
+
+
+class Setup:
+    """A directory of checkpoints of two shards."""
+
+    def __init__(self, directory: Path, term: int = 1, last: str | None = None) -> None:
+        self.clock, self.said, self.journal = Clock(), list[str](), list[Any]()
+        self.noted: list[str] = []
+        hooks = Hooks(self.clock, self.journal.append, self.said.append, self.noted.append)
+        self.checkpoints = Checkpoints(directory, SETTINGS, 5, term, hooks)
+        self.checkpoints.start(last)
+        self.directory = directory
+
+    def begin(self) -> list[dict[str, Any]]:
+        """A checkpoint that is wanted now; returns what the shards are told."""
+        self.checkpoints.want()
+        self.clock.now += SETTINGS.retry_s
+        self.checkpoints.tick(OWNERS)
+        return [self.command(index) for index in OWNERS]
+
+    def command(self, index: int) -> dict[str, Any]:
+        command = self.checkpoints.command(index, OWNERS[index].incarnation)
+        assert command is not None
+        return command
+
+    def write(self, index: int, command: dict[str, Any], **changes: Any) -> None:
+        """A shard writes its part and says so."""
+        files = {}
+        for kind in ("rows", "dense"):
+            content = f"{kind} {index} {command['checkpoint']}".encode()
+            Path(command[kind]).write_bytes(content)
+            files[kind] = WrittenFile(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+        said = {"checkpoint": command["checkpoint"], "incarnation": OWNERS[index].incarnation, "state": "written"}
+        self.checkpoints.report(index, Snapshot.model_validate(said | files | changes), lambda: {"passes": [1]})
+
+    def take(self) -> str:
+        """One from begin to end."""
+        for index, command in enumerate(self.begin()):
+            self.write(index, command)
+        newest = self.checkpoints.newest
+        assert newest is not None
+        return newest.name
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.directory.iterdir())
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path)
+
+
+def test_every_partition_once_by_a_manifest_written_last(setup: Setup) -> None:
+    first, second = setup.begin()
+    setup.write(0, first)
+    assert setup.checkpoints.newest is None and not list(setup.directory.glob("*/manifest.json"))
+    assert setup.checkpoints.command(0, 11) is None, "it has written"
+    setup.write(1, second)
+    newest = setup.checkpoints.newest
+    assert newest is not None and newest.name == "ps-00000001-000001"
+    manifest = json.loads((newest.path / "manifest.json").read_text())
+    assert [(part["shard"], part["incarnation"], part["partitions"]) for part in manifest["parts"]] == [
+        (0, 11, [0, 3]),
+        (1, 12, [3, 5]),
+    ]
+    assert manifest["passes"] == [1] and manifest["term"] == 1 and len(manifest["files"]) == 4
+    assert setup.journal == [{"kind": "checkpoint", "name": newest.name}]
+    assert [part["rows"] for part in newest.parts(range(2, 3))] == [first["rows"]]
+    assert [part["rows"] for part in newest.parts(range(2, 4))] == [first["rows"], second["rows"]]
+
+
+def test_at_its_interval(setup: Setup) -> None:
+    setup.clock.now += 9.9
+    setup.checkpoints.tick(OWNERS)
+    assert setup.checkpoints.writing is None
+    setup.clock.now += 0.2
+    setup.checkpoints.tick(None)
+    assert setup.checkpoints.writing is None, "a shard is not there"
+    setup.checkpoints.tick(OWNERS)
+    for index in OWNERS:
+        setup.write(index, setup.command(index))
+    setup.clock.now += 9.9
+    setup.checkpoints.tick(OWNERS)
+    assert setup.checkpoints.writing is None and setup.checkpoints.num_committed == 1
+    assert setup.checkpoints.age_s == pytest.approx(9.9)
+    setup.clock.now += 0.1
+    setup.checkpoints.tick(OWNERS)
+    assert setup.checkpoints.writing == "ps-00000001-000002"
+
+
+def test_a_ticket_is_for_one_that_begins_later(setup: Setup) -> None:
+    commands = setup.begin()
+    ticket = setup.checkpoints.want()
+    for index, command in enumerate(commands):
+        setup.write(index, command)
+    assert not setup.checkpoints.is_committed(ticket), "that one had begun before"
+    setup.checkpoints.tick(OWNERS)
+    for index in OWNERS:
+        setup.write(index, setup.command(index))
+    assert setup.checkpoints.is_committed(ticket)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"incarnation": 99}, {"checkpoint": "ps-00000000-000001"}, {"state": "writing"}],
+    ids=["incarnation", "term", "writing"],
+)
+def test_parts_of_others_do_not_count(setup: Setup, changes: dict[str, Any]) -> None:
+    first, second = setup.begin()
+    setup.write(0, first)
+    setup.write(1, second, **changes)
+    assert setup.checkpoints.newest is None and setup.checkpoints.writing is not None
+    assert setup.checkpoints.command(1, 99) is None, "another incarnation is told nothing"
+    setup.write(1, second)
+    assert setup.checkpoints.newest is not None
+
+
+def _dies(setup: Setup) -> None:
+    setup.checkpoints.tick(None)
+
+
+def _is_replaced(setup: Setup) -> None:
+    setup.checkpoints.tick(OWNERS | {0: Owner(77, range(0, 3))})
+
+
+def _fails(setup: Setup) -> None:
+    setup.write(0, setup.command(0), state="failed", error="no space left on device")
+
+
+def _hangs(setup: Setup) -> None:
+    setup.clock.now += 60.1
+    setup.checkpoints.tick(OWNERS)
+
+
+def _says_nothing(setup: Setup) -> None:
+    setup.write(0, setup.command(0), rows=None)
+
+
+@pytest.mark.parametrize("lose", [_dies, _is_replaced], ids=lambda f: f.__name__)
+def test_without_a_part_a_lost_shard_costs_the_checkpoint(setup: Setup, lose: Callable[[Setup], None]) -> None:
+    before = setup.take()
+    setup.begin()
+    lose(setup)
+    assert before in setup.names() and "ps-00000001-000002" not in setup.names()
+    assert setup.checkpoints.num_failed == 1
+    assert setup.said[-1] == "checkpoint ps-00000001-000002 failed: a shard died meanwhile"
+    setup.checkpoints.tick(OWNERS)
+    assert setup.checkpoints.writing is not None, "at once: nothing is wrong with the disk"
+
+
+def test_a_move_costs_the_checkpoint_that_is_being_written(setup: Setup) -> None:
+    setup.begin()
+    setup.checkpoints.tick({0: Owner(77, range(0, 6))})
+    assert setup.said[-1].endswith(" failed: the partitions moved meanwhile")
+
+
+def test_where_shards_go_back_together_no_checkpoint_has_parts_of_two_times(setup: Setup) -> None:
+    setup.checkpoints.settings = replace(setup.checkpoints.settings, mixed=False)
+    before = setup.take()
+    first, _ = setup.begin()
+    setup.write(0, first)
+    setup.checkpoints.tick(None, dict)
+    newest = setup.checkpoints.newest
+    assert newest is not None and newest.name == before and setup.checkpoints.num_failed == 1
+
+
+def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup) -> None:
+    """Each partition has its own record, so that parts of two times make a checkpoint."""
+    before = setup.take()
+    ticket = setup.checkpoints.want()
+    first, _ = setup.begin()
+    Path(first["rows"]).parent.joinpath("shard-00001.rows").write_text("what the dead one left")
+    setup.write(0, first)
+    setup.checkpoints.tick(None, dict)
+    newest = setup.checkpoints.newest
+    assert newest is not None and newest.name == "ps-00000001-000002" and setup.checkpoints.num_failed == 0
+    verify_files(newest.path, newest.manifest)
+    for kind in ("rows", "dense"):
+        old, new = (setup.checkpoints.directory / name / f"shard-00001.{kind}" for name in (before, newest.name))
+        assert old.read_bytes() == new.read_bytes()
+    assert setup.said[-1].endswith(f"shard 1 died meanwhile, its part is that of {before}")
+    assert not setup.checkpoints.is_committed(ticket), "who asked for one from now on still waits"
+    setup.checkpoints.tick(OWNERS)
+    assert setup.checkpoints.writing == "ps-00000001-000003"
+
+
+@pytest.mark.parametrize("fail", [_fails, _hangs, _says_nothing], ids=lambda f: f.__name__)
+def test_a_failure_costs_that_checkpoint_only(setup: Setup, fail: Callable[[Setup], None]) -> None:
+    before = setup.take()
+    setup.begin()
+    fail(setup)
+    assert setup.names() == [before] and setup.checkpoints.num_failed == 1
+    assert setup.said[-1].startswith("checkpoint ps-00000001-000002 failed: ")
+    setup.checkpoints.tick(OWNERS)
+    assert setup.checkpoints.writing is None, "not at once"
+    setup.clock.now += 2.0
+    setup.checkpoints.tick(OWNERS)
+    assert setup.checkpoints.writing == "ps-00000001-000003", "but without waiting for the interval"
+    assert setup.take() == "ps-00000001-000003" or setup.checkpoints.writing
+
+
+def test_a_file_of_another_size_is_refused(setup: Setup) -> None:
+    first, second = setup.begin()
+    setup.write(0, first)
+    Path(first["dense"]).write_text("cut")
+    setup.write(1, second)
+    assert setup.checkpoints.newest is None and "bytes, got 3" in setup.said[-1]
+
+
+def test_a_manifest_that_cannot_be_written(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "manifest.json")
+
+    monkeypatch.setattr("elasticrec.coordinator.checkpoints.write_manifest", full)
+    for index, command in enumerate(setup.begin()):
+        setup.write(index, command)
+    assert setup.names() == [] and "No space left" in setup.said[-1]
+
+
+def test_the_last_k_are_kept(setup: Setup) -> None:
+    names = [setup.take() for _ in range(4)]
+    (setup.directory / "ps-00000001-000000").mkdir()
+    names.append(setup.take())
+    (setup.directory / "step-000000000001").mkdir()
+    assert setup.names() == [*names[-2:], "step-000000000001"], "and what is not ours is left alone"
+
+
+def test_a_new_coordinator_takes_the_newest(setup: Setup) -> None:
+    setup.take()
+    name = setup.take()
+    setup.begin()
+    again = Setup(setup.directory, term=2, last=name)
+    assert again.checkpoints.newest is not None and again.checkpoints.newest.name == name
+    assert again.said == again.noted == []
+    # what the coordinator before had begun is not among what counts, and names are not used twice
+    assert again.take() == "ps-00000002-000001"
+    assert again.names() == [name, "ps-00000002-000001"]
+
+
+def _flip(path: Path) -> None:
+    file = path / "shard-00001.rows"
+    content = bytearray(file.read_bytes())
+    content[3] ^= 1
+    file.write_bytes(content)
+
+
+def _cut(path: Path) -> None:
+    file = path / "shard-00000.dense"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _lose(path: Path) -> None:
+    (path / "shard-00000.rows").unlink()
+
+
+def _spoil_manifest(path: Path) -> None:
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace('"shard": 1', '"shard": 2'))
+
+
+@pytest.mark.parametrize("damage", [_flip, _cut, _lose, _spoil_manifest], ids=lambda f: f.__name__)
+def test_a_damaged_one_is_passed_over(setup: Setup, damage: Callable[[Path], None]) -> None:
+    first, second = setup.take(), setup.take()
+    damage(setup.directory / second)
+    again = Setup(setup.directory, term=2, last=second)
+    assert again.checkpoints.newest is not None and again.checkpoints.newest.name == first
+    (line,) = again.noted
+    assert second in line and line.endswith("; the checkpoint before it is used")
+    # the good one is not dropped for the sake of the damaged one
+    third = again.take()
+    assert first in again.names() and third in again.names()
+
+
+def test_one_that_is_missing_is_said(setup: Setup) -> None:
+    first, second = setup.take(), setup.take()
+    (setup.directory / second / "manifest.json").unlink()
+    again = Setup(setup.directory, term=2, last=second)
+    assert again.checkpoints.newest is not None and again.checkpoints.newest.name == first
+    assert again.noted == [
+        f"{setup.directory / second}: was committed but is missing; the checkpoint before it is used"
+    ]
+
+
+def test_none_is_whole(setup: Setup) -> None:
+    first, second = setup.take(), setup.take()
+    for name in (first, second):
+        _flip(setup.directory / name)
+    setup.checkpoints.pass_over(second, "checksum")
+    again = Setup(setup.directory, term=2)
+    for one in (setup, again):
+        assert one.checkpoints.newest is None and len(one.noted) == 2
+        for name, line in zip((second, first), one.noted, strict=True):
+            assert name in line
+            assert line.endswith("; there is no whole checkpoint before it, the run starts from its beginning")
+
+
+def test_the_only_one_is_missing(setup: Setup) -> None:
+    name = setup.take()
+    (setup.directory / name / "manifest.json").unlink()
+    (line,) = Setup(setup.directory, term=2, last=name).noted
+    assert line.endswith(
+        "was committed but is missing; there is no whole checkpoint before it, the run starts from its beginning"
+    )
+
+
+def test_of_another_table(setup: Setup) -> None:
+    setup.take()
+    hooks = Hooks(setup.clock, setup.journal.append, setup.said.append, setup.noted.append)
+    other = Checkpoints(setup.directory, SETTINGS, 8, 2, hooks)
+    other.start(None)
+    assert other.newest is None and "expected 8 partitions, got 5" in setup.noted[-1]
+
+
+def test_a_shard_that_cannot_load_one(setup: Setup) -> None:
+    first, second = setup.take(), setup.take()
+    with pytest.raises(ModelError, match="could not be loaded, although its files are whole: out of memory"):
+        setup.checkpoints.pass_over(second, "out of memory")
+    _flip(setup.directory / second)
+    setup.checkpoints.pass_over(second, "checksum")
+    assert setup.checkpoints.newest is not None and setup.checkpoints.newest.name == first
+    # another shard says the same a moment later
+    setup.checkpoints.pass_over(second, "checksum")
+    assert setup.checkpoints.newest.name == first and len(setup.noted) == 1

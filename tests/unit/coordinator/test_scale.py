@@ -1,0 +1,298 @@
+"""Another number of shards or trainers while the run goes on: the order of events, and what may die meanwhile."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticrec.coordinator.checkpoints import CheckpointSettings
+from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.members import Timing
+from elasticrec.coordinator.passes import PassPlan
+from elasticrec.coordinator.rate import Rate
+from elasticrec.errors import ConfigError
+from support.fake_roles import Shard, Trainer, World, ask, plan_of, seeded
+
+PARTITIONS = 5
+
+
+def settings_of(plan: PassPlan) -> Settings:
+    return Settings(
+        job="job-1",
+        num_partitions=PARTITIONS,
+        servers=2,
+        plan=plan,
+        trainers=2,
+        timing=Timing(lease_s=1.0, margin_s=0.2, heartbeat_s=0.3, hurry_s=0.05, forget_s=10.0),
+        settle_s=0.7,
+        checkpoint=CheckpointSettings(every_s=1e6, keep=2, timeout_s=5.0, retry_s=0.5),
+        stop_when_finished=False,
+    )
+
+
+class Launched(World):
+    """A run with a launcher: shards that end are started again, as many as are wanted."""
+
+    started = 0
+
+    def launch(self) -> None:
+        if self.coordinator is None:
+            return
+        wanted = self.coordinator.wanted
+        live = [shard for shard in self.shards if shard.alive and self.clock() >= shard.paused_until]
+        # those of the old map are needed until the partitions have moved
+        while len(live) < max(wanted.servers, self.coordinator.members.map.servers):
+            live.append(Shard(self, self._nonce()))
+            self.shards.append(live[-1])
+        self.trainers = [trainer for trainer in self.trainers if trainer.alive]
+        while len(self.trainers) < wanted.trainers:
+            self.trainers.append(Trainer(self, self._nonce()))
+
+    def _nonce(self) -> str:
+        self.started += 1
+        return f"new{self.started}"
+
+
+MakeWorld = Callable[..., Launched]
+
+
+@pytest.fixture
+def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
+    worlds: list[Launched] = []
+
+    def make(num_units: int = 40, **changes: object) -> Launched:
+        said: list[str] = []
+        plan = plan_of(tmp_path, num_units=num_units)
+        world = Launched(tmp_path, lambda plan: replace(settings_of(plan), **changes), plan, said.append)  # type: ignore[arg-type]
+        worlds.append(world)
+        world.start_coordinator()
+        world.launch()
+        return world
+
+    yield make
+    for world in worlds:
+        world.kill_coordinator()
+
+
+def has_units(number: int) -> Callable[[Coordinator], bool]:
+    return lambda coordinator: (coordinator.work.figures()["complete"] or 0) >= number
+
+
+def has_servers(number: int) -> Callable[[Coordinator], bool]:
+    """All shards of a map serve, and units are leased again."""
+
+    def reached(coordinator: Coordinator) -> bool:
+        states = [shard["state"] for shard in coordinator.status()["shards"]]
+        return states == ["serving"] * number
+
+    return reached
+
+
+def test_no_unit_is_leased_from_the_wish_to_the_new_map(make_world: MakeWorld) -> None:
+    world = make_world()
+    coordinator = world.until(has_units(8))
+    given = coordinator.work.counters.given
+    answer = ask(coordinator, "scale", servers=3)
+    assert answer["wanted"] == {"servers": 3, "trainers": 2} and answer["servers"] == 2, "not before all is saved"
+    assert coordinator.checkpoints.newest is None
+    asked = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")
+    lease = ask(coordinator, "lease", incarnation=asked["incarnation"])
+    assert lease["unit"] is None and lease["why"] == "the servers change from 2 to 3"
+    early = ask(coordinator, "register", protocol=1, role="ps", nonce="y", index=2)
+    assert early["incarnation"] is None and early["why"] == "the partitions move to 3 shards"
+    world.until(lambda coordinator: coordinator.members.map.servers == 3, world.launch)
+    assert coordinator.work.counters.given == given
+    newest = coordinator.checkpoints.newest
+    assert newest is not None and newest.manifest["map_epoch"] == 1
+    begun = world.clock()
+    world.until(has_servers(3), world.launch)
+    assert world.clock() - begun < 2
+    # all that was pushed is in the checkpoint
+    assert coordinator.work.figures()["behind"] == 0
+    world.run_to_end(world.launch)
+    world.check_exactly_once([40])
+    assert coordinator.work.counters.replayed == 0
+
+
+def test_a_unit_that_does_not_end_is_cut_through(make_world: MakeWorld) -> None:
+    """A long unit holds nothing up: what comes behind the checkpoint is replayed."""
+    world = make_world()
+    coordinator = world.until(has_units(8))
+    unit = coordinator.work.figures()["leased_ever"] or 0
+    coordinator.work.hold(world.trainers[0].incarnation or 0, [unit])
+    world.trainers[0].unit, world.trainers[0].todo = unit, [0] * 1000
+    ask(coordinator, "scale", servers=1)
+    begun = world.clock()
+    world.until(lambda coordinator: coordinator.members.map.servers == 1, world.launch)
+    assert 2 <= world.clock() - begun < 4
+    world.run_to_end(world.launch)
+    world.check_exactly_once([40])
+
+
+def test_with_sync_the_servers_change_between_two_groups(make_world: MakeWorld) -> None:
+    """A checkpoint is one moment of all shards: units of the group that has begun are still leased."""
+    world = make_world(num_units=41, group_size=3)
+    coordinator = world.until(lambda coordinator: coordinator.work.counters.given == 10)
+    assert not coordinator.work.is_between_groups(), "unit 9 begins a group"
+    ask(coordinator, "scale", servers=3)
+    world.until(lambda coordinator: coordinator.members.map.servers == 3, world.launch, limit_s=20)
+    assert coordinator.work.counters.given == 12
+    world.run_to_end(world.launch)
+    world.check_exactly_once([41])
+
+
+def test_shards_of_the_map_before_are_fenced(make_world: MakeWorld) -> None:
+    world = make_world()
+    coordinator = world.until(has_units(8))
+    hung = world.shards[0]
+    ask(coordinator, "scale", servers=3)
+    world.until(lambda coordinator: coordinator.members.map.servers == 3)
+    hung.paused_until = world.clock() + 1e9
+    answer = ask(coordinator, "register", protocol=1, role="ps", nonce="x")
+    assert answer["incarnation"] is None and "map before" in answer["why"] and answer["epoch"] == 2
+    # `World.note_start` asserts that no two shards may apply to one partition
+    world.until(has_servers(3), world.launch)
+    hung.paused_until = 0.0
+    world.step()
+    assert not hung.alive
+    world.run_to_end(world.launch)
+    world.check_exactly_once([40])
+
+
+def test_back_and_forth(make_world: MakeWorld) -> None:
+    world = make_world(num_units=80)
+    for number, servers in enumerate((3, 1, 2), 1):
+        coordinator = world.until(has_units(15 * number), world.launch)
+        ask(coordinator, "scale", servers=servers)
+        world.until(has_servers(servers), world.launch)
+    world.run_to_end(world.launch)
+    world.check_exactly_once([80])
+    assert world.coordinator is not None and world.coordinator.members.map.epoch == 4
+
+
+def test_another_wish_before_the_first_is_done(make_world: MakeWorld) -> None:
+    world = make_world()
+    coordinator = world.until(has_units(8))
+    ask(coordinator, "scale", servers=3)
+    world.step()
+    ask(coordinator, "scale", servers=1)
+    world.until(has_servers(1), world.launch)
+    assert coordinator.members.map.epoch == 2, "the first was never begun"
+    ask(coordinator, "scale", servers=4)
+    world.step()
+    ask(coordinator, "scale", servers=1)
+    assert coordinator.status()["moving_to"] is None
+    world.run_to_end(world.launch)
+    world.check_exactly_once([40])
+    assert coordinator.members.map.epoch == 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_anything_may_die_while_the_servers_change(make_world: MakeWorld, seed: int) -> None:
+    world = make_world(num_units=60)
+    chance = seeded(seed)
+    wishes = [world.clock() + 1.0 * number for number in range(1, 8)]
+    down_until = 0.0
+
+    def disturb() -> None:
+        nonlocal down_until
+        coordinator = world.coordinator
+        if coordinator is None:
+            if world.clock() >= down_until:
+                world.start_coordinator()
+        elif wishes and world.clock() >= wishes[0] and not coordinator.is_finished:
+            wishes.pop(0)
+            ask(coordinator, "scale", servers=chance.randint(1, PARTITIONS), trainers=chance.randint(1, 3))
+        elif wishes and chance.random() < 0.03:
+            world.kill_coordinator()
+            down_until = world.clock() + chance.uniform(0.0, 2.0)
+        if wishes and chance.random() < 0.03:
+            chance.choice(world.shards).alive = False
+        if wishes and chance.random() < 0.02:
+            chance.choice(world.shards).paused_until = world.clock() + chance.uniform(0.5, 3.0)
+        world.launch()
+
+    world.run_to_end(disturb)
+    world.check_exactly_once([60])
+
+
+def test_a_new_coordinator_goes_on_with_the_move(make_world: MakeWorld) -> None:
+    world = make_world()
+    coordinator = world.until(has_units(8))
+    ask(coordinator, "scale", servers=4, trainers=1)
+    world.kill_coordinator()
+    coordinator = world.start_coordinator()
+    assert coordinator.status()["wanted"] == {"servers": 4, "trainers": 1}
+    assert coordinator.members.map.servers == 2
+    world.until(has_servers(4), world.launch)
+    world.run_to_end(world.launch)
+    world.check_exactly_once([40])
+
+
+def test_a_job_with_other_numbers_is_obeyed_and_otherwise_what_was_wanted_last(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.until(has_units(8))
+    for servers, wish, expected in ((2, None, 2), (3, None, 3), (3, 1, 1), (3, None, 1), (2, None, 2)):
+        world.kill_coordinator()
+        world.settings = replace(world.settings, servers=servers)
+        coordinator = world.start_coordinator()
+        if wish is not None:
+            ask(coordinator, "scale", servers=wish)
+        assert coordinator.wanted.servers == expected
+    world.until(has_servers(2), world.launch)
+    world.run_to_end(world.launch)
+    world.check_exactly_once([40])
+
+
+def test_a_disk_that_takes_no_checkpoint_keeps_the_servers(make_world: MakeWorld) -> None:
+    world = make_world()
+    coordinator = world.until(has_units(8))
+    failed = {"state": "failed", "error": "no space left on device"}
+    for shard in world.shards:
+        shard._write = lambda command, shard=shard: setattr(  # type: ignore[method-assign, misc]
+            shard, "snapshot", {"checkpoint": command["checkpoint"], "incarnation": shard.incarnation, **failed}
+        )
+    ask(coordinator, "scale", servers=3)
+    world.until(lambda coordinator: coordinator.wanted.servers == 2, world.launch, limit_s=10)
+    assert "servers: 2 stay, their checkpoint could not be written" in world.say.__self__
+    world.until(has_units(20), world.launch)
+
+
+@pytest.mark.parametrize(
+    ("wish", "error"),
+    [
+        ({}, "scale: expected a number of servers or of trainers, got neither"),
+        ({"servers": 0}, "servers: expected 1 to 5, the number of partitions, got 0"),
+        ({"servers": 6}, "servers: expected 1 to 5, the number of partitions, got 6"),
+        ({"trainers": 0}, "trainers: expected 1 to 65536, got 0"),
+        ({"servers": 1, "trainers": -1}, "trainers: expected 1 to 65536, got -1"),
+    ],
+)
+def test_bad_numbers(make_world: MakeWorld, wish: dict[str, int], error: str) -> None:
+    world = make_world()
+    assert world.coordinator is not None
+    before = (world.run.path / "coordinator/journal.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=error):
+        ask(world.coordinator, "scale", **wish)
+    assert (world.run.path / "coordinator/journal.jsonl").read_bytes() == before
+
+
+def test_a_run_that_is_over_is_not_scaled(make_world: MakeWorld) -> None:
+    world = make_world(num_units=4)
+    world.run_to_end()
+    assert world.coordinator is not None
+    with pytest.raises(ConfigError, match="scale: expected a run that goes on, got one that is finished"):
+        ask(world.coordinator, "scale", servers=1)
+
+
+def test_rate() -> None:
+    rate = Rate(window_s=5.0)
+    assert rate.per_s(0.0) == 0.0
+    for second in range(20):
+        rate.add(float(second), 100 * second)
+    rate.add(19.5, "many")
+    assert rate.per_s(19.0) == 100.0
+    assert rate.per_s(30.0) == 0.0, "it is not heard of any more"
+    rate.add(31.0, 5)
+    assert rate.per_s(31.0) == 0.0, "another process counts from zero"

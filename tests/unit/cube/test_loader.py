@@ -1,0 +1,267 @@
+"""Versions into a store process: the order, what is kept, and what cannot be loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from elasticrec.cube import loader
+from elasticrec.cube.loader import Held, Loader, target_of, to_keep
+from elasticrec.errors import ModelError
+from elasticrec.repository.repository import Current, Repository
+from support.versions import write_version
+
+
+class FakeServer:
+    """Notes what it is told; a delta needs its parent."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+        self.paths: list[str] = []
+        self._held: list[int] = []
+
+    def install_base(self, version: int, paths: list[str]) -> None:
+        assert all(Path(path).is_file() for path in paths)
+        self.paths = paths
+        self._install("base", version)
+
+    def install_delta(self, version: int, parent: int, paths: list[str]) -> None:
+        assert parent in self._held, "onto its named parent"
+        self._install("delta", version)
+
+    def _install(self, kind: str, version: int) -> None:
+        self.told.append((kind, version))
+        self._held = sorted({*self._held, version})
+
+    def retire(self, version: int) -> None:
+        self.told.append(("retire", version))
+        self._held.remove(version)
+
+    def versions(self) -> list[int]:
+        return list(self._held)
+
+
+class Setting:
+    def __init__(self, tmp_path: Path, keep: int = 2, partitions: range | None = None) -> None:
+        self.repository = Repository.open(tmp_path, "small")
+        self.server, self.said = FakeServer(), list[str]()
+        self.loader = Loader(
+            self.repository, self.server, tmp_path / "cache", keep, self.said.append, partitions=partitions
+        )
+
+    def look(self) -> list[tuple[str, int]]:
+        """What a look made the server do."""
+        self.server.told.clear()
+        self.loader.look()
+        return list(self.server.told)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    return Setting(tmp_path)
+
+
+def test_the_newest_version_is_loaded_link_by_link(setting: Setting) -> None:
+    assert setting.look() == []
+    base = write_version(setting.repository).number
+    first = write_version(setting.repository, base).number
+    second = write_version(setting.repository, first).number
+    assert setting.look() == [("base", base), ("delta", first), ("delta", second)]
+    assert setting.look() == []
+    third = write_version(setting.repository, second).number
+    assert setting.look() == [("delta", third)]
+    assert setting.said[-1].startswith(f"loaded version {third} in ")
+
+
+def test_a_shard_reads_and_checks_the_files_of_its_partitions(tmp_path: Path) -> None:
+    first, second = Setting(tmp_path, partitions=range(2)), Setting(tmp_path, partitions=range(2, 4))
+    base = write_version(first.repository, owned=(range(2), range(2, 4)))
+    damaged = tmp_path / "small" / base.name / base.parts[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    assert first.look() == [("base", base.number)]
+    assert second.look() == []
+    assert f"{base.parts[1]}: sha-256 differs" in second.said[-1]
+    assert [Path(path).name for path in first.server.paths] == ["part-00000"]
+
+
+def test_a_rollback_is_followed_and_what_is_newer_left_alone(setting: Setting) -> None:
+    base = write_version(setting.repository).number
+    delta = write_version(setting.repository, base).number
+    setting.repository.offer(delta)
+    setting.look()
+    old = Setting(Path(setting.repository.place).parent)
+    setting.repository.rollback(base)
+    write_version(setting.repository)
+    assert setting.look() == []
+    assert old.look() == [("base", base)], "one that starts anew has no use for what is newer"
+    setting.repository.resume()
+    assert setting.look() == [("base", 3)]
+
+
+def test_what_a_rollback_wants_is_loaded_beside_what_is_offered(setting: Setting) -> None:
+    first, second = write_version(setting.repository).number, write_version(setting.repository).number
+    setting.repository.offer(second)
+    assert setting.look() == [("base", second)]
+    setting.repository.rollback(first, is_loaded=False)
+    assert setting.look() == [("base", first)]
+    assert setting.server.versions() == [first, second]
+    assert setting.repository.complete_rollback(first)
+    state = setting.repository.state()
+    assert state is not None and (state.version, state.is_held, state.wanted) == (first, True, None)
+    assert not setting.repository.complete_rollback(first), "once"
+
+
+@pytest.mark.parametrize(
+    ("held", "current", "target", "keep", "expected"),
+    [
+        ([1, 2, 3, 4], 3, 4, 2, {2, 3, 4}),
+        ([1, 2, 3, 4], 3, 4, 1, {3, 4}),
+        ([1, 2, 3], None, 3, 2, {1, 2, 3}),
+        ([3, 9], 9, 3, 1, {3, 9}),
+        (list(range(1, 41)), 1, 40, 2, {1, *range(25, 41)}),
+        ([], None, None, 2, set()),
+    ],
+)
+def test_the_offered_version_some_before_and_some_behind_it_are_kept(
+    held: list[int], current: int | None, target: int | None, keep: int, expected: set[int]
+) -> None:
+    # deltas of one base, loaded long ago
+    assert to_keep([Held(version, 1) for version in held], current, target, keep) == expected
+
+
+def test_what_was_loaded_just_now_stays_and_of_bases_the_two_newest() -> None:
+    """The roll-out may be about to offer what it has just seen; bases take memory."""
+    old = [Held(version, 1) for version in range(1, 31)]
+    new = [Held(version, 1, is_new=True) for version in range(31, 61)]
+    assert to_keep([*old, *new], 1, 60, 2) == {1, *range(31, 61)}
+    bases = [Held(version, version, is_new=True) for version in range(1, 11)]
+    assert to_keep(bases, 1, 10, 2) == {1, 9, 10}
+    of_the_last = [Held(11, 10, is_new=True), Held(12, 10, is_new=True)]
+    assert to_keep([*bases, *of_the_last], 1, 12, 2) == {1, 9, 10, 11, 12}
+
+
+def test_of_a_long_chain_only_what_stays_is_told_of(setting: Setting) -> None:
+    """What the roll-out sees it may offer, and then it has to be there."""
+    number = write_version(setting.repository).number
+    setting.repository.offer(number)
+    setting.look()
+    told = set[int]()
+    setting.loader._tell = lambda: told.update(setting.loader.status()["versions"])
+    for _ in range(40):
+        number = write_version(setting.repository, number).number
+    setting.look()
+    assert told == {1, *range(26, 42)} == set(setting.server.versions())
+
+
+def test_what_is_offered_while_another_is_loaded_stays(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
+    first = write_version(setting.repository).number
+    setting.repository.offer(first)
+    setting.look()
+    numbers = [first]
+    for _ in range(30):
+        numbers.append(write_version(setting.repository, numbers[-1]).number)
+        setting.look()
+        now[0] += 100
+    number = setting.server.versions()[1]
+    setting.loader._tell = lambda: setting.repository.offer(number)
+    write_version(setting.repository, numbers[-1])
+    setting.look()
+    assert number in setting.server.versions()
+
+
+def test_each_version_that_cannot_be_loaded_is_tried_at_its_own_time(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
+    base = write_version(setting.repository)
+    delta = write_version(setting.repository, base.number).number
+    setting.repository.offer(base.number)
+    path = Path(setting.repository.place) / base.name / base.parts[0]
+    path.write_bytes(b"damaged")
+    for _ in range(5):
+        setting.look()
+    assert setting.loader.figures.failures == 2 and len(setting.said) == 2
+    now[0] += 1.1
+    setting.look()
+    assert setting.loader.figures.failures == 4 and len(setting.said) == 2
+    assert setting.loader.status()["failed"]["version"] == delta
+
+
+def test_a_bug_does_not_end_it(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    monkeypatch.setattr(setting.repository, "state", fail)
+    setting.look()
+    assert setting.said == ["OverflowError: cannot convert float infinity to integer"]
+
+
+def test_whoever_asks_hears_what_is_being_loaded(setting: Setting) -> None:
+    told: list[int | None] = []
+    setting.loader._tell = lambda: told.append(setting.loader.status()["loading"])
+    number = write_version(setting.repository).number
+    setting.look()
+    assert told == [number, number]
+
+
+def test_old_versions_are_let_go_and_the_offered_one_never(setting: Setting) -> None:
+    numbers = [write_version(setting.repository).number]
+    for _ in range(4):
+        numbers.append(write_version(setting.repository, numbers[-1]).number)
+    setting.repository.offer(numbers[0])
+    setting.look()
+    assert setting.server.versions() == numbers
+    setting.repository.offer(numbers[3])
+    assert setting.look() == [("retire", numbers[0]), ("retire", numbers[1])]
+
+
+def test_what_is_damaged_is_named_and_tried_again_later(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
+    base = write_version(setting.repository).number
+    setting.look()
+    bad = write_version(setting.repository, base)
+    path = Path(setting.repository.place) / bad.name / bad.parts[0]
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"?")
+    assert setting.look() == []
+    assert (
+        setting.said[-1]
+        == f"version {bad.number} cannot be loaded: {path}: sha-256 differs from the manifest, the file is damaged"
+    )
+    status = setting.loader.status()
+    assert (
+        status["versions"] == [base]
+        and status["failed"]["version"] == bad.number
+        and "sha-256" in status["failed"]["why"]
+    )
+    told = len(setting.said)
+    path.write_bytes(content)
+    assert setting.look() == [], "not at once"
+    now[0] += 1.1
+    assert setting.look() == [("delta", bad.number)]
+    assert setting.loader.status()["failed"] is None and len(setting.said) == told + 1
+
+
+def test_a_repository_that_cannot_be_read_is_told_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_version(setting.repository)
+    setting.look()
+
+    def fail() -> None:
+        raise ModelError("models/small/CURRENT: the file is damaged")
+
+    monkeypatch.setattr(setting.repository, "state", fail)
+    setting.look()
+    setting.look()
+    assert setting.said[-1] == "models/small/CURRENT: the file is damaged" and setting.said.count(setting.said[-1]) == 1
+    assert setting.loader.status()["problem"] and setting.server.versions() == [1]
+
+
+def test_what_to_go_after() -> None:
+    assert target_of(None, []) is None
+    assert target_of(None, [1, 2]) == 2
+    assert target_of(Current(1, 5), [1, 2]) == 2
+    assert target_of(Current(1, 5, is_held=True), [1, 2]) == 1
+    assert target_of(Current(2, 5, is_held=True, wanted=1), [1, 2, 3]) == 1

@@ -1,0 +1,95 @@
+"""A process of the store: what it starts with, what it answers for, how it ends."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticrec.coordinator.security import Security
+from elasticrec.cube.node import NodeOptions, StoreNode
+from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.repository.repository import Repository
+from support.store import MODEL, NUM_PARTITIONS, publish
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    (tmp_path / MODEL).mkdir()
+    return Repository.open(tmp_path, MODEL)
+
+
+Start = Callable[[list[str]], StoreNode]
+
+
+@pytest.fixture
+def start(repository: Repository) -> Iterator[Start]:
+    """Makes one that is not looked at by itself."""
+    nodes: list[StoreNode] = []
+
+    def make(said: list[str]) -> StoreNode:
+        cache = Path(repository.place).parent / "cache"
+        options = NodeOptions(repository, 0, 1, "127.0.0.1", 0, 0, Security(), cache, keep=2, poll_s=60.0)
+        nodes.append(StoreNode(options, said.append))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node._web.stop()
+        if node._server is not None:
+            node._server.stop()
+
+
+def test_it_starts_beside_a_newer_version_that_is_damaged(repository: Repository, start: Start) -> None:
+    said: list[str] = []
+    first = publish(repository)
+    repository.offer(first.number)
+    newer = publish(repository)
+    (Path(repository.place) / newer.name / "manifest.json").write_bytes(b"{")
+    node = start(said)
+    node._look()
+    assert said[0] == f"shard 0 of 1: partitions 0 to {NUM_PARTITIONS - 1}"
+    assert node.status()["versions"] == [first.number] and node.is_ready()
+    assert node.seek([7]).version == first.number
+
+
+def test_a_version_that_is_not_offered_is_not_answered_for(repository: Repository, start: Start) -> None:
+    node = start(said := [])
+    node._look()
+    assert said == [f"waiting for the first version in {repository.place}"]
+    assert not node.is_ready()
+    first = publish(repository).number
+    node._look()
+    with pytest.raises(UnavailableError, match="cube: no version is offered yet"):
+        node.seek([7])
+    repository.offer(first)
+    node._look()
+    assert node.seek([7]).version == first
+
+
+def test_it_does_not_listen_to_other_machines_without_tls(repository: Repository) -> None:
+    options = NodeOptions(repository, 0, 1, "0.0.0.0", 0, 0, Security(token="secret"), Path(), keep=2, poll_s=60.0)
+    with pytest.raises(ConfigError, match="cube"):
+        StoreNode(options, print)
+
+
+def test_a_repository_that_hangs_does_not_hold_up_the_end(
+    repository: Repository, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, end = threading.Event(), threading.Event()
+
+    def hang() -> list[int]:
+        hanging.set()
+        end.wait()
+        return []
+
+    monkeypatch.setattr(repository, "versions", hang)
+    node = start([])
+    running = threading.Thread(target=node.run)
+    running.start()
+    assert hanging.wait(120)
+    node.stop()
+    running.join(120)
+    is_over = not running.is_alive()
+    end.set()
+    assert is_over

@@ -1,0 +1,296 @@
+"""Hours: which one is a pass when, what is waited for, what comes late or changes."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrec.config.hours import Hours, parse_hour, show_hour
+from elasticrec.coordinator.journal import Entry
+from elasticrec.coordinator.passes import Passes, PassPlan, Upkeep
+from elasticrec.data.hours import HourPass, HourPlan, World
+from elasticrec.data.units import Cut, read_units
+from elasticrec.errors import ConfigError
+from support.fake_roles import Clock
+from support.small import MakeJob
+
+
+class Logs:
+    """A directory of hours, and a plan over it that can be thrown away and replayed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = Clock()
+        self.said: list[str] = []
+        self.decided: list[Entry] = []
+
+    def write(self, hour: str, *names: str, done: str | None = "_SUCCESS") -> Path:
+        directory = self.root / hour[:8] / hour[8:]
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in names or ("a.txt",):
+            (directory / name).write_text(f"1 0 {hour}:0\n")
+        if done:
+            (directory / done).touch()
+        return directory
+
+    def plan(self, **settings: Any) -> HourPlan:
+        hours = Hours.model_validate({"start": "2026010100", **settings})
+        plan = HourPlan(hours, self.root, World(self.clock, self.said.append, self.decided.append))
+        for entry in self.decided:
+            plan.replay(entry)
+        return plan
+
+    def take(self, plan: HourPlan) -> tuple[str | None, str, int, bool] | None:
+        found = plan.look()
+        if found is None:
+            return None
+        self.decided.append(found.entry())
+        plan.replay(found.entry())
+        return found.hour, found.why, found.day, found.ends_day
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Logs:
+    return Logs(tmp_path / "logs")
+
+
+def test_hours_come_in_order_each_when_it_is_done(logs: Logs) -> None:
+    logs.write("2026010101")
+    logs.write("2026010100", done=None)
+    plan = logs.plan(end="2026-01-01T02", poll_s=10)
+    assert logs.take(plan) is None
+    assert logs.said == [f"waiting for hour 2026-01-01T00: {logs.root}/20260101/00/_SUCCESS"]
+    assert plan.waiting == logs.said[0]
+    logs.write("2026010100")
+    assert logs.take(plan) is None, "the next look is due in ten seconds"
+    logs.clock.now += 10
+    assert logs.take(plan) == ("2026-01-01T00", "next", 0, False)
+    assert plan.waiting is None
+    assert logs.take(plan) == ("2026-01-01T01", "next", 0, False)
+    for _ in range(3):
+        logs.clock.now += 10
+        assert logs.take(plan) is None
+    assert logs.said[1:] == [f"waiting for hour 2026-01-01T02: {logs.root}/20260101/02/_SUCCESS"], "said once"
+    assert not plan.is_over
+    logs.write("2026010102")
+    logs.write("2026010103")
+    logs.clock.now += 10
+    assert logs.take(plan) == ("2026-01-01T02", "next", 0, False)
+    assert plan.is_over and logs.take(plan) is None
+
+
+@pytest.mark.parametrize(
+    ("done", "path"), [("../{hour}.done", "20260101/05.done"), ("ok-{day}", "20260101/05/ok-20260101")]
+)
+def test_the_done_file_may_lie_elsewhere(logs: Logs, done: str, path: str) -> None:
+    logs.write("2026010105", done=None)
+    plan = logs.plan(start="20260101/05", done=done, poll_s=1)
+    assert logs.take(plan) is None
+    (logs.root / path).touch()
+    logs.clock.now += 1
+    assert logs.take(plan) == ("2026-01-01T05", "next", 0, False)
+
+
+@pytest.mark.parametrize("late", ["skip", "train"])
+def test_an_hour_that_is_late(logs: Logs, late: str) -> None:
+    """A later one waits for it, then goes first; what comes of the late one is a setting, and said."""
+    logs.write("2026010100")
+    logs.write("2026010103")
+    settings: dict[str, Any] = {"late_s": 100, "poll_s": 1, "late": late}
+    plan = logs.plan(**settings)
+    assert logs.take(plan) == ("2026-01-01T00", "next", 0, False)
+    assert logs.take(plan) is None
+    logs.clock.now += 99
+    assert logs.take(plan) is None
+    logs.clock.now += 1
+    assert logs.take(plan) == ("2026-01-01T03", "next", 0, False)
+    assert logs.decided[-1]["passed_over"] == ["2026-01-01T01", "2026-01-01T02"]
+    assert logs.said[-1] == "hour 2026-01-01T01 and 1 more did not come in 100 s: hour 2026-01-01T03 goes first"
+    logs.write("2026010102")
+    # whoever comes after a crash decides the same
+    plan = logs.plan(**settings)
+    if late == "train":
+        assert logs.take(plan) == ("2026-01-01T02", "late", 0, False)
+        assert logs.said[-1] == "hour 2026-01-01T02 came late: it is trained now"
+    else:
+        assert logs.take(plan) is None
+        assert "hour 2026-01-01T02 came late: it is skipped (data.hours.late)" in logs.said
+        assert (logs.decided[-1]["skipped"], logs.decided[-1]["why"]) == ("2026-01-01T02", "late")
+    num_said = len(logs.said)
+    for one in (plan, logs.plan(**settings)):
+        logs.clock.now += 1
+        assert logs.take(one) is None, "it had its turn"
+    assert not any("2026-01-01T02" in line for line in logs.said[num_said:])
+    logs.write("2026010104")
+    logs.clock.now += 1
+    assert logs.take(plan) == ("2026-01-01T04", "next", 0, False)
+
+
+@pytest.mark.parametrize("changed", ["skip", "train"])
+def test_an_hour_that_changes(logs: Logs, changed: str) -> None:
+    directory = logs.write("2026010100")
+    plan = logs.plan(changed=changed, poll_s=1)
+    assert logs.take(plan) == ("2026-01-01T00", "next", 0, False)
+    assert logs.take(plan) is None
+    logs.write("2026010100", "b.txt")
+    logs.clock.now += 1
+    if changed == "train":
+        assert logs.take(plan) == ("2026-01-01T00", "changed", 0, False)
+        assert [path.name for path in plan.files(HourPass("2026-01-01T00", "changed", 0, False, ""))] == [
+            "a.txt",
+            "b.txt",
+        ]
+    else:
+        assert logs.take(plan) is None
+        assert logs.said[-1] == "hour 2026-01-01T00 changed after its pass began: that is skipped (data.hours.changed)"
+    logs.clock.now += 1
+    assert logs.take(logs.plan(changed=changed)) is None, "it is known as it is now"
+    os.utime(directory / "a.txt", ns=(1, 1))
+    (directory / "_SUCCESS").unlink()
+    logs.clock.now += 1
+    assert logs.take(plan) is None and len(logs.decided) == 2, "it is being written"
+    for path in directory.iterdir():
+        path.unlink()
+    (directory / "_SUCCESS").touch()
+    logs.clock.now += 1
+    assert logs.take(plan) is None and len(logs.decided) == 2, "what was cleared away is nothing new"
+
+
+def test_days_end_with_their_last_hour(logs: Logs) -> None:
+    for hour in ("2026010122", "2026010123", "2026010200"):
+        logs.write(hour)
+    plan = logs.plan(start="2026010122")
+    assert [logs.take(plan) for _ in range(3)] == [
+        ("2026-01-01T22", "next", 0, False),
+        ("2026-01-01T23", "next", 0, True),
+        ("2026-01-02T00", "next", 1, False),
+    ]
+    logs.decided.clear()
+    plan = logs.plan(start="2026010122", day_end_hour=23)
+    assert [logs.take(plan) for _ in range(3)] == [
+        ("2026-01-01T22", "next", 0, True),
+        ("2026-01-01T23", "next", 1, False),
+        ("2026-01-02T00", "next", 1, False),
+    ]
+
+
+def test_a_day_ends_once_also_if_its_last_hour_does_not_come(logs: Logs) -> None:
+    logs.write("2026010122")
+    logs.write("2026010200")
+    settings: dict[str, Any] = {"start": "2026010122", "late_s": 5, "poll_s": 1, "late": "train"}
+    plan = logs.plan(**settings)
+    assert logs.take(plan) == ("2026-01-01T22", "next", 0, False)
+    assert logs.take(plan) is None
+    logs.clock.now += 5
+    assert logs.take(plan) == (None, "day_end", 0, True)
+    # a crash here: what was waited for may come now, and its day has ended
+    after_crash = Logs(logs.root)
+    after_crash.decided = list(logs.decided)
+    logs.write("2026010123")
+    again = after_crash.plan(**settings)
+    assert after_crash.take(again) == ("2026-01-01T23", "next", 0, False)
+    assert after_crash.take(again) == ("2026-01-02T00", "next", 1, False)
+
+
+def test_a_late_hour_of_a_day_that_ended(logs: Logs) -> None:
+    logs.write("2026010122")
+    logs.write("2026010200")
+    plan = logs.plan(start="2026010122", end="2026010200", late_s=0.5, poll_s=1, late="train")
+    assert logs.take(plan) == ("2026-01-01T22", "next", 0, False)
+    assert logs.take(plan) is None
+    logs.clock.now += 1
+    assert logs.take(plan) == (None, "day_end", 0, True)
+    assert logs.take(plan) is None, "it waits anew, which is harmless"
+    logs.clock.now += 1
+    assert logs.take(plan) == ("2026-01-02T00", "next", 1, False)
+    logs.write("2026010123")
+    assert logs.take(plan) == ("2026-01-01T23", "late", 0, False), "in its own data time, without another end"
+    assert plan.is_over and logs.take(plan) is None
+
+
+def test_hours_that_the_clock_leaves_out_are_not_waited_for(logs: Logs) -> None:
+    hours = Hours(start="2026-03-29T01", timezone="Europe/Berlin")
+    assert show_hour(hours.after(parse_hour("2026-03-29T01"))) == "2026-03-29T03"
+    assert show_hour(hours.after(parse_hour("2026-10-25T02"))) == "2026-10-25T03", "one directory for both"
+    for hour in ("2026032901", "2026032903"):
+        logs.write(hour)
+    plan = logs.plan(start="2026032901", timezone="Europe/Berlin")
+    assert logs.take(plan) == ("2026-03-29T01", "next", 0, False)
+    assert logs.take(plan) == ("2026-03-29T03", "next", 0, False)
+
+
+@pytest.mark.parametrize(
+    ("hours", "message"),
+    [
+        ({"start": "2026-01-01"}, "data.hours.start: expected an hour such as `2026-01-01T00`, "),
+        ({"start": 2026010124}, "data.hours.start: expected an hour such as"),
+        ({"start": 2026010100, "end": 2025123123}, "`end`: expected 2026-01-01T00 or later, got 2025-12-31T23"),
+        ({"start": 2026010100, "end": 2099010100}, "`end`: expected at most 16383 days behind `start`, got 26663"),
+        ({"start": 2026010100, "timezone": "Mars"}, "data.hours.timezone: expected a time zone such as `UTC`"),
+        ({"start": 2026010100, "done": "{minute}"}, "data.hours.done: expected a path such as"),
+        ({"start": 2026032902, "timezone": "Europe/Berlin"}, "there is no hour 2026-03-29T02 in `Europe/Berlin`"),
+        ({"start": 2026010100, "day_end_hour": 24}, "data.hours.day_end_hour"),
+    ],
+)  # fmt: skip
+def test_hours_that_are_refused(make_job: MakeJob, hours: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_job(data={"train": "logs", "hours": hours})
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"data": {"train": ["a", "b"]}}, "`train`: with `hours` expected one directory"),
+        ({"data": {"train": "logs/*"}}, "`train`: with `hours` expected one directory"),
+        ({"data": {"eval": {"ratio": 0.1}}}, "`eval`: with `hours` expected files"),
+        ({"train": {"epochs": 2}}, "`train.epochs`: with `data.hours` every hour is read once, got 2"),
+    ],
+)
+def test_what_does_not_go_with_hours(make_job: MakeJob, sections: dict[str, Any], message: str) -> None:
+    sections["data"] = {"train": "logs", "hours": {"start": 2026010100}, **sections.get("data", {})}
+    with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
+        make_job(**sections)
+
+
+def passes_of(logs: Logs, journal: list[Entry], **settings: Any) -> Passes:
+    hours = Hours.model_validate({"start": "2026010122", "poll_s": 1, **settings})
+    make: Callable[[World], HourPlan] = lambda world: HourPlan(hours, logs.root, world)  # noqa: E731
+    plan = PassPlan(lambda _: [], Cut(4096, False, 1, "d"), 1, Upkeep(decay=0.5, max_age=3), hours=make)
+    passes = Passes(logs.root.parent / "units", plan, journal.append, World(logs.clock, logs.said.append))
+    for entry in list(journal):
+        full = {"n": 0, "term": 1, **entry}
+        passes.replay(full) if entry["kind"] == "pass" else passes.replay_hour(full)
+    return passes
+
+
+def test_all_that_is_decided_is_in_the_journal(logs: Logs) -> None:
+    journal: list[Entry] = []
+    passes = passes_of(logs, journal)
+    assert passes.begin_next() is None and journal == []
+    logs.write("2026010122", "a.txt", "b.txt")
+    logs.write("2026010123")
+    logs.write("2026010200", "_hidden")
+    logs.clock.now += 1
+    first, second = passes.begin_next(), passes.begin_next()
+    assert first is not None and second is not None
+    assert (first.first_unit, first.end_unit, second.end_unit) == (0, 2, 3)
+    assert [first.boundary[key] for key in ("decay", "max_age", "now")] == [None, None, 0]
+    assert [second.boundary[key] for key in ("decay", "max_age", "now")] == [0.5, 3, 0]
+    empty = passes.begin_next()
+    assert empty is not None and (empty.first_unit, empty.end_unit) == (3, 3), "an hour without data is a pass"
+    assert [boundary["now"] for boundary in passes.boundaries] == [0, 0, 1]
+    assert {unit.seen for unit in read_units(logs.root.parent / "units/epoch-00001.jsonl")} == {0}
+    logs.write("2026010122", "c.txt")
+    assert passes.begin_next() is None
+    assert [entry["kind"] for entry in journal] == ["pass", "pass", "pass", "hour"]
+    again = passes_of(logs, journal)
+    assert (again.begun, again.skipped) == (passes.begun, passes.skipped)
+    assert again.begin_next() is None and len(journal) == 4
+    logs.write("2026010201")
+    logs.clock.now += 1
+    third = again.begin_next()
+    assert third is not None and (third.number, third.first_unit) == (3, 3)
+    assert again.unit(2).path.endswith("20260101/23/a.txt") and again.unit(3).seen == 1

@@ -1,0 +1,609 @@
+"""Both clients against servers that are well, busy, gone, strange or not ours."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticrec import AsyncClient, Client
+from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
+from elasticrec.serving.protocol import Answer, Place
+from support.certificates import Files, write_certificates
+from support.harness import TIMEOUT_S
+from support.scripted import CLOSE, HANG, TRICKLE, Scripted, echo, scripted
+
+BUSY = (429, {"error": "busy"})
+LOADING = (503, {"error": "no model is ready yet"})
+GOOD = {"predictions": [{"click": 0.25}]}
+
+Call = Callable[..., Any]
+
+
+def with_threads(url: str, method: str, *given: Any, options: dict[str, Any] | None = None, **more: Any) -> Any:
+    with Client(url, **(options or {})) as client:
+        return getattr(client, method)(*given, **more)
+
+
+def with_asyncio(url: str, method: str, *given: Any, options: dict[str, Any] | None = None, **more: Any) -> Any:
+    async def run() -> Any:
+        async with AsyncClient(url, **(options or {})) as client:
+            return await getattr(client, method)(*given, **more)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=[with_threads, with_asyncio], ids=["threads", "asyncio"])
+def call(request: pytest.FixtureRequest) -> Call:
+    """A call of a client that is made for it and closed after it."""
+    found: Call = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return write_certificates(tmp_path_factory.mktemp("tls"))
+
+
+def where(server: Scripted) -> str:
+    return server.url.partition("//")[2]
+
+
+@contextlib.contextmanager
+def saying(said: bytes) -> Iterator[str]:
+    """A server that says something after the first bytes of a request, and closes; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(said)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            thread.join()
+
+
+def unused_url() -> str:
+    """Of a server that has gone."""
+    with scripted() as server:
+        return server.url
+
+
+# what is asked, and what comes of it
+
+
+def test_scores(call: Call) -> None:
+    with scripted(predict=GOOD) as server:
+        for scores in (call(server.url, "predict", [{}]), call(server.url, "predict_lines", b"1 0 5:0\n")):
+            assert scores.tolist() == [[0.25]] and scores.dtype == np.float32
+        assert call(server.url, "predict_lines", "1 0 ü:0\n").shape == (1, 1)
+    asked = server.predictions()
+    assert [one.headers["content-type"] for one in asked] == ["application/json", "text/plain", "text/plain"]
+    assert [one.body for one in asked] == [b'{"instances": [{}]}', b"1 0 5:0\n", "1 0 ü:0\n".encode()]
+
+
+def test_an_answer_says_who_gave_it(call: Call) -> None:
+    content = {"model": "demo", "version": 7, "variant": "b", "predictions": [{"click": 0.5, "buy": 0.125}]}
+    headers = {"elasticrec-version": "7", "elasticrec-variant": "b"}
+    with scripted(predict=(200, content, headers)) as server:
+        answer: Answer = call(server.url, "ask", [{}])
+        assert (answer.model, answer.version, answer.variant) == ("demo", 7, "b")
+        assert answer.labels == ("click", "buy") and answer.scores.tolist() == [[0.5, 0.125]]
+        assert call(server.url, "ask_lines", b"- - 5:0").version == 7
+
+
+def test_a_server_that_says_less(call: Call) -> None:
+    with scripted(predict=GOOD) as server:
+        answer = call(server.url, "ask", [{}])
+    assert (answer.model, answer.version, answer.variant) == ("demo", None, None)
+
+
+def test_no_samples_have_the_shape_of_the_model(call: Call) -> None:
+    with scripted(predict={"predictions": []}, model={"labels": ["click", "buy"]}) as server:
+        answer = call(server.url, "ask", [])
+    assert answer.scores.shape == (0, 2) and answer.labels == ("click", "buy")
+
+
+def test_headers_arrive(call: Call) -> None:
+    with scripted() as server:
+        call(server.url, "predict", [{}], key="user 17 ü", variant="b", timeout_s=2, options={"token": "secret"})
+        call(server.url, "predict_lines", b"1 0\n", key=17)
+        call(server.url, "predict", [{}])
+        call(server.url, "predict", [{}], timeout_s=1e6)
+    first, second, third, last = (one.headers for one in server.predictions())
+    assert last["elasticrec-timeout-ms"] == "3600000", "what a server takes"
+    assert first["authorization"] == "Bearer secret" and "authorization" not in third
+    assert first["elasticrec-key"].encode("latin-1").decode() == "user 17 ü" and second["elasticrec-key"] == "17"
+    assert first["elasticrec-variant"] == "b"
+    assert 0 < int(first["elasticrec-timeout-ms"]) <= 2000 < int(third["elasticrec-timeout-ms"]) <= 30_000
+    assert not {"elasticrec-key", "elasticrec-variant"} & third.keys()
+
+
+def test_numbers_of_numpy_are_numbers(call: Call) -> None:
+    with scripted(predict=echo) as server:
+        assert call(server.url, "predict", [{"x": np.float32(0.5), "y": np.arange(2)}]).tolist() == [[0.5]]
+        for value in (float("nan"), object()):
+            with pytest.raises(SampleError, match=r"^instances: cannot be written as JSON: "):
+                call(server.url, "predict", [{"x": value}])
+
+
+def test_models_metadata_and_readiness(call: Call) -> None:
+    with scripted(ready=[LOADING, {"status": "ready"}]) as server:
+        assert call(server.url, "models") == [{"name": "demo", "version": 1}]
+        assert call(server.url, "metadata") == {"labels": ["click"]}
+        assert [call(server.url, "is_ready") for _ in range(2)] == [False, True]
+    assert call(server.url, "is_ready") is False
+    assert len([one for one in server.asked if one.path == "/ready"]) == 2, "asked once each"
+
+
+def test_a_hanging_server_is_not_ready(call: Call) -> None:
+    with scripted(ready=HANG) as server:
+        assert call(server.url, "is_ready", timeout_s=0.1) is False
+
+
+def test_one_of_several_models_must_be_named(call: Call) -> None:
+    with scripted(models={"models": [{"name": "a"}, {"name": "demo"}]}) as server:
+        with pytest.raises(ConfigError, match=r": expected one model, got a, demo; name one$"):
+            call(server.url, "predict", [{}])
+        assert call(server.url, "predict", [{}], options={"model": "demo"}).tolist() == [[0.5]]
+
+
+def test_variants_of_a_model_are_one_model(call: Call) -> None:
+    variants = [{"name": "demo", "version": 1, "variant": "a"}, {"name": "demo", "version": 2, "variant": "b"}]
+    with scripted(models={"models": variants}) as server:
+        assert call(server.url, "predict", [{}]).tolist() == [[0.5]]
+
+
+def test_no_model_is_there_yet(call: Call) -> None:
+    with scripted(models={"models": []}) as server, pytest.raises(UnavailableError, match="no model is ready yet"):
+        call(server.url, "predict", [{}])
+
+
+def test_the_name_is_asked_for_once() -> None:
+    with scripted() as server, Client(server.url) as client:
+        for _ in range(3):
+            client.predict([{}])
+        assert [one.path for one in server.asked] == ["/v1/models"] + ["/v1/models/demo:predict"] * 3
+        assert server.num_connections == 1
+
+
+def test_a_strange_name_is_a_name(call: Call) -> None:
+    with scripted() as server, pytest.raises(UnavailableError, match="404: no path"):
+        call(server.url, "predict", [{}], options={"model": "a b/ü"})
+    assert server.asked[0].path == "/v1/models/a%20b%2F%C3%BC:predict"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://[::1]:8500", "[::1]:8500"),
+        ("https://Ctr.example/", "ctr.example:443"),
+        ("http://bücher.example", "xn--bcher-kva.example:80"),
+    ],
+)
+def test_what_errors_call_a_server(url: str, expected: str) -> None:
+    assert Place.of(url).where == expected
+
+
+def test_a_prefix_of_something_in_between(call: Call) -> None:
+    with scripted() as server:
+        assert call(f"{server.url}/feed/", "predict", [{}]).tolist() == [[0.5]]
+    assert server.asked[-1].path == "/feed/v1/models/demo:predict"
+
+
+# what is wrong
+
+
+@pytest.mark.parametrize("answer", [[], {}, None, 5, "x", {"models": 5}, {"models": [{}]}, b"[" * 100_000, b"\xff"])
+def test_another_kind_of_server_is_named(call: Call, answer: Any) -> None:
+    with scripted(models=(200, answer)) as server, pytest.raises(UnavailableError) as caught:
+        call(server.url, "predict", [{}])
+    assert str(caught.value).startswith(f"{where(server)}: ")
+
+
+@pytest.mark.parametrize("answer", [{}, {"predictions": 5}, {"predictions": [{}]}, {"predictions": [{"click": "abc"}]}])
+def test_predictions_of_another_form(call: Call, answer: Any) -> None:
+    with scripted(predict=answer) as server, pytest.raises(UnavailableError, match="not a prediction server"):
+        call(server.url, "predict", [{}])
+
+
+def test_metadata_of_another_form(call: Call) -> None:
+    with scripted(model={}) as server, pytest.raises(UnavailableError, match="not a prediction server"):
+        call(server.url, "metadata")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "message"),
+    [
+        (400, {"error": "line 1: bad"}, SampleError, "400: line 1: bad"),
+        (413, {"error": "too many"}, SampleError, "413: too many"),
+        (401, {"error": "no token"}, UnavailableError, "401: no token"),
+        (404, {"error": "no model"}, UnavailableError, "404: no model"),
+        (500, [], UnavailableError, "500: no reason given"),
+        (500, 5, UnavailableError, "500: no reason given"),
+        (502, b"<html>\n<h1>Bad Gateway</h1>", UnavailableError, "502: <html> <h1>Bad Gateway</h1>"),
+    ],
+)
+def test_refusals_are_final(call: Call, status: int, body: Any, kind: type[ElasticRecError], message: str) -> None:
+    with scripted(predict=(status, body)) as server, pytest.raises(kind) as caught:
+        call(server.url, "predict", [{}])
+    assert str(caught.value) == f"{where(server)}: {message}"
+    assert len(server.predictions()) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:80",
+        "ftp://h:1",
+        "http://",
+        "http://h:99999",
+        "http://h:0",
+        "http://h:x",
+        "http://[::1",
+        "http://a b",
+        "http://ü..",
+        "http://user@h",
+        "http://h?x",
+    ],
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_urls_that_are_none(kind: Any, url: str) -> None:
+    with pytest.raises(ConfigError, match="expected a URL such as"):
+        kind(url)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout_s": 0}, "timeout_s: expected a number of seconds above 0, got 0"),
+        ({"timeout_s": float("inf")}, "timeout_s: expected a number of seconds above 0, got inf"),
+        ({"retries": -1}, "retries: expected a whole number from 0 on, got -1"),
+        ({"connections": 0}, "connections: expected a whole number from 1 on, got 0"),
+        ({"token": "a\r\nb"}, "token: expected visible ASCII without spaces, got something else"),
+        ({"ca": "ca.pem"}, "h:80: expected https:// with a `ca` file, got http://"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_settings_that_are_none(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kind("http://h", **options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "options", [{"key": "a\r\nb"}, {"key": ""}, {"variant": " b"}, {"variant": "ü"}, {"timeout_s": -1}]
+)
+def test_options_of_a_call_that_are_none(call: Call, options: dict[str, Any]) -> None:
+    with scripted() as server, pytest.raises(ConfigError, match=f"^{next(iter(options))}: expected "):
+        call(server.url, "predict", [{}], **options)
+    assert server.predictions() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (b"220 mail.example ESMTP\r\n", "did not answer: expected HTTP, got b'220 mail.example ESMTP\\r\\n'"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "it speaks TLS: expected https://, got http://"),
+        (b"HTTP/1.1 200 OK\r\n\0: x\r\n\r\n", "did not answer: expected HTTP, got something else: "),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n{", "did not answer: the connection was closed"),
+    ],
+)
+def test_something_that_is_no_http(call: Call, said: bytes, problem: str) -> None:
+    with saying(said) as where, pytest.raises(UnavailableError) as caught:
+        call(f"http://{where}", "models", options={"retries": 0})
+    assert str(caught.value).startswith(f"{where}: {problem}")
+
+
+# attempts and deadlines
+
+
+@pytest.mark.parametrize("problem", [BUSY, LOADING, CLOSE], ids=["busy", "loading", "broken"])
+def test_what_may_pass_is_tried_again(call: Call, problem: Any) -> None:
+    with scripted(predict=[problem, problem, GOOD]) as server:
+        assert call(server.url, "predict", [{}], options={"model": "demo"}).tolist() == [[0.25]]
+    first, second, third = server.asked
+    assert second.at - first.at >= 0.02 and third.at - second.at >= 0.04, "it waits, and then longer"
+    assert {one.body for one in server.asked} == {first.body}
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (BUSY, "429: busy"),
+        (LOADING, "503: no model is ready yet"),
+        ((503, b"no healthy upstream"), "503: no healthy upstream"),
+        (CLOSE, "did not answer: the connection was closed"),
+    ],
+)
+@pytest.mark.parametrize("retries", [0, 1])
+def test_it_is_tried_only_so_often(call: Call, problem: Any, message: str, retries: int) -> None:
+    with scripted(predict=problem) as server, pytest.raises(UnavailableError) as caught:
+        call(server.url, "predict", [{}], options={"model": "demo", "retries": retries})
+    attempts = f" ({retries + 1} attempts)" if retries else ""
+    assert str(caught.value) == f"{where(server)}: {message}{attempts}"
+    assert len(server.asked) == retries + 1
+
+
+def test_a_server_that_is_not_there(call: Call) -> None:
+    url = unused_url()
+    for place in (url, url.replace("127.0.0.1", "localhost")):
+        with pytest.raises(UnavailableError) as caught:
+            call(place, "predict", [{}])
+        assert str(caught.value) == f"{place.partition('//')[2]}: did not answer: connection refused (3 attempts)"
+    with pytest.raises(UnavailableError, match=r"^nowhere\.invalid:80: did not answer: "):
+        call("http://nowhere.invalid", "predict", [{}], options={"retries": 0})
+
+
+def test_a_server_that_comes_up_meanwhile(call: Call) -> None:
+    url = unused_url()
+    port = int(url.rpartition(":")[2])
+    started = threading.Event()
+
+    def ask() -> Any:
+        started.set()
+        return call(url, "predict", [{}], options={"retries": 1000})
+
+    with ThreadPoolExecutor(1) as pool:
+        scores = pool.submit(ask)
+        started.wait()
+        with scripted(port=port):
+            assert scores.result(TIMEOUT_S).tolist() == [[0.5]]
+
+
+def test_a_server_may_say_when(call: Call) -> None:
+    with scripted(predict=[(*BUSY, {"Retry-After": "1"}), GOOD]) as server:
+        assert call(server.url, "predict", [{}], options={"model": "demo"}).tolist() == [[0.25]]
+        first, second = server.asked
+        assert second.at - first.at >= 1
+    with scripted(predict=(*BUSY, {"Retry-After": "60"})) as server:
+        with pytest.raises(UnavailableError, match=r"429: busy$"):
+            call(server.url, "predict", [{}], timeout_s=30)
+    assert len(server.predictions()) == 1, "nobody waits for what comes too late"
+
+
+@pytest.mark.parametrize("problem", [HANG, TRICKLE])
+def test_a_deadline_is_kept(call: Call, problem: Any) -> None:
+    with scripted(predict=problem) as server, pytest.raises(UnavailableError) as caught:
+        call(server.url, "predict", [{}], timeout_s=0.2)
+    assert str(caught.value) == f"{where(server)}: did not answer in 0.2 s"
+    assert len(server.predictions()) == 1, "not sent again"
+
+
+def test_a_server_that_does_not_want_all_of_a_request_is_heard(call: Call) -> None:
+    told = b'{"error": "too much of it"}'
+    head = b"HTTP/1.1 429 Too Many Requests\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    answer = head + b"content-length: %d\r\n\r\n" % len(told) + told
+    with saying(answer) as where, pytest.raises(UnavailableError, match="429: too much of it"):
+        call(f"http://{where}", "predict_lines", bytes(2**25), options={"model": "small", "retries": 0})
+
+
+def test_a_deadline_is_for_all_attempts(call: Call) -> None:
+    with scripted(predict=[BUSY, HANG]) as server, pytest.raises(UnavailableError) as caught:
+        call(server.url, "predict", [{}], timeout_s=0.5)
+    assert str(caught.value) == f"{where(server)}: did not answer in 0.5 s (attempt 2, before it: 429: busy)"
+    first, second = (int(one.headers["elasticrec-timeout-ms"]) for one in server.predictions())
+    assert second < first <= 500, "the server is told what is left"
+
+
+def test_busy_to_the_deadline(call: Call) -> None:
+    started = time.monotonic()
+    with scripted(predict=BUSY) as server, pytest.raises(UnavailableError, match=r"429: busy \(\d+ attempts\)$"):
+        call(server.url, "predict", [{}], timeout_s=0.5, options={"retries": 1000})
+    assert time.monotonic() - started < 30
+    assert len(server.predictions()) < 20
+
+
+def test_all_connections_are_in_use(call: Call) -> None:
+    with scripted(predict=HANG) as server, Client(server.url, "demo", connections=1) as client:
+        with ThreadPoolExecutor(2) as pool:
+            calls = [pool.submit(client.predict, [{}], timeout_s=0.3) for _ in range(2)]
+            for one in calls:
+                with pytest.raises(UnavailableError, match=r"did not answer in 0\.3 s"):
+                    one.result(TIMEOUT_S)
+
+
+# many at once, and servers that come and go
+
+
+def test_threads_share_a_client() -> None:
+    with scripted(predict=echo) as server, Client(server.url, connections=8) as client:
+
+        def ask(thread: int) -> None:
+            for number in range(100):
+                value = (thread * 100 + number) / 1024
+                assert client.predict([{"x": value}, {"x": -value}]).tolist() == [[value], [-value]]
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(ask, range(8)))
+        assert len(server.predictions()) == 800 and server.num_connections <= 8
+
+
+def test_tasks_share_a_client() -> None:
+    async def run(url: str) -> None:
+        async with AsyncClient(url, connections=16) as client:
+            values = [number / 128 for number in range(100)]
+            for _ in range(2):
+                scores = await asyncio.gather(*(client.predict([{"x": value}]) for value in values))
+                assert [one.tolist() for one in scores] == [[[value]] for value in values]
+
+    with scripted(predict=echo) as server:
+        asyncio.run(run(server.url))
+        assert len(server.predictions()) == 200 and server.num_connections <= 16
+
+
+def test_a_task_that_is_cancelled_leaves_no_answer_to_the_next() -> None:
+    async def run(server: Scripted) -> None:
+        async with AsyncClient(server.url, "demo", connections=1) as client:
+            task = asyncio.create_task(client.predict([{"x": 1.0}]))
+            while not server.asked:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await client.predict([{"x": 0.5}])).tolist() == [[0.5]]
+
+    with scripted(predict=[HANG, echo]) as server:
+        asyncio.run(run(server))
+
+
+def test_a_connection_that_was_closed_is_made_again() -> None:
+    """Each time, and it is no attempt that counts."""
+    with scripted(close_after=True) as server, Client(server.url, retries=0) as client:
+        for _ in range(3):
+            assert client.predict([{}]).tolist() == [[0.5]]
+
+    async def run(url: str) -> None:
+        async with AsyncClient(url, retries=0) as client:
+            for _ in range(3):
+                assert (await client.predict([{}])).tolist() == [[0.5]]
+
+    with scripted(close_after=True) as server:
+        asyncio.run(run(server.url))
+
+
+def test_a_server_is_restarted_between_calls() -> None:
+    """Whatever connections were kept, no attempt is lost on them."""
+    meeting = threading.Barrier(4)
+
+    def together(_: Any) -> Any:
+        meeting.wait(TIMEOUT_S)
+        return GOOD
+
+    with scripted(predict=together) as server:
+        port = int(server.url.rpartition(":")[2])
+        client = Client(server.url, "demo", retries=0)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: client.predict([{}]), range(4)))
+        assert server.num_connections == 4
+    with pytest.raises(UnavailableError, match=r"refused$"):
+        client.predict([{}])
+    with scripted(port=port) as server, client:
+        assert client.predict([{}]).tolist() == [[0.5]]
+
+
+def test_a_server_is_restarted_between_calls_of_a_loop() -> None:
+    loop = asyncio.new_event_loop()
+    with scripted(predict=GOOD) as server:
+        port = int(server.url.rpartition(":")[2])
+        client = AsyncClient(server.url, retries=0)
+        assert loop.run_until_complete(client.predict([{}])).tolist() == [[0.25]]
+    with scripted(port=port):
+        assert loop.run_until_complete(client.predict([{}])).tolist() == [[0.5]]
+        loop.run_until_complete(client.aclose())
+    loop.close()
+
+
+# a child of a process with threads is what is tested
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_process_has_connections_of_its_own() -> None:
+    with scripted(predict=echo) as server, Client(server.url) as client:
+        assert client.predict([{"x": 0.5}]).tolist() == [[0.5]]
+        child = os.fork()
+        if not child:
+            os._exit(0 if client.predict([{"x": 0.25}]).tolist() == [[0.25]] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert client.predict([{"x": 0.75}]).tolist() == [[0.75]]
+        assert server.num_connections == 2
+
+
+def test_a_closed_client_says_so() -> None:
+    with scripted() as server:
+        client = Client(server.url)
+        client.predict([{}])
+        client.close()
+        client.close()
+        with pytest.raises(RuntimeError, match=rf"^client of {where(server)}: closed$"):
+            client.predict([{}])
+
+        async def run() -> None:
+            client = AsyncClient(server.url)
+            await client.predict([{}])
+            await client.aclose()
+            await client.aclose()
+            with pytest.raises(RuntimeError, match=rf"^client of {where(server)}: closed$"):
+                await client.predict([{}])
+
+        asyncio.run(run())
+
+
+def test_a_call_that_is_under_way_ends_when_its_client_is_closed() -> None:
+    go = threading.Event()
+
+    def slow(_: Any) -> Any:
+        go.wait(TIMEOUT_S)
+        return GOOD
+
+    with scripted(predict=slow) as server, ThreadPoolExecutor(1) as pool:
+        client = Client(server.url, "demo")
+        scores = pool.submit(client.predict, [{}])
+        deadline = time.monotonic() + TIMEOUT_S
+        while not server.asked and time.monotonic() < deadline:
+            time.sleep(0.001)
+        client.close()
+        go.set()
+        assert scores.result(TIMEOUT_S).tolist() == [[0.25]]
+
+
+def test_an_async_client_belongs_to_one_event_loop() -> None:
+    loop = asyncio.new_event_loop()
+    with scripted() as server:
+        client = AsyncClient(server.url)
+        loop.run_until_complete(client.predict([{}]))
+        with pytest.raises(RuntimeError, match="expected the event loop of its first call, got another"):
+            asyncio.run(client.predict([{}]))  # type: ignore[arg-type]
+        loop.run_until_complete(client.aclose())
+    loop.close()
+
+
+# TLS
+
+
+def test_tls(call: Call, files: Files) -> None:
+    with scripted(tls=files) as server:
+        assert call(server.url, "predict", [{}], options={"ca": files.ca}).tolist() == [[0.5]]
+        with Client(server.url, ca=str(files.ca)) as client:
+            for _ in range(3):
+                client.predict([{}])
+        assert server.num_connections == 2
+
+
+def test_certificates_that_are_not_trusted(call: Call, files: Files, tmp_path: Path) -> None:
+    other = write_certificates(tmp_path / "other")
+    stranger = write_certificates(tmp_path / "stranger", "10.0.0.1")
+    for shown, ca, problem in [
+        (files, other.ca, "its certificate is not signed by an authority of the `ca` file"),
+        (files, None, "its certificate is not signed by an authority of the `ca` file"),
+        (stranger, stranger.ca, "its certificate is for another host: expected `127.0.0.1`"),
+    ]:
+        with scripted(tls=shown) as server, pytest.raises(UnavailableError) as caught:
+            call(server.url, "predict", [{}], options={"ca": ca})
+        assert str(caught.value) == f"{where(server)}: {problem}"
+
+
+def test_one_end_alone_has_tls(call: Call, files: Files) -> None:
+    with scripted() as server, pytest.raises(UnavailableError, match="expected TLS, got something else: TLS is off at"):
+        call(server.url.replace("http:", "https:"), "predict", [{}])
+    with scripted(tls=files) as server, pytest.raises(UnavailableError) as caught:
+        call(server.url.replace("https:", "http:"), "predict", [{}], options={"retries": 0})
+    assert where(server) in str(caught.value)
+
+
+def test_a_ca_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("nothing")
+    for name, reason in (("ca.pem", "expected certificates in PEM"), ("none.pem", "No such file or directory")):
+        with pytest.raises(ConfigError, match=rf"^tls: .*/{name}: cannot be used: {reason}$"):
+            Client("https://h", ca=tmp_path / name)

@@ -1,0 +1,135 @@
+"""What a training says of itself."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticrec.run import Run
+from elasticrec.training.checkpoint import Progress
+from elasticrec.training.clock import StageClock
+from elasticrec.training.metrics import Metrics
+from elasticrec.training.report import Reporter, Summary, describe, summary_lines
+from support.small import MakeJob
+
+GOOD = Metrics(samples=10, auc=0.79041, log_loss=0.43119, copc=1.0149)
+NONE = Metrics(samples=0, auc=None, log_loss=None, copc=None)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_metrics_in_words() -> None:
+    assert describe(GOOD) == "loss 0.4312 auc 0.7904 copc 1.01"
+    assert describe(NONE) == "loss - auc - copc -"
+    assert describe(replace(GOOD, own={"mse": 0.25})) == "loss 0.4312 auc 0.7904 copc 1.01 mse 0.2500"
+
+
+def test_a_log_has_a_line_a_report(tmp_path: Path) -> None:
+    stream, path = io.StringIO(), tmp_path / "metrics.jsonl"
+    for number in (1, 2):
+        reporter = Reporter(path, every_s=1.0, stream=stream)
+        reporter.progress("10%", {"steps": 1})
+        reporter.say("epoch done")
+        reporter.record({"epoch": number})
+        reporter.close()
+    assert stream.getvalue() == "10%\nepoch done\n" * 2
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record.get("epoch") for record in records] == [None, 1, None, 2]
+    assert all(record["time"] > 1e9 for record in records)
+
+
+def test_a_terminal_has_one_line_that_is_written_over(tmp_path: Path) -> None:
+    stream = Terminal()
+    reporter = Reporter(None, every_s=1.0, stream=stream)
+    reporter.progress("10%", {})
+    reporter.progress("20%", {})
+    reporter.say("epoch done")
+    reporter.progress("30%", {})
+    reporter.close()
+    assert stream.getvalue() == "\r\x1b[2K10%\r\x1b[2K20%\nepoch done\n\r\x1b[2K30%\n"
+
+
+def test_a_terminal_has_no_line_that_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    reporter = Reporter(None, every_s=1.0, stream=stream)
+    reporter.progress("0123456789" * 5, {})
+    assert stream.getvalue() == "\r\x1b[2K0123456789012345678"
+
+
+def test_a_line_that_a_crash_cut_short_stays_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"steps": 1}\n{"st')
+    reporter = Reporter(path, every_s=1.0, stream=io.StringIO())
+    reporter.record({"steps": 2})
+    reporter.close()
+    lines = path.read_text().splitlines()
+    assert lines[:2] == ['{"steps": 1}', '{"st']
+    assert json.loads(lines[2])["steps"] == 2
+
+
+def test_a_line_is_due_after_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("elasticrec.training.report.time.monotonic", lambda: now)
+    reporter = Reporter(None, every_s=2.0, stream=io.StringIO())
+    assert not reporter.due()
+    now = 102.0
+    assert reporter.due()
+    reporter.progress("", {})
+    assert not reporter.due()
+
+
+def test_the_summary(make_job: MakeJob) -> None:
+    progress = Progress(epoch=1, unit=4, batches=0, steps=20, samples=12345, records=12350, bad_records=5, non_finite=2)
+    summary = Summary(
+        run=Run.of(make_job()),
+        progress=progress,
+        train={"click": GOOD, "buy": NONE},
+        evaluation={"click": GOOD, "buy": NONE},
+        rows=6789,
+        samples_per_s=1234.5,
+        shares={"pull": 0.25, "wait": 0.5, "save": 0.001},
+        read=0.1,
+        parse=0.8,
+        bottleneck="waiting for data 50 %: raise `data.workers` (1 for 2 cores)",
+    )
+    assert summary_lines(summary) == [
+        "trained runs/small: 12,345 samples, 6,789 rows, 1,234 samples/s",
+        f"  click: train {describe(GOOD)} | eval {describe(GOOD)}",
+        f"  buy: train {describe(NONE)} | eval {describe(NONE)}",
+        "  bad records: 5 of 12,350",
+        "  batches with a gradient that was not finite, counted but not applied: 2",
+        "  time: wait 50%, pull 25%; beside it read 10%, parse 80%",
+        "  waiting for data 50 %: raise `data.workers` (1 for 2 cores)",
+    ]
+
+
+def test_the_clock_adds_up_stages_also_those_that_fail() -> None:
+    clock = StageClock()
+    for _ in range(2):
+        with clock.stage("pull"):
+            pass
+    with pytest.raises(KeyError), clock.stage("push"):
+        raise KeyError
+    assert set(clock.seconds) == {"pull", "push"}
+    assert 0 < sum(clock.seconds.values()) <= clock.elapsed
+    assert all(0 < share < 1 for share in clock.shares().values())
+
+
+def test_a_lap_is_since_the_lap_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("elasticrec.training.clock.time.perf_counter", lambda: now)
+    clock = StageClock()
+    with clock.stage("pull"):
+        now = 1.0
+    now = 4.0
+    assert clock.lap() == {"pull": 0.25}
+    with clock.stage("push"):
+        now = 6.0
+    assert clock.lap() == {"pull": 0.0, "push": 1.0}
+    assert clock.shares() == {"pull": 1 / 6, "push": 2 / 6}
