@@ -50,13 +50,24 @@ def expect_no_more(before: set[str]) -> None:
     wait_until(lambda: threads() <= before, lambda: f"threads are left: {threads() - before}")
 
 
+# Processes that the worker had before the test, such as the resource tracker of another test's processes.
+_EARLIER: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def _earlier_children() -> None:
+    _EARLIER.clear()
+    _EARLIER.update(children())
+
+
 def children() -> list[str]:
+    """Return the child processes that were started since the test began."""
     found: list[str] = []
     for task in Path("/proc/self/task").iterdir():
         # a thread may end meanwhile
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found += (task / "children").read_text().split()
-    return found
+    return [process for process in found if process not in _EARLIER]
 
 
 def test_importing_the_package_imports_neither_torch_nor_the_extension() -> None:
