@@ -33,7 +33,7 @@ prerequisites:
 
 .venv/.built: .venv/.created pyproject.toml $(RUST_SOURCES) | prerequisites
 	@echo "setting up: the Rust extension and the Python packages (some minutes the first time)"
-	PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PIP_QUIET=1 $(BIN)/maturin develop --release --extras train,dev --quiet
+	PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PIP_QUIET=1 $(BIN)/maturin develop --release --extras train,dev,docs --quiet
 	@touch $@
 
 .PHONY: setup
@@ -44,7 +44,7 @@ demo: setup ## the whole loop on generated data: train, publish, serve, ask
 	@$(BIN)/elasticrec demo
 
 .PHONY: test
-test: lint types test-rust test-python ## everything that CI runs
+test: lint types docs test-rust test-python ## everything that CI runs
 
 .PHONY: quick
 quick: lint types ## the inner loop: what takes seconds
@@ -91,6 +91,14 @@ reference: setup ## the reference of job.yaml, from the code
 	@mkdir -p docs/reference
 	$(BIN)/python -m elasticrec.config.reference > docs/reference/job.md
 
+.PHONY: docs
+docs: setup ## the documentation site in site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+.PHONY: deny
+deny: ## licences, duplicate crates and sources of all crates (cargo install cargo-deny)
+	cargo deny check licenses bans sources
+
 .PHONY: bench
 bench: setup ## the speed of the spine and where the time goes
 	$(BIN)/elasticrec bench spine
@@ -108,4 +116,4 @@ format: setup ## format Python and Rust
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf .venv target dist python/elasticrec/*.so
+	rm -rf .venv target dist site python/elasticrec/*.so
