@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         "what a publish of a training in one process took that failed is gone",
-        "python/elasticrec/publish/versions.py",
+        "python/elasticrec/publish/local_versions.py",
         "            committed=None if self._last is None else self._last.publish,",
         "            committed=str(self._num_publishes - 1),",
         "tests/unit/publish/test_changes.py::test_a_publish_that_fails_loses_no_change",

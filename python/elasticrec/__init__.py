@@ -5,7 +5,6 @@ In a service: `client = elasticrec.Client("http://127.0.0.1:8500")`, `client.pre
 Importing the package imports neither torch nor the extension: each command and class loads what it uses.
 """
 
-import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
     from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
     from elasticrec.serving.async_client import AsyncClient
     from elasticrec.serving.client import Client
-
-# Threads of one torch operation spin while they wait for each other; on a busy machine the one that is waited for has
-# lost its core to a spinning one. Spinning for a short while only is as fast on a quiet machine, and twice as fast on a
-# busy one (docs/benchmarks.md). OpenMP reads it when torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 try:
     __version__ = version("elasticrec")

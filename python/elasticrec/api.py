@@ -24,9 +24,9 @@ from elasticrec.run import Run, resolve_run
 if TYPE_CHECKING:
     import pandas as pd
 
+    from elasticrec.training.event import Event
     from elasticrec.training.metrics import Metrics
     from elasticrec.training.predict import CheckpointModel
-    from elasticrec.training.report import Event
 
 Scores = npt.NDArray[np.float32]
 
@@ -62,7 +62,7 @@ def train(
         raise _wrong("train", "callback", "a function or None", callback)
     _check("train", "fresh", fresh, bool, "a bool")
     _check("train", "quiet", quiet, bool, "a bool")
-    from elasticrec.roles.alone import train_and_publish
+    from elasticrec.publish.train import train_and_publish
 
     loaded = job if isinstance(job, Job) else load_job(job)
     with ExitStack() as stack:

@@ -18,6 +18,7 @@ from elasticrec.cube.commands import cube_app, deliver
 from elasticrec.data.commands import data_app
 from elasticrec.errors import ElasticRecError
 from elasticrec.launch.commands import add_launch
+from elasticrec.machine import limit_spinning
 from elasticrec.options import MAX_SAMPLES, JobArgument, SetOption
 from elasticrec.repository.commands import models_app
 from elasticrec.roles.commands import add_roles
@@ -153,7 +154,7 @@ def train(
     It ends with the data. What the job wrote so far is in runs/NAME.
     """
     from elasticrec.config import load_job
-    from elasticrec.training.report import summary_lines
+    from elasticrec.training.report import Summary, summary_lines
 
     found = load_job(job, overrides or [])
     if dry_run:
@@ -164,12 +165,12 @@ def train(
     if found.train.mode == "ps":
         from elasticrec.roles.train import train_with_servers
 
-        summary = train_with_servers(found, fresh=fresh)
+        summary: Summary | None = train_with_servers(found, fresh=fresh)
     else:
-        from elasticrec.roles.alone import train_and_publish
+        from elasticrec.publish.train import train_and_publish
 
         summary = train_and_publish(found, fresh=fresh)
-    for line in summary_lines(summary):
+    for line in summary_lines(summary) if summary else ():
         typer.echo(line)
 
 
@@ -279,7 +280,7 @@ def publish(
 
     It becomes a version of the model, and the current one if `publish.gate` lets it through.
     """
-    from elasticrec.publish.publish import publish_run
+    from elasticrec.publish.local import publish_run
     from elasticrec.run import resolve_run
 
     published = publish_run(resolve_run(run), best=best, row_type=row_type)
@@ -386,6 +387,7 @@ def demo(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command: 0, or 2 for a user's mistake, or 130 for Ctrl-C. A traceback is a bug of ours."""
+    limit_spinning()
     try:
         result = app(args=arguments, prog_name="elasticrec", standalone_mode=False)
         sys.stdout.flush()

@@ -31,3 +31,13 @@ def allow_many_files() -> None:
     # some systems name a number that they do not give
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(least, wanted), most))
+
+
+def limit_spinning() -> None:
+    """Limit how long OpenMP threads spin; call it before torch is imported, which is when OpenMP reads it.
+
+    Threads of one torch operation spin while they wait for each other. On a busy machine the thread they wait for has
+    lost its core to a spinning one: a short limit is twice as fast there, and as fast on a quiet machine
+    (docs/benchmarks.md).
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")

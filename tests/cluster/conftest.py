@@ -1,5 +1,6 @@
 """Demo data that the tests of this directory share, and trainings on it."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -8,20 +9,23 @@ from pathlib import Path
 import pytest
 
 from elasticrec.data.demo import write_demo
-from support.cluster import Trainings, Undisturbed
-
-SAMPLES = 800_000
+from support.cluster import HOURS, NUM_SAMPLES, Trainings, Undisturbed
+from support.shared import make_once
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("data")
-    write_demo(directory, samples=SAMPLES, slots=20, hours=4, seed=1)
-    return directory
+    """Hours of demo data, the last one for evaluation; generated once for all workers."""
+
+    def make(directory: Path) -> None:
+        write_demo(directory, samples=NUM_SAMPLES * HOURS // (HOURS - 1), slots=20, hours=HOURS, seed=1)
+
+    return make_once(tmp_path_factory, "data", make)
 
 
 @pytest.fixture
 def trainings(tmp_path: Path, data: Path) -> Iterator[Trainings]:
+    """Trainings in the directory of this test; they are stopped when it ends."""
     with_data = Trainings(tmp_path, data)
     yield with_data
     with_data.stop()
@@ -29,11 +33,10 @@ def trainings(tmp_path: Path, data: Path) -> Iterator[Trainings]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Callable[[str], Undisturbed]:
-    """What a strategy comes to, and how long it takes, when nothing happens; trained once."""
+    """Train a strategy without any fault, once for all workers, and return what it learned and how long it took."""
 
-    @cache
-    def of(strategy: str) -> Undisturbed:
-        trainings = Trainings(tmp_path_factory.mktemp(strategy), data)
+    def train(strategy: str, directory: Path) -> None:
+        trainings = Trainings(directory, data)
         training = trainings.start(f"train.strategy={strategy}")
         try:
             training.wait_for("servers 2/2")
@@ -42,6 +45,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Callabl
         finally:
             trainings.stop()
         seconds = time.monotonic() - started
-        return Undisturbed(trainings.check(), seconds, trainings.parameters())
+        result = {"auc": trainings.check(), "seconds": seconds}
+        (directory / "undisturbed.json").write_text(json.dumps(result))
+
+    @cache
+    def of(strategy: str) -> Undisturbed:
+        directory = make_once(tmp_path_factory, strategy, lambda directory: train(strategy, directory))
+        return Undisturbed(Trainings(directory, data), **json.loads((directory / "undisturbed.json").read_text()))
 
     return of

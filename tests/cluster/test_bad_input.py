@@ -75,7 +75,7 @@ def test_open_to_others(roles: Roles, tmp_path: Path) -> None:
         roles.start("trainer", COORDINATOR="http://192.0.2.1:7"): f"coordinator at 192.0.2.1:7: {in_clear}",
         roles.start(
             "ps", HOST="0.0.0.0", INSECURE=1, COORDINATOR=here
-        ): "ps: host: 0.0.0.0 is no address to connect to: "
+        ): "ps: host: 0.0.0.0 is not an address that others can connect to: "
         "expected the name or address of this machine as `--advertise`",
         roles.start("trainer", COORDINATOR=here, RUN=tmp_path): f"{tmp_path}: not the directory of a run, "
         "expected `job.yaml` and `checkpoints` in it",
@@ -87,7 +87,7 @@ def test_open_to_others(roles: Roles, tmp_path: Path) -> None:
 _OLD = """
 import sys
 from elasticrec.cli import main
-from elasticrec.coordinator import messages
+from elasticrec.net import messages
 messages.PROTOCOL -= 1
 sys.exit(main(sys.argv[1:]))
 """
@@ -143,7 +143,7 @@ def test_numbers_of_servers(run: Run) -> None:
     directory = run.path.parents[1]
     for settings, told in (
         (["train.servers=0"], "--set train.servers=0: expected at least 1, got 0"),
-        (["train.servers=17"], "job.yaml: train.servers: expected at most 16, the partitions of the table, got 17"),
+        (["train.servers=17"], "job.yaml: train.servers: expected at most 16 (`sparse.partitions`), got 17"),
     ):
         result = elasticrec("check", "job.yaml", *[p for s in settings for p in ("--set", s)], cwd=directory)
         assert refused((result.returncode, result.stderr)) == told

@@ -14,7 +14,7 @@ from elasticrec.launch.status import read_status
 from elasticrec.repository.repository import Repository
 from elasticrec.run import Run
 from support.by_hand import TOKEN, Roles, make_run
-from support.cluster import Trainings, count, load_rows
+from support.cluster import Trainings, load_rows
 from support.store import Process, free_port, wait_until
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def test_what_three_servers_learn_is_held_by_two_shards_of_two_replicas(training
         said = (trainings.run / "logs/coordinator.log").read_text()
         assert f"store: switched to {newest}" in said
         table = load_rows(trainings.run, max((trainings.run / "checkpoints").glob("step-*")))
-        signs = np.array(sorted(count(tuple(trainings._files()), 1))[::7], np.uint64)
+        signs = np.array(trainings.signs()[::7], np.uint64)
         client = _core.CubeClient("cluster", addresses, token="", deadline_s=60.0)
         rows, is_there = client.get(newest, signs)
         assert is_there.all()
@@ -106,7 +106,7 @@ def test_machines_that_share_no_disk_send_and_fetch_files_over_http(tmp_path: Pa
         assert TOKEN not in "".join(role.output for role in roles.started)
         client = _core.CubeClient("tiny", [[f"127.0.0.1:{port}"]], token=TOKEN, deadline_s=60.0)
         base, *deltas = (
-            [str(found.store.path_of(f"{one.name}/{part}")) for part in one.parts] for one in found.chain(3)
+            [str(found.storage.path_of(f"{one.name}/{part}")) for part in one.parts] for one in found.chain(3)
         )
         view = _core.CubeView(base, deltas)
         for signs, rows in view.items():

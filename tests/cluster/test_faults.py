@@ -16,7 +16,7 @@ from elasticrec.config import load_job
 from elasticrec.roles.coordinator import prepare
 from elasticrec.run import Run
 from support.by_hand import Roles
-from support.cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed
+from support.cluster import NUM_SAMPLES, STRATEGIES, TIMEOUT_S, Trainings, Undisturbed
 from support.disks import fill, small_file_system
 from support.store import free_port
 
@@ -46,7 +46,7 @@ def test_roles_die_inside_what_they_do(trainings: Trainings, tmp_path: Path, str
     )
     output = training.finish()
     assert sorted(path.name for path in points.iterdir()) == [], "each point was hit three times"
-    assert "600,000 samples" in output
+    assert f"{NUM_SAMPLES:,} samples" in output
     trainings.check()
 
 
@@ -59,7 +59,7 @@ def test_any_role_may_hang(trainings: Trainings, undisturbed: Callable[[str], Un
     training.disturb(1, calm.every_s, ("ps", "trainer", "coordinator"), hang_s=5)
     output = training.finish()
     assert training.kills.total() >= 2, "the run was over before anything happened"
-    assert "600,000 samples" in output
+    assert f"{NUM_SAMPLES:,} samples" in output
     trainings.check()
 
 
@@ -147,7 +147,7 @@ def test_connections_may_be_cut_in_the_middle_of_a_frame(trainings: Trainings, s
             cutter.close()
     assert sum(cutter.num_cut for cutter in cutters) >= 6
     # the run is finished: this only collects what the servers saved
-    assert "600,000 samples" in trainings.start(f"train.strategy={strategy}").finish()
+    assert f"{NUM_SAMPLES:,} samples" in trainings.start(f"train.strategy={strategy}").finish()
     trainings.check()
 
 

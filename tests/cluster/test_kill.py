@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from support.cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed, wait_for_end
+from support.cluster import NUM_SAMPLES, STRATEGIES, TIMEOUT_S, Trainings, Undisturbed, wait_for_end
 
-# `make soak` asks for more
-SEEDS = int(os.environ.get("ELASTICREC_SOAK", "5"))
+# `make soak` runs twenty.
+SEEDS = int(os.environ.get("ELASTICREC_SOAK", "2"))
 
 
 @pytest.mark.slow
@@ -21,6 +21,13 @@ def test_all_strategies_learn_as_much(undisturbed: Callable[[str], Undisturbed])
     auc = {strategy: undisturbed(strategy).auc for strategy in STRATEGIES}
     assert {strategy for strategy in STRATEGIES if abs(auc[strategy] - auc["sync"]) >= 0.002} == set(), auc
     assert auc["sync"] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_audit_counts_what_is_counted_by_hand(undisturbed: Callable[[str], Undisturbed], strategy: str) -> None:
+    """The other tests rely on the audit, which `undisturbed` has run."""
+    undisturbed(strategy).trainings.check_by_hand()
 
 
 @pytest.mark.slow
@@ -35,7 +42,7 @@ def test_any_role_may_be_killed_at_any_moment(
     training.disturb(seed, calm.every_s, ("ps", "trainer", "coordinator"))
     output = training.finish()
     assert training.kills.total() >= 2, "the run was over before anything happened"
-    assert "600,000 samples" in output
+    assert f"{NUM_SAMPLES:,} samples" in output
     assert abs(trainings.check() - calm.auc) < 0.003
     if strategy == "sync":
         assert trainings.parameters() == calm.parameters, "to the last bit"
@@ -64,7 +71,7 @@ def test_a_run_is_scaled(trainings: Trainings, undisturbed: Callable[[str], Undi
     command = [sys.executable, "-m", "elasticrec", "scale", "cluster", "--servers", "3", "--trainers", "3"]
     scaled = subprocess.run(command, cwd=trainings.directory, capture_output=True, text=True, check=False)
     assert scaled.returncode == 0 and "so it is, after" in scaled.stdout, scaled.stdout + scaled.stderr
-    assert f"{epochs * 600_000:,} samples" in training.finish()
+    assert f"{epochs * NUM_SAMPLES:,} samples" in training.finish()
     trainings.check(epochs)
     if strategy == "sync":
         assert trainings.parameters() == undisturbed(strategy).parameters, "to the last bit"
@@ -86,7 +93,7 @@ def test_a_run_that_was_killed_as_a_whole_goes_on(trainings: Trainings) -> None:
     wait_for_end(roles)
     # the checkpoint of two servers is loaded by three
     output = trainings.start("train.trainers=1", "train.servers=3").finish()
-    assert "trained runs/cluster: 600,000 samples" in output and "servers 3/3" in output
+    assert f"trained runs/cluster: {NUM_SAMPLES:,} samples" in output and "servers 3/3" in output
     assert "the partitions moved from 2 to 3" in (trainings.run / "logs/coordinator.log").read_text()
     trainings.check()
 
@@ -98,7 +105,7 @@ def test_a_coordinator_that_is_told_to_stop_does_not_end_the_run(trainings: Trai
     ((process, _),) = training.roles("coordinator")
     training.send(process, signal.SIGTERM)
     training.wait_for("coordinator ended with code 143")
-    assert "trained runs/cluster: 600,000 samples" in training.finish()
+    assert f"trained runs/cluster: {NUM_SAMPLES:,} samples" in training.finish()
     trainings.check()
 
 
@@ -112,7 +119,7 @@ def test_a_run_that_was_stopped_is_saved_and_goes_on(trainings: Trainings) -> No
     assert "stopped and saved; the same command goes on from there" in training.output()
     assert any((trainings.directory / "runs/cluster/checkpoints").glob("ps-*/manifest.json"))
     output = trainings.start().finish()
-    assert "trained runs/cluster: 600,000 samples" in output
+    assert f"trained runs/cluster: {NUM_SAMPLES:,} samples" in output
     trainings.check()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from elasticrec import _core
 from elasticrec.repository.repository import Repository
-from support.cluster import STRATEGIES, TIMEOUT_S, Training, Trainings, count, load_rows
+from support.cluster import NUM_SAMPLES, STRATEGIES, TIMEOUT_S, Training, Trainings, load_rows
 from support.disks import fill, small_file_system
 from support.harness import succeed
 
@@ -29,11 +29,11 @@ def check_last(trainings: Trainings, where: Repository | None = None) -> dict[st
     found = where or repository(trainings)
     number = max(found.versions())
     chain = found.chain(number)
-    paths = [[str(found.store.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
+    paths = [[str(found.storage.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
     view = _core.CubeView(paths[0], paths[1:])
     checkpoint = max((trainings.run / "checkpoints").glob("step-*"))
     table = load_rows(trainings.run, checkpoint)
-    signs = np.array(sorted(count(tuple(trainings._files()), 1)), np.uint64)
+    signs = np.array(trainings.signs(), np.uint64)
     weights, present = view.lookup(signs)
     differ = []
     for at, sign in enumerate(signs):
@@ -42,7 +42,7 @@ def check_last(trainings: Trainings, where: Repository | None = None) -> dict[st
             differ.append(int(sign))
     assert differ == []
     assert view.num_rows == len(table) == chain[-1].rows
-    dense = found.store.read(f"{chain[-1].name}/dense.bin")
+    dense = found.storage.read(f"{chain[-1].name}/dense.bin")
     assert (checkpoint / "dense.bin").read_bytes()[: len(dense)] == dense
     return chain[-1].manifest
 
@@ -52,7 +52,7 @@ def check_all(trainings: Trainings) -> list[Any]:
     found = repository(trainings)
     for number in found.versions():
         chain = found.chain(number)
-        paths = [[str(found.store.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
+        paths = [[str(found.storage.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
         assert _core.CubeView(paths[0], paths[1:]).num_rows == chain[-1].rows
     return [found.version(number) for number in found.versions()]
 
@@ -67,7 +67,7 @@ def test_versions_are_what_the_servers_hold(trainings: Trainings, strategy: str)
     training = trainings.start(f"train.strategy={strategy}", *PUBLISH, *EVICT, *settings)
     output = training.finish()
     manifest = check_last(trainings)
-    assert manifest["data"]["epoch"] == 2 and manifest["data"]["samples"] == 1_200_000
+    assert manifest["data"]["epoch"] == 2 and manifest["data"]["samples"] == 2 * NUM_SAMPLES
     assert manifest["metrics"]["train"][0]["auc"] > 0.6
     versions = check_all(trainings)
     deltas = [version.manifest["table"] for version in versions if version.is_delta]
@@ -90,7 +90,7 @@ def test_versions_of_the_ends_of_passes(trainings: Trainings) -> None:
     versions = check_all(trainings)
     assert [version.is_delta for version in versions] == [False, True]
     assert [version.manifest["data"]["epoch"] for version in versions] == [1, 2]
-    assert [version.manifest["data"]["samples"] for version in versions] == [600_000, 1_200_000]
+    assert [version.manifest["data"]["samples"] for version in versions] == [NUM_SAMPLES, 2 * NUM_SAMPLES]
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_any_role_may_be_killed_while_it_publishes(trainings: Trainings, strateg
     training.disturb(3, 3.0, ("ps", "trainer", "coordinator"))
     output = training.finish()
     assert training.kills.total() >= 2, "the run was over before anything happened"
-    assert "1,200,000 samples" in output
+    assert f"{2 * NUM_SAMPLES:,} samples" in output
     check_last(trainings)
     check_all(trainings)
 

@@ -18,7 +18,7 @@ PACKAGE = Path(elasticrec.__file__).parent
 ROOT = Path(__file__).parents[2]
 
 # What each module or package of elasticrec may import of elasticrec; a package may always import itself.
-_BASE = {"_core", "errors", "config", "durable", "machine", "manifest", "run", "tls"}
+_BASE = {"_core", "errors", "config", "durable", "machine", "manifest", "run"}
 LAYERS = {
     "errors": set[str](),
     "durable": {"errors"},
@@ -27,7 +27,8 @@ LAYERS = {
     "config": {"errors"},
     "manifest": {"durable", "errors"},
     "run": {"config", "durable", "errors"},
-    "tls": {"errors"},
+    "journal": {"durable", "errors"},
+    "net": {"_core", "config", "durable", "errors"},
     "user_code": {"errors"},
     "options": set[str](),
     "progress": set[str](),
@@ -35,16 +36,15 @@ LAYERS = {
     "data": {"_core", "config", "durable", "errors", "machine", "options", "progress", "user_code"},
     # it recounts what the others did: it may know the job and the run, and nothing of what trained them
     "audit": {"config", "errors", "manifest", "run", "user_code"},
-    "serving": _BASE | {"cube", "data", "repository"},
-    "repository": {"_core", "config", "durable", "errors", "manifest", "web"},
-    "coordinator": _BASE | {"data", "fail_points", "repository", "web"},
+    "serving": _BASE | {"cube", "data", "net", "repository"},
+    "repository": {"_core", "config", "durable", "errors", "manifest", "net"},
+    "coordinator": _BASE | {"data", "fail_points", "journal", "net", "publish", "repository"},
     "training": _BASE | {"data", "models", "user_code"},
-    "publish": _BASE | {"data", "fail_points", "models", "repository", "training"},
-    "launch": _BASE | {"coordinator"},
-    "web": {"errors"},
-    "cube": _BASE | {"coordinator", "launch", "repository", "web"},
+    "publish": _BASE | {"data", "fail_points", "models", "net", "repository", "training"},
+    "launch": _BASE | {"journal", "net"},
+    "cube": _BASE | {"launch", "net", "publish", "repository"},
     "roles": _BASE
-    | {"coordinator", "cube", "data", "fail_points", "launch", "publish", "repository", "training", "web"},
+    | {"coordinator", "cube", "data", "fail_points", "journal", "launch", "net", "publish", "repository", "training"},
 }
 # Only what trains may need torch; `bench` and the commands import it when they run.
 WITH_TORCH = {"models", "training", "publish", "roles", "bench"}
@@ -55,11 +55,24 @@ WITHOUT_TORCH = sorted(
         "elasticrec.cli",
         "elasticrec.predict",
         "elasticrec.run",
+        *(f"elasticrec.publish.{name}" for name in ("content", "gate", "offer")),
         *(
             module.name
-            for name in ("audit", "config", "coordinator", "cube", "data", "serving", "launch", "repository")
+            for name in (
+                "audit",
+                "config",
+                "coordinator",
+                "cube",
+                "data",
+                "launch",
+                "net",
+                "publish/rollout",
+                "publish/servers",
+                "repository",
+                "serving",
+            )
             if (PACKAGE / name).is_dir()
-            for module in pkgutil.walk_packages([str(PACKAGE / name)], f"elasticrec.{name}.")
+            for module in pkgutil.walk_packages([str(PACKAGE / name)], f"elasticrec.{name}.".replace("/", "."))
         ),
     }
 )

@@ -111,9 +111,9 @@ def test_nothing_listens_to_others_without_both(directory: Path) -> None:
         assert result.returncode == 2, result.stderr
         return str(result.stderr)
 
-    assert "expected a loopback address such as 127.0.0.1, or `token` and `tls.cert` too" in refusal()
-    assert "or `tls.cert` too" in refusal("serve.token=file:token")
-    assert "or `token` too" in refusal(*SECURE[:2])
+    assert "expected a loopback address such as 127.0.0.1 (other hosts need `token` and `tls.cert`, or" in refusal()
+    assert "(other hosts need `tls.cert`, or" in refusal("serve.token=file:token")
+    assert "(other hosts need `token`, or" in refusal(*SECURE[:2])
     assert "no such file" in refusal("serve.tls.cert=none.pem", *SECURE[1:])
     with serving(f"models/{MODEL}", *options("serve.host=0.0.0.0", *SECURE), cwd=directory) as server:
         assert server.address.startswith("0.0.0.0:")

@@ -1,4 +1,4 @@
-"""Real trainings with parameter servers for tests: started with the command line, disturbed, counted by hand."""
+"""Trainings with parameter servers for tests: started with the command line, disturbed, and counted."""
 
 import json
 import os
@@ -11,42 +11,52 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from elasticrec import _core
+from elasticrec.audit.audit import audit_run
 from elasticrec.config import load_job
+from elasticrec.run import Run
 from elasticrec.training.embedding import table_spec
 from elasticrec.training.network import build_model
 
 TIMEOUT_S = 1800.0
 STRATEGIES = ("async", "sync", "half_async", "geo")
+# Hours of demo data: one for evaluation, the others hold the samples of one epoch.
+HOURS = 4
+NUM_SAMPLES = 600_000
 
 _ROLE = re.compile(r"\s*(\d+)\s+(\d+)\s.* -m elasticrec (\w+) ")
 
 
-# The dense values with the state of their optimizer; of every sign its weights and counts.
+# Dense values with the state of their optimizer; weights and counts of every sign.
 Parameters = tuple[bytes, dict[int, Any]]
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A training in which nothing happened."""
+    """A training without any fault."""
 
+    trainings: "Trainings"
     auc: float
     seconds: float
-    parameters: "Parameters"
 
     @property
     def every_s(self) -> float:
-        """How often a training like it is disturbed: every few seconds, and several times on a fast machine too.
+        """Seconds between faults: a few, less on a fast machine so that there are several.
 
-        On a slow machine roles take longer to come back.
+        On a slow machine more, because roles take longer to come back.
         """
         return max(min(4.0, self.seconds / 4), self.seconds / 12)
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """Parameters of its last checkpoint."""
+        return self.trainings.parameters()
 
 
 @dataclass
@@ -70,13 +80,13 @@ class Training:
         return cls(process, log)
 
     def roles(self, *wanted: str) -> list[tuple[int, str]]:
-        """Process ids and names of the roles that run now."""
+        """Return process ids and names of the running roles."""
         listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
         found = [match for match in map(_ROLE.match, listed.splitlines()) if match]
         return [(int(m[1]), m[3]) for m in found if int(m[2]) == self.process.pid and (not wanted or m[3] in wanted)]
 
     def wait_for(self, pattern: str) -> None:
-        """Until the log says something."""
+        """Wait until the output matches a pattern."""
         end = time.monotonic() + TIMEOUT_S
         while not re.search(pattern, self.output()):
             assert self.process.poll() is None, self.output()
@@ -84,14 +94,15 @@ class Training:
             time.sleep(0.05)
 
     def progress(self) -> float:
-        """Share of its units that are complete, as it last said."""
+        """Return the share of complete units, from the last progress line."""
         said = re.findall(r"units (\d+) of (\d+)", self.output())
         return int(said[-1][0]) / int(said[-1][1]) if said else 0.0
 
     def disturb(self, seed: int, every_s: float, roles: Iterable[str], *, hang_s: float | None = None) -> None:
-        """Kill a random role every few seconds until the training ends, or stop it and let it go on after a while.
+        """Kill a random role every few seconds until the training ends; with `hang_s`, pause it for that long instead.
 
-        Sooner when it gets on fast: at the latest in its first fifth, and then after less than a third of the whole.
+        Progress brings a fault forward: the first comes within the first fifth of the units, each later one within
+        less than a third after the one before.
         """
         chance = random.Random(seed)
         end = time.monotonic() + TIMEOUT_S
@@ -111,18 +122,18 @@ class Training:
                 self.send(process, signal.SIGCONT)
             next_kill = time.monotonic() + every_s * chance.uniform(0.5, 1.5)
             next_progress = self.progress() + chance.uniform(0.1, 0.3)
-            # so that a run in which nothing is saved between two kills comes to an end too
+            # A run that saves nothing between two kills must come to an end too.
             every_s *= 1.1
 
     def send(self, process: int, number: signal.Signals) -> None:
-        """A signal to one of its processes, which may just have ended."""
+        """Send a signal to one of its processes, which may just have ended."""
         try:
             os.kill(process, number)
         except ProcessLookupError:
             return
 
     def finish(self) -> str:
-        """Wait for its end, which must be a good one; returns what it said."""
+        """Wait until it ends, check that it succeeded, and return its output."""
         try:
             code = self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -132,7 +143,7 @@ class Training:
         return self.output()
 
     def stop(self) -> None:
-        """End it and everything it started."""
+        """Stop it and every process it started."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -144,13 +155,13 @@ class Training:
                 self.process.wait()
 
     def output(self) -> str:
-        """What it said so far."""
+        """Return its output so far."""
         return self.log.read_text(errors="replace")
 
 
 @cache
 def count(files: tuple[Path, ...], epochs: int) -> dict[int, tuple[int, int]]:
-    """Show and click of every sign of slot text, by hand."""
+    """Return show and click of every sign in files of slot text, counted without code of the product."""
     counts: dict[int, list[int]] = {}
     for path in files:
         with path.open() as lines:
@@ -164,7 +175,7 @@ def count(files: tuple[Path, ...], epochs: int) -> dict[int, tuple[int, int]]:
 
 
 def load_rows(run: Path, checkpoint: Path) -> _core.Table:
-    """The table of a checkpoint."""
+    """Load the table of a checkpoint."""
     job = load_job(run / "job.yaml")
     table = _core.Table(json.dumps(table_spec(job, build_model(job).columns)))
     table.load([str(path) for path in (checkpoint / "table").iterdir()])
@@ -172,7 +183,7 @@ def load_rows(run: Path, checkpoint: Path) -> _core.Table:
 
 
 def check_counts(run: Path, files: Iterable[Path], epochs: int) -> Path:
-    """Every sign is counted as often as it stands in the files; returns the last checkpoint of the run."""
+    """Check the counts of every sign against the files; return the last checkpoint of the run."""
     checkpoint = max((run / "checkpoints").glob("step-*"))
     table = load_rows(run, checkpoint)
     expected = count(tuple(files), epochs)
@@ -183,7 +194,7 @@ def check_counts(run: Path, files: Iterable[Path], epochs: int) -> Path:
 
 
 def wait_for_end(processes: Iterable[int]) -> None:
-    """Until none of these processes is there."""
+    """Wait until all of these processes have ended."""
     deadline = time.monotonic() + TIMEOUT_S
     while any(Path(f"/proc/{process}").exists() for process in processes):
         assert time.monotonic() < deadline, "roles end with the process that started them"
@@ -191,7 +202,7 @@ def wait_for_end(processes: Iterable[int]) -> None:
 
 
 class Trainings:
-    """Trainings on three hours of demo data, and what they must come to."""
+    """Trainings of one job on demo data, in one directory."""
 
     SETTINGS = (
         "train.servers=2",
@@ -205,52 +216,58 @@ class Trainings:
     def __init__(self, directory: Path, data: Path) -> None:
         self.directory, self.data, self.started = directory, data, list[Training]()
         self.run = directory / "runs/cluster"
-        hours = [str(data / f"20260101/0{hour}") for hour in range(4)]
+        hours = [str(data / f"20260101/0{hour}") for hour in range(HOURS)]
         job = {
             "name": "cluster",
             "data": {
                 "format": "slots",
-                "train": hours[:3],
-                "eval": hours[3],
+                "train": hours[:-1],
+                "eval": hours[-1],
                 "slots": "0-19",
                 "unit_bytes": 2**20,
             },
-            # a model that has learned the data to its end: another order of batches moves its AUC by less than 0.001
+            # Rates at which the model has converged: another order of batches moves its AUC by less than 0.001.
             "model": {"kind": "deepfm", "dim": 8, "hidden": [64, 32]},
             "sparse": {"init_scale": 0.02, "optimizer": {"learning_rate": 0.03}},
-            # the deltas of several trainers cannot be added up with Adam
+            # The increments of several geo trainers cannot be added up with Adam.
             "dense": {"optimizer": {"kind": "adagrad", "learning_rate": 0.02}},
             "train": {"mode": "ps", "threads": 1, "batch_size": 256, "print_every_s": 0.5},
         }
         (directory / "job.yaml").write_text(yaml.safe_dump(job))
 
     def start(self, *settings: str, **environment: str) -> Training:
-        """Another one."""
+        """Start a training with these settings."""
         training = Training.start(self.directory, *self.SETTINGS, *settings, **environment)
         self.started.append(training)
         return training
 
     def check(self, epochs: int = 1) -> float:
-        """Every sign is counted as often as it stands in the files, and the audit agrees; returns the AUC."""
-        checkpoint = check_counts(self.run, self._files(), epochs)
-        audit = subprocess.run(
-            [sys.executable, "-m", "elasticrec", "audit", str(self.run)], capture_output=True, text=True, check=False
-        )
-        assert audit.returncode == 0, audit.stdout + audit.stderr
+        """Check with the audit that every sample was counted once an epoch; return the AUC of the last evaluation."""
+        audit = audit_run(Run(self.run))
+        assert not audit.differs, audit.lines()
+        assert (audit.num_passes, audit.num_samples) == (epochs, epochs * NUM_SAMPLES), audit.lines()
+        checkpoint = max((self.run / "checkpoints").glob("step-*"))
         auc: float = json.loads((checkpoint / "manifest.json").read_text())["metrics"]["eval"][0]["auc"]
         return auc
 
+    def check_by_hand(self) -> None:
+        """Check the counts of one epoch without the audit."""
+        check_counts(self.run, self._files(), 1)
+
+    def signs(self) -> list[int]:
+        """Return every sign of the training data in ascending order."""
+        return sorted(count(tuple(self._files()), 1))
+
     def _files(self) -> list[Path]:
-        return sorted(self.data.glob("20260101/0[012]/*.txt"))
+        return sorted(path for hour in range(HOURS - 1) for path in self.data.glob(f"20260101/0{hour}/*.txt"))
 
     def parameters(self) -> Parameters:
-        """All that was learned."""
+        """Return everything that was learned."""
         checkpoint = max((self.run / "checkpoints").glob("step-*"))
         table = load_rows(self.run, checkpoint)
-        signs = count(tuple(self._files()), 1)
-        return (checkpoint / "dense.bin").read_bytes(), {sign: table.get(sign) for sign in signs}
+        return (checkpoint / "dense.bin").read_bytes(), {sign: table.get(sign) for sign in self.signs()}
 
     def stop(self) -> None:
-        """End all of them."""
+        """Stop all trainings."""
         for training in self.started:
             training.stop()

@@ -9,7 +9,7 @@ from elasticrec import _core
 from elasticrec.audit.part import partition_of
 from elasticrec.durable import write_synced
 from elasticrec.manifest import FileEntry
-from elasticrec.publish.publish import Cut, content_of
+from elasticrec.publish.local import Cut, content_of
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.version import DENSE_FILE, Version, part_name
 from elasticrec.run import Run

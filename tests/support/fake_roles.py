@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from elasticrec.coordinator import client, messages
 from elasticrec.coordinator.coordinator import Coordinator, Settings
-from elasticrec.coordinator.messages import FencedError
 from elasticrec.coordinator.passes import PassPlan, Upkeep
 from elasticrec.data.units import Cut
 from elasticrec.errors import UnavailableError
+from elasticrec.net import coordinator as client
+from elasticrec.net import messages
+from elasticrec.net.messages import FencedError
 from elasticrec.run import Run
 
 KINDS: dict[str, type[Any]] = {

@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from elasticrec.net.server import Place, WebServer
 from elasticrec.repository.files import FileServer
-from elasticrec.web import Place, WebServer
 
 _SERVING = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
 

@@ -20,7 +20,7 @@ def rows_of(view: _core.CubeView) -> Rows:
 def rows_of_version(repository: Repository, number: int) -> Rows:
     """Of a base, or of a base and all deltas up to this one."""
     chain = repository.chain(number)
-    paths = [[str(repository.store.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
+    paths = [[str(repository.storage.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
     view = _core.CubeView(paths[0], paths[1:])
     assert view.num_rows == chain[-1].rows
     return rows_of(view)
@@ -41,5 +41,5 @@ def check_version(repository: Repository, number: int, run: Run, checkpoint: Che
     state, version = load(run.job(), checkpoint).state, repository.version(number)
     found = rows_of_version(repository, number)
     assert found == rows_of_table(state.embedding.table, version.manifest["table"]["row_type"])
-    assert repository.store.read(f"{version.name}/dense.bin") == state.dense.values.numpy().tobytes()
+    assert repository.storage.read(f"{version.name}/dense.bin") == state.dense.values.numpy().tobytes()
     return found

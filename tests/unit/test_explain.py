@@ -17,7 +17,7 @@ from elasticrec import _core, cli
 from elasticrec.config import Job
 from elasticrec.errors import ConfigError, SampleError
 from elasticrec.explain import Row, RowPlace, _pool, explain, lines_of, open_source, read_sample
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.run import Run
 from elasticrec.training.loop import train_job
 from elasticrec.training.predict import load_checkpoint

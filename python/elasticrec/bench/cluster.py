@@ -11,10 +11,10 @@ from typing import Any
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.coordinator.client import CoordinatorClient
 from elasticrec.errors import ElasticRecError, UnavailableError
 from elasticrec.launch.local import Child, LocalLauncher
 from elasticrec.manifest import FileEntry, write_manifest
+from elasticrec.net.coordinator import CoordinatorClient
 from elasticrec.roles.coordinator import prepare
 from elasticrec.roles.start import Start, read_start
 from elasticrec.run import Run

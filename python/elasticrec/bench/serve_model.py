@@ -18,7 +18,7 @@ from elasticrec.audit.part import partition_of
 from elasticrec.config import Job, parse_job
 from elasticrec.durable import write_synced
 from elasticrec.manifest import FileEntry
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, part_name
 from elasticrec.run import Run

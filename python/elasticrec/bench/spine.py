@@ -17,7 +17,7 @@ from elasticrec.bench.parse import parse_rate
 from elasticrec.bench.stages import mean_us, stages_of
 from elasticrec.config import Job, match_files, parse_job
 from elasticrec.machine import num_cores
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.serving.process import server_process
 from elasticrec.training.loop import train_job

@@ -1,6 +1,6 @@
-"""The job file: the one place where a training, its data and its serving are described.
+"""The job file: the single description of a training, its data and its serving.
 
-Reads `job.yaml` and `--set` into frozen objects, or into one `ConfigError` that lists every problem.
+Reads `job.yaml` and `--set` into frozen objects, or raises one `ConfigError` that lists every problem.
 """
 
 from elasticrec.config.files import match_files

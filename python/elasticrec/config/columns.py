@@ -1,4 +1,4 @@
-"""What a sample is made of: slots, dense columns, and the columns of a table that they are read from."""
+"""What a sample consists of: slots, dense columns, and the columns of a table that hold them."""
 
 import re
 from collections.abc import Iterable
@@ -15,38 +15,39 @@ NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 def _named(value: Any) -> Any:
-    """An item that is only a name stands for the mapping with that name."""
+    """Expand a bare name to a mapping with that name."""
     return {"name": value} if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
 def range_of(name: str) -> range | None:
-    """The numbers of a range such as `0-25`."""
+    """Return the numbers of a range such as `0-25`, or None for any other name."""
     match = _RANGE.fullmatch(name)
     return range(int(match[1]), int(match[2]) + 1) if match else None
 
 
 class Slot(Section):
-    """One slot; in a job file the name may also be a range such as `0-25`, which becomes one slot each."""
+    """One slot. In a job file the name may also be a range such as `0-25`, which stands for one slot per number."""
 
     name: Word = Field(description="Name of the slot, or a range of numbered slots such as `0-25`.")
     pooling: Pooling | None = Field(
         default=None,
-        description="How several signs of one sample become one vector; `data.pooling` if not given.",
+        description="How several signs of one sample become one vector. Default: `data.pooling`.",
     )
     share: Word | None = Field(
-        default=None, description="Slot whose rows it shares: equal values of the two slots have one row."
+        default=None, description="Slot to share rows with: equal values of the two slots use one row."
     )
     sequence: int | None = Field(
         default=None,
         ge=1,
         le=10_000,
-        description="Not pooled: its last so many signs reach the model one by one, in their order.",
+        description="Keep the last N signs as a sequence: they reach the model one by one, in order, and are not "
+        "pooled.",
     )
     column: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="Name of the slot or column in the data, if that is another."
+        default=None, description="Name of the slot or column in the data, if it differs from `name`."
     )
     separator: Annotated[str, Field(min_length=1, max_length=16)] | None = Field(
-        default=None, description="CSV and Parquet: what stands between several values in one field."
+        default=None, description="CSV and Parquet: separator between several values in one field."
     )
 
     @field_validator("name", "share", "column", mode="before")
@@ -72,26 +73,26 @@ class Slot(Section):
 
 
 class Buckets(Section):
-    """Where a slot of buckets has its signs from."""
+    """Dense column and step size of a bucket slot."""
 
     dense: str
     steps: int
 
 
 class BucketSlot(Slot):
-    """A slot that is made of a dense value, not read."""
+    """A slot derived from a dense value instead of read from the data."""
 
     buckets: Buckets
 
 
 class DenseColumn(Section):
-    """One dense value of a sample; its normalisation is fixed here and never fitted from the stream."""
+    """One dense value of a sample. Its normalisation is fixed here and never fitted to the data."""
 
     name: Word = Field(description="Name of the column.")
     normalize: Literal["log", "none", "minmax"] | None = Field(
         default=None,
-        description="`log`: sign(x) · log(1 + |x|); `minmax`: `min`..`max` to 0..1; `none`: as it is. "
-        "If not given `none` for `paddlerec`, `log` for the others.",
+        description="`log`: sign(x) · log(1 + |x|); `minmax`: `min`..`max` to 0..1; `none`: unchanged. Default: "
+        "`none` for `paddlerec`, `log` for other formats.",
     )
     min: float | None = Field(default=None, description="Value that `minmax` maps to 0.")
     max: float | None = Field(default=None, description="Value that `minmax` maps to 1.")
@@ -99,17 +100,18 @@ class DenseColumn(Section):
         default=None,
         ge=0,
         le=65535,
-        description="Also a slot NAME.bucket, whose sign is the bucket that the value falls into: so many for each 1.0 "
-        "of the normalised value, 0 for no such slot; `data.buckets` if not given.",
+        description="Buckets for each 1.0 of the normalised value. Adds a slot NAME.bucket whose sign is the number "
+        "of the bucket; 0 adds no slot. Default: `data.buckets`.",
     )
     count: int | None = Field(
         default=None,
         ge=1,
         le=65535,
-        description="Format `paddlerec`: how often the name stands in a line; they become NAME.0, NAME.1 and so on.",
+        description="Format `paddlerec`: how often the name repeats in a line; its values become NAME.0, NAME.1 and "
+        "so on.",
     )
     column: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="Name of the column in the data, if that is another."
+        default=None, description="Name of the column in the data, if it differs from `name`."
     )
 
     @model_validator(mode="after")
@@ -124,7 +126,7 @@ class DenseColumn(Section):
         return self
 
     def feature(self) -> dict[str, Any]:
-        """The column as the parser in Rust reads it."""
+        """Return the column as the Rust parser expects it."""
         normalize: dict[str, Any] = {"kind": self.normalize}
         if self.normalize == "minmax":
             normalize |= {"min": self.min, "max": self.max}
@@ -151,35 +153,38 @@ Texts = Annotated[
 
 
 class Columns(Section):
-    """Which columns of a CSV or Parquet file are what."""
+    """The role of each column of a CSV or Parquet file."""
 
     labels: Annotated[
         tuple[Word, ...],
         Field(strict=False, min_length=1),
         BeforeValidator(one_or_list, json_schema_input_type=str | list[str]),
-    ] = Field(description="Columns of the labels, the click first: 0, 1 or a share between them.")
+    ] = Field(description="Columns of the labels, the click first. Values: 0, 1 or a fraction between them.")
     sparse: Slots = Field(
         description="Columns of categories, each a slot: names, or mappings of name, `separator`, `sequence`, `share`, "
         "`pooling` and `column`. A value is hashed with its slot; a list in Parquet is several values."
     )
     dense: DenseColumns = Field(default=(), description="Columns of numbers: names, or mappings with a normalisation.")
-    weight: str | None = Field(default=None, description="Column that says how much a sample counts; 1 if none.")
+    weight: str | None = Field(
+        default=None, description="Column with the weight of a sample; without it every sample has weight 1."
+    )
     time: str | None = Field(
-        default=None, description="Column of the time of a sample: seconds since 1970, or a date and time."
+        default=None, description="Column with the time of a sample: seconds since 1970, or a date and time."
     )
-    null: Texts = Field(default=(), description="Texts that mean that there is no value, beside the empty one.")
+    null: Texts = Field(default=(), description="Texts that mean a missing value, in addition to empty text.")
     names: Texts = Field(
-        default=(), description="CSV: the columns in the order of a line; the header of the first file if not given."
+        default=(),
+        description="CSV: names of the columns in the order of a line. Default: the header of the first file.",
     )
-    header: bool = Field(default=True, description="CSV: the first line of a file has the names of its columns.")
+    header: bool = Field(default=True, description="CSV: the first line of a file holds the column names.")
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = Field(
-        default=",", description="CSV: what stands between two fields."
+        default=",", description="CSV: character between two fields."
     )
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         if not self.header and not self.names:
-            raise problem("without a header the `names` of the columns are needed")
+            raise problem("`header: false` needs the column `names`")
         if not self.delimiter.isascii() or self.delimiter in '"\r\n':
             raise problem(f"delimiter: expected one ASCII character, got `{self.delimiter!r}`")
         check_unique(self.names, "column")
@@ -192,13 +197,13 @@ class Columns(Section):
 
 
 def expand(name: str) -> Iterable[str]:
-    """The slots that a name or a range stands for."""
+    """Return the slot names that a name or a range stands for."""
     numbers = range_of(name)
     return [name] if numbers is None else map(str, numbers)
 
 
 def check_unique(names: Iterable[str], kind: str) -> None:
-    """Refuse a name that is given twice."""
+    """Raise an error for a name that appears twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -207,12 +212,16 @@ def check_unique(names: Iterable[str], kind: str) -> None:
 
 
 def check_sharing(slots: tuple[Slot, ...]) -> None:
-    """Refuse slots that share rows with none that has its own, and too many cells."""
+    """Raise an error for slots that share rows with a missing or sharing slot, and for too many cells."""
     own = {slot.name: slot.share is None for slot in slots}
     for slot in slots:
         if slot.share is not None and not own.get(slot.share):
-            what = "which is not among the slots" if slot.share not in own else "which shares those of another"
+            what = (
+                "which is not a slot of this job"
+                if slot.share not in own
+                else "which itself shares the rows of another slot"
+            )
             raise problem(f"slot `{slot.name}` shares the rows of `{slot.share}`, {what}")
     num_cells = sum(slot.sequence or 1 for slot in slots)
     if num_cells > MAX_SLOTS:
-        raise problem(f"expected at most {MAX_SLOTS} slots and places of sequences, got {num_cells}")
+        raise problem(f"expected at most {MAX_SLOTS} slots and sequence positions, got {num_cells}")

@@ -1,4 +1,4 @@
-"""The `data` section: which samples are read, how a line becomes one, and which are kept for evaluation."""
+"""The `data` section: the samples to read, how a line becomes a sample, and the samples kept for evaluation."""
 
 import difflib
 import re
@@ -36,10 +36,10 @@ from elasticrec.config.columns import (
 )
 from elasticrec.config.fields import (
     Bytes,
+    NonEmptyPaths,
     Paths,
     Pooling,
     Section,
-    SomePaths,
     Word,
     base_of,
     expected,
@@ -58,13 +58,13 @@ Select = tuple[Literal["ratio", "time"], float, bool]
 
 
 class Holdout(Section):
-    """Samples of the training data that are kept for evaluation."""
+    """The part of the training data that is kept for evaluation."""
 
-    ratio: float | None = Field(default=None, gt=0, lt=1, description="A share of all samples, chosen by their hash.")
+    ratio: float | None = Field(default=None, gt=0, lt=1, description="Fraction of all samples, chosen by their hash.")
     time: str | None = Field(
         default=None,
-        description="Samples from this time on, such as `2026-01-31` or `2026-01-31T18:00`, UTC without an offset: "
-        "by `data.columns.time`, or by files in directories YYYYMMDD/HH.",
+        description="Samples from this time on, such as `2026-01-31` or `2026-01-31T18:00`; UTC unless it has an "
+        "offset. The time of a sample is `data.columns.time`, or the directory YYYYMMDD/HH of its file.",
     )
 
     @field_validator("time")
@@ -81,7 +81,7 @@ class Holdout(Section):
         return self
 
 
-# What `data.eval` is given as; a tag in angle brackets is left out of messages.
+# `data.eval` is either files or a holdout. Messages leave out tags in angle brackets.
 _Eval = Annotated[
     Annotated[Paths, Tag("<files>")] | Annotated[Holdout, Tag("<part>")],
     Discriminator(lambda value: "<part>" if isinstance(value, dict | Holdout) else "<files>"),
@@ -89,7 +89,7 @@ _Eval = Annotated[
 
 
 def seconds_of(text: str) -> float:
-    """Seconds since 1970 of a date and time; UTC unless it has an offset."""
+    """Return a date and time as seconds since 1970; UTC unless it has an offset."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -98,8 +98,9 @@ def seconds_of(text: str) -> float:
 
 
 class Data(Section):
-    """What is read and how a line becomes a sample. What a field means depends on those before it."""
+    """The data to read, and how a line becomes a sample."""
 
+    # The order of the fields matters: validators look at the fields above their own.
     format: Literal["slots", "paddlerec", "criteo", "csv", "parquet", "reader"] = Field(
         description="`slots`: lines of `show click sign:slot ...`; `paddlerec`: lines of "
         "`click:0 dense_feature:0.05 ... slot:value ...`; `criteo`: label, 13 numbers and 26 categories, separated by "
@@ -108,83 +109,94 @@ class Data(Section):
     reader: str | None = Field(
         default=None,
         validate_default=True,
-        description="Format `reader`: your own class that turns a line into named values, as `path/file.py:Class`.",
+        description="Format `reader`: a Python class that turns a line into named values, as `path/file.py:Class`.",
     )
-    train: SomePaths = Field(
-        description="Files to train on: paths, globs or directories, relative to the job file; "
-        "each file is read once an epoch however many of them match it."
+    train: NonEmptyPaths = Field(
+        description="Files to train on: paths, globs or directories, relative to the job file. A file that several "
+        "patterns match is read once per epoch."
     )
     hours: Hours | None = Field(
         default=None,
-        description="Data that comes hour by hour: `train` is then the directory with `YYYYMMDD/HH` in it, and each "
-        "hour a pass.",
+        description="Data that arrives hour by hour: `train` is then the directory that contains `YYYYMMDD/HH`, and "
+        "each hour is one pass.",
     )
     on_missing: Literal["fail", "skip"] = Field(
         default="fail",
-        description="What happens when a file is gone, or is another one, before all of it was read: the training "
-        "ends, or goes on without the units that are lost, which are named.",
+        description="When a file is deleted or replaced before it was read completely: `fail` ends the training, "
+        "`skip` continues without the lost units and lists them.",
     )
     eval: _Eval = Field(
-        default=(), description="Files to evaluate on, given like `train`; or a part of those of `train`."
+        default=(),
+        description="Files to evaluate on, given like `train`; or a mapping that keeps a part of the `train` files "
+        "for evaluation.",
     )
-    pooling: Pooling = Field(default="sum", description="Pooling of the slots that do not name their own.")
+    pooling: Pooling = Field(default="sum", description="Pooling of slots that do not set their own.")
     columns: Columns | None = Field(
-        default=None, validate_default=True, description="Formats `csv` and `parquet`: which column is what."
+        default=None, validate_default=True, description="Formats `csv` and `parquet`: the role of each column."
     )
     slots: Slots = Field(
         default=(),
         validate_default=True,
-        description="Slots to use: names, numbers, ranges such as `0-25`, or mappings of name and `pooling`, `share`, "
-        "`sequence`, `column`. C1 to C26 for `criteo`; not for `csv` and `parquet`.",
+        description="Slots to use: names, numbers, ranges such as `0-25`, or mappings of name and `pooling`, "
+        "`share`, `sequence`, `column`. Default for `criteo`: C1 to C26. Formats `csv` and `parquet` use `columns` "
+        "instead.",
     )
     slot_conf: str | None = Field(
-        default=None, description="A file with the slots to use, one a line, each with a name behind it if it has one."
+        default=None,
+        description="File that lists the slots to use, one per line, optionally followed by another name for the slot.",
     )
     labels: Annotated[
         tuple[Word, ...],
         Field(min_length=1, strict=False),
         BeforeValidator(one_or_list, json_schema_input_type=str | list[str]),
-    ] = Field(default=("click",), validate_default=True, description="Names of the labels in the order of the line.")
+    ] = Field(default=("click",), validate_default=True, description="Names of the labels, in the order of the line.")
     buckets: int = Field(
         default=0,
         ge=0,
         le=65535,
-        description="Buckets of the dense columns that do not name their own, see `dense[].buckets`; 6 are good for "
-        "counts and `log`.",
+        description="Buckets of dense columns that do not set their own, see `dense[].buckets`. 6 suits counts with "
+        "`log`.",
     )
     dense: DenseColumns = Field(
         default=(),
         validate_default=True,
-        description="Dense values to use: names or mappings of name and normalisation. I1 to I13 with "
-        "`log` for `criteo`; format `slots` has none; not for `csv` and `parquet`.",
+        description="Dense values to use: names, or mappings of name and normalisation. Default for `criteo`: I1 to "
+        "I13 with `log`. Format `slots` has none; formats `csv` and `parquet` use `columns` instead.",
     )
     modulo: int | None = Field(
-        default=None, ge=1, le=2**64 - 1, description="Take every sign modulo this, for tables of bounded size."
+        default=None,
+        ge=1,
+        le=2**64 - 1,
+        description="Take every sign modulo this number, to bound the size of the table.",
     )
     padding: Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)] | None = (
-        Field(default=None, description="Sign, or value of a slot, that only fills a place and is left out.")
+        Field(default=None, description="Sign or slot value that only pads a line; it is ignored.")
     )
     separate_slots: bool = Field(
         default=False,
-        description="Format `slots`: hash a sign with its slot: equal signs of two slots have rows of their own; "
-        "in the other formats they always do.",
+        description="Format `slots`: hash a sign with its slot, so that equal signs of two slots have separate rows. "
+        "The other formats always do this.",
     )
     negative_rate: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Share of the samples without a click that the data was left with; scores are for all of them.",
+        description="Fraction of the samples without a click that downsampling left in the data. Scores are "
+        "corrected for it.",
     )
     unit_bytes: Bytes = Field(
         default=16 * 2**20,
-        description="Size of a unit, the piece of a file that is read, leased and replayed as one.",
+        description="Size of a unit, the piece of a file that is read, leased and replayed as a whole.",
     )
-    shuffle: bool = Field(default=True, description="Permute units, and samples inside a unit, by seed and epoch.")
+    shuffle: bool = Field(default=True, description="Shuffle units, and samples inside a unit, by seed and epoch.")
     workers: int = Field(
-        default=1, ge=1, le=1024, description="Threads that read and parse; for `reader` processes that run it."
+        default=1,
+        ge=1,
+        le=1024,
+        description="Threads that read and parse; with format `reader`, processes that run the reader.",
     )
     max_bad_ratio: float = Field(
-        default=0.001, ge=0, le=1, description="Share of lines that may be malformed before the job fails."
+        default=0.001, ge=0, le=1, description="Fraction of lines that may be malformed before the job fails."
     )
 
     @model_validator(mode="before")
@@ -210,7 +222,7 @@ class Data(Section):
                 raise problem(f"belongs to format `reader`, not `{info.data.get('format')}`")
             return None
         if value is None:
-            raise problem("format `reader` needs a class of yours, such as `reader.py:MyReader`")
+            raise problem("format `reader` needs a class, such as `reader.py:MyReader`")
         path, colon, name = value.rpartition(":")
         if not colon or not name.isidentifier() or not path.endswith(".py"):
             raise expected("a file and a class in it such as `reader.py:MyReader`")
@@ -233,14 +245,14 @@ class Data(Section):
         is_given = value is not None and value != cls.model_fields[str(info.field_name)].default
         if columns is not None:
             if is_given:
-                raise problem("belongs into `data.columns`")
+                raise problem("belongs in `data.columns`")
             return getattr(columns, "sparse" if info.field_name == "slots" else str(info.field_name))
         if is_given or info.field_name == "labels":
             return value
         format = info.data.get("format")
         if info.field_name == "dense":
             return CRITEO_DENSE if format == "criteo" else ()
-        # a wrong format, or wrong columns, are a problem of their own: any slots do
+        # An invalid format or invalid columns are reported separately, so any slots will do here.
         is_known = info.data.keys() >= {"format", "columns"}
         return () if is_known and format != "criteo" else CRITEO_SLOTS
 
@@ -250,7 +262,7 @@ class Data(Section):
         default = info.data.get("pooling")
         num_slots = sum(len(range_of(slot.name) or [slot.name]) for slot in value)
         if num_slots == 0:
-            raise problem("expected at least 1 slot, got none; name those to use, such as `[0-25]`")
+            raise problem("expected at least 1 slot, got none; list the slots to use, such as `[0-25]`")
         if num_slots > MAX_SLOTS:
             raise problem(f"expected at most {MAX_SLOTS} slots, got {num_slots}")
         slots = tuple(
@@ -278,7 +290,7 @@ class Data(Section):
     def _complete_dense(cls, value: tuple[DenseColumn, ...], info: ValidationInfo) -> tuple[DenseColumn, ...]:
         format = info.data.get("format")
         if value and format == "slots":
-            raise problem("format `slots` has no dense values, expected none")
+            raise problem("format `slots` has no dense values")
         if format != "paddlerec" and any(column.count for column in value):
             raise problem("`count` belongs to format `paddlerec`")
         default = "none" if format == "paddlerec" else "log"
@@ -314,7 +326,9 @@ class Data(Section):
     @classmethod
     def _check_separate(cls, value: bool, info: ValidationInfo) -> bool:
         if value and info.data.get("format") not in ("slots", None):
-            raise problem("belongs to format `slots`: in the others equal values of two slots have rows of their own")
+            raise problem(
+                "belongs to format `slots`: the other formats always give equal values of two slots separate rows"
+            )
         return value
 
     @model_validator(mode="after")
@@ -322,7 +336,7 @@ class Data(Section):
         if self.buckets and not self.dense:
             key = "data.dense" if self.columns is None else "data.columns.dense"
             what = "format `slots` has none" if self.format == "slots" else f"expected some in `{key}`, got none"
-            raise problem(f"`buckets` are made of dense columns, {what}")
+            raise problem(f"`buckets` needs dense columns, {what}")
         return self
 
     @model_validator(mode="after")
@@ -330,18 +344,20 @@ class Data(Section):
         if self.hours is None:
             return self
         if len(self.train) != 1 or any(c in self.train[0] for c in "*?["):
-            raise problem("`train`: with `hours` expected one directory, that with YYYYMMDD/HH in it")
+            raise problem("`train`: with `hours` expected one directory that contains YYYYMMDD/HH")
         if isinstance(self.eval, Holdout):
-            raise problem("`eval`: with `hours` expected files; every pass is evaluated before it is learned from")
+            raise problem(
+                "`eval`: with `hours` expected files; every pass is already evaluated before it is trained on"
+            )
         return self
 
     @property
     def inputs(self) -> tuple[Slot, ...]:
-        """The slots that the model has: those that are read, and those of buckets behind them."""
+        """The slots of the model: the slots that are read, then the bucket slots."""
         return (*self.slots, *bucket_slots(self.dense))
 
     def select(self, *, held_out: bool) -> Select | None:
-        """Which samples of the files of `train` belong to training, or to evaluation if that is a part of them."""
+        """Return the rule that picks the training or held-out samples of the `train` files; None for all."""
         if not isinstance(self.eval, Holdout):
             return None
         if self.eval.ratio is not None:
@@ -351,8 +367,8 @@ class Data(Section):
         return None
 
     @model_serializer(mode="wrap")
-    def _without_doubles(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Slots, dense columns and labels that come from `columns` are shown there."""
+    def _leave_out_duplicates(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out slots, dense columns and labels that `columns` already shows."""
         shown: dict[str, Any] = dump(self)
         left_out = {"slot_conf", *(("slots", "dense", "labels") if self.columns else ("columns",))}
         if self.format != "reader":
@@ -365,7 +381,7 @@ class Data(Section):
 
     @field_serializer("slots", when_used="json")
     def _show_slots(self, slots: tuple[Slot, ...]) -> list[Any]:
-        """As a person would write them: names where the default pooling holds, ranges for runs of numbers."""
+        """Write slots the way a person would: bare names for the default pooling, ranges for consecutive numbers."""
         shown: list[Any] = []
         run: list[int] = []
         for slot in slots:
@@ -391,7 +407,7 @@ class Data(Section):
 
 
 def bucket_slots(dense: tuple[DenseColumn, ...]) -> tuple[BucketSlot, ...]:
-    """The slots that are made of dense columns."""
+    """Return the slots derived from dense columns."""
     return tuple(
         BucketSlot(
             name=f"{column.name}.bucket", pooling="sum", buckets=Buckets(dense=column.name, steps=column.buckets)
@@ -402,7 +418,7 @@ def bucket_slots(dense: tuple[DenseColumn, ...]) -> tuple[BucketSlot, ...]:
 
 
 def read_slot_conf(path: Path) -> list[Any]:
-    """The slots of a `slot.conf`: one a line, with a name of its own behind it if it has one; `#` begins a comment."""
+    """Return the slots of a `slot.conf`: one per line, optionally followed by another name; `#` starts a comment."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
@@ -413,7 +429,7 @@ def read_slot_conf(path: Path) -> list[Any]:
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if len(words) > 2:
-            raise problem(f"slot_conf: {path}:{number}: expected a slot and at most a name, got {len(words)} words")
+            raise problem(f"slot_conf: {path}:{number}: expected a slot and optionally a name, got {len(words)} words")
         if words:
             slots.append(words[0] if len(words) == 1 else {"name": words[1], "column": words[0]})
     if not slots:
@@ -426,7 +442,7 @@ def _show_run(run: list[int]) -> list[str]:
 
 
 def _check_names(names: list[str], kind: str, info: ValidationInfo, columns: tuple[str, ...]) -> None:
-    """Names are unique and, in a Criteo row, are those of its columns."""
+    """Check that names are unique and, for Criteo, that they are columns of its format."""
     check_unique(names, kind)
     if info.data.get("format") != "criteo":
         return
@@ -434,4 +450,6 @@ def _check_names(names: list[str], kind: str, info: ValidationInfo, columns: tup
         if name not in columns:
             near = difflib.get_close_matches(name, columns, n=1)
             hint = f", did you mean `{near[0]}`?" if near else ""
-            raise problem(f"{kind} `{name}` is not in a criteo row, expected `{columns[0]}` to `{columns[-1]}`{hint}")
+            raise problem(
+                f"{kind} `{name}` is not a column of format `criteo`, expected `{columns[0]}` to `{columns[-1]}`{hint}"
+            )

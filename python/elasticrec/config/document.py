@@ -23,18 +23,18 @@ _RESOLVERS: list[tuple[str, re.Pattern[str], list[str]]] = [
     ("float", _FLOAT, list("-+0123456789.")),
 ]
 _PATTERNS = {kind: pattern for kind, pattern, _ in _RESOLVERS}
-# Python refuses to convert longer ones; no key takes a number near that.
+# Python refuses to convert longer integers; no key accepts a number near that.
 _MAX_DIGITS = 1000
 # Aliases of aliases can describe more values than there is memory for.
 _MAX_NODES = 1_000_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Finds the nodes; `_Builder` makes the values."""
+    """Parses text to nodes; `_Builder` turns nodes into values."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either YAML 1.1 or 1.2 would take for something other than text."""
+    """Quotes text that YAML 1.1 or 1.2 would read as another type."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -46,12 +46,12 @@ class _Dumper(yaml.SafeDumper):
         return super().represent_mapping(tag, mapping, flow_style=False)
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        # Other styles write odd line ends such as U+0085 as they are, and a reader folds them into a space.
+        # Other styles keep unusual line ends such as U+0085 unescaped, and a reader folds them into a space.
         return self.represent_scalar(f"{_TAG}str", data, style=None if data.isprintable() else '"')
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-# The class inherits the resolvers of YAML 1.1; an own empty set leaves only those below.
+# Drop the inherited resolvers of YAML 1.1; only those below apply.
 _Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _RESOLVERS:
     _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
@@ -59,12 +59,12 @@ for _name, _pattern, _first in _RESOLVERS:
 
 
 def dump(value: Any) -> str:
-    """Block style with lists of plain values on one line; keys in the order given."""
+    """Return a value as YAML in block style, lists of plain values on one line, keys in the given order."""
     return yaml.dump(value, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=100)
 
 
 def parse(text: str, source: str) -> Any:
-    """The one document of `text`. Messages show no values: one of them may be a secret."""
+    """Return the single document of `text`. Errors never show values, because a value may be a secret."""
     problem = None
     try:
         loader = _Loader(text)
@@ -84,12 +84,12 @@ def parse(text: str, source: str) -> Any:
 
 
 def _without_values(text: str) -> str:
-    """PyYAML quotes kinds and characters, which help, and aliases and tags, which may be a secret."""
+    """Remove aliases and tags, which may be a secret; keep the kinds and characters that PyYAML quotes."""
     return re.sub(r"\s*'(?!<[a-z ]+>'|\\.')[^']{2,}'", "", text)
 
 
 class _Builder:
-    """Plain values from nodes, by hand: constructors of PyYAML let the last of two equal keys win."""
+    """Turns nodes into plain values and refuses duplicate keys; constructors of PyYAML silently keep the last one."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -99,7 +99,7 @@ class _Builder:
     def build(self, node: yaml.Node) -> Any:
         self._num_nodes += 1
         if self._num_nodes > _MAX_NODES:
-            raise self._error(node, f"expected at most {_MAX_NODES} values, got more by aliases")
+            raise self._error(node, f"expected at most {_MAX_NODES} values including aliases, got more")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if id(node) in self._open:

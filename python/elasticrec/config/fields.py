@@ -1,4 +1,4 @@
-"""Values that job keys are made of: names, sizes, paths, and the base class of every section."""
+"""Types of job values: names, sizes, paths, and the base class of every section."""
 
 import ipaddress
 import re
@@ -18,10 +18,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
-# Context key of a validation: the directory that relative paths of a job start from.
+# Validation context key: the directory that relative paths of a job start from.
 BASE = "base"
 
-# Counts reach Rust as integers of fixed width; a bound here makes an absurd one a message, not an overflow.
+# Counts reach Rust as fixed-width integers; this bound turns an absurd count into a message instead of an overflow.
 MAX_COUNT = 2**31 - 1
 MAX_SECONDS = 1e9
 
@@ -44,22 +44,22 @@ _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|d)")
 
 
 def expected(what: str) -> PydanticCustomError:
-    """The error `expected WHAT, got VALUE` of one key."""
+    """Return the error `expected WHAT, got VALUE` for one key."""
     return PydanticCustomError("expected", "expected {expected}", {"expected": what})
 
 
 def problem(text: str) -> PydanticCustomError:
-    """An error of one key in its own words, for those that are not about one wrong value."""
+    """Return an error for one key with its own text, where `expected ..., got ...` does not fit."""
     return PydanticCustomError("problem", "{problem}", {"problem": text})
 
 
 def show(text: str, limit: int = 60) -> str:
-    """Text of a user as it stands in a message: in backticks, on one line, cut where it gets long."""
+    """Quote a user's text for a message: in backticks, on one line, shortened to `limit` characters."""
     return f"`{_printable(text, limit)}`"
 
 
 def show_names(names: Iterable[str], most: int = 40) -> str:
-    """Names of the data as they stand in a message: on one line, the first of many."""
+    """Join names of the data for a message: on one line, at most `most` of them."""
     listed = list(names)
     more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
     return ", ".join(_printable(name, 60) for name in listed[:most]) + more
@@ -71,13 +71,13 @@ def _printable(text: str, limit: int) -> str:
 
 
 def base_of(info: ValidationInfo | core_schema.ValidationInfo) -> Path:
-    """The directory that relative paths start from: that of the job file, or the current one."""
+    """Return the directory that relative paths start from: that of the job file, or the current one."""
     base = (info.context or {}).get(BASE)
     return base if isinstance(base, Path) else Path.cwd()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone; of names only `localhost` is known to be."""
+    """Whether an address is reachable only from this machine; the only name that counts is `localhost`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -85,15 +85,15 @@ def is_loopback(host: str) -> bool:
 
 
 class Section(BaseModel):
-    """A mapping of the job: unknown keys refused, no silent conversions, never changed after loading."""
+    """A mapping of the job: refuses unknown keys, converts nothing silently, immutable after loading."""
 
-    # Inputs stay out of pydantic's messages: one of them may be a secret that was written down literally.
+    # Pydantic's messages must not show inputs: one of them may be a secret written literally.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     @model_validator(mode="before")
     @classmethod
     def _empty_means_defaults(cls, value: Any) -> Any:
-        """A section whose keys are all commented out is `null` in YAML."""
+        """Treat a section whose keys are all commented out, which is `null` in YAML, as empty."""
         return {} if value is None else value
 
 
@@ -107,14 +107,14 @@ def _parse_bytes(value: Any) -> Any:
 
 
 def _show_bytes(value: int) -> int | str:
-    """The size as it is best read: `16MiB` where that is exact."""
+    """Return the size in its largest exact unit, such as `16MiB`."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if value > 0 and value % _UNITS[unit] == 0:
             return f"{value // _UNITS[unit]}{unit}"
     return value
 
 
-# Sizes of buffers: below a page nothing useful fits, and a forgotten unit (`16` for 16 MiB) gets a message.
+# Sizes of buffers: the lower bound of one page catches a forgotten unit (`16` for 16 MiB).
 _ByteCount = Annotated[int, Field(ge=4096, le=2**50)]
 Bytes = Annotated[
     _ByteCount,
@@ -126,7 +126,7 @@ Bytes = Annotated[
 
 
 def parse_seconds(value: Any) -> Any:
-    """Seconds of a duration such as `90s`; what is not text stays as it is."""
+    """Return a duration such as `90s` in seconds; leave other types unchanged."""
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value)
@@ -161,22 +161,22 @@ def _check_word(value: str) -> str:
     return value
 
 
-# Slots, columns and labels: what can stand in a line of slot text without being taken for a separator.
+# Names of slots, columns and labels: text that cannot be mistaken for a separator in a line of slot text.
 Word = Annotated[str, AfterValidator(_check_word)]
 
 
 def absolute(value: str, info: ValidationInfo) -> str:
-    """A path from the directory of the job file."""
+    """Return a path relative to the directory of the job file as an absolute path."""
     if not value or not value.isprintable():
         raise expected("a path, a directory or a glob")
     try:
         return str(base_of(info) / Path(value).expanduser())
     except RuntimeError:
-        raise problem("`~` has no home directory here") from None
+        raise problem("`~`: this user has no home directory") from None
 
 
 def one_or_list(value: Any) -> Any:
-    """Lets a list of one be written without brackets."""
+    """Wrap a single value in a list, so that it may be written without brackets."""
     return [value] if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
@@ -186,7 +186,7 @@ Paths = Annotated[
     Field(strict=False),
     BeforeValidator(one_or_list, json_schema_input_type=str | list[str]),
 ]
-SomePaths = Annotated[
+NonEmptyPaths = Annotated[
     tuple[PathText, ...],
     Field(strict=False, min_length=1),
     BeforeValidator(one_or_list, json_schema_input_type=str | Annotated[list[str], Field(strict=False, min_length=1)]),

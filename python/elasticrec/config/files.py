@@ -1,4 +1,4 @@
-"""Paths, globs and directories of a job to the files that units are cut from."""
+"""Resolves the paths, globs and directories of a job to data files."""
 
 import glob
 import os
@@ -15,15 +15,15 @@ from elasticrec.config.hours import Hours
 from elasticrec.config.job import Job
 from elasticrec.errors import ConfigError
 
-# A path is only of use whole.
+# Paths in messages are not shortened.
 _MAX_PATH = 4096
 
 
 def match_files(job: Job, key: Literal["train", "eval"]) -> list[Path]:
-    """The files of `data.train` or `data.eval`: patterns in their order, sorted inside one, each file once.
+    """Return the files of `data.train` or `data.eval`: patterns in order, sorted within a pattern, each file once.
 
-    A pattern without a file is an error: training on less than was asked for must not go unseen. Where a part of the
-    training data is kept for evaluation both have the same files, unless the files themselves have a time.
+    A pattern without a file is an error, because training on less data than requested must not go unnoticed. With a
+    holdout, training and evaluation use the same files, unless the directories of the files carry the time.
     """
     data = job.data
     if key == "train" and data.hours is not None:
@@ -35,17 +35,17 @@ def match_files(job: Job, key: Literal["train", "eval"]) -> list[Path]:
 
 
 def _match_hours(job: Job, hours: Hours) -> list[Path]:
-    """The files of the hours that are done by now."""
+    """Return the files of the hours that are complete so far."""
     root = Path(job.data.train[0])
     found = [path for hour in hours.found(root, hours.first) for path in hour_files(hours.directory(root, hour))]
     if not found:
         wanted = hours.done_file(root, hours.first)
-        raise ConfigError(f"{job.source}: data.hours: no hour from {hours.start} on is there yet, expected {wanted}")
+        raise ConfigError(f"{job.source}: data.hours: no hour from {hours.start} on is complete yet, expected {wanted}")
     return found
 
 
 def hour_files(directory: Path) -> list[Path]:
-    """The files of an hour; none if it is not there."""
+    """Return the files of an hour; empty if its directory does not exist."""
     if not directory.is_dir():
         return []
     found = sorted(files_of(str(directory)))
@@ -70,7 +70,7 @@ def _match(job: Job, key: str, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def refuse_irregular(path: str | Path, where: str = "") -> None:
-    """Refuse what is there but no file: to open a pipe without a writer never ends."""
+    """Raise an error for anything but a regular file: opening a pipe without a writer blocks forever."""
     if not os.path.isfile(path) and os.path.exists(path):
         mode = os.stat(path).st_mode
         kinds = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a directory"))
@@ -79,14 +79,14 @@ def refuse_irregular(path: str | Path, where: str = "") -> None:
 
 
 def _by_hour(job: Job, files: list[Path], holdout: Holdout, *, held_out: bool) -> list[Path]:
-    """The files of the hours from the given time on, or those before."""
+    """Return the files of the hours from the given time on (`held_out`), or before it."""
     assert holdout.time is not None
     start = seconds_of(holdout.time)
     chosen = []
     for path in files:
         hour = hour_of(path)
         if hour is None:
-            # other formats have no place for the time of a sample
+            # Only formats with columns can hold the time of a sample.
             column = "`data.columns.time`, or " if job.data.columns is not None else ""
             raise ConfigError(
                 f"{job.source}: data.eval.time: expected {column}files in directories YYYYMMDD/HH, "
@@ -101,7 +101,7 @@ def _by_hour(job: Job, files: list[Path], holdout: Holdout, *, held_out: bool) -
 
 
 def hour_of(path: Path) -> float | None:
-    """The beginning of the hour whose directory `YYYYMMDD/HH`, in UTC, a file is in."""
+    """Return the start of the hour of a file in a directory `YYYYMMDD/HH`, in UTC; None for other files."""
     match = re.search(r"/(\d{8})/([01]\d|2[0-3])/[^/]*$", str(path.absolute()))
     if match is None:
         return None
@@ -112,8 +112,8 @@ def hour_of(path: Path) -> float | None:
 
 
 def files_of(pattern: str) -> Iterator[str]:
-    """The files that a path, a glob or a directory stands for."""
-    # A path that exists is taken as it stands, even if its name has `[` or `*` in it.
+    """Yield the files that a path, a glob or a directory stands for."""
+    # An existing path is used literally, even if its name contains `[` or `*`.
     paths = [pattern] if os.path.lexists(pattern) else glob.glob(pattern, recursive=True)
     for path in paths:
         if os.path.isdir(path):
@@ -123,7 +123,7 @@ def files_of(pattern: str) -> Iterator[str]:
 
 
 def _files_below(directory: str) -> Iterator[str]:
-    """All files of the tree but those that storage leaves beside data (`.crc`, `_SUCCESS`, `_temporary/`)."""
+    """Yield all files of a tree except those that storage systems add (`.crc`, `_SUCCESS`, `_temporary/`)."""
     for parent, directories, names in os.walk(directory, onerror=_raise):
         directories[:] = [name for name in directories if not name.startswith((".", "_"))]
         for name in names:
@@ -132,5 +132,5 @@ def _files_below(directory: str) -> Iterator[str]:
 
 
 def _raise(error: OSError) -> None:
-    """Without it `os.walk` passes over a directory that it may not read."""
+    """Raise the error of `os.walk`, which skips unreadable directories by default."""
     raise error

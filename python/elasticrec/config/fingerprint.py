@@ -1,4 +1,4 @@
-"""What of a job decides its parameters: a training may resume only where this is unchanged."""
+"""The keys of a job that determine its parameters: a training may resume only if they are unchanged."""
 
 import hashlib
 import json
@@ -9,9 +9,9 @@ from elasticrec.config.job import Job
 
 
 def decisive(job: Job) -> dict[str, Any]:
-    """Every key that decides the parameters, dotted, with its value.
+    """Return every key that determines the parameters, dotted, with its value.
 
-    Left out is what may change before a resume: epochs, threads, checkpoints, evaluation and its metrics, serving.
+    Keys that may change before a resume are left out: epochs, threads, checkpoints, evaluation and metrics, serving.
     """
     features = job.features()
     parts: dict[str, Any] = {
@@ -24,10 +24,10 @@ def decisive(job: Job) -> dict[str, Any]:
         "data.modulo": features.get("modulo"),
         "data.padding": features.get("padding"),
         "data.separate_slots": features.get("separate_slots", False),
-        "data.reader": _own(job.data.reader, job.reader_source()),
+        "data.reader": _class_digest(job.data.reader, job.reader_source()),
         "data.eval": job.data.eval.model_dump(exclude_none=True) if isinstance(job.data.eval, Holdout) else None,
         "data.train": list(job.data.train),
-        # the end of a run that goes on may be another one, as may what is done with late hours
+        # `end` and the handling of late hours may change while a run continues.
         "data.hours": job.data.hours and job.data.hours.model_dump(include={"start", "timezone", "day_end_hour"}),
         "data.unit_bytes": job.data.unit_bytes,
         "data.shuffle": job.data.shuffle,
@@ -43,12 +43,12 @@ def decisive(job: Job) -> dict[str, Any]:
         parts.update(_flatten(name, section.model_dump(mode="json", exclude={"options"})))
     parts["model.options"] = job.model.options
     if job.model.own is not None:
-        parts["model.kind"] = _own(job.model.kind, job.model_source())
+        parts["model.kind"] = _class_digest(job.model.kind, job.model_source())
     return parts
 
 
 def meaning(job: Job) -> dict[str, Any]:
-    """Every key that decides what parameters mean, whatever data they were learned from: what a checkpoint keeps."""
+    """Return every key that determines what parameters mean, regardless of the training data; checkpoints store it."""
     learned_from = (
         "data.train",
         "data.eval",
@@ -67,7 +67,7 @@ def meaning(job: Job) -> dict[str, Any]:
 
 
 def structure(job: Job) -> dict[str, Any]:
-    """Every key that a warm start needs unchanged: `meaning` without settings of optimizers, decay and eviction."""
+    """Return every key that a warm start needs unchanged: `meaning` without optimizer, decay and eviction settings."""
 
     def is_setting(key: str) -> bool:
         if key.startswith(("sparse.decay.", "sparse.evict.")):
@@ -84,16 +84,16 @@ def fingerprint(job: Job) -> str:
 
 
 def differences(a: Job, b: Job) -> list[str]:
-    """Keys by which the parameters of two jobs would differ, sorted; empty where one may resume the other."""
+    """Return the sorted keys whose values make the parameters of two jobs differ; empty if one may resume the other."""
     left, right = decisive(a), decisive(b)
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 
 
-def _own(place: str | None, source: bytes | None) -> dict[str, str] | None:
-    """A class of the user's own by what its file says, wherever it lies."""
-    if place is None or source is None:
+def _class_digest(reference: str | None, source: bytes | None) -> dict[str, str] | None:
+    """Identify a user's class by its name and the content of its file, wherever the file is."""
+    if reference is None or source is None:
         return None
-    return {"class": place.rpartition(":")[2], "sha256": hashlib.sha256(source).hexdigest()}
+    return {"class": reference.rpartition(":")[2], "sha256": hashlib.sha256(source).hexdigest()}
 
 
 def _flatten(prefix: str, value: Any) -> dict[str, Any]:

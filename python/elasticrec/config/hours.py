@@ -1,4 +1,4 @@
-"""`data.hours`: training data that comes hour by hour, in directories `YYYYMMDD/HH`, each whole with its done file."""
+"""`data.hours`: training data that arrives hour by hour in directories `YYYYMMDD/HH`, each completed by a done file."""
 
 import os
 import re
@@ -19,12 +19,12 @@ _FIELD = re.compile(r"\{([^{}]*)\}")
 
 
 def show_hour(hour: datetime) -> str:
-    """Such as `2026-01-01T05`."""
+    """Return an hour as text such as `2026-01-01T05`."""
     return hour.strftime("%Y-%m-%dT%H")
 
 
 def parse_hour(text: str) -> datetime:
-    """An hour as the clock of `timezone` shows it."""
+    """Parse an hour of the local time in `timezone`."""
     match = _FORMS.fullmatch(text)
     if match is None:
         raise ValueError(text)
@@ -33,15 +33,15 @@ def parse_hour(text: str) -> datetime:
 
 
 def _zone(name: str) -> tzinfo:
-    # a machine without a database of time zones knows this one
+    # UTC works on machines without a time zone database.
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
 def _hour_text(value: Any) -> Any:
-    # 2026010100 is a number in YAML; so is `true`, in Python
+    # 2026010100 is a number in YAML; a bool is an int in Python.
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(value, datetime) and (value.minute, value.second, value.tzinfo) == (0, 0, None):
-        # YAML knows `2026-01-01 00:00:00`
+        # YAML parses `2026-01-01 00:00:00` as a datetime.
         return show_hour(value)
     try:
         return show_hour(parse_hour(text))
@@ -53,42 +53,44 @@ _Hour = Annotated[str, BeforeValidator(_hour_text, json_schema_input_type=str | 
 
 
 class Hours(Section):
-    """Hours of training data, each a pass, in order. An hour is waited for until its done file is there."""
+    """Hours of training data, one pass each, in order. Training waits for the done file of an hour."""
 
     start: _Hour = Field(
-        description="The first hour, such as `2026-01-01T00`, `20260101/00` or 2026010100: directory `20260101/00` of "
+        description="First hour, such as `2026-01-01T00`, `20260101/00` or 2026010100: directory `20260101/00` below "
         "`data.train`."
     )
-    end: _Hour | None = Field(default=None, description="The last hour; null to wait for the next one for ever.")
+    end: _Hour | None = Field(default=None, description="Last hour; null to wait for new hours without end.")
     done: str = Field(
         default="_SUCCESS",
         min_length=1,
-        description="File that says that an hour is whole, from its directory; `{day}` and `{hour}` stand for the "
-        "names of its directories, as in `../{hour}.done`.",
+        description="File that marks an hour as complete, relative to its directory. `{day}` and `{hour}` stand for "
+        "the names of the directories, as in `../{hour}.done`.",
     )
-    poll_s: Seconds = Field(default=10.0, description="Seconds between two looks for an hour that is waited for.")
+    poll_s: Seconds = Field(default=10.0, description="Seconds between two checks for the next hour.")
     late_s: Seconds = Field(
         default=3600.0,
-        description="Seconds that a later hour which is done waits for one that is not; then it goes first.",
+        description="Seconds that a complete hour waits for an earlier incomplete one before it goes first.",
     )
     late: Literal["skip", "train"] = Field(
-        default="skip", description="What is done with such an hour when it comes: nothing, or a pass of its own."
+        default="skip",
+        description="When an hour arrives after later hours went first: `skip` it, or `train` on it in a pass of its "
+        "own.",
     )
     changed: Literal["skip", "train"] = Field(
         default="skip",
-        description="What is done when the files of an hour change after its pass began: nothing, or a new pass of all "
-        "of it.",
+        description="When the files of an hour change after its pass began: `skip` the change, or `train` on the "
+        "whole hour again.",
     )
     timezone: str = Field(
         default="UTC",
-        description="Time zone of the names of the directories, such as `Asia/Shanghai`: hours that a change of the "
-        "clock leaves out are not waited for.",
+        description="Time zone of the directory names, such as `Asia/Shanghai`. Hours that daylight saving skips are "
+        "not waited for.",
     )
     day_end_hour: int = Field(
         default=0,
         ge=0,
         le=23,
-        description="The hour that begins a new day; decay and eviction come at the end of the last hour before it.",
+        description="Hour at which a new day begins; decay and eviction run at the end of the hour before it.",
     )
 
     @field_validator("timezone")
@@ -112,13 +114,13 @@ class Hours(Section):
     @model_validator(mode="after")
     def _check_span(self) -> Self:
         if not self.exists(self.first):
-            raise problem(f"`start`: there is no hour {self.start} in `{self.timezone}`, its clock is set forward")
+            raise problem(f"`start`: {self.start} does not exist in `{self.timezone}`, daylight saving skips it")
         if self.last is not None:
             if self.last < self.first:
                 raise problem(f"`end`: expected {self.start} or later, got {self.end}")
             days = (self._date(self.last) - self._date(self.first)).days
             if days > MAX_SEEN:
-                raise problem(f"`end`: expected at most {MAX_SEEN} days behind `start`, got {days}")
+                raise problem(f"`end`: expected at most {MAX_SEEN} days after `start`, got {days}")
         return self
 
     @property
@@ -132,20 +134,20 @@ class Hours(Section):
         return None if self.end is None else parse_hour(self.end)
 
     def exists(self, hour: datetime) -> bool:
-        """Whether the clock shows this hour: where it is set forward one is left out."""
+        """Whether this hour exists in local time; daylight saving skips one."""
         zone = _zone(self.timezone)
         shown = hour.replace(tzinfo=zone).astimezone(UTC).astimezone(zone)
         return shown.replace(tzinfo=None) == hour
 
     def after(self, hour: datetime) -> datetime:
-        """The next hour. One that the clock shows twice is one directory."""
+        """Return the next hour. An hour that daylight saving repeats is one directory."""
         following = hour + HOUR
         while not self.exists(following):
             following += HOUR
         return following
 
     def day_of(self, hour: datetime) -> int:
-        """Data time: days since that of `start`, 0 and up, at most what a row can tell from later ones."""
+        """Return the data time of an hour: days since the day of `start`, from 0 to `MAX_SEEN`."""
         days = (self._date(hour) - self._date(self.first)).days
         return min(max(days, 0), MAX_SEEN)
 
@@ -157,22 +159,22 @@ class Hours(Section):
         return (hour - self.day_end_hour * HOUR).date()
 
     def directory(self, root: Path, hour: datetime) -> Path:
-        """Where the files of an hour are."""
+        """Return the directory of an hour."""
         return root / hour.strftime("%Y%m%d") / hour.strftime("%H")
 
     def done_file(self, root: Path, hour: datetime) -> Path:
-        """The file that says that an hour is whole."""
+        """Return the file that marks an hour as complete."""
         day, name = hour.strftime("%Y%m%d"), hour.strftime("%H")
-        # `..` is of the path as it is written: the directory itself may not be there yet
+        # Resolve `..` in the text only: the directory may not exist yet.
         relative = self.done.replace("{day}", day).replace("{hour}", name)
         return Path(os.path.normpath(self.directory(root, hour) / relative))
 
     def is_done(self, root: Path, hour: datetime) -> bool:
-        """Whether all of an hour is there."""
+        """Whether an hour is complete."""
         return self.done_file(root, hour).exists()
 
     def found(self, root: Path, start: datetime) -> list[datetime]:
-        """Hours from `start` on that are done, in order."""
+        """Return the complete hours from `start` on, in order."""
         hours = []
         for day in sorted(_names(root, r"\d{8}")):
             if day >= start.strftime("%Y%m%d"):

@@ -1,4 +1,4 @@
-"""The sections of a job beside `data`, and the job with what the rest of the data path takes from it."""
+"""The job, and its sections `model` and `dense`."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ from elasticrec.config.sparse import Sparse
 from elasticrec.config.train import Train
 from elasticrec.errors import ConfigError
 
-# Version of hash(slot name, value): a served version must know which one made its rows.
+# Version of hash(slot name, value); a served version records which one produced its rows.
 HASH_VERSION = 1
 
 
@@ -27,13 +27,13 @@ _OWN_MODEL = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
 
 
 def _check_kind(value: str, info: ValidationInfo) -> str:
-    """A model by its name as it is; one of the user's own with its path made absolute."""
+    """Return the name of a built-in model unchanged, and the path of a user's model made absolute."""
     if value in MODELS:
         return value
     match = _OWN_MODEL.fullmatch(value)
     if match is None or not value.isprintable():
         names = ", ".join(f"`{name}`" for name in MODELS)
-        raise expected(f"{names} or a class of your own such as `my_model.py:MyModel`")
+        raise expected(f"{names} or a class such as `my_model.py:MyModel`")
     return f"{absolute(match[1], info)}:{match[2]}"
 
 
@@ -45,22 +45,22 @@ class Model(Section):
 
     kind: Annotated[str, AfterValidator(_check_kind)] = Field(
         default="wide_deep",
-        description=f"Which model: {', '.join(f'`{name}`' for name in MODELS)}, "
-        "or a class of your own as FILE.py:CLASS, the file relative to the job file.",
+        description=f"The model: {', '.join(f'`{name}`' for name in MODELS)}, "
+        "or your own class as FILE.py:CLASS, relative to the job file.",
     )
-    dim: int = Field(default=9, ge=1, le=1024, description="Length of the vector of a sign.")
+    dim: int = Field(default=9, ge=1, le=1024, description="Length of the embedding vector of a sign.")
     hidden: _Widths = Field(
         default=(400, 400, 400),
-        description="Widths of the hidden layers, first to last; `mmoe`: those of the tower of each label.",
+        description="Widths of the hidden layers, first to last; for `mmoe`, those of the tower of each label.",
     )
-    cross_layers: int = Field(default=3, ge=1, le=64, description="`dcn_v2`: layers that cross the input with itself.")
-    experts: int = Field(default=4, ge=1, le=256, description="`mmoe`: networks that the labels share.")
-    expert_hidden: _Widths = Field(default=(128,), description="`mmoe`: widths of the layers of an expert.")
+    cross_layers: int = Field(default=3, ge=1, le=64, description="`dcn_v2`: number of cross layers.")
+    experts: int = Field(default=4, ge=1, le=256, description="`mmoe`: number of experts that the labels share.")
+    expert_hidden: _Widths = Field(default=(128,), description="`mmoe`: widths of the hidden layers of an expert.")
     attention_hidden: _Widths = Field(
-        default=(36,), description="`din`: widths of the layers that weigh a place of a sequence."
+        default=(36,), description="`din`: widths of the hidden layers of the attention over a sequence."
     )
     options: dict[str, Any] = Field(
-        default={}, description="Whatever a model of your own takes beyond these; it finds it in `options.extra`."
+        default={}, description="Further options for a model of your own, available as `options.extra`."
     )
 
     @field_validator("options", mode="before")
@@ -72,12 +72,12 @@ class Model(Section):
     @classmethod
     def _check_options(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if value and info.data.get("kind") in MODELS:
-            raise problem(f"`{info.data['kind']}` has no such options; they are for a model of your own")
+            raise problem(f"`{info.data['kind']}` takes no `options`; they are for a model of your own")
         return value
 
     @property
     def own(self) -> tuple[Path, str] | None:
-        """File and class of a model of the user's own."""
+        """File and class of a user's own model, or None for a built-in model."""
         match = _OWN_MODEL.fullmatch(self.kind)
         return (Path(match[1]), match[2]) if match else None
 
@@ -85,7 +85,7 @@ class Model(Section):
 class DenseOptimizer(Section):
     """The optimizer of the network."""
 
-    kind: Literal["adam", "adagrad", "sgd"] = Field(default="adam", description="Which optimizer.")
+    kind: Literal["adam", "adagrad", "sgd"] = Field(default="adam", description="The optimizer.")
     learning_rate: float = Field(default=0.001, gt=0, description="Step size.")
 
 
@@ -103,19 +103,21 @@ def _check_din(data: Data) -> None:
         )
     for name, share in sequences.items():
         if share is None or share in sequences:
-            raise problem(f"`din` weighs slot `{name}` by an ordinary slot; name it: `data.slots[].share`")
+            raise problem(
+                f"`din` compares the sequence `{name}` with an ordinary slot; name that slot in `data.slots[].share`"
+            )
 
 
 class Job(Section):
-    """One job: what is trained on what, and how it is published and served."""
+    """One job: what to train on which data, and how to publish and serve the result."""
 
     name: Name = Field(description="Name of the job and of its run.")
-    data: Data = Field(description="What is read, and how a line becomes a sample.")
+    data: Data = Field(description="The data.")
     model: Model = Field(default=Model(), description="The network.")
     sparse: Sparse = Field(default=Sparse(), description="The embeddings and their optimizer.")
-    dense: Dense = Field(default=Dense(), description="How the network is optimized.")
-    train: Train = Field(default=Train(), description="How it is trained.")
-    publish: Publish = Field(default=Publish(), validate_default=True, description="Where versions go.")
+    dense: Dense = Field(default=Dense(), description="The optimizer of the network.")
+    train: Train = Field(default=Train(), description="The training.")
+    publish: Publish = Field(default=Publish(), validate_default=True, description="Publishing of versions.")
     cube: Cube = Field(default=Cube(), description="The online store.")
     serve: Serve = Field(default=Serve(), description="The inference server.")
 
@@ -142,7 +144,7 @@ class Job(Section):
     def _check_servers(self) -> "Job":
         if self.train.servers > self.sparse.partitions:
             raise problem(
-                f"train.servers: expected at most {self.sparse.partitions}, the partitions of the table, "
+                f"train.servers: expected at most {self.sparse.partitions} (`sparse.partitions`), "
                 f"got {self.train.servers}"
             )
         return self
@@ -151,21 +153,25 @@ class Job(Section):
     def _check_rows(self) -> "Job":
         serve = self.serve
         if serve.rows == "store" and not self.cube.addresses:
-            # without `models` it serves the model of the job, or what a command line names
+            # Without `models`, the server serves the model of the job or those of the command line.
             if not serve.models or not all(model.addresses for model in serve.models):
-                raise problem("`serve.rows`: `store` needs `cube.addresses`, the servers that have the rows")
+                raise problem("`serve.rows`: `store` needs `cube.addresses`, the servers that hold the rows")
         return self
 
     @model_validator(mode="after")
     def _check_epochs(self) -> "Job":
         if self.data.hours is not None and self.train.epochs > 1:
-            raise problem(f"`train.epochs`: with `data.hours` every hour is read once, got {self.train.epochs}")
+            raise problem(
+                f"`train.epochs`: with `data.hours` expected 1, as each hour is read once, got {self.train.epochs}"
+            )
         return self
 
     @model_validator(mode="after")
     def _check_missing(self) -> "Job":
         if self.train.mode == "ps" and self.train.strategy == "sync" and self.data.on_missing == "skip":
-            raise problem("`data.on_missing`: with `train.strategy: sync` expected `fail`: its steps need all units")
+            raise problem(
+                "`data.on_missing`: with `train.strategy: sync` expected `fail`, because its steps need all units"
+            )
         return self
 
     @model_validator(mode="after")
@@ -175,8 +181,8 @@ class Job(Section):
         for key, kind in (("sparse", self.sparse.optimizer.kind), ("dense", self.dense.optimizer.kind)):
             if kind == "adam":
                 raise problem(
-                    f"{key}.optimizer.kind: expected another one with `train.strategy: geo`, got `adam`, whose steps "
-                    "by several trainers cannot be added up"
+                    f"{key}.optimizer.kind: with `train.strategy: geo` expected another optimizer, got `adam`, "
+                    "because its steps from several trainers cannot be summed"
                 )
         return self
 
@@ -197,13 +203,13 @@ class Job(Section):
         return self._source
 
     def model_source(self) -> bytes | None:
-        """The file of a model of the user's own; read once: a change of it does not reach a training at work."""
+        """Return the file of a user's model, or None. It is read once, so edits do not reach a running training."""
         if self._model_source is None and self.model.own is not None:
             self._model_source = self._read_own(self.model.own[0], "model.kind")
         return self._model_source
 
     def reader_source(self) -> bytes | None:
-        """The file of a reader of the user's own; read once."""
+        """Return the file of a user's reader, or None. It is read once."""
         if self._reader_source is None and self.data.reader is not None:
             self._reader_source = self._read_own(Path(self.data.reader.rpartition(":")[0]), "data.reader")
         return self._reader_source
@@ -216,11 +222,11 @@ class Job(Section):
             raise ConfigError(f"{self._source}: {key}: {path}: {reason}") from None
 
     def with_columns(self, columns: Columns) -> "Job":
-        """The same job with its columns completed."""
+        """Return the same job with completed columns."""
         return self._with_data(columns=columns)
 
     def without_holdout(self) -> "Job":
-        """The same job over all samples of its files."""
+        """Return the same job over all samples of its files."""
         return self._with_data(eval=())
 
     def _with_data(self, **changes: Any) -> "Job":
@@ -229,15 +235,15 @@ class Job(Section):
         return job
 
     def to_dict(self, *, references: bool = False) -> dict[str, Any]:
-        """All keys with defaults filled in, as plain values; secrets are `***`, or references if asked."""
+        """Return all keys, with defaults, as plain values. Secrets are `***`, or their references on request."""
         return self.model_dump(mode="json", context={REFERENCES: references})
 
     def to_yaml(self, *, references: bool = False) -> str:
-        """The resolved job as YAML. Only with `references` can one with secrets be loaded again."""
+        """Return the resolved job as YAML. A job with secrets can be loaded again only with `references`."""
         return dump(self.to_dict(references=references))
 
     def features(self) -> dict[str, Any]:
-        """The feature handling as the parser in Rust reads it and as manifests keep it."""
+        """Return the feature handling as the Rust parser reads it and as manifests store it."""
         data = self.data
         features: dict[str, Any] = {
             "format": data.format,
@@ -255,5 +261,5 @@ class Job(Section):
 
 
 def job_schema() -> dict[str, Any]:
-    """JSON Schema of a job file."""
+    """Return the JSON Schema of a job file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}

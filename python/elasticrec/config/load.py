@@ -1,4 +1,4 @@
-"""A job file and `--set` overrides to a `Job`, or to one error with a line for each problem."""
+"""Reads a job file and `--set` overrides into a `Job`, or raises one error with a line per problem."""
 
 import re
 from collections.abc import Sequence
@@ -43,18 +43,18 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     else:
         base = Path(path).resolve().parent
         return parse_job(parse(text, source), base=base, source=source, overrides=overrides)
-    raise ConfigError(f"{source}: expected UTF-8 text, got another byte at {position}")
+    raise ConfigError(f"{source}: expected UTF-8 text, got an invalid byte at position {position}")
 
 
 def parse_job(raw: Any, *, base: Path, source: str = "job", overrides: Sequence[str] = ()) -> Job:
-    """Check a job that is given as plain values; `raw` is left as it is."""
+    """Check a job given as plain values; `raw` is not modified."""
     parsed = [_parse_override(text) for text in overrides]
     for override, value in parsed:
         raw = _with(raw, override, override.path, value)
     try:
         job = Job.model_validate(raw, context={BASE: base})
     except ValidationError as error:
-        # Only the lines leave this block: the error holds all inputs, and one of them may be a secret.
+        # Only the lines leave this block: the error holds all inputs, which may include secrets.
         lines = _lines(error, source, [override for override, _ in parsed])
     else:
         job._source = source
@@ -63,7 +63,7 @@ def parse_job(raw: Any, *, base: Path, source: str = "job", overrides: Sequence[
 
 
 def default_job(overrides: Sequence[str] = ()) -> Job:
-    """A job that says nothing but this, for who serves without one."""
+    """Return a minimal job for serving without a job file."""
     bare = {"name": "serve", "data": {"format": "criteo", "train": "."}}
     return parse_job(bare, base=Path.cwd(), source="serve", overrides=overrides)
 
@@ -71,14 +71,14 @@ def default_job(overrides: Sequence[str] = ()) -> Job:
 def _parse_override(text: str) -> tuple[_Override, Any]:
     match = _OVERRIDE.fullmatch(text)
     if match is None:
-        # The text is not repeated: it may be the value of a secret with its key left out.
+        # The message does not repeat the text: it may be a secret whose key was left out.
         raise ConfigError("--set: expected KEY=VALUE such as `train.epochs=3`")
     override = _Override(tuple(match[1].split(".")), match[2])
     return override, parse(override.text, str(override))
 
 
 def _with(container: Any, override: _Override, path: tuple[str, ...], value: Any) -> Any:
-    """A copy of `container` with the value at `path` replaced; what is missing on the way is made."""
+    """Return a copy of `container` with the value at `path` replaced; create missing parents."""
     if not path:
         return value
     key, *rest = path
@@ -104,7 +104,7 @@ def _lines(error: ValidationError, source: str, overrides: list[_Override]) -> l
         location = details["loc"] = tuple(part for part in details["loc"] if not str(part).startswith("<"))
         where = [source]
         key = ".".join(show(str(part))[1:-1] for part in location)
-        # The last of several wins, as it does for the value.
+        # The last override of a key wins.
         override = next((o for o in reversed(overrides) if o.covers(location)), None)
         if override is not None:
             where = [str(override)]

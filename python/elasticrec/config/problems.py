@@ -1,4 +1,4 @@
-"""Errors of pydantic to lines a user can act on: `where: key: expected this, got that`."""
+"""Turns errors of pydantic into lines that a user can act on: `where: key: expected this, got that`."""
 
 import difflib
 import re
@@ -35,7 +35,7 @@ _BOUNDS = {
 
 
 def describe(error: ErrorDetails) -> str:
-    """What is wrong with one key, without saying where."""
+    """Return what is wrong with one key, without its location."""
     kind, location, context = error["type"], error["loc"], error.get("ctx", {})
     if kind == "missing":
         return "required key is missing"
@@ -57,12 +57,12 @@ def describe(error: ErrorDetails) -> str:
     elif kind in _EXPECTED:
         wanted = _EXPECTED[kind]
     else:
-        return _in_its_own_words(error)
+        return _fallback_text(error)
     return f"expected {wanted}, got {_got(error['input'], location)}"
 
 
 def keeps_secret(location: Sequence[int | str]) -> bool:
-    """Whether a value at this place may be or hold a secret; at a misspelt key it may, too."""
+    """Whether the value at this location may contain a secret; a misspelt key may, too."""
     section: type[Section] | None = Job
     annotation: Any = Job
     for part in location:
@@ -98,7 +98,7 @@ def _unknown_key(location: Location) -> str:
 
 
 def section_at(location: Sequence[int | str]) -> type[Section] | None:
-    """The section whose keys stand at this place of a job, if any."""
+    """Return the section at this location of a job, or None."""
     section: type[Section] | None = Job
     for part in location:
         if _is_index(part):
@@ -149,7 +149,7 @@ def _got(value: Any, location: Location) -> str:
 
 
 def is_echo(error: ErrorDetails) -> bool:
-    """Whether the error only follows from another one: pydantic counts the good items of a list, not all."""
+    """Whether the error only follows from another one: pydantic counts only the valid items of a list."""
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 
@@ -161,7 +161,7 @@ def _size(value: Any) -> str:
     return str(len(value)) if isinstance(value, str | list | tuple) else "another number"
 
 
-def _in_its_own_words(error: ErrorDetails) -> str:
-    """For kinds of errors that no key raises today. The words of pydantic never contain the value."""
+def _fallback_text(error: ErrorDetails) -> str:
+    """Format an error of a type that no key raises today. Messages of pydantic never contain the value."""
     text = re.sub(r"^(Value error|Assertion failed), ", "", error["msg"]).rstrip(".")
     return f"{text[:1].lower()}{text[1:]}, got {_got(error['input'], error['loc'])}"

@@ -1,4 +1,4 @@
-"""The sections `publish` and `cube`: where versions of a model go, when, and who holds their rows online."""
+"""The sections `publish` and `cube`: where and when versions are published, and the online store of their rows."""
 
 import re
 from typing import Annotated, Any, Literal, get_args
@@ -25,7 +25,7 @@ from elasticrec.config.train import Tls
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://.+")
 _PASSWORD = re.compile(r"://[^/]*:[^/]*@")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/@\[\]]+):([0-9]{1,5})")
-# A publish more often than that would only publish.
+# A shorter interval would keep the job busy publishing.
 _MIN_EVERY_S = 0.5
 
 
@@ -34,19 +34,27 @@ ROW_TYPES: tuple[str, ...] = get_args(RowType)
 
 
 class Gate(Section):
-    """What a version has to be before it is offered; one that is not stays in the repository and is named."""
+    """Requirements for offering a version. A version that fails them is reported and stays in the repository."""
 
     min_auc: float | None = Field(
-        default=None, ge=0, le=1, description="Least AUC of the evaluation, or of the last pass without one."
+        default=None,
+        ge=0,
+        le=1,
+        description="Lowest AUC of the evaluation, or of the last training pass if there is no evaluation.",
     )
-    max_log_loss: float | None = Field(default=None, gt=0, description="Highest log loss of the same.")
+    max_log_loss: float | None = Field(
+        default=None, gt=0, description="Highest log loss of the evaluation, or of the last training pass."
+    )
     max_row_loss: float = Field(
-        default=0.5, ge=0, le=1, description="Share of the current version's rows that the next may be without."
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Largest fraction of the current version's rows that a new version may lack.",
     )
 
 
 def _parse_every(value: Any) -> Any:
-    """All of it here: of a union pydantic would tell what is wrong with each side."""
+    """Check all alternatives here: for a union, pydantic would report an error for each of them."""
     if value in ("epoch", "hour"):
         return value
     try:
@@ -67,37 +75,43 @@ Every = Annotated[
 
 
 class Publish(Section):
-    """Where versions of the model go, and when."""
+    """Where and when versions of the model are published."""
 
     repository: str = Field(
         default="models",
         min_length=1,
-        description="The model repository: a directory, from the current one, or a URL such as `s3://bucket/models`.",
+        description="Model repository: a directory, relative to the current one, or a URL such as "
+        "`s3://bucket/models`.",
     )
     # Filled from the name of the job when the job is validated.
-    model: Name = Field(default="", description="Name of the model in the repository; that of the job if not given.")
+    model: Name = Field(default="", description="Name of the model in the repository. Default: the name of the job.")
     every: Every | None = Field(
         default=None,
-        description="When `train` publishes by itself: at the end of each `epoch`, of each `hour` of `data.hours`, or "
-        "after so much time, such as `30s`; null for never.",
+        description="When `train` publishes: at the end of each `epoch`, at the end of each `hour` of `data.hours`, "
+        "or at an interval such as `30s`; null for never.",
     )
     base_every: int = Field(
-        default=60, ge=0, le=MAX_COUNT, description="Deltas between two bases; 0: every version is a base."
+        default=60, ge=0, le=MAX_COUNT, description="Number of deltas between two bases; 0 makes every version a base."
     )
-    row_type: RowType = Field(default="f32", description="How rows are stored; the first column of `int8` stays f32.")
+    row_type: RowType = Field(
+        default="f32", description="Number type of stored rows; with `int8` the first column stays f32."
+    )
     outputs: Annotated[tuple[Word, ...], Field(strict=False, min_length=1)] | None = Field(
-        default=None, description="Labels that are served, in this order; null for all of `data.labels`."
+        default=None, description="Labels to serve, in this order; null for all of `data.labels`."
     )
     keep: int = Field(
-        default=3, ge=1, le=MAX_COUNT, description="Newest bases that are kept, beside what is in use or pinned."
+        default=3,
+        ge=1,
+        le=MAX_COUNT,
+        description="Number of newest bases to keep, in addition to versions that are in use or pinned.",
     )
-    gate: Gate = Field(default=Gate(), description="What a version has to be before it is offered.")
+    gate: Gate = Field(default=Gate(), description="Requirements for offering a version.")
 
     @field_validator("repository")
     @classmethod
     def _check_repository(cls, value: str) -> str:
         if _PASSWORD.search(value):
-            raise problem("expected a URL without a password; stores take keys from the environment")
+            raise problem("expected a URL without a password; credentials come from the environment")
         if not value.isprintable() or ("://" in value and not _URL.fullmatch(value)):
             raise expected("a path or a URL such as `s3://bucket/models`")
         return value
@@ -134,37 +148,42 @@ Addresses = Annotated[tuple[_Replicas, ...], Field(strict=False)]
 
 
 class Cube(Section):
-    """The online store: who holds the rows of published versions. `insecure` comes first: others depend on it."""
+    """The online store: servers that hold the rows of published versions."""
 
     insecure: bool = Field(
-        default=False, description="Lets the store talk to other machines without TLS, and even without a token."
+        default=False, description="Allow connections to other machines without TLS and without a token."
     )
-    shards: int = Field(default=1, ge=1, le=65536, description="Servers that the partitions are divided among.")
-    replicas: int = Field(default=1, ge=1, le=1024, description="Servers that hold the same shard.")
+    shards: int = Field(
+        default=1, ge=1, le=65536, description="Number of shards that the partitions are divided among."
+    )
+    replicas: int = Field(default=1, ge=1, le=1024, description="Number of servers that hold the same shard.")
     addresses: Addresses = Field(
         default=(),
-        description="Where the servers are: for each shard its replicas as host:port. Without any, a version is "
-        "offered as soon as it is published, and each server of predictions holds all rows itself.",
+        description="Addresses of the servers: for each shard its replicas as host:port. Without addresses, a "
+        "version is offered as soon as it is published, and each inference server holds all rows itself.",
     )
     min_ready: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="Replicas of each shard that hold a version before it is offered; null for all but one, "
-        "at least one.",
+        description="Replicas of each shard that must hold a version before it is offered; null for all but one, at "
+        "least one.",
     )
     keep_loaded: int = Field(
-        default=2, ge=1, le=1024, description="Versions that a server holds: the current one and those before it."
+        default=2,
+        ge=1,
+        le=1024,
+        description="Number of versions that a server holds: the current one and those before it.",
     )
     poll_s: Seconds = Field(
         default=0.5,
-        description="Seconds between two looks at the repository: about the longest that a version waits to be seen. "
-        "More where each look costs, as with object stores.",
+        description="Seconds between two checks of the repository: about the longest time until a new version is "
+        "noticed. Use more where each check costs money, as with object stores.",
     )
     token: Secret | None = Field(
         default=None, description="Token that requests must carry, as `${ENV}` or `file:PATH`; null for none."
     )
-    tls: Tls = Field(default=Tls(), description="TLS of the store; without files it talks in clear.")
+    tls: Tls = Field(default=Tls(), description="TLS of the store; unencrypted if no files are given.")
 
     @model_validator(mode="after")
     def _check_shards(self) -> "Cube":
@@ -190,15 +209,13 @@ class Cube(Section):
 
     @model_validator(mode="after")
     def _check_reach(self) -> "Cube":
-        """Nothing talks beyond this machine in clear unless that is said."""
+        """Require a token and TLS for addresses of other machines, unless `insecure` is set."""
         far = next((one for replicas in self.addresses for one in replicas if not is_loopback(host_of(one))), None)
         if far is None or self.insecure:
             return self
         if self.token is None or self.tls.ca is None:
             missing = "`token`" if self.token is None else "`tls.ca`"
-            raise problem(
-                f"`addresses`: `{far}` is another machine, which needs {missing} (`cube.insecure: true` does without)"
-            )
+            raise problem(f"`addresses`: `{far}` is another machine, which needs {missing} (or `cube.insecure: true`)")
         return self
 
     @property
@@ -208,12 +225,12 @@ class Cube(Section):
 
 
 def host_of(address: str) -> str:
-    """The host of `host:port`, without the brackets of IPv6."""
+    """Return the host of `host:port`, without the brackets of IPv6."""
     return address.rpartition(":")[0].strip("[]")
 
 
 def check_publish(value: Publish, info: ValidationInfo) -> Publish:
-    """What the rest of the job says of its publishes."""
+    """Check `publish` against the `data` section of the job."""
     data = info.data.get("data")
     if data is None:
         return value
@@ -224,5 +241,5 @@ def check_publish(value: Publish, info: ValidationInfo) -> Publish:
     for label in value.outputs or ():
         if label not in data.labels:
             names = ", ".join(f"`{name}`" for name in data.labels)
-            raise problem(f"`outputs`: expected labels out of {names}, got `{label}`")
+            raise problem(f"`outputs`: expected labels from {names}, got `{label}`")
     return value

@@ -1,4 +1,4 @@
-"""The reference of `job.yaml` as a page, from the sections themselves: `python -m elasticrec.config.reference`."""
+"""Generates the reference page of `job.yaml` from the sections: `python -m elasticrec.config.reference`."""
 
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -14,9 +14,9 @@ from elasticrec.config.job import Job, job_schema
 _HEAD = """\
 # `job.yaml`, key by key
 
-Made from the code by `make reference`; `elasticrec schema` prints the same as JSON Schema for editors. Every key that
-is left out has the default of this page, unknown keys are refused with a suggestion, and `--set a.b=c` overrides any of
-them. Relative paths start from the directory of the job file unless a key says otherwise.
+Generated from the code by `make reference`; `elasticrec schema` prints the same as JSON Schema for editors. A key that
+is left out has the default shown here, unknown keys are refused with a suggestion, and `--set a.b=c` overrides any
+key. Relative paths start from the directory of the job file unless a key says otherwise.
 """
 
 _BOUNDS = {
@@ -24,17 +24,17 @@ _BOUNDS = {
     "exclusiveMinimum": "more than {}",
     "maximum": "at most {}",
     "exclusiveMaximum": "less than {}",
-    "minItems": "at least {} of them",
-    "maxItems": "at most {} of them",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
 }
-# What says nothing to a person: bounds that only keep a number from overflowing.
+# Bounds from here on only prevent overflow and are not shown.
 _LARGE = 10**9
-# Text of a certain form, by a part of its pattern.
+# Names for kinds of text, by a part of their pattern.
 _PATTERNS = {"[KMGT]": "a size such as `16MiB`", "ms|s|m": "a duration such as `30m`"}
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the page as Markdown."""
     definitions = job_schema()["$defs"]
     parts = [_HEAD, *_section(Job, "", definitions)]
     return "\n".join(parts)
@@ -56,7 +56,7 @@ def _section(section: type[Section], prefix: str, definitions: dict[str, Any]) -
 
 
 def _inner(annotation: Any, many: bool = False) -> tuple[type[Section] | None, bool]:
-    """The section that a key holds, and whether it holds several."""
+    """Return the section that a key holds, and whether it holds several."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, many
     for argument in get_args(annotation):

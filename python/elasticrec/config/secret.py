@@ -1,4 +1,4 @@
-"""Secrets of a job: the job holds where a secret is, and the value is read at the moment of use."""
+"""Secrets of a job: the job stores a reference, and the value is read when it is used."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from elasticrec.config.fields import base_of, expected
 from elasticrec.errors import ConfigError
 
 MASK = "***"
-# Context key of a dump: the copy of a job that a run keeps must still find its secrets, others mask them.
+# Serialization context key: the copy of a job in a run keeps its references, other output masks them.
 REFERENCES = "references"
 
 _ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -26,7 +26,7 @@ class Secret:
     __slots__ = ("_reference",)
 
     def __init__(self, reference: str, base: Path | None = None) -> None:
-        """Refuse everything that is not a reference, without repeating it."""
+        """Accept only a reference; the error for anything else does not repeat it."""
         if _ENVIRONMENT.fullmatch(reference):
             self._reference = reference
             return
@@ -37,11 +37,11 @@ class Secret:
 
     @property
     def reference(self) -> str:
-        """Where the secret is: `${ENV}` or `file:` and an absolute path."""
+        """The reference: `${ENV}`, or `file:` and an absolute path."""
         return self._reference
 
     def reveal(self) -> str:
-        """The secret itself, read now; the end of line that editors add to a file is not part of it."""
+        """Read and return the secret, without the trailing newline that editors add to files."""
         variable = _ENVIRONMENT.fullmatch(self._reference)
         if variable:
             value = os.environ.get(variable[1])
@@ -50,21 +50,23 @@ class Secret:
         else:
             value = self._read_file()
         if not value:
-            raise ConfigError(f"secret `{self._reference}`: expected a value, got an empty one")
+            raise ConfigError(f"secret `{self._reference}`: expected a value, got an empty text")
         return value
 
     def reveal_token(self) -> str:
-        """The secret as a token of HTTP, which is visible ASCII."""
+        """Return the secret as an HTTP token; it must be visible ASCII."""
         value = self.reveal()
         if not all("!" <= character <= "~" for character in value):
-            raise ConfigError(f"secret `{self._reference}`: expected visible ASCII without spaces, got something else")
+            raise ConfigError(
+                f"secret `{self._reference}`: expected visible ASCII without spaces, got other characters"
+            )
         return value
 
     def _read_file(self) -> str:
         try:
             return Path(self._reference.removeprefix(_FILE)).read_text("utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            # The error carries the bytes of the file, so it must not become the context of ours.
+            # The error holds the bytes of the file, so it must not become the context of this one.
             problem = "not UTF-8 text"
         except OSError as error:
             problem = (error.strerror or type(error).__name__).lower()

@@ -1,4 +1,4 @@
-"""The section `serve`: which models answer, to whom, how much at a time and until when."""
+"""The section `serve`: the models to serve, the addresses to listen on, and the limits."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,27 +13,35 @@ _Model = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class ServedVariant(Section):
-    """One of several versions, or models, that share the requests of a model."""
+    """One of several versions or models that share the requests of a model."""
 
-    name: Word = Field(description="What answers call it.")
-    model: _Model = Field(description="What is served, as `elasticrec serve` takes it, such as `models/ctr:17`.")
-    weight: float = Field(default=1.0, ge=0, le=1e9, description="Its share, against those of the others.")
+    name: Word = Field(description="Name of the variant in responses.")
+    model: _Model = Field(description="Model to serve, in the form of `elasticrec serve`, such as `models/ctr:17`.")
+    weight: float = Field(
+        default=1.0,
+        ge=0,
+        le=1e9,
+        description="Weight of the variant; its share of the requests is its weight divided by the sum of all.",
+    )
 
 
 class ServedModel(Section):
-    """A model that is served; a text alone is its `model`."""
+    """A model to serve; plain text stands for its `model`."""
 
     # Filled from the model's own name when it is served.
-    name: Name | None = Field(default=None, description="What requests call it; the model's own name if not given.")
+    name: Name | None = Field(
+        default=None, description="Name of the model in requests. Default: its name in the repository."
+    )
     model: _Model | None = Field(
-        default=None, description="What is served, as `elasticrec serve` takes it: a directory, a URL, `models/ctr:17`."
+        default=None,
+        description="Model to serve, in the form of `elasticrec serve`: a directory, a URL, `models/ctr:17`.",
     )
     variants: Annotated[tuple[ServedVariant, ...], Field(strict=False)] = Field(
-        default=(), description="Instead of `model`: several that share the requests by weight."
+        default=(), description="Instead of `model`: several variants that share the requests by weight."
     )
     addresses: Addresses = Field(
         default=(),
-        description="With `rows: store`: the shards of this model, as `cube.addresses`, which is the default.",
+        description="With `rows: store`: addresses of the shards of this model. Default: `cube.addresses`.",
     )
 
     @model_validator(mode="after")
@@ -41,7 +49,7 @@ class ServedModel(Section):
         if (self.model is None) == (not self.variants):
             raise problem("expected `model` or `variants`, got " + ("neither" if self.model is None else "both"))
         if self.variants and self.name is None:
-            raise problem("`name`: expected one for a model with variants, got none")
+            raise problem("`name`: a model with variants needs a name")
         names = [variant.name for variant in self.variants]
         if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
             raise problem(f"`variants`: `{twice}` is given twice, expected each once")
@@ -58,95 +66,104 @@ _Served = Annotated[ServedModel, BeforeValidator(_of_text, json_schema_input_typ
 
 
 class Serve(Section):
-    """The inference server. What `host` may be depends on the keys before it."""
+    """The inference server: its models, address and limits."""
 
+    # The order of the fields matters: the check of `host` looks at the fields above it.
     insecure: bool = Field(
         default=False,
-        description="Allows a host that other machines reach without TLS, and even without a token.",
+        description="Allow a host that other machines can reach without TLS and without a token.",
     )
     token: Secret | None = Field(
         default=None, description="Token that requests must carry, as `${ENV}` or `file:PATH`; null for none."
     )
-    tls: Tls = Field(default=Tls(), description="TLS of HTTP and gRPC; without files they talk in clear.")
+    tls: Tls = Field(default=Tls(), description="TLS of HTTP and gRPC; unencrypted if no files are given.")
     host: str = Field(default="127.0.0.1", validate_default=True, description="Address to listen on.")
-    port: int = Field(default=8500, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    port: int = Field(default=8500, ge=0, le=65535, description="Port to listen on; 0 picks a free port and prints it.")
     models: Annotated[tuple[_Served, ...], Field(strict=False)] = Field(
-        default=(), description="What is served where the command line names nothing; else the model of this job."
+        default=(), description="Models to serve if the command line names none. Default: the model of this job."
     )
     rows: Literal["held", "store"] = Field(
         default="held",
-        description="Where rows are looked up: `held` in this process, or at the `store` of `cube.addresses`.",
+        description="Where rows are looked up: `held` in the memory of this process, or at the `store` of "
+        "`cube.addresses`.",
     )
     on_lost_shard: Literal["error", "zeros"] = Field(
         default="error",
-        description="With `rows: store`, while no replica of a shard answers: requests that need it get an error "
-        "(503), or its rows read as zero. Both are counted.",
+        description="With `rows: store`, while no replica of a shard answers: requests that need the shard fail with "
+        "503 (`error`), or its rows read as zero (`zeros`). Both are counted.",
     )
     store_timeout_ms: int = Field(
-        default=200, ge=1, le=60_000, description="With `rows: store`: how long a batch may wait for its rows."
+        default=200, ge=1, le=60_000, description="With `rows: store`: timeout for the rows of a batch."
     )
     poll_s: Seconds = Field(
-        default=0.5, description="Seconds between two looks for a new version; more where each look costs."
+        default=0.5, description="Seconds between two checks for a new version. Use more where each check costs money."
     )
     threads: int | None = Field(
         default=None,
         ge=1,
         le=4096,
-        description="Batches of each model that are scored at once; null for one a core, with `rows: store` four.",
+        description="Batches that are scored at once, for each model; null for one per core, four per core with "
+        "`rows: store`.",
     )
     readers: int = Field(
         default=0,
         ge=0,
         le=256,
-        description="Processes, of each model, that run the reader of a version trained with `data.reader`, so that "
-        "lines in its format are answered: code out of the model's directory. 0 runs none; named slots need none.",
+        description="Processes, for each model, that run the reader of a version trained with `data.reader`, so that "
+        "requests may contain lines in its format. This runs code from the directory of the model. 0 runs none; "
+        "requests with named slots need none.",
     )
     reader_timeout_ms: int = Field(
         default=1000,
         ge=1,
         le=600_000,
-        description="How long such a process may take for the lines of a request; it is ended and started again then.",
+        description="Timeout of a reader process for the lines of one request; a process that exceeds it is restarted.",
     )
     max_connections: int = Field(
-        default=4096, ge=1, le=1048576, description="Connections at once; further ones wait to be accepted."
+        default=4096,
+        ge=1,
+        le=1048576,
+        description="Maximum number of connections; further connections wait to be accepted.",
     )
     max_body_bytes: Bytes = Field(
-        default=16 * 2**20, description="Largest request body; a larger one is answered with 413."
+        default=16 * 2**20, description="Maximum size of a request body; a larger body is answered with 413."
     )
     max_pending_bytes: Bytes = Field(
         default=2**30,
-        description="Most that requests under way and their answers may have in memory together, those of up to 4 KiB "
-        "not counted; what is beyond is answered with 429. At least four times `max_body_bytes`.",
+        description="Maximum memory of all in-flight requests and responses; further requests are answered with 429. "
+        "Requests of up to 4 KiB do not count. At least four times `max_body_bytes`.",
     )
     max_instances: int = Field(
         default=10_000,
         ge=1,
         le=MAX_COUNT,
-        description="Most instances in one request; more are answered with 413.",
+        description="Maximum number of instances in one request; more are answered with 413.",
     )
     queue: int = Field(
         default=1024,
         ge=1,
         le=1048576,
-        description="Requests that may wait, of each model; those beyond are answered with 429.",
+        description="Maximum number of queued requests, for each model; further requests are answered with 429.",
     )
     timeout_ms: int | None = Field(
         default=None,
         ge=1,
         le=3_600_000,
-        description="Milliseconds after which a request that says nothing of it is answered with 504; null for never.",
+        description="Time limit in milliseconds for requests that set none; then they are answered with 504. Null "
+        "for no limit.",
     )
     batch_size: int = Field(
         default=256,
         ge=1,
         le=MAX_COUNT,
-        description="Requests that wait together are scored together, up to so many instances; 1 scores each alone.",
+        description="Maximum number of instances scored together from queued requests; 1 scores each request alone.",
     )
     batch_wait_us: int = Field(
         default=0,
         ge=0,
         le=1_000_000,
-        description="Microseconds that a request may wait for others, when others came together with those before it.",
+        description="Microseconds that a request may wait for others to be scored with it, if recent requests "
+        "arrived together.",
     )
 
     @field_validator("host")
@@ -163,16 +180,18 @@ class Serve(Section):
         )
         if missing:
             raise expected(
-                f"a loopback address such as 127.0.0.1, or {missing} too (`serve.insecure: true` does without)"
+                f"a loopback address such as 127.0.0.1 (other hosts need {missing}, or `serve.insecure: true`)"
             )
         return value
 
     @model_validator(mode="after")
     def _check_sizes_and_models(self) -> "Serve":
-        # one request has its body as it came and inflated, and its answer
+        # One request holds its body as received, the decompressed body, and its response.
         if self.max_pending_bytes < (least := 4 * self.max_body_bytes):
-            told = f"expected at least four times `max_body_bytes`, {least:,}, got {self.max_pending_bytes:,}"
-            raise problem(f"`max_pending_bytes`: {told}")
+            raise problem(
+                f"`max_pending_bytes`: expected at least four times `max_body_bytes`, {least:,}, "
+                f"got {self.max_pending_bytes:,}"
+            )
         names = [model.name for model in self.models if model.name is not None]
         if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
             raise problem(f"`models`: `{twice}` is given twice, expected each once")

@@ -1,4 +1,4 @@
-"""The `sparse` section: the table of embeddings and the optimizer that runs inside it."""
+"""The `sparse` section: the embedding table and its optimizer."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from elasticrec.config.fields import Section, problem
 
-# The last epoch that a row can tell from later ones.
+# Rows store when they were last seen in 14 bits: the last epoch or day that they can tell apart.
 MAX_SEEN = 2**14 - 1
 
 # Settings of each optimizer, with their defaults.
@@ -24,20 +24,21 @@ class SparseOptimizer(Section):
 
     kind: Literal["sgd", "adagrad", "row_adagrad", "adam", "ftrl"] = Field(
         default="adagrad",
-        description="Which optimizer; `row_adagrad` keeps one sum a row, `adam` moves only the rows of a batch.",
+        description="The optimizer. `row_adagrad` keeps one accumulator per row; `adam` updates only the rows of a "
+        "batch.",
     )
     learning_rate: float | None = Field(default=None, gt=0, description="Step size; 0.05, or 0.001 for `adam`.")
     initial_accumulator: float | None = Field(
-        default=None, ge=0, description="Adagrad: start of the sum of squared gradients; 1.0."
+        default=None, ge=0, description="Adagrad: initial sum of squared gradients; 1.0."
     )
-    epsilon: float | None = Field(
-        default=None, ge=0, description="Adagrad, Adam: added to the root that divides; 1e-8."
-    )
+    epsilon: float | None = Field(default=None, ge=0, description="Adagrad, Adam: added to the denominator; 1e-8.")
     beta1: float | None = Field(default=None, ge=0, lt=1, description="Adam: decay of the mean gradient; 0.9.")
-    beta2: float | None = Field(default=None, ge=0, lt=1, description="Adam: decay of the mean square; 0.999.")
+    beta2: float | None = Field(
+        default=None, ge=0, lt=1, description="Adam: decay of the mean squared gradient; 0.999."
+    )
     beta: float | None = Field(default=None, gt=0, description="FTRL: smooths the first steps; 1.0.")
-    l1: float | None = Field(default=None, ge=0, description="FTRL: pull to exactly 0; 0.0.")
-    l2: float | None = Field(default=None, ge=0, description="FTRL: pull towards 0; 0.0.")
+    l1: float | None = Field(default=None, ge=0, description="FTRL: L1 regularisation; 0.0.")
+    l2: float | None = Field(default=None, ge=0, description="FTRL: L2 regularisation; 0.0.")
 
     @model_validator(mode="before")
     @classmethod
@@ -50,7 +51,7 @@ class SparseOptimizer(Section):
         for name in type(self).model_fields:
             if name != "kind" and name not in SETTINGS[self.kind] and getattr(self, name) is not None:
                 names = ", ".join(f"`{setting}`" for setting in SETTINGS[self.kind])
-                raise problem(f"`{name}` is no setting of `{self.kind}`, expected {names}")
+                raise problem(f"`{name}` is not a setting of `{self.kind}`, expected {names}")
         return self
 
     @model_serializer(mode="wrap")
@@ -59,48 +60,56 @@ class SparseOptimizer(Section):
 
 
 class Admission(Section):
-    """Columns that a sign gets only once it was shown often enough; until then they read as 0 and learn nothing."""
+    """Columns that a sign gets only after enough shows; until then they read as 0 and are not trained."""
 
-    count: int = Field(default=0, ge=0, le=2**32 - 1, description="Shows of a sign before it has them; 0 for at once.")
+    count: int = Field(
+        default=0, ge=0, le=2**32 - 1, description="Shows of a sign before it gets these columns; 0 for immediately."
+    )
     columns: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = Field(
-        default=None, description="Which columns of the model come late; null for all but its first."
+        default=None, description="Columns of the model that are admitted late; null for all but the first."
     )
 
 
 class Decay(Section):
-    """What is forgotten at the end of every epoch, with `data.hours` of every day."""
+    """Decay of statistics at the end of every epoch, or of every day with `data.hours`."""
 
-    show_click: float = Field(default=1.0, gt=0, le=1, description="Show and click of every row are multiplied by it.")
+    show_click: float = Field(default=1.0, gt=0, le=1, description="Factor for the show and click counts of every row.")
 
 
 class Evict(Section):
-    """Rows that go at the end of every epoch or day, after the decay; they read as 0 and may come again."""
+    """Eviction of rows at the end of every epoch or day, after the decay. Evicted rows read as 0 and may return."""
 
     min_score: float | None = Field(
         default=None,
         ge=0,
-        description="Rows go with `nonclk_coeff · (show - click) + click_coeff · click` below it; null for none.",
+        description="Evict rows whose score `nonclk_coeff · (show - click) + click_coeff · click` is below this; "
+        "null for none.",
     )
     max_age: int | None = Field(
         default=None,
         ge=0,
         le=MAX_SEEN,
-        description="Rows go that were not seen for more epochs, with `data.hours` days, than this; null for none.",
+        description="Evict rows that were not seen for more than this many epochs, or days with `data.hours`; null "
+        "for none.",
     )
-    nonclk_coeff: float = Field(default=0.1, ge=0, description="What a show without a click is worth.")
-    click_coeff: float = Field(default=1.0, ge=0, description="What a click is worth.")
+    nonclk_coeff: float = Field(default=0.1, ge=0, description="Score of a show without a click.")
+    click_coeff: float = Field(default=1.0, ge=0, description="Score of a click.")
 
 
 class Sparse(Section):
-    """The table of embeddings."""
+    """The embedding table."""
 
     partitions: int = Field(
-        default=256, ge=1, le=65536, description="Partitions of the table, fixed for its life; the unit of placement."
+        default=256,
+        ge=1,
+        le=65536,
+        description="Partitions of the table, fixed for its lifetime. A partition is the smallest piece that is "
+        "placed on a server.",
     )
     init_scale: float = Field(
         default=0.01, ge=0, description="New weights are uniform in -init_scale..init_scale; 0 starts at zero."
     )
     optimizer: SparseOptimizer = Field(default=SparseOptimizer(), description="Optimizer of the rows.")
-    admission: Admission = Field(default=Admission(), description="Columns that come late.")
-    decay: Decay = Field(default=Decay(), description="What is forgotten at the end of an epoch.")
-    evict: Evict = Field(default=Evict(), description="Rows that go at the end of an epoch.")
+    admission: Admission = Field(default=Admission(), description="Columns that are admitted late.")
+    decay: Decay = Field(default=Decay(), description="Decay of statistics at the end of an epoch or day.")
+    evict: Evict = Field(default=Evict(), description="Eviction of rows at the end of an epoch or day.")

@@ -1,4 +1,4 @@
-"""The `train` section: how often the data is read, when it is evaluated on and when a training saves itself."""
+"""The `train` section: mode, strategy, epochs, evaluation and checkpoints."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -18,43 +18,47 @@ from elasticrec.config.fields import (
     show,
 )
 
-# Metrics that every evaluation has; the user's own must not take their names.
+# Metrics of every evaluation; metrics of the user must not take their names.
 METRICS = ("auc", "log_loss", "copc")
 
 
 class Checkpoint(Section):
-    """When a training saves itself, and what is kept."""
+    """When checkpoints are written, and which are kept."""
 
     every_s: Seconds = Field(default=600.0, description="Seconds between checkpoints, or a duration such as `30m`.")
     every_steps: int | None = Field(
-        default=None, ge=1, le=2**53, description="Also after so many batches; null for never."
+        default=None, ge=1, le=2**53, description="Also write a checkpoint every N batches; null for never."
     )
     every_epochs: int = Field(
-        default=1, ge=1, le=MAX_COUNT, description="Also at the end of every so many epochs, and of the last one."
+        default=1,
+        ge=1,
+        le=MAX_COUNT,
+        description="Also write a checkpoint at the end of every N epochs, and of the last epoch.",
     )
-    keep: int = Field(default=3, ge=1, le=MAX_COUNT, description="How many of the newest checkpoints are kept.")
+    keep: int = Field(default=3, ge=1, le=MAX_COUNT, description="Number of newest checkpoints to keep.")
     keep_epochs: bool | Annotated[tuple[int, ...], Field(strict=False)] = Field(
         default=False,
-        description="Snapshots to keep for good, beside the newest: those at the ends of these epochs, counted from 0, "
-        "or `true` for all.",
+        description="Epochs, counted from 0, whose final checkpoint is kept permanently in addition to the newest; "
+        "`true` for all.",
     )
     keep_best: str | None = Field(
         default=None,
         min_length=1,
-        description="Metric of the evaluation (`auc`, `log_loss`, or one of the user's own) by which the best "
-        "checkpoint is kept, beside the newest; null for none.",
+        description="Metric of the evaluation (`auc`, `log_loss`, or one of `train.metrics`) whose best checkpoint "
+        "is kept in addition to the newest; null for none.",
     )
     best_label: str | None = Field(
-        default=None, description="Label that `keep_best` looks at; the first one if not given."
+        default=None, description="Label that `keep_best` evaluates. Default: the first label."
     )
     best_is: Literal["highest", "lowest"] | None = Field(
-        default=None, description="Which value is best; lowest for `log_loss` and highest for others if not given."
+        default=None,
+        description="Which value of `keep_best` is best. Default: lowest for `log_loss`, highest for other metrics.",
     )
 
     @field_validator("keep_epochs", mode="before")
     @classmethod
     def _check_epochs(cls, value: Any) -> Any:
-        """All of it here: of a union pydantic would tell what is wrong with each side."""
+        """Check all alternatives here: for a union, pydantic would report an error for each of them."""
         epochs = value if isinstance(value, list | tuple) else []
         if isinstance(value, bool) or (epochs and all(type(epoch) is int and 0 <= epoch for epoch in epochs)):
             return value
@@ -64,33 +68,35 @@ class Checkpoint(Section):
     @classmethod
     def _check_metric(cls, value: str | None) -> str | None:
         if value == "copc":
-            raise expected("a metric of which more or less is better, such as `auc`")
+            raise expected("a metric with a best direction, such as `auc`")
         return value
 
     def keeps_epoch(self, epoch: int) -> bool:
-        """Whether the snapshot at the end of an epoch, counted from 0, is kept for good."""
+        """Whether the checkpoint at the end of an epoch, counted from 0, is kept permanently."""
         return self.keep_epochs if isinstance(self.keep_epochs, bool) else epoch in self.keep_epochs
 
 
 class Evaluate(Section):
-    """When `data.eval` is evaluated on, beside the end of each epoch."""
+    """Evaluations on `data.eval` in addition to the end of each epoch."""
 
-    every_steps: int | None = Field(default=None, ge=1, le=2**53, description="After so many batches; null for never.")
+    every_steps: int | None = Field(
+        default=None, ge=1, le=2**53, description="Evaluate every N batches; null for never."
+    )
     every_s: Seconds | None = Field(
         default=None, description="Seconds between evaluations, or a duration such as `30m`; null for never."
     )
 
 
 class Tls(Section):
-    """PEM files of TLS between roles; flags and environment variables of a role go before them."""
+    """PEM files for TLS between roles. Flags and environment variables of a role take precedence."""
 
     cert: PathText | None = Field(
-        default=None, description="Certificate that a role shows where it listens, and those between it and `ca`."
+        default=None,
+        description="Certificate that a role presents where it listens, followed by the intermediate certificates up "
+        "to `ca`.",
     )
-    key: PathText | None = Field(default=None, description="Key of that certificate.")
-    ca: PathText | None = Field(
-        default=None, description="Certificates of the authorities that a role trusts where it connects."
-    )
+    key: PathText | None = Field(default=None, description="Private key of the certificate.")
+    ca: PathText | None = Field(default=None, description="CA certificates that a role trusts where it connects.")
 
     @model_validator(mode="after")
     def _check_pair(self) -> "Tls":
@@ -102,50 +108,50 @@ class Tls(Section):
 
 
 class ParameterServers(Section):
-    """How trainers, servers and the coordinator talk to each other."""
+    """How trainers, servers and the coordinator communicate."""
 
     lanes: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="Batches that a trainer of strategy `async` steps at once; they share its threads. Null for as "
-        "many as it has threads, at most 4 and half of `max_in_flight`.",
+        description="Batches that a trainer of strategy `async` steps at the same time; they share its threads. Null "
+        "for the number of threads, at most 4 and at most half of `max_in_flight`.",
     )
     max_in_flight: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="Batches of a trainer between their pull and the acknowledgement of their push; 1: never stale. "
-        "Null for 3 of each lane.",
+        description="Batches of a trainer between their pull and the acknowledgement of their push; 1 avoids all "
+        "staleness. Null for 3 per lane.",
     )
     sends_before_receive: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="A lane asks for the dense values again after so many pushes; null for 1 where it has one batch in "
-        "flight, else 2. Rows come with every batch.",
+        description="Pushes of a lane before it pulls the dense values again; null for 1 if a lane has one batch in "
+        "flight, else 2. Rows are pulled for every batch.",
     )
-    lease_s: Seconds = Field(default=5.0, description="A role that was silent for so long is replaced.")
-    heartbeat_s: Seconds = Field(default=1.0, description="Seconds between two signs of life.")
-    deadline_s: Seconds = Field(default=30.0, description="A request that is not answered in this time has failed.")
+    lease_s: Seconds = Field(default=5.0, description="Seconds of silence after which a role is replaced.")
+    heartbeat_s: Seconds = Field(default=1.0, description="Seconds between two heartbeats.")
+    deadline_s: Seconds = Field(default=30.0, description="Timeout of a request in seconds.")
     retries: int | None = Field(
         default=None,
         ge=0,
         le=MAX_COUNT,
-        description="How often in a row a trainer tries servers again that do not answer, a lease apart; a server that "
-        "died is replaced in about two leases. Null for ever.",
+        description="Consecutive retries of a trainer, one lease apart, for servers that do not answer; a server "
+        "that died is replaced in about two leases. Null for no limit.",
     )
     threads: int = Field(
-        default=1, ge=1, le=4096, description="Threads of a server for a load, whole-table steps and large batches."
+        default=1, ge=1, le=4096, description="Threads of a server for loading, whole-table steps and large batches."
     )
     memory_bytes: Bytes | None = Field(
         default=None,
-        description="Memory of rows and dense values that a server may have, such as `4GiB`. From 90 % on new signs "
-        "are dropped and counted, at the end of a pass the rows with the lowest score go; null for no limit.",
+        description="Memory limit of a server for rows and dense values, such as `4GiB`. From 90 % on, new signs are "
+        "dropped and counted, and the rows with the lowest score are evicted at the end of a pass. Null for no limit.",
     )
-    tls: Tls = Field(default=Tls(), description="TLS between roles; without files they talk in clear.")
+    tls: Tls = Field(default=Tls(), description="TLS between roles; unencrypted if no files are given.")
     insecure: bool = Field(
-        default=False, description="Lets roles talk to other machines without TLS, and even without a token."
+        default=False, description="Allow connections to other machines without TLS and without a token."
     )
 
     @model_validator(mode="after")
@@ -185,49 +191,52 @@ class Train(Section):
 
     mode: Literal["local", "ps"] = Field(
         default="local",
-        description="`local`: one process, tables in its memory; `ps`: `trainers` and `servers`, each a process.",
+        description="`local`: one process with the tables in its memory; `ps`: `trainers` and `servers`, each its "
+        "own process.",
     )
     strategy: Literal["async", "sync", "half_async", "geo"] = Field(
         default="async",
-        description="How trainers of mode `ps` work together. `async`: each pushes on its own. `sync`: batches of "
-        "several trainers make one step, as one large batch would. `half_async`: a trainer pushes `merge_batches` "
-        "batches as one step and waits for the others. `geo`: a trainer steps rows of its own for `merge_batches` "
-        "batches and exchanges what changed.",
+        description="How the trainers of mode `ps` cooperate. `async`: each pushes independently. `sync`: batches of "
+        "several trainers form one step, like one large batch. `half_async`: a trainer pushes `merge_batches` "
+        "batches as one step and waits for the others. `geo`: a trainer steps its own copy of the rows for "
+        "`merge_batches` batches, then exchanges the changes.",
     )
     merge_batches: int = Field(
-        default=4, ge=1, le=65536, description="Batches that `half_async` and `geo` push as one; all of one unit."
+        default=4, ge=1, le=65536, description="Batches, all from one unit, that `half_async` and `geo` push as one."
     )
     step_batches: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description="Batches of a step of `sync`, whatever the number of trainers at work; `trainers` if not given.",
+        description="Batches in a step of `sync`, independent of the number of running trainers. Default: `trainers`.",
     )
-    servers: int = Field(default=1, ge=1, le=65536, description="Parameter servers of mode `ps`.")
-    trainers: int = Field(default=1, ge=1, le=65536, description="Trainers of mode `ps`.")
-    ps: ParameterServers = Field(default=ParameterServers(), description="How roles of mode `ps` talk to each other.")
-    epochs: int = Field(default=1, ge=1, le=MAX_COUNT, description="How often the training data is read.")
+    servers: int = Field(default=1, ge=1, le=65536, description="Number of parameter servers in mode `ps`.")
+    trainers: int = Field(default=1, ge=1, le=65536, description="Number of trainers in mode `ps`.")
+    ps: ParameterServers = Field(default=ParameterServers(), description="How the roles of mode `ps` communicate.")
+    epochs: int = Field(default=1, ge=1, le=MAX_COUNT, description="Number of passes over the training data.")
     batch_size: int = Field(default=512, ge=1, le=1048576, description="Samples in a batch.")
-    seed: int = Field(default=1, ge=0, le=2**64 - 1, description="Decides initial weights and shuffling.")
+    seed: int = Field(default=1, ge=0, le=2**64 - 1, description="Seed of initial weights and shuffling.")
     threads: int | None = Field(
         default=None,
         ge=1,
         le=4096,
-        description="Threads of the network; null for all cores, which trainers on one machine share; 1 for the same "
-        "bits each run.",
+        description="Threads of the network; null for all cores, shared by the trainers of one machine. With 1 every "
+        "run gives the same bits.",
     )
     warm_start: str | None = Field(
         default=None,
         min_length=1,
-        description="Parameters that a new run begins with: those of another run (its job file, name or directory) or "
-        "of one checkpoint (its directory); paths start from the current directory. Not read when a run goes on.",
+        description="Initial parameters of a new run: another run (its job file, name or directory) or one "
+        "checkpoint (its directory). Paths are relative to the current directory. Ignored when a run resumes.",
     )
-    checkpoint: Checkpoint = Field(default=Checkpoint(), description="When a checkpoint is written, and which stay.")
-    evaluate: Evaluate = Field(default=Evaluate(), description="When it is evaluated inside an epoch.")
+    checkpoint: Checkpoint = Field(
+        default=Checkpoint(), description="Checkpoints: when to write them, and which to keep."
+    )
+    evaluate: Evaluate = Field(default=Evaluate(), description="Evaluations inside an epoch.")
     metrics: OwnMetrics = Field(
         default=(),
-        description="Metrics of the user's own over the evaluation: files and classes such as `metrics.py:MyMetric`, "
-        "from the directory of the job file.",
+        description="Your own evaluation metrics: files and classes such as `metrics.py:MyMetric`, relative to the "
+        "job file.",
     )
     print_every_s: Seconds = Field(default=1.0, description="Seconds between two progress lines.")
 
@@ -245,7 +254,7 @@ class Train(Section):
         return self
 
     def _local_key(self) -> str | None:
-        """A key that trainings with servers would not look at."""
+        """Return a key that is set but not supported with parameter servers, or None."""
         keys = {
             "evaluate.every_s": self.evaluate.every_s is not None,
             "evaluate.every_steps": self.evaluate.every_steps is not None,
@@ -258,12 +267,12 @@ class Train(Section):
 
     @property
     def group_size(self) -> int | None:
-        """Of `sync` the batches of a step."""
+        """Batches in a step of strategy `sync`, or None for other strategies."""
         return (self.step_batches or self.trainers) if self.strategy == "sync" else None
 
     @property
     def merge_size(self) -> int:
-        """Batches that are pushed as one."""
+        """Number of batches that are pushed as one."""
         return self.merge_batches if self.strategy in ("half_async", "geo") else 1
 
     @model_validator(mode="after")
@@ -271,13 +280,12 @@ class Train(Section):
         best = self.checkpoint.keep_best
         if best and not self.metrics and best not in ("auc", "log_loss"):
             raise problem(
-                f"`checkpoint.keep_best`: expected `auc` or `log_loss`, or one of the user's own with `metrics`, "
-                f"got {show(best)}"
+                f"`checkpoint.keep_best`: expected `auc`, `log_loss` or a metric of `train.metrics`, got {show(best)}"
             )
         return self
 
     def needs_evaluation(self) -> str | None:
-        """The first key that is of no use without data to evaluate on."""
+        """Return the first key that is set but useless without evaluation data, or None."""
         keys: dict[str, Any] = {
             "train.evaluate.every_steps": self.evaluate.every_steps,
             "train.evaluate.every_s": self.evaluate.every_s,

@@ -15,13 +15,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from elasticrec.coordinator import messages, metrics
+from elasticrec.coordinator import metrics
 from elasticrec.coordinator.coordinator import Answer, Coordinator
-from elasticrec.coordinator.exposition import CONTENT_TYPE
-from elasticrec.coordinator.security import Security
 from elasticrec.errors import ElasticRecError, UnavailableError
+from elasticrec.net import messages
+from elasticrec.net.metrics import CONTENT_TYPE
+from elasticrec.net.security import Security
+from elasticrec.net.server import Place, WebServer, check_token, read_body
 from elasticrec.repository.files import FileServer
-from elasticrec.web import Place, WebServer, check_token, read_body
 
 # A shard's records name every batch of the units that are open: those of a large compressed file are many.
 MAX_BODY_BYTES = 64 << 20

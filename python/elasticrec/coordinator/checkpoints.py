@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from elasticrec.coordinator.journal import Entry
-from elasticrec.coordinator.messages import Snapshot, WrittenFile
 from elasticrec.errors import ModelError
 from elasticrec.fail_points import fail_point
+from elasticrec.journal import Entry
 from elasticrec.manifest import MANIFEST, FileEntry, read_manifest, verify_files, write_manifest
+from elasticrec.net.messages import ShardOwner, Snapshot, WrittenFile
 
 _KIND = "ps checkpoint"
 _PREFIX = "ps-"
@@ -58,21 +58,13 @@ class Checkpoint:
         ]
 
 
-@dataclass(frozen=True)
-class Owner:
-    """A shard as it was when a checkpoint began."""
-
-    incarnation: int
-    partitions: range
-
-
 @dataclass
 class _Open:
     """A checkpoint that is being written."""
 
     number: int
     path: Path
-    owners: dict[int, Owner]
+    owners: dict[int, ShardOwner]
     since: float
     parts: dict[int, tuple[WrittenFile, WrittenFile]] = field(default_factory=dict)
 
@@ -218,7 +210,7 @@ class Checkpoints:
 
     def tick(
         self,
-        owners: Mapping[int, Owner] | None,
+        owners: Mapping[int, ShardOwner] | None,
         body: Callable[[], dict[str, Any]] | None = None,
         *,
         may_begin: bool = True,
@@ -235,7 +227,7 @@ class Checkpoints:
         if self._open is None and owners is not None and may_begin and self.is_due():
             self._begin(dict(owners), now)
 
-    def _begin(self, owners: dict[int, Owner], now: float) -> None:
+    def _begin(self, owners: dict[int, ShardOwner], now: float) -> None:
         path = self.directory / f"{_PREFIX}{self._term:08d}-{self._number + 1:06d}"
         self._number += 1
         self._wanted = False

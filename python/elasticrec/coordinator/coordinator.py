@@ -3,12 +3,12 @@
 from dataclasses import asdict
 from typing import Any
 
-from elasticrec.coordinator import messages
 from elasticrec.coordinator.members import Member, Wait
 from elasticrec.coordinator.state import RunState, Settings
 from elasticrec.coordinator.work import NoWork
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.fail_points import fail_point
+from elasticrec.net import messages
 
 __all__ = ["Answer", "Coordinator", "Settings"]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from elasticrec.coordinator.journal import Entry
-from elasticrec.coordinator.messages import FencedError, MovedError, SurplusError
 from elasticrec.coordinator.rate import Rate
 from elasticrec.errors import ConfigError
+from elasticrec.journal import Entry
+from elasticrec.net.messages import FencedError, MovedError, SurplusError
 
 Role = Literal["ps", "trainer"]
 NAMES: dict[Role, str] = {"ps": "shard", "trainer": "trainer"}

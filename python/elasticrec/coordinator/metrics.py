@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from elasticrec.coordinator.exposition import Families, Sample
+from elasticrec.net.metrics import Families, Sample
 
 
 def render(status: dict[str, Any]) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elasticrec.coordinator.journal import Entry
 from elasticrec.data.hours import HourPass, HourPlan, World
 from elasticrec.data.units import Cut, Unit, plan_units, read_units, write_units
 from elasticrec.errors import ModelError, SampleError
+from elasticrec.journal import Entry
 
 _PASSES_IN_MEMORY = 16
 

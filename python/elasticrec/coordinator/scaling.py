@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elasticrec.coordinator.journal import Entry
 from elasticrec.errors import ConfigError
+from elasticrec.journal import Entry
 
 MAX_TRAINERS = 65536
 

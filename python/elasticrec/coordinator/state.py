@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from elasticrec.coordinator.checkpoints import Checkpoint, Checkpoints, CheckpointSettings, Hooks, Owner, last_term
-from elasticrec.coordinator.journal import Journal
+from elasticrec.coordinator.checkpoints import Checkpoint, Checkpoints, CheckpointSettings, Hooks, last_term
 from elasticrec.coordinator.meetings import Meetings
 from elasticrec.coordinator.members import Member, Members, Timing
 from elasticrec.coordinator.passes import Passes, PassPlan
-from elasticrec.coordinator.publishing import PublishHooks, Publishing, PublishSettings, Target, on_a_thread
 from elasticrec.coordinator.scaling import Move, Saving, Wanted, wanted_of
 from elasticrec.coordinator.work import Work, WorkTiming
 from elasticrec.data.hours import World
 from elasticrec.errors import ConfigError, ElasticRecError
+from elasticrec.journal import Journal
+from elasticrec.net.messages import ShardOwner
+from elasticrec.publish.servers.publishing import PublishHooks, Publishing, PublishSettings, Target, on_a_thread
 from elasticrec.run import Run
 
 # Lines that the status shows.
@@ -255,13 +256,13 @@ class RunState:
     def _is_serving(self, shard: Member | None) -> bool:
         return shard is not None and self.members.is_alive(shard) and shard.state == "serving"
 
-    def _owners(self) -> dict[int, Owner] | None:
+    def _owners(self) -> dict[int, ShardOwner] | None:
         """All shards, if all of them serve."""
         shards = [self.members.shard(index) for index in range(self.members.map.servers)]
         serving = [shard for shard in shards if shard is not None and self._is_serving(shard)]
         if len(serving) < len(shards) or self._stop is not None:
             return None
-        return {shard.index: Owner(shard.incarnation, self.members.map.owned(shard.index)) for shard in serving}
+        return {shard.index: ShardOwner(shard.incarnation, self.members.map.owned(shard.index)) for shard in serving}
 
     def _advance(self) -> None:
         """A pass that is complete everywhere is saved, then comes the next one, or the end."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from elasticrec.coordinator.members import PartitionMap
-from elasticrec.coordinator.messages import Record, Records
 from elasticrec.errors import ModelError
+from elasticrec.net.messages import Record, Records
 
 
 @dataclass(frozen=True)

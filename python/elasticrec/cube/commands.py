@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticrec.coordinator import environment
-from elasticrec.coordinator.options import CaOption, CertOption, InsecureOption, KeyOption
-from elasticrec.cube.security import check_addresses, store_security
 from elasticrec.machine import allow_many_files
+from elasticrec.net import environment
+from elasticrec.net.options import CaOption, CertOption, InsecureOption, KeyOption
+from elasticrec.net.security import check_addresses, store_security
 from elasticrec.repository.commands import ThisVersionArgument, models_app, this_version
 
 if TYPE_CHECKING:
     from elasticrec.config.publish import Cube, Gate
-    from elasticrec.coordinator.security import Security
+    from elasticrec.net.security import Security
     from elasticrec.repository.repository import Repository
 
 cube_app = typer.Typer(help="Serve the rows of published models, and look them up.", rich_markup_mode=None)
@@ -144,8 +144,8 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Show what every replica of a store holds, loads and could not load."""
-    from elasticrec.cube.deliver import Delivery
-    from elasticrec.cube.replicas import StoreReplicas
+    from elasticrec.publish.rollout.deliver import Delivery
+    from elasticrec.publish.rollout.replicas import StoreReplicas
 
     found = _open_model(source, "cube status", insecure)
     addresses = _some(_addresses(found.cube, address))
@@ -180,9 +180,9 @@ def deliver(
     insecure: InsecureOption = False,
 ) -> None:
     """Roll new versions out: have the replicas load them, then offer them, all shards at once."""
-    from elasticrec.cube.deliver import Delivery
-    from elasticrec.cube.known import Remembered
-    from elasticrec.cube.replicas import StoreReplicas
+    from elasticrec.publish.rollout.deliver import Delivery
+    from elasticrec.publish.rollout.known_store import Remembered
+    from elasticrec.publish.rollout.replicas import StoreReplicas
 
     found = _open_model(source, "deliver", insecure)
     addresses = _some(_addresses(found.cube, address))
@@ -216,9 +216,9 @@ def rollback(
     Where a store holds the rows it is offered once the store has it, which is at once for one that is still loaded.
     """
     from elasticrec.config.publish import Cube
-    from elasticrec.cube.known import recall
-    from elasticrec.cube.replicas import StoreReplicas
-    from elasticrec.cube.rollback import Rollback
+    from elasticrec.publish.rollout.known_store import recall
+    from elasticrec.publish.rollout.replicas import StoreReplicas
+    from elasticrec.publish.rollout.rollback import Rollback
 
     repository, number = this_version(model, "rollback", insecure=insecure)
     before = repository.current()

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from elasticrec.coordinator.exposition import CONTENT_TYPE
 from elasticrec.errors import ElasticRecError, UnavailableError
-from elasticrec.web import check_token, read_body
+from elasticrec.net.metrics import CONTENT_TYPE
+from elasticrec.net.server import check_token, read_body
 
 MAX_KEYS = 1 << 16
 # Keys are decimal text of up to 20 digits, with what stands around them.

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from elasticrec.errors import ElasticRecError, ModelError
 from elasticrec.repository.fetch import Fetched, fetch, prune
-from elasticrec.repository.local import LocalStore
+from elasticrec.repository.local import LocalStorage
 from elasticrec.repository.repository import Current, Repository
 from elasticrec.repository.verify import check_file
 from elasticrec.repository.version import Version
@@ -198,7 +198,7 @@ class Loader:
             self._tell()
 
     def _install(self, fetched: Fetched, version: Version) -> None:
-        started, store = time.monotonic(), LocalStore(fetched.model)
+        started, store = time.monotonic(), LocalStorage(fetched.model)
         for name in version.parts_of(self._partitions):
             if problem := check_file(store, f"{version.name}/{name}", version.files[name]):
                 raise ModelError(problem)

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticrec import _core
-from elasticrec.coordinator.security import Security
 from elasticrec.errors import ModelError
+from elasticrec.net.security import Security
 from elasticrec.repository.fetch import default_cache, fetch
 from elasticrec.repository.repository import Repository
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from elasticrec.coordinator.exposition import Families
+from elasticrec.net.metrics import Families
 
 # Upper bound in seconds and how many requests, of each bucket; and the seconds of all together.
 Latency = tuple[Sequence[tuple[float, int]], float]

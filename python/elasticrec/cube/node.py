@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from elasticrec import _core
-from elasticrec.coordinator.security import Security
 from elasticrec.cube.http import Sought, make_app
 from elasticrec.cube.loader import Loader
 from elasticrec.cube.metrics import node_text
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.machine import resident_bytes
+from elasticrec.net.security import Security
+from elasticrec.net.server import Place, WebServer
 from elasticrec.repository.repository import Repository
-from elasticrec.web import Place, WebServer
 
 Say = Callable[[str], None]
 

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from elasticrec.config import Job
-from elasticrec.coordinator import environment
-from elasticrec.coordinator.client import CoordinatorClient
-from elasticrec.coordinator.journal import read_entries
-from elasticrec.coordinator.scaling import Wanted, wanted_of
-from elasticrec.coordinator.security import local_security
 from elasticrec.errors import ElasticRecError, UnavailableError
 from elasticrec.launch.logs import log_path, without_stamp
 from elasticrec.machine import num_cores
+from elasticrec.net import environment
+from elasticrec.net.coordinator import CoordinatorClient
+from elasticrec.net.security import local_security
 from elasticrec.run import Run
 
 Say = Callable[[str], None]
@@ -68,12 +66,14 @@ class Child:
 class LocalLauncher:
     """Starts the roles of a run and keeps them alive until the coordinator says that it is finished."""
 
-    def __init__(self, job: Job, run: Run, say: Say) -> None:
+    def __init__(
+        self, job: Job, run: Run, say: Say, *, servers: int | None = None, trainers: int | None = None
+    ) -> None:
+        """`servers` and `trainers` are those of a resumed run that was scaled; the default is the job's."""
         self._job, self._run, self._say = job, run, say
         self.security = local_security(job, secrets.token_urlsafe(24))
         (run.path / "logs").mkdir(parents=True, exist_ok=True)
-        wanted = wanted_of(read_entries(run.path / "coordinator"), Wanted(job.train.servers, job.train.trainers))
-        self._needed = {"ps": wanted.servers, "trainer": wanted.trainers}
+        self._needed = {"ps": servers or job.train.servers, "trainer": trainers or job.train.trainers}
         self._held, self._port = hold_port()
         self.url = f"http{'s' if self.security.cert else ''}://127.0.0.1:{self._port}"
         self.children = [Child("coordinator", 0, ["--port", str(self._port)])]

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from elasticrec.coordinator import environment
-from elasticrec.coordinator.address import Address, read_address
-from elasticrec.coordinator.client import CoordinatorClient
-from elasticrec.coordinator.journal import read_entries
-from elasticrec.coordinator.security import Security
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
+from elasticrec.journal import read_entries
 from elasticrec.manifest import MANIFEST
+from elasticrec.net import environment
+from elasticrec.net.address import Address, read_address
+from elasticrec.net.coordinator import CoordinatorClient
+from elasticrec.net.security import Security
 from elasticrec.run import Run
 
 Status = dict[str, Any]

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from elasticrec.config import Job
 from elasticrec.errors import ElasticRecError
 from elasticrec.publish.graph import graph_of
-from elasticrec.publish.publish import Cut, Published, Rows, check_row_type, graphs_of, open_repository
-from elasticrec.publish.versions import LocalVersions
+from elasticrec.publish.local import Cut, Published, Rows, check_row_type, graphs_of, open_repository
+from elasticrec.publish.local_versions import LocalVersions
 from elasticrec.repository.repository import Repository
 from elasticrec.training.hook import Hook, NoHook
 from elasticrec.training.loop import Trainer

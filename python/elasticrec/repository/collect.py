@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from elasticrec.manifest import MANIFEST
 from elasticrec.repository.repository import Repository
-from elasticrec.repository.store import Stat
+from elasticrec.repository.storage import Stat
 from elasticrec.repository.version import directory_of, number_of
 
 # What was never committed and had no write for so long was left by a crash.
@@ -28,7 +28,7 @@ class Collection:
 
 def plan_collection(repository: Repository, keep: int, now_s: float | None = None) -> Collection:
     """What a collection would do now."""
-    files = repository.store.find()
+    files = repository.storage.find()
     directories = {
         number: directory
         for file in files
@@ -79,13 +79,13 @@ def _kept(repository: Repository, directories: dict[int, str], keep: int) -> dic
 
 def _empty(repository: Repository, now_s: float) -> list[str]:
     """Directories on a disk that nothing was ever written to; a store has none."""
-    root = repository.store.path_of("")
+    root = repository.storage.path_of("")
     if root is None:
         return []
     found = [path for path in (*root.glob("*/deltas/*"), *root.glob("*")) if path.is_dir()]
     names = {path.relative_to(root).as_posix(): path.stat().st_mtime for path in found}
     old = [name for name, modified_s in names.items() if number_of(name) and now_s - modified_s > _ABANDONED_S]
-    return [name for name in old if not repository.store.find(name)]
+    return [name for name in old if not repository.storage.find(name)]
 
 
 def _owner(file: str) -> str | None:

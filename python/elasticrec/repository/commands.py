@@ -54,7 +54,7 @@ def list_models(
 def show(model: VersionArgument, as_json: JsonOption = False) -> None:
     """Show a version: what it is made of, what it was trained on, its metrics."""
     from elasticrec.repository.find import open_model
-    from elasticrec.repository.store import join
+    from elasticrec.repository.storage import join
     from elasticrec.repository.tables import version_lines
 
     place = open_model(model)
@@ -147,7 +147,7 @@ def resume(model: ModelArgument) -> None:
     repository = _model(model)
     was_held = (state := repository.state()) is not None and state.is_held
     # where there is a store its roll-out looks all the time
-    next_one = "the newest that the gate lets through is offered" if repository.store.exists(STORE) else None
+    next_one = "the newest that the gate lets through is offered" if repository.storage.exists(STORE) else None
     current = repository.resume()
     words = "resumed" if was_held else "was not held"
     newest = max(repository.versions(), default=None)

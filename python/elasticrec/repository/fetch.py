@@ -17,7 +17,7 @@ from elasticrec.durable import sync_directory, write_atomically
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST, FileEntry
 from elasticrec.repository.repository import Repository
-from elasticrec.repository.store import join
+from elasticrec.repository.storage import join
 from elasticrec.repository.verify import chunks
 from elasticrec.repository.version import Version, number_of
 
@@ -77,7 +77,7 @@ def fetch(
     With `partitions` only part files, and of them those that have rows of these; without `rows` only the network.
     """
     chain = repository.chain(number)
-    here = repository.store.path_of("")
+    here = repository.storage.path_of("")
     if here is not None:
         return Fetched(here, chain, partitions)
     model = _model_directory(repository, cache)
@@ -98,7 +98,7 @@ def fetch(
                 blob = _download(repository, f"{version}/{name}", entry, cache, say)
                 _link(blob, model / version / name)
             if not (model / version / MANIFEST).is_file():
-                content = repository.store.read(f"{version}/{MANIFEST}")
+                content = repository.storage.read(f"{version}/{MANIFEST}")
                 write_atomically(model / version / MANIFEST, content)
     return Fetched(model, chain, partitions)
 
@@ -117,7 +117,7 @@ def _missing_network(version: Version, model: Path) -> dict[str, FileEntry]:
 
 def prune(repository: Repository, keep: set[int], cache: Path) -> None:
     """Drop the copies of all versions of a model but those to keep; not while somebody fetches."""
-    if repository.store.path_of("") is not None or not cache.is_dir():
+    if repository.storage.path_of("") is not None or not cache.is_dir():
         return
     model = _model_directory(repository, cache)
     with contextlib.suppress(BlockingIOError), _using(cache, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -193,7 +193,7 @@ def _download(repository: Repository, name: str, entry: FileEntry, cache: Path, 
             file.seek(0)
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
-            for chunk in chunks(repository.store, name, resumed):
+            for chunk in chunks(repository.storage, name, resumed):
                 file.write(chunk)
                 digest.update(chunk)
             file.flush()

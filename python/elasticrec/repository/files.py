@@ -25,11 +25,11 @@ from starlette.routing import Route
 
 from elasticrec.durable import sync_directory
 from elasticrec.errors import ModelError
-from elasticrec.repository.local import LocalStore
+from elasticrec.net.server import check_token
+from elasticrec.repository.local import LocalStorage
 from elasticrec.repository.lock import STATE, WRITER, nobody_holding
-from elasticrec.repository.store import Stat
+from elasticrec.repository.storage import Stat
 from elasticrec.repository.version import check_part
-from elasticrec.web import check_token
 
 DIGEST = "Repr-Digest"
 _SHA256 = re.compile(r"sha-256=:([A-Za-z0-9+/=]{44}):")
@@ -61,7 +61,7 @@ class FileServer:
     """The routes of one directory."""
 
     def __init__(self, root: Path, token: str | None) -> None:
-        self._store, self._token = LocalStore(root), token
+        self._store, self._token = LocalStorage(root), token
         self._digests: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -200,7 +200,7 @@ def _place(draft: Path, path: Path, *, is_new: bool) -> None:
         sync_directory(path.parent)
 
 
-def _remove(store: LocalStore, name: str) -> None:
+def _remove(store: LocalStorage, name: str) -> None:
     path = store.path_of(name)
     if path.name not in (WRITER, STATE):
         store.delete(name)

@@ -10,7 +10,7 @@ from elasticrec.manifest import MANIFEST
 from elasticrec.repository.fetch import Fetched, Say, default_cache, fetch
 from elasticrec.repository.pack import is_pack, unpack, unpack_url
 from elasticrec.repository.repository import CURRENT, Repository
-from elasticrec.repository.store import Store, is_url
+from elasticrec.repository.storage import Storage, is_url
 from elasticrec.repository.version import decode_version, number_of
 
 # Where a model is looked for by its name alone, which is where jobs put them.
@@ -68,7 +68,7 @@ def _open_url(text: str, insecure: bool) -> ModelPlace:
     if match is not None:
         return ModelPlace(Repository.open(match[1], insecure=insecure), int(match[2]))
     inner = _VERSION_URL.fullmatch(text.rstrip("/"))
-    if inner is not None and Repository.open(text, insecure=insecure).store.exists(MANIFEST):
+    if inner is not None and Repository.open(text, insecure=insecure).storage.exists(MANIFEST):
         return ModelPlace(Repository.open(inner[1], insecure=insecure), number_of(inner[2]))
     return ModelPlace(Repository.open(text, insecure=insecure), None)
 
@@ -132,13 +132,13 @@ def open_listing(text: str) -> list[Repository]:
     repository = Repository.open(text)
     if repository.state() is not None or repository.versions():
         return [repository]
-    names = models_in(repository.store)
+    names = models_in(repository.storage)
     if not names:
         raise ModelError(f"{text}: no models in it")
-    return [Repository(repository.store.below(name)) for name in names]
+    return [Repository(repository.storage.below(name)) for name in names]
 
 
-def models_in(store: Store) -> list[str]:
+def models_in(store: Storage) -> list[str]:
     """Names of the models of a repository."""
     found = set()
     for name in store.find():

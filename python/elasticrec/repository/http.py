@@ -15,7 +15,7 @@ from typing import Any
 from elasticrec.config.fields import is_loopback
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.repository.files import DIGEST, digest_header, parse_digest
-from elasticrec.repository.store import Stat, Store, join
+from elasticrec.repository.storage import Stat, Storage, join
 
 # Names of what a role is told by its environment, as everywhere.
 TOKEN, CA, INSECURE = "ELASTICREC_TOKEN", "ELASTICREC_TLS_CA", "ELASTICREC_INSECURE"
@@ -25,7 +25,7 @@ _COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class HttpStore:
+class HttpStorage:
     """The files below a URL such as `http://host:7160/files`."""
 
     url: str
@@ -109,7 +109,7 @@ class HttpStore:
     def path_of(self, name: str) -> None:
         """Nowhere on this machine."""
 
-    def below(self, name: str) -> Store:
+    def below(self, name: str) -> Storage:
         """The store of a directory in it."""
         return replace(self, url=join(self.url, name))
 
@@ -167,7 +167,7 @@ def _error(where: str, answer: http.client.HTTPResponse) -> Exception:
     return ModelError(f"{where}: {said}")
 
 
-def open_http(url: str, *, insecure: bool = False) -> HttpStore:
+def open_http(url: str, *, insecure: bool = False) -> HttpStorage:
     """The store of a URL, with the token and the authorities of the environment."""
     is_allowed = insecure or os.environ.get(INSECURE, "").lower() in ("1", "true", "yes", "on", "t", "y")
-    return HttpStore(url, os.environ.get(TOKEN, ""), os.environ.get(CA) or None, is_allowed)
+    return HttpStorage(url, os.environ.get(TOKEN, ""), os.environ.get(CA) or None, is_allowed)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticrec.durable import sync_directory, write_atomically
-from elasticrec.repository.store import Stat, Store
+from elasticrec.repository.storage import Stat, Storage
 
 _COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class LocalStore:
+class LocalStorage:
     """The files below a directory; the directory need not be there."""
 
     root: Path
@@ -89,9 +89,9 @@ class LocalStore:
         """Where a file lies."""
         return self.root / name
 
-    def below(self, name: str) -> Store:
+    def below(self, name: str) -> Storage:
         """The store of a directory in it."""
-        return LocalStore(self.root / name)
+        return LocalStorage(self.root / name)
 
     def _parent_of(self, name: str) -> Path:
         path = self.root / name

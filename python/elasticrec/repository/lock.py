@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from elasticrec.errors import ConfigError, UnavailableError
-from elasticrec.repository.store import Store
+from elasticrec.repository.storage import Storage
 
 # A holder in a store says so often that it lives; one that was silent for so long is dead.
 LEASE_S = 30.0
@@ -32,7 +32,7 @@ Check = Callable[[], None]
 
 
 @contextlib.contextmanager
-def held(store: Store, name: str, doing: str, *, wait_s: float = 0.0) -> Iterator[Check]:
+def held(store: Storage, name: str, doing: str, *, wait_s: float = 0.0) -> Iterator[Check]:
     """Hold a lock while the block runs, or refuse by naming who has it.
 
     Yields a check that raises once the lock is lost, to be called right before something is committed.
@@ -103,7 +103,7 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _hold_lease(store: Store, name: str, doing: str, wait_s: float) -> Iterator[Check]:
+def _hold_lease(store: Storage, name: str, doing: str, wait_s: float) -> Iterator[Check]:
     lease = _Lease(store, name)
     deadline = time.monotonic() + wait_s
     while not lease.take():
@@ -123,7 +123,7 @@ def _hold_lease(store: Store, name: str, doing: str, wait_s: float) -> Iterator[
 class _Lease:
     """An object that is renewed while its holder lives. Clocks of holders are compared: they may differ by seconds."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Storage, name: str) -> None:
         self._store, self._name = store, name
         self._id = uuid.uuid4().hex
         self._ended = threading.Event()

@@ -20,7 +20,7 @@ from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST
 from elasticrec.repository.fetch import Fetched
 from elasticrec.repository.repository import CURRENT, Current
-from elasticrec.repository.store import open_store
+from elasticrec.repository.storage import open_storage
 
 SUFFIXES = (".tar.gz", ".tgz")
 
@@ -80,7 +80,7 @@ def unpack_url(url: str, cache: Path) -> Path:
     """The directory of the model in a pack at a URL, which is downloaded each time."""
     place, _, name = url.rpartition("/")
     with tempfile.NamedTemporaryFile() as file:
-        file.write(open_store(place).read(name))
+        file.write(open_storage(place).read(name))
         file.flush()
         try:
             return unpack(Path(file.name), cache)

@@ -12,14 +12,14 @@ from typing import Any
 import fsspec
 
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
-from elasticrec.repository.store import Stat, Store, join
+from elasticrec.repository.storage import Stat, Storage, join
 
 # A write of theirs is whole or absent; elsewhere a file gets its name once it is written.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}
 _EXTRAS = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs"}
 
 
-def open_remote(url: str) -> Store:
+def open_remote(url: str) -> Storage:
     """The store at a URL."""
     protocol = url.partition("://")[0]
     try:
@@ -30,11 +30,11 @@ def open_remote(url: str) -> Store:
         raise ConfigError(f"{url}: `{protocol}://` needs a package that is not installed: {how}") from None
     except ValueError as error:
         raise ConfigError(f"{url}: expected a URL that fsspec knows: {error}") from None
-    return RemoteStore(system, root.rstrip("/"), url, protocol in _OBJECT_STORES)
+    return RemoteStorage(system, root.rstrip("/"), url, protocol in _OBJECT_STORES)
 
 
 @dataclass(frozen=True)
-class RemoteStore:
+class RemoteStorage:
     """The files below a URL. Errors that are no `OSError` say which place they are about."""
 
     system: Any
@@ -120,9 +120,9 @@ class RemoteStore:
         """Nowhere on this machine."""
         return None
 
-    def below(self, name: str) -> Store:
+    def below(self, name: str) -> Storage:
         """The store of what is below a name."""
-        return RemoteStore(self.system, self._path(name), join(self.place, name), self.is_object_store)
+        return RemoteStorage(self.system, self._path(name), join(self.place, name), self.is_object_store)
 
     def _path(self, name: str) -> str:
         return join(self.root, name) if self.root != "/" else f"/{name}"

@@ -16,7 +16,7 @@ from elasticrec.durable import sync_directory
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.manifest import MANIFEST, FileEntry, encode_manifest
 from elasticrec.repository.lock import LEASE_S, STATE, WRITER, Check, held
-from elasticrec.repository.store import Stat, Store, join, open_store
+from elasticrec.repository.storage import Stat, Storage, join, open_storage
 from elasticrec.repository.version import (
     CUBE,
     GRAPH_FILE,
@@ -62,9 +62,9 @@ class Current:
 class Repository:
     """The versions of one model, in any store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Storage) -> None:
         """A model at a store; making the object reads nothing."""
-        self.store = store
+        self.storage = store
         self._check: Check | None = None
         # Manifests that were read, by their directory: with as many deltas as there are, most of them are known.
         self._known: dict[str, tuple[Stat, Version]] = {}
@@ -72,13 +72,13 @@ class Repository:
     @classmethod
     def open(cls, place: str | Path, model: str = "", *, insecure: bool = False) -> "Repository":
         """A model by the path or URL of its directory, or by that of its repository and its name."""
-        store = open_store(place, insecure=insecure)
+        store = open_storage(place, insecure=insecure)
         return cls(store.below(model) if model else store)
 
     @property
     def place(self) -> str:
         """Path or URL of the model."""
-        return self.store.place
+        return self.storage.place
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ class Repository:
 
     def _manifests(self) -> dict[str, Stat]:
         """What the store says of the manifest of every complete version, by its directory."""
-        files = {file.rpartition("/"): stat for file, stat in self.store.find().items()}
+        files = {file.rpartition("/"): stat for file, stat in self.storage.find().items()}
         found = {parts[0]: stat for parts, stat in files.items() if parts[2] == MANIFEST}
         manifests = {directory: stat for directory, stat in found.items() if number_of(directory) is not None}
         # a process that publishes for months does not remember all that was ever collected
@@ -116,7 +116,7 @@ class Repository:
 
     def read(self, directory: str) -> Version:
         """The version in a directory, its manifest checked."""
-        return decode_version(self.store.read(f"{directory}/{MANIFEST}"), directory, self.place)
+        return decode_version(self.storage.read(f"{directory}/{MANIFEST}"), directory, self.place)
 
     def _read_known(self, directory: str, manifests: dict[str, Stat]) -> Version:
         """The version in a directory; a manifest that is as it was is not read again."""
@@ -156,7 +156,7 @@ class Repository:
     def state(self) -> Current | None:
         """What CURRENT says; None before the first offer."""
         try:
-            content = self.store.read(CURRENT)
+            content = self.storage.read(CURRENT)
         except FileNotFoundError:
             return None
         try:
@@ -175,7 +175,7 @@ class Repository:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the model for one publisher; a second one is refused by the name of the first."""
-        with held(self.store, WRITER, "publishing") as check:
+        with held(self.storage, WRITER, "publishing") as check:
             self._check = check
             try:
                 yield
@@ -195,8 +195,8 @@ class Repository:
         state = self.state()
         number = max([*self._taken(), state.version if state else 0, self._next() - 1]) + 1
         # before anybody hears of it: a file of one that was given up may come late, and must not get into another
-        self.store.write(NEXT, json.dumps({"version": number + 1}).encode())
-        path = self.store.path_of(directory_of(number, base))
+        self.storage.write(NEXT, json.dumps({"version": number + 1}).encode())
+        path = self.storage.path_of(directory_of(number, base))
         staging = None
         if path is None:
             path = staging = Path(tempfile.mkdtemp(prefix="elasticrec-publish-"))
@@ -205,8 +205,8 @@ class Repository:
 
     def _taken(self) -> Iterator[int]:
         """Numbers of versions, complete or not: one that was written by the release before has left no `NEXT`."""
-        names = {"/".join(file.split("/")[:length]) for file in self.store.find() for length in (1, 3)}
-        root = self.store.path_of("")
+        names = {"/".join(file.split("/")[:length]) for file in self.storage.find() for length in (1, 3)}
+        root = self.storage.path_of("")
         if root is not None:
             # nothing may be written into a directory yet
             found = [*root.glob("*"), *root.glob("*/deltas/*")]
@@ -216,7 +216,7 @@ class Repository:
     def _next(self) -> int:
         """The first number that was never given."""
         try:
-            content = self.store.read(NEXT)
+            content = self.storage.read(NEXT)
         except FileNotFoundError:
             return 1
         with contextlib.suppress(*DAMAGES):
@@ -236,7 +236,7 @@ class Repository:
         if self._check is not None:
             self._check()
         manifest = encode_manifest(KIND, body, files, format=format)
-        self.store.write(f"{draft.name}/{MANIFEST}", manifest)
+        self.storage.write(f"{draft.name}/{MANIFEST}", manifest)
         if draft.staging is None:
             for directory in (draft.directory.parent, draft.directory.parent.parent):
                 sync_directory(directory)
@@ -249,8 +249,8 @@ class Repository:
         for name in files if draft.staging is not None else ():
             # one that is not here was put there by whoever wrote it
             if (draft.directory / name).is_file():
-                self.store.put(draft.directory / name, f"{draft.name}/{name}")
-        self._check_files(draft.name, files, self.store.find(draft.name))
+                self.storage.put(draft.directory / name, f"{draft.name}/{name}")
+        self._check_files(draft.name, files, self.storage.find(draft.name))
         if draft.staging is None:
             for directory in {(draft.directory / name).parent for name in files}:
                 sync_directory(directory)
@@ -259,13 +259,13 @@ class Repository:
         """Remove what was written of a version that is not to be; with its manifest it is one, whatever happened."""
         draft.is_open = False
         draft.clear_staging()
-        if not self.store.exists(f"{draft.name}/{MANIFEST}"):
-            self.store.delete(draft.name)
+        if not self.storage.exists(f"{draft.name}/{MANIFEST}"):
+            self.storage.delete(draft.name)
 
     def remove(self, directory: str) -> None:
         """Remove a version: without its manifest the rest is nothing, wherever a crash stops this."""
-        self.store.delete(f"{directory}/{MANIFEST}")
-        self.store.delete(directory)
+        self.storage.delete(f"{directory}/{MANIFEST}")
+        self.storage.delete(directory)
 
     def offer(self, number: int) -> bool:
         """Make a complete version the current one; False if a rollback holds the model, or it is not a newer one.
@@ -281,7 +281,7 @@ class Repository:
             if self._check is not None:
                 self._check()
             check()
-            self.store.write(CURRENT, Current(number, (state.generation if state else 0) + 1).encode())
+            self.storage.write(CURRENT, Current(number, (state.generation if state else 0) + 1).encode())
         return True
 
     def rollback(self, number: int, *, is_loaded: bool = True) -> Current:
@@ -293,7 +293,7 @@ class Repository:
             if number not in self.directories():
                 there = _listed(self.versions())
                 raise MissingVersionError(f"{self.place}: no version {number}; a rollback takes {there}")
-            found = self.store.find()
+            found = self.storage.find()
             for version in self.chain(number):
                 self._check_files(version.name, version.files, found)
             state = self.state()
@@ -303,7 +303,7 @@ class Repository:
             else:
                 current = Current(state.version, generation, is_held=True, wanted=number)
             check()
-            self.store.write(CURRENT, current.encode())
+            self.storage.write(CURRENT, current.encode())
         return current
 
     def complete_rollback(self, number: int) -> bool:
@@ -313,7 +313,7 @@ class Repository:
             if state is None or state.wanted != number:
                 return False
             check()
-            self.store.write(CURRENT, Current(number, state.generation + 1, is_held=True).encode())
+            self.storage.write(CURRENT, Current(number, state.generation + 1, is_held=True).encode())
         return True
 
     def _check_files(self, directory: str, files: dict[str, FileEntry], found: dict[str, Stat]) -> None:
@@ -336,13 +336,13 @@ class Repository:
                 return state
             current = Current(state.version, state.generation + 1)
             check()
-            self.store.write(CURRENT, current.encode())
+            self.storage.write(CURRENT, current.encode())
         return current
 
     def pins(self) -> list[int]:
         """Versions that are kept until they are unpinned."""
         try:
-            content = self.store.read(PINS)
+            content = self.storage.read(PINS)
         except FileNotFoundError:
             return []
         try:
@@ -367,12 +367,12 @@ class Repository:
             self._write_pins(set(pins) - {number})
 
     def _write_pins(self, numbers: set[int]) -> None:
-        self.store.write(PINS, json.dumps({"versions": sorted(numbers)}).encode())
+        self.storage.write(PINS, json.dumps({"versions": sorted(numbers)}).encode())
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Check]:
         """Hold CURRENT, PINS and the collection of old versions for the moment of a change."""
-        with held(self.store, STATE, "changing", wait_s=_STATE_WAIT_S) as check:
+        with held(self.storage, STATE, "changing", wait_s=_STATE_WAIT_S) as check:
             yield check
 
 

@@ -12,7 +12,7 @@ from elasticrec import _core
 from elasticrec.errors import ModelError
 from elasticrec.manifest import FileEntry
 from elasticrec.repository.repository import Repository
-from elasticrec.repository.store import Store, join
+from elasticrec.repository.storage import Storage, join
 from elasticrec.repository.version import DENSE_FILE, Version
 
 _CHUNK_BYTES = 4 << 20
@@ -28,7 +28,7 @@ def verify(repository: Repository, number: int, say: Callable[[str], None] = lam
     for version in chain:
         for name, entry in version.files.items():
             say(join(repository.place, version.name, name))
-            if problem := check_file(repository.store, f"{version.name}/{name}", entry):
+            if problem := check_file(repository.storage, f"{version.name}/{name}", entry):
                 problems.append(problem)
             elif name == DENSE_FILE:
                 problems += not_finite(version, repository)
@@ -41,7 +41,7 @@ def unreadable(repository: Repository, number: int) -> list[str]:
     Of a repository on another machine nothing is read.
     """
     chain = repository.chain(number)
-    paths = [[repository.store.path_of(f"{version.name}/{name}") for name in version.parts] for version in chain]
+    paths = [[repository.storage.path_of(f"{version.name}/{name}") for name in version.parts] for version in chain]
     base, *deltas = [[str(path) for path in parts if path is not None] for parts in paths]
     if any(path is None for parts in paths for path in parts):
         return []
@@ -56,7 +56,7 @@ def unreadable(repository: Repository, number: int) -> list[str]:
     return []
 
 
-def check_file(store: Store, name: str, entry: FileEntry) -> str | None:
+def check_file(store: Storage, name: str, entry: FileEntry) -> str | None:
     """What is wrong with a file of a store, if anything."""
     where = join(store.place, name)
     digest, num_bytes = hashlib.sha256(), 0
@@ -76,7 +76,7 @@ def check_file(store: Store, name: str, entry: FileEntry) -> str | None:
     return None
 
 
-def chunks(store: Store, name: str, start: int = 0) -> Iterator[bytes]:
+def chunks(store: Storage, name: str, start: int = 0) -> Iterator[bytes]:
     """A file from `start` on, some at a time."""
     path = store.path_of(name)
     if path is not None:
@@ -98,7 +98,7 @@ def chunks(store: Store, name: str, start: int = 0) -> Iterator[bytes]:
 
 def not_finite(version: Version, repository: Repository) -> list[str]:
     """The tensors of a version whose values are not all numbers."""
-    content = repository.store.read(f"{version.name}/{DENSE_FILE}")
+    content = repository.storage.read(f"{version.name}/{DENSE_FILE}")
     return [
         f"{join(repository.place, version.name, DENSE_FILE)}: `{name}` has values that are not finite"
         for name in tensors_not_finite(content, version.manifest["dense"]["tensors"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST, FileEntry, decode_manifest
-from elasticrec.repository.store import join
+from elasticrec.repository.storage import join
 
 KIND = "model"
 FORMATS = (1, 2)

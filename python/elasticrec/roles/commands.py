@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticrec.coordinator import environment
-from elasticrec.coordinator.options import CaOption, CertOption, InsecureOption, KeyOption
 from elasticrec.launch.logs import Stamped, stamp
 from elasticrec.machine import allow_many_files
+from elasticrec.net import environment
+from elasticrec.net.options import CaOption, CertOption, InsecureOption, KeyOption
 
 if TYPE_CHECKING:
     from elasticrec.config import Job
@@ -80,7 +80,7 @@ def coordinator(
     """Hand out units, own the partition map, commit checkpoints: one a run."""
     _follow_parent()
     from elasticrec.coordinator.api import Listen
-    from elasticrec.coordinator.security import Security
+    from elasticrec.net.security import Security
 
     found, job = _open_run(run)
     listen = Listen(host, port, Security.of(job, token, {"cert": tls_cert, "key": tls_key}, insecure))
@@ -118,13 +118,13 @@ def ps(
 ) -> None:
     """Hold partitions of the table: a parameter server."""
     _follow_parent()
-    from elasticrec.coordinator.security import Security
-    from elasticrec.roles.place import Listening, RoleOptions
+    from elasticrec.net.security import Security
+    from elasticrec.roles.member import ListenAddress, RoleOptions
 
     _, job = _open_run(run)
     security = Security.of(job, token, {"cert": tls_cert, "key": tls_key, "ca": tls_ca}, insecure)
     options = RoleOptions(run, coordinator, security, index, wait, metrics_port, _name())
-    listening = Listening(host, port, advertise)
+    listening = ListenAddress(host, port, advertise)
     options.check()
     listening.check(security)
     from elasticrec.roles.shard import ShardProcess
@@ -155,8 +155,8 @@ def trainer(
 ) -> None:
     """Train units: pull, step the network, push."""
     _follow_parent()
-    from elasticrec.coordinator.security import Security
-    from elasticrec.roles.place import RoleOptions
+    from elasticrec.net.security import Security
+    from elasticrec.roles.member import RoleOptions
 
     _, job = _open_run(run)
     if job.train.threads is None:
@@ -181,22 +181,22 @@ def _open_run(path: Path) -> tuple["Run", "Job"]:
 
 def _run(process: "ShardProcess | TrainerProcess") -> None:
     """Run a role to its end; SIGTERM and Ctrl-C have it leave: it says so, and nobody has to wait for its lease."""
-    from elasticrec.coordinator.messages import FencedError
     from elasticrec.errors import UnavailableError
-    from elasticrec.roles.place import Left
+    from elasticrec.net.messages import FencedError
+    from elasticrec.roles.member import Shutdown
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: process.leaving.ask())
+        signal.signal(number, lambda *_: process.shutdown.request())
     try:
         process.run()
-    except Left:
+    except Shutdown:
         _say("left")
     except FencedError as error:
         _say(str(error))
         raise typer.Exit(_REPLACED) from None
     except UnavailableError:
         # whoever leaves need not be heard
-        if not process.leaving.is_asked():
+        if not process.shutdown.is_requested():
             raise
 
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Job, fingerprint, match_files, meaning
-from elasticrec.coordinator.address import Address, remove_address, write_address
 from elasticrec.coordinator.api import CoordinatorServer, Listen
 from elasticrec.coordinator.checkpoints import Checkpoint, CheckpointSettings
 from elasticrec.coordinator.coordinator import Coordinator, Settings
@@ -21,10 +20,11 @@ from elasticrec.coordinator.passes import PassPlan, Upkeep
 from elasticrec.data.header import check_headers
 from elasticrec.data.hours import HourPlan, World
 from elasticrec.errors import ElasticRecError
-from elasticrec.repository.store import is_url
-from elasticrec.roles.delivery import delivering
+from elasticrec.net.address import Address, remove_address, write_address
+from elasticrec.publish.rollout.background import delivering
+from elasticrec.publish.servers.prepare import prepare_versions, publish_settings, versions_of
+from elasticrec.repository.storage import is_url
 from elasticrec.roles.start import WarmStart, has_start, read_start, write_start
-from elasticrec.roles.versions import prepare_versions, publish_settings, versions_of
 from elasticrec.run import Run
 from elasticrec.training.metrics import MetricSums
 from elasticrec.training.read import cut_of
@@ -112,7 +112,7 @@ def settings_of(job: Job, run: Run) -> Settings:
         },
         measure=lambda checkpoint: measure_pass(run, checkpoint),
         publish=publish_settings(job),
-        target=versions_of(job, run),
+        target=versions_of(job, run, read_start(run.path).run_id),
     )
 
 

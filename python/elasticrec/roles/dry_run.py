@@ -16,11 +16,12 @@ from elasticrec.data.batches import open_batches
 from elasticrec.data.units import plan_units
 from elasticrec.errors import ConfigError
 from elasticrec.training.clock import StageClock
-from elasticrec.training.groups import Named
-from elasticrec.training.lanes import Lanes, num_lanes
+from elasticrec.training.groups import UnitBatch
+from elasticrec.training.lanes import Lanes
 from elasticrec.training.read import cut_of
 from elasticrec.training.remote import RemoteNetwork, figures_of, networks_of
 from elasticrec.training.stop import stopping
+from elasticrec.training.strategies import find_strategy
 
 
 class _NoServers:
@@ -37,7 +38,7 @@ def run_dry(job: Job, say: Callable[[str], None]) -> None:
     """One trainer over the training data once, with rows of zeros; nothing is written."""
     if job.train.mode != "ps":
         raise ConfigError(f"{job.source}: train.mode: expected `ps` for a dry run without servers, got `local`")
-    clock = StageClock(num_lanes(job))
+    clock = StageClock(find_strategy(job.train.strategy).num_lanes(job))
     networks = networks_of(job, say, clock)
     units = plan_units(match_files(job, "train"), cut_of(job), 0, 0)
     parser = _core.Parser(json.dumps(job.features()))
@@ -47,7 +48,7 @@ def run_dry(job: Job, say: Callable[[str], None]) -> None:
         samples: int = figures_of(networks, clock)["samples"]
         return samples, samples / max(clock.elapsed, 1e-9)
 
-    def until_asked(batches: Iterator[_core.Batch]) -> Iterator[Named]:
+    def until_asked(batches: Iterator[_core.Batch]) -> Iterator[UnitBatch]:
         next_line = job.train.print_every_s
         while not asked:
             with clock.stage("read"):
@@ -57,7 +58,7 @@ def run_dry(job: Job, say: Callable[[str], None]) -> None:
             if clock.elapsed >= next_line:
                 next_line = clock.elapsed + job.train.print_every_s
                 say("{:>12,} samples, {:,.0f} a second".format(*rate()))
-            yield Named(batch, is_last=False)
+            yield UnitBatch(batch, is_last=False)
 
     steps = [partial(_learn, network) for network in networks]
     lanes = Lanes(_NoServers(), steps, lambda _: None, job.train.ps, clock)
@@ -70,6 +71,6 @@ def run_dry(job: Job, say: Callable[[str], None]) -> None:
     say(f"dry run of one trainer: {samples:,} samples in {seconds:.1f} s, {samples / seconds:,.0f} a second; {shares}")
 
 
-def _learn(network: RemoteNetwork, named: Named, _: Any) -> Any:
+def _learn(network: RemoteNetwork, named: UnitBatch, _: Any) -> Any:
     width = sum(column.width for column in network.model.columns)
     network.learn(named.batch, network.rows_of(named.batch, width).zero_())

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from elasticrec.coordinator.exposition import Families
+from elasticrec.net.metrics import Families
 
 Figures = dict[str, Any]
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.coordinator.checkpoints import Checkpoint, open_checkpoint
-from elasticrec.coordinator.journal import Entry, read_entries
 from elasticrec.errors import ElasticRecError, ModelError
+from elasticrec.journal import Entry, read_entries
 from elasticrec.roles.start import read_start
 from elasticrec.run import Run
 from elasticrec.training.loop import Trainer

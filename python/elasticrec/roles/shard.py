@@ -10,15 +10,15 @@ from pathlib import Path
 
 from elasticrec import _core
 from elasticrec.config.train import ParameterServers
-from elasticrec.coordinator.exposition import MetricsServer
-from elasticrec.coordinator.messages import FencedError, MovedError, SurplusError
 from elasticrec.durable import write_synced
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
 from elasticrec.machine import resident_bytes
-from elasticrec.repository.http import HttpStore
-from elasticrec.repository.store import open_store
+from elasticrec.net.messages import FencedError, MovedError, SurplusError
+from elasticrec.net.metrics import MetricsServer
+from elasticrec.repository.http import HttpStorage
+from elasticrec.repository.storage import open_storage
+from elasticrec.roles.member import Answer, ListenAddress, RoleOptions, ShutdownRequest, join
 from elasticrec.roles.metrics import shard_text
-from elasticrec.roles.place import Answer, Leaving, Listening, RoleOptions, join
 from elasticrec.roles.start import Start, read_start
 from elasticrec.roles.writing import Writing, file_entry
 from elasticrec.training.metrics import MetricSums
@@ -49,15 +49,15 @@ class _ReloadError(Exception):
 class ShardProcess:
     """Registers, loads, serves and stops as the coordinator says."""
 
-    def __init__(self, options: RoleOptions, listening: Listening, say: Say, settings: ParameterServers) -> None:
+    def __init__(self, options: RoleOptions, listening: ListenAddress, say: Say, settings: ParameterServers) -> None:
         self._options, self._listening = options, listening
         self._tls = options.security.wire()
         self._memory_bytes, self._threads = settings.memory_bytes, settings.threads
         self._base_bytes = resident_bytes()
         self._say = say
         self._start: Start = read_start(options.run)
-        self.leaving = Leaving()
-        self._client = self.leaving.watch(options.client())
+        self.shutdown = ShutdownRequest()
+        self._client = self.shutdown.watch(options.client())
         self._metrics = MetricsServer(self._metrics_text, token=options.security.token or "", port=options.metrics_port)
         self._lease_until = 0.0
         self._started = time.monotonic()
@@ -81,7 +81,7 @@ class ShardProcess:
                     self._client,
                     "ps",
                     self._options.index,
-                    self.leaving,
+                    self.shutdown,
                     run=self._start.run_id,
                     damaged=damaged,
                 )
@@ -170,7 +170,7 @@ class ShardProcess:
     def _beat(self) -> bool:
         """One sign of life; false when it is to stop."""
         server = self._server
-        if self.leaving.is_asked():
+        if self.shutdown.is_requested():
             return False
         if self._failure is not None:
             if self._place["checkpoint"] and not isinstance(self._failure, ConfigError):
@@ -218,10 +218,10 @@ class ShardProcess:
 
     def _rest(self, next_s: float) -> None:
         """Until the next sign of life, which comes sooner when a unit is complete: somebody may wait for that."""
-        self.leaving.wait(min(next_s, _SOONEST_S))
+        self.shutdown.wait(min(next_s, _SOONEST_S))
         server, left_s = self._server, next_s - _SOONEST_S
-        if server is None or self.leaving.is_asked():
-            self.leaving.wait(max(left_s, 0.0))
+        if server is None or self.shutdown.is_requested():
+            self.shutdown.wait(max(left_s, 0.0))
         elif left_s > 0:
             self._watermark = server.wait_for_units(self._watermark, left_s)
 
@@ -280,7 +280,7 @@ class ShardProcess:
             whose = {"publish": command["publish"], "incarnation": self._place["incarnation"]}
             security = self._options.security
             ca = None if security.ca is None else str(security.ca)
-            files = HttpStore(f"{self._options.coordinator}/files", security.token or "", ca, security.insecure)
+            files = HttpStorage(f"{self._options.coordinator}/files", security.token or "", ca, security.insecure)
             self._publishes.start(whose, lambda: _write_publish(server, command, files))
 
 
@@ -290,13 +290,13 @@ def _write_snapshot(server: _core.PsServer, command: Answer) -> Answer:
     return {"rows": file_entry(*rows), "dense": file_entry(*dense)}
 
 
-def _write_publish(server: _core.PsServer, command: Answer, files: HttpStore) -> Answer:
+def _write_publish(server: _core.PsServer, command: Answer, files: HttpStorage) -> Answer:
     """Write this shard's part of a version, its dense values beside it; where they belong, or sent there."""
     place = Path(command["cube"])
     if place.parent.is_dir():
         return _write_parts(server, command, place, Path(command["dense"]))
     # the directory was made for this version: who does not see it shares no disk with the coordinator
-    store = files if command["store"] is None else open_store(command["store"], insecure=files.insecure)
+    store = files if command["store"] is None else open_storage(command["store"], insecure=files.insecure)
     with tempfile.TemporaryDirectory(prefix="elasticrec-publish-") as scratch:
         cube, dense = Path(scratch, place.name), Path(scratch, Path(command["dense"]).name)
         written = _write_parts(server, command, cube, dense)

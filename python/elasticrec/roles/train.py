@@ -3,18 +3,21 @@
 import time
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO, get_args
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.coordinator.scaling import Wanted, wanted_of
 from elasticrec.data.header import with_names
 from elasticrec.errors import ElasticRecError
+from elasticrec.journal import read_entries
 from elasticrec.launch.local import LocalLauncher
 from elasticrec.roles.coordinator import prepare
 from elasticrec.roles.passes import PassReports, ended_passes, load_parts, newest_checkpoint
 from elasticrec.roles.start import read_start
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import Progress
+from elasticrec.training.event import Callback, Event, EventKind
 from elasticrec.training.loop import Trainer, check_start
 from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import Reporter, Summary
@@ -24,8 +27,13 @@ from elasticrec.training.stop import stopping
 _MIN_RECORDS_FOR_RATIO = 10_000
 
 
-def train_with_servers(job: Job, *, fresh: bool = False) -> Summary:
-    """Train a job with trainers and parameter servers as processes of this machine; an unfinished run goes on."""
+def train_with_servers(
+    job: Job, *, fresh: bool = False, callback: Callback | None = None, stream: TextIO | None = None
+) -> Summary | None:
+    """Train a job with trainers and parameter servers as processes of this machine; an unfinished run goes on.
+
+    Return None when the callback stopped it; an error of the callback is raised after a checkpoint.
+    """
     job = with_names(job)
     with Run.of(job).locked():
         if fresh:
@@ -33,18 +41,30 @@ def train_with_servers(job: Job, *, fresh: bool = False) -> Summary:
             Run.of(job).discard()
         run = Run.create(job)
         prepare(job, run)
-        reporter = Reporter(run.metrics_path, job.train.print_every_s)
+        listener = _Listener(job, callback)
+        reporter = Reporter(run.metrics_path, job.train.print_every_s, stream, listener.hear)
         with closing(reporter):
             passes = PassReports(job, run, reporter)
             before, started = _num_saved(run), time.monotonic()
-            with LocalLauncher(job, run, reporter.say) as launcher:
+            entries = read_entries(run.path / "coordinator")
+            wanted = wanted_of(entries, Wanted(job.train.servers, job.train.trainers))
+            with LocalLauncher(job, run, reporter.say, servers=wanted.servers, trainers=wanted.trainers) as launcher:
 
                 def request_stop() -> None:
                     launcher.stop_requested = True
 
+                def report(status: dict[str, Any]) -> None:
+                    _report(job, status, reporter, passes)
+                    if listener.wants_stop:
+                        request_stop()
+
                 with stopping(request_stop):
-                    is_finished = launcher.wait(lambda status: _report(job, status, reporter, passes))
+                    is_finished = launcher.wait(report)
             passes.close()
+            if listener.error is not None:
+                raise listener.error
+            if not is_finished and listener.wants_stop:
+                return None
             if not is_finished:
                 saved = "stopped and saved" if launcher.is_saved else "stopped, and not saved since the last checkpoint"
                 reporter.say(f"{saved}; the same command goes on from there")
@@ -54,6 +74,24 @@ def train_with_servers(job: Job, *, fresh: bool = False) -> Summary:
             # the stages are those of collecting: `status` tells where the time of the roles went
             learned = summary.progress.samples - before
             return replace(summary, samples_per_s=learned / seconds, shares={}, read=None, parse=None, bottleneck=None)
+
+
+class _Listener:
+    """Calls the user's callback with the records of the metrics file, and remembers that it asked to stop."""
+
+    def __init__(self, job: Job, callback: Callback | None) -> None:
+        self._job, self._callback = job, callback
+        self.wants_stop = False
+        self.error: BaseException | None = None
+
+    def hear(self, record: dict[str, Any]) -> None:
+        """Call the callback. Its error waits until the servers have saved."""
+        if self._callback is None or self.wants_stop or record["event"] not in get_args(EventKind):
+            return
+        try:
+            self.wants_stop = self._callback(Event.of_record(record, self._job.data.labels)) is False
+        except BaseException as error:
+            self.wants_stop, self.error = True, error
 
 
 def _num_saved(run: Run) -> int:
@@ -98,7 +136,8 @@ def _line(status: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         f"servers {len(serving)}/{len(status['shards'])}"
     )
     shown = {key: value for key, value in passes.items() if key != "notes"}
-    record = {"event": "progress", "rows": rows, "units": units, "passes": shown, **figures}
+    samples = figures.get("samples_0", 0)
+    record = {"event": "progress", "samples": samples, "rows": rows, "units": units, "passes": shown, **figures}
     return text, record
 
 

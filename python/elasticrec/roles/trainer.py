@@ -10,23 +10,19 @@ from functools import partial
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.coordinator.exposition import MetricsServer
-from elasticrec.coordinator.messages import FencedError
 from elasticrec.data.batches import Batches, open_batches
 from elasticrec.data.units import Unit, check_unchanged, is_lost
 from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
 from elasticrec.fail_points import fail_point
+from elasticrec.net.messages import FencedError
+from elasticrec.net.metrics import MetricsServer
+from elasticrec.roles.member import Answer, RoleOptions, Shutdown, ShutdownRequest, join
 from elasticrec.roles.metrics import trainer_text
-from elasticrec.roles.place import Answer, Leaving, Left, RoleOptions, join
 from elasticrec.roles.start import read_start
-from elasticrec.roles.stream import Source, UnitStream
-from elasticrec.roles.sync import SyncGroup
 from elasticrec.training.clock import StageClock
-from elasticrec.training.geo import Geo
-from elasticrec.training.groups import Group, Named, grouped, named
-from elasticrec.training.half_async import HalfAsync
-from elasticrec.training.lanes import Lanes, num_lanes
-from elasticrec.training.remote import RemoteNetwork, figures_of, networks_of
+from elasticrec.training.groups import MergeGroup, UnitBatch, split_batches, split_groups
+from elasticrec.training.remote import figures_of, networks_of
+from elasticrec.training.strategies import find_strategy
 
 Say = Callable[[str], None]
 
@@ -61,15 +57,14 @@ class TrainerProcess:
     """Trains units until the coordinator has no more."""
 
     def __init__(self, job: Job, options: RoleOptions, say: Say) -> None:
-        self._job, self._options, self._say = job, options, say
+        self.job, self._options, self._say = job, options, say
+        self._strategy = find_strategy(job.train.strategy)
         self._start = read_start(options.run)
-        self._parser = _core.Parser(json.dumps(job.features()))
-        self.clock = StageClock(num_lanes(job))
-        self._networks = networks_of(job, say, self.clock)
-        # the one of strategies that step one batch at a time
-        self.network = self._networks[0]
-        self.leaving = Leaving()
-        self._client = self.leaving.watch(options.client())
+        self.parser = _core.Parser(json.dumps(job.features()))
+        self.clock = StageClock(self._strategy.num_lanes(job))
+        self.networks = networks_of(job, say, self.clock)
+        self.shutdown = ShutdownRequest()
+        self._client = self.shutdown.watch(options.client())
         self._tls = options.security.wire()
         self._unfit_since: float | None = None
         self._said = ""
@@ -82,8 +77,8 @@ class TrainerProcess:
         self._dropped = frozenset[int]()
         self._ended = threading.Event()
         self._fenced: FencedError | None = None
-        self._most_in_flight = 0
-        self._meeting = 0
+        self.most_in_flight = 0
+        self.meeting = 0
         # In a row that servers did not let end, and when another one counts.
         self._attempts, self._next_attempt = 0, 0.0
         self._units_ended = {"done": 0, "given_back": 0}
@@ -94,7 +89,7 @@ class TrainerProcess:
 
     def run(self) -> None:
         """Work until there is nothing left."""
-        self._place = join(self._client, "trainer", self._options.index, self.leaving, run=self._start.run_id)
+        self._place = join(self._client, "trainer", self._options.index, self.shutdown, run=self._start.run_id)
         beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         beating.start()
         try:
@@ -104,7 +99,7 @@ class TrainerProcess:
                     return
                 if answer["unit"] is None:
                     with self.clock.stage("idle", self.clock.lanes):
-                        self.leaving.wait(answer["wait_s"])
+                        self.shutdown.wait(answer["wait_s"])
                 else:
                     self._work(answer)
             raise self._fenced
@@ -113,7 +108,7 @@ class TrainerProcess:
             beating.join()
 
     def _ask(self, *, waiting: bool = False) -> Answer:
-        self.leaving.check()
+        self.shutdown.check()
         with self.clock.stage("lease"):
             answer = self._client.lease(self._place["incarnation"], self._units, waiting=waiting)
         if answer["unit"] is not None:
@@ -123,7 +118,7 @@ class TrainerProcess:
 
     def _beat(self) -> None:
         """Signs of life, on a connection of their own."""
-        client = self.leaving.watch(self._options.client(self._client.term))
+        client = self.shutdown.watch(self._options.client(self._client.term))
         sequence = 0
         with closing(client):
             while not self._ended.is_set():
@@ -133,7 +128,7 @@ class TrainerProcess:
                         self._place["incarnation"],
                         sequence,
                         units=self._units,
-                        meeting=self._meeting,
+                        meeting=self.meeting,
                         figures=self._figures(),
                     )
                 except FencedError as error:
@@ -164,13 +159,13 @@ class TrainerProcess:
             **self._options.figures(),
             "metrics": self._metrics.url,
             "uptime_s": round(time.monotonic() - self._started, 1),
-            "most_in_flight": self._most_in_flight,
-            "meetings": self._meeting,
+            "most_in_flight": self.most_in_flight,
+            "meetings": self.meeting,
             "staleness_pushes": stale.pushes,
             "staleness_sum": stale.sum,
             "staleness_most": stale.most,
             **{f"units_{result}": number for result, number in self._units_ended.items()},
-            **figures_of(self._networks, self.clock),
+            **figures_of(self.networks, self.clock),
         }
 
     def _metrics_text(self) -> str:
@@ -180,12 +175,9 @@ class TrainerProcess:
         """Train what was leased; what a lost server interrupts is given back."""
         try:
             servers = self._connect(answer["shards"])
-            if answer["group"] is not None:
-                SyncGroup(self, servers, answer).run()
-            else:
-                self._train(servers, Unit(**answer["unit"]), answer)
-                for unit in self._units:
-                    self.done(unit)
+            self._strategy(self, servers).run(answer)
+            for unit in self._units:
+                self.done(unit)
         except LostError as error:
             self._client.missing(self._place["incarnation"], error.unit, str(error))
             for held in self._units:
@@ -198,8 +190,8 @@ class TrainerProcess:
             self._servers = None
             self._give_back()
             self._count_attempt(error)
-            self.leaving.wait(_RETRY_S)
-        except Left:
+            self.shutdown.wait(_RETRY_S)
+        except Shutdown:
             # what it pushed is known by its name: another trainer goes on behind it
             self._say(f"trainer {self._place['index']}: leaves, unit {answer['unit']['id']} is given back")
             self._give_back()
@@ -209,7 +201,7 @@ class TrainerProcess:
 
     def _count_attempt(self, error: UnavailableError) -> None:
         """Give up after `retries`. One that comes before a dead server can have been replaced tells nothing new."""
-        now, ps = time.monotonic(), self._job.train.ps
+        now, ps = time.monotonic(), self.job.train.ps
         if now < self._next_attempt:
             return
         self._attempts += 1
@@ -252,7 +244,7 @@ class TrainerProcess:
         return self._servers
 
     def _open(self, addresses: list[str]) -> _core.PsClient:
-        security, ps = self._options.security, self._job.train.ps
+        security, ps = self._options.security, self.job.train.ps
         for index, address in enumerate(addresses):
             host = address.rpartition(":")[0].strip("[]")
             security.check_send(f"ps shard {index} at {address}", host, encrypted=security.ca is not None)
@@ -281,33 +273,7 @@ class TrainerProcess:
             self._said = text
             self._say(text)
 
-    def _train(self, servers: _core.PsClient, unit: Unit, answer: Answer) -> None:
-        """Train a unit by itself; names that are everywhere are left out."""
-        skip = frozenset(answer["skip"])
-        for network in self._networks:
-            network.buffer_share = 1 / (answer["trainers"] * len(self._networks))
-        if self._job.train.strategy == "async":
-            source = Source(partial(self._lease_beside, servers), self._begin, self._take, self._parser)
-            stream = UnitStream(source, answer)
-
-            def step(network: RemoteNetwork, one: Named, pulling: _core.Pulling) -> _core.Pushing:
-                return network.step(servers, stream.seen_of(one.batch), one, pulling)
-
-            steps = [partial(step, network) for network in self._networks]
-            lanes = Lanes(servers, steps, self.done, self._job.train.ps, self.clock)
-            with closing(stream.run()) as batches:
-                lanes.run(batches)
-            self._most_in_flight = max(self._most_in_flight, lanes.most)
-            return
-        with closing(self._groups(unit)) as groups:
-            lacking = (group for group in groups if group.index not in skip)
-            if self._job.train.strategy == "geo":
-                Geo(self._job, self.network, servers).run(unit.id, unit.seen, lacking, answer["trainers"])
-            else:
-                self._meeting = answer["meeting"]
-                HalfAsync(self.network, servers, self._meet).run(unit.id, unit.seen, lacking)
-
-    def _lease_beside(self, servers: _core.PsClient) -> Answer | None:
+    def lease_ahead(self, servers: _core.PsClient) -> Answer | None:
         """Another unit while one is being trained, if there is one and the servers are the same."""
         answer = self._ask()
         if answer["unit"] is None:
@@ -320,11 +286,11 @@ class TrainerProcess:
         self._units = [held for held in self._units if held != unit]
         return None
 
-    def _begin(self, unit: Unit) -> Batches:
+    def open_unit(self, unit: Unit) -> Batches:
         """Begin to read a unit."""
         with self._losing(unit):
             check_unchanged([unit])
-            return open_batches(self._job, self._parser, [unit], shuffle=self._job.data.shuffle)
+            return open_batches(self.job, self.parser, [unit], shuffle=self.job.data.shuffle)
 
     @contextmanager
     def _losing(self, unit: Unit) -> Iterator[None]:
@@ -334,16 +300,16 @@ class TrainerProcess:
         except UnavailableError:
             raise
         except (OSError, SampleError) as error:
-            if self._job.data.on_missing == "fail" or not is_lost(unit):
+            if self.job.data.on_missing == "fail" or not is_lost(unit):
                 raise
             reason = (error.strerror or "").lower() if isinstance(error, OSError) else ""
             raise LostError(unit.id, f"{unit.path}: {reason}" if reason else str(error)) from None
 
-    def _take(self, unit: Unit, reader: Batches) -> Iterator[_core.Batch]:
+    def read(self, unit: Unit, reader: Batches) -> Iterator[_core.Batch]:
         """Batches as they come; between two of them the trainer may leave."""
         batches = iter(reader)
         while True:
-            self.leaving.check()
+            self.shutdown.check()
             if unit.id in self._dropped:
                 raise UnavailableError("its lease ran out, another trainer has it")
             with self._losing(unit), self.clock.stage("wait"):
@@ -352,22 +318,22 @@ class TrainerProcess:
                 return
             yield batch
 
-    def batches(self, unit: Unit) -> Generator[Named]:
+    def batches(self, unit: Unit) -> Generator[UnitBatch]:
         """The batches of a unit, named."""
-        with closing(self._begin(unit)) as reader:
-            yield from named(self._take(unit, reader), partial(self._parser.empty, unit.id))
+        with closing(self.open_unit(unit)) as reader:
+            yield from split_batches(self.read(unit, reader), partial(self.parser.empty, unit.id))
 
-    def _groups(self, unit: Unit) -> Generator[Group]:
+    def groups(self, unit: Unit) -> Generator[MergeGroup]:
         """The merge groups of a unit."""
-        empty = partial(self._parser.empty, unit.id)
-        with closing(self._begin(unit)) as reader:
-            yield from grouped(self._take(unit, reader), self._job.train.merge_size, empty)
+        empty = partial(self.parser.empty, unit.id)
+        with closing(self.open_unit(unit)) as reader:
+            yield from split_groups(self.read(unit, reader), self.job.train.merge_size, empty)
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Wait until the other trainers that have a unit are as far."""
-        self._meeting += 1
-        while not self._client.meet(self._place["incarnation"], self._meeting)["go"]:
+        self.meeting += 1
+        while not self._client.meet(self._place["incarnation"], self.meeting)["go"]:
             if self._fenced is not None:
                 raise self._fenced
-            self.leaving.check()
+            self.shutdown.check()
             time.sleep(_MEET_AGAIN_S)

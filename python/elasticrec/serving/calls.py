@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.net.tls import client_context
 from elasticrec.serving import protocol
 from elasticrec.serving.protocol import Answer, BrokenError, Place, Request, Response
-from elasticrec.tls import client_context
 
 T = TypeVar("T")
 

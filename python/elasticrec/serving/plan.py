@@ -11,7 +11,7 @@ from elasticrec.manifest import MANIFEST
 from elasticrec.repository.find import find_chain, models_in, open_model
 from elasticrec.repository.pack import is_pack
 from elasticrec.repository.repository import Repository
-from elasticrec.repository.store import is_url
+from elasticrec.repository.storage import is_url
 
 Addresses = Sequence[Sequence[str]]
 
@@ -65,7 +65,7 @@ def _expand(text: str) -> list[ServedModel]:
     """A model, or all models of a repository."""
     if not is_pack(text) and (is_url(text) or Path(text).is_dir()) and not (Path(text) / MANIFEST).is_file():
         repository = Repository.open(text)
-        if repository.state() is None and not repository.versions() and (names := models_in(repository.store)):
+        if repository.state() is None and not repository.versions() and (names := models_in(repository.storage)):
             return [ServedModel(model=f"{text.rstrip('/')}/{name}") for name in names]
     return [ServedModel(model=text)]
 

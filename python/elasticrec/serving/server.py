@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from elasticrec import _core
 from elasticrec.config import Job, Serve
 from elasticrec.config.publish import Cube
-from elasticrec.cube.security import check_addresses, store_security
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
 from elasticrec.machine import num_cores
+from elasticrec.net.security import check_addresses, store_security
 from elasticrec.repository.fetch import default_cache
 from elasticrec.serving.follow import Follower, ReaderSettings
 from elasticrec.serving.onnxruntime import library_path

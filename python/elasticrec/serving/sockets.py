@@ -5,8 +5,8 @@ import re
 import ssl
 
 from elasticrec.errors import ConfigError
+from elasticrec.net.tls import tls_problem
 from elasticrec.serving.protocol import BrokenError, Exchange
-from elasticrec.tls import tls_problem
 
 TIMEOUT_S = 30.0
 RETRIES = 2

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from elasticrec import _core
 from elasticrec.training.clock import StageClock
-from elasticrec.training.groups import Named
+from elasticrec.training.groups import UnitBatch
 
 
 class Servers(Protocol):
@@ -23,14 +23,14 @@ class Servers(Protocol):
 class Batches(Protocol):
     """Where the batches of a flight come from, and who hears of their end."""
 
-    def take(self) -> Named | None:
+    def take(self) -> UnitBatch | None:
         """The next one; none if there are no more."""
 
-    def end(self, named: Named) -> None:
+    def end(self, named: UnitBatch) -> None:
         """All servers have applied what this one learned."""
 
 
-Step = Callable[[Named, _core.Pulling], _core.Pushing]
+Step = Callable[[UnitBatch, _core.Pulling], _core.Pushing]
 
 
 class Flight:
@@ -48,8 +48,8 @@ class Flight:
         self._limit = limit
         self._dense_every = dense_every
         self._num_pulls = 0
-        self._pulled: deque[tuple[Named, _core.Pulling]] = deque()
-        self._pushed: deque[tuple[Named, _core.Pushing]] = deque()
+        self._pulled: deque[tuple[UnitBatch, _core.Pulling]] = deque()
+        self._pushed: deque[tuple[UnitBatch, _core.Pushing]] = deque()
 
     def run(self, batches: Batches) -> None:
         """Train on batches; all of them are acknowledged in the end."""

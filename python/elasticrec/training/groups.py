@@ -1,4 +1,4 @@
-"""Names of pushes: the batches of a unit one by one, or in groups of k; the same cut whoever runs the unit."""
+"""Batches of a unit one by one or in merge groups; every trainer splits a unit in the same way."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from elasticrec import _core
 
 
 @dataclass(frozen=True)
-class Named:
-    """A batch, and whether no other one of its unit comes behind it."""
+class UnitBatch:
+    """A batch, and whether it is the last of its unit."""
 
     batch: _core.Batch
     is_last: bool
 
 
 @dataclass(frozen=True)
-class Group:
+class MergeGroup:
     """Batches of a unit that are pushed as one."""
 
     index: int
@@ -24,22 +24,22 @@ class Group:
     is_last: bool
 
 
-def named(batches: Iterable[_core.Batch], empty: Callable[[], _core.Batch]) -> Iterator[Named]:
-    """The batches of a unit, the last one marked; an empty one for a unit without any."""
-    for group in grouped(batches, 1, empty):
-        yield Named(group.batches[0], group.is_last)
+def split_batches(batches: Iterable[_core.Batch], empty: Callable[[], _core.Batch]) -> Iterator[UnitBatch]:
+    """Yield the batches of a unit with the last one marked; a unit without records has one empty batch."""
+    for group in split_groups(batches, 1, empty):
+        yield UnitBatch(group.batches[0], group.is_last)
 
 
-def grouped(batches: Iterable[_core.Batch], size: int, empty: Callable[[], _core.Batch]) -> Iterator[Group]:
-    """Groups of batches [jk, (j+1)k) of a unit, the last one marked; one of an empty batch for a unit without any."""
+def split_groups(batches: Iterable[_core.Batch], size: int, empty: Callable[[], _core.Batch]) -> Iterator[MergeGroup]:
+    """Yield groups of `size` batches of a unit with the last one marked; a unit without records has one empty batch."""
     groups = _chunks(batches, size)
     chunk = next(groups, None)
     if chunk is None:
-        yield Group(0, (empty(),), is_last=True)
+        yield MergeGroup(0, (empty(),), is_last=True)
     index = 0
     while chunk is not None:
         following = next(groups, None)
-        yield Group(index, chunk, is_last=following is None)
+        yield MergeGroup(index, chunk, is_last=following is None)
         chunk, index = following, index + 1
 
 

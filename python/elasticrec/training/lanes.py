@@ -11,7 +11,7 @@ from elasticrec.config import Job
 from elasticrec.config.train import ParameterServers
 from elasticrec.training.clock import StageClock
 from elasticrec.training.flight import Flight, Servers, Step
-from elasticrec.training.groups import Named
+from elasticrec.training.groups import UnitBatch
 from elasticrec.training.network import num_threads
 
 # The interpreter's lock is held for a small part of a step; with more lanes they wait for it.
@@ -21,10 +21,8 @@ _IN_FLIGHT = 3
 
 
 def num_lanes(job: Job) -> int:
-    """Batches that a trainer steps at once; the threads of the network are dealt out to them."""
+    """Return the number of batches that a trainer of `async` steps at once; lanes share the threads of the network."""
     ps, threads = job.train.ps, num_threads(job)
-    if job.train.strategy != "async":
-        return 1
     if ps.lanes is not None:
         return ps.lanes
     # a lane with one batch in flight would wait for its rows and for its push
@@ -53,7 +51,7 @@ class Lanes:
         self.most = 0
         """The most batches that were in flight at once."""
 
-    def run(self, batches: Iterator[Named]) -> None:
+    def run(self, batches: Iterator[UnitBatch]) -> None:
         """Train on batches; all of them are acknowledged in the end, and `done` hears of every unit that came to its
         last batch. An error of one lane ends the others with the batches that they have."""
         stream = _Stream(batches, self._done, self._clock)
@@ -83,7 +81,7 @@ class _Stream:
     """One iterator for all lanes. One of them at a time takes a batch or tells of an end: the connection to the
     coordinator, through which units come and go, is one as well."""
 
-    def __init__(self, batches: Iterator[Named], done: Callable[[int], None], clock: StageClock) -> None:
+    def __init__(self, batches: Iterator[UnitBatch], done: Callable[[int], None], clock: StageClock) -> None:
         self._batches, self._done, self._clock = batches, done, clock
         self._lock = threading.Lock()
         # Batches in flight by unit; of a unit in `_whole` no more will come.
@@ -93,7 +91,7 @@ class _Stream:
         self.failure: BaseException | None = None
         """What ended it before its end."""
 
-    def take(self) -> Named | None:
+    def take(self) -> UnitBatch | None:
         waiting = self._clock.now()
         with self._lock:
             self._clock.add("wait", self._clock.now() - waiting)
@@ -110,7 +108,7 @@ class _Stream:
             self._tell()
             return named
 
-    def end(self, named: Named) -> None:
+    def end(self, named: UnitBatch) -> None:
         waiting = self._clock.now()
         with self._lock:
             self._clock.add("acknowledge", self._clock.now() - waiting)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, TextIO
@@ -26,6 +26,7 @@ from elasticrec.training.clock import StageClock
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.embedding import Embedding
 from elasticrec.training.evaluate import Evaluator
+from elasticrec.training.event import Callback, Event
 from elasticrec.training.forward import forward
 from elasticrec.training.hook import Hook, NoHook
 from elasticrec.training.metrics import Metrics, MetricSums
@@ -34,7 +35,6 @@ from elasticrec.training.own_metrics import load_metrics
 from elasticrec.training.passes import LocalPasses
 from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import (
-    Event,
     Reporter,
     Summary,
     describe,
@@ -45,8 +45,6 @@ from elasticrec.training.schedule import Schedule
 from elasticrec.training.stop import Stopped, stopping
 from elasticrec.training.upkeep import keep_up
 from elasticrec.training.warm_start import find_start, warm_start
-
-Callback = Callable[[Event], object]
 
 # A share of bad records says something only of so many.
 _MIN_RECORDS_FOR_RATIO = 10_000
@@ -408,7 +406,7 @@ class Trainer:
         if self._callback is None:
             return
         try:
-            wanted = self._callback(Event(kind, self.progress.steps, self.progress.samples, values))
+            wanted = self._callback(Event.of_record(record, self.job.data.labels))
         except BaseException:
             # it is called between batches, where the state is whole
             if self.progress.steps:

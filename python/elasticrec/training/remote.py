@@ -17,7 +17,7 @@ from elasticrec.models import Model
 from elasticrec.training.clock import StageClock
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.forward import forward
-from elasticrec.training.groups import Named
+from elasticrec.training.groups import UnitBatch
 from elasticrec.training.metrics import FLAT_SIZE, flat_sums
 from elasticrec.training.network import Scorer, build_model, num_threads
 
@@ -27,7 +27,7 @@ _NOTHING = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
-class Learned:
+class BatchResult:
     """What a batch learned, valid until the next one."""
 
     batch: _core.Batch
@@ -76,14 +76,14 @@ class RemoteNetwork:
             servers.receive(pulling, batch, pooled.numpy(), self.dense.values.numpy() if dense else None)
         return pooled
 
-    def learn(self, batch: _core.Batch, pooled: Tensor) -> Learned:
+    def learn(self, batch: _core.Batch, pooled: Tensor) -> BatchResult:
         """Forward and backward."""
         for line in batch.bad:
             self._say(f"bad record: {line}")
         self.num_batches += 1
         if not batch.num_samples:
             sums = self._with_records(batch, np.zeros(0, np.uint32), np.zeros(0))
-            return Learned(batch, pooled.numpy(), _NOTHING, 1.0, 0.0, sums)
+            return BatchResult(batch, pooled.numpy(), _NOTHING, 1.0, 0.0, sums)
         pooled.requires_grad_()
         buffers = self.dense.buffers()
         with self.clock.stage("forward"):
@@ -103,13 +103,13 @@ class RemoteNetwork:
         scale = loss.weight if is_finite else math.nan
         gradient = torch.zeros_like(pooled) if pooled.grad is None else pooled.grad
         self.num_samples += batch.num_samples
-        return Learned(batch, gradient.numpy(), change, scale, loss.weight, sums)
+        return BatchResult(batch, gradient.numpy(), change, scale, loss.weight, sums)
 
     def step(
         self,
         servers: _core.PsClient,
         seen: int,
-        named: Named,
+        named: UnitBatch,
         pulling: _core.Pulling,
         *,
         dense: bool = True,

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,18 +15,6 @@ from elasticrec.run import Run
 from elasticrec.training.bottleneck import Shares
 from elasticrec.training.checkpoint import Progress
 from elasticrec.training.metrics import Metrics
-
-
-@dataclass(frozen=True)
-class Event:
-    """What a callback is told, and the metrics file keeps."""
-
-    kind: str
-    """`start`, `progress`, `evaluation` and `epoch`, or `pass` with `data.hours`."""
-    steps: int
-    samples: int
-    values: dict[str, Any]
-    """The rest of the record: see docs/guide/metrics.md."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +42,19 @@ class Summary:
 class Reporter:
     """Prints progress and appends to the metrics file. On a terminal the progress line is written over."""
 
-    def __init__(self, path: Path | None, every_s: float, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        every_s: float,
+        stream: TextIO | None = None,
+        listener: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """`listener` is called with every record."""
         self._path = path
         self._file = _append_to(path) if path else None
         self._every_s = every_s
         self._stream = stream or sys.stderr
+        self._listener = listener
         self._overwrites = self._stream.isatty()
         self._open_line = False
         self._last = time.monotonic()
@@ -92,6 +89,8 @@ class Reporter:
 
     def record(self, values: dict[str, Any]) -> None:
         """A line of the metrics file."""
+        if self._listener is not None:
+            self._listener(values)
         if self._file is None:
             return
         try:

@@ -21,7 +21,7 @@ from typing import Any
 
 from elasticrec.config import load_job
 from elasticrec.manifest import FORMAT
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.run import Run
 from elasticrec.training.loop import train_job
 from elasticrec.training.predict import load_checkpoint

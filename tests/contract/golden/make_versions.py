@@ -20,7 +20,7 @@ import numpy as np
 
 from elasticrec import _core
 from elasticrec.config import load_job
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.repository.find import find_chain
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.rows import open_rows

@@ -189,7 +189,7 @@ def test_the_plain_values_are_left_as_they_are() -> None:
         (
             "train",
             {"checkpoint": {"keep_best": "copc"}},
-            "train.checkpoint.keep_best: expected a metric of which more or less is better, such as `auc`, got `copc`",
+            "train.checkpoint.keep_best: expected a metric with a best direction, such as `auc`, got `copc`",
         ),
         ("train", {"evaluate": {"every_steps": 0}}, "train.evaluate.every_steps: expected at least 1, got 0"),
         (
@@ -200,15 +200,15 @@ def test_the_plain_values_are_left_as_they_are() -> None:
         (
             "model",
             {"kind": "gbm"},
-            "model.kind: expected `lr`, `fm`, `dnn`, `wide_deep`, `deepfm`, `dcn_v2`, `mmoe`, `din` or a class of your "
-            "own such as `my_model.py:MyModel`, got `gbm`",
+            "model.kind: expected `lr`, `fm`, `dnn`, `wide_deep`, `deepfm`, `dcn_v2`, `mmoe`, `din` or a class such as "
+            "`my_model.py:MyModel`, got `gbm`",
         ),
         ("model", {"experts": 0}, "model.experts: expected at least 1, got 0"),
         ("model", {"expert_hidden": []}, "model.expert_hidden: expected at least 1, got 0"),
         (
             "model",
             {"options": {"a": 1}},
-            "model.options: `wide_deep` has no such options; they are for a model of your own",
+            "model.options: `wide_deep` takes no `options`; they are for a model of your own",
         ),
         ("model", {"options": []}, "model.options: expected a mapping, got an empty list"),
         ("model", {"hidden": []}, "model.hidden: expected at least 1, got 0"),
@@ -234,7 +234,7 @@ def test_the_plain_values_are_left_as_they_are() -> None:
             "data.unit_bytes: expected a size in bytes such as 65536, `64KB` or `16MiB`, got `16mb`",
         ),
         ("data", {"labels": ["a", "a"]}, "data.labels: label `a` is given twice, expected each once"),
-        ("data", {"dense": ["I1"]}, "data.dense: format `slots` has no dense values, expected none"),
+        ("data", {"dense": ["I1"]}, "data.dense: format `slots` has no dense values"),
         ("data", {"slots": ["0-3", 2]}, "data.slots: slot `2` is given twice, expected each once"),
         ("data", {"slots": [True]}, "data.slots.0: expected a mapping, got `true`"),
         ("data", {"slots": [-1]}, "data.slots.0.name: expected a name or a number from 0, got -1"),
@@ -286,9 +286,9 @@ def test_one_line_says_what_is_wrong(section: str, keys: dict[str, Any], line: s
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"slots": []}, "data.slots: expected at least 1 slot, got none; name those to use"),
-        ({"slots": ["C27"]}, "data.slots: slot `C27` is not in a criteo row, expected `C1` to `C26`, did "),
-        ({"dense": ["I0"]}, "data.dense: column `I0` is not in a criteo row, expected `I1` to `I13`"),
+        ({"slots": []}, "data.slots: expected at least 1 slot, got none; list the slots to use"),
+        ({"slots": ["C27"]}, "data.slots: slot `C27` is not a column of format `criteo`, expected `C1` to `C26`, did "),
+        ({"dense": ["I0"]}, "data.dense: column `I0` is not a column of format `criteo`, expected `I1` to `I13`"),
         ({"dense": ["I1", "I1"]}, "data.dense: column `I1` is given twice, expected each once"),
         ({"labels": ["a", "b"]}, "data.labels: expected exactly 1 label for format `criteo`, got 2"),
         (
@@ -429,10 +429,13 @@ def test_the_fingerprint_is_of_what_decides_the_parameters(override: str, keys: 
     ("slots", "line"),
     [
         ("[1, 2]", "`din` needs a sequence, such as `data.slots: [item, {name: history, share: item, sequence: 20}]`"),
-        ("[1, {name: 2, sequence: 5}]", "`din` weighs slot `2` by an ordinary slot; name it: `data.slots[].share`"),
+        (
+            "[1, {name: 2, sequence: 5}]",
+            "`din` compares the sequence `2` with an ordinary slot; name that slot in `data.slots[].share`",
+        ),
         (
             "[{name: 1, sequence: 3}, {name: 2, sequence: 5, share: 1}]",
-            "`din` weighs slot `1` by an ordinary slot; name it: `data.slots[].share`",
+            "`din` compares the sequence `1` with an ordinary slot; name that slot in `data.slots[].share`",
         ),
     ],
 )

@@ -32,27 +32,27 @@ def again(job: Job) -> Job:
             {"format": "csv", "train": "a"},
             "data.columns: format `csv` needs `columns`, such as `{labels: click, sparse: [user, item]}`",
         ),
-        ({**CSV, "slots": ["user"]}, "data.slots: belongs into `data.columns`"),
-        ({**CSV, "dense": ["price"]}, "data.dense: belongs into `data.columns`"),
-        ({**CSV, "labels": ["buy"]}, "data.labels: belongs into `data.columns`"),
+        ({**CSV, "slots": ["user"]}, "data.slots: belongs in `data.columns`"),
+        ({**CSV, "dense": ["price"]}, "data.dense: belongs in `data.columns`"),
+        ({**CSV, "labels": ["buy"]}, "data.labels: belongs in `data.columns`"),
         ({**CSV, "columns": {"sparse": ["user"]}}, "data.columns.labels: required key is missing"),
         (
             {**CSV, "columns": {**COLUMNS, "header": False}},
-            "data.columns: without a header the `names` of the columns are needed",
+            "data.columns: `header: false` needs the column `names`",
         ),
         (
             {**CSV, "columns": {**COLUMNS, "delimiter": ";;"}},
             "data.columns.delimiter: expected at most 1, got 2",
         ),
         ({**CSV, "columns": {**COLUMNS, "sparce": []}}, "data.columns.sparce: unknown key, did you mean `sparse`?"),
-        ({**SLOTS, "buckets": 6}, "data: `buckets` are made of dense columns, format `slots` has none"),
+        ({**SLOTS, "buckets": 6}, "data: `buckets` needs dense columns, format `slots` has none"),
         (
             {**CSV, "columns": {**COLUMNS, "dense": []}, "buckets": 6},
-            "data: `buckets` are made of dense columns, expected some in `data.columns.dense`, got none",
+            "data: `buckets` needs dense columns, expected some in `data.columns.dense`, got none",
         ),
         (
             {"format": "criteo", "train": "a", "dense": [], "buckets": 6},
-            "data: `buckets` are made of dense columns, expected some in `data.dense`, got none",
+            "data: `buckets` needs dense columns, expected some in `data.dense`, got none",
         ),
         (
             {**CSV, "columns": {**COLUMNS, "sparse": ["price.bucket"], "dense": ["price"]}, "buckets": 6},
@@ -61,7 +61,7 @@ def again(job: Job) -> Job:
         ({**SLOTS, "reader": "a.py:A"}, "data.reader: belongs to format `reader`, not `slots`"),
         (
             {"format": "reader", "train": "a", "slots": "0"},
-            "data.reader: format `reader` needs a class of yours, such as `reader.py:MyReader`",
+            "data.reader: format `reader` needs a class, such as `reader.py:MyReader`",
         ),
         (
             {"reader": "a.py", "train": "a", "slots": "0"},
@@ -79,23 +79,23 @@ def again(job: Job) -> Job:
         ({**SLOTS, "negative_rate": 0}, "data.negative_rate: expected more than 0, got 0"),
         (
             {**CSV, "separate_slots": True},
-            "data.separate_slots: belongs to format `slots`: in the others equal values of two slots have rows of "
-            "their own",
+            "data.separate_slots: belongs to format `slots`: the other formats always give equal values of two slots "
+            "separate rows",
         ),
         (
             {**SLOTS, "slots": [{"name": "a", "share": "b"}]},
-            "data.slots: slot `a` shares the rows of `b`, which is not among the slots",
+            "data.slots: slot `a` shares the rows of `b`, which is not a slot of this job",
         ),
         (
             {**SLOTS, "slots": ["c", {"name": "b", "share": "c"}, {"name": "a", "share": "b"}]},
-            "data.slots: slot `a` shares the rows of `b`, which shares those of another",
+            "data.slots: slot `a` shares the rows of `b`, which itself shares the rows of another slot",
         ),
         ({**SLOTS, "slots": [{"name": "a", "sequence": 0}]}, "data.slots.0.sequence: expected at least 1, got 0"),
         (
             {**SLOTS, "slots": [{"name": "a", "separator": "|"}]},
             "data.slots: `separator` belongs to formats `csv` and `parquet`",
         ),
-        ({**SLOTS, "dense": ["x"]}, "data.dense: format `slots` has no dense values, expected none"),
+        ({**SLOTS, "dense": ["x"]}, "data.dense: format `slots` has no dense values"),
         (
             {"format": "criteo", "train": "a", "dense": [{"name": "I1", "count": 2}]},
             "data.dense: `count` belongs to format `paddlerec`",
@@ -156,7 +156,7 @@ def test_a_slot_conf_chooses_and_names_slots(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "expected at least 1 slot, got none"), ("0\n1 a b\n", "expected a slot and at most a name, got 3 words")],
+    [("", "expected at least 1 slot, got none"), ("0\n1 a b\n", "expected a slot and optionally a name, got 3 words")],
 )
 def test_a_bad_slot_conf(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "slot.conf").write_text(text)

@@ -85,7 +85,7 @@ def test_a_store_on_other_machines() -> None:
         ("publish", {"base_every": -1}, "base_every: expected at least 0, got -1"),
         ("publish", {"row_type": "f64"}, "row_type: expected `f32`, `f16` or `int8`, got `f64`"),
         ("publish", {"outputs": []}, "outputs: expected at least 1, got 0"),
-        ("publish", {"outputs": ["buy"]}, " `outputs`: expected labels out of `click`, got `buy`"),
+        ("publish", {"outputs": ["buy"]}, " `outputs`: expected labels from `click`, got `buy`"),
         ("publish", {"outputs": ["click", "click"]}, "outputs: label `click` is given twice, expected each once"),
         ("publish", {"keep": 0}, "keep: expected at least 1, got 0"),
         (
@@ -96,7 +96,7 @@ def test_a_store_on_other_machines() -> None:
         (
             "publish",
             {"repository": "sftp://me:hidden@host/models"},
-            "repository: expected a URL without a password; stores take keys from the environment",
+            "repository: expected a URL without a password; credentials come from the environment",
         ),
         ("publish", {"repository": ""}, "repository: expected at least 1, got 0"),
         ("publish", {"gate": {"min_auc": 1.5}}, "gate.min_auc: expected at most 1, got 1.5"),
@@ -127,12 +127,12 @@ def test_a_store_on_other_machines() -> None:
         (
             "cube",
             {"addresses": ["a.b:1"]},
-            " `addresses`: `a.b:1` is another machine, which needs `token` (`cube.insecure: true` does without)",
+            " `addresses`: `a.b:1` is another machine, which needs `token` (or `cube.insecure: true`)",
         ),
         (
             "cube",
             {"addresses": ["a.b:1"], "token": "${T}"},
-            " `addresses`: `a.b:1` is another machine, which needs `tls.ca` (`cube.insecure: true` does without)",
+            " `addresses`: `a.b:1` is another machine, which needs `tls.ca` (or `cube.insecure: true`)",
         ),
         (
             "cube",

@@ -48,7 +48,7 @@ def test_a_secret_that_is_not_there(reference: str, tmp_path: Path, monkeypatch:
 def test_an_empty_or_binary_secret(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff" + PLANTED.encode())
-    with pytest.raises(ConfigError, match="got an empty one"):
+    with pytest.raises(ConfigError, match="got an empty text"):
         Secret("file:empty", tmp_path).reveal()
     with pytest.raises(ConfigError, match="not UTF-8 text") as caught:
         Secret("file:binary", tmp_path).reveal()

@@ -70,7 +70,7 @@ def test_aliases_of_aliases_do_not_eat_the_memory(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(b"name: \xff\n")
-    with pytest.raises(ConfigError, match="expected UTF-8 text, got another byte at 6"):
+    with pytest.raises(ConfigError, match="expected UTF-8 text, got an invalid byte at position 6"):
         load_job(path)
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from elasticrec.coordinator import api
 from elasticrec.coordinator.api import CoordinatorServer, Listen
-from elasticrec.coordinator.client import CoordinatorClient, Term
 from elasticrec.coordinator.coordinator import Coordinator, Settings
-from elasticrec.coordinator.messages import FencedError, SurplusError
-from elasticrec.coordinator.security import Security
 from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.net.coordinator import CoordinatorClient, Term
+from elasticrec.net.messages import FencedError, SurplusError
+from elasticrec.net.security import Security
 from elasticrec.run import Run
 from support.fake_roles import Clock, ask_twice, plan_of
 from support.store import free_port

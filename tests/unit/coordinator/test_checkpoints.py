@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from elasticrec.coordinator.checkpoints import Checkpoints, CheckpointSettings, Hooks, Owner
-from elasticrec.coordinator.messages import Snapshot, WrittenFile
+from elasticrec.coordinator.checkpoints import Checkpoints, CheckpointSettings, Hooks
 from elasticrec.errors import ModelError
 from elasticrec.manifest import verify_files
+from elasticrec.net.messages import ShardOwner, Snapshot, WrittenFile
 from support.fake_roles import Clock
 
-OWNERS = {0: Owner(11, range(0, 3)), 1: Owner(12, range(3, 5))}
+OWNERS = {0: ShardOwner(11, range(0, 3)), 1: ShardOwner(12, range(3, 5))}
 SETTINGS = CheckpointSettings(every_s=10.0, keep=2, timeout_s=60.0, retry_s=2.0)
 
 
@@ -139,7 +139,7 @@ def _dies(setup: Setup) -> None:
 
 
 def _is_replaced(setup: Setup) -> None:
-    setup.checkpoints.tick(OWNERS | {0: Owner(77, range(0, 3))})
+    setup.checkpoints.tick(OWNERS | {0: ShardOwner(77, range(0, 3))})
 
 
 def _fails(setup: Setup) -> None:
@@ -169,7 +169,7 @@ def test_without_a_part_a_lost_shard_costs_the_checkpoint(setup: Setup, lose: Ca
 
 def test_a_move_costs_the_checkpoint_that_is_being_written(setup: Setup) -> None:
     setup.begin()
-    setup.checkpoints.tick({0: Owner(77, range(0, 6))})
+    setup.checkpoints.tick({0: ShardOwner(77, range(0, 6))})
     assert setup.said[-1].endswith(" failed: the partitions moved meanwhile")
 
 

@@ -12,10 +12,10 @@ import pytest
 from elasticrec.coordinator.checkpoints import CheckpointSettings
 from elasticrec.coordinator.coordinator import Coordinator, Settings
 from elasticrec.coordinator.members import Timing
-from elasticrec.coordinator.messages import FencedError
 from elasticrec.coordinator.metrics import render
 from elasticrec.coordinator.passes import PassPlan
 from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.net.messages import FencedError
 from elasticrec.run import Run
 from support.fake_roles import Clock, Shard, Trainer, World, ask, plan_of, seeded
 

@@ -6,8 +6,8 @@ import pytest
 
 from elasticrec.coordinator.meetings import Meetings
 from elasticrec.coordinator.members import Members, PartitionMap, Timing
-from elasticrec.coordinator.messages import OpenUnit, Record
 from elasticrec.coordinator.work import Grant, NoWork, Work, WorkTiming
+from elasticrec.net.messages import OpenUnit, Record
 
 
 class Clock:

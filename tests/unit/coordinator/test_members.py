@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrec.coordinator.journal import Entry
 from elasticrec.coordinator.members import Member, Members, PartitionMap, Timing, Wait
-from elasticrec.coordinator.messages import FencedError
 from elasticrec.errors import ConfigError
+from elasticrec.journal import Entry
+from elasticrec.net.messages import FencedError
 from support.fake_roles import Clock
 
 TIMING = Timing(lease_s=3.0, margin_s=0.5, forget_s=60.0)

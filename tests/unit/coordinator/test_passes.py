@@ -6,10 +6,10 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from elasticrec.coordinator.journal import Entry
 from elasticrec.coordinator.passes import Passes, Upkeep
 from elasticrec.data.units import read_units
 from elasticrec.errors import ModelError, SampleError
+from elasticrec.journal import Entry
 from elasticrec.training.checkpoint import Progress
 from elasticrec.training.upkeep import keep_up
 from support.fake_roles import plan_of

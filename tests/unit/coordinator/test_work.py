@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from elasticrec.coordinator.members import PartitionMap
-from elasticrec.coordinator.messages import OpenUnit, Record, Records
 from elasticrec.coordinator.work import Grant, NoWork, Work, WorkTiming
 from elasticrec.errors import ModelError
+from elasticrec.net.messages import OpenUnit, Record, Records
 from support.fake_roles import Clock
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from elasticrec.cube.http import Sought, make_app
 from elasticrec.errors import ConfigError, UnavailableError
-from elasticrec.web import Place, WebServer
+from elasticrec.net.server import Place, WebServer
 
 
 class FakeNode:

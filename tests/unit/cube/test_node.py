@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticrec.coordinator.security import Security
 from elasticrec.cube.node import NodeOptions, StoreNode
 from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.net.security import Security
 from elasticrec.repository.repository import Repository
 from support.store import MODEL, NUM_PARTITIONS, publish
 

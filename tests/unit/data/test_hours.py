@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from elasticrec.config.hours import Hours, parse_hour, show_hour
-from elasticrec.coordinator.journal import Entry
 from elasticrec.coordinator.passes import Passes, PassPlan, Upkeep
 from elasticrec.data.hours import HourPass, HourPlan, World
 from elasticrec.data.units import Cut, read_units
 from elasticrec.errors import ConfigError
+from elasticrec.journal import Entry
 from support.fake_roles import Clock
 from support.small import MakeJob
 
@@ -227,10 +227,10 @@ def test_hours_that_the_clock_leaves_out_are_not_waited_for(logs: Logs) -> None:
         ({"start": "2026-01-01"}, "data.hours.start: expected an hour such as `2026-01-01T00`, "),
         ({"start": 2026010124}, "data.hours.start: expected an hour such as"),
         ({"start": 2026010100, "end": 2025123123}, "`end`: expected 2026-01-01T00 or later, got 2025-12-31T23"),
-        ({"start": 2026010100, "end": 2099010100}, "`end`: expected at most 16383 days behind `start`, got 26663"),
+        ({"start": 2026010100, "end": 2099010100}, "`end`: expected at most 16383 days after `start`, got 26663"),
         ({"start": 2026010100, "timezone": "Mars"}, "data.hours.timezone: expected a time zone such as `UTC`"),
         ({"start": 2026010100, "done": "{minute}"}, "data.hours.done: expected a path such as"),
-        ({"start": 2026032902, "timezone": "Europe/Berlin"}, "there is no hour 2026-03-29T02 in `Europe/Berlin`"),
+        ({"start": 2026032902, "timezone": "Europe/Berlin"}, "2026-03-29T02 does not exist in `Europe/Berlin`"),
         ({"start": 2026010100, "day_end_hour": 24}, "data.hours.day_end_hour"),
     ],
 )  # fmt: skip
@@ -246,7 +246,7 @@ def test_hours_that_are_refused(make_job: MakeJob, hours: dict[str, Any], messag
         ({"data": {"train": ["a", "b"]}}, "`train`: with `hours` expected one directory"),
         ({"data": {"train": "logs/*"}}, "`train`: with `hours` expected one directory"),
         ({"data": {"eval": {"ratio": 0.1}}}, "`eval`: with `hours` expected files"),
-        ({"train": {"epochs": 2}}, "`train.epochs`: with `data.hours` every hour is read once, got 2"),
+        ({"train": {"epochs": 2}}, "`train.epochs`: with `data.hours` expected 1, as each hour is read once, got 2"),
     ],
 )
 def test_what_does_not_go_with_hours(make_job: MakeJob, sections: dict[str, Any], message: str) -> None:

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from elasticrec.cli import app, main
 from elasticrec.config import parse_job
-from elasticrec.coordinator.address import Address, read_address, remove_address, write_address
-from elasticrec.coordinator.exposition import Families, MetricsServer
 from elasticrec.errors import ConfigError, ElasticRecError, ModelError, UnavailableError
 from elasticrec.launch.local import Child, LocalLauncher
 from elasticrec.launch.logs import LogReader, Stamped, find_logs, without_stamp
 from elasticrec.launch.status import read_status, status_lines
+from elasticrec.net.address import Address, read_address, remove_address, write_address
+from elasticrec.net.metrics import Families, MetricsServer
 from elasticrec.run import Run
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.publish import live, versions
+from elasticrec.publish import live, local_versions
 from elasticrec.publish.live import LivePublisher
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
+from elasticrec.publish.train import train_and_publish
 from elasticrec.repository.find import find_version
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.verify import verify
-from elasticrec.roles.alone import train_and_publish
 from elasticrec.run import Run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.checkpoint import list_checkpoints
@@ -180,11 +180,11 @@ def test_a_publish_that_fails_loses_no_change(
 
         return call
 
-    write, commit, offer = versions.LocalVersions._write_changes, Repository.commit, Repository.offer
+    write, commit, offer = local_versions.LocalVersions._write_changes, Repository.commit, Repository.offer
     if where == "rows":
-        monkeypatch.setattr(versions.LocalVersions, "_write_changes", failing(write, after=True))
+        monkeypatch.setattr(local_versions.LocalVersions, "_write_changes", failing(write, after=True))
     elif where == "network":
-        monkeypatch.setattr(versions, "commit_cut", failing(versions.commit_cut))
+        monkeypatch.setattr(local_versions, "commit_cut", failing(local_versions.commit_cut))
     elif where == "offer":
         monkeypatch.setattr(Repository, "offer", failing(offer))
     else:
@@ -323,16 +323,16 @@ def test_a_run_that_died_before_its_last_version(
     job, num_passes = evicting(), 8
     if every == "epoch":
         job, num_passes = make_job(train={**TRAIN, "epochs": 3}, publish={"every": "epoch", "keep": 9}), 3
-    act = getattr(versions, point)
+    act = getattr(local_versions, point)
 
     def die(*arguments: Any) -> Any:
-        cut = next(one for one in arguments if isinstance(one, versions.Cut))
+        cut = next(one for one in arguments if isinstance(one, local_versions.Cut))
         if cut.progress.epoch == num_passes:
             raise KeyboardInterrupt
         return act(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(versions, point, die)
+        patch.setattr(local_versions, point, die)
         train_and_publish(job)
     assert local().current() == num_passes - 1
     for _ in range(2):

@@ -9,7 +9,7 @@ import pytest
 
 from elasticrec import _core, cli
 from elasticrec.config import Job
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.repository.find import find_version
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.verify import verify

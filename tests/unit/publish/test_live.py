@@ -13,11 +13,11 @@ import pytest
 from elasticrec import _core, cli
 from elasticrec.config import Job
 from elasticrec.errors import ConfigError, ModelError
-from elasticrec.publish import live, versions
+from elasticrec.publish import live, local_versions
 from elasticrec.publish.live import LivePublisher, publishing
+from elasticrec.publish.train import train_and_publish
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.verify import verify
-from elasticrec.roles.alone import train_and_publish
 from elasticrec.run import Run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.hook import NoHook
@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_fails_before_the_first_batch(job_of: Any, tmp_p
 def test_a_publish_that_fails_does_not_end_the_training(
     job_of: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commit, calls = versions.commit_cut, []
+    commit, calls = local_versions.commit_cut, []
 
     def sometimes(*arguments: Any) -> Any:
         calls.append(1)
@@ -139,7 +139,7 @@ def test_a_publish_that_fails_does_not_end_the_training(
             raise OSError(28, "No space left on device")
         return commit(*arguments)
 
-    monkeypatch.setattr(versions, "commit_cut", sometimes)
+    monkeypatch.setattr(local_versions, "commit_cut", sometimes)
     summary = train_and_publish(job_of(train={"epochs": 3, "threads": 1, "batch_size": 64}))
     assert summary.progress.finished
     # the number of one that failed does not come again
@@ -149,7 +149,7 @@ def test_a_publish_that_fails_does_not_end_the_training(
 
 
 def test_the_last_one_is_tried_again_at_the_end(job_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, calls = versions.commit_cut, []
+    commit, calls = local_versions.commit_cut, []
 
     def once(*arguments: Any) -> Any:
         calls.append(1)
@@ -157,7 +157,7 @@ def test_the_last_one_is_tried_again_at_the_end(job_of: Any, monkeypatch: pytest
             raise OSError(28, "No space left on device")
         return commit(*arguments)
 
-    monkeypatch.setattr(versions, "commit_cut", once)
+    monkeypatch.setattr(local_versions, "commit_cut", once)
     train_and_publish(job_of())
     assert local().versions() == [2]
 

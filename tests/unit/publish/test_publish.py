@@ -15,7 +15,7 @@ from elasticrec.errors import ConfigError, ModelError
 from elasticrec.manifest import verify_files
 from elasticrec.models import ZOO, Inputs, WideDeep
 from elasticrec.publish import graph as graphs
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.repository.find import find_version
 from elasticrec.repository.repository import CURRENT, Repository
 from elasticrec.repository.verify import verify
@@ -194,12 +194,12 @@ def test_a_disk_that_is_full_costs_nothing(trained: Job, tmp_path: Path) -> None
     with small_file_system(tmp_path / "small", "4m") as path:
         republish(trained, repository=str(path))
         repository = Repository.open(path, "small")
-        before = set(repository.store.find())
+        before = set(repository.storage.find())
         for leave in (0, 3000, 20_000):
             fill(path / "rest", leave)
             with pytest.raises(OSError, match="No space left"):
                 publish_run(Run.of(trained))
-            assert set(repository.store.find()) == before
+            assert set(repository.storage.find()) == before
             (path / "rest").unlink()
         assert verify(repository, publish_run(Run.of(trained)).version) == []
 
@@ -214,7 +214,7 @@ def test_a_run_without_a_checkpoint(make_job: MakeJob) -> None:
 def test_a_type_of_rows_that_is_not_written_is_refused_before_anything(
     trained: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elasticrec.publish.publish._writes_row_types", lambda: False)
+    monkeypatch.setattr("elasticrec.publish.local._writes_row_types", lambda: False)
     with pytest.raises(ConfigError, match=r"publish\.row_type: expected `f32`, all that this build writes, got `int8`"):
         republish(trained, row_type="int8")
     assert not Path("models").exists()
@@ -242,7 +242,7 @@ def test_weights_that_are_no_numbers_are_not_offered(trained: Job, monkeypatch: 
         loaded.state.dense.values[3] = float("nan")
         return loaded
 
-    monkeypatch.setattr("elasticrec.publish.publish.load_checkpoint", spoiled)
+    monkeypatch.setattr("elasticrec.publish.local.load_checkpoint", spoiled)
     outcome = publish_run(Run.of(trained)).outcome
     assert outcome.words.startswith("not offered: dense weights: `")
     assert local().current() is None

@@ -32,7 +32,7 @@ def test_the_newest_bases_stay_with_their_deltas(repository: Repository) -> None
     assert repository.versions() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert collect(repository, 2) == plan
     assert repository.versions() == [6, 7, 8]
-    assert {name.split("/")[0] for name in repository.store.find()} <= {"6", "7", "CURRENT", "NEXT", ".state.lock"}
+    assert {name.split("/")[0] for name in repository.storage.find()} <= {"6", "7", "CURRENT", "NEXT", ".state.lock"}
     assert verify(repository, 8) == []
     assert collect(repository, 1).removed == [6]
     assert collect(repository, 1).removed == []
@@ -73,21 +73,21 @@ def test_what_a_rollback_waits_for_stays_with_all_it_needs(repository: Repositor
 
 def test_the_bytes_that_go_are_told(repository: Repository) -> None:
     repository.offer(8)
-    before = sum(stat.num_bytes for stat in repository.store.find().values())
+    before = sum(stat.num_bytes for stat in repository.storage.find().values())
     done = collect(repository, 1)
-    after = sum(stat.num_bytes for stat in repository.store.find().values())
+    after = sum(stat.num_bytes for stat in repository.storage.find().values())
     assert done.num_bytes == before - after > 0
 
 
 def test_what_was_never_finished_goes_after_an_hour(repository: Repository) -> None:
-    repository.store.write("9/cube/part-00000", b"a base that broke off")
-    repository.store.write("7/deltas/10/dense.bin", b"a delta that broke off")
+    repository.storage.write("9/cube/part-00000", b"a base that broke off")
+    repository.storage.write("7/deltas/10/dense.bin", b"a delta that broke off")
     now = time.time()
     assert collect(repository, 4, now + 3500).abandoned == []
     assert collect(repository, 4, now + 3700).abandoned == ["7/deltas/10", "9"]
     assert repository.versions() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert not repository.store.find("9")
-    assert not repository.store.find("7/deltas/10")
+    assert not repository.storage.find("9")
+    assert not repository.storage.find("7/deltas/10")
 
 
 def test_an_empty_directory_goes_too(tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_an_empty_directory_goes_too(tmp_path: Path) -> None:
 
 
 def test_a_base_without_a_manifest_whose_deltas_have_one_is_left_to_people(repository: Repository) -> None:
-    repository.store.delete("4/manifest.json")
+    repository.storage.delete("4/manifest.json")
     assert plan_collection(repository, 4, time.time() + 9999).abandoned == []
 
 
 def test_nothing_goes_while_what_is_current_is_broken(repository: Repository) -> None:
     repository.offer(3)
-    repository.store.delete("1/deltas/2/manifest.json")
+    repository.storage.delete("1/deltas/2/manifest.json")
     with pytest.raises(ModelError, match=r"1/deltas/3: its parent, version 2, is missing"):
         collect(repository, 1)
     assert repository.versions() == [1, 3, 4, 5, 6, 7, 8]

@@ -23,7 +23,7 @@ from elasticrec.repository import verify as verifying
 from elasticrec.repository.fetch import Fetched, default_cache, fetch, prune
 from elasticrec.repository.find import find_version
 from elasticrec.repository.pack import pack, unpack
-from elasticrec.repository.remote import RemoteStore
+from elasticrec.repository.remote import RemoteStorage
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.verify import verify
 from elasticrec.repository.version import decode_version
@@ -50,13 +50,13 @@ def remote() -> Repository:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files of which anything is read from a store."""
     names: list[str] = []
-    read_range = RemoteStore.read_range
+    read_range = RemoteStorage.read_range
 
-    def counted(self: RemoteStore, name: str, start: int, end: int) -> bytes:
+    def counted(self: RemoteStorage, name: str, start: int, end: int) -> bytes:
         names.append(f"{name}[{start}:{end}]")
         return read_range(self, name, start, end)
 
-    monkeypatch.setattr(RemoteStore, "read_range", counted)
+    monkeypatch.setattr(RemoteStorage, "read_range", counted)
     return names
 
 
@@ -81,7 +81,7 @@ def test_a_version_of_a_disk_is_used_where_it_lies(tmp_path: Path) -> None:
 def test_a_remote_version_is_copied_once_and_is_whole(remote: Repository, reads: list[str]) -> None:
     fetched = fetch(remote, 3, default_cache())
     assert [version.number for version in fetched.chain] == [1, 2, 3]
-    assert content_of(fetched) == {name: remote.store.read(name) for name in content_of(fetched)}
+    assert content_of(fetched) == {name: remote.storage.read(name) for name in content_of(fetched)}
     # it is a repository itself
     assert verify(Repository.open(fetched.model), 3) == []
     assert len(reads) == 7
@@ -116,7 +116,7 @@ def test_who_needs_some_partitions_gets_only_their_files(reads: list[str]) -> No
     assert len(reads) == 6
     # whoever needs all gets the rest
     whole = fetch(remote, 3, default_cache())
-    assert content_of(whole) == {name: remote.store.read(name) for name in content_of(whole)}
+    assert content_of(whole) == {name: remote.storage.read(name) for name in content_of(whole)}
     assert verify(Repository.open(whole.model), 3) == []
     assert len(reads) == 10
 
@@ -170,15 +170,15 @@ def test_a_download_that_was_cut_goes_on_where_it_was(
     remote: Repository, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifying, "_CHUNK_BYTES", 100)
-    counted = RemoteStore.read_range
+    counted = RemoteStorage.read_range
 
-    def cut(self: RemoteStore, name: str, start: int, end: int) -> bytes:
+    def cut(self: RemoteStorage, name: str, start: int, end: int) -> bytes:
         if name == "1/cube/part-00000" and start >= 300:
             raise UnavailableError("the network was cut")
         return counted(self, name, start, end)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteStore, "read_range", cut)
+        patch.setattr(RemoteStorage, "read_range", cut)
         with pytest.raises(UnavailableError, match="cut"):
             fetch(remote, 1, default_cache())
     with pytest.raises(ModelError):
@@ -188,7 +188,7 @@ def test_a_download_that_was_cut_goes_on_where_it_was(
     reads.clear()
     fetched = fetch(remote, 1, default_cache())
     assert reads[0] == "1/cube/part-00000[300:400]"
-    assert content_of(fetched) == {name: remote.store.read(name) for name in content_of(fetched)}
+    assert content_of(fetched) == {name: remote.storage.read(name) for name in content_of(fetched)}
     assert not list(default_cache().rglob("*.part"))
 
 
@@ -207,13 +207,13 @@ def test_a_rest_of_other_bytes_is_thrown_away(remote: Repository) -> None:
 
 
 def test_a_flipped_bit_is_refused_and_named_and_the_next_try_starts_over(remote: Repository) -> None:
-    good = remote.store.read("1/dense.bin")
-    remote.store.write("1/dense.bin", bytes([good[0] ^ 1, *good[1:]]))
+    good = remote.storage.read("1/dense.bin")
+    remote.storage.write("1/dense.bin", bytes([good[0] ^ 1, *good[1:]]))
     with pytest.raises(ModelError) as caught:
         fetch(remote, 1, default_cache())
     assert str(caught.value) == (f"{remote.place}/1/dense.bin: sha-256 differs from the manifest, the file is damaged")
     assert not list(default_cache().rglob("manifest.json"))
-    remote.store.write("1/dense.bin", good)
+    remote.storage.write("1/dense.bin", good)
     assert fetch(remote, 1, default_cache()).directory.is_dir()
 
 

@@ -14,10 +14,10 @@ import pytest
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.repository.fetch import fetch
 from elasticrec.repository.files import DIGEST, digest_header, parse_digest
-from elasticrec.repository.http import HttpStore
-from elasticrec.repository.local import LocalStore
+from elasticrec.repository.http import HttpStorage
+from elasticrec.repository.local import LocalStorage
 from elasticrec.repository.repository import Repository
-from elasticrec.repository.store import open_store
+from elasticrec.repository.storage import open_storage
 from support.disks import fill, small_file_system
 from support.object_store import file_server
 from support.store import wait_until
@@ -31,8 +31,8 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(url: str) -> HttpStore:
-    return HttpStore(url, "secret")
+def store(url: str) -> HttpStorage:
+    return HttpStorage(url, "secret")
 
 
 def ask(
@@ -49,7 +49,7 @@ def ask(
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
 
 
-def test_ranges_and_checksums(url: str, store: HttpStore) -> None:
+def test_ranges_and_checksums(url: str, store: HttpStorage) -> None:
     content = bytes(range(256)) * 1000
     store.write("a/b", content)
     status, headers, body = ask(url, "GET", "/files/a/b")
@@ -63,8 +63,8 @@ def test_ranges_and_checksums(url: str, store: HttpStore) -> None:
     assert store.read("a/b") == b"other"
 
 
-def test_a_file_that_is_replaced_is_read_whole_and_with_its_own_checksum(store: HttpStore, tmp_path: Path) -> None:
-    disk, stop = LocalStore(tmp_path / "served"), threading.Event()
+def test_a_file_that_is_replaced_is_read_whole_and_with_its_own_checksum(store: HttpStorage, tmp_path: Path) -> None:
+    disk, stop = LocalStorage(tmp_path / "served"), threading.Event()
     disk.write("CURRENT", b"0")
 
     def replace() -> None:
@@ -83,7 +83,7 @@ def test_a_file_that_is_replaced_is_read_whole_and_with_its_own_checksum(store: 
         thread.join()
 
 
-def test_a_body_that_was_damaged_or_cut_on_its_way_is_not_kept(url: str, store: HttpStore, tmp_path: Path) -> None:
+def test_a_body_that_was_damaged_or_cut_on_its_way_is_not_kept(url: str, store: HttpStorage, tmp_path: Path) -> None:
     right = digest_header(hashlib.sha256(b"right").digest())
     status, _, body = ask(url, "PUT", "/files/a", b"wrong", Repr_Digest=right)
     assert status == 400 and b"sha-256 differs from the header" in body
@@ -121,7 +121,7 @@ def test_names_that_are_too_long_are_refused(url: str, name: str) -> None:
     assert ask(url, "GET", f"/files/{quote(name)}?list")[0] == 400
 
 
-def test_below_a_file_there_is_nothing(url: str, store: HttpStore) -> None:
+def test_below_a_file_there_is_nothing(url: str, store: HttpStorage) -> None:
     store.write("a", b"x")
     digest = digest_header(hashlib.sha256(b"y").digest())
     statuses = [ask(url, method, "/files/a/b", b"y", Repr_Digest=digest)[0] for method in ("GET", "PUT", "DELETE")]
@@ -129,7 +129,7 @@ def test_below_a_file_there_is_nothing(url: str, store: HttpStore) -> None:
     assert store.read("a") == b"x"
 
 
-def test_without_the_token_nothing_is_read_or_written(url: str, store: HttpStore) -> None:
+def test_without_the_token_nothing_is_read_or_written(url: str, store: HttpStorage) -> None:
     store.write("a", b"secret rows")
     digest = digest_header(hashlib.sha256(b"y").digest())
     for method, path, body in (("GET", "a", None), ("GET", "?list", None), ("PUT", "a", b"y"), ("DELETE", "a", None)):
@@ -138,12 +138,12 @@ def test_without_the_token_nothing_is_read_or_written(url: str, store: HttpStore
             assert status == 401 and b"secret rows" not in answer
     assert store.read("a") == b"secret rows"
     with pytest.raises(ConfigError, match="wrong token, or none; `ELASTICREC_TOKEN` has it"):
-        HttpStore(url, "wrong").read("a")
+        HttpStorage(url, "wrong").read("a")
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "small", "4m") as room, file_server(room, "secret") as url:
-        store = HttpStore(url, "secret")
+        store = HttpStorage(url, "secret")
         store.write("before", b"x")
         fill(room / "filler", 1 << 20)
         with pytest.raises(UnavailableError, match="no space left on device"):
@@ -151,7 +151,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
         assert list(store.find("big")) == [] and not [path for path in room.iterdir() if path.name.startswith(".big")]
 
 
-def test_a_version_is_published_to_it_and_fetched_from_it(store: HttpStore, tmp_path: Path) -> None:
+def test_a_version_is_published_to_it_and_fetched_from_it(store: HttpStorage, tmp_path: Path) -> None:
     repository = Repository(store.below("small"))
     base = write_version(repository).number
     delta = write_version(repository, base).number
@@ -165,7 +165,7 @@ def test_a_version_is_published_to_it_and_fetched_from_it(store: HttpStore, tmp_
         repository.version(9)
 
 
-def test_a_file_that_was_damaged_on_its_way_is_not_taken(store: HttpStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_damaged_on_its_way_is_not_taken(store: HttpStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write("a", b"right")
     monkeypatch.setattr("elasticrec.repository.files.digest_header", lambda _: digest_header(bytes(32)))
     with pytest.raises(UnavailableError, match="/files/a: sha-256 differs, the file was damaged on its way"):
@@ -178,21 +178,21 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
     asked: list[str] = []
     monkeypatch.setattr("http.client.HTTPConnection.request", lambda *_: asked.append("asked"))
     with pytest.raises(ConfigError) as caught:
-        open_store(far).read("CURRENT")
+        open_storage(far).read("CURRENT")
     assert str(caught.value) == (
         f"{far}: the token would go to another machine in clear: expected https://, `--insecure`, or "
         "`ELASTICREC_INSECURE=1`"
     )
     with pytest.raises(ConfigError, match="in clear"):
-        open_store(far).below("x").find()
+        open_storage(far).below("x").find()
     assert asked == []
     # where it is wanted, or there is none, it is tried
-    for store in (open_store(far, insecure=True), open_store(far, insecure=True).below("x"), HttpStore(far)):
+    for store in (open_storage(far, insecure=True), open_storage(far, insecure=True).below("x"), HttpStorage(far)):
         with pytest.raises(UnavailableError):
             store.read("CURRENT")
     monkeypatch.setenv("ELASTICREC_INSECURE", "1")
     with pytest.raises(UnavailableError):
-        open_store(far).read("CURRENT")
+        open_storage(far).read("CURRENT")
     assert len(asked) == 4
 
 
@@ -200,4 +200,4 @@ def test_a_server_that_is_gone_is_one_line(tmp_path: Path) -> None:
     with file_server(tmp_path, "secret") as url:
         pass
     with pytest.raises(UnavailableError, match=r"/files/a: .*refused"):
-        HttpStore(url, "secret").read("a")
+        HttpStorage(url, "secret").read("a")

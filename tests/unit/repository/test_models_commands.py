@@ -172,7 +172,7 @@ def test_pin_rollback_resume_and_gc(capsys: Capture, repository: Repository) -> 
     ]
     assert run(capsys, "resume", "demo")[0].startswith("models/demo: was not held; ")
     # a store's roll-out does not wait for the next one
-    repository.store.write("STORE", b'{"shards": [["127.0.0.1:1"]], "min_ready": null}')
+    repository.storage.write("STORE", b'{"shards": [["127.0.0.1:1"]], "min_ready": null}')
     assert run(capsys, "resume", "demo")[0].endswith(
         "the newest that the gate lets through is offered as soon as the store has it"
     )

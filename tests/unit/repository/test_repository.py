@@ -15,7 +15,7 @@ from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.manifest import MANIFEST, FileEntry, encode_manifest, write_manifest
 from elasticrec.repository.collect import collect
 from elasticrec.repository.find import find_version, open_model
-from elasticrec.repository.remote import RemoteStore
+from elasticrec.repository.remote import RemoteStorage
 from elasticrec.repository.repository import CURRENT, Current, Repository
 from elasticrec.repository.verify import verify
 from elasticrec.repository.version import GRAPH_FILE, MissingVersionError
@@ -103,7 +103,7 @@ def test_a_delta_whose_base_or_parent_is_missing_is_refused_by_name(repository: 
     with pytest.raises(MissingVersionError) as caught:
         repository.chain(3)
     assert str(caught.value) == f"{place}: its parent, version 2, is missing"
-    repository.store.delete(f"1/{MANIFEST}")
+    repository.storage.delete(f"1/{MANIFEST}")
     for use in (repository.chain, repository.offer, repository.rollback, repository.pin, repository.begin_delta):
         with pytest.raises(MissingVersionError) as caught:
             use(3)
@@ -140,7 +140,7 @@ def test_a_manifest_that_does_not_fit_is_named(changes: dict[str, Any], words: s
     body = {key: value for key, value in (version.manifest | changes).items() if key not in ("kind", "self_sha256")}
     format = body.pop("format")
     body.pop("files")
-    repository.store.write("1/deltas/2/manifest.json", encode_manifest("model", body, {}, format=format))
+    repository.storage.write("1/deltas/2/manifest.json", encode_manifest("model", body, {}, format=format))
     with pytest.raises(ModelError) as caught:
         repository.chain(2)
     assert str(caught.value) == f"models/demo/1/deltas/2/manifest.json: {words}"
@@ -152,7 +152,7 @@ def test_names_of_files_stay_within_the_directory(name: str) -> None:
     version = write_version(repository)
     keys = ("kind", "self_sha256", "files", "format")
     body = {key: value for key, value in version.manifest.items() if key not in keys}
-    repository.store.write(
+    repository.storage.write(
         "1/manifest.json", encode_manifest("model", body, {**version.files, name: FileEntry(1, "0" * 64)})
     )
     with pytest.raises(ModelError, match="files: expected a path within the directory, got"):
@@ -170,7 +170,7 @@ def test_an_incomplete_version_is_no_version(repository: Repository) -> None:
     with repository.begin() as other:
         pass
     repository.abandon(draft)
-    assert [name for name in repository.store.find() if not name.startswith((".", "NEXT"))] == [
+    assert [name for name in repository.storage.find() if not name.startswith((".", "NEXT"))] == [
         f"1/{name}" for name in ("cube/part-00000", "dense.bin", "graph.onnx", MANIFEST)
     ]
     assert not other.is_open
@@ -194,17 +194,17 @@ def test_a_number_never_comes_twice(repository: Repository) -> None:
     with repository.begin() as given_up:
         assert given_up.number == 2
     # also where nothing was written yet, and by another process
-    assert Repository(repository.store).begin_delta(1).number == 3
+    assert Repository(repository.storage).begin_delta(1).number == 3
     repository.abandon(given_up)
-    again = Repository(repository.store).begin_delta(1)
+    again = Repository(repository.storage).begin_delta(1)
     assert again.number == 4
     # what comes late is in no other version
-    repository.store.write(f"{given_up.name}/cube/part-00000", b"late")
-    assert not repository.store.find(again.name)
+    repository.storage.write(f"{given_up.name}/cube/part-00000", b"late")
+    assert not repository.storage.find(again.name)
     repository.abandon(again)
     repository.remove("1")
     assert write_version(repository).number == 5
-    repository.store.write("NEXT", b'{"version": 1e999}')
+    repository.storage.write("NEXT", b'{"version": 1e999}')
     with pytest.raises(ModelError, match=r'NEXT: expected {"version": N}, the file is damaged; remove it'):
         repository.begin()
 
@@ -213,7 +213,7 @@ def test_an_interrupt_behind_the_manifest_leaves_the_version(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_version(repository)
-    write = repository.store.__class__.write
+    write = repository.storage.__class__.write
 
     def interrupt(self: Any, name: str, found: bytes) -> None:
         write(self, name, found)
@@ -221,7 +221,7 @@ def test_an_interrupt_behind_the_manifest_leaves_the_version(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(repository.store.__class__, "write", interrupt)
+        patch.setattr(repository.storage.__class__, "write", interrupt)
         with pytest.raises(KeyboardInterrupt):
             write_version(repository, 1)
     assert repository.versions() == [1, 2]
@@ -237,7 +237,7 @@ def test_a_commit_whose_files_are_not_as_told_is_refused(repository: Repository)
                 (draft.directory / "dense.bin").write_bytes(b"1234")
             files = {"dense.bin": FileEntry(size or 4, ""), GRAPH_FILE: FileEntry(0, "")}
             repository.commit(draft, content(), files)
-    assert list(repository.store.find()) == ["NEXT"]
+    assert list(repository.storage.find()) == ["NEXT"]
     with pytest.raises(ModelError, match=r"expected `graph\.onnx` among its files"), repository.begin() as draft:
         repository.commit(draft, content(), {})
 
@@ -275,10 +275,10 @@ def test_a_rollback_takes_what_is_there(repository: Repository) -> None:
     repository.offer(3)
     with pytest.raises(MissingVersionError, match="no version 9; a rollback takes 1, 2, 3"):
         repository.rollback(9)
-    repository.store.delete("1/dense.bin")
+    repository.storage.delete("1/dense.bin")
     with pytest.raises(ModelError, match=r"1/dense\.bin: named in the manifest but missing"):
         repository.rollback(1)
-    repository.store.write("2/dense.bin", b"short")
+    repository.storage.write("2/dense.bin", b"short")
     with pytest.raises(ModelError, match=r"2/dense\.bin: expected 8 bytes, got 5"):
         repository.rollback(3)
     assert repository.state() == Current(3, 1)
@@ -298,16 +298,16 @@ def test_pins(repository: Repository) -> None:
     repository.pin(2)
     assert repository.pins() == [1, 2]
     repository.unpin(1)
-    assert json.loads(repository.store.read("PINS")) == {"versions": [2]}
+    assert json.loads(repository.storage.read("PINS")) == {"versions": [2]}
     with pytest.raises(ConfigError, match="version 1 is not pinned; pinned: 2"):
         repository.unpin(1)
     with pytest.raises(MissingVersionError):
         repository.pin(7)
     for damage in (b"[]", b'{"versions": [1e999]}', DEEP):
-        repository.store.write("PINS", damage)
+        repository.storage.write("PINS", damage)
         with pytest.raises(ModelError, match="the file is damaged"):
             repository.pins()
-    repository.store.write("1/manifest.json", DEEP)
+    repository.storage.write("1/manifest.json", DEEP)
     with pytest.raises(ModelError, match="not JSON, the file is damaged"):
         repository.version(1)
 
@@ -345,7 +345,7 @@ def test_a_damaged_current_is_refused_and_not_replaced(damage: bytes) -> None:
 
 def test_one_process_publishes_at_a_time(repository: Repository) -> None:
     with repository.locked():
-        other = Repository(repository.store)
+        other = Repository(repository.storage)
         with pytest.raises(ConfigError, match=r"another process is publishing it: process \d+ on "), other.locked():
             pass
         # who looks after what is served is not held up
@@ -366,7 +366,7 @@ def test_who_has_lost_the_lock_commits_nothing_and_offers_nothing(in_memory: Rep
     repository = in_memory
     with repository.locked():
         first = write_version(repository)
-        repository.store.write(".lock", STOLEN)
+        repository.storage.write(".lock", STOLEN)
         with pytest.raises(UnavailableError, match="the lock was lost, to another"):
             repository.offer(first.number)
         with pytest.raises(UnavailableError, match="the lock was lost, to another"):
@@ -388,7 +388,7 @@ def test_who_has_lost_current_does_not_change_it(
     asked = Repository.state
 
     def lose(self: Repository) -> Current | None:
-        self.store.write(".state.lock", STOLEN)
+        self.storage.write(".state.lock", STOLEN)
         return asked(self)
 
     acts = {
@@ -412,7 +412,7 @@ def test_a_chain_across_bases_is_refused(repository: Repository) -> None:
     body = {key: value for key, value in version.manifest.items() if key not in keys}
     for parent, base in ((2, 1), (3, 3)):
         body |= {"parent": parent, "base": 1, "version": 5}
-        repository.store.write("1/deltas/5/manifest.json", encode_manifest("model", body, version.files, format=2))
+        repository.storage.write("1/deltas/5/manifest.json", encode_manifest("model", body, version.files, format=2))
         if base == 1:
             assert numbers(repository, 5) == [1, 2, 5]
         else:
@@ -484,18 +484,18 @@ def test_verify_names_every_damage(repository: Repository) -> None:
     for parent in (None, 1, 2):
         write_version(repository, parent)
     assert verify(repository, 3) == []
-    part = bytearray(repository.store.read("1/deltas/2/cube/part-00000"))
+    part = bytearray(repository.storage.read("1/deltas/2/cube/part-00000"))
     part[7] ^= 1
-    repository.store.write("1/deltas/2/cube/part-00000", bytes(part))
-    repository.store.write("1/graph.onnx", b"the graph of all and more")
-    repository.store.delete("1/deltas/3/dense.bin")
+    repository.storage.write("1/deltas/2/cube/part-00000", bytes(part))
+    repository.storage.write("1/graph.onnx", b"the graph of all and more")
+    repository.storage.delete("1/deltas/3/dense.bin")
     place = repository.place
     assert verify(repository, 3) == [
         f"{place}/1/graph.onnx: expected 16 bytes, got more",
         f"{place}/1/deltas/2/cube/part-00000: sha-256 differs from the manifest, the file is damaged",
         f"{place}/1/deltas/3/dense.bin: named in the manifest but missing",
     ]
-    repository.store.write("1/graph.onnx", b"short")
+    repository.storage.write("1/graph.onnx", b"short")
     assert verify(repository, 1) == [f"{place}/1/graph.onnx: expected 16 bytes, got 5"]
     repository.remove("1/deltas/2")
     assert verify(repository, 3) == [f"{place}/1/deltas/3: its parent, version 2, is missing"]
@@ -509,13 +509,13 @@ def test_verify_looks_for_values_that_are_not_finite(repository: Repository) -> 
 def test_a_publish_asks_a_store_no_more_often_for_more_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("read", "write", "create", "put", "exists", "find", "delete"):
-        asked = getattr(RemoteStore, name)
+        asked = getattr(RemoteStorage, name)
 
-        def counted(self: RemoteStore, *arguments: Any, name: str = name, asked: Any = asked) -> Any:
+        def counted(self: RemoteStorage, *arguments: Any, name: str = name, asked: Any = asked) -> Any:
             calls.append(name)
             return asked(self, *arguments)
 
-        monkeypatch.setattr(RemoteStore, name, counted)
+        monkeypatch.setattr(RemoteStorage, name, counted)
     repository = Repository.open(f"memory://{uuid.uuid4().hex}", "demo")
     counts, parent = [], None
     for _ in range(20):
@@ -541,13 +541,13 @@ def test_a_full_disk_leaves_nothing_and_the_next_publish_works(tmp_path: Path) -
         repository = Repository.open(path, "demo")
         with repository.locked():
             repository.offer(write_version(repository).number)
-            before = repository.store.find("1")
+            before = repository.storage.find("1")
             fill(path / "rest", 2000)
             for parent in (None, 1):
                 with pytest.raises(OSError, match="No space left"):
                     # the last of its files does not fit
                     write_version(repository, parent, metrics={"train": ["x" * 100_000]})
-            assert repository.store.find("1") == before
+            assert repository.storage.find("1") == before
             assert [found.name for found in (path / "demo").iterdir() if found.is_dir()] == ["1"]
             assert list((path / "demo/1").glob("deltas/*")) == []
             (path / "rest").unlink()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from elasticrec.config.train import ParameterServers
-from elasticrec.coordinator.messages import MovedError, SurplusError
 from elasticrec.errors import ConfigError
-from elasticrec.roles.place import Listening, RoleOptions
+from elasticrec.net.messages import MovedError, SurplusError
+from elasticrec.roles.member import ListenAddress, RoleOptions
 from elasticrec.roles.shard import DamagedError, ShardProcess
 from elasticrec.roles.start import write_start
 from elasticrec.run import Run
@@ -58,7 +58,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     def make_one(client: Client | None = None, say: Callable[[str], None] = print) -> ShardProcess:
         options = RoleOptions(tmp_path, "http://127.0.0.1:1", index=1)
-        process = ShardProcess(options, Listening(), say, ParameterServers())
+        process = ShardProcess(options, ListenAddress(), say, ParameterServers())
         process._client = client or Client()  # type: ignore[assignment]
         made.append(process)
         return process

@@ -14,8 +14,8 @@ import pytest
 from elasticrec import _core
 from elasticrec.config import Job, parse_job
 from elasticrec.errors import ModelError
+from elasticrec.publish.train import train_and_publish
 from elasticrec.repository.repository import Repository
-from elasticrec.roles.alone import train_and_publish
 from elasticrec.serving import readers
 from elasticrec.serving.follow import Follower, ReaderSettings
 from elasticrec.serving.onnxruntime import library_path

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from elasticrec.config.train import ParameterServers
-from elasticrec.roles.stream import Source, UnitStream
 from elasticrec.training.clock import StageClock
-from elasticrec.training.groups import Named
+from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes
+from elasticrec.training.unit_stream import Source, UnitStream
 
 
 class Batch:
@@ -34,8 +34,8 @@ class World:
         self.happened.append(f"acknowledged {pushing.index}")
         return False, False
 
-    def fly(self, batches: Iterator[Named]) -> list[str]:
-        def step(named: Named, pulling: Any) -> Any:
+    def fly(self, batches: Iterator[UnitBatch]) -> list[str]:
+        def step(named: UnitBatch, pulling: Any) -> Any:
             assert pulling is named.batch
             self.happened.append(f"step {named.batch.index}")
             return pulling
@@ -49,9 +49,9 @@ class World:
         return self.happened
 
 
-def unit_of(unit: int, count: int) -> Iterator[Named]:
+def unit_of(unit: int, count: int) -> Iterator[UnitBatch]:
     for index in range(count):
-        yield Named(Batch(unit, index), is_last=index == count - 1)  # type: ignore[arg-type]
+        yield UnitBatch(Batch(unit, index), is_last=index == count - 1)  # type: ignore[arg-type]
 
 
 def test_one_in_flight_is_never_stale() -> None:
@@ -79,7 +79,7 @@ def test_dense_values_are_asked_for_after_so_many_pushes(settings: dict[str, int
 
 
 def test_a_unit_is_done_when_its_last_push_is_acknowledged_and_the_next_is_under_way() -> None:
-    def both() -> Iterator[Named]:
+    def both() -> Iterator[UnitBatch]:
         yield from unit_of(1, 2)
         yield from unit_of(2, 3)
 

@@ -16,9 +16,10 @@ from elasticrec.config import Job, parse_job
 from elasticrec.config.train import ParameterServers
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.training.clock import StageClock
-from elasticrec.training.groups import Named
-from elasticrec.training.lanes import Lanes, num_lanes
+from elasticrec.training.groups import UnitBatch
+from elasticrec.training.lanes import Lanes
 from elasticrec.training.remote import networks_of
+from elasticrec.training.strategies import find_strategy
 
 WAIT_S = 30
 
@@ -30,10 +31,10 @@ class Batch:
         self.unit, self.index = unit, index
 
 
-def units(*counts: int) -> Iterator[Named]:
+def units(*counts: int) -> Iterator[UnitBatch]:
     for unit, count in enumerate(counts):
         for index in range(count):
-            yield Named(Batch(unit, index), is_last=index == count - 1)  # type: ignore[arg-type]
+            yield UnitBatch(Batch(unit, index), is_last=index == count - 1)  # type: ignore[arg-type]
 
 
 class World:
@@ -56,7 +57,7 @@ class World:
         self.applied.add((pushing.unit, pushing.index))
         return False, False
 
-    def step(self, lane: int, named: Named) -> Any:
+    def step(self, lane: int, named: UnitBatch) -> Any:
         name = (named.batch.unit, named.batch.index)
         self.stepped.append((lane, *name))
         # a step takes a while: who has failed comes to say so
@@ -89,7 +90,7 @@ def test_a_unit_is_done_when_the_batches_of_all_lanes_are_applied() -> None:
     lanes = world.lanes(2, max_in_flight=2)
     seen: list[list[int]] = []
 
-    def stream() -> Iterator[Named]:
+    def stream() -> Iterator[UnitBatch]:
         yield from units(6)
         # one lane took all of them but the first, and is back for more
         seen.append(list(world.done))
@@ -107,7 +108,7 @@ def test_lanes_step_at_the_same_time() -> None:
     meeting = threading.Barrier(3)
     batches = iter(list(units(3)))
 
-    def step(lane: int, named: Named) -> Any:
+    def step(lane: int, named: UnitBatch) -> Any:
         meeting.wait(WAIT_S)
         return named.batch
 
@@ -135,8 +136,8 @@ def test_a_unit_whose_last_batch_was_applied_before_is_done_when_the_next_begins
     world = World()
     told: list[list[int]] = []
 
-    def stream() -> Iterator[Named]:
-        yield Named(Batch(5, 2), is_last=False)  # type: ignore[arg-type]
+    def stream() -> Iterator[UnitBatch]:
+        yield UnitBatch(Batch(5, 2), is_last=False)  # type: ignore[arg-type]
         first, *rest = units(4)
         yield first
         told.append(list(world.done))
@@ -157,7 +158,7 @@ def test_who_tells_of_a_unit_and_who_takes_one_are_never_two() -> None:
         threading.Event().wait(0.001)
         busy.release()
 
-    def stream() -> Iterator[Named]:
+    def stream() -> Iterator[UnitBatch]:
         for one in units(*[2] * 40):
             alone()
             yield one
@@ -182,7 +183,7 @@ def test_what_failed_is_not_kept() -> None:
     """Connections end with the last reference to their client, not with a collection of garbage."""
     world = World()
 
-    def failing(lane: int, named: Named) -> Any:
+    def failing(lane: int, named: UnitBatch) -> Any:
         raise GoneError("gone")
 
     world.step = failing  # type: ignore[method-assign]
@@ -223,7 +224,7 @@ def test_an_error_of_one_lane_ends_them_all_and_is_raised(where: str) -> None:
     world.step_s = 0.001
     error = UnavailableError("ps shard 0: it is gone")
 
-    def stream() -> Iterator[Named]:
+    def stream() -> Iterator[UnitBatch]:
         for at, one in enumerate(units(100_000)):
             if where == "stream" and at == 20:
                 raise error
@@ -231,7 +232,7 @@ def test_an_error_of_one_lane_ends_them_all_and_is_raised(where: str) -> None:
 
     step = world.step
 
-    def failing(lane: int, named: Named) -> Any:
+    def failing(lane: int, named: UnitBatch) -> Any:
         if named.batch.index == {"step": 20, "first": 0}.get(where):
             raise error
         return step(lane, named)
@@ -273,7 +274,8 @@ def job(**train: Any) -> Job:
     ],
 )
 def test_lanes_share_the_threads(train: dict[str, Any], expected: int) -> None:
-    assert num_lanes(job(**train)) == expected
+    parsed = job(**train)
+    assert find_strategy(parsed.train.strategy).num_lanes(parsed) == expected
 
 
 def test_more_lanes_than_batches_in_flight_are_refused() -> None:

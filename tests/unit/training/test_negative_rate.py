@@ -9,7 +9,7 @@ import torch
 
 from elasticrec import _core
 from elasticrec.models import LR, Options, Shape
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.run import Run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.loop import train_job

@@ -23,8 +23,8 @@ def test_settings_left_out_have_the_default_of_their_kind(make_job: MakeJob, kin
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ({"kind": "adagrad", "beta1": 0.9}, "`beta1` is no setting of `adagrad`, expected `learning_rate`,"),
-        ({"kind": "sgd", "l1": 0.1}, "`l1` is no setting of `sgd`, expected `learning_rate`"),
+        ({"kind": "adagrad", "beta1": 0.9}, "`beta1` is not a setting of `adagrad`, expected `learning_rate`,"),
+        ({"kind": "sgd", "l1": 0.1}, "`l1` is not a setting of `sgd`, expected `learning_rate`"),
         ({"kind": "adam", "beta2": 1.0}, "sparse.optimizer.beta2: expected less than 1, got 1"),
         ({"kind": "adamw"}, "sparse.optimizer.kind: expected `sgd`, `adagrad`,"),
         ({"learningrate": 1}, "sparse.optimizer.learningrate: unknown key, did you mean `learning_rate`?"),

@@ -149,7 +149,7 @@ def test_a_best_by_a_metric_that_is_not_there(make_job: MakeJob) -> None:
     )
     saved = latest(Run.of(job))
     assert saved is not None and saved.progress.samples == 640
-    with pytest.raises(ConfigError, match=r"`checkpoint\.keep_best`: expected `auc` or `log_loss`"):
+    with pytest.raises(ConfigError, match=r"`checkpoint\.keep_best`: expected `auc`, `log_loss` or a metric of"):
         make_job(data={"eval": "eval.txt"}, train={"checkpoint": {"keep_best": "msa"}})
 
 

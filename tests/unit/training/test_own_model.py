@@ -12,7 +12,7 @@ from elasticrec.config import Job, differences, fingerprint, load_job, match_fil
 from elasticrec.data.demo import write_demo
 from elasticrec.errors import ConfigError, ElasticRecError, ModelError
 from elasticrec.publish.export import check_exports
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.run import Run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.loop import train_job

@@ -3,33 +3,35 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from elasticrec import _core
 from elasticrec.config import Job, parse_job
-from elasticrec.config.train import ParameterServers
+from elasticrec.config.train import ParameterServers, Train
 from elasticrec.data.batches import open_batches
 from elasticrec.data.demo import write_demo
 from elasticrec.data.units import Unit, plan_units
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.roles.dry_run import run_dry
-from elasticrec.roles.place import Leaving
+from elasticrec.roles.member import ShutdownRequest
 from elasticrec.roles.start import read_start
 from elasticrec.roles.trainer import TrainerProcess
 from elasticrec.training.embedding import table_spec
 from elasticrec.training.flight import Servers
-from elasticrec.training.geo import Geo
-from elasticrec.training.groups import Group, Named, grouped, named
-from elasticrec.training.half_async import HalfAsync
+from elasticrec.training.groups import MergeGroup, UnitBatch, split_batches, split_groups
 from elasticrec.training.lanes import Lanes
 from elasticrec.training.metrics import FLAT_SIZE
 from elasticrec.training.read import cut_of
 from elasticrec.training.remote import RemoteNetwork
+from elasticrec.training.strategies import strategies
+from elasticrec.training.strategies.geo import Geo
+from elasticrec.training.strategies.half_async import HalfAsync
 
 K = 3
 BATCHES = 8  # of the one unit: two whole groups and one of two
@@ -91,11 +93,11 @@ class Cluster:
     def batches(self, unit: Unit | None = None) -> Iterator[_core.Batch]:
         return iter(open_batches(self.job, self.parser, [unit or self.unit], shuffle=False))
 
-    def named(self) -> Iterator[Named]:
-        return named(self.batches(), partial(self.parser.empty, self.unit.id))
+    def named(self) -> Iterator[UnitBatch]:
+        return split_batches(self.batches(), partial(self.parser.empty, self.unit.id))
 
-    def groups(self) -> Iterator[Group]:
-        return grouped(self.batches(), K, partial(self.parser.empty, self.unit.id))
+    def groups(self) -> Iterator[MergeGroup]:
+        return split_groups(self.batches(), K, partial(self.parser.empty, self.unit.id))
 
     def lanes(self, servers: Servers, **settings: int) -> Lanes:
         others = [RemoteNetwork(self.job, print, self.network.clock) for _ in range(settings.get("lanes", 1) - 1)]
@@ -118,6 +120,23 @@ class Cluster:
             self.client.receive(pulling, batch, out, None)
             pulled[batch.index] = tuple(out.flatten().tolist())
         return pulled
+
+
+class Context:
+    """The part of a trainer that `half_async` and `geo` use."""
+
+    def __init__(self, cluster: Cluster, meet: Callable[[], None] = lambda: None) -> None:
+        self.job, self.networks, self.meet = cluster.job, [cluster.network], meet
+
+
+def geo_of(cluster: Cluster) -> Geo:
+    return Geo(Context(cluster), cluster.client)  # type: ignore[arg-type]
+
+
+def test_every_strategy_of_the_job_file_has_one_file() -> None:
+    choices = get_args(Train.model_fields["strategy"].annotation)
+    assert strategies().keys() == set(choices)
+    assert len({strategy.__module__ for strategy in strategies().values()}) == len(choices)
 
 
 @pytest.fixture
@@ -182,8 +201,8 @@ def test_dense_values_that_were_not_asked_for_stay(clusters: partial[Cluster]) -
 def test_half_async_sends_one_push_a_group_and_meets_after_each(clusters: partial[Cluster]) -> None:
     cluster = clusters("train.strategy=half_async")
     met = []
-    strategy = HalfAsync(cluster.network, cluster.client, lambda: met.append(cluster.counted("pushes")))
-    strategy.run(cluster.unit.id, 0, cluster.groups())
+    strategy = HalfAsync(Context(cluster, lambda: met.append(cluster.counted("pushes"))), cluster.client)  # type: ignore[arg-type]
+    strategy.train_groups(cluster.unit.id, 0, cluster.groups())
     # it meets when its push is applied, not before
     assert met == [[1, 1], [2, 2], [3, 3]]
     assert cluster.counted("pulls") == [BATCHES] * 2
@@ -196,10 +215,10 @@ def test_a_merged_push_is_one_step_on_the_joined_batch(clusters: partial[Cluster
     """Of batches that see the same rows, as those of one batch three times as large do."""
     merged, joined = clusters("train.strategy=half_async"), clusters("train.batch_size=300")
     for cluster in (merged, joined):
-        groups = list(grouped(cluster.batches(), K if cluster is merged else 1, partial(cluster.parser.empty, 0)))
-        strategy = HalfAsync(cluster.network, cluster.client, lambda: None)
+        groups = list(split_groups(cluster.batches(), K if cluster is merged else 1, partial(cluster.parser.empty, 0)))
+        strategy = HalfAsync(Context(cluster), cluster.client)  # type: ignore[arg-type]
         # one batch a name and all pulls before the first push: nothing is applied between the batches of a group
-        strategy.run(0, 0, groups[:1])
+        strategy.train_groups(0, 0, groups[:1])
     dense = []
     for cluster in (merged, joined):
         batch = next(cluster.batches())
@@ -216,12 +235,12 @@ def test_geo_pulls_nothing_between_exchanges(clusters: partial[Cluster]) -> None
     pulls = []
     groups = list(cluster.groups())
 
-    def watched() -> Iterator[Group]:
+    def watched() -> Iterator[MergeGroup]:
         for group in groups:
             pulls.append(cluster.counted("pulls"))
             yield group
 
-    Geo(cluster.job, cluster.network, cluster.client).run(cluster.unit.id, 0, watched(), 1)
+    geo_of(cluster).train_groups(cluster.unit.id, 0, watched(), 1)
     assert pulls == [[0, 0], [1, 1], [2, 2]]
     assert cluster.counted("pulls") == [3, 3]
     assert cluster.counted("pushes") == [3, 3]
@@ -231,7 +250,7 @@ def test_geo_pulls_nothing_between_exchanges(clusters: partial[Cluster]) -> None
 def test_geo_with_one_trainer_is_never_stale(clusters: partial[Cluster]) -> None:
     """Changes that were made elsewhere and added come to what one batch in flight comes to."""
     geo, plain = clusters("train.strategy=geo"), clusters()
-    Geo(geo.job, geo.network, geo.client).run(0, 0, geo.groups(), 1)
+    geo_of(geo).train_groups(0, 0, geo.groups(), 1)
     plain.lanes(plain.client, max_in_flight=1).run(plain.named())
     expected, got = plain.rows(), geo.rows()
     assert got.keys() == expected.keys()
@@ -244,7 +263,7 @@ def test_dense_changes_of_geo_are_shared_out_to_the_trainers(clusters: partial[C
     for num_trainers in (1, 2):
         cluster = clusters("train.strategy=geo")
         groups = list(cluster.groups())[:1]
-        Geo(cluster.job, cluster.network, cluster.client).run(0, 0, groups, num_trainers)
+        geo_of(cluster).train_groups(0, 0, groups, num_trainers)
         batch = next(cluster.batches())
         values = np.zeros(cluster.client.num_dense, np.float32)
         out = np.zeros((batch.num_samples, 8, cluster.client.width), np.float32)
@@ -260,7 +279,7 @@ def test_geo_begins_with_the_parameters_of_the_servers(clusters: partial[Cluster
         cluster = clusters("train.strategy=geo")
         # what a trainer has from before is nothing to go on from
         cluster.network.dense.values.add_(noise)
-        Geo(cluster.job, cluster.network, cluster.client).run(0, 0, cluster.groups(), 2)
+        geo_of(cluster).train_groups(0, 0, cluster.groups(), 2)
         learned.append(cluster.rows())
     for batch, values in learned[0].items():
         np.testing.assert_array_equal(learned[1][batch], values)
@@ -281,7 +300,9 @@ def test_a_dry_run_needs_no_servers(tmp_path: Path) -> None:
 def test_geo_refuses_adam(tmp_path: Path, section: str) -> None:
     with pytest.raises(ConfigError) as caught:
         job_of(tmp_path, "train.strategy=geo", f"{section}.optimizer.kind=adam")
-    assert f"{section}.optimizer.kind: expected another one with `train.strategy: geo`, got `adam`" in str(caught.value)
+    assert f"{section}.optimizer.kind: with `train.strategy: geo` expected another optimizer, got `adam`" in str(
+        caught.value
+    )
 
 
 def test_strategies_belong_to_servers(tmp_path: Path) -> None:
@@ -328,9 +349,9 @@ def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, Asked]:
     trainer.__dict__.update(
         _client=asked,
         clock=cluster.network.clock,
-        _job=cluster.job,
+        job=cluster.job,
         _place={"incarnation": 7, "index": 0},
-        _meeting=4,
+        meeting=4,
         _fenced=None,
         _units=[3],
         _dropped=frozenset(),
@@ -339,22 +360,22 @@ def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, Asked]:
         _next_attempt=0.0,
         _said="",
         _say=lambda _: None,
-        leaving=Leaving(),
-        network=cluster.network,
+        shutdown=ShutdownRequest(),
+        networks=[cluster.network],
     )
     return trainer, asked
 
 
 def test_a_trainer_waits_for_its_meeting(clusters: partial[Cluster]) -> None:
     trainer, asked = trainer_of(clusters())
-    trainer._meet()
+    trainer.meet()
     assert asked.meetings == [5, 5, 5]
 
 
 def test_a_trainer_leaves_a_unit_that_another_one_has(clusters: partial[Cluster]) -> None:
     cluster = clusters()
     trainer, asked = trainer_of(cluster)
-    batches = trainer._take(cluster.unit, cluster.batches())  # type: ignore[arg-type]
+    batches = trainer.read(cluster.unit, cluster.batches())  # type: ignore[arg-type]
     assert next(batches).unit == cluster.unit.id
     trainer._dropped = frozenset({cluster.unit.id})
     with pytest.raises(UnavailableError, match="its lease ran out, another trainer has it"):
@@ -372,9 +393,9 @@ def test_a_trainer_gives_up_after_its_retries(clusters: partial[Cluster], monkey
     monkeypatch.setattr(trainer, "_connect", lost)
     now = [100.0]
     monkeypatch.setattr("elasticrec.roles.trainer.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(trainer.leaving, "wait", lambda _: None)
+    monkeypatch.setattr(trainer.shutdown, "wait", lambda _: None)
     answer = {"unit": {"id": 3}, "shards": [], "group": None}
-    lease_s = trainer._job.train.ps.lease_s
+    lease_s = trainer.job.train.ps.lease_s
     for _ in range(2):
         # before a server that died can have been replaced no attempt counts
         for _ in range(10):
@@ -432,7 +453,7 @@ def test_trainers_of_a_step_wait_for_each_other(clusters: partial[Cluster]) -> N
         (batch, *_) = cluster.batches(unit)
         assert batch.unit == at
         pulling = clients[at].pull(batch, dense=True, after=(0, 0))
-        pushing = networks[at].step(clients[at], 0, Named(batch, is_last=True), pulling, group=group)
+        pushing = networks[at].step(clients[at], 0, UnitBatch(batch, is_last=True), pulling, group=group)
         clients[at].acknowledged(pushing)
 
     assert len(batches) == 2

@@ -12,7 +12,7 @@ import pytest
 from elasticrec import _core
 from elasticrec.errors import ConfigError
 from elasticrec.models import Column
-from elasticrec.publish.publish import publish_run
+from elasticrec.publish.local import publish_run
 from elasticrec.run import Run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training import checkpoint as checkpoints

@@ -1,0 +1,1 @@
+"""Communication between processes: security, TLS, HTTP, the protocol of the coordinator, metrics and logging."""

@@ -1,0 +1,1 @@
+"""Publishing from parameter servers: each shard writes its part of a version."""

@@ -1,0 +1,182 @@
+"""The repository as a running job sees it: a place for the parts of a version, its commit, its offer."""
+
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticrec.config.publish import Publish
+from elasticrec.durable import write_synced
+from elasticrec.errors import ElasticRecError, ModelError
+from elasticrec.fail_points import fail_point
+from elasticrec.manifest import FileEntry
+from elasticrec.publish.content import Changes, PublishedVersion, Source, VersionTemplate
+from elasticrec.publish.offer import offer_version
+from elasticrec.publish.servers.publishing import LostParentError, ShardDraft, ShardParts
+from elasticrec.repository.repository import Draft, Repository
+from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, READER_FILE, Content, Version, part_name
+
+# So many versions are looked at for one of this run.
+_MAX_LOOKS = 100
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Whose versions they are, and what is done with them."""
+
+    name: str
+    run_id: str
+    start: Path
+    """Where The version template and the graph lie."""
+    publish: Publish
+    has_store: bool
+    """Whether an online store is configured: it offers versions then."""
+
+
+class RunVersions:
+    """The versions of one run in the repository of its model."""
+
+    def __init__(self, repository: Repository, info: RunInfo) -> None:
+        self._repository, self._info = repository, info
+        self._template = VersionTemplate.read(info.start)
+        # The lock of the model, once it is taken, and the version that is being written.
+        self._lock: contextlib.AbstractContextManager[None] | None = None
+        self._draft: Draft | None = None
+
+    def last(self) -> PublishedVersion | None:
+        """Take the model for this run, and find its newest version; it is offered if a crash came before that.
+
+        None if the next one has to be a base.
+        """
+        if self._lock is None:
+            lock = self._repository.locked()
+            lock.__enter__()
+            self._lock = lock
+        directories = self._repository.directories()
+        for number in sorted(directories, reverse=True)[:_MAX_LOOKS]:
+            try:
+                found = self._repository.read(directories[number])
+                base = self._repository.chain(number)[0]
+            except (ModelError, FileNotFoundError):
+                # damaged, or removed meanwhile: nothing to build on
+                continue
+            publish = found.manifest["data"].get("publish")
+            if isinstance(publish, dict) and publish.get("run") == self._info.run_id:
+                is_offered = (self._repository.current() or 0) >= number
+                offer = ("offered", False) if is_offered else self._offer(found)
+                if not self._fits(found, base):
+                    return None
+                return PublishedVersion(number, publish["name"], publish["deltas"], *offer)
+        return None
+
+    def _fits(self, version: Version, base: Version) -> bool:
+        """Whether a delta may be of it: rows, dense values and graph are as this start of the run writes them."""
+        template, manifest = self._template, version.manifest
+        table, graph = manifest["table"], base.files.get(GRAPH_FILE)
+        pairs = (
+            (table.get("row_type"), self._info.publish.row_type),
+            (table.get("partitions"), template.partitions),
+            (table.get("columns"), template.columns),
+            (manifest["features"], template.features),
+            (manifest["graph"].get("inputs"), template.inputs),
+            (manifest["graph"].get("labels"), template.labels),
+            (manifest["dense"].get("tensors"), template.tensors),
+            (graph and graph.sha256, hashlib.sha256((self._info.start / GRAPH_FILE).read_bytes()).hexdigest()),
+        )
+        return all(found == wanted for found, wanted in pairs)
+
+    def begin(self, parent: PublishedVersion | None) -> ShardDraft:
+        """A place for a base, or for a delta."""
+        try:
+            draft = self._repository.begin() if parent is None else self._repository.begin_delta(parent.number)
+        except ModelError as error:
+            raise error if parent is None else LostParentError(str(error)) from None
+        self._draft = draft
+        if self._repository.storage.path_of("") is not None:
+            return ShardDraft(draft.number, draft.directory, f"{self._repository.name}/{draft.name}")
+        return ShardDraft(draft.number, draft.directory, draft.name, self._repository.place)
+
+    def commit(self, draft: ShardDraft, content: ShardParts) -> PublishedVersion:
+        """Put the dense values together, and write the manifest last."""
+        found = self._draft
+        assert found is not None, "a version is begun before it is committed"
+        dense = self._join(draft, content)
+        files = {DENSE_FILE: FileEntry(*write_synced(draft.path / DENSE_FILE, dense))}
+        if content.parent is None:
+            graph = (self._info.start / GRAPH_FILE).read_bytes()
+            files[GRAPH_FILE] = FileEntry(*write_synced(draft.path / GRAPH_FILE, graph))
+        if self._template.reader is not None:
+            reader = (self._info.start / READER_FILE).read_bytes()
+            files[READER_FILE] = FileEntry(*write_synced(draft.path / READER_FILE, reader))
+        for index, part in content.parts.items():
+            assert part.cube is not None, "a part that is written says what it is"
+            files[part_name(index)] = FileEntry(part.cube.bytes, part.cube.sha256)
+            self._repository.storage.delete(f"{found.name}/{draft.dense(index).name}")
+            draft.dense(index).unlink(missing_ok=True)
+        num_deltas = 0 if content.parent is None else content.parent.num_deltas + 1
+        fail_point("version")
+        version = self._repository.commit(found, self._content(content, num_deltas), files)
+        # from here on it is a version, whatever happens
+        fail_point("version-written")
+        self._draft = None
+        return PublishedVersion(draft.number, content.publish, num_deltas, *self._offer(version, dense))
+
+    def abandon(self, draft: ShardDraft) -> None:
+        """Remove what was written, unless it is a version all the same."""
+        found, self._draft = self._draft, None
+        if found is not None:
+            self._repository.abandon(found)
+
+    def close(self) -> None:
+        """Let others publish the model."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.__exit__(None, None, None)
+
+    def _content(self, content: ShardParts, num_deltas: int) -> Content:
+        parts, facts = content.parts.values(), content.facts
+        source = Source(
+            run=self._info.name,
+            checkpoint=f"publish {content.publish}",
+            rows=sum(part.rows for part in parts),
+            metrics={"train": facts["train"], "eval": []},
+            samples=content.parts[0].samples,
+            epoch=facts["passes"],
+            until=facts["until"],
+            publish={"run": self._info.run_id, "name": content.publish, "deltas": num_deltas},
+        )
+        changes = Changes(sum(part.changed for part in parts), sum(part.removed for part in parts))
+        ranges = {part_name(index): content.owned[index] for index in content.parts}
+        return self._template.content(
+            source, self._info.publish.row_type, changes, ranges if len(content.parts) > 1 else None
+        )
+
+    def _join(self, draft: ShardDraft, content: ShardParts) -> bytes:
+        """The dense vector, from the slices of the shards: here, or where those that share no disk have sent them."""
+        assert self._draft is not None
+        slices = []
+        for index in sorted(content.parts):
+            path, entry = draft.dense(index), content.parts[index].dense
+            found = (
+                path.read_bytes() if path.exists() else self._repository.storage.read(f"{self._draft.name}/{path.name}")
+            )
+            if entry is None or len(found) != entry.bytes or hashlib.sha256(found).hexdigest() != entry.sha256:
+                raise ModelError(f"{path}: not what shard {index} wrote")
+            slices.append(found)
+        return b"".join(slices)
+
+    def _offer(self, version: Version, dense: bytes | None = None) -> tuple[str, bool]:
+        """Offer a version if it is as it has to be; what became of it, in words, and whether something is wrong."""
+        try:
+            outcome = offer_version(
+                self._repository,
+                version,
+                self._info.publish,
+                dense=dense,
+                has_store=self._info.has_store,
+            )
+        except (ElasticRecError, OSError) as error:
+            # it is a version all the same
+            return f"not offered: {error}", True
+        problem = f"; old versions stay: {outcome.problem}" if outcome.problem else ""
+        return outcome.words + problem, bool(outcome.refused)

@@ -1,0 +1,50 @@
+"""Strategy `half_async`: the gradients of a merge group make one push, then the trainers meet."""
+
+from collections.abc import Iterable
+from contextlib import closing
+
+from elasticrec import _core
+from elasticrec.data.units import Unit
+from elasticrec.training.groups import MergeGroup
+from elasticrec.training.strategies.base import Lease, Strategy, missing_groups
+
+
+class HalfAsync(Strategy):
+    """Trains the merge groups of a unit; each push is applied before the next group is pulled."""
+
+    name = "half_async"
+
+    def run(self, lease: Lease) -> None:
+        """Train a unit, meeting the other trainers after each group."""
+        unit = Unit(**lease["unit"])
+        self.share_buffers(lease["trainers"])
+        self.trainer.meeting = lease["meeting"]
+        with closing(self.trainer.groups(unit)) as groups:
+            self.train_groups(unit.id, unit.seen, missing_groups(groups, lease))
+
+    def train_groups(self, unit: int, seen: int, groups: Iterable[MergeGroup]) -> None:
+        """Train groups of a unit, one push each."""
+        network, servers, merging = self.network, self.servers, _core.Merging()
+        for group in groups:
+            for batch in group.batches:
+                self._merge(merging, batch)
+            with network.clock.stage("push"):
+                network.num_pushes += 1
+                pushing = merging.push(servers, unit=unit, index=group.index, last=group.is_last, seen=seen)
+                servers.acknowledged(pushing)
+            with network.clock.stage("meet"):
+                self.trainer.meet()
+
+    def _merge(self, merging: _core.Merging, batch: _core.Batch) -> None:
+        network, servers = self.network, self.servers
+        pulling = servers.pull(batch, dense=True)
+        result = network.learn(batch, network.receive(servers, pulling, batch, dense=True))
+        with network.clock.stage("merge"):
+            merging.add(
+                batch,
+                result.gradient,
+                result.dense,
+                scale=result.scale,
+                weight=result.weight,
+                sums=result.sums,
+            )

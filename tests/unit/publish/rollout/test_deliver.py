@@ -1,0 +1,201 @@
+"""The roll-out at work, on replicas that are made up: what it does, and what a status shows of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elasticrec import _core
+from elasticrec.config.publish import Gate
+from elasticrec.launch.status import _store_lines
+from elasticrec.net.security import Security
+from elasticrec.publish.rollout.decide import Replica
+from elasticrec.publish.rollout.deliver import Delivery
+from elasticrec.publish.rollout.patience import Patience
+from elasticrec.publish.rollout.replicas import StoreReplicas
+from elasticrec.repository.repository import Repository
+from support.store import MODEL, publish
+from support.versions import write_version
+
+SOME = np.arange(1, 11, dtype=np.uint64)
+
+
+class FakeReplicas:
+    """One shard of two replicas."""
+
+    def __init__(self) -> None:
+        self.shard = (Replica(0, "a:1"), Replica(0, "b:1", is_there=False, why="does not answer in 1 s"))
+        self.noticed: list[str] = []
+
+    def hold(self, *versions: int) -> None:
+        self.shard = (Replica(0, "a:1", versions), self.shard[1])
+
+    def look(self) -> Sequence[Sequence[Replica]]:
+        return (self.shard,)
+
+    def notice(self, replicas: Sequence[Replica]) -> None:
+        self.noticed += [replica.address for replica in replicas]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    (tmp_path / MODEL).mkdir()
+    return Repository.open(tmp_path, MODEL)
+
+
+def test_a_status_has_what_it_does_who_is_late_and_what_was_refused(repository: Repository) -> None:
+    replicas, said = FakeReplicas(), list[str]()
+    delivery = Delivery(repository, replicas, Gate(), said.append)
+    assert delivery.describe()["doing"] == "looking at the store"
+    first = publish(repository).number
+    delivery.step()
+    assert replicas.noticed == ["a:1"]
+    assert _store_lines(delivery.describe()) == [
+        "store: loading 1: 0 of 2 replicas have it",
+        "  late: shard 0 a:1: has nothing",
+        "  late: shard 0 b:1: does not answer in 1 s",
+    ]
+    replicas.hold(first)
+    delivery.step()
+    assert repository.current() == first
+    assert _store_lines(delivery.describe()) == [
+        "store: switched to 1, 1 of 2 replicas are late",
+        "  late: shard 0 b:1: does not answer in 1 s",
+    ]
+    # hardly a row is left: the gate does not let it through
+    second = publish(repository, signs=SOME).number
+    replicas.hold(first, second)
+    delivery.step()
+    assert repository.current() == first
+    (*_, last) = _store_lines(delivery.describe())
+    assert last.startswith(f"  version {second} is not offered: ") and "rows" in last
+    assert any(line.startswith(f"version {second} is not offered") for line in said)
+
+
+def test_patience_ends(repository: Repository) -> None:
+    """A replica that answers and never has it holds nobody up for long, and then no more."""
+    replicas, now = FakeReplicas(), [100.0]
+    delivery = Delivery(repository, replicas, Gate(), lambda _: None, patience=Patience(lambda: now[0]))
+    first = publish(repository).number
+    replicas.shard = (Replica(0, "a:1", (1,)), Replica(0, "b:1", (1,)))
+    delivery.step()
+    assert repository.current() == first
+    second = publish(repository).number
+    replicas.hold(1, 2)
+    for wait_s, expected in ((0, first), (29, first), (2, second)):
+        now[0] += wait_s
+        delivery.step()
+        assert repository.current() == expected
+    # it is not asked any more, and so not waited for
+    third = publish(repository).number
+    replicas.hold(1, 2, 3)
+    delivery.step()
+    assert repository.current() == third
+
+
+def test_a_preview_has_the_same_patience(repository: Repository) -> None:
+    """Who looks while a replica is about to have a version is not told that somebody has to offer it."""
+    replicas = FakeReplicas()
+    delivery = Delivery(repository, replicas, Gate(), lambda _: None)
+    repository.offer(publish(repository).number)
+    second = publish(repository).number
+    replicas.shard = (Replica(0, "a:1", (1, second)), Replica(0, "b:1", (1,)))
+    assert delivery.preview()[0].text == f"loading {second}: 1 of 2 replicas have it"
+    replicas.shard = (Replica(0, "a:1", (1, second)), Replica(0, "b:1", (1, second)))
+    assert delivery.preview()[0].text == f"version {second} can be offered: start `elasticrec deliver`"
+
+
+@pytest.mark.parametrize("ends_early", [True, False])
+def test_each_version_has_patience_of_its_own(repository: Repository, ends_early: bool) -> None:
+    """Whether the wait before it ended because all had it, or because it took too long."""
+    replicas, now = FakeReplicas(), [100.0]
+    delivery = Delivery(repository, replicas, Gate(), lambda _: None, patience=Patience(lambda: now[0]))
+    held = [publish(repository).number]
+    replicas.shard = (Replica(0, "a:1", tuple(held)), Replica(0, "b:1", tuple(held)))
+    delivery.step()
+    for _ in range(2):
+        before = held[-1]
+        held.append(publish(repository).number)
+        replicas.shard = (Replica(0, "a:1", tuple(held)), Replica(0, "b:1", tuple(held[:-1])))
+        delivery.step()
+        now[0] += 29
+        delivery.step()
+        assert repository.current() == before, "a replica that is about to have it is waited for"
+        if ends_early:
+            replicas.shard = (Replica(0, "a:1", tuple(held)), Replica(0, "b:1", tuple(held)))
+        else:
+            now[0] += 2
+        delivery.step()
+        assert repository.current() == held[-1]
+        # the next look sees the next version already
+        now[0] += 100
+
+
+def test_what_cannot_be_read_is_named_and_does_not_stop_what_is_behind_it(repository: Repository) -> None:
+    replicas, said = FakeReplicas(), list[str]()
+    delivery = Delivery(repository, replicas, Gate(), said.append)
+    replicas.hold(1, 2, 3, 4)
+    publish(repository)
+    delivery.step()
+    root = Path(repository.place)
+    bad = [publish(repository), publish(repository)]
+    (root / bad[0].name / "manifest.json").write_bytes(b"{")
+    dense = root / bad[1].name / "dense.bin"
+    dense.write_bytes(dense.read_bytes()[:-1] + b"!")
+    delivery.step()
+    delivery.step()
+    assert repository.current() == 1
+    assert sum("version 2 is not offered: " in line and "manifest.json" in line for line in said) == 1
+    assert sum("version 3 is not offered: " in line and "sha-256" in line for line in said) == 1
+    # nor does it if the offered one is what is damaged
+    (root / "1/manifest.json").write_bytes(b"{")
+    fourth = publish(repository).number
+    delivery.step()
+    assert repository.current() == fourth
+
+
+def test_weights_that_are_not_finite_are_not_offered(repository: Repository) -> None:
+    replicas, said = FakeReplicas(), list[str]()
+    replicas.hold(1)
+    write_version(repository, dense=np.array([1.0, np.nan], np.float32).tobytes())
+    Delivery(repository, replicas, Gate(), said.append).step()
+    assert repository.current() is None
+    assert said[0] == "version 1 is not offered: dense weights: `w` has values that are not finite"
+
+
+def test_a_replica_of_another_shard_is_none_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would leave partitions to nobody."""
+    monkeypatch.setattr("elasticrec.publish.rollout.replicas._PATIENCE_S", 60.0)
+    server = _core.CubeServer(MODEL, address="127.0.0.1:0", token="", partitions=(0, 8), num_partitions=16)
+    try:
+        ((first,), (second,)) = StoreReplicas(MODEL, [[server.address], [server.address]], Security()).look()
+    finally:
+        server.stop()
+    assert first.is_there and not second.is_there
+    assert second.why == "expected partitions 8 to 15, shard 1 of 2, got 0 to 7"
+
+
+def test_it_looks_soon_again_while_a_version_is_on_its_way(repository: Repository) -> None:
+    pauses: list[float] = []
+    replicas = FakeReplicas()
+    publish(repository)
+
+    def wait(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        if len(pauses) == 3:
+            replicas.shard = (Replica(0, "a:1", (1,)), Replica(0, "b:1", (1,)))
+        return len(pauses) == 5
+
+    Delivery(repository, replicas, Gate(), lambda _: None).run(wait)
+    assert pauses == [0.02, 0.04, 0.08, 0.5, 0.5]
+
+
+def test_a_repository_that_cannot_be_read_is_said_too(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Repository) -> None:
+        raise OSError("no such disk")
+
+    monkeypatch.setattr(Repository, "state", fail)
+    delivery = Delivery(repository, FakeReplicas(), Gate(), lambda _: None)
+    delivery.run(lambda _: True)
+    assert delivery.describe()["doing"] == "cannot go on: no such disk"

@@ -1,0 +1,207 @@
+"""A rollback that waits for a store of replicas that are made up: it offers its version, or nothing."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from elasticrec import cli
+from elasticrec.errors import UnavailableError
+from elasticrec.net.security import Security, check_addresses
+from elasticrec.publish.rollout.decide import Replica
+from elasticrec.publish.rollout.known_store import KnownStore, Remembered, recall, remember
+from elasticrec.publish.rollout.patience import Patience
+from elasticrec.publish.rollout.replicas import StoreReplicas
+from elasticrec.publish.rollout.rollback import Rollback
+from elasticrec.repository.repository import Current, Repository
+from support.store import MODEL, publish
+from support.versions import write_version
+
+
+class FakeReplicas:
+    """Two shards of a replica each; something happens before the second look."""
+
+    def __init__(self, then: Callable[["FakeReplicas"], None] = lambda _: None) -> None:
+        self.versions: tuple[int, ...] = (2,)
+        self.bytes_per_s: float | None = None
+        self.looks, self.then = 0, then
+        self.noticed: list[str] = []
+
+    def look(self) -> Sequence[Sequence[Replica]]:
+        self.looks += 1
+        if self.looks == 2:
+            self.then(self)
+        return [[Replica(shard, f"a:{shard}", self.versions, bytes_per_s=self.bytes_per_s)] for shard in (0, 1)]
+
+    def notice(self, replicas: Sequence[Replica]) -> None:
+        self.noticed += [replica.address for replica in replicas]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """Versions 1 to 3, of which 2 is offered; 3 may be one that the gate has refused."""
+    repository = Repository.open(tmp_path, MODEL)
+    for _ in range(3):
+        write_version(repository)
+    repository.offer(2)
+    return repository
+
+
+def test_it_is_offered_once_the_store_has_it(repository: Repository) -> None:
+    def load(replicas: FakeReplicas) -> None:
+        assert repository.state() == Current(2, 2, is_held=True, wanted=1)
+        replicas.versions = (1, 2, 3)
+
+    replicas, said = FakeReplicas(load), list[str]()
+    assert Rollback(repository, replicas, None, said.append).to(1, 60) == Current(1, 3, is_held=True)
+    assert said == ["loading 1, about 1 s", "loading 1: 0 of 2 replicas have it, held by a rollback"]
+    assert replicas.noticed == ["a:0", "a:1"]
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_one_that_is_not_wanted_any_more_ends_and_offers_nothing(repository: Repository, is_resumed: bool) -> None:
+    def change(replicas: FakeReplicas) -> None:
+        replicas.versions = (1, 2, 3)
+        if is_resumed:
+            repository.resume()
+        else:
+            repository.rollback(3, is_loaded=False)
+
+    with pytest.raises(
+        UnavailableError, match="the rollback to version 1 was given up: another one, or `models resume`"
+    ):
+        Rollback(repository, FakeReplicas(change), None, lambda _: None).to(1, 60)
+    wanted = Current(2, 3) if is_resumed else Current(2, 3, is_held=True, wanted=3)
+    assert repository.state() == wanted
+
+
+def test_a_replica_that_is_asked_is_waited_for(repository: Repository) -> None:
+    """Of two replicas one has the version: if it died at once, nobody could answer for what is offered."""
+
+    class Two(FakeReplicas):
+        def look(self) -> Sequence[Sequence[Replica]]:
+            super().look()
+            others = (1, 2) if self.looks > 3 else (2,)
+            return [[Replica(0, "a:0", (1, 2)), Replica(0, "a:1", others)]]
+
+    now, replicas = [0.0], Two()
+    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).to(1, 60).version == 1
+    assert replicas.looks == 4
+
+    class Never(FakeReplicas):
+        def look(self) -> Sequence[Sequence[Replica]]:
+            super().look()
+            now[0] += 10
+            return [[Replica(0, "a:0", (1, 2, 3)), Replica(0, "a:1", (1,))]]
+
+    replicas = Never()
+    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).to(2, 60).version == 2
+    assert replicas.looks == 4
+
+
+def test_who_waits_no_longer_is_told_who_is_late(repository: Repository) -> None:
+    with pytest.raises(UnavailableError, match=r"version 1 is not offered after 0 s, .*: shard 0 a:0: has 2; shard 1"):
+        Rollback(repository, FakeReplicas(), None, lambda _: None).to(1, 0)
+    assert repository.state() == Current(2, 2, is_held=True, wanted=1)
+
+
+def test_to_what_is_offered_it_is_at_once(repository: Repository) -> None:
+    assert Rollback(repository, FakeReplicas(), None, lambda _: None).to(2, 0) == Current(2, 2, is_held=True)
+
+
+def test_the_estimate_is_that_of_the_whole_version(repository: Repository) -> None:
+    replicas, said = FakeReplicas(), list[str]()
+    replicas.bytes_per_s = repository.version(1).num_bytes / 40
+    with pytest.raises(UnavailableError):
+        Rollback(repository, replicas, None, said.append).to(1, 0)
+    assert said[0] == "loading 1, about 40 s"
+
+
+def test_a_store_is_of_a_model_and_not_of_a_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    repository = Repository.open(tmp_path / "models", MODEL)
+    for _ in range(2):
+        publish(repository)
+    repository.offer(1)
+    for command in (["cube", "serve"], ["cube", "status"], ["deliver"]):
+        assert cli.main([*command, f"models/{MODEL}:2"]) == 2
+        assert capsys.readouterr().err == (
+            f"error: {' '.join(command)}: expected a model, got version 2 of one: `models/{MODEL}:2`; "
+            "`elasticrec models rollback` has a store serve it\n"
+        )
+    for model, version in ((f"models/{MODEL}:2", 2), (f"models/{MODEL}", 1)):
+        assert cli.main(["cube", "get", model, "7"]) == 0
+        assert capsys.readouterr().out.splitlines() == [f"version {version}", f"7: value 7  version {version}"]
+    assert cli.main(["cube", "get", f"models/{MODEL}:2", "7", "--version", "1"]) == 2
+    assert capsys.readouterr().err == f"error: --version: expected 2, as in `models/{MODEL}:2`, got 1\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["cube", "status", "MODEL"], ["cube", "get", "MODEL", "7"], ["deliver", "MODEL", "--once"]],
+)
+def test_no_token_goes_to_another_machine_in_clear(
+    command: list[str], repository: Repository, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICREC_TOKEN", "secret")
+    far = ["10.255.255.1:7"]
+    arguments = [part.replace("MODEL", repository.place) for part in command]
+    in_clear = "the token would go to another machine in clear: expected TLS, or `insecure: true`\n"
+    assert cli.main([*arguments, "--address", f"127.0.0.1:1,{far[0]}"]) == 2
+    assert capsys.readouterr().err == f"error: cube shard 0 at {far[0]}: {in_clear}"
+    check_addresses(Security("secret", insecure=True), [far])
+    check_addresses(Security(), [far])
+    check_addresses(Security("secret"), [["localhost:7", "[::1]:7"]])
+
+
+def test_no_token_of_a_rollback_does_either(
+    repository: Repository, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICREC_TOKEN", "secret")
+    repository.storage.write("STORE", b'{"shards": [["10.255.255.1:7"]], "min_ready": null}')
+    assert cli.main(["models", "rollback", f"{repository.place}:1"]) == 2
+    assert "error: cube shard 0 at 10.255.255.1:7: the token would go" in capsys.readouterr().err
+    assert repository.current() == 2
+
+
+def test_a_store_is_remembered_once_every_shard_has_answered(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(repository, [["old:1"]], None)
+    there = {"a:1"}
+
+    def look(self: StoreReplicas) -> list[list[Replica]]:
+        return [
+            [Replica(shard, address, is_there=address in there) for address in replicas]
+            for shard, replicas in enumerate(self.addresses)
+        ]
+
+    monkeypatch.setattr(StoreReplicas, "look", look)
+    said: list[str] = []
+    replicas = StoreReplicas(MODEL, [["a:1", "a:2"], ["b:1", "b:2"]], Security())
+    remembered = Remembered(repository, replicas, 1, said.append)
+    # a typo: nobody of a shard answers
+    remembered.look()
+    assert recall(repository) == KnownStore([["old:1"]], None)
+    there.add("b:2")
+    with monkeypatch.context() as patch:
+        patch.setattr("elasticrec.publish.rollout.known_store.remember", fail)
+        for _ in range(2):
+            remembered.look()
+    assert said == ["a rollback by hand will not find the store: no space left"]
+    assert [[one.is_there for one in shard] for shard in remembered.look()] == [[True, False], [False, True]]
+    assert recall(repository) == KnownStore([["a:1", "a:2"], ["b:1", "b:2"]], 1)
+
+
+def test_a_typo_in_an_address_leaves_the_store_that_is_known(
+    repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remember(repository, [["old:1"]], None)
+    assert cli.main(["deliver", repository.place, "--address", "127.0.0.1:1", "--once"]) == 0
+    assert recall(repository) == KnownStore([["old:1"]], None)
+
+
+def fail(*_: object) -> None:
+    raise OSError("no space left")

@@ -1,0 +1,144 @@
+"""The gate before an offer, and what becomes of a version that it stops."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrec.config.publish import Gate, Publish
+from elasticrec.publish.gate import Candidate, refusals
+from elasticrec.publish.offer import HELD, offer_version
+from elasticrec.publish.rollout.known_store import remember
+from elasticrec.repository.repository import Repository
+from support.versions import write_version
+
+MEASURED: dict[str, Any] = {
+    "train": [{"auc": 0.6, "log_loss": 0.7}, {"auc": 0.1}],
+    "eval": [{"auc": 0.75, "log_loss": 0.4}, {"auc": 0.2}],
+}
+
+
+def reasons(rows: int = 100, current: int | None = 100, metrics: Any = None, **gate: Any) -> list[str]:
+    return refusals(Gate(**gate), Candidate(rows, MEASURED if metrics is None else metrics), current)
+
+
+def test_by_default_only_weights_and_rows_are_looked_at() -> None:
+    assert reasons() == []
+    assert reasons(metrics={"train": [], "eval": None}) == []
+    assert refusals(Gate(), Candidate(1, MEASURED, ("mlp.0.weight", "b")), None) == [
+        "dense weights: `mlp.0.weight` has values that are not finite",
+        "dense weights: `b` has values that are not finite",
+    ]
+
+
+def test_bounds_are_of_the_evaluation_and_the_first_label() -> None:
+    assert reasons(min_auc=0.75, max_log_loss=0.4) == []
+    assert reasons(min_auc=0.76, max_log_loss=0.39) == [
+        "AUC of the evaluation: expected at least 0.76, got 0.7500",
+        "log loss of the evaluation: expected at most 0.39, got 0.4000",
+    ]
+
+
+def test_without_an_evaluation_they_are_of_the_last_pass() -> None:
+    metrics = {**MEASURED, "eval": None}
+    assert reasons(metrics=metrics, min_auc=0.6) == []
+    assert reasons(metrics=metrics, min_auc=0.61) == ["AUC of the last pass: expected at least 0.61, got 0.6000"]
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), "0.9", True])
+def test_a_metric_that_is_no_number_is_below_any_bound(value: Any) -> None:
+    metrics = {"eval": [{"auc": value, "log_loss": value}]}
+    assert reasons(metrics=metrics, min_auc=0.1, max_log_loss=9.0) == [
+        "AUC of the evaluation: expected at least 0.1, got none",
+        "log loss of the evaluation: expected at most 9, got none",
+    ]
+    assert reasons(metrics={}, min_auc=0.1) == ["AUC of the last pass: expected at least 0.1, got none"]
+
+
+def test_rows_may_go_down_by_a_share() -> None:
+    assert reasons(rows=50) == []
+    assert reasons(rows=1000) == []
+    assert reasons(rows=49) == [
+        "rows: expected to lose at most 50% of the current version's 100, got 49, which is 51% less"
+    ]
+    assert reasons(rows=0, max_row_loss=1.0) == []
+    assert reasons(rows=99, max_row_loss=0.0) != []
+    assert reasons(rows=0, current=None) == []
+    assert reasons(rows=0, current=0) == []
+
+
+def offer(repository: Repository, settings: Publish, *, has_store: bool = False, **changes: Any) -> Any:
+    version = write_version(repository, **changes)
+    return offer_version(repository, version, settings, has_store=has_store)
+
+
+def test_a_failed_gate_stops_the_offer_and_keeps_the_version(tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path, "demo")
+    assert offer(repository, Publish(), rows=100).words == "offered"
+    outcome = offer(repository, Publish(), rows=10)
+    assert not outcome.is_offered
+    assert outcome.words.startswith("not offered: rows: expected to lose at most 50%")
+    assert (repository.versions(), repository.current()) == ([1, 2], 1)
+    # the bound is that of what is offered, not of what was refused
+    assert not offer(repository, Publish(), rows=11).is_offered
+    assert offer(repository, Publish(), rows=60).is_offered
+    assert repository.current() == 4
+
+
+def test_with_a_store_its_rollout_offers(tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path, "demo")
+    outcome = offer(repository, Publish(), has_store=True)
+    assert (outcome.is_offered, outcome.words) == (False, "not offered: servers of the store load it first")
+    assert repository.current() is None
+
+
+def test_a_store_that_a_job_does_not_name_is_before_it_too(tmp_path: Path) -> None:
+    """`deliver` wrote it down: who publishes by hand must not offer what no server of it has."""
+    repository = Repository.open(tmp_path, "demo")
+    assert offer(repository, Publish()).is_offered
+    remember(repository, [["127.0.0.1:8600"]], None)
+    outcome = offer(repository, Publish())
+    place = tmp_path / "demo/STORE"
+    assert outcome.words == (
+        "not offered: servers of the store load it first, and `elasticrec deliver` offers it; "
+        f"{place} names them, remove it if there are none"
+    )
+    assert repository.current() == 1
+    place.unlink()
+    assert offer(repository, Publish()).is_offered
+
+
+def test_a_rollback_is_before_it_and_old_versions_go(tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path, "demo")
+    settings = Publish(keep=2)
+    for _ in range(2):
+        assert offer(repository, settings).collected == ()
+    assert offer(repository, settings).collected == (1,)
+    repository.rollback(2)
+    outcome = offer(repository, settings)
+    assert outcome.words == f"not offered: {HELD}"
+    assert outcome.collected == ()
+    assert (repository.versions(), repository.current()) == ([2, 3, 4], 2)
+    # a refused one is collected like any other
+    repository.resume()
+    assert offer(repository, settings).collected == (3, 2)
+
+
+def test_a_version_that_comes_behind_a_newer_one_is_not_offered(tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path, "demo")
+    late, newer = write_version(repository), write_version(repository)
+    assert offer_version(repository, newer, Publish(), has_store=False).is_offered
+    outcome = offer_version(repository, late, Publish(), has_store=False)
+    assert outcome.words == "not offered: version 2, a newer one, is offered already"
+    assert repository.current() == 2
+    # another one may have offered the same
+    assert offer_version(repository, newer, Publish(), has_store=False).words == "offered"
+
+
+def test_old_versions_that_cannot_go_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository.open(tmp_path, "demo")
+    repository.storage.write("PINS", b"damaged")
+    outcome = offer(repository, Publish())
+    assert outcome.is_offered
+    assert outcome.problem is not None
+    assert "PINS: expected" in outcome.problem

@@ -1,0 +1,170 @@
+"""The journal: what was answered is there after any crash, and nothing else is believed."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticrec.errors import ConfigError, ModelError, UnavailableError
+from elasticrec.journal import Journal
+
+
+def kinds(journal: Journal) -> list[str]:
+    return [entry["kind"] for entry in journal.entries]
+
+
+def write(directory: Path, *names: str) -> Path:
+    with Journal.open(directory) as journal:
+        for name in names:
+            journal.append({"kind": name, "text": "é\u2028\n"})
+        return journal.path
+
+
+def test_entries_come_back(tmp_path: Path) -> None:
+    path = write(tmp_path / "c", "a", "b")
+    write(tmp_path / "c", "c")
+    with Journal.open(tmp_path / "c") as journal:
+        assert kinds(journal) == ["a", "b", "c"]
+        assert [(entry["n"], entry["term"]) for entry in journal.entries] == [(0, 1), (1, 1), (2, 2)]
+        assert journal.term == 3 and journal.entries[0]["text"] == "é\u2028\n"
+    assert all(json.loads(line)["check"] for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("cut", range(1, 60))
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
+    path = write(tmp_path, "a", "b")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    with Journal.open(tmp_path) as journal:
+        assert kinds(journal) == ["a"]
+        journal.append({"kind": "c"})
+    with Journal.open(tmp_path) as journal:
+        assert kinds(journal) == ["a", "c"]
+
+
+def test_zeros_of_a_power_cut_are_a_torn_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "a")
+    path.write_bytes(path.read_bytes() + b'{"check":"' + b"\0" * 4000 + b"}\n")
+    with Journal.open(tmp_path) as journal:
+        assert kinds(journal) == ["a"]
+
+
+@pytest.mark.parametrize("line", range(3))
+@pytest.mark.parametrize("at", [0, 12, 30, 40, -3])
+def test_a_damaged_line_is_an_error(tmp_path: Path, line: int, at: int) -> None:
+    path = write(tmp_path, "a", "b", "c")
+    lines = [bytearray(one) for one in path.read_bytes().splitlines(keepends=True)]
+    lines[line][at] ^= 1
+    damaged = b"".join(lines)
+    path.write_bytes(damaged)
+    with pytest.raises(ModelError, match=rf"journal.jsonl:{line + 1}: the line is damaged"):
+        Journal.open(tmp_path)
+    assert path.read_bytes() == damaged
+    assert [one.name for one in tmp_path.glob("term-*")] == ["term-00000001"], "a term was taken for nothing"
+
+
+def test_a_line_that_is_missing_or_there_twice_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "a", "b", "c")
+    a, b, c = path.read_bytes().splitlines(keepends=True)
+    for lines in ([a, c], [a, b, b, c], [b, c], [a, c, b]):
+        path.write_bytes(b"".join(lines))
+        with pytest.raises(ModelError, match="not the next one"):
+            Journal.open(tmp_path)
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from elasticrec.journal import Journal\n"
+        f"journal = Journal.open(Path({str(tmp_path / 'coordinator')!r}))\n"
+        "print(journal.term, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "1\n"
+            with pytest.raises(ConfigError, match=rf"^{tmp_path}: another coordinator has this run$"):
+                Journal.open(tmp_path / "coordinator")
+            assert sorted(path.name for path in (tmp_path / "coordinator").glob("term-*")) == ["term-00000001"]
+        finally:
+            process.kill()
+    with Journal.open(tmp_path / "coordinator") as journal:
+        assert journal.term == 2
+
+
+def test_terms_only_rise(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    (tmp_path / "term-00000001").unlink()
+    with Journal.open(tmp_path) as journal:
+        assert journal.term == 2, "the journal knows the terms that wrote it"
+    (tmp_path / "term-00000041").touch()
+    (tmp_path / "term-of-mine").touch()
+    with Journal.open(tmp_path) as journal:
+        assert journal.term == 42
+    with Journal.open(tmp_path, 60) as journal:
+        assert journal.term == 61
+    with Journal.open(tmp_path, 7) as journal:
+        assert journal.term == 62
+
+
+@pytest.mark.parametrize("change", ["next", "gone"])
+def test_a_follower_elsewhere_is_noticed(tmp_path: Path, change: str) -> None:
+    with Journal.open(tmp_path) as journal:
+        journal.append({"kind": "a"})
+        if change == "next":
+            (tmp_path / "term-00000002").touch()
+        else:
+            (tmp_path / "term-00000001").unlink()
+        with pytest.raises(UnavailableError, match="another coordinator has taken this run over"):
+            journal.append({"kind": "b"})
+    with Journal.open(tmp_path) as journal:
+        assert kinds(journal) == ["a"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal.open(tmp_path) as journal:
+        journal.append({"kind": "a"})
+        real = os.write
+
+        def full(descriptor: int, content: bytes) -> int:
+            if len(content) > 20:
+                return real(descriptor, content[:20])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(OSError, match="No space left") as raised:
+                journal.append({"kind": "b"})
+        assert str(journal.path) in str(raised.value)
+        journal.append({"kind": "c"})
+    with Journal.open(tmp_path) as journal:
+        assert kinds(journal) == ["a", "c"]
+
+
+def test_after_a_failed_sync_nothing_more_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal.open(tmp_path) as journal:
+
+        def fail(descriptor: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            with pytest.raises(UnavailableError, match="Input/output error"):
+                journal.append({"kind": "a"})
+        with pytest.raises(UnavailableError, match="Input/output error"):
+            journal.append({"kind": "b"})
+
+
+def test_synced_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal.open(tmp_path) as journal:
+        real, sizes = os.fsync, []
+
+        def sync(descriptor: int) -> None:
+            sizes.append(os.fstat(descriptor).st_size)
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        journal.append({"kind": "a"}, {"kind": "b"})
+        assert sizes == [journal.path.stat().st_size]
