@@ -1,6 +1,6 @@
-"""The command line: the entry to every step of the data path.
+"""The `elasticrec` command: the user's way into every step of the data path.
 
-Each command imports what it runs when it runs, so that `--help`, clients and serving need no torch.
+Each command imports its implementation when it runs, so `--help`, clients and serving do not need torch.
 """
 
 import os
@@ -25,15 +25,15 @@ from elasticrec.roles.commands import add_roles
 
 USER_ERROR = 2
 INTERRUPTED = 130
-# What typer exits with where a command itself writes to a closed pipe.
+# Exit code of typer when a command writes to a closed pipe.
 BROKEN_PIPE = 1
 
-# What `elasticrec` alone does without, and the extra that brings it.
+# Modules that a plain `pip install elasticrec` lacks, and the extra that installs each.
 _EXTRAS = {"torch": "train", "onnx": "train", "onnxscript": "train", "pyarrow": "train", "xxhash": "audit"}
 
 app = typer.Typer(
     name="elasticrec",
-    help="Train click-through models on logs, publish them and serve them.",
+    help="Train click-through models on click logs, publish them and serve them.",
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -50,9 +50,9 @@ add_launch(app)
 app.command()(deliver)
 add_audit(app)
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, name of a run, or its directory.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, run name or run directory.")]
 BestOption = Annotated[
-    bool, typer.Option("--best", help="The best checkpoint of the run by its evaluations, not the newest.")
+    bool, typer.Option("--best", help="Use the run's best checkpoint by its evaluations, not the newest.")
 ]
 
 
@@ -77,7 +77,7 @@ def _root(
 
 @app.command()
 def check(job: JobArgument, overrides: SetOption = None) -> None:
-    """Check a job; print it with all defaults."""
+    """Check a job file and print it with all defaults filled in."""
     from elasticrec.config import load_job, match_files
     from elasticrec.data.header import with_names
     from elasticrec.data.look import warnings_of
@@ -85,7 +85,7 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
 
     loaded = with_names(load_job(job, overrides or []))
     if loaded.model.own:
-        # only what trains and publishes can tell whether the user's code does
+        # Only a trial export shows whether the user's own model can be published.
         from elasticrec.publish.export import check_exports
 
         check_exports(loaded)
@@ -100,22 +100,22 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
     typer.echo(loaded.to_yaml(), nl=False)
     for text in warnings:
         typer.echo(f"warning: {text}", err=True)
-    typer.echo(f"ok: files to train on: {num_train}, to evaluate on: {num_eval}", err=True)
+    typer.echo(f"ok: {num_train} training files, {num_eval} evaluation files", err=True)
 
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write job.yaml.")] = Path("."),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write job.yaml to.")] = Path("."),
     source: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="DATA", help="Data to look at: a file, directory or glob; may be repeated."),
+        typer.Option("--from", metavar="DATA", help="Data to inspect: a file, directory or glob; may be repeated."),
     ] = None,
-    label: Annotated[str | None, typer.Option("--label", help="Column of the label, if it is not found.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    label: Annotated[str | None, typer.Option("--label", help="Label column, if it cannot be detected.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write a first job, for the data if it is given.
+    """Write a first job file, filled in from your data with --from.
 
-    It says what it found: format, slots, dense columns, label; doubts are comments in the job.
+    Prints the detected format, slots, dense columns and label. Comments in the job mark guesses to check.
     """
     from elasticrec.data.init import summary_lines, write_job
 
@@ -140,18 +140,18 @@ def schema() -> None:
 def train(
     job: JobArgument,
     overrides: SetOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier run of this job and start over.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard an earlier run of this job and start over.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="With `train.mode: ps`: one trainer without servers and network, to see what it could reach.",
+            help="With `train.mode: ps`: run one trainer without servers or network, to see its highest throughput.",
         ),
     ] = False,
 ) -> None:
-    """Train a job; an unfinished run goes on.
+    """Train a job, or resume its unfinished run.
 
-    It ends with the data. What the job wrote so far is in runs/NAME.
+    Training ends when all data has been read. Checkpoints, metrics and logs are in runs/NAME.
     """
     from elasticrec.config import load_job
     from elasticrec.training.report import Summary, summary_lines
@@ -182,19 +182,19 @@ def evaluate(
         typer.Option(
             "--range",
             metavar="FIRST:END",
-            help="Snapshots of these epochs, counted from 0, without END: 0:4 are 0, 1, 2 and 3.",
+            help="Evaluate the snapshots of these epochs, counted from 0, END excluded: 0:4 means 0, 1, 2 and 3.",
         ),
     ] = None,
     best: BestOption = False,
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", metavar="FILES", help="File, directory or pattern instead of data.eval; may be repeated."
+            "--data", metavar="FILES", help="File, directory or glob to use instead of data.eval; may be repeated."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on a line for each checkpoint.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per checkpoint.")] = False,
 ) -> None:
-    """Evaluate checkpoints of a run: the newest, or the snapshots of a range of epochs."""
+    """Evaluate the newest checkpoint of a run, the best one, or the snapshots of a range of epochs."""
     import json
 
     from elasticrec.run import resolve_run
@@ -217,36 +217,41 @@ def evaluate(
             typer.echo(line)
 
 
-# a sample without labels begins with `-`
+# A sample without labels begins with `-`.
 @app.command(context_settings={"ignore_unknown_options": True})
 def explain(
     sample: Annotated[
         str,
         typer.Argument(
             metavar="SAMPLE",
-            help="A line in the training format, `@FILE:LINE`, of Parquet `@FILE:ROW`, or `-` for standard input.",
+            help="A line in the training format, `@FILE:LINE`, `@FILE:ROW` for Parquet, or `-` for standard input.",
         ),
     ],
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="RUN", help="Explain by the newest checkpoint of a run.")
+        str | None, typer.Option("--checkpoint", metavar="RUN", help="Explain with the newest checkpoint of a run.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Explain by a published model.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="Explain with a published model.")
+    ] = None,
     server: Annotated[
-        str | None, typer.Option("--server", metavar="URL", help="Explain by a running server, with its times.")
+        str | None, typer.Option("--server", metavar="URL", help="Explain with a running server, and show its timings.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="With --server: which model, if it has several.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="With --server: model name, if the server has several.")
+    ] = None,
     token: Annotated[
-        str | None, typer.Option("--token", help="With --server: its token, as ${ENV} or file:PATH.")
+        str | None, typer.Option("--token", help="With --server: access token, as ${ENV} or file:PATH.")
     ] = None,
     ca: Annotated[
-        Path | None, typer.Option("--ca", metavar="PEM", help="With --server https://…: the authorities to trust.")
+        Path | None,
+        typer.Option("--ca", metavar="PEM", help="With --server https://…: certificate authorities to trust."),
     ] = None,
     best: BestOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all values.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all values.")] = False,
 ) -> None:
-    """Show what a model makes of a sample.
+    """Show how a model scores a sample.
 
-    Signs, their rows with shows and clicks, pooled values, dense values, scores.
+    Prints its signs with the shows, clicks and weights of their rows, pooled values, dense values and scores.
     """
     import json
 
@@ -257,14 +262,14 @@ def explain(
             from elasticrec.errors import ConfigError
 
             raise ConfigError("explain: expected one of --checkpoint, --model and --server")
-        from elasticrec.predict import ServerPlace
+        from elasticrec.predict import ServerAddress
 
-        with ServerPlace(server, name, token, None, ca).client() as client:
+        with ServerAddress(server, name, token, None, ca).client() as client:
             result = explaining.explain_served(client, sample)
     else:
         source = explaining.open_source(checkpoint, model, best=best)
         result = explaining.explain(explaining.read_sample(sample, source.features["format"]), source)
-    for line in [json.dumps(result)] if as_json else explaining.lines_of(result):
+    for line in [json.dumps(result)] if as_json else explaining.text_lines(result):
         typer.echo(line)
 
 
@@ -273,12 +278,12 @@ def publish(
     run: RunArgument,
     best: BestOption = False,
     row_type: Annotated[
-        str | None, typer.Option("--row-type", help="f32, f16 or int8 instead of `publish.row_type` of the job.")
+        str | None, typer.Option("--row-type", help="f32, f16 or int8; overrides `publish.row_type` of the job.")
     ] = None,
 ) -> None:
-    """Publish the newest or the best checkpoint of a run.
+    """Publish the newest or the best checkpoint of a run as a new version of its model.
 
-    It becomes a version of the model, and the current one if `publish.gate` lets it through.
+    The version becomes current if it passes `publish.gate`.
     """
     from elasticrec.publish.local import publish_run
     from elasticrec.run import resolve_run
@@ -290,7 +295,7 @@ def publish(
     )
     outcome = published.outcome
     if outcome.problem:
-        typer.echo(f"warning: old versions stay: {outcome.problem}", err=True)
+        typer.echo(f"warning: old versions are kept: {outcome.problem}", err=True)
     if not outcome.is_offered:
         typer.echo(f"warning: {outcome.words}", err=True)
     if outcome.refused:
@@ -303,20 +308,22 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL_OR_REPOSITORY]...",
-            help="A model such as models/demo, models/demo:7, a URL, a packed one (.tar.gz), or a repository with all "
-            "its models; without any, `serve.models` of the job, or its own model.",
+            help="Models to serve: models/demo, models/demo:7, a URL, a packed version (.tar.gz), or a repository with "
+            "all its models. Default: `serve.models` of the job, or the job's own model.",
         ),
     ] = None,
     job: Annotated[Path | None, typer.Option("--job", metavar="JOB", help="Job file with a `serve` section.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 takes a free one.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a first version that is not there yet.")] = False,
+    port: Annotated[int | None, typer.Option("--port", help="Port to listen on; 0 picks a free port.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until a first version is published.")] = False,
     readers: Annotated[
         int | None,
-        typer.Option("--readers", metavar="N", help="Run a model's own reader, in so many processes: `serve.readers`."),
+        typer.Option(
+            "--readers", metavar="N", help="Number of processes that run a model's own reader: `serve.readers`."
+        ),
     ] = None,
     overrides: SetOption = None,
 ) -> None:
-    """Serve published models over HTTP, gRPC and bRPC; new versions are followed."""
+    """Serve published models over HTTP, gRPC and bRPC, and follow new versions."""
     from elasticrec.config import default_job, load_job
     from elasticrec.serving.plan import plan_of
     from elasticrec.serving.server import serve as serve_models
@@ -329,7 +336,9 @@ def serve(
 
 @app.command()
 def predict(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Lines in the training format; `-` for standard input.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="File of lines in the training format; `-` for standard input.")
+    ],
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="RUN", help="Score with the newest checkpoint of a run.")
     ] = None,
@@ -338,29 +347,33 @@ def predict(
         str | None, typer.Option("--model", metavar="MODEL", help="Score with a published model, in this process.")
     ] = None,
     server: Annotated[str | None, typer.Option("--server", metavar="URL", help="Score with a running server.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="With --server: which model, if it has several.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="With --server: model name, if the server has several.")
+    ] = None,
     token: Annotated[
-        str | None, typer.Option("--token", help="With --server: its token, as ${ENV} or file:PATH.")
+        str | None, typer.Option("--token", help="With --server: access token, as ${ENV} or file:PATH.")
     ] = None,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", help="With --server: how long a request may take.")
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="With --server: timeout of a request.")
     ] = None,
     ca: Annotated[
-        Path | None, typer.Option("--ca", metavar="PEM", help="With --server https://…: the authorities to trust.")
+        Path | None,
+        typer.Option("--ca", metavar="PEM", help="With --server https://…: certificate authorities to trust."),
     ] = None,
     run_reader: Annotated[
-        bool, typer.Option("--run-reader", help="With --model: run the model's own reader, code out of its directory.")
+        bool, typer.Option("--run-reader", help="With --model: run the reader code in the model's directory.")
     ] = False,
 ) -> None:
-    """Print the scores of samples, a line each.
+    """Print the scores of samples, one line per sample.
 
-    Several labels are separated by tabs. If the lines have labels, AUC and log loss follow on standard error.
+    Scores of several labels are separated by tabs. If the lines have labels, AUC and log loss follow on standard
+    error.
     """
-    from elasticrec.predict import ServerPlace, judged, open_scorer, scores_of
+    from elasticrec.predict import ServerAddress, judged, open_scorer, scores_of
     from elasticrec.progress import counting
 
-    place = ServerPlace(server, name, token, timeout_s, ca)
-    with open_scorer(checkpoint, model, place, best=best, run_reader=run_reader) as opened:
+    address = ServerAddress(server, name, token, timeout_s, ca)
+    with open_scorer(checkpoint, model, address, best=best, run_reader=run_reader) as opened:
         source, judge = judged(opened)
         num_scored = 0
         with counting(None) as progress:
@@ -368,7 +381,7 @@ def predict(
                 typer.echo("\n".join("\t".join(f"{value:.9g}" for value in row) for row in scores))
                 num_scored += len(scores)
                 if not sys.stdout.isatty():
-                    # on the same terminal the scores show it
+                    # On a terminal the printed scores show the progress.
                     progress(num_scored)
         for line in judge.lines() if judge else ():
             typer.echo(line, err=True)
@@ -376,17 +389,17 @@ def predict(
 
 @app.command()
 def demo(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to work.")] = Path("demo"),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to work in.")] = Path("demo"),
     samples: Annotated[int, typer.Option(min=1000, max=MAX_SAMPLES, help="Samples to generate.")] = 400_000,
 ) -> None:
-    """Show the whole loop on generated data."""
+    """Run the whole loop on generated data: train, publish, serve, send requests."""
     from elasticrec.demo import run_demo
 
     run_demo(directory, samples)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command: 0, or 2 for a user's mistake, or 130 for Ctrl-C. A traceback is a bug of ours."""
+    """Run a command and return its exit code: 0, 2 for a user's mistake, 130 for Ctrl-C; a traceback is a bug."""
     limit_spinning()
     try:
         result = app(args=arguments, prog_name="elasticrec", standalone_mode=False)
@@ -397,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ElasticRecError as error:
         return _fail(str(error))
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`); the flush at exit must not fail a second time.
+        # The process that read our output has exited (`| head`); the flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
@@ -411,7 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str) -> None:
-    """A line of a long-running command, at once also through a pipe."""
+    """Print a line of a long-running command and flush, so that it passes through a pipe at once."""
     typer.echo(message)
     sys.stdout.flush()
 
@@ -423,7 +436,7 @@ def _fail(message: str) -> int:
 
 
 def _describe_usage(error: typer.TyperException) -> str:
-    """The words of typer in the style of our own messages."""
+    """Return typer's message in the style of our own messages."""
     text = re.sub(r"'([^']*)'", r"`\1`", error.format_message()).strip().rstrip(".")
     return f"{text[:1].lower()}{text[1:]}, see `--help`"
 

@@ -1,4 +1,4 @@
-"""The whole loop on generated data, with the commands that a user would type."""
+"""`elasticrec demo`: run the whole loop on generated data with the commands that a user would type."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from elasticrec.errors import ElasticRecError
 from elasticrec.serving.client import Client
 from elasticrec.serving.process import ServerProcess, server_process
 
-# Says that a directory is a demo's own, to be replaced by the next one.
+# This file marks a directory made by a demo, which the next demo may replace.
 _MARK = ".elasticrec-demo"
 _SAMPLES_SHOWN = 5
 _LOAD_SECONDS = 2.0
@@ -22,14 +22,14 @@ _CONNECTIONS = 8
 
 
 def run_demo(directory: Path, samples: int) -> None:
-    """Data, training, publish, serving, requests; each step says what it does and found."""
+    """Generate data, train, publish, serve and send requests; print each step and its result."""
     _clear(directory)
-    _title("1. data: click logs whose true click probabilities are known")
+    _title("1. data: click logs with known click probabilities")
     _elasticrec(directory, "data", "demo", "data", "--samples", str(samples))
     truth = json.loads((directory / "data/truth.json").read_text())
     best = truth["hours"][-1]["best_auc"]
 
-    _title("2. training: Wide & Deep over all hours but the last, evaluated on the last")
+    _title("2. training: Wide & Deep on all hours but the last, evaluated on the last")
     _elasticrec(directory, "train", "data/job.yaml")
     reached = _last_eval_auc(directory / "runs/demo/metrics.jsonl")
     typer.echo(f"AUC reached {reached:.4f}; the best possible on that hour is {best:.4f}")
@@ -50,7 +50,7 @@ def _ask(directory: Path, server: ServerProcess) -> None:
         lines = [next(file) for _ in range(64)]
     (directory / "samples.txt").write_bytes(b"".join(lines[:_SAMPLES_SHOWN]))
 
-    _title("5. requests: the same samples, scored by the trainer and by the server")
+    _title("5. requests: the same samples scored by the trainer and by the server")
     trainer = _elasticrec(directory, "predict", "samples.txt", "--checkpoint", "demo", quiet=True).split()
     served = _elasticrec(directory, "predict", "samples.txt", "--server", url, quiet=True).split()
     typer.echo(f"{'click':>8}{'trainer':>14}{'server':>14}{'difference':>14}")
@@ -65,7 +65,7 @@ def _ask(directory: Path, server: ServerProcess) -> None:
         (score,) = client.predict([instance])[0]
     typer.echo(f"  → click {score:.7f}")
 
-    _title(f"6. speed: {_CONNECTIONS} connections, one sample a request, {_LOAD_SECONDS:.0f} seconds")
+    _title(f"6. speed: {_CONNECTIONS} connections, one sample per request, {_LOAD_SECONDS:.0f} seconds")
     report = _core.load_test(
         server.address,
         server.predict_path,
@@ -80,7 +80,7 @@ def _ask(directory: Path, server: ServerProcess) -> None:
 
 
 def _elasticrec(directory: Path, *arguments: str, quiet: bool = False) -> str:
-    """Run a command as a user would; `quiet` keeps its output for the caller."""
+    """Run a command as a user would; with `quiet`, return its output instead of printing it."""
     typer.echo(f"$ elasticrec {' '.join(arguments)}")
     sys.stdout.flush()
     result = subprocess.run(
@@ -107,7 +107,7 @@ def _environment() -> dict[str, str]:
 
 
 def _clear(directory: Path) -> None:
-    """Forget an earlier demo; a directory that no demo made is left alone, whatever is in it."""
+    """Delete an earlier demo; refuse a directory that contains anything else."""
     directory.mkdir(parents=True, exist_ok=True)
     strange = {path.name for path in directory.iterdir()} - {_MARK, "data", "runs", "models", "samples.txt"}
     if not (directory / _MARK).exists():
@@ -132,7 +132,7 @@ def _last_eval_auc(metrics: Path) -> float:
 
 
 def _instance(line: bytes) -> dict[str, list[int]]:
-    """A line of slot text as named slots."""
+    """Return a line of slot text as named slots."""
     instance: dict[str, list[int]] = {}
     for field in line.split()[2:]:
         sign, slot = field.decode().split(":")

@@ -1,19 +1,19 @@
 """The errors that every part of the data path raises; the command line exits with 2 on each.
 
-Files that are missing or unreadable raise `FileNotFoundError` and the other `OSError`s as they are.
+Missing or unreadable files raise `FileNotFoundError` and the other `OSError`s.
 """
 
 
 class ElasticRecError(Exception):
-    """Something a user can correct; the message says where, what was expected and what was found."""
+    """An error that a user can correct; the message says where, what was expected and what was found."""
 
 
 class ConfigError(ElasticRecError):
-    """A job file, an override or a run that cannot be used; one line of the message for each problem."""
+    """A job file, an override or a run that cannot be used; the message has one line per problem."""
 
 
 class SampleError(ElasticRecError, ValueError):
-    """A line or a value of the data that cannot be parsed, or too many of them."""
+    """A line or a value of the data that cannot be parsed, or too many bad lines."""
 
 
 class ModelError(ElasticRecError):
@@ -21,4 +21,4 @@ class ModelError(ElasticRecError):
 
 
 class UnavailableError(ElasticRecError, ConnectionError):
-    """A server that did not answer, or answered that it cannot serve now."""
+    """A server that did not answer, or cannot serve at the moment."""

@@ -1,4 +1,4 @@
-"""Why a sample has its score: its signs, the rows they have or lack, what the network sees of them."""
+"""`elasticrec explain`: the signs of a sample, their rows, what the network receives and the scores."""
 
 import io
 import json
@@ -25,17 +25,17 @@ from elasticrec.serving.onnxruntime import library_path
 
 Values = npt.NDArray[np.float32]
 
-# Values of a vector that are shown to people; JSON has all.
+# Number of values of a vector in the text output; JSON has all of them.
 _SHOWN_VALUES = 6
 
-# Of a request, in their order.
+# Stages of a request, in order.
 _STAGES = ("queue", "reader", "parse", "lookup", "infer", "write")
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class RowPlace(NamedTuple):
-    """A row of a Parquet file, counted from 0 as in the messages of bad rows."""
+class RowAddress(NamedTuple):
+    """A row of a Parquet file, counted from 0 as in messages about bad rows."""
 
     path: Path
     row: int
@@ -43,36 +43,36 @@ class RowPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """What a model has for a sign."""
+    """The row of a sign."""
 
     weights: list[float]
     show: int | None = None
-    """None where only weights are kept."""
+    """None for a published version, which has weights only."""
     click: int | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint or a published version, as an explanation needs it."""
+    """A checkpoint or a published version that explains samples."""
 
     name: str
     features: dict[str, Any]
     rows: Callable[[list[int]], list[Row | None]]
-    """Rows by sign; none where there is none."""
+    """Returns the row of each sign, or None."""
     width: int
-    read: Callable[[bytes | RowPlace], tuple["_core.Batch | _Seen", Callable[[], Values]]]
-    """A batch of a sample, and what gives the scores of it."""
+    read: Callable[[bytes | RowAddress], tuple["_core.Batch | _ServedSample", Callable[[], Values]]]
+    """Returns the batch of a sample and a function that scores it."""
     pull: Callable[[Any], Values] | None = None
-    """Pooled rows `[1, cells, width]` from the table itself; without it they are pooled here."""
+    """Pools rows to `[1, cells, width]` with the table itself; without it they are pooled in Python."""
     labels: list[str] | None = None
-    """Those that there are scores of, where they are not all."""
+    """The labels that are scored, if not all."""
 
 
-def explain(sample: bytes | RowPlace, source: Source) -> dict[str, Any]:
-    """Everything between a sample and its scores, for JSON."""
+def explain(sample: bytes | RowAddress, source: Source) -> dict[str, Any]:
+    """Return everything between a sample and its scores, ready for JSON."""
     batch, predict = source.read(sample)
     if batch.num_samples != 1:
-        got = f"{batch.num_samples}" if batch.num_samples else "none: a blank line, or one that is no sample"
+        got = f"{batch.num_samples}" if batch.num_samples else "none: the line is blank or holds no sample"
         raise SampleError(f"sample: expected 1, got {got}")
     signs = batch.signs.tolist()
     offsets = batch.offsets.tolist()
@@ -82,7 +82,7 @@ def explain(sample: bytes | RowPlace, source: Source) -> dict[str, Any]:
     cell = 0
     for at, slot in enumerate(source.features["slots"]):
         within = slice(offsets[at], offsets[at + 1])
-        # a sequence has a cell for each of its places, any other slot has one
+        # A sequence has one cell per position, any other slot has one.
         cells = slice(cell, cell + (slot.get("sequence") or 1))
         cell = cells.stop
         pooled = _pool(rows[within], source.width, slot) if pulled is None else pulled[cells]
@@ -110,7 +110,7 @@ def _sign(sign: int, row: Row | None) -> dict[str, Any]:
 
 
 def _pool(rows: list[Row | None], width: int, slot: dict[str, Any]) -> Values:
-    """As the table does it: absent reads as zero and counts as a sign; the signs of a sequence stay apart."""
+    """Pool as the table does: a missing row reads as zero and counts as a sign; sequences are not summed."""
     vectors = np.array([row.weights if row else [0.0] * width for row in rows], np.float32).reshape(-1, width)
     length = slot.get("sequence")
     if length:
@@ -123,13 +123,13 @@ def _pool(rows: list[Row | None], width: int, slot: dict[str, Any]) -> Values:
     return pooled
 
 
-def lines_of(explanation: dict[str, Any]) -> list[str]:
-    """An explanation for people."""
+def text_lines(explanation: dict[str, Any]) -> list[str]:
+    """Return an explanation as lines of text."""
     signs = [sign for slot in explanation["slots"] for sign in slot["signs"]]
     found = [sign for sign in signs if sign["found"]]
     lines = [f"{explanation['source']}: {len(found)} of {len(signs)} signs have a row"]
     if found and found[0]["show"] is None:
-        lines.append("shows and clicks are not published; a checkpoint has them")
+        lines.append("a published version has no shows and clicks; use --checkpoint to see them")
     for slot in explanation["slots"]:
         if not slot["signs"]:
             lines.append(f"slot {slot['name']}: empty, reads as zero")
@@ -155,10 +155,10 @@ def _vector(values: list[float]) -> str:
     return f"[{shown} … {len(values)} values]" if len(values) > _SHOWN_VALUES else f"[{shown}]"
 
 
-def read_sample(text: str, format: str) -> bytes | RowPlace:
-    """What SAMPLE stands for in data of a format: a line, the first of standard input (`-`), or `@FILE:LINE`.
+def read_sample(text: str, format: str) -> bytes | RowAddress:
+    """Return the sample that SAMPLE names: a line, the first of standard input (`-`), or `@FILE:LINE`.
 
-    Of Parquet it is `@FILE:ROW`. A compressed file is read up to the line.
+    For Parquet it is `@FILE:ROW`. A compressed file is read up to the line.
     """
     if format == "parquet" and not text.startswith("@"):
         raise SampleError("sample: format `parquet` has no lines, expected `@FILE:ROW`, with rows counted from 0")
@@ -176,7 +176,7 @@ def read_sample(text: str, format: str) -> bytes | RowPlace:
         raise SampleError(f"{file}: expected a {what} from {first} on, got {number}")
     path = Path(file)
     refuse_irregular(path)
-    return RowPlace(path, int(number)) if format == "parquet" else _line_of(path, int(number), format)
+    return RowAddress(path, int(number)) if format == "parquet" else _line_of(path, int(number), format)
 
 
 def _line_of(path: Path, number: int, format: str) -> bytes:
@@ -190,7 +190,7 @@ def _line_of(path: Path, number: int, format: str) -> bytes:
 
 @contextmanager
 def _open_lines(path: Path, format: str) -> Iterator[Iterable[bytes]]:
-    """The lines of a file, plain or compressed."""
+    """Yield the lines of a file, plain or compressed."""
     with path.open("rb") as file:
         start = file.read(4)
         file.seek(0)
@@ -215,16 +215,16 @@ def _open_lines(path: Path, format: str) -> Iterator[Iterable[bytes]]:
 
 
 def explain_served(client: Client, text: str) -> dict[str, Any]:
-    """The same by a server: the version that it answers with, and where the time of the request went."""
+    """Explain a sample with a running server: also the version that answered and the time of each stage."""
     metadata = client.metadata()
     features = metadata["features"]
     if features["format"] == "parquet":
-        raise SampleError("sample: format `parquet` has no lines, give --checkpoint RUN instead of --server")
+        raise SampleError("sample: format `parquet` has no lines; use --checkpoint RUN instead of --server")
     line = read_sample(text, features["format"])
     assert isinstance(line, bytes)
     answer = client.explain_line(line)
     width = sum(column["width"] for column in metadata["columns"])
-    batch = _Seen(
+    batch = _ServedSample(
         np.array(answer["signs"], np.uint64),
         np.array(answer["offsets"], np.int64),
         np.array([answer["dense"]], np.float32),
@@ -244,8 +244,8 @@ def explain_served(client: Client, text: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A sample as a server saw it: what an explanation needs of a batch."""
+class _ServedSample:
+    """A sample as a server parsed it, with the attributes of a batch that `explain` reads."""
 
     signs: npt.NDArray[np.uint64]
     offsets: npt.NDArray[np.int64]
@@ -254,19 +254,19 @@ class _Seen:
 
 
 def open_source(checkpoint: str | None, model: str | None, *, best: bool = False) -> Source:
-    """Exactly one of a run's checkpoint and a published model."""
+    """Open a run's checkpoint or a published model, exactly one of them."""
     if (checkpoint is None) == (model is None):
         raise ConfigError("explain: expected one of --checkpoint, --model and --server")
     if checkpoint is not None:
         return _of_checkpoint(checkpoint, best)
     if best:
-        raise ConfigError("explain: --best goes with --checkpoint")
+        raise ConfigError("explain: --best needs --checkpoint")
     assert model is not None
     return _of_version(model)
 
 
 def _of_checkpoint(run: str, best: bool) -> Source:
-    # the only source that needs torch
+    # Import here: only a checkpoint needs torch.
     from elasticrec.run import resolve_run
     from elasticrec.training.predict import load_checkpoint
 
@@ -281,7 +281,7 @@ def _of_checkpoint(run: str, best: bool) -> Source:
         pooled: Values = loaded.state.embedding.pull(batch).detach().numpy()
         return pooled
 
-    def read(sample: bytes | RowPlace) -> tuple[_core.Batch, Callable[[], Values]]:
+    def read(sample: bytes | RowAddress) -> tuple[_core.Batch, Callable[[], Values]]:
         batch = loaded.parse(sample) if isinstance(sample, bytes) else loaded.read_row(*sample)
         return batch, lambda: loaded.scores(batch)
 
@@ -301,10 +301,10 @@ def _of_version(model: str) -> Source:
     predictor = _core.Predictor(str(path), str(library_path()))
     parser = _core.Parser(json.dumps(manifest["features"]))
 
-    def read(sample: bytes | RowPlace) -> tuple[_core.Batch, Callable[[], Values]]:
+    def read(sample: bytes | RowAddress) -> tuple[_core.Batch, Callable[[], Values]]:
         if (format := manifest["features"]["format"]) in ("parquet", "reader") or not isinstance(sample, bytes):
-            what = "a line goes through the reader of the job" if format == "reader" else "Parquet is read by the job"
-            raise SampleError(f"{path}: {what}, give --checkpoint RUN instead of --model")
+            what = "lines need the reader of the job" if format == "reader" else "Parquet needs the job's columns"
+            raise SampleError(f"{path}: {what}; use --checkpoint RUN instead of --model")
         return parser.parse(sample, labels=False), lambda: predictor.predict(sample)
 
     return Source(str(path), manifest["features"], rows, width, read, labels=manifest["graph"].get("labels"))

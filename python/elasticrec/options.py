@@ -1,11 +1,11 @@
-"""Arguments and options that commands of several files share."""
+"""Command-line arguments and options that several files use."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-# Files of a terabyte and more are not what a command generates or looks at.
+# Upper limit for commands that generate or inspect samples; 10**9 samples take about a terabyte.
 MAX_SAMPLES = 10**9
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="Job file.")]

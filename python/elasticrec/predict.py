@@ -1,4 +1,4 @@
-"""Lines of a file to scores: the same lines, wherever the scores come from."""
+"""`elasticrec predict`: scores of the lines of a file from a checkpoint, a published model or a server."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from elasticrec.serving.reader import encode_batch
 from elasticrec.serving.reader_source import source_of as source_of_reader
 
 if TYPE_CHECKING:
-    # it needs torch
+    # Imported for types only: it needs torch.
     from elasticrec.training.predict import CheckpointModel
 
 Scores = npt.NDArray[np.float32]
@@ -35,21 +35,21 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """Where scores come from."""
+    """A checkpoint, a published model or a server that scores lines."""
 
     predict: Callable[[bytes], Scores]
-    """Scores of lines, one a sample: a header, or a line that a reader passes over, has none."""
+    """Returns one score row per sample; headers and lines that a reader skips have none."""
     predict_file: Callable[[str], Iterator[Scores]] | None = None
-    """Scores of a whole file, where its format has no lines."""
+    """Scores a whole file of a format without lines."""
     is_remote: bool = False
-    passes: bool = False
-    """Whether who reads the lines may pass some over."""
+    can_skip: bool = False
+    """Whether the reader of the lines may skip some of them."""
     labels: LabelReader | None = None
-    """What reads the labels of the same lines, where that can be done."""
+    """Reads the labels of the same lines, if possible."""
 
 
 def source_of(model: "CheckpointModel", *, labels: bool = False) -> Source:
-    """Scores from a checkpoint, and the labels of lines if they are wanted."""
+    """Return a source that scores with a checkpoint; `labels` makes it read labels too."""
     if model.job.data.format == "parquet":
         return Source(model.predict, model.predict_file)
     if not labels:
@@ -60,7 +60,7 @@ def source_of(model: "CheckpointModel", *, labels: bool = False) -> Source:
 
 
 def judged(source: Source) -> tuple[Source, Judge | None]:
-    """The same source, and what compares its scores with the labels of the lines it is given."""
+    """Return the source and a judge that compares its scores with the labels of the lines."""
     if source.labels is None:
         return source, None
     judge = Judge(source.labels)
@@ -74,7 +74,7 @@ def judged(source: Source) -> tuple[Source, Judge | None]:
 
 
 def scores_of(source: Source, file: str) -> Iterator[Scores]:
-    """Scores of a file by its path, or of standard input, some at a time."""
+    """Yield the scores of a file, or of standard input (`-`), in chunks."""
     if source.predict_file is not None:
         if file == "-":
             raise ConfigError("predict: standard input has lines, expected a Parquet file")
@@ -84,22 +84,22 @@ def scores_of(source: Source, file: str) -> Iterator[Scores]:
     elif Path(file).is_file():
         yield from _score(_chunks_of_file(Path(file)), file, source)
     else:
-        # a pipe, or an error
+        # A named pipe, or `open` raises the error.
         with open(file, "rb") as lines:
             yield from score_lines(lines, file, source)
 
 
 def score_lines(file: BinaryIO, name: str, source: Source) -> Iterator[Scores]:
-    """Scores of lines, some at a time; a bad line is named by its number."""
+    """Yield the scores of lines in chunks; the error of a bad line has its number."""
     yield from _score(_chunks_of_stream(file, name), name, source)
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some lines: no more than a server takes at once, unless one line alone is."""
+    """Lines that fit into one request to a server, or a single longer line."""
 
     lines: list[bytes]
-    place: Callable[[int], str]
+    location: Callable[[int], str]
 
 
 def _chunks_of_stream(file: BinaryIO, name: str) -> Iterator[_Chunk]:
@@ -121,7 +121,7 @@ def _numbered(name: str, first: int, index: int) -> str:
 
 
 def _chunks_of_file(path: Path) -> Iterator[_Chunk]:
-    """Lines of a file as training reads them: plain or compressed, without a byte order mark."""
+    """Yield the lines of a file as training reads them: plain or compressed, without a byte order mark."""
     for batch in record_batches(path, any_parser(), batch_size=_CHUNK_LINES):
         lines: list[bytes] = []
         size = start = 0
@@ -129,11 +129,11 @@ def _chunks_of_file(path: Path) -> Iterator[_Chunk]:
             lines.append(batch[index] + b"\n")
             size += len(lines[-1])
             if size >= _CHUNK_BYTES or index + 1 == len(batch):
-                yield _Chunk(lines, partial(_place, batch, start))
+                yield _Chunk(lines, partial(_record_location, batch, start))
                 lines, size, start = [], 0, index + 1
 
 
-def _place(batch: _core.RecordBatch, start: int, index: int) -> str:
+def _record_location(batch: _core.RecordBatch, start: int, index: int) -> str:
     return batch.place(start + index)
 
 
@@ -148,10 +148,10 @@ def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scor
         except SampleError:
             raise _locate(chunk, source.predict) from None
         except UnavailableError as error:
-            # what comes before it has its scores
-            raise UnavailableError(f"{chunk.place(0)}: {error}") from None
-        # a server that leaves out more than a header does not answer what it was asked
-        expected = range(samples + 1) if source.passes else (samples, samples - lines.count(header))
+            # The chunks before this one have their scores already.
+            raise UnavailableError(f"{chunk.location(0)}: {error}") from None
+        # Beyond a header, a server may not leave lines out.
+        expected = range(samples + 1) if source.can_skip else (samples, samples - lines.count(header))
         if source.is_remote and len(scores) not in expected:
             raise UnavailableError(f"{name}: expected {samples} scores, got {len(scores)}")
         if len(scores):
@@ -159,19 +159,19 @@ def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scor
 
 
 def _locate(chunk: _Chunk, predict: Callable[[bytes], Scores]) -> SampleError:
-    """The error of the first bad line of a chunk, asked for one by one."""
+    """Return the error of the first bad line of a chunk, found by scoring the lines one by one."""
     for index, line in enumerate(chunk.lines):
         try:
             predict(line)
         except SampleError as error:
-            return SampleError(f"{chunk.place(index)}: {str(error).replace('line 1: ', '')}")
-    first, last = chunk.place(0), chunk.place(len(chunk.lines) - 1)
-    return SampleError(f"{first} to {last}: refused together, accepted one by one")
+            return SampleError(f"{chunk.location(index)}: {str(error).replace('line 1: ', '')}")
+    first, last = chunk.location(0), chunk.location(len(chunk.lines) - 1)
+    return SampleError(f"{first} to {last}: refused as a batch, but each line is accepted alone")
 
 
 @dataclass(frozen=True)
-class ServerPlace:
-    """A server, and how it is asked."""
+class ServerAddress:
+    """A running server and the options of requests to it."""
 
     url: str | None = None
     name: str | None = None
@@ -181,12 +181,12 @@ class ServerPlace:
     ca: Path | None = None
 
     def check_absent(self) -> None:
-        """Refuse options of a server where there is none."""
-        if self != ServerPlace():
-            raise ConfigError("predict: --name, --token, --timeout and --ca go with --server")
+        """Refuse options of a server when no server is given."""
+        if self != ServerAddress():
+            raise ConfigError("predict: --name, --token, --timeout and --ca need --server")
 
     def client(self) -> Client:
-        """A client of it."""
+        """Return a client of the server."""
         assert self.url is not None
         options: dict[str, Any] = {} if self.timeout_s is None else {"timeout_s": self.timeout_s}
         secret = Secret(self.token, Path.cwd()).reveal_token() if self.token else None
@@ -195,19 +195,19 @@ class ServerPlace:
 
 @contextmanager
 def open_scorer(
-    checkpoint: str | None, model: str | None, server: ServerPlace, *, best: bool = False, run_reader: bool = False
+    checkpoint: str | None, model: str | None, server: ServerAddress, *, best: bool = False, run_reader: bool = False
 ) -> Iterator[Source]:
-    """What turns lines into scores: exactly one of a checkpoint, a published model and a server."""
+    """Open the source of scores: exactly one of a checkpoint, a published model and a server."""
     if sum(source is not None for source in (checkpoint, model, server.url)) != 1:
         raise ConfigError("predict: expected one of --checkpoint, --model and --server")
     if server.url is None:
         server.check_absent()
     if checkpoint is None and best:
-        raise ConfigError("predict: --best goes with --checkpoint")
+        raise ConfigError("predict: --best needs --checkpoint")
     if model is None and run_reader:
-        raise ConfigError("predict: --run-reader goes with --model")
+        raise ConfigError("predict: --run-reader needs --model")
     if checkpoint is not None:
-        # the only source that needs torch
+        # Import here: only a checkpoint needs torch.
         from elasticrec.run import resolve_run
         from elasticrec.training.predict import load_checkpoint
 
@@ -217,12 +217,12 @@ def open_scorer(
     else:
         with server.client() as client:
             metadata = client.metadata()
-            passes = metadata.get("format") == "reader"
-            yield Source(client.predict_lines, is_remote=True, passes=passes, labels=_labels_at(metadata))
+            can_skip = metadata.get("format") == "reader"
+            yield Source(client.predict_lines, is_remote=True, can_skip=can_skip, labels=_labels_at(metadata))
 
 
 def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool) -> Source:
-    """Scores of a published version; lines in a user's own format take code that came with it."""
+    """Return a source that scores with a published version; a user's own format needs the reader published with it."""
     features = manifest["features"]
     scored = manifest["graph"].get("labels") or features["labels"]
     predictor = _core.Predictor(str(path), str(library_path()))
@@ -230,9 +230,11 @@ def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool
         return Source(predictor.predict, labels=LabelReader.of_features(features, scored))
     source = source_of_reader(path)
     if source is None:
-        raise ModelError(f"{path}: was published without its reader, which reads these lines; publish it anew")
+        raise ModelError(f"{path}: was published without the reader that these lines need; publish it again")
     if not run_reader:
-        raise ConfigError(f"{path}: its lines are read by code of its own, `{source.spec}`: --run-reader runs it")
+        raise ConfigError(
+            f"{path}: its lines need the reader `{source.spec}` from its directory; --run-reader allows it"
+        )
     reader, judge = source.line_reader(), source.line_reader(labels=True)
     columns = [features["labels"].index(name) for name in scored]
     return Source(
@@ -242,7 +244,7 @@ def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool
 
 
 def _labels_at(metadata: dict[str, Any]) -> LabelReader | None:
-    """What reads the labels for a server; none for one that is too old, or too new, to say how."""
+    """Return the label reader of a server's format; None if the server's metadata does not describe it."""
     try:
         return LabelReader.of_features(metadata["features"], metadata["labels"])
     except (ElasticRecError, LookupError, TypeError, ValueError):

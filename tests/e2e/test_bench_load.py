@@ -1,4 +1,4 @@
-"""`bench load` on a real server: what it prints is what happened, and what it cannot do is one line."""
+"""`bench load` on a real server: its figures are consistent, and its errors are one line."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ TOKEN = {"ELASTICREC_TEST_TOKEN": "secret"}
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a published model and files to ask for."""
+    """Return a directory with a published model and files of lines."""
     directory = tmp_path_factory.mktemp("load")
     write_job(directory, format="slots", kind="lr", samples=500)
     succeed("train", "job.yaml", cwd=directory)
@@ -37,7 +37,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[ServerProcess]:
-    """A server with a token."""
+    """Start a server that requires a token."""
     token = ["--set", "serve.token=${ELASTICREC_TEST_TOKEN}"]
     with serving("models/tiny", *token, cwd=directory, env=TOKEN) as server:
         yield server
@@ -64,11 +64,11 @@ def test_at_a_rate_with_named_slots(directory: Path, server: ServerProcess, more
     _, result = bench(directory, server.url, "slots.jsonl", "--format", "json", "--rate", "100", *more)
     assert result["failed"] == 0 and result["poisson"] == bool(more)
     assert result["offered"] == result["answered"] + result["unsent"]
-    # the number of random arrivals has the variance of its mean
+    # The number of Poisson arrivals has a variance equal to its mean.
     assert result["offered"] == 100 if not more else 40 < result["offered"] < 160
 
 
-def test_what_it_cannot_do_is_one_line(directory: Path, server: ServerProcess) -> None:
+def test_errors_are_one_line(directory: Path, server: ServerProcess) -> None:
     def refusal(url: str, *arguments: str) -> str:
         result = elasticrec("bench", "load", url, *arguments, "--seconds", "1", cwd=directory, env=TOKEN)
         assert result.returncode == 2 and "Traceback" not in result.stderr and not result.stdout
@@ -78,8 +78,8 @@ def test_what_it_cannot_do_is_one_line(directory: Path, server: ServerProcess) -
     token = ["--token", "${ELASTICREC_TEST_TOKEN}"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert refusal(f"http://{nobody}", "lines.txt").startswith(f"error: {nobody}: did not answer")
+        unused = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert refusal(f"http://{unused}", "lines.txt").startswith(f"error: {unused}: did not answer")
     assert refusal(server.url, "lines.txt").startswith(f"error: {server.address}: 401: ")
     assert refusal(server.url, "empty.txt", *token) == "error: empty.txt: expected lines, got none"
     assert refusal(server.url, "none.txt", *token).startswith("error: none.txt: ")
@@ -89,16 +89,14 @@ def test_what_it_cannot_do_is_one_line(directory: Path, server: ServerProcess) -
     assert refusal(server.url, "lines.txt", "--format", "yaml") == (
         "error: bench: --format: expected text or json, got `yaml`"
     )
-    assert refusal(server.url, "lines.txt", "--poisson") == "error: bench: --poisson goes with --rate"
+    assert refusal(server.url, "lines.txt", "--poisson") == "error: bench: --poisson needs --rate"
     assert "--connections" in refusal(server.url, "lines.txt", "--connections", "0")
     assert "--rate" in refusal(server.url, "lines.txt", "--rate", "0")
-    assert refusal("https://127.0.0.1:1", "lines.txt").endswith(
-        "expected http://, got https://: the load does not speak TLS"
-    )
+    assert refusal("https://127.0.0.1:1", "lines.txt").endswith("expected http://, got https://: bench load has no TLS")
     assert "404" in refusal(server.url, "lines.txt", "--name", "other", *token)
 
 
-def test_failures_are_named(server: ServerProcess) -> None:
+def test_failures_are_counted_by_kind(server: ServerProcess) -> None:
     report = _core.load_test(server.address, server.predict_path, [b"1 0 5:0"], connections=2, seconds=0.3)
     assert report.answered == 0 and report.failures == {"status 401": report.failed}
     headers = {"authorization": "Bearer secret"}
@@ -108,7 +106,7 @@ def test_failures_are_named(server: ServerProcess) -> None:
     assert report.answered > 0 and not report.failures
 
 
-def test_what_raises_while_it_runs_ends_it(server: ServerProcess) -> None:
+def test_an_exception_in_the_progress_callback_ends_the_run(server: ServerProcess) -> None:
     def progress(seconds: float, answered: int, failed: int) -> None:
         assert seconds > 0 and answered == 0 and failed > 0
         raise KeyboardInterrupt
@@ -119,7 +117,7 @@ def test_what_raises_while_it_runs_ends_it(server: ServerProcess) -> None:
         )
 
 
-def test_wrong_numbers(server: ServerProcess) -> None:
+def test_invalid_numbers_are_refused(server: ServerProcess) -> None:
     with pytest.raises(ConfigError, match=r"^load: bodies: expected at least 1, got 0$"):
         _core.load_test(server.address, "/", [], connections=1, seconds=1)
     with pytest.raises(ConfigError, match=r"^load: seconds: expected a number of seconds, got -1$"):

@@ -1,4 +1,4 @@
-"""`elasticrec demo`, as `make demo` runs it, on fewer samples; and the benchmark on almost none."""
+"""`elasticrec demo` as `make demo` runs it, with fewer samples, and small benchmarks."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from support.harness import elasticrec, succeed
 
 @pytest.mark.slow
 def test_the_demo_shows_the_whole_loop(tmp_path: Path) -> None:
-    for _ in range(2):  # an earlier demo is replaced
+    for _ in range(2):  # The second demo replaces the first.
         output = succeed("demo", "demo", "--samples", "20000", cwd=tmp_path)
     best = [float(value) for value in re.findall(r"best possible[^\n]*?(0\.\d+)", output)]
     (reached,) = re.findall(r"AUC reached (0\.\d+)", output)
@@ -25,7 +25,7 @@ def test_the_demo_shows_the_whole_loop(tmp_path: Path) -> None:
     assert int(rate.replace(",", "")) > 0 and failed == "0"
 
 
-def test_a_directory_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_not_made_by_a_demo_is_refused(tmp_path: Path) -> None:
     for name in ("data", "runs", "models"):
         (tmp_path / "mine" / name).mkdir(parents=True)
         (tmp_path / "mine" / name / "precious").touch()
@@ -34,7 +34,7 @@ def test_a_directory_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     assert len(list((tmp_path / "mine").glob("*/precious"))) == 3
 
 
-def test_demo_data_replaces_nothing_unasked(tmp_path: Path) -> None:
+def test_demo_data_replaces_files_only_with_overwrite(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("# mine")
     result = elasticrec("data", "demo", ".", "--samples", "100", cwd=tmp_path)
     assert result.returncode == 2 and "job.yaml: is there already (--overwrite replaces it)" in result.stderr
@@ -47,7 +47,7 @@ def test_demo_data_replaces_nothing_unasked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "model", "labels"), [("multitask", "mmoe", 2), ("sequence", "din", 1)])
-def test_every_kind_comes_with_a_job_that_fits(tmp_path: Path, kind: str, model: str, labels: int) -> None:
+def test_every_kind_of_data_has_a_job_that_trains(tmp_path: Path, kind: str, model: str, labels: int) -> None:
     output = succeed("data", "demo", "data", "--kind", kind, "--samples", "4000", "--slots", "6", cwd=tmp_path)
     assert len(re.findall(r"best possible AUC (0\.\d+)", output)) == labels
     assert "best possible AUC on the last hour" in output
@@ -68,7 +68,7 @@ def test_every_kind_comes_with_a_job_that_fits(tmp_path: Path, kind: str, model:
         assert all(abs(float(a) - float(b)) < 1e-5 for a, b in pairs)
 
 
-def test_a_kind_that_there_is_not(tmp_path: Path) -> None:
+def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     result = elasticrec("data", "demo", "data", "--kind", "triples", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == "error: kind: expected pairwise, multitask or sequence, got `triples`\n"
@@ -78,21 +78,21 @@ def test_a_kind_that_there_is_not(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     result = elasticrec("demo", ".", cwd=tmp_path)
     assert result.returncode == 2 and "thesis.txt" in result.stderr
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-def test_the_benchmark_of_the_parser(tmp_path: Path) -> None:
+def test_bench_parse(tmp_path: Path) -> None:
     output = succeed("bench", "parse", "--json", "--samples", "1000", "--repeats", "1", cwd=tmp_path)
     result = json.loads(output.splitlines()[-1])
     assert result["slots_mb_per_s"] > 0 and result["criteo_mb_per_s"] > 0
 
 
 @pytest.mark.slow
-def test_the_benchmark_ends_with_one_json_object(tmp_path: Path) -> None:
+def test_bench_spine_ends_with_one_json_object(tmp_path: Path) -> None:
     arguments = ["bench", "spine", "--json", "--samples", "16384", "--repeats", "1", "--seconds", "1"]
     result = json.loads(succeed(*arguments, cwd=tmp_path).splitlines()[-1])
     names = ["train_samples_per_s", "dense_only_samples_per_s", "serve_rps_1"]

@@ -183,7 +183,7 @@ def test_nothing_of_a_model_is_run_unless_asked_for(directory: Path, tmp_path: P
     result = elasticrec("predict", "samples.txt", "--model", "models/tiny", cwd=directory)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        "error: models/tiny/1: its lines are read by code of its own, `reader.py:Pipes`: --run-reader runs it\n"
+        "error: models/tiny/1: its lines need the reader `reader.py:Pipes` from its directory; --run-reader allows it\n"
     )
 
 

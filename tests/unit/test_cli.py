@@ -1,4 +1,4 @@
-"""The command line: what it prints, its exit codes, and one line for a mistake instead of a traceback."""
+"""The command line: its output, its exit codes, and one-line errors instead of tracebacks."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def fails(capsys: Capture, *arguments: str, code: int = 2) -> list[str]:
     return output.err.splitlines()
 
 
-def test_version_and_help(capsys: Capture) -> None:
+def test_version_and_help_are_printed(capsys: Capture) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("elasticrec ")
     for arguments in ([], ["--help"], ["-h"]):
@@ -46,7 +46,7 @@ def test_version_and_help(capsys: Capture) -> None:
 def test_check_prints_a_job_that_loads(capsys: Capture) -> None:
     assert cli.main(["check", "job.yaml", "--set", "train.epochs=3", "--set", "model.dim=4"]) == 0
     output = capsys.readouterr()
-    assert output.err == "ok: files to train on: 1, to evaluate on: 0\n"
+    assert output.err == "ok: 1 training files, 0 evaluation files\n"
     assert "token: '***'" in output.out
     assert PLANTED not in output.out
     Path("copy.yaml").write_text(output.out.replace("'***'", "${DEMO_TOKEN}"))
@@ -54,12 +54,12 @@ def test_check_prints_a_job_that_loads(capsys: Capture) -> None:
     assert (resolved.train.epochs, resolved.model.dim) == (3, 4)
 
 
-def test_schema(capsys: Capture) -> None:
+def test_schema_prints_a_json_schema(capsys: Capture) -> None:
     assert cli.main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "Job"
 
 
-def test_mistakes_of_a_user(capsys: Capture) -> None:
+def test_user_mistakes_are_one_line(capsys: Capture) -> None:
     assert fails(capsys, "check", "nope.yaml") == ["error: nope.yaml: no such file or directory"]
     assert fails(capsys, "check", ".") == ["error: .: is a directory"]
     assert fails(capsys, "check") == ["error: missing argument `JOB`, see `--help`"]
@@ -76,7 +76,7 @@ def test_mistakes_of_a_user(capsys: Capture) -> None:
     ]
 
 
-def test_a_literal_secret_is_not_repeated(capsys: Capture) -> None:
+def test_a_literal_secret_is_not_printed(capsys: Capture) -> None:
     (line,) = fails(capsys, "check", "job.yaml", "--set", f"serve.token={PLANTED}")
     assert line.startswith("error: --set serve.token=***: expected a secret as `${ENV}` or `file:PATH`, got")
     assert PLANTED not in line
@@ -105,7 +105,7 @@ def test_exit_codes(
     assert fails(capsys, "check", "job.yaml", code=code) == lines
 
 
-def test_a_bug_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elasticrec.config.load_job", raising(KeyError("bug")))
     with pytest.raises(KeyError):
         cli.main(["check", "job.yaml"])
@@ -117,19 +117,19 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_as_a_process() -> None:
+def test_exit_codes_of_a_process() -> None:
     done = python("-m", "elasticrec.cli", "check", "job.yaml")
-    assert (done.returncode, done.stderr) == (0, "ok: files to train on: 1, to evaluate on: 0\n")
+    assert (done.returncode, done.stderr) == (0, "ok: 1 training files, 0 evaluation files\n")
     done = python("-m", "elasticrec.cli", "check", "job.yaml", "--set", "nme=x")
     assert (done.returncode, done.stderr) == (2, "error: --set nme=***: unknown key, did you mean `name`?\n")
 
 
-def test_neither_the_command_line_nor_the_job_imports_torch() -> None:
+def test_the_command_line_and_the_job_do_not_import_torch() -> None:
     code = "import elasticrec.cli, elasticrec.config, elasticrec.run, sys; print('torch' in sys.modules)"
     assert python("-c", code).stdout == "False\n"
 
 
-def test_a_closed_pipe_is_no_traceback() -> None:
+def test_a_closed_pipe_gives_no_traceback() -> None:
     command = f"'{sys.executable}' -m elasticrec.cli schema | true"
     environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
     done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, check=True)

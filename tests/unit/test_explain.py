@@ -1,4 +1,4 @@
-"""`explain`: a sample's signs and rows as the audit of the data counts them, and the scores of `predict`."""
+"""`explain`: signs and rows with counts that match the data, and the scores of `predict`."""
 
 import collections
 import gzip
@@ -16,7 +16,7 @@ import pytest
 from elasticrec import _core, cli
 from elasticrec.config import Job
 from elasticrec.errors import ConfigError, SampleError
-from elasticrec.explain import Row, RowPlace, _pool, explain, lines_of, open_source, read_sample
+from elasticrec.explain import Row, RowAddress, _pool, explain, open_source, read_sample, text_lines
 from elasticrec.publish.local import publish_run
 from elasticrec.run import Run
 from elasticrec.training.loop import train_job
@@ -24,7 +24,7 @@ from elasticrec.training.predict import load_checkpoint
 from support.small import MakeJob, WriteSamples
 
 Capture = pytest.CaptureFixture[str]
-# A sign seen often, one in two slots and repeated, one that nobody has seen; slot 2 is empty.
+# A frequent sign, an unknown sign, and a sign that is repeated; slot 2 is empty.
 SAMPLE = "1 0 1:0 999999:0 1001:1 1001:1"
 
 
@@ -39,7 +39,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, writ
 
 
 def counted(path: str, sign: str, epochs: int) -> tuple[int, int]:
-    """Shows and clicks of a sign, from the file: once for each time that it stands in a line."""
+    """Count shows and clicks of a sign in the file, once per occurrence in a line."""
     show = click = 0
     for line in Path(path).read_text().splitlines():
         shows, clicks, *fields = line.split()
@@ -49,7 +49,7 @@ def counted(path: str, sign: str, epochs: int) -> tuple[int, int]:
     return epochs * show, epochs * click
 
 
-def test_a_checkpoint(job: Job) -> None:
+def test_a_checkpoint_explains_a_sample(job: Job) -> None:
     result = explain(SAMPLE.encode(), open_source("small", None))
     loaded = load_checkpoint(Run.of(job))
     batch = loaded.parser.parse(SAMPLE.encode(), labels=False)
@@ -77,7 +77,7 @@ def test_a_published_model_pools_as_the_checkpoint_does(job: Job) -> None:
         assert [sign["found"] for sign in left["signs"]] == [sign["found"] for sign in right["signs"]]
         assert all(sign["show"] is None for sign in right["signs"] if sign["found"])
     assert theirs["scores"]["click"] == pytest.approx(ours["scores"]["click"], abs=1e-5)
-    assert "shows and clicks are not published; a checkpoint has them" in lines_of(theirs)
+    assert "a published version has no shows and clicks; use --checkpoint to see them" in text_lines(theirs)
 
 
 def test_a_row_of_zeros_is_a_row(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_row_of_zeros_is_a_row(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
     assert [sign["found"] for sign in result["slots"][0]["signs"]] == [True, False]
 
 
-def test_for_people(job: Job, capsys: Capture) -> None:
+def test_text_output(job: Job, capsys: Capture) -> None:
     capsys.readouterr()
     assert cli.main(["explain", SAMPLE, "--checkpoint", "small"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -106,7 +106,7 @@ def test_for_people(job: Job, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out) == explain(SAMPLE.encode(), open_source("small", None))
 
 
-def test_dense_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob) -> None:
+def test_dense_values_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob) -> None:
     monkeypatch.chdir(tmp_path)
     row = "\t".join(["1", "3", *["0"] * 12, *[f"{column:08x}" for column in range(26)]])
     Path("train.txt").write_text(f"{row}\n")
@@ -115,19 +115,19 @@ def test_dense_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job:
     assert list(result["dense"]) == [f"I{number}" for number in range(1, 14)]
     assert result["dense"]["I1"] == pytest.approx(np.log(4))
     assert result["slots"][0]["signs"][0]["show"] == 1
-    assert "dense I1: 1.38629" in lines_of(result)
+    assert "dense I1: 1.38629" in text_lines(result)
 
 
-def test_where_a_sample_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_read_from_each_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a:b.txt"
     path.write_text("one\ntwo\n")
     assert read_sample("1 0 5:0", "slots") == b"1 0 5:0"
     assert read_sample(f"@{path}:2", "slots") == b"two\n"
     assert read_sample(f"@{path}", "slots") == b"one\n"
     path.write_text("\ufeffone\n")
-    assert read_sample(f"@{path}", "slots") == b"one\n", "as the reader takes it"
-    assert read_sample("@a b.parquet:7", "parquet") == RowPlace(Path("a b.parquet"), 7)
-    assert read_sample("@a.parquet", "parquet") == RowPlace(Path("a.parquet"), 0)
+    assert read_sample(f"@{path}", "slots") == b"one\n", "the byte order mark is removed, as the reader does"
+    assert read_sample("@a b.parquet:7", "parquet") == RowAddress(Path("a b.parquet"), 7)
+    assert read_sample("@a.parquet", "parquet") == RowAddress(Path("a.parquet"), 0)
 
     class Input:
         buffer = io.BytesIO(b"first\nsecond\n")
@@ -144,23 +144,23 @@ def test_where_a_sample_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             [SAMPLE, "--checkpoint", "small", "--model", "m"],
             "explain: expected one of --checkpoint, --model and --server",
         ),
-        ([SAMPLE, "--model", "m", "--best"], "explain: --best goes with --checkpoint"),
+        ([SAMPLE, "--model", "m", "--best"], "explain: --best needs --checkpoint"),
         ([SAMPLE, "--model", "m"], "m: no such model, expected"),
         (["1 0 x:0", "--checkpoint", "small"], "line 1: slot `0`: sign `x` is not a u64"),
         ([f"{SAMPLE}\n{SAMPLE}", "--checkpoint", "small"], "sample: expected 1, got 2"),
-        (["", "--checkpoint", "small"], "sample: expected 1, got none: a blank line, or one that is no sample"),
+        (["", "--checkpoint", "small"], "sample: expected 1, got none: the line is blank or holds no sample"),
         (["@train.txt:641", "--checkpoint", "small"], "train.txt: expected a line 641, got 640 lines"),
         (["@none.txt:1", "--checkpoint", "small"], "none.txt: no such file or directory"),
     ],
 )
-def test_mistakes(job: Job, capsys: Capture, arguments: list[Any], message: str) -> None:
+def test_mistakes_are_one_line(job: Job, capsys: Capture, arguments: list[Any], message: str) -> None:
     capsys.readouterr()
     assert cli.main(["explain", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
 
 
-def test_a_sequence_keeps_its_signs_apart(
+def test_a_sequence_is_not_summed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, write_samples: WriteSamples
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -179,7 +179,7 @@ def test_a_sequence_keeps_its_signs_apart(
     assert theirs["scores"]["click"] == pytest.approx(ours["scores"]["click"], abs=1e-5)
 
 
-def test_a_sample_without_labels_is_no_option(job: Job, capsys: Capture) -> None:
+def test_a_sample_without_labels_is_not_an_option(job: Job, capsys: Capture) -> None:
     """`- -` stands for show and click."""
     train_job(job)
     assert cli.main(["explain", "- - 1:0 1001:1", "--checkpoint", job.name]) == 0
@@ -220,7 +220,7 @@ def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_
     pq.write_table(table.slice(0, 100), "some.parquet")
     model = load_checkpoint(Run(Path("runs/small")))
     expected = np.concatenate(list(model.predict_file("some.parquet")))[:, 0]
-    explained = [explain(RowPlace(Path("train.parquet"), row), source)["scores"]["click"] for row in (3, 71)]
+    explained = [explain(RowAddress(Path("train.parquet"), row), source)["scores"]["click"] for row in (3, 71)]
     assert explained == pytest.approx([expected[3], expected[71]], rel=1e-6)
 
     def error(*arguments: str) -> str:
@@ -243,11 +243,11 @@ def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_
             "sample: format `parquet` has no lines, expected `@FILE:ROW`, with rows counted from 0"
         )
     assert error("@train.parquet:3", "--model", "models/small") == (
-        "models/small/1: Parquet is read by the job, give --checkpoint RUN instead of --model"
+        "models/small/1: Parquet needs the job's columns; use --checkpoint RUN instead of --model"
     )
 
 
-def test_places_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_sample_addresses_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for text, format, message in [
         ("@a.parquet:-1", "parquet", "a.parquet: expected a row from 0 on, got -1"),
@@ -264,14 +264,14 @@ def test_places_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert read_sample("@a:-1", "slots") == b"one\n"
 
 
-def test_sums_means_and_roots() -> None:
+def test_pooling_by_sum_mean_and_sqrtn() -> None:
     rows = [Row([1.0, 2.0]), None, Row([3.0, 4.0]), Row([4.0, 10.0])]
     for pooling, expected in {"sum": [8.0, 16.0], "mean": [2.0, 4.0], "sqrtn": [4.0, 8.0]}.items():
         assert _pool(rows, 2, {"pooling": pooling}).tolist() == expected
         assert _pool([], 2, {"pooling": pooling}).tolist() == [0.0, 0.0]
 
 
-def test_parquet_is_not_taken_for_lines(job: Job, capsys: Capture) -> None:
+def test_parquet_is_not_read_as_lines(job: Job, capsys: Capture) -> None:
     pq.write_table(pa.table({"click": [1]}), "a.parquet")
     assert cli.main(["explain", "@a.parquet:1", "--checkpoint", "small"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "error: a.parquet: expected lines of format `slots`, got Parquet"

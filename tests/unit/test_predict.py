@@ -1,4 +1,4 @@
-"""Lines of a file to scores: how a file is read, what `predict` prints, and how it judges scores by labels."""
+"""`predict`: how files are read, what is printed, and how scores are compared with labels."""
 
 import gzip
 import io
@@ -44,7 +44,7 @@ def test_a_bad_line_has_its_number_in_the_file() -> None:
         list(score_lines(io.BytesIO(text), "f.txt", Source(score)))
 
 
-def test_long_lines_go_in_smaller_pieces() -> None:
+def test_long_lines_are_scored_in_smaller_chunks() -> None:
     sizes = []
 
     def counted(text: bytes) -> Scores:
@@ -56,7 +56,7 @@ def test_long_lines_go_in_smaller_pieces() -> None:
     assert max(sizes) < 2 << 20
 
 
-def test_blank_lines_have_no_scores_and_missing_scores_are_noticed() -> None:
+def test_blank_lines_have_no_scores_and_missing_scores_are_an_error() -> None:
     assert list(score_lines(io.BytesIO(b"\n \n"), "f.txt", Source(score))) == []
     with pytest.raises(UnavailableError, match="expected 3 scores, got 1"):
         source = Source(lambda text: score(text)[:1], is_remote=True)
@@ -69,7 +69,7 @@ def test_a_header_has_no_score() -> None:
 
 
 def test_a_file_is_read_as_in_training(tmp_path: Path) -> None:
-    """Compressed or not, without a byte order mark, and a bad line by its number."""
+    """Plain or compressed, without a byte order mark; a bad line is named by its number."""
     lines = b"\xef\xbb\xbfone\r\n\ntwo\n" * 1 + b"three\n" * 3000
     for path, content in ((tmp_path / "a.txt", lines), (tmp_path / "a.txt.gz", gzip.compress(lines))):
         path.write_bytes(content)
@@ -80,7 +80,7 @@ def test_a_file_is_read_as_in_training(tmp_path: Path) -> None:
             list(scores_of(Source(score), str(path)))
 
 
-def test_a_pipe_is_read_too(tmp_path: Path) -> None:
+def test_a_named_pipe_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(b"one\nthree\n"))
     writer.start()
@@ -91,7 +91,7 @@ def test_a_pipe_is_read_too(tmp_path: Path) -> None:
         list(scores_of(Source(score), str(tmp_path / "nothing")))
 
 
-# scores against labels
+# Scores and labels
 
 
 def judge_of(features: dict[str, Any] = FEATURES, scored: list[str] | None = None) -> Judge:
@@ -123,21 +123,21 @@ def test_auc_and_log_loss_of_labels() -> None:
     assert loss == pytest.approx(-np.mean(np.log(np.where(labels, scores, 1 - scores.astype(float)))), abs=1e-5)
 
 
-def test_weights_count() -> None:
+def test_samples_are_weighted() -> None:
     judge = judge_of()
     judge.add(b"4 1 5:0\n", column(0.25))
     (line,) = judge.lines()
     assert line == f"click: AUC 0.500000, log loss {-(np.log(0.25) + 3 * np.log(0.75)) / 4:.6f}, samples 1"
 
 
-def test_scores_of_0_and_1_have_a_loss() -> None:
+def test_scores_of_0_and_1_have_a_finite_loss() -> None:
     judge = judge_of()
     judge.add(b"1 1 5:0\n1 0 5:0\n1 1 5:0\n", column(1, 0, 0))
     (line,) = judge.lines()
     assert "AUC 0.750000" in line and np.isfinite(float(line.replace(",", "").split()[5]))
 
 
-def test_labels_that_are_all_alike_have_no_auc() -> None:
+def test_identical_labels_have_no_auc() -> None:
     judge = judge_of()
     judge.add(b"1 0 5:0\n", column(0.5))
     assert judge.lines() == ["click: AUC none, its labels are all alike, log loss 0.693147, samples 1"]
@@ -149,7 +149,7 @@ def test_lines_without_labels_are_not_judged() -> None:
     assert judge.lines() == []
 
 
-def test_labels_that_end_in_the_middle_are_told() -> None:
+def test_labels_that_end_in_the_middle_are_reported() -> None:
     judge = judge_of()
     judge.add(b"1 1 5:0\n1 0 5:0\n", column(0.5, 0.4))
     judge.add(b"- - 5:0\n", column(0.5))
@@ -158,8 +158,8 @@ def test_labels_that_end_in_the_middle_are_told() -> None:
     assert judge.lines() == [f"no AUC: labels after 2 samples cannot be read: {problem}"]
 
 
-def test_only_what_is_scored_is_judged() -> None:
-    """A version may give scores of some labels only."""
+def test_only_scored_labels_are_judged() -> None:
+    """A version may score only some of the labels."""
     judge = judge_of({**FEATURES, "labels": ["click", "buy"]}, ["buy"])
     judge.add(b"1 1 buy=0 5:0\n1 1 buy=1 5:0\n", column(0.1, 0.9))
     (line,) = judge.lines()
@@ -167,11 +167,11 @@ def test_only_what_is_scored_is_judged() -> None:
 
 
 @pytest.mark.parametrize("format", ["reader", "parquet"])
-def test_formats_whose_labels_take_more(format: str) -> None:
+def test_formats_without_a_label_reader(format: str) -> None:
     assert LabelReader.of_features({**FEATURES, "format": format}, ["click"]) is None
 
 
-def test_a_source_is_judged_by_what_it_is_given() -> None:
+def test_a_source_is_judged_by_the_lines_it_scores() -> None:
     reader = LabelReader.of_features(FEATURES, ["click"])
     source, judge = judged(Source(lambda text: column(*(0.5 for _ in text.splitlines())), labels=reader))
     assert judge is not None and judged(Source(score))[1] is None
@@ -180,28 +180,28 @@ def test_a_source_is_judged_by_what_it_is_given() -> None:
     assert judge.lines() == ["click: AUC 0.500000, log loss 0.693147, samples 4,000"]
 
 
-# the command
+# The command
 
 
 @pytest.fixture
 def lines(tmp_path: Path) -> str:
-    """A file of 3,000 lines, which are three requests."""
+    """Return a file of 3,000 lines, which takes three requests."""
     path = tmp_path / "samples.txt"
     path.write_bytes(b"1 1 5:0\n1 0 6:0\n" * 1500)
     return str(path)
 
 
-def test_scores_on_output_and_auc_beside_it(lines: str, capsys: Capture) -> None:
+def test_scores_go_to_stdout_and_auc_to_stderr(lines: str, capsys: Capture) -> None:
     with scripted(model=METADATA, predict=counted([0.75, 0.25] * 1500)) as server:
         assert main(["predict", lines, "--server", server.url]) == 0
-    said = capsys.readouterr()
-    assert said.out == "0.75\n0.25\n" * 1500
-    assert said.err == "click: AUC 1.000000, log loss 0.287682, samples 3,000\n"
+    output = capsys.readouterr()
+    assert output.out == "0.75\n0.25\n" * 1500
+    assert output.err == "click: AUC 1.000000, log loss 0.287682, samples 3,000\n"
     assert len(server.predictions()) == 3
 
 
 @pytest.mark.parametrize("metadata", [{"labels": ["click"]}, {"labels": ["other"], "features": FEATURES}])
-def test_a_server_that_does_not_say_how_labels_are_read(metadata: Any, lines: str, capsys: Capture) -> None:
+def test_without_a_description_of_the_labels_there_is_no_auc(metadata: Any, lines: str, capsys: Capture) -> None:
     with scripted(model=metadata, predict=counted([0.5] * 3000)) as server:
         assert main(["predict", lines, "--server", server.url]) == 0
     assert capsys.readouterr() == ("0.5\n" * 3000, "")
@@ -215,13 +215,13 @@ def test_a_server_that_does_not_say_how_labels_are_read(metadata: Any, lines: st
         (HANG, "did not answer in 0.5 s"),
     ],
 )
-def test_a_server_that_breaks_in_the_middle(end: Any, problem: str, lines: str, capsys: Capture) -> None:
+def test_a_server_that_fails_in_the_middle(end: Any, problem: str, lines: str, capsys: Capture) -> None:
     first = counted([0.5] * 1024)
     with scripted(model=METADATA, predict=[first, end]) as server:
         assert main(["predict", lines, "--server", server.url, "--timeout", "0.5"]) == 2
-    said = capsys.readouterr()
-    assert said.out == "0.5\n" * 1024, "what was scored is there, whole"
-    assert said.err == f"error: {lines}:1025: {server.url.partition('//')[2]}: {problem}\n"
+    output = capsys.readouterr()
+    assert output.out == "0.5\n" * 1024, "finished scores are printed in full"
+    assert output.err == f"error: {lines}:1025: {server.url.partition('//')[2]}: {problem}\n"
 
 
 def test_a_server_with_tls(lines: str, tmp_path: Path, capsys: Capture) -> None:
@@ -233,13 +233,13 @@ def test_a_server_with_tls(lines: str, tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("option", [["--timeout", "3"], ["--ca", "x"], ["--name", "x"], ["--token", "file:x"]])
-def test_options_of_a_server_need_one(option: list[str], lines: str, capsys: Capture) -> None:
+def test_server_options_need_a_server(option: list[str], lines: str, capsys: Capture) -> None:
     assert main(["predict", lines, "--model", "models/none", *option]) == 2
-    assert capsys.readouterr().err == "error: predict: --name, --token, --timeout and --ca go with --server\n"
+    assert capsys.readouterr().err == "error: predict: --name, --token, --timeout and --ca need --server\n"
 
 
 def test_progress_on_a_terminal(lines: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shown where scores go elsewhere, and wiped away before anything else is said."""
+    """Progress is shown when the scores go to a file, and erased before other output."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with scripted(predict=[counted([0.5] * 1024), (500, {"error": "a bug"})]) as server:
         assert main(["predict", lines, "--server", server.url]) == 2

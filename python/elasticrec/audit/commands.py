@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-# Something differs; a mistake of the user's has another number.
+# Exit code if something differs; a user's mistake exits with 2.
 _DIFFERS = 1
 
 
@@ -14,12 +14,12 @@ def add_audit(app: typer.Typer) -> None:
 
 
 def audit(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Job file, name of a run, or its directory.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Job file, run name or run directory.")],
 ) -> None:
-    """Recount a run from its raw files; list what differs.
+    """Count a run again from its data files and list the differences.
 
-    Show and click of every sign in the newest checkpoint, with parameter servers the samples of each dense slice too.
-    Exits with 1 if something differs.
+    Compares show and click of every sign in the newest checkpoint and, with parameter servers, the samples of each
+    dense slice. Exits with 1 if something differs.
     """
     from elasticrec.audit.audit import audit_run
     from elasticrec.run import resolve_run

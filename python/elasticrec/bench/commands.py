@@ -1,4 +1,4 @@
-"""`elasticrec bench`: the commands; each imports what it measures when it runs."""
+"""`elasticrec bench`: the commands; each imports its measurement when it runs."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -10,21 +10,19 @@ import typer
 from elasticrec.errors import ConfigError
 from elasticrec.options import MAX_SAMPLES
 
-bench_app = typer.Typer(help="Measure ElasticREC and the limits of the machine.", rich_markup_mode=None)
+bench_app = typer.Typer(help="Measure ElasticREC and compare it with the limits of the machine.", rich_markup_mode=None)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="End with one JSON object on a line.")]
-RepeatsOption = Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
+RepeatsOption = Annotated[int, typer.Option(min=1, help="Repetitions; each figure is their median.")]
 
 
 @bench_app.command("parse")
 def bench_parse(
     as_json: JsonOption = False,
-    samples: Annotated[
-        int, typer.Option(min=1000, max=MAX_SAMPLES, help="Samples to generate of each format.")
-    ] = 100_000,
+    samples: Annotated[int, typer.Option(min=1000, max=MAX_SAMPLES, help="Samples to generate per format.")] = 100_000,
     repeats: RepeatsOption = 5,
 ) -> None:
-    """Lines of each text format to batches, on one core."""
+    """Parse lines of each text format into batches, on one core."""
     from elasticrec.bench import parse
 
     _print(parse.run(samples, repeats, _say), parse.describe, as_json)
@@ -36,10 +34,12 @@ def bench_train(
     samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Samples to generate.")] = 300_000,
     rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the table.")] = 10_000_000,
     repeats: RepeatsOption = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement of the network.")] = 3.0,
-    rivals: Annotated[bool, typer.Option("--rivals", help="In a clone: also run plain PyTorch.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Duration of a measurement of the network.")] = 3.0,
+    rivals: Annotated[
+        bool, typer.Option("--rivals", help="Also run plain PyTorch; needs a clone of the repository.")
+    ] = False,
 ) -> None:
-    """Training against its network alone, over ten million rows."""
+    """Train over ten million rows, compared with the dense network alone."""
     from elasticrec.bench import train
 
     _print(train.run(samples, rows, repeats, seconds, _say, rivals), train.describe, as_json)
@@ -51,7 +51,7 @@ def bench_table(
     rows: Annotated[int, typer.Option(min=1000, max=1_000_000_000, help="Rows of the table.")] = 10_000_000,
     repeats: RepeatsOption = 5,
 ) -> None:
-    """Pulls and updates of the sparse table on one core, against its memory alone; bytes a key."""
+    """Pull and update rows of the sparse table on one core, compared with plain memory access; bytes per key."""
     from elasticrec.bench import table
 
     _print(table.run(rows, repeats, _say), table.describe, as_json)
@@ -62,16 +62,17 @@ def bench_serve(
     as_json: JsonOption = False,
     rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the model.")] = 1_000_000,
     repeats: RepeatsOption = 5,
-    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds of a measurement.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Duration of a measurement.")] = 4.0,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="Only this part: engine, joining, latency, swap or rivals; may be repeated."),
+        typer.Option(help="Run only this part: engine, joining, latency, swap or rivals; may be repeated."),
     ] = None,
     rivals: Annotated[
-        bool, typer.Option("--rivals", help="In a clone: also install and ask other model servers.")
+        bool,
+        typer.Option("--rivals", help="Also install and measure other model servers; needs a clone of the repository."),
     ] = False,
 ) -> None:
-    """Serving against the engine underneath, joined requests, latencies under load, hot swaps; a real server."""
+    """Serve with a real server, compared with ONNX Runtime alone: joined requests, latency, version swaps."""
     from elasticrec.bench import serve, serve_model
 
     known = [*serve.PARTS, serve.RIVALS]
@@ -88,15 +89,15 @@ def bench_serve(
 def bench_ps(
     as_json: JsonOption = False,
     samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Samples to generate.")] = 300_000,
-    rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of all servers.")] = 10_000_000,
+    rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of all servers together.")] = 10_000_000,
     repeats: RepeatsOption = 5,
-    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Seconds of a measurement.")] = 8.0,
-    max_trainers: Annotated[int, typer.Option(min=1, max=1024, help="Most trainers of `cpu_growth`.")] = 8,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Duration of a measurement.")] = 8.0,
+    max_trainers: Annotated[int, typer.Option(min=1, max=1024, help="Largest number of trainers in `cpu_growth`.")] = 8,
     part: Annotated[
-        list[str] | None, typer.Option(help="Only this part: speed, growth, pull or fault; may be repeated.")
+        list[str] | None, typer.Option(help="Run only this part: speed, growth, pull or fault; may be repeated.")
     ] = None,
 ) -> None:
-    """Training with parameter servers against its network alone, growth, pulls, recovery; real processes."""
+    """Train with parameter servers in real processes, compared with the network alone: growth, pulls, recovery."""
     from elasticrec.bench import ps
 
     unknown = [name for name in part or () if name not in ps.PARTS]
@@ -111,11 +112,11 @@ def bench_cube(
     as_json: JsonOption = False,
     rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of the cube.")] = 10_000_000,
     repeats: RepeatsOption = 5,
-    seconds: Annotated[float, typer.Option(min=0.2, max=600, help="Seconds of a measurement.")] = 2.0,
-    deltas: Annotated[int, typer.Option(min=0, max=86_400, help="Deltas that come one a second.")] = 120,
-    rivals: Annotated[bool, typer.Option("--rivals", help="Also ask a Redis for the same rows.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.2, max=600, help="Duration of a measurement.")] = 2.0,
+    deltas: Annotated[int, typer.Option(min=0, max=86_400, help="Deltas to load, one per second.")] = 120,
+    rivals: Annotated[bool, typer.Option("--rivals", help="Also measure a Redis with the same rows.")] = False,
 ) -> None:
-    """Lookups of the cube: in one process against its memory, through sockets against Redis, while versions change."""
+    """Look up rows of a cube: in one process, through sockets compared with Redis, and while versions change."""
     from elasticrec.bench import cube
 
     _print(cube.run(cube.Sizes(rows, repeats, seconds, deltas, rivals), _say), cube.describe, as_json)
@@ -124,37 +125,41 @@ def bench_cube(
 @bench_app.command("load")
 def bench_load(
     url: Annotated[str, typer.Argument(metavar="URL", help="A running server, such as http://127.0.0.1:8500.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Lines to ask for, plain or compressed.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of lines to send, plain or compressed.")],
     as_json: JsonOption = False,
-    name: Annotated[str | None, typer.Option("--name", help="Which model, if it has several.")] = None,
-    token: Annotated[str | None, typer.Option("--token", help="Its token, as ${ENV} or file:PATH.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Model name, if the server has several.")] = None,
+    token: Annotated[str | None, typer.Option("--token", help="Access token, as ${ENV} or file:PATH.")] = None,
     format: Annotated[
-        str, typer.Option(help="text: lines of the training format; json: an object of named slots a line.")
+        str, typer.Option(help="text: lines in the training format; json: one object of named slots per line.")
     ] = "text",
-    instances: Annotated[int, typer.Option(min=1, max=1_000_000, help="Lines a request.")] = 1,
-    connections: Annotated[int, typer.Option(min=1, max=60_000, help="Each has one request under way.")] = 8,
-    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="How long.")] = 10.0,
+    instances: Annotated[int, typer.Option(min=1, max=1_000_000, help="Lines per request.")] = 1,
+    connections: Annotated[
+        int, typer.Option(min=1, max=60_000, help="Connections, each with one request in flight.")
+    ] = 8,
+    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="Duration.")] = 10.0,
     rate: Annotated[
         float | None,
-        typer.Option(min=0.01, max=10_000_000, help="Requests a second; without it as fast as answers come."),
+        typer.Option(min=0.01, max=10_000_000, help="Requests per second. Default: as fast as the server answers."),
     ] = None,
-    poisson: Annotated[bool, typer.Option("--poisson", help="With --rate: random gaps instead of even ones.")] = False,
+    poisson: Annotated[
+        bool, typer.Option("--poisson", help="With --rate: random (Poisson) gaps instead of even ones.")
+    ] = False,
 ) -> None:
-    """Load on a running server: requests a second, latencies, failures."""
-    from elasticrec.bench import load
+    """Send traffic to a running server and report requests per second, latency and failures."""
+    from elasticrec.bench import traffic
 
-    what = load.Load(file, format, instances, connections, seconds, rate, poisson)
-    _print(load.run(url, name, token, what, _say), load.describe, as_json)
+    settings = traffic.Settings(file, format, instances, connections, seconds, rate, poisson)
+    _print(traffic.run(url, name, token, settings, _say), traffic.describe, as_json)
 
 
 @bench_app.command("spine")
 def bench_spine(
     as_json: JsonOption = False,
-    samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Rows to generate.")] = 200_000,
+    samples: Annotated[int, typer.Option(min=16_384, max=MAX_SAMPLES, help="Samples to generate.")] = 200_000,
     repeats: RepeatsOption = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a measurement.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Duration of a measurement.")] = 2.0,
 ) -> None:
-    """Training against its network alone, serving against its engine alone, parsing."""
+    """Measure training against its network alone, serving against its engine alone, and parsing."""
     from elasticrec.bench import spine
 
     _print(spine.run(samples, repeats, seconds, _say), spine.describe, as_json)

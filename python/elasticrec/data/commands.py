@@ -1,4 +1,4 @@
-"""`elasticrec data`: the commands; each imports what it runs when it runs."""
+"""`elasticrec data`: the commands; each imports its implementation when it runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,44 +8,48 @@ import typer
 from elasticrec.options import MAX_SAMPLES, JobArgument, SetOption
 from elasticrec.progress import counting
 
-data_app = typer.Typer(help="Make data, look at it, convert and split it.", rich_markup_mode=None)
+data_app = typer.Typer(help="Generate, inspect, convert and split data.", rich_markup_mode=None)
 
 PathsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="[SRC]... OUT", help="Files, directories or globs, and where to write; without SRC those of --job."
+        metavar="[SRC]... OUT",
+        help="Input files, directories or globs, then where to write. Without SRC the files of --job are read.",
     ),
 ]
 JobOption = Annotated[
-    Path | None, typer.Option("--job", metavar="JOB", help="Job that describes the data; found out if not given.")
+    Path | None, typer.Option("--job", metavar="JOB", help="Job that describes the data; detected if not given.")
 ]
 
 
 @data_app.command("demo")
 def data_demo(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write to.")],
-    samples: Annotated[int, typer.Option(min=1, max=MAX_SAMPLES, help="Samples over all hours.")] = 200_000,
+    samples: Annotated[int, typer.Option(min=1, max=MAX_SAMPLES, help="Samples in all hours together.")] = 200_000,
     slots: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Slots of a sample; 20 if not given, 26 for criteo.")
+        int | None, typer.Option(min=1, max=10_000, help="Slots of a sample. Default: 20, or 26 for format criteo.")
     ] = None,
-    hours: Annotated[int, typer.Option(min=1, max=2**20, help="Hours the samples are spread over.")] = 4,
+    hours: Annotated[int, typer.Option(min=1, max=2**20, help="Hours that the samples are spread over.")] = 4,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same bytes.")] = 1,
     format: Annotated[str, typer.Option(help="slots or criteo.")] = "slots",
     kind: Annotated[
         str,
         typer.Option(
-            help="What there is to learn: pairwise (pairs of slots), multitask (clicks and rare buys) or "
+            help="Pattern to learn: pairwise (pairs of slots), multitask (clicks and rare purchases) or "
             "sequence (a history of items)."
         ),
     ] = "pairwise",
     structure: Annotated[
-        bool, typer.Option("--structure/--no-structure", help="Without, that is shuffled away and cannot be learned.")
+        bool,
+        typer.Option(
+            "--structure/--no-structure", help="--no-structure shuffles the pattern away: nothing can be learned."
+        ),
     ] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace hours that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing hours.")] = False,
 ) -> None:
-    """Write click logs and a job to train on them.
+    """Generate click logs and a job that trains on them.
 
-    Their best possible AUC is known, and printed.
+    Prints the best AUC that a model can reach on them.
     """
     from elasticrec.data.demo import summary_lines, write_demo
 
@@ -71,13 +75,14 @@ def data_stats(
     job: JobArgument,
     overrides: SetOption = None,
     samples: Annotated[
-        int, typer.Option(min=100, max=MAX_SAMPLES, help="Samples of the training data to look at, at most.")
+        int, typer.Option(min=100, max=MAX_SAMPLES, help="Training samples to read, at most.")
     ] = 1_000_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Print what each slot and dense column has to say about the click.
+    """Show how well each slot and dense column predicts the click.
 
-    Coverage, distinct signs, click rate, the AUC of it alone, drift between train and eval, and signs of leakage.
+    Prints coverage, distinct signs, click rate, the AUC of the column alone, drift between train and eval, and signs
+    of leakage.
     """
     import json
     from dataclasses import asdict
@@ -97,16 +102,18 @@ def data_convert(
     paths: PathsArgument,
     to: Annotated[
         str | None,
-        typer.Option("--to", help="slots, paddlerec, csv, parquet or json; by the name of OUT if not given."),
+        typer.Option(
+            "--to", help="Output format: slots, paddlerec, csv, parquet or json. Default: by the name of OUT."
+        ),
     ] = None,
     job: JobOption = None,
-    separator: Annotated[str, typer.Option(help="CSV: what stands between several values in one field.")] = "|",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    separator: Annotated[str, typer.Option(help="CSV: separator between several values in one field.")] = "|",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Convert data to another format: SRC... OUT.
 
-    OUT is a file, compressed by its name (.gz, .zst), or a directory with a file for each of SRC. Prints how a job
-    reads the result; it gives the same samples.
+    OUT is a file, compressed if its name ends in .gz or .zst, or a directory that gets one file per input file. The
+    samples stay the same. Prints the `data` section of a job that reads them.
     """
     from elasticrec.config import load_job
     from elasticrec.data.convert import convert, format_of, summary_lines
@@ -130,15 +137,16 @@ def data_convert(
 @data_app.command("split")
 def data_split(
     paths: PathsArgument,
-    ratio: Annotated[float | None, typer.Option(help="Share of the samples for OUT/eval, chosen by hash.")] = None,
-    time: Annotated[str | None, typer.Option(help="Samples from this time on go to OUT/eval.")] = None,
-    parts: Annotated[int | None, typer.Option(min=2, max=500, help="Write so many OUT/part-00000.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="Share of the samples for OUT/eval, selected by hash.")] = None,
+    time: Annotated[str | None, typer.Option(help="Write samples from this time on to OUT/eval.")] = None,
+    parts: Annotated[int | None, typer.Option(min=2, max=500, help="Number of files OUT/part-NNNNN to write.")] = None,
     job: JobOption = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
-    """Split data on the disk: SRC... OUT.
+    """Split data files on disk: SRC... OUT.
 
-    By --ratio or --time into OUT/train and OUT/eval, as `data.eval` splits it in a job; or into --parts of equal size.
+    --ratio and --time write OUT/train and OUT/eval, split as `data.eval` of a job would split them. --parts writes
+    parts of equal size.
     """
     from elasticrec.config import load_job
     from elasticrec.data.split import holdout_of, split_by, split_parts

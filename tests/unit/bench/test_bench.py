@@ -1,11 +1,11 @@
-"""`bench`: that it measures and says what it found; how fast that is, is no test's business."""
+"""`bench`: every benchmark runs and reports consistent figures; the speed itself is not tested."""
 
 import json
 from typing import Any
 
 import pytest
 
-from elasticrec.bench import load
+from elasticrec.bench import traffic
 from elasticrec.cli import main
 
 
@@ -22,7 +22,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_train_beside_its_network_and_the_rival(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_compared_with_its_network_and_the_rival(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--samples", "16384", "--rows", "2600", "--repeats", "1", "--seconds", "0.1"]
     assert main(["bench", "train", "--json", "--rivals", *sizes]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
@@ -38,17 +38,17 @@ def test_train_beside_its_network_and_the_rival(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
-def test_serving_beside_its_engine_alone_joined_late_and_swapped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_compared_with_its_engine_joining_latency_and_swaps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--json", "--rows", "26000", "--repeats", "1", "--seconds", "0.5"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     result = json.loads(last)
     for instances in (128, 512):
         alone = result[f"engine_instances_per_cpu_s_{instances}"]
         ratios = []
-        for face in ("http", "grpc"):
-            ratios.append(result[f"instances_per_cpu_s_{face}_{instances}"] / alone)
-            assert result[f"engine_ratio_{face}_{instances}"] == pytest.approx(ratios[-1], abs=0.001)
-            assert {"queue", "parse", "lookup", "infer", "write"} <= result[f"stages_us_{face}_{instances}"].keys()
+        for protocol in ("http", "grpc"):
+            ratios.append(result[f"instances_per_cpu_s_{protocol}_{instances}"] / alone)
+            assert result[f"engine_ratio_{protocol}_{instances}"] == pytest.approx(ratios[-1], abs=0.001)
+            assert {"queue", "parse", "lookup", "infer", "write"} <= result[f"stages_us_{protocol}_{instances}"].keys()
         assert result[f"engine_ratio_{instances}"] == pytest.approx(min(ratios), abs=0.001)
     gain = result["joined_requests_per_cpu_s"] / result["alone_requests_per_cpu_s"]
     assert result["batching_gain"] == pytest.approx(gain, abs=0.001)
@@ -75,7 +75,7 @@ def ps_result(capsys: pytest.CaptureFixture[str], *parts: str) -> tuple[list[str
 
 
 @pytest.mark.slow
-def test_training_with_servers_beside_its_network_and_what_trainers_cost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_compared_with_its_network_and_cost_of_trainers(capsys: pytest.CaptureFixture[str]) -> None:
     lines, result = ps_result(capsys, "speed", "growth")
     for shape in ("1_1", "2_2"):
         expected = result[f"samples_per_s_{shape}"] / result["dense_only_samples_per_s"]
@@ -94,11 +94,11 @@ def test_training_with_servers_beside_its_network_and_what_trainers_cost(capsys:
 
 
 @pytest.mark.slow
-def test_pulls_through_the_socket_and_what_a_killed_server_costs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_pulls_through_the_socket_and_recovery_of_a_killed_server(capsys: pytest.CaptureFixture[str]) -> None:
     lines, result = ps_result(capsys, "pull", "fault")
     ratios = [result[f"pull_socket_ratio_{rows}"] for rows in (520, 2080, 8190)]
     assert result["pull_socket_ratio"] == pytest.approx(min(ratios), abs=0.001) and min(ratios) > 0
-    # a lease has to run out before a successor may apply
+    # The lease must expire before the successor may apply updates.
     assert 0 < result["recovery_s"] <= result["caught_up_s"]
     assert result["caught_up_allowed_s"] == pytest.approx(1.5 * result["checkpoint_age_s"] + 10, abs=0.001)
     gaps = result["longest_gap_ms"] - result["longest_gap_without_ms"]
@@ -107,7 +107,7 @@ def test_pulls_through_the_socket_and_what_a_killed_server_costs(capsys: pytest.
     assert any(line.startswith("kill -9 of a server with ") for line in lines)
 
 
-def test_an_unknown_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ps", "--part", "luck"]) == 2
     assert capsys.readouterr().err == "error: bench: --part: expected speed, growth, pull, fault, got `luck`\n"
 
@@ -131,19 +131,19 @@ def test_rivals_of_the_cube_have_to_be_installed(
     assert "redis-server is not installed" in capsys.readouterr().err
 
 
-def test_a_load_whose_figures_are_not_to_be_trusted_says_so() -> None:
+def test_traffic_warns_about_figures_that_cannot_be_trusted() -> None:
     times = dict.fromkeys(("p50_us", "p90_us", "p99_us", "p999_us", "max_us", "lag_p99_us"), 10.0)
     counts = {"answered": 90, "failed": 2, "failures": {"status 429": 2}, "offered": 100, "connections": 8}
     rates = {"requests_per_s": 9.0, "instances_per_s": 9.0, "seconds": 10.0}
     good = {**times, **counts, **rates, "late": 0, "unsent": 0}
-    assert load.describe(good)[1:] == [
+    assert traffic.describe(good)[1:] == [
         "  failed: 2 × status 429",
-        "latency of the answered ones: p50 0.01 ms, p90 0.01 ms, p99 0.01 ms, p99.9 0.01 ms, max 0.01 ms",
+        "latency of answered requests: p50 0.01 ms, p90 0.01 ms, p99 0.01 ms, p99.9 0.01 ms, max 0.01 ms",
     ]
-    assert load.describe({**good, "unsent": 8, "late": 50})[-1].startswith(
-        "the generator fell behind: 8 of 100 requests were never sent, all 8 connections were busy"
+    assert traffic.describe({**good, "unsent": 8, "late": 50})[-1].startswith(
+        "the generator fell behind: 8 of 100 requests were never sent: all 8 connections were busy"
     )
-    assert load.describe({**good, "late": 50})[-1].startswith("50 of 100 requests waited for a connection")
-    assert load.describe({**good, "lag_p99_us": 2500.0})[-1].startswith(
+    assert traffic.describe({**good, "late": 50})[-1].startswith("50 of 100 requests waited for a connection")
+    assert traffic.describe({**good, "lag_p99_us": 2500.0})[-1].startswith(
         "the generator fell behind: 1 % of the requests were sent 2.5 ms or more after they were due"
     )

@@ -38,7 +38,7 @@ def test_shared_signs_are_named_with_the_remedy(tmp_path: Path, capsys: Capture,
     (line, last) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {job}: data.slots: 50.0% of 600 distinct signs looked at occur in several slots")
     assert "(`0`, `1`)" in line and "`data.separate_slots: true`" in line
-    assert last == "ok: files to train on: 1, to evaluate on: 0"
+    assert last == "ok: 1 training files, 0 evaluation files"
     found = find_collisions(load_job(job))
     assert found is not None and (found.num_signs, found.num_shared) == (600, 300)
 

@@ -36,7 +36,7 @@ COLUMNS = {"labels": "click", "sparse": ["user_id", "tags", "note"]}
 
 def test_slots_that_no_sample_has(capsys: Capture) -> None:
     slot_text("a.txt")
-    assert check(capsys, SLOTS) == ["ok: files to train on: 1, to evaluate on: 0"]
+    assert check(capsys, SLOTS) == ["ok: 1 training files, 0 evaluation files"]
     warning, _ = check(capsys, SLOTS | {"slots": ["0-2", 7]})
     assert warning == "warning: job.yaml: data.slots: none of 300 samples looked at has a value of `2`, `7`"
     warning, _ = check(capsys, SLOTS | {"slots": ["0-20"]})
@@ -78,7 +78,7 @@ def test_compressed_and_empty_files(capsys: Capture) -> None:
     warning, _ = check(capsys, SLOTS | {"train": "b.gz", "slots": [0, 3]})
     assert "none of 300 samples looked at has a value of `3`" in warning
     Path("a.txt").write_bytes(b"")
-    assert check(capsys, SLOTS) == ["ok: files to train on: 1, to evaluate on: 0"]
+    assert check(capsys, SLOTS) == ["ok: 1 training files, 0 evaluation files"]
 
 
 def test_evaluation_on_what_is_learned(capsys: Capture) -> None:
@@ -92,7 +92,7 @@ def test_evaluation_on_what_is_learned(capsys: Capture) -> None:
         f"warning: job.yaml: data.eval: its only file is also in data.train ({Path.cwd()}/link.txt): "
         f"an evaluation on {told}"
     )
-    assert last == "ok: files to train on: 1, to evaluate on: 1"
+    assert last == "ok: 1 training files, 1 evaluation files"
     warning, _ = check(capsys, SLOTS | {"train": ["a.txt", "b.txt"], "eval": "[abc].txt"})
     assert f"data.eval: 2 of its 3 files are also in data.train ({Path.cwd()}/a.txt)" in warning
     assert len(check(capsys, SLOTS | {"eval": "b.txt"})) == 1

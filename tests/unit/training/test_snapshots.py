@@ -121,7 +121,7 @@ def test_the_best_is_published_and_predicts(job: Job, capsys: Capture, monkeypat
         assert scores[0] != scores[2]
     capsys.readouterr()
     assert cli.main(["predict", "eval.txt", "--model", "models/small", "--best"]) == 2
-    assert capsys.readouterr().err == "error: predict: --best goes with --checkpoint\n"
+    assert capsys.readouterr().err == "error: predict: --best needs --checkpoint\n"
 
 
 def test_an_auc_that_is_worse_than_chance_is_pointed_out(job: Job, capsys: Capture) -> None:
