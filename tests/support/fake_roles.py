@@ -13,7 +13,7 @@ import pytest
 
 from elasticrec.coordinator.coordinator import Coordinator, Settings
 from elasticrec.coordinator.passes import PassPlan, Upkeep
-from elasticrec.data.units import Cut
+from elasticrec.data.units import UnitSplit
 from elasticrec.errors import UnavailableError
 from elasticrec.net import coordinator as client
 from elasticrec.net import messages
@@ -62,7 +62,7 @@ def plan_of(directory: Path, *, num_units: int = 6, num_passes: int = 1, upkeep:
     path = directory / "train.txt"
     if not path.exists():
         path.write_text("1 0 5:0\n" * num_units)
-    cut = Cut(unit_bytes=8, shuffle=False, seed=1, digest="d")
+    cut = UnitSplit(unit_bytes=8, shuffle=False, seed=1, digest="d")
     return PassPlan(lambda _: [path], cut, num_passes, upkeep or Upkeep())
 
 

@@ -18,7 +18,7 @@ from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.data.batches import open_batches
 from elasticrec.data.header import check_headers, with_names
-from elasticrec.data.units import Cut, plan_units
+from elasticrec.data.units import UnitSplit, plan_units
 
 Row = dict[str, Any]
 
@@ -136,7 +136,7 @@ def batches_of(job: Job, *, shuffle: bool = False, held_out: bool = False, skip:
     job = with_names(job)
     files = match_files(job, "eval" if held_out else "train")
     check_headers(job, files)
-    units = plan_units(files, Cut(job.data.unit_bytes, shuffle, 1, "digest", job.data.format), 0, 0)
+    units = plan_units(files, UnitSplit(job.data.unit_bytes, shuffle, 1, "digest", job.data.format), 0, 0)
     parser = _core.Parser(json.dumps(job.features()))
     options = {"shuffle": shuffle, "held_out": held_out, "skip_batches": skip}
     with closing(open_batches(job, parser, units, **options)) as batches:

@@ -26,7 +26,7 @@ import torch
 from elasticrec.bench.network import dense_only_rate
 from elasticrec.config import parse_job
 from elasticrec.data.batches import open_batches
-from elasticrec.data.units import Cut, plan_units
+from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.machine import num_cores
 from elasticrec.run import Run
@@ -225,7 +225,7 @@ def fill(trainer: Trainer, values: int) -> None:
 def _train_rate(trainer: Trainer, file: Path, num_samples: int) -> tuple[float, dict[str, float]]:
     """Samples a second over a file, from the disk to the step, and the share of each stage."""
     data, train = trainer.job.data, trainer.job.train
-    units = plan_units([file], Cut(data.unit_bytes, True, train.seed, "bench", data.format), 0, 0)
+    units = plan_units([file], UnitSplit(data.unit_bytes, True, train.seed, "bench", data.format), 0, 0)
     warm_up = min(_WARM_UP_BATCHES, num_samples // train.batch_size // 4)
     with closing(open_batches(trainer.job, trainer.parser, units, shuffle=True)) as batches:
         for batch in itertools.islice(batches, warm_up):

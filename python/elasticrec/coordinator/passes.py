@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elasticrec.data.hours import HourPass, HourPlan, World
-from elasticrec.data.units import Cut, Unit, plan_units, read_units, write_units
+from elasticrec.data.hours import HourPass, HourPlan, PlanCallbacks
+from elasticrec.data.units import Unit, UnitSplit, plan_units, read_units, write_units
 from elasticrec.errors import ModelError, SampleError
 from elasticrec.journal import Entry
 
@@ -60,11 +60,11 @@ class PassPlan:
 
     files: Callable[[int], Sequence[Path]]
     """The files of a pass."""
-    cut: Cut
+    cut: UnitSplit
     num_passes: int
     """Of `hours` nobody knows how many there will be."""
     upkeep: Upkeep = Upkeep()
-    hours: Callable[[World], HourPlan] | None = None
+    hours: Callable[[PlanCallbacks], HourPlan] | None = None
     """Hours instead of epochs."""
     check: Callable[[Sequence[Path]], None] = lambda _: None
     """Raises if files are not of this job."""
@@ -76,7 +76,7 @@ class Passes:
     """The passes that have begun. Each is written down, units and boundary, before its first unit is leased."""
 
     def __init__(
-        self, directory: Path, plan: PassPlan, write: Callable[[Entry], None], world: World | None = None
+        self, directory: Path, plan: PassPlan, write: Callable[[Entry], None], callbacks: PlanCallbacks | None = None
     ) -> None:
         self._directory = directory
         self._plan = plan
@@ -88,8 +88,8 @@ class Passes:
         """Hours that were left out."""
         self.missing: dict[int, Entry] = {}
         """Units whose data is lost."""
-        world = replace(world or World(), write=self._skip_hour)
-        self.hours = plan.hours(world) if plan.hours else None
+        callbacks = replace(callbacks or PlanCallbacks(), write=self._skip_hour)
+        self.hours = plan.hours(callbacks) if plan.hours else None
 
     def replay(self, entry: Entry) -> None:
         """Take a pass of the journal in, its units checked."""
@@ -147,7 +147,7 @@ class Passes:
         """Plan the units of the next pass and write them down; none if there is no other one, or not yet."""
         if self.hours is None:
             return None if self.is_last else self._begin(self._plan.files(len(self.begun)), None)
-        hour = self.hours.look()
+        hour = self.hours.next_pass()
         try:
             return None if hour is None else self._begin(self.hours.files(hour), hour)
         except FileNotFoundError:

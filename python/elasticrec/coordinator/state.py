@@ -15,7 +15,7 @@ from elasticrec.coordinator.members import Member, Members, Timing
 from elasticrec.coordinator.passes import Passes, PassPlan
 from elasticrec.coordinator.scaling import Move, Saving, Wanted, wanted_of
 from elasticrec.coordinator.work import Work, WorkTiming
-from elasticrec.data.hours import World
+from elasticrec.data.hours import PlanCallbacks
 from elasticrec.errors import ConfigError, ElasticRecError
 from elasticrec.journal import Journal
 from elasticrec.net.messages import ShardOwner
@@ -84,7 +84,7 @@ class RunState:
     def _start(self, run: Run, clock: Callable[[], float]) -> None:
         settings, append = self.settings, self._journal.append
         self.members = Members(settings.timing, clock, append)
-        self.passes = Passes(run.units, settings.plan, append, World(clock, self._note))
+        self.passes = Passes(run.units, settings.plan, append, PlanCallbacks(clock, self._note))
         hooks = Hooks(clock, append, self._say, self._note)
         self.checkpoints = Checkpoints(run.checkpoints, settings.checkpoint, settings.num_partitions, self.term, hooks)
         self.publishing = self._start_publishing(clock)

@@ -28,7 +28,7 @@ from elasticrec.data.targets import (
     families_of,
     slot_item,
 )
-from elasticrec.data.units import Cut, plan_units
+from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import ConfigError, SampleError
 
 Format = Literal["slots", "paddlerec", "csv", "parquet", "json"]
@@ -205,7 +205,7 @@ class _ToSlots:
 
     def run(self, paths: list[Path], temporary: Path, named: Path) -> Iterator[int]:
         data = self._job.data
-        units = plan_units(paths, Cut(data.unit_bytes, False, 0, "", data.format), 0, 0)
+        units = plan_units(paths, UnitSplit(data.unit_bytes, False, 0, "", data.format), 0, 0)
         with (
             open_text(temporary, named) as file,
             closing(open_batches(self._job, self._parser, units, shuffle=False)) as batches,

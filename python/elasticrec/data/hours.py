@@ -1,6 +1,6 @@
-"""Hours of training data: which one is trained next, which is waited for, which comes too late or changes.
+"""Plan of hourly training data: which hour is trained next, and how late or changed hours are handled.
 
-What is decided is told as entries, plain dictionaries; who replays them decides the same from there on.
+Decisions are recorded as entries, plain dictionaries. Replaying them brings a new plan to the same state.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from elasticrec.config.hours import Hours, parse_hour, show_hour
 
 Entry = dict[str, Any]
 
-# Of so many hours, the newest that were trained, the files are looked at again.
+# Number of newest trained hours whose files are checked for changes.
 _WATCHED = 48
 
 Why = Literal["next", "late", "changed", "day_end"]
@@ -25,58 +25,58 @@ Why = Literal["next", "late", "changed", "day_end"]
 
 @dataclass(frozen=True)
 class HourPass:
-    """What a pass is of. It is written down before the first lease."""
+    """One pass over an hour of data, recorded before its first unit is leased."""
 
     hour: str | None
-    """Such as `2026-01-01T05`; none for a pass without data, which only ends a day."""
+    """Such as `2026-01-01T05`; None for a pass without data, which only ends a day."""
     why: Why
-    """`next` in order, one that came `late` or was `changed`; or `day_end`."""
+    """`next` in order, `late`, `changed`, or `day_end`."""
     day: int
-    """Data time: days since that of the first hour."""
+    """Data time: days since the first hour."""
     ends_day: bool
-    """Whether counts decay and rows are evicted behind it."""
+    """Whether counts decay and rows are evicted after the pass."""
     digest: str
-    """Of the names, sizes and times of the files."""
+    """Digest of the names, sizes and modification times of the files."""
     passed_over: tuple[str, ...] = ()
-    """Hours that were waited for long enough: this one goes first."""
+    """Missing hours that were given up before this one."""
 
     def entry(self) -> Entry:
-        """For JSON."""
+        """Return the pass as an entry for JSON."""
         return {**asdict(self), "passed_over": list(self.passed_over)}
 
 
 @dataclass(frozen=True)
-class World:
-    """What a plan sees and tells."""
+class PlanCallbacks:
+    """How a plan reads the clock, reports to the user and records decisions."""
 
     clock: Callable[[], float] = time.monotonic
     say: Callable[[str], None] = print
     write: Callable[[Entry], None] = lambda _: None
-    """Hears of hours that are left out, before anybody else does."""
+    """Records that an hour is skipped, before the plan acts on it."""
 
 
 class HourPlan:
-    """Says pass by pass which hour comes."""
+    """Decides which hour each pass trains."""
 
-    def __init__(self, hours: Hours, root: Path, world: World) -> None:
+    def __init__(self, hours: Hours, root: Path, callbacks: PlanCallbacks) -> None:
         self.hours = hours
         self._root = root
-        self._world = world
+        self._callbacks = callbacks
         self._next = hours.first
-        # The last day that was ended, and the day of the hours that came in order.
+        # The last day that has ended, and the day of the newest hour that was trained in order.
         self._ended_day = -1
         self._open_day: int | None = None
-        # Hours that were passed over and have not come; digests of those that were trained, the newest last.
+        # Missing hours that were given up; digests of trained hours, oldest first.
         self._late: list[datetime] = []
         self._digests: dict[datetime, str] = {}
-        # Since when a later hour waits for the next one.
+        # The time when a later hour was first seen while the next one was missing.
         self._late_since: float | None = None
         self._look_at: float | None = None
         self.waiting: str | None = None
-        """What it waits for, in words."""
+        """The message about the hour that the plan waits for, or None."""
 
     def replay(self, entry: Entry) -> None:
-        """Take in what was decided before: an entry of a pass, or one that was given to `write`."""
+        """Apply an earlier decision: the entry of a pass, or an entry given to `write`."""
         if entry.get("skipped") is not None:
             hour = parse_hour(entry["skipped"])
             self._late = [one for one in self._late if one != hour]
@@ -85,7 +85,7 @@ class HourPlan:
         self._take(HourPass(**{**entry, "passed_over": tuple(entry["passed_over"])}))
 
     def _take(self, found: HourPass) -> None:
-        """It is decided: the next look finds what comes behind it."""
+        """Apply the decision for a pass, so that the next one follows it."""
         self._look_at = self._late_since = self.waiting = None
         if found.ends_day:
             self._ended_day = max(self._ended_day, found.day)
@@ -107,19 +107,19 @@ class HourPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether all hours up to the last one had their turn; one that is late and may come is not waited for."""
+        """Whether every hour up to the last one had its turn; late hours are not waited for."""
         return self.hours.last is not None and self._next > self.hours.last
 
     def files(self, found: HourPass) -> list[Path]:
-        """The files of a pass, as they are now."""
+        """Return the current files of a pass."""
         return [] if found.hour is None else self._files(parse_hour(found.hour))
 
     def _files(self, hour: datetime) -> list[Path]:
         return hour_files(self.hours.directory(self._root, hour).absolute())
 
-    def look(self) -> HourPass | None:
-        """The next pass, or none yet: `waiting` says for what. It counts once it is given to `replay`."""
-        now = self._world.clock()
+    def next_pass(self) -> HourPass | None:
+        """Return the next pass, or None while waiting; the pass takes effect when it is given to `replay`."""
+        now = self._callbacks.clock()
         if self._look_at is not None and now < self._look_at:
             return None
         found = self._in_order(now) or self._out_of_order()
@@ -133,7 +133,7 @@ class HourPlan:
         text = f"waiting for hour {show_hour(self._next)}: {wanted}"
         if self.waiting != text:
             self.waiting = text
-            self._world.say(text)
+            self._callbacks.say(text)
 
     def _in_order(self, now: float) -> HourPass | None:
         if self.is_over:
@@ -158,48 +158,48 @@ class HourPlan:
     def _of_next(self, hour: datetime, missing: tuple[str, ...]) -> HourPass:
         day = self.hours.day_of(hour)
         if self._open_day is not None and self._ended_day < self._open_day < day:
-            # the hour that would have ended the day did not come
+            # The hour that would have ended the day is missing.
             return HourPass(None, "day_end", self._open_day, True, "")
         if missing:
-            self._world.say(
+            self._callbacks.say(
                 f"hour {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} did not come in "
-                f"{self.hours.late_s:g} s: hour {show_hour(hour)} goes first"
+                f"{self.hours.late_s:g} s: training hour {show_hour(hour)} first"
             )
         ends = self.hours.ends_day(hour) and day > self._ended_day
         return HourPass(show_hour(hour), "next", day, ends, self._digest(hour), missing)
 
     def _out_of_order(self) -> HourPass | None:
-        """An hour that came late, or changed."""
+        """Return a pass over an hour that came late or changed, or None."""
         hours = self.hours
         for hour in [one for one in self._late if hours.is_done(self._root, one)]:
             if hours.late == "train":
-                self._world.say(f"hour {show_hour(hour)} came late: it is trained now")
+                self._callbacks.say(f"hour {show_hour(hour)} came late: training it now")
                 return HourPass(show_hour(hour), "late", hours.day_of(hour), False, self._digest(hour))
-            self._skip(hour, self._digest(hour), "came late: it is skipped (data.hours.late)")
+            self._skip(hour, self._digest(hour), "came late and is skipped (data.hours.late)")
         for hour, known in list(self._digests.items()):
             if not hours.is_done(self._root, hour) or not self._files(hour):
-                # what was removed after it was trained is nothing new
+                # Files removed after training are not a change.
                 continue
             digest = self._digest(hour)
             if digest == known:
                 continue
             if hours.changed == "train":
-                self._world.say(f"hour {show_hour(hour)} changed: all of it is trained again")
+                self._callbacks.say(f"hour {show_hour(hour)} changed: training all of it again")
                 return HourPass(show_hour(hour), "changed", hours.day_of(hour), False, digest)
-            self._skip(hour, digest, "changed after its pass began: that is skipped (data.hours.changed)")
+            self._skip(hour, digest, "changed after its pass began; the change is skipped (data.hours.changed)")
         return None
 
     def _skip(self, hour: datetime, digest: str, text: str) -> None:
         entry = {"skipped": show_hour(hour), "digest": digest, "why": "late" if hour in self._late else "changed"}
-        self._world.write(entry)
+        self._callbacks.write(entry)
         self.replay(entry)
-        self._world.say(f"hour {show_hour(hour)} {text}")
+        self._callbacks.say(f"hour {show_hour(hour)} {text}")
 
     def _digest(self, hour: datetime) -> str:
-        """Of what the files of an hour look like from outside."""
+        """Return a digest of the names, sizes and modification times of an hour's files."""
         found = hashlib.sha256()
         for path in self._files(hour):
-            # one that is removed meanwhile is not there
+            # A file may be removed in the meantime; it does not count then.
             with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()
                 found.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())

@@ -18,7 +18,7 @@ from elasticrec.coordinator.coordinator import Coordinator, Settings
 from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.passes import PassPlan, Upkeep
 from elasticrec.data.header import check_headers
-from elasticrec.data.hours import HourPlan, World
+from elasticrec.data.hours import HourPlan, PlanCallbacks
 from elasticrec.errors import ElasticRecError
 from elasticrec.net.address import Address, remove_address, write_address
 from elasticrec.publish.rollout.background import delivering
@@ -116,9 +116,9 @@ def settings_of(job: Job, run: Run) -> Settings:
     )
 
 
-def _hours_of(job: Job) -> Callable[[World], HourPlan] | None:
+def _hours_of(job: Job) -> Callable[[PlanCallbacks], HourPlan] | None:
     hours = job.data.hours
-    return None if hours is None else lambda world: HourPlan(hours, Path(job.data.train[0]), world)
+    return None if hours is None else lambda callbacks: HourPlan(hours, Path(job.data.train[0]), callbacks)
 
 
 def measure_pass(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:

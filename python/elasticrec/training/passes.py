@@ -8,7 +8,7 @@ from typing import Any
 
 from elasticrec.config import Job, match_files
 from elasticrec.data.header import check_headers
-from elasticrec.data.hours import HourPass, HourPlan, World
+from elasticrec.data.hours import HourPass, HourPlan, PlanCallbacks
 from elasticrec.data.units import Unit, check_unchanged, is_lost, plan_units, read_units, write_units
 from elasticrec.errors import SampleError
 from elasticrec.run import Run
@@ -29,8 +29,8 @@ class LocalPasses:
         check_headers(job, self.files)
         self._skipped: list[dict[str, Any]] = []
         self._hour: HourPass | None = None
-        world = World(say=say, write=self._skipped.append)
-        self._plan = HourPlan(job.data.hours, Path(job.data.train[0]), world) if job.data.hours else None
+        callbacks = PlanCallbacks(say=say, write=self._skipped.append)
+        self._plan = HourPlan(job.data.hours, Path(job.data.train[0]), callbacks) if job.data.hours else None
 
     @property
     def has_hours(self) -> bool:
@@ -82,7 +82,7 @@ class LocalPasses:
             return progress if progress.epoch < self._job.train.epochs else None
         if progress.batches or progress.upkept > progress.epoch:
             return progress
-        while (found := self._plan.look()) is None:
+        while (found := self._plan.next_pass()) is None:
             if self._plan.is_over:
                 return None
             check_stop()

@@ -1,13 +1,13 @@
 """What training and evaluation share of reading: how files are cut, how much may be bad."""
 
 from elasticrec.config import Job, fingerprint
-from elasticrec.data.units import Cut
+from elasticrec.data.units import UnitSplit
 from elasticrec.errors import SampleError
 
 
-def cut_of(job: Job) -> Cut:
+def cut_of(job: Job) -> UnitSplit:
     """How the job's files become units, and units batches."""
-    return Cut(job.data.unit_bytes, job.data.shuffle, job.train.seed, fingerprint(job)[:16], job.data.format)
+    return UnitSplit(job.data.unit_bytes, job.data.shuffle, job.train.seed, fingerprint(job)[:16], job.data.format)
 
 
 def refuse_bad(job: Job, records: int, bad: int, key: str) -> None:

@@ -17,7 +17,7 @@ from elasticrec.data.batches import open_batches
 from elasticrec.data.reader import SHOWN_BAD
 from elasticrec.data.rows import RowReader
 from elasticrec.data.source import open_source
-from elasticrec.data.units import Cut, plan_units
+from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import SampleError
 from elasticrec.training.loop import train_job
 from support.tables import batches_of
@@ -117,7 +117,7 @@ def test_the_seconds_of_a_reader_of_the_users_own(write: Write, workers: int) ->
     job = write("reader", {})
     data = job.data.model_copy(update={"workers": workers, "unit_bytes": 2048})
     job = job.model_copy(update={"data": data})
-    units = plan_units([Path("a.dat")], Cut(2048, False, 1, "digest", "reader"), 0, 0)
+    units = plan_units([Path("a.dat")], UnitSplit(2048, False, 1, "digest", "reader"), 0, 0)
     parser = _core.Parser(json.dumps(job.features()))
     with closing(open_batches(job, parser, units, shuffle=False)) as batches:
         assert batches.times() == (0.0, 0.0)

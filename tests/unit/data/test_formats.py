@@ -23,7 +23,7 @@ from elasticrec.config.load import parse_job
 from elasticrec.data.batches import line_parser, open_batches
 from elasticrec.data.header import with_names
 from elasticrec.data.reader import check_reader
-from elasticrec.data.units import Cut, plan_units
+from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
 from elasticrec.run import Run
 from support.store import wait_until
@@ -255,7 +255,7 @@ def test_a_truncated_file_is_named_with_its_line(job_of: MakeJob, tmp_path: Path
 def test_a_parquet_reader_ends_whenever_it_is_closed(job_of: MakeJob, num_batches: int) -> None:
     """Also when all it read waits in its queue, and nobody takes it."""
     job = job_of("parquet", rows(64 * num_batches))
-    units = plan_units(match_files(job, "train"), Cut(job.data.unit_bytes, False, 1, "digest", "parquet"), 0, 0)
+    units = plan_units(match_files(job, "train"), UnitSplit(job.data.unit_bytes, False, 1, "digest", "parquet"), 0, 0)
     for taken in range(num_batches + 1):
         batches = open_batches(job, _core.Parser(json.dumps(job.features())), units, shuffle=False)
         assert [len(next(batches).labels) for _ in range(taken)] == [64] * taken
@@ -434,7 +434,7 @@ class TestReader:
 
     def test_no_process_is_left_behind(self, job_of: MakeJob) -> None:
         job = job_of("jsonl", rows(2000), workers=2, unit_bytes=16384)
-        cut = Cut(job.data.unit_bytes, False, 1, "digest", job.data.format)
+        cut = UnitSplit(job.data.unit_bytes, False, 1, "digest", job.data.format)
         units = plan_units(match_files(job, "train"), cut, 0, 0)
         others = children_of(os.getpid())
         batches = open_batches(job, _core.Parser(json.dumps(job.features())), units, shuffle=False)
@@ -452,9 +452,9 @@ import json, sys, time
 from elasticrec import _core
 from elasticrec.config import load_job, match_files
 from elasticrec.data.batches import open_batches
-from elasticrec.data.units import Cut, plan_units
+from elasticrec.data.units import UnitSplit, plan_units
 job = load_job({str(tmp_path / "job.yaml")!r})
-units = plan_units(match_files(job, "train"), Cut(16384, False, 1, "d", "reader"), 0, 0)
+units = plan_units(match_files(job, "train"), UnitSplit(16384, False, 1, "d", "reader"), 0, 0)
 batches = open_batches(job, _core.Parser(json.dumps(job.features())), units, shuffle=False)
 next(batches)
 print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""Hours: which one is a pass when, what is waited for, what comes late or changes."""
+"""Hourly data: the order of passes, waiting, and late or changed hours."""
 
 import os
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import pytest
 
 from elasticrec.config.hours import Hours, parse_hour, show_hour
 from elasticrec.coordinator.passes import Passes, PassPlan, Upkeep
-from elasticrec.data.hours import HourPass, HourPlan, World
-from elasticrec.data.units import Cut, read_units
+from elasticrec.data.hours import HourPass, HourPlan, PlanCallbacks
+from elasticrec.data.units import UnitSplit, read_units
 from elasticrec.errors import ConfigError
 from elasticrec.journal import Entry
 from support.fake_roles import Clock
@@ -18,7 +18,7 @@ from support.small import MakeJob
 
 
 class Logs:
-    """A directory of hours, and a plan over it that can be thrown away and replayed."""
+    """A directory of hours, with plans that replay the decisions made so far."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -37,13 +37,13 @@ class Logs:
 
     def plan(self, **settings: Any) -> HourPlan:
         hours = Hours.model_validate({"start": "2026010100", **settings})
-        plan = HourPlan(hours, self.root, World(self.clock, self.said.append, self.decided.append))
+        plan = HourPlan(hours, self.root, PlanCallbacks(self.clock, self.said.append, self.decided.append))
         for entry in self.decided:
             plan.replay(entry)
         return plan
 
     def take(self, plan: HourPlan) -> tuple[str | None, str, int, bool] | None:
-        found = plan.look()
+        found = plan.next_pass()
         if found is None:
             return None
         self.decided.append(found.entry())
@@ -56,7 +56,7 @@ def logs(tmp_path: Path) -> Logs:
     return Logs(tmp_path / "logs")
 
 
-def test_hours_come_in_order_each_when_it_is_done(logs: Logs) -> None:
+def test_hours_are_trained_in_order_when_complete(logs: Logs) -> None:
     logs.write("2026010101")
     logs.write("2026010100", done=None)
     plan = logs.plan(end="2026-01-01T02", poll_s=10)
@@ -64,7 +64,7 @@ def test_hours_come_in_order_each_when_it_is_done(logs: Logs) -> None:
     assert logs.said == [f"waiting for hour 2026-01-01T00: {logs.root}/20260101/00/_SUCCESS"]
     assert plan.waiting == logs.said[0]
     logs.write("2026010100")
-    assert logs.take(plan) is None, "the next look is due in ten seconds"
+    assert logs.take(plan) is None, "the next poll is due in ten seconds"
     logs.clock.now += 10
     assert logs.take(plan) == ("2026-01-01T00", "next", 0, False)
     assert plan.waiting is None
@@ -72,7 +72,7 @@ def test_hours_come_in_order_each_when_it_is_done(logs: Logs) -> None:
     for _ in range(3):
         logs.clock.now += 10
         assert logs.take(plan) is None
-    assert logs.said[1:] == [f"waiting for hour 2026-01-01T02: {logs.root}/20260101/02/_SUCCESS"], "said once"
+    assert logs.said[1:] == [f"waiting for hour 2026-01-01T02: {logs.root}/20260101/02/_SUCCESS"], "reported once"
     assert not plan.is_over
     logs.write("2026010102")
     logs.write("2026010103")
@@ -84,7 +84,7 @@ def test_hours_come_in_order_each_when_it_is_done(logs: Logs) -> None:
 @pytest.mark.parametrize(
     ("done", "path"), [("../{hour}.done", "20260101/05.done"), ("ok-{day}", "20260101/05/ok-20260101")]
 )
-def test_the_done_file_may_lie_elsewhere(logs: Logs, done: str, path: str) -> None:
+def test_the_done_file_may_be_elsewhere(logs: Logs, done: str, path: str) -> None:
     logs.write("2026010105", done=None)
     plan = logs.plan(start="20260101/05", done=done, poll_s=1)
     assert logs.take(plan) is None
@@ -94,8 +94,8 @@ def test_the_done_file_may_lie_elsewhere(logs: Logs, done: str, path: str) -> No
 
 
 @pytest.mark.parametrize("late", ["skip", "train"])
-def test_an_hour_that_is_late(logs: Logs, late: str) -> None:
-    """A later one waits for it, then goes first; what comes of the late one is a setting, and said."""
+def test_a_late_hour(logs: Logs, late: str) -> None:
+    """A later hour waits, then is trained first; `late` decides about the late one, and a message says so."""
     logs.write("2026010100")
     logs.write("2026010103")
     settings: dict[str, Any] = {"late_s": 100, "poll_s": 1, "late": late}
@@ -107,21 +107,21 @@ def test_an_hour_that_is_late(logs: Logs, late: str) -> None:
     logs.clock.now += 1
     assert logs.take(plan) == ("2026-01-01T03", "next", 0, False)
     assert logs.decided[-1]["passed_over"] == ["2026-01-01T01", "2026-01-01T02"]
-    assert logs.said[-1] == "hour 2026-01-01T01 and 1 more did not come in 100 s: hour 2026-01-01T03 goes first"
+    assert logs.said[-1] == "hour 2026-01-01T01 and 1 more did not come in 100 s: training hour 2026-01-01T03 first"
     logs.write("2026010102")
-    # whoever comes after a crash decides the same
+    # After a crash, a new plan makes the same decision.
     plan = logs.plan(**settings)
     if late == "train":
         assert logs.take(plan) == ("2026-01-01T02", "late", 0, False)
-        assert logs.said[-1] == "hour 2026-01-01T02 came late: it is trained now"
+        assert logs.said[-1] == "hour 2026-01-01T02 came late: training it now"
     else:
         assert logs.take(plan) is None
-        assert "hour 2026-01-01T02 came late: it is skipped (data.hours.late)" in logs.said
+        assert "hour 2026-01-01T02 came late and is skipped (data.hours.late)" in logs.said
         assert (logs.decided[-1]["skipped"], logs.decided[-1]["why"]) == ("2026-01-01T02", "late")
     num_said = len(logs.said)
     for one in (plan, logs.plan(**settings)):
         logs.clock.now += 1
-        assert logs.take(one) is None, "it had its turn"
+        assert logs.take(one) is None, "the late hour had its turn"
     assert not any("2026-01-01T02" in line for line in logs.said[num_said:])
     logs.write("2026010104")
     logs.clock.now += 1
@@ -129,7 +129,7 @@ def test_an_hour_that_is_late(logs: Logs, late: str) -> None:
 
 
 @pytest.mark.parametrize("changed", ["skip", "train"])
-def test_an_hour_that_changes(logs: Logs, changed: str) -> None:
+def test_a_changed_hour(logs: Logs, changed: str) -> None:
     directory = logs.write("2026010100")
     plan = logs.plan(changed=changed, poll_s=1)
     assert logs.take(plan) == ("2026-01-01T00", "next", 0, False)
@@ -144,18 +144,21 @@ def test_an_hour_that_changes(logs: Logs, changed: str) -> None:
         ]
     else:
         assert logs.take(plan) is None
-        assert logs.said[-1] == "hour 2026-01-01T00 changed after its pass began: that is skipped (data.hours.changed)"
+        assert (
+            logs.said[-1]
+            == "hour 2026-01-01T00 changed after its pass began; the change is skipped (data.hours.changed)"
+        )
     logs.clock.now += 1
-    assert logs.take(logs.plan(changed=changed)) is None, "it is known as it is now"
+    assert logs.take(logs.plan(changed=changed)) is None, "the current files are known"
     os.utime(directory / "a.txt", ns=(1, 1))
     (directory / "_SUCCESS").unlink()
     logs.clock.now += 1
-    assert logs.take(plan) is None and len(logs.decided) == 2, "it is being written"
+    assert logs.take(plan) is None and len(logs.decided) == 2, "the hour is incomplete while it is written"
     for path in directory.iterdir():
         path.unlink()
     (directory / "_SUCCESS").touch()
     logs.clock.now += 1
-    assert logs.take(plan) is None and len(logs.decided) == 2, "what was cleared away is nothing new"
+    assert logs.take(plan) is None and len(logs.decided) == 2, "removed files are not a change"
 
 
 def test_days_end_with_their_last_hour(logs: Logs) -> None:
@@ -176,7 +179,7 @@ def test_days_end_with_their_last_hour(logs: Logs) -> None:
     ]
 
 
-def test_a_day_ends_once_also_if_its_last_hour_does_not_come(logs: Logs) -> None:
+def test_a_day_ends_once_even_without_its_last_hour(logs: Logs) -> None:
     logs.write("2026010122")
     logs.write("2026010200")
     settings: dict[str, Any] = {"start": "2026010122", "late_s": 5, "poll_s": 1, "late": "train"}
@@ -185,7 +188,7 @@ def test_a_day_ends_once_also_if_its_last_hour_does_not_come(logs: Logs) -> None
     assert logs.take(plan) is None
     logs.clock.now += 5
     assert logs.take(plan) == (None, "day_end", 0, True)
-    # a crash here: what was waited for may come now, and its day has ended
+    # A crash here: the missing hour may come now, although its day has ended.
     after_crash = Logs(logs.root)
     after_crash.decided = list(logs.decided)
     logs.write("2026010123")
@@ -194,7 +197,7 @@ def test_a_day_ends_once_also_if_its_last_hour_does_not_come(logs: Logs) -> None
     assert after_crash.take(again) == ("2026-01-02T00", "next", 1, False)
 
 
-def test_a_late_hour_of_a_day_that_ended(logs: Logs) -> None:
+def test_a_late_hour_of_an_ended_day(logs: Logs) -> None:
     logs.write("2026010122")
     logs.write("2026010200")
     plan = logs.plan(start="2026010122", end="2026010200", late_s=0.5, poll_s=1, late="train")
@@ -202,18 +205,18 @@ def test_a_late_hour_of_a_day_that_ended(logs: Logs) -> None:
     assert logs.take(plan) is None
     logs.clock.now += 1
     assert logs.take(plan) == (None, "day_end", 0, True)
-    assert logs.take(plan) is None, "it waits anew, which is harmless"
+    assert logs.take(plan) is None, "the wait starts again, which is harmless"
     logs.clock.now += 1
     assert logs.take(plan) == ("2026-01-02T00", "next", 1, False)
     logs.write("2026010123")
-    assert logs.take(plan) == ("2026-01-01T23", "late", 0, False), "in its own data time, without another end"
+    assert logs.take(plan) == ("2026-01-01T23", "late", 0, False), "in its own day, which does not end again"
     assert plan.is_over and logs.take(plan) is None
 
 
-def test_hours_that_the_clock_leaves_out_are_not_waited_for(logs: Logs) -> None:
+def test_hours_skipped_by_daylight_saving_time(logs: Logs) -> None:
     hours = Hours(start="2026-03-29T01", timezone="Europe/Berlin")
     assert show_hour(hours.after(parse_hour("2026-03-29T01"))) == "2026-03-29T03"
-    assert show_hour(hours.after(parse_hour("2026-10-25T02"))) == "2026-10-25T03", "one directory for both"
+    assert show_hour(hours.after(parse_hour("2026-10-25T02"))) == "2026-10-25T03", "the repeated hour has one directory"
     for hour in ("2026032901", "2026032903"):
         logs.write(hour)
     plan = logs.plan(start="2026032901", timezone="Europe/Berlin")
@@ -234,7 +237,7 @@ def test_hours_that_the_clock_leaves_out_are_not_waited_for(logs: Logs) -> None:
         ({"start": 2026010100, "day_end_hour": 24}, "data.hours.day_end_hour"),
     ],
 )  # fmt: skip
-def test_hours_that_are_refused(make_job: MakeJob, hours: dict[str, Any], message: str) -> None:
+def test_invalid_hours_are_refused(make_job: MakeJob, hours: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_job(data={"train": "logs", "hours": hours})
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -249,7 +252,7 @@ def test_hours_that_are_refused(make_job: MakeJob, hours: dict[str, Any], messag
         ({"train": {"epochs": 2}}, "`train.epochs`: with `data.hours` expected 1, as each hour is read once, got 2"),
     ],
 )
-def test_what_does_not_go_with_hours(make_job: MakeJob, sections: dict[str, Any], message: str) -> None:
+def test_settings_that_conflict_with_hours(make_job: MakeJob, sections: dict[str, Any], message: str) -> None:
     sections["data"] = {"train": "logs", "hours": {"start": 2026010100}, **sections.get("data", {})}
     with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
         make_job(**sections)
@@ -257,16 +260,16 @@ def test_what_does_not_go_with_hours(make_job: MakeJob, sections: dict[str, Any]
 
 def passes_of(logs: Logs, journal: list[Entry], **settings: Any) -> Passes:
     hours = Hours.model_validate({"start": "2026010122", "poll_s": 1, **settings})
-    make: Callable[[World], HourPlan] = lambda world: HourPlan(hours, logs.root, world)  # noqa: E731
-    plan = PassPlan(lambda _: [], Cut(4096, False, 1, "d"), 1, Upkeep(decay=0.5, max_age=3), hours=make)
-    passes = Passes(logs.root.parent / "units", plan, journal.append, World(logs.clock, logs.said.append))
+    make: Callable[[PlanCallbacks], HourPlan] = lambda callbacks: HourPlan(hours, logs.root, callbacks)  # noqa: E731
+    plan = PassPlan(lambda _: [], UnitSplit(4096, False, 1, "d"), 1, Upkeep(decay=0.5, max_age=3), hours=make)
+    passes = Passes(logs.root.parent / "units", plan, journal.append, PlanCallbacks(logs.clock, logs.said.append))
     for entry in list(journal):
         full = {"n": 0, "term": 1, **entry}
         passes.replay(full) if entry["kind"] == "pass" else passes.replay_hour(full)
     return passes
 
 
-def test_all_that_is_decided_is_in_the_journal(logs: Logs) -> None:
+def test_every_decision_is_in_the_journal(logs: Logs) -> None:
     journal: list[Entry] = []
     passes = passes_of(logs, journal)
     assert passes.begin_next() is None and journal == []
@@ -280,7 +283,7 @@ def test_all_that_is_decided_is_in_the_journal(logs: Logs) -> None:
     assert [first.boundary[key] for key in ("decay", "max_age", "now")] == [None, None, 0]
     assert [second.boundary[key] for key in ("decay", "max_age", "now")] == [0.5, 3, 0]
     empty = passes.begin_next()
-    assert empty is not None and (empty.first_unit, empty.end_unit) == (3, 3), "an hour without data is a pass"
+    assert empty is not None and (empty.first_unit, empty.end_unit) == (3, 3), "an hour without data is an empty pass"
     assert [boundary["now"] for boundary in passes.boundaries] == [0, 0, 1]
     assert {unit.seen for unit in read_units(logs.root.parent / "units/epoch-00001.jsonl")} == {0}
     logs.write("2026010122", "c.txt")

@@ -1,4 +1,4 @@
-"""Units: every record once, whatever the bytes; the same names, the same samples."""
+"""Units: every record is read once, and a batch name always has the same samples."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from elasticrec import _core
-from elasticrec.data.units import Cut, Unit, check_unchanged, plan_units, read_units, write_units
+from elasticrec.data.units import Unit, UnitSplit, check_unchanged, plan_units, read_units, write_units
 from elasticrec.errors import ModelError, SampleError
 
 FEATURES = {
@@ -24,14 +24,14 @@ FEATURES = {
 PARSER = _core.Parser(json.dumps(FEATURES))
 
 
-def cut(unit_bytes: int, *, shuffle: bool = True, seed: int = 5) -> Cut:
-    return Cut(unit_bytes=unit_bytes, shuffle=shuffle, seed=seed, digest="d1935")
+def split(unit_bytes: int, *, shuffle: bool = True, seed: int = 5) -> UnitSplit:
+    return UnitSplit(unit_bytes=unit_bytes, shuffle=shuffle, seed=seed, digest="d1935")
 
 
 def read(
     units: list[Unit], *, batch_size: int = 3, shuffle: bool = True, workers: int = 1, skip_batches: int = 0
 ) -> dict[tuple[int, int], list[int]]:
-    """Signs by the name of their batch, in the order in which they come."""
+    """Return signs by batch name, in reading order."""
     reader = _core.BatchReader(
         PARSER,
         [unit.core() for unit in units],
@@ -68,7 +68,7 @@ Ends = st.sampled_from(["\n", "\r\n", "\n\n", "\r\n\r\n", "\n \t\n"])
 )
 @example(widths=[(0, "\r\n")] * 9, unit_bytes=9, closed=False)
 @example(widths=[], unit_bytes=1, closed=True)
-def test_every_record_once(
+def test_every_record_is_read_once(
     tmp_path: Path, widths: list[tuple[int, str]], unit_bytes: int, closed: bool, shuffle: bool
 ) -> None:
     text = ""
@@ -77,7 +77,7 @@ def test_every_record_once(
         text += end if closed or sign + 1 < len(widths) else ""
     path = tmp_path / "part.txt"
     path.write_bytes(text.encode())
-    units = plan_units([path], cut(unit_bytes, shuffle=shuffle), epoch=0, first_id=0)
+    units = plan_units([path], split(unit_bytes, shuffle=shuffle), epoch=0, first_id=0)
     signs = [sign for batch in read(units, shuffle=shuffle).values() for sign in batch]
     assert Counter(signs) == Counter(range(len(widths)))
     if not shuffle:
@@ -86,7 +86,7 @@ def test_every_record_once(
 
 def test_units_cover_every_byte_of_every_file_once(tmp_path: Path) -> None:
     files = [write_signs(tmp_path / f"{count}.txt", count) for count in (0, 1, 7, 500)]
-    units = plan_units(files, cut(100), epoch=0, first_id=40)
+    units = plan_units(files, split(100), epoch=0, first_id=40)
     assert [unit.id for unit in units] == list(range(40, 40 + len(units)))
     for path in files:
         own = sorted((unit for unit in units if unit.path == str(path)), key=lambda unit: unit.start)
@@ -97,14 +97,14 @@ def test_units_cover_every_byte_of_every_file_once(tmp_path: Path) -> None:
         assert all(unit.end - unit.start <= 100 for unit in own)
 
 
-def test_a_name_always_has_the_same_samples(tmp_path: Path) -> None:
+def test_a_batch_name_always_has_the_same_samples(tmp_path: Path) -> None:
     path = write_signs(tmp_path / "part.txt", 500)
-    units = plan_units([path], cut(300), epoch=2, first_id=10)
+    units = plan_units([path], split(300), epoch=2, first_id=10)
     batches = read(units)
     for workers in (1, 3):
-        again = read(plan_units([path], cut(300), epoch=2, first_id=10), workers=workers)
+        again = read(plan_units([path], split(300), epoch=2, first_id=10), workers=workers)
         assert list(again.items()) == list(batches.items())
-    # each unit by itself, in any order, and from the middle of one
+    # Each unit alone, in another order, and from the middle of a unit.
     for unit in reversed(units):
         alone = {name: signs for name, signs in batches.items() if name[0] == unit.id}
         assert read([unit]) == alone
@@ -115,21 +115,21 @@ def test_epochs_and_seeds_have_their_own_order(tmp_path: Path) -> None:
     files = [write_signs(tmp_path / f"{at}.txt", 100, first=100 * at) for at in range(4)]
 
     def order(epoch: int, seed: int = 5, *, shuffle: bool = True) -> list[tuple[str, int]]:
-        return [(unit.path, unit.start) for unit in plan_units(files, cut(100, seed=seed, shuffle=shuffle), epoch, 0)]
+        return [(unit.path, unit.start) for unit in plan_units(files, split(100, seed=seed, shuffle=shuffle), epoch, 0)]
 
     assert order(0) == order(0)
     assert len({tuple(order(epoch, seed)) for epoch in range(3) for seed in range(3)}) == 9
     assert order(1, shuffle=False) == sorted(order(0))
     signs = [
-        [sign for batch in read(plan_units(files, cut(10**6), epoch, 0)).values() for sign in batch]
+        [sign for batch in read(plan_units(files, split(10**6), epoch, 0)).values() for sign in batch]
         for epoch in range(2)
     ]
     assert signs[0] != signs[1]
     assert sorted(signs[0]) == sorted(signs[1]) == list(range(400))
 
 
-def test_what_was_written_down_is_what_is_read(tmp_path: Path) -> None:
-    units = plan_units([write_signs(tmp_path / "tag-\u00e4.txt", 100)], cut(100), epoch=3, first_id=7)
+def test_written_units_are_read_back(tmp_path: Path) -> None:
+    units = plan_units([write_signs(tmp_path / "tag-\u00e4.txt", 100)], split(100), epoch=3, first_id=7)
     path = tmp_path / "units" / "epoch-00003.jsonl"
     write_units(path, units)
     assert read_units(path) == units
@@ -142,13 +142,13 @@ def test_what_was_written_down_is_what_is_read(tmp_path: Path) -> None:
 def test_paths_do_not_depend_on_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_signs(Path("part.txt"), 10)
-    (unit,) = plan_units([Path("part.txt")], cut(10**6), epoch=0, first_id=0)
+    (unit,) = plan_units([Path("part.txt")], split(10**6), epoch=0, first_id=0)
     assert unit.path == str(tmp_path / "part.txt")
 
 
-def test_a_file_that_changed_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_changed_file_is_refused_by_name(tmp_path: Path) -> None:
     path = write_signs(tmp_path / "part.txt", 100)
-    units = plan_units([path], cut(100), epoch=0, first_id=0)
+    units = plan_units([path], split(100), epoch=0, first_id=0)
     check_unchanged(units)
     stat = path.stat()
     for change in ("longer", "touched"):
@@ -160,33 +160,33 @@ def test_a_file_that_changed_is_refused_by_name(tmp_path: Path) -> None:
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
         with pytest.raises(SampleError) as caught:
             check_unchanged(units)
-        assert str(caught.value).startswith(f"{path}: changed since its units were written down: expected ")
+        assert str(caught.value).startswith(f"{path}: changed since its units were recorded: expected ")
         assert "\n" not in str(caught.value)
     path.unlink()
     with pytest.raises(FileNotFoundError):
         check_unchanged(units)
 
 
-def test_a_file_that_was_cut_after_its_units_were_planned_is_refused(tmp_path: Path) -> None:
+def test_a_file_truncated_after_planning_is_refused(tmp_path: Path) -> None:
     path = write_signs(tmp_path / "part.txt", 100)
-    units = plan_units([path], cut(100, shuffle=False), epoch=0, first_id=0)
+    units = plan_units([path], split(100, shuffle=False), epoch=0, first_id=0)
     os.truncate(path, 500)
     with pytest.raises(SampleError, match=r"part.txt: changed since its units"):
         read(units)
 
 
 def test_a_missing_file_is_an_os_error_with_its_name(tmp_path: Path) -> None:
-    (unit,) = plan_units([write_signs(tmp_path / "part.txt", 1)], cut(100), epoch=0, first_id=0)
+    (unit,) = plan_units([write_signs(tmp_path / "part.txt", 1)], split(100), epoch=0, first_id=0)
     with pytest.raises(FileNotFoundError) as caught:
         read([dataclasses.replace(unit, path=str(tmp_path / "none.txt"))])
     assert caught.value.filename == str(tmp_path / "none.txt")
 
 
-def test_units_that_were_damaged_are_refused(tmp_path: Path) -> None:
+def test_damaged_units_are_refused(tmp_path: Path) -> None:
     (tmp_path / "part.txt").write_text("1 0 5:0\n" * 2000)
-    cut = Cut(unit_bytes=4096, shuffle=True, seed=1, digest="x")
+    unit_split = UnitSplit(unit_bytes=4096, shuffle=True, seed=1, digest="x")
     path = tmp_path / "units" / "epoch-00000.jsonl"
-    write_units(path, plan_units([tmp_path / "part.txt"], cut, 0, 0))
+    write_units(path, plan_units([tmp_path / "part.txt"], unit_split, 0, 0))
     content = path.read_bytes()
     assert len(read_units(path)) == 4
     for damaged in (

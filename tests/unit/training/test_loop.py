@@ -278,7 +278,7 @@ def test_data_that_changed_in_the_middle_of_an_epoch_is_refused(
         train_job(make_job())
     stop_after.undo()
     write_samples(count=301)
-    assert refusal(make_job(), SampleError).startswith(f"{path}: changed since its units were written down: ")
+    assert refusal(make_job(), SampleError).startswith(f"{path}: changed since its units were recorded: ")
 
 
 def test_the_last_checkpoints_are_kept(make_job: MakeJob, write_samples: WriteSamples) -> None:

@@ -16,7 +16,7 @@ from elasticrec.data.batches import open_batches
 from elasticrec.data.header import check_headers, with_names
 from elasticrec.data.stats.arrays import F64, I64, BucketAuc, SignCounts, by_slot, distance, lengths_of
 from elasticrec.data.stats.unused import Unused, find_unused
-from elasticrec.data.units import Cut, plan_units
+from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import SampleError
 
 SHOWN_BAD = 5
@@ -300,7 +300,7 @@ class _Collection:
         files = match_files(job, "eval" if held_out else "train")
         check_headers(job, files)
         # units in a random order: if not all of them are read they are still from everywhere
-        units = plan_units(files, Cut(job.data.unit_bytes, True, job.train.seed, "", job.data.format), 0, 0)
+        units = plan_units(files, UnitSplit(job.data.unit_bytes, True, job.train.seed, "", job.data.format), 0, 0)
         parser = _core.Parser(json.dumps(job.features()), missing=float("nan"))
         with closing(open_batches(job, parser, units, shuffle=False, held_out=held_out)) as batches:
             for batch in batches:
