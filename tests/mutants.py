@@ -30,8 +30,8 @@ MUTANTS = (
     Mutant(
         "a name that is known is applied again",
         "crates/ps/src/record.rs",
-        "Some(&applied) if applied == checksum => Known::Yes,",
-        "Some(&applied) if applied == checksum => Known::No,",
+        "Some(&applied) if applied == checksum => BatchState::Applied,",
+        "Some(&applied) if applied == checksum => BatchState::Missing,",
         "tests/cluster/test_kill.py::test_any_role_may_be_killed_at_any_moment[async-0]",
     ),
     Mutant(

@@ -28,11 +28,11 @@ __all__ = [
     "Parser",
     "Predictor",
     "PsClient",
-    "PsCutter",
+    "PsCloser",
     "PsServer",
     "PsTls",
-    "Pulling",
-    "Pushing",
+    "PullTicket",
+    "PushTicket",
     "Readers",
     "RecordBatch",
     "RecordReader",
@@ -47,10 +47,10 @@ __all__ = [
     "cut_units",
     "engine_rate",
     "first_line",
-    "greet_cube",
     "held_out",
     "is_compressed",
     "load_test",
+    "probe_cube_server",
     "read_cube",
     "read_dense_parts",
     "shuffle_records",
@@ -577,11 +577,11 @@ def read_dense_parts(
     """From dense part files: dense vector and the optimizer's, its steps, metric sums, samples of each partition."""
 
 @final
-class Pulling:
+class PullTicket:
     """A pull that was sent; its batch is pushed with it."""
 
 @final
-class Pushing:
+class PushTicket:
     """A push that was sent."""
 
 @final
@@ -599,10 +599,10 @@ class Staleness:
         """The most of a batch."""
 
 @final
-class PsCutter:
+class PsCloser:
     """Ends the connections of a `PsClient`, also while another thread waits for an answer."""
 
-    def cut(self) -> None:
+    def close(self) -> None:
         """Whoever waits for a server raises `UnavailableError`."""
 
 @final
@@ -623,7 +623,7 @@ class PsClient:
     def width(self) -> int: ...
     @property
     def num_dense(self) -> int: ...
-    def cutter(self) -> PsCutter:
+    def closer(self) -> PsCloser:
         """What ends its connections, for another thread."""
     @property
     def num_dense_full(self) -> int: ...
@@ -634,12 +634,12 @@ class PsClient:
     @property
     def staleness(self) -> Staleness:
         """How old the rows were that pushes were learned from."""
-    def pull(self, batch: Batch, *, dense: bool, after: tuple[int, int] | None = None) -> Pulling: ...
-    def receive(self, pulling: Pulling, batch: Batch, out: _F32, dense: _F32 | None) -> list[int]:
+    def pull(self, batch: Batch, *, dense: bool, after: tuple[int, int] | None = None) -> PullTicket: ...
+    def receive(self, pulling: PullTicket, batch: Batch, out: _F32, dense: _F32 | None) -> list[int]:
         """Waits for pooled rows, and dense values if they were asked for; the pushes that each shard had applied."""
     def push(
         self,
-        pulling: Pulling,
+        pulling: PullTicket,
         batch: Batch,
         gradient: _F32,
         dense: _F32,
@@ -650,11 +650,11 @@ class PsClient:
         sums: _Sums,
         weight: float = 1.0,
         group: tuple[int, int] | None = None,
-    ) -> Pushing: ...
-    def acknowledged(self, pushing: Pushing) -> tuple[bool, bool]:
+    ) -> PushTicket: ...
+    def wait_for_ack(self, pushing: PushTicket) -> tuple[bool, bool]:
         """Waits until all shards have applied it: whether all knew it before, whether it was not finite."""
 
-    def meet(self, group: tuple[int, int], step: int, wait_s: float) -> list[tuple[int, bool]]:
+    def step_status(self, group: tuple[int, int], step: int, wait_s: float) -> list[tuple[int, bool]]:
         """Of each shard the steps of the group that it has applied, and whether it has all pushes of this one."""
 
     def commit(self, first_unit: int, num_steps: int) -> None:
@@ -667,7 +667,7 @@ class Merging:
     def __new__(cls) -> Self: ...
     def __len__(self) -> int: ...
     def add(self, batch: Batch, gradient: _F32, dense: _F32, *, scale: float, weight: float, sums: _Sums) -> None: ...
-    def push(self, servers: PsClient, *, unit: int, index: int, last: bool, seen: int) -> Pushing: ...
+    def push(self, servers: PsClient, *, unit: int, index: int, last: bool, seen: int) -> PushTicket: ...
 
 @final
 class Exchange:
@@ -688,7 +688,7 @@ class Exchange:
         last: bool,
         seen: int,
         sums: _Sums,
-    ) -> Pushing: ...
+    ) -> PushTicket: ...
 
 @final
 class CubeServer:
@@ -731,7 +731,7 @@ class CubeServer:
     def stop(self) -> None:
         """Tells clients to go elsewhere, answers what they have sent, and ends."""
 
-def greet_cube(
+def probe_cube_server(
     address: str, model: str, *, token: str, timeout_s: float, tls: PsTls | None = None
 ) -> tuple[list[int], list[int], str]:
     """What a cube server holds: versions, first and end partition and the number of all, what it says of itself."""

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use elasticrec_wire::ClientTls;
 use thiserror::Error;
 
-pub use self::asked::{Asked, Lost, Sought};
 use self::connection::Connection;
-pub use self::holding::Layout;
+pub use self::inventory::Layout;
+pub use self::lookup::{LookupSummary, PendingLookup, ShardFailurePolicy};
 use self::shards::Shards;
 
-mod asked;
 mod connection;
-mod holding;
+mod inventory;
+mod lookup;
 mod shards;
 
 /// Why there are no rows.
@@ -75,7 +75,7 @@ pub struct ReplicaInfo {
 
 /// What a server says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Greeting {
+pub struct ServerInfo {
     /// Its partitions
     pub partitions: Range<u32>,
     /// of so many.
@@ -87,10 +87,10 @@ pub struct Greeting {
 }
 
 /// Asks one server what it is and holds; the error says why it does not tell.
-pub fn greet(address: &str, credentials: &Credentials, timeout: Duration) -> Result<Greeting, String> {
+pub fn probe(address: &str, credentials: &Credentials, timeout: Duration) -> Result<ServerInfo, String> {
     let (_, held) = Connection::open(0, address, credentials, timeout).map_err(|failure| failure.text())?;
     let versions = held.versions.iter().map(|(version, _)| *version).collect();
-    Ok(Greeting { partitions: held.partitions, num_partitions: held.num_partitions, versions, about: held.about })
+    Ok(ServerInfo { partitions: held.partitions, num_partitions: held.num_partitions, versions, about: held.about })
 }
 
 /// Connections to all replicas of all shards of a store; any number of threads may use it at once.
@@ -116,19 +116,19 @@ impl Client {
     }
 
     /// Asks for rows of a version; they are waited for with what is returned. Several may be asked for at a time.
-    pub fn ask<'a>(&'a self, version: u64, signs: &'a [u64]) -> Result<Asked<'a>, ClientError> {
-        self.ask_until(version, signs, Instant::now() + self.timeout, Lost::Fail)
+    pub fn lookup<'a>(&'a self, version: u64, signs: &'a [u64]) -> Result<PendingLookup<'a>, ClientError> {
+        self.lookup_until(version, signs, Instant::now() + self.timeout, ShardFailurePolicy::Fail)
     }
 
     /// [`ask`](Client::ask) with a deadline of its own, and a choice of what becomes of signs whose shard is down.
-    pub fn ask_until<'a>(
+    pub fn lookup_until<'a>(
         &'a self,
         version: u64,
         signs: &'a [u64],
         deadline: Instant,
-        lost: Lost,
-    ) -> Result<Asked<'a>, ClientError> {
-        Asked::new(&self.shards, version, signs, deadline, lost)
+        lost: ShardFailurePolicy,
+    ) -> Result<PendingLookup<'a>, ClientError> {
+        PendingLookup::new(&self.shards, version, signs, deadline, lost)
     }
 
     /// How long a request may take.
@@ -147,7 +147,7 @@ impl Client {
         out: &mut [f32],
         present: &mut [bool],
     ) -> Result<usize, ClientError> {
-        Ok(self.ask(version, signs)?.wait(out, present)?.hits)
+        Ok(self.lookup(version, signs)?.wait(out, present)?.hits)
     }
 
     /// What each replica holds, and who is down.

@@ -11,12 +11,12 @@ use crate::index::{self, SIGN_BYTES};
 use crate::memory::Memory;
 use crate::meta::Meta;
 use crate::row::RowCodec;
-use crate::search::{Keys, Search, Sink};
+use crate::search::{Keys, RowSink, Search};
 use crate::{Column, CubeError};
 
 /// A table or some partitions of one, read-only, from one or more part files.
 pub struct Cube {
-    store: Store,
+    backing: Backing,
     meta: Meta,
     codec: RowCodec,
     num_partitions: u32,
@@ -26,10 +26,10 @@ pub struct Cube {
 }
 
 /// Where the bytes are.
-enum Store {
+enum Backing {
     /// In the files, mapped: they take no memory that the system could not have back.
     Mapped(Vec<PartFile>),
-    /// Copied, on huge pages where the system has them: lookups are faster by what the page tables cost.
+    /// RowSelection, on huge pages where the system has them: lookups are faster by what the page tables cost.
     Loaded(Memory),
 }
 
@@ -105,7 +105,7 @@ impl Cube {
             cube.place(file.entries()[i].partition, partition.at(0, offset));
             offset += copy.len().next_multiple_of(BUCKET_BYTES);
         }
-        cube.store = Store::Loaded(memory);
+        cube.backing = Backing::Loaded(memory);
         Ok(cube)
     }
 
@@ -127,7 +127,7 @@ impl Cube {
             let entry = file.entries()[i];
             cube.place(entry.partition, partition.at(part, entry.offset as usize));
         }
-        cube.store = Store::Mapped(parts);
+        cube.backing = Backing::Mapped(parts);
         Ok(cube)
     }
 
@@ -157,8 +157,8 @@ impl Cube {
     /// A table without rows.
     pub(crate) fn empty(meta: &Meta, num_partitions: u32, range: Range<u32>) -> Cube {
         let partitions = vec![NONE; range.len()];
-        let store = Store::Mapped(Vec::new());
-        Cube { store, meta: meta.clone(), codec: meta.codec(), num_partitions, range, partitions }
+        let backing = Backing::Mapped(Vec::new());
+        Cube { backing, meta: meta.clone(), codec: meta.codec(), num_partitions, range, partitions }
     }
 
     fn place(&mut self, number: u32, partition: Partition) {
@@ -167,18 +167,18 @@ impl Cube {
 
     /// Hands the stored row of each key to `sink`, not in their order, and returns how many there are.
     #[inline(always)]
-    pub(crate) fn search_all<C: Compare>(&self, keys: &impl Keys, sink: &mut impl Sink) -> usize {
-        match &self.store {
-            Store::Mapped(parts) => self.search(&parts[..]).all::<C>(keys, sink),
-            Store::Loaded(memory) => self.search(&memory[..]).all::<C>(keys, sink),
+    pub(crate) fn search_all<C: Compare>(&self, keys: &impl Keys, sink: &mut impl RowSink) -> usize {
+        match &self.backing {
+            Backing::Mapped(parts) => self.search(&parts[..]).all::<C>(keys, sink),
+            Backing::Loaded(memory) => self.search(&memory[..]).all::<C>(keys, sink),
         }
     }
 
     /// The stored row of one sign.
     pub(crate) fn get(&self, sign: u64) -> Option<&[u8]> {
-        match &self.store {
-            Store::Mapped(parts) => self.search(&parts[..]).one(sign),
-            Store::Loaded(memory) => self.search(&memory[..]).one(sign),
+        match &self.backing {
+            Backing::Mapped(parts) => self.search(&parts[..]).one(sign),
+            Backing::Loaded(memory) => self.search(&memory[..]).one(sign),
         }
     }
 
@@ -201,9 +201,9 @@ impl Cube {
     /// The signs of a partition with their stored rows; none if the cube does not hold it.
     pub fn rows_of(&self, partition: u32) -> impl Iterator<Item = (u64, &[u8])> {
         let partition = self.partition(partition);
-        let bytes = match &self.store {
-            Store::Mapped(parts) => parts[..].bytes_of(partition),
-            Store::Loaded(memory) => memory[..].bytes_of(partition),
+        let bytes = match &self.backing {
+            Backing::Mapped(parts) => parts[..].bytes_of(partition),
+            Backing::Loaded(memory) => memory[..].bytes_of(partition),
         };
         let records = bytes.get(partition.records_offset..).unwrap_or_default().chunks_exact(self.record_bytes());
         records.take(partition.num_rows as usize).map(|record| (index::sign_of(record), &record[SIGN_BYTES..]))
@@ -258,9 +258,9 @@ impl Cube {
 
     /// The memory that it was loaded into; none if it is mapped.
     pub(crate) fn memory(&self) -> &[u8] {
-        match &self.store {
-            Store::Mapped(_) => &[],
-            Store::Loaded(memory) => memory,
+        match &self.backing {
+            Backing::Mapped(_) => &[],
+            Backing::Loaded(memory) => memory,
         }
     }
 

@@ -3,7 +3,7 @@
 //! A table writes one with [`CubeWriter`], a partition at a time, and what changed since with [`DeltaWriter`]
 //! ([`publish`] knows which it is to be); serving opens the parts of a version with
 //! [`Cube`] and looks signs up in batches. The bytes are described in `docs/formats/cube.md`. A [`Server`] answers lookups of
-//! the versions in its [`Store`] over sockets, and a [`Client`] asks the servers of all partitions.
+//! the versions in its [`VersionSet`] over sockets, and a [`Client`] asks the servers of all partitions.
 
 mod block;
 pub mod client;
@@ -24,7 +24,7 @@ mod search;
 mod segment;
 pub mod server;
 mod sink;
-pub mod store;
+pub mod versions;
 mod view;
 mod write;
 
@@ -38,6 +38,6 @@ pub use fuzz::{fuzz_delta, fuzz_open, repair_checksums};
 pub use meta::Column;
 pub use row::{RowCodec, RowType};
 pub use server::Server;
-pub use store::{Store, StoreError};
+pub use versions::{VersionError, VersionSet};
 pub use view::View;
 pub use write::{CubeWriter, write_table};

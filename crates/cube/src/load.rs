@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use elasticrec_table::part::Written;
 use elasticrec_table::partition::{mix, partition_of};
 
-use crate::client::{Asked, Client, ClientError};
+use crate::client::{Client, ClientError, PendingLookup};
 use crate::{Column, CubeError, CubeWriter, RowType};
 
 pub mod redis;
@@ -269,14 +269,14 @@ thread_local! {
 
 impl Target for Store<'_> {
     type Sent<'a>
-        = (u64, &'a [u64], Asked<'a>)
+        = (u64, &'a [u64], PendingLookup<'a>)
     where
         Self: 'a;
 
     fn send(&self, batch: usize) -> Result<Self::Sent<'_>, String> {
         let signs = &self.batches[batch];
         let version = self.version.load(Ordering::Acquire);
-        let asked = self.client.ask(version, signs).map_err(|error| error.to_string())?;
+        let asked = self.client.lookup(version, signs).map_err(|error| error.to_string())?;
         Ok((version, signs, asked))
     }
 

@@ -15,9 +15,9 @@ use crate::delta::Changes as DeltaChanges;
 use crate::write::columns_of;
 use crate::{CubeError, CubeWriter, DeltaWriter, RowType};
 
-/// A publish as whoever holds rows is told of it.
+/// A publish as whoever holds rows is states of it.
 #[derive(Debug, Clone)]
-pub struct Order {
+pub struct PublishRequest {
     /// Its name, which no other one has.
     pub name: Arc<str>,
     /// The last one that became a version, if there is one.
@@ -47,16 +47,16 @@ pub struct PublishedRows {
 
 /// Which changes of a partition became part of a version.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct PublishState {
     /// The lists of the table have what changed since this one, but for what is pending.
     basis: Option<Arc<str>>,
     /// What was taken for a publish of which it is not known whether it was committed.
     pending: Option<(Arc<str>, Arc<Changes>)>,
 }
 
-impl Told {
+impl PublishState {
     /// Takes what a publish has to carry of a partition, which is not pushed to meanwhile.
-    pub fn take_for(&mut self, table: &mut Table, partition: u32, order: &Order) -> TakenRows {
+    pub fn take_rows(&mut self, table: &mut Table, partition: u32, order: &PublishRequest) -> PartitionRows {
         match (self.pending.take(), &order.committed) {
             (Some((name, _)), Some(committed)) if name == *committed => self.basis = Some(name),
             (pending, Some(committed)) if self.basis.as_ref() == Some(committed) => {
@@ -72,26 +72,26 @@ impl Told {
         let changes = Arc::new(table.take_changes(partition));
         self.pending = Some((order.name.clone(), changes.clone()));
         let rows = if order.is_base || changes.is_whole {
-            Copied::Whole(table.copy_rows(partition))
+            RowSelection::Whole(table.copy_rows(partition))
         } else {
             let mut weights = vec![0.0; changes.changed.len() * table.width()];
             table.pull(&changes.changed, &mut weights, &mut Handles::default());
-            Copied::Some(changes, weights)
+            RowSelection::Some(changes, weights)
         };
-        TakenRows { partition, rows, num_rows: table.num_rows(partition) }
+        PartitionRows { partition, rows, num_rows: table.num_rows(partition) }
     }
 }
 
 /// A partition as it was between two pushes.
 #[derive(Debug)]
-pub struct TakenRows {
+pub struct PartitionRows {
     partition: u32,
-    rows: Copied,
+    rows: RowSelection,
     num_rows: usize,
 }
 
 #[derive(Debug)]
-enum Copied {
+enum RowSelection {
     Whole(CopiedRows),
     /// With the weights of those that changed.
     Some(Arc<Changes>, Vec<f32>),
@@ -113,7 +113,7 @@ pub struct RowsWriter {
 
 impl RowsWriter {
     /// Begins the file; partitions are added in ascending order.
-    pub fn create(spec: &TableSpec, order: &Order) -> Result<Self, CubeError> {
+    pub fn create(spec: &TableSpec, order: &PublishRequest) -> Result<Self, CubeError> {
         let (columns, path, row_type) = (columns_of(spec), &order.path, order.row_type);
         let part = match order.is_base {
             true => Part::Base(CubeWriter::create(path, columns, row_type, spec.partitions)?),
@@ -123,11 +123,11 @@ impl RowsWriter {
     }
 
     /// Adds a partition.
-    pub fn add(&mut self, taken: &TakenRows) -> Result<(), CubeError> {
+    pub fn add(&mut self, taken: &PartitionRows) -> Result<(), CubeError> {
         self.num_rows += taken.num_rows;
         let (changes, weights) = match &taken.rows {
-            Copied::Whole(rows) => return self.add_whole(taken.partition, rows),
-            Copied::Some(changes, weights) => (changes, weights),
+            RowSelection::Whole(rows) => return self.add_whole(taken.partition, rows),
+            RowSelection::Some(changes, weights) => (changes, weights),
         };
         let Changes { changed, removed, .. } = &**changes;
         self.num_changed += changed.len();
@@ -171,11 +171,15 @@ impl RowsWriter {
     }
 }
 
-/// Writes a version of a whole table; `told` has one of each partition, and stays with the table.
-pub fn publish_table(table: &mut Table, told: &mut [Told], order: &Order) -> Result<PublishedRows, CubeError> {
+/// Writes a version of a whole table; `states` has one of each partition, and stays with the table.
+pub fn publish_table(
+    table: &mut Table,
+    states: &mut [PublishState],
+    order: &PublishRequest,
+) -> Result<PublishedRows, CubeError> {
     let mut writer = RowsWriter::create(table.spec(), order)?;
-    for (partition, told) in (0..).zip(told) {
-        writer.add(&told.take_for(table, partition, order))?;
+    for (partition, states) in (0..).zip(states) {
+        writer.add(&states.take_rows(table, partition, order))?;
     }
     writer.finish()
 }

@@ -19,7 +19,7 @@ const LINE: usize = 64;
 static EMPTY: Bucket = [0; BUCKET_BYTES];
 
 /// Where answers go.
-pub(crate) trait Sink {
+pub(crate) trait RowSink {
     /// Key `i` has this row, or none, and then it is zeros. What comes last for a key counts.
     fn put(&mut self, i: usize, row: &[u8], is_present: bool);
 }
@@ -30,9 +30,9 @@ pub(crate) trait Keys {
 }
 
 /// All of a list.
-pub(crate) struct All<'a>(pub(crate) &'a [u64]);
+pub(crate) struct AllKeys<'a>(pub(crate) &'a [u64]);
 
-impl Keys for All<'_> {
+impl Keys for AllKeys<'_> {
     #[inline]
     fn key(&self, at: usize) -> Option<(usize, u64)> {
         self.0.get(at).map(|sign| (at, *sign))
@@ -40,12 +40,12 @@ impl Keys for All<'_> {
 }
 
 /// Some of a list.
-pub(crate) struct Chosen<'a> {
+pub(crate) struct SelectedKeys<'a> {
     pub(crate) signs: &'a [u64],
     pub(crate) places: &'a [u16],
 }
 
-impl Keys for Chosen<'_> {
+impl Keys for SelectedKeys<'_> {
     #[inline]
     fn key(&self, at: usize) -> Option<(usize, u64)> {
         let place = usize::from(*self.places.get(at)?);
@@ -84,7 +84,7 @@ struct Wave<'a> {
 }
 
 /// Keys that have to go on to another bucket: with the next wave.
-struct Again {
+struct CarriedKeys {
     count: usize,
     /// Their places, signs and steps.
     keys: [(usize, u64, u32); WAVE],
@@ -93,15 +93,15 @@ struct Again {
 impl<'a, B: Blocks<'a>> Search<'a, B> {
     /// Hands the row of each key to `sink`, not in their order, and returns how many there are.
     #[inline(always)]
-    pub(crate) fn all<C: Compare>(&self, keys: &impl Keys, sink: &mut impl Sink) -> usize {
+    pub(crate) fn all<C: Compare>(&self, keys: &impl Keys, sink: &mut impl RowSink) -> usize {
         let mut waves = [Wave::empty(), Wave::empty(), Wave::empty()];
         let [mut last, mut middle, mut first] = waves.each_mut();
-        let mut again = Again { count: 0, keys: [(0, 0, 0); WAVE] };
+        let mut carried = CarriedKeys { count: 0, keys: [(0, 0, 0); WAVE] };
         let (mut hits, mut next) = (0, 0);
         loop {
             hits += self.hand_over(last, sink);
-            self.find::<C>(middle, &mut again);
-            next = self.start(first, keys, next, &mut again);
+            self.find::<C>(middle, &mut carried);
+            next = self.start(first, keys, next, &mut carried);
             if first.count + middle.count == 0 {
                 return hits;
             }
@@ -112,14 +112,14 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
     /// Fills a wave, first with those that go on, then with keys from `next` on, and asks for their buckets; returns the
     /// key after them.
     #[inline(always)]
-    fn start(&self, wave: &mut Wave<'a>, keys: &impl Keys, mut next: usize, again: &mut Again) -> usize {
+    fn start(&self, wave: &mut Wave<'a>, keys: &impl Keys, mut next: usize, carried: &mut CarriedKeys) -> usize {
         wave.count = 0;
         wave.steps = [0; WAVE];
-        for &(place, sign, steps) in &again.keys[..again.count.min(WAVE)] {
+        for &(place, sign, steps) in &carried.keys[..carried.count.min(WAVE)] {
             wave.steps[wave.count] = steps;
             self.add(wave, place, sign, steps);
         }
-        again.count = 0;
+        carried.count = 0;
         while wave.count < WAVE
             && let Some((place, sign)) = keys.key(next)
         {
@@ -147,7 +147,7 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
 
     /// Searches the buckets of a wave and asks for the records.
     #[inline(always)]
-    fn find<C: Compare>(&self, wave: &mut Wave<'a>, again: &mut Again) {
+    fn find<C: Compare>(&self, wave: &mut Wave<'a>, carried: &mut CarriedKeys) {
         for at in 0..wave.count.min(WAVE) {
             let (bucket, partition) = (wave.buckets[at], wave.partitions[at]);
             let candidates = index::candidates::<C>(bucket, wave.tags[at]);
@@ -156,15 +156,15 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
             prefetch_bytes(record, self.record_bytes);
             wave.records[at] = record;
             if (candidates == 0) & index::overflowed(bucket) & (wave.steps[at] < partition.max_steps) {
-                again.keys[again.count % WAVE] = (wave.places[at], wave.signs[at], wave.steps[at] + 1);
-                again.count += 1;
+                carried.keys[carried.count % WAVE] = (wave.places[at], wave.signs[at], wave.steps[at] + 1);
+                carried.count += 1;
             }
         }
     }
 
     /// Gives away what has come; returns how many rows that is.
     #[inline(always)]
-    fn hand_over(&self, wave: &Wave<'a>, sink: &mut impl Sink) -> usize {
+    fn hand_over(&self, wave: &Wave<'a>, sink: &mut impl RowSink) -> usize {
         let mut hits = 0;
         for at in 0..wave.count.min(WAVE) {
             let (place, sign, start) = (wave.places[at], wave.signs[at], wave.records[at]);
@@ -188,7 +188,7 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
     /// The key whose tag another sign has too.
     #[cold]
     #[inline(never)]
-    fn hand_over_again(&self, sign: u64, place: usize, sink: &mut impl Sink) -> usize {
+    fn hand_over_again(&self, sign: u64, place: usize, sink: &mut impl RowSink) -> usize {
         let row = self.one(sign);
         sink.put(place, row.unwrap_or(zeros(self.record_bytes - SIGN_BYTES)), row.is_some());
         usize::from(row.is_some())

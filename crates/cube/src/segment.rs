@@ -20,7 +20,7 @@ use crate::compare::{BUCKET_BYTES, Bucket, Compare, Plain};
 use crate::delta::Change;
 use crate::filter::{Filter, bits_of};
 use crate::memory::Memory;
-use crate::search::{Sink, prefetch_row, zeros};
+use crate::search::{RowSink, prefetch_row, zeros};
 
 /// Keys that go through the segments together; what is known of them fits into the first-level cache.
 pub(crate) const BLOCK: usize = 512;
@@ -29,7 +29,7 @@ const GROUP: usize = 32;
 
 /// The mixed signs of a range of partitions, spread over the buckets of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Space {
+pub(crate) struct KeySpace {
     low: u64,
     /// The highest, less `low`.
     span: u64,
@@ -40,31 +40,31 @@ pub(crate) struct Space {
 
 /// Rows and tombstones, found like the rows of a cube.
 pub(crate) struct Segment {
-    space: Space,
+    space: KeySpace,
     /// Turns a place in `space` into a bucket.
     scale: u64,
     buckets: Memory,
     rows: Memory,
     row_bytes: usize,
     filter: Filter,
-    whole: Whole,
+    whole: WholePartitions,
     num_signs: usize,
 }
 
 /// The partitions that a segment replaces whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Whole {
+pub(crate) struct WholePartitions {
     /// A bit for each partition of the table; no words if there is none.
     words: Vec<u64>,
 }
 
 /// What a segment says of a sign.
 #[derive(Clone, Copy)]
-pub(crate) enum Says<'a> {
+pub(crate) enum SignState<'a> {
     Row(&'a [u8]),
     Removed,
     /// Older segments and the base know.
-    Nothing,
+    Unknown,
 }
 
 /// A block of keys on its way down: those that no segment has said anything of yet.
@@ -105,13 +105,13 @@ impl<'a> Pending<'a> {
     }
 }
 
-impl Space {
-    pub(crate) fn new(partitions: &Range<u32>, num_partitions: u32) -> Space {
+impl KeySpace {
+    pub(crate) fn new(partitions: &Range<u32>, num_partitions: u32) -> KeySpace {
         // the first mixed sign of a partition, or 2^64
         let first = |partition: u32| (u128::from(partition) << 64).div_ceil(u128::from(num_partitions.max(1)));
         let (low, end) = (first(partitions.start), first(partitions.end));
         let span = end.saturating_sub(low).saturating_sub(1) as u64;
-        Space { low: low as u64, span, shift: span.leading_zeros().min(63), num_partitions }
+        KeySpace { low: low as u64, span, shift: span.leading_zeros().min(63), num_partitions }
     }
 
     #[inline]
@@ -133,7 +133,7 @@ impl Space {
     }
 }
 
-impl Whole {
+impl WholePartitions {
     pub(crate) fn insert(&mut self, partition: u32) {
         let word = partition as usize / 64;
         if self.words.len() <= word {
@@ -152,7 +152,7 @@ impl Whole {
         self.words.is_empty()
     }
 
-    fn union(&self, other: &Whole) -> Whole {
+    fn union(&self, other: &WholePartitions) -> WholePartitions {
         let mut union = self.clone();
         union.words.resize(self.words.len().max(other.words.len()), 0);
         union.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word |= other);
@@ -172,19 +172,19 @@ impl Segment {
     }
 
     /// What it says of one sign.
-    pub(crate) fn get(&self, sign: u64) -> Says<'_> {
+    pub(crate) fn get(&self, sign: u64) -> SignState<'_> {
         let mixed = mix(sign);
         let may_have = self.filter.may_have(mixed, bits_of(mixed));
-        let says = if may_have { self.find::<Plain>(mixed, sign) } else { Says::Nothing };
+        let says = if may_have { self.find::<Plain>(mixed, sign) } else { SignState::Unknown };
         match says {
-            Says::Nothing if self.whole.contains(self.space.partition_of(mixed)) => Says::Removed,
+            SignState::Unknown if self.whole.contains(self.space.partition_of(mixed)) => SignState::Removed,
             says => says,
         }
     }
 
     /// Answers what it can of a block and leaves the rest pending; returns how many rows it gave.
     #[inline(always)]
-    pub(crate) fn search<C: Compare>(&self, pending: &mut Pending<'_>, sink: &mut impl Sink) -> usize {
+    pub(crate) fn search<C: Compare>(&self, pending: &mut Pending<'_>, sink: &mut impl RowSink) -> usize {
         let num_candidates = self.sift(pending);
         let mut hits = 0;
         for start in (0..num_candidates).step_by(GROUP) {
@@ -196,27 +196,32 @@ impl Segment {
 
     /// Asks for the buckets of some candidates, then searches them and asks for the rows, then hands these over.
     #[inline(always)]
-    fn search_group<C: Compare>(&self, pending: &mut Pending<'_>, group: Range<usize>, sink: &mut impl Sink) -> usize {
+    fn search_group<C: Compare>(
+        &self,
+        pending: &mut Pending<'_>,
+        group: Range<usize>,
+        sink: &mut impl RowSink,
+    ) -> usize {
         let mut hits = 0;
         for &place in &pending.candidates[group.clone()] {
             self.prefetch_bucket(pending.mixed(place));
         }
-        let mut found = [Says::Nothing; GROUP];
+        let mut found = [SignState::Unknown; GROUP];
         for (says, &place) in found.iter_mut().zip(&pending.candidates[group.clone()]) {
             *says = self.find::<C>(pending.mixed(place), pending.signs[usize::from(place)]);
-            if let Says::Row(row) = says {
+            if let SignState::Row(row) = says {
                 prefetch_row(row);
             }
         }
         for (says, at) in found.iter().zip(group) {
             let place = pending.candidates[at];
             match says {
-                Says::Row(row) => {
+                SignState::Row(row) => {
                     sink.put(usize::from(place), row, true);
                     hits += 1;
                 }
-                Says::Removed => sink.put(usize::from(place), zeros(self.row_bytes), false),
-                Says::Nothing => {
+                SignState::Removed => sink.put(usize::from(place), zeros(self.row_bytes), false),
+                SignState::Unknown => {
                     pending.places[pending.count] = place;
                     pending.count += 1;
                 }
@@ -248,7 +253,7 @@ impl Segment {
     }
 
     /// Nothing older counts for the partitions that are whole.
-    fn end_whole(&self, pending: &mut Pending<'_>, sink: &mut impl Sink) {
+    fn end_whole(&self, pending: &mut Pending<'_>, sink: &mut impl RowSink) {
         if self.whole.is_empty() {
             return;
         }
@@ -267,7 +272,7 @@ impl Segment {
 
     /// The signs of a partition that have a row, in order.
     pub(crate) fn rows_of(&self, partition: u32) -> impl Iterator<Item = (u64, &[u8])> {
-        let first = Space::new(&(partition..partition + 1), self.space.num_partitions).low;
+        let first = KeySpace::new(&(partition..partition + 1), self.space.num_partitions).low;
         let home = self.space.home(first, self.scale).min(self.num_buckets());
         let changes = self.changes_from(home).skip_while(move |change| change.mixed < first);
         let in_partition = move |change: &Change<'_>| self.space.partition_of(change.mixed) == partition;
@@ -310,17 +315,17 @@ impl Segment {
     }
 
     #[inline(always)]
-    fn find<C: Compare>(&self, mixed: u64, sign: u64) -> Says<'_> {
+    fn find<C: Compare>(&self, mixed: u64, sign: u64) -> SignState<'_> {
         let home = self.space.home(mixed, self.scale);
         for bucket in self.all_buckets().iter().skip(home) {
             if let Some(slot) = bucket::slot_of::<C>(bucket, sign) {
-                return self.row_at(bucket, slot).map_or(Says::Removed, Says::Row);
+                return self.row_at(bucket, slot).map_or(SignState::Removed, SignState::Row);
             }
             if !bucket::overflowed(bucket) {
                 break;
             }
         }
-        Says::Nothing
+        SignState::Unknown
     }
 
     /// The row of a slot, unless it is a tombstone.

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
-use elasticrec_wire::{FrameError, Gate, Listening, Refused, Seek, ServerTls, Service, Stream};
+use elasticrec_wire::{FrameError, Gate, Listening, Lookup, Refusal, ServerTls, Service, Stream};
 
 use self::connection::Connection;
 pub use self::latency::Latency;
-use crate::store::Store;
+use crate::versions::VersionSet;
 
 mod connection;
 mod latency;
@@ -51,7 +51,7 @@ pub struct Server {
 }
 
 struct Shared {
-    store: Arc<Store>,
+    store: Arc<VersionSet>,
     identity: Identity,
     counters: Counters,
     gate: Arc<Gate>,
@@ -61,7 +61,12 @@ struct Shared {
 
 impl Server {
     /// Listens and answers on threads of its own, with TLS if it has a certificate.
-    pub fn start(store: Arc<Store>, identity: Identity, address: &str, tls: Option<ServerTls>) -> io::Result<Server> {
+    pub fn start(
+        store: Arc<VersionSet>,
+        identity: Identity,
+        address: &str,
+        tls: Option<ServerTls>,
+    ) -> io::Result<Server> {
         let gate = Arc::new(Gate::default());
         let (counters, about) = (Counters::default(), RwLock::default());
         let shared = Arc::new(Shared { store, identity, counters, gate: gate.clone(), about });
@@ -75,7 +80,7 @@ impl Server {
     }
 
     /// The versions it holds.
-    pub fn store(&self) -> &Arc<Store> {
+    pub fn store(&self) -> &Arc<VersionSet> {
         &self.shared.store
     }
 
@@ -96,8 +101,8 @@ impl Server {
         signs: &[u64],
         rows: &mut Vec<u8>,
         present: &mut Vec<u64>,
-    ) -> Result<usize, Refused> {
-        let found = self.shared.look_up(&Seek { version, signs }, rows, present)?;
+    ) -> Result<usize, Refusal> {
+        let found = self.shared.look_up(&Lookup { version, signs }, rows, present)?;
         Ok(found.row_bytes as usize)
     }
 

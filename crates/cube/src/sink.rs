@@ -1,16 +1,16 @@
 //! Where the rows of a batch go: as stored, or decoded to f32.
 
 use crate::row::RowCodec;
-use crate::search::Sink;
+use crate::search::RowSink;
 
 /// Rows as stored, with a bit for each key that has one.
-pub(crate) struct Stored<'a> {
+pub(crate) struct StoredRows<'a> {
     pub(crate) rows: &'a mut [u8],
     pub(crate) present: &'a mut [u64],
     pub(crate) row_bytes: usize,
 }
 
-impl Sink for Stored<'_> {
+impl RowSink for StoredRows<'_> {
     #[inline(always)]
     fn put(&mut self, i: usize, row: &[u8], is_present: bool) {
         copy_row(row, &mut self.rows[i * self.row_bytes..][..self.row_bytes]);
@@ -19,13 +19,13 @@ impl Sink for Stored<'_> {
 }
 
 /// Rows turned into f32 by `decode`.
-pub(crate) struct Decoded<'a, D> {
+pub(crate) struct DecodedRows<'a, D> {
     pub(crate) out: &'a mut [f32],
     pub(crate) width: usize,
     pub(crate) decode: D,
 }
 
-impl<D: Fn(&[u8], &mut [f32])> Sink for Decoded<'_, D> {
+impl<D: Fn(&[u8], &mut [f32])> RowSink for DecodedRows<'_, D> {
     #[inline(always)]
     fn put(&mut self, i: usize, row: &[u8], _: bool) {
         (self.decode)(row, &mut self.out[i * self.width..][..self.width]);
@@ -34,13 +34,13 @@ impl<D: Fn(&[u8], &mut [f32])> Sink for Decoded<'_, D> {
 
 /// Rows of f32, which are stored as they are in memory.
 #[cfg(target_endian = "little")]
-pub(crate) struct Plain32<'a> {
+pub(crate) struct F32Rows<'a> {
     pub(crate) out: &'a mut [f32],
     pub(crate) width: usize,
 }
 
 #[cfg(target_endian = "little")]
-impl Sink for Plain32<'_> {
+impl RowSink for F32Rows<'_> {
     #[inline(always)]
     fn put(&mut self, i: usize, row: &[u8], _: bool) {
         let out = &mut self.out[i * self.width..][..self.width];
@@ -72,9 +72,9 @@ fn copy_ends<const N: usize>(row: &[u8], out: &mut [u8]) {
 }
 
 /// Only who is there.
-pub(crate) struct Present<'a>(pub(crate) &'a mut [u64]);
+pub(crate) struct PresenceBits<'a>(pub(crate) &'a mut [u64]);
 
-impl Sink for Present<'_> {
+impl RowSink for PresenceBits<'_> {
     #[inline(always)]
     fn put(&mut self, i: usize, _: &[u8], is_present: bool) {
         self.0[i / 64] |= u64::from(is_present) << (i % 64);

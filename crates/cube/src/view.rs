@@ -10,11 +10,11 @@ use crate::Column;
 use crate::compare::{Compare, Plain};
 use crate::cube::Cube;
 use crate::row::{RowCodec, RowType, decode_f16};
-use crate::search::{All, Chosen, Sink};
-use crate::segment::{BLOCK, Pending, Says, Segment};
+use crate::search::{AllKeys, RowSink, SelectedKeys};
+use crate::segment::{BLOCK, Pending, Segment, SignState};
 #[cfg(target_endian = "little")]
-use crate::sink::Plain32;
-use crate::sink::{Decoded, Present, Stored, check_room};
+use crate::sink::F32Rows;
+use crate::sink::{DecodedRows, PresenceBits, StoredRows, check_room};
 
 /// The rows of one version, or those of some partitions of it: a base and the changes since, newest first.
 #[derive(Clone)]
@@ -39,7 +39,7 @@ impl View {
     /// If `rows` is not `signs.len() * row_bytes()` long, or `present` is not `signs.len().div_ceil(64)`.
     pub fn seek(&self, signs: &[u64], rows: &mut [u8], present: &mut [u64]) -> usize {
         check_room(signs.len(), rows.len(), self.codec(), present);
-        self.search(signs, &mut Stored { rows, present, row_bytes: self.row_bytes() })
+        self.search(signs, &mut StoredRows { rows, present, row_bytes: self.row_bytes() })
     }
 
     /// Writes the values of `signs` to `out`, one row after the other; a sign that is absent reads as zero.
@@ -52,13 +52,13 @@ impl View {
         assert_eq!(out.len(), signs.len() * width, "out has to hold a row for each sign");
         match codec.row_type() {
             #[cfg(target_endian = "little")]
-            RowType::F32 => self.search(signs, &mut Plain32 { out, width }),
+            RowType::F32 => self.search(signs, &mut F32Rows { out, width }),
             #[cfg(not(target_endian = "little"))]
-            RowType::F32 => self.search(signs, &mut Decoded { out, width, decode: crate::row::decode_f32 }),
-            RowType::F16 => self.search(signs, &mut Decoded { out, width, decode: decode_f16 }),
+            RowType::F32 => self.search(signs, &mut DecodedRows { out, width, decode: crate::row::decode_f32 }),
+            RowType::F16 => self.search(signs, &mut DecodedRows { out, width, decode: decode_f16 }),
             RowType::Int8 => {
                 let decode = |row: &[u8], values: &mut [f32]| codec.decode_int8(row, values);
-                self.search(signs, &mut Decoded { out, width, decode })
+                self.search(signs, &mut DecodedRows { out, width, decode })
             }
         }
     }
@@ -70,7 +70,7 @@ impl View {
     pub fn find(&self, signs: &[u64], present: &mut [u64]) -> usize {
         assert_eq!(present.len(), signs.len().div_ceil(64), "present has to hold a bit for each sign");
         present.fill(0);
-        self.search(signs, &mut Present(present))
+        self.search(signs, &mut PresenceBits(present))
     }
 
     /// Whether there is a row for `sign`.
@@ -82,9 +82,9 @@ impl View {
     pub fn get(&self, sign: u64) -> Option<&[u8]> {
         for segment in &self.segments {
             match segment.get(sign) {
-                Says::Row(row) => return Some(row),
-                Says::Removed => return None,
-                Says::Nothing => (),
+                SignState::Row(row) => return Some(row),
+                SignState::Removed => return None,
+                SignState::Unknown => (),
             }
         }
         self.base.get(sign)
@@ -92,8 +92,9 @@ impl View {
 
     /// The signs of a partition with their stored rows, in no order that means anything.
     pub fn rows_of(&self, partition: u32) -> impl Iterator<Item = (u64, &[u8])> {
-        let is_newest =
-            move |newer: &[Arc<Segment>], sign| newer.iter().all(|segment| matches!(segment.get(sign), Says::Nothing));
+        let is_newest = move |newer: &[Arc<Segment>], sign| {
+            newer.iter().all(|segment| matches!(segment.get(sign), SignState::Unknown))
+        };
         let changed = self.segments.iter().enumerate().flat_map(move |(at, segment)| {
             segment.rows_of(partition).filter(move |(sign, _)| is_newest(&self.segments[..at], *sign))
         });
@@ -102,7 +103,7 @@ impl View {
         changed.chain(base.into_iter().flatten().filter(move |(sign, _)| is_newest(&self.segments, *sign)))
     }
 
-    fn search(&self, signs: &[u64], sink: &mut impl Sink) -> usize {
+    fn search(&self, signs: &[u64], sink: &mut impl RowSink) -> usize {
         #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the processor has AVX2.
@@ -113,31 +114,31 @@ impl View {
 
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     #[target_feature(enable = "avx2")]
-    fn search_with_avx2(&self, signs: &[u64], sink: &mut impl Sink) -> usize {
+    fn search_with_avx2(&self, signs: &[u64], sink: &mut impl RowSink) -> usize {
         self.search_by::<crate::compare::Avx2>(signs, sink)
     }
 
     #[inline(always)]
-    fn search_by<C: Compare>(&self, signs: &[u64], sink: &mut impl Sink) -> usize {
+    fn search_by<C: Compare>(&self, signs: &[u64], sink: &mut impl RowSink) -> usize {
         if self.segments.is_empty() {
-            return self.base.search_all::<C>(&All(signs), sink);
+            return self.base.search_all::<C>(&AllKeys(signs), sink);
         }
         let mut hits = 0;
         for (block, signs) in signs.chunks(BLOCK).enumerate() {
-            hits += self.search_block::<C>(signs, &mut Shifted { sink, by: block * BLOCK });
+            hits += self.search_block::<C>(signs, &mut OffsetSink { sink, by: block * BLOCK });
         }
         hits
     }
 
     /// Down through the segments, what is left to the base.
     #[inline(always)]
-    fn search_block<C: Compare>(&self, signs: &[u64], sink: &mut impl Sink) -> usize {
+    fn search_block<C: Compare>(&self, signs: &[u64], sink: &mut impl RowSink) -> usize {
         let mut pending = Pending::new(signs);
         let mut hits = 0;
         for segment in &self.segments {
             hits += segment.search::<C>(&mut pending, sink);
         }
-        hits + self.base.search_all::<C>(&Chosen { signs, places: pending.places() }, sink)
+        hits + self.base.search_all::<C>(&SelectedKeys { signs, places: pending.places() }, sink)
     }
 
     /// What it was before the first delta.
@@ -202,12 +203,12 @@ impl View {
 }
 
 /// A sink for a block of a batch.
-struct Shifted<'a, S> {
+struct OffsetSink<'a, S> {
     sink: &'a mut S,
     by: usize,
 }
 
-impl<S: Sink> Sink for Shifted<'_, S> {
+impl<S: RowSink> RowSink for OffsetSink<'_, S> {
     #[inline(always)]
     fn put(&mut self, i: usize, row: &[u8], is_present: bool) {
         self.sink.put(self.by + i, row, is_present);

@@ -13,8 +13,8 @@ use common::{
     Files, NUM_ROWS, TIMEOUT, WIDTH, address, assert_rows, check, connect, connect_to, credentials, row_of, signs,
     until,
 };
-use elasticrec_cube::client::Lost;
-use elasticrec_cube::{Client, ClientError, Server, StoreError};
+use elasticrec_cube::client::ShardFailurePolicy;
+use elasticrec_cube::{Client, ClientError, Server, VersionError};
 use elasticrec_table::partition::partition_of;
 use elasticrec_wire::{Body, Header, Hello, Kind, read_frame, write_frame};
 
@@ -77,7 +77,7 @@ fn replicas_share_the_work() {
     let client = connect_to(&[servers.iter().map(address).collect()]).unwrap();
     (0..100).for_each(|seed| check(&client, 1, &signs(10, seed)).unwrap());
     let batches: Vec<Vec<u64>> = (0..20).map(|seed| signs(10, seed)).collect();
-    let asked: Vec<_> = batches.iter().map(|signs| client.ask(1, signs).unwrap()).collect();
+    let asked: Vec<_> = batches.iter().map(|signs| client.lookup(1, signs).unwrap()).collect();
     let waiting: Vec<usize> = client.info().iter().map(|replica| replica.num_waiting).collect();
     drop(asked);
     let requests = servers.each_ref().map(|server| server.counters().requests.load(Ordering::Relaxed));
@@ -102,7 +102,7 @@ fn hang(like: &Server) -> String {
             if kept.is_empty() {
                 let mut body = Body::default();
                 drop(read_frame(&mut stream, 1 << 20, &mut body));
-                drop(write_frame(&mut stream, Header { kind: Kind::Holding, id: 0 }, &[&greeting]));
+                drop(write_frame(&mut stream, Header { kind: Kind::Inventory, id: 0 }, &[&greeting]));
             }
             kept.push(stream);
         }
@@ -147,7 +147,7 @@ fn who_asks_ahead_lets_others_read() {
         }
         // takes answers of others off the socket when too many of its own are on their way, and waits for none
         for _ in 0..20 {
-            let asked: Vec<_> = batches.iter().map(|signs| client.ask(1, signs).unwrap()).collect();
+            let asked: Vec<_> = batches.iter().map(|signs| client.lookup(1, signs).unwrap()).collect();
             thread::sleep(Duration::from_millis(2));
             drop(asked);
         }
@@ -164,7 +164,7 @@ fn rows_of_a_shard_that_is_down_may_read_as_zero() {
     let seek = |patience: Duration| {
         let (mut rows, mut present) = (vec![f32::NAN; asked.len() * WIDTH], vec![true; asked.len()]);
         let until = Instant::now() + patience;
-        let sought = client.ask_until(1, &asked, until, Lost::Zero)?.wait(&mut rows, &mut present)?;
+        let sought = client.lookup_until(1, &asked, until, ShardFailurePolicy::Zero)?.wait(&mut rows, &mut present)?;
         Ok::<_, ClientError>((sought, rows, present))
     };
     assert_eq!(seek(TIMEOUT).unwrap().0.lost, 0);
@@ -179,11 +179,13 @@ fn rows_of_a_shard_that_is_down_may_read_as_zero() {
         let expected = if is_lost(sign) { [0.0; WIDTH] } else { row_of(1, *sign) };
         assert_eq!((row, present), (&expected[..], !is_lost(sign) && *sign < NUM_ROWS), "{sign}");
     }
-    let strict = client.ask_until(1, &asked, Instant::now() + Duration::from_millis(50), Lost::Fail).map(|_| ());
+    let strict = client
+        .lookup_until(1, &asked, Instant::now() + Duration::from_millis(50), ShardFailurePolicy::Fail)
+        .map(|_| ());
     assert!(matches!(strict, Err(ClientError::Unavailable { shard: 1, .. })), "{strict:?}");
     // a version that is gone is no shard that is down
     assert!(matches!(
-        client.ask_until(9, &asked, Instant::now(), Lost::Zero).map(|_| ()),
+        client.lookup_until(9, &asked, Instant::now(), ShardFailurePolicy::Zero).map(|_| ()),
         Err(ClientError::Gone { .. })
     ));
     let _again = files.serve_at(&at, 3..8, &[1]);
@@ -200,7 +202,9 @@ fn callers_in_a_hurry_do_not_end_connections() {
     let (mut rows, mut present) = (vec![0.0; asked.len() * WIDTH], vec![false; asked.len()]);
     for _ in 0..20 {
         let soon = Instant::now() + Duration::from_micros(200);
-        let got = client.ask_until(1, &asked, soon, Lost::Fail).and_then(|asked| asked.wait(&mut rows, &mut present));
+        let got = client
+            .lookup_until(1, &asked, soon, ShardFailurePolicy::Fail)
+            .and_then(|asked| asked.wait(&mut rows, &mut present));
         assert!(matches!(got, Ok(_) | Err(ClientError::Unavailable { .. })), "{got:?}");
     }
     check(&client, 1, &asked).unwrap();
@@ -323,11 +327,11 @@ fn a_version_in_use_is_not_unloaded() {
     let store = server.store();
     let view = store.get(1).unwrap();
     let weak = Arc::downgrade(&view);
-    assert_eq!(store.install(1, files.view(1, 0..8)), Err(StoreError::Held { version: 1 }));
+    assert_eq!(store.install(1, files.view(1, 0..8)), Err(VersionError::AlreadyHeld { version: 1 }));
     store.retire(1).unwrap();
     let mut rows = [0.0; WIDTH];
     assert_eq!(view.lookup(&[5], &mut rows), 1);
-    assert_eq!(store.get(1).err(), Some(StoreError::NoVersion { version: 1, held: vec![] }));
+    assert_eq!(store.get(1).err(), Some(VersionError::NoVersion { version: 1, held: vec![] }));
     assert_eq!(store.retire(1).unwrap_err().to_string(), "version 1: not here, held: none");
     drop(view);
     assert!(weak.upgrade().is_some(), "nobody who reads pays for the end of a version");
@@ -344,7 +348,7 @@ fn a_server_that_stops_answers_what_it_was_asked() {
         let server = files.serve(0..8, &[1]);
         let client = connect(&[&server]);
         let batches: Vec<Vec<u64>> = (0..8).map(|seed| signs(2000, seed)).collect();
-        let asked: Vec<_> = batches.iter().map(|signs| client.ask(1, signs).unwrap()).collect();
+        let asked: Vec<_> = batches.iter().map(|signs| client.lookup(1, signs).unwrap()).collect();
         // the first one answered: all have come to the server, that are in the socket before it
         until("a request is answered", || server.counters().requests.load(Ordering::Relaxed) >= 1);
         server.stop();

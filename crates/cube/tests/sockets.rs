@@ -15,10 +15,12 @@ use common::{
     identity, signs, until,
 };
 use elasticrec_cube::client::Credentials;
-use elasticrec_cube::{Client, ClientError, Cube, RowType, Server, Store, View};
+use elasticrec_cube::{Client, ClientError, Cube, RowType, Server, VersionSet, View};
 use elasticrec_table::partition::partition_of;
-use elasticrec_wire::message::MAX_SEEK_SIGNS;
-use elasticrec_wire::{Body, Found, Header, Hello, Holding, Kind, Refusal, Refused, Seek, read_frame, write_frame};
+use elasticrec_wire::message::MAX_LOOKUP_SIGNS;
+use elasticrec_wire::{
+    Body, Header, Hello, Inventory, Kind, Lookup, LookupResult, Reason, Refusal, read_frame, write_frame,
+};
 use proptest::prelude::*;
 
 /// A connection by hand, behind the greeting.
@@ -34,7 +36,7 @@ impl Peer {
         let mut peer = Peer { stream, body: Body::default() };
         let hello = Hello { run: b"ctr", token: b"secret" };
         peer.send(Kind::Hello, 7, &hello.parts().slices());
-        assert_eq!(peer.receive(), Header { kind: Kind::Holding, id: 7 });
+        assert_eq!(peer.receive(), Header { kind: Kind::Inventory, id: 7 });
         peer
     }
 
@@ -43,16 +45,16 @@ impl Peer {
     }
 
     fn seek(&mut self, id: u64, version: u64, signs: &[u64]) {
-        self.send(Kind::Seek, id, &Seek { version, signs }.parts().slices());
+        self.send(Kind::Lookup, id, &Lookup { version, signs }.parts().slices());
     }
 
     fn receive(&mut self) -> Header {
         read_frame(&mut self.stream, 1 << 30, &mut self.body).unwrap()
     }
 
-    fn refusal(&mut self) -> Refused {
-        assert_eq!(self.receive().kind, Kind::Refused);
-        Refused::decode(self.body.bytes()).unwrap()
+    fn refusal(&mut self) -> Refusal {
+        assert_eq!(self.receive().kind, Kind::Refusal);
+        Refusal::decode(self.body.bytes()).unwrap()
     }
 }
 
@@ -84,7 +86,7 @@ fn every_row_type_comes_as_its_values() {
             let serve = |(at, end): (usize, &u32)| {
                 let range = if at == 0 { 0..*end } else { ends[at - 1]..*end };
                 let cube = Cube::open_range(&[files.write(3, row_type)], range.clone()).unwrap();
-                let store = Store::new(range.clone(), PARTITIONS);
+                let store = VersionSet::new(range.clone(), PARTITIONS);
                 store.install(3, View::of_base(Arc::new(cube))).unwrap();
                 Server::start(Arc::new(store), identity(), "127.0.0.1:0", None).unwrap()
             };
@@ -119,7 +121,7 @@ fn several_requests_are_in_flight_and_may_be_waited_for_in_any_order() {
     let batches: Vec<Vec<u64>> = (0..100).map(|seed| signs(1000, seed)).collect();
     let version_of = |at: usize| 1 + at as u64 % 2;
     let mut asked: Vec<_> =
-        batches.iter().enumerate().map(|(at, signs)| Some(client.ask(version_of(at), signs).unwrap())).collect();
+        batches.iter().enumerate().map(|(at, signs)| Some(client.lookup(version_of(at), signs).unwrap())).collect();
     for step in 0..100 {
         let at = step * 37 % 100;
         // some are not wanted any more
@@ -157,14 +159,14 @@ fn signs_of_other_partitions_and_versions_that_are_not_there_are_refused() {
     let foreign = (0..).find(|sign| partition_of(*sign, PARTITIONS) == 7).unwrap();
     peer.seek(1, 4, &[own, foreign]);
     let refused = peer.refusal();
-    assert_eq!(refused.reason, Refusal::Outdated);
+    assert_eq!(refused.reason, Reason::Outdated);
     assert_eq!(refused.text, format!("expected signs of partitions 2 to 5, got {foreign} of 7"));
     peer.seek(2, 5, &[own]);
     let refused = peer.refusal();
-    assert_eq!((refused.reason, refused.text.as_str()), (Refusal::NoVersion, "version 5: not here, held: 4, 6"));
+    assert_eq!((refused.reason, refused.text.as_str()), (Reason::NoVersion, "version 5: not here, held: 4, 6"));
     // and the connection goes on
     peer.seek(3, 6, &[own]);
-    assert_eq!(peer.receive(), Header { kind: Kind::Found, id: 3 });
+    assert_eq!(peer.receive(), Header { kind: Kind::LookupResult, id: 3 });
     assert_eq!(server.counters().refused.load(Relaxed), 2);
 }
 
@@ -176,8 +178,8 @@ fn a_greeting_says_what_is_held_and_may_be_asked_for_again() {
     server.store().install(9, files.view(9, 2..5)).unwrap();
     let hello = Hello { run: b"ctr", token: b"secret" };
     peer.send(Kind::Hello, 8, &hello.parts().slices());
-    assert_eq!(peer.receive(), Header { kind: Kind::Holding, id: 8 });
-    let holding = Holding::decode(peer.body.bytes()).unwrap();
+    assert_eq!(peer.receive(), Header { kind: Kind::Inventory, id: 8 });
+    let holding = Inventory::decode(peer.body.bytes()).unwrap();
     assert_eq!((holding.first_partition, holding.end_partition, holding.num_partitions), (2, 5, 8));
     assert_eq!((holding.model, holding.versions), (&b"ctr"[..], &[[4, 0], [9, 0]][..]));
     let layouts: serde_json::Value = serde_json::from_slice(holding.layouts).unwrap();
@@ -189,13 +191,13 @@ fn a_greeting_says_what_is_held_and_may_be_asked_for_again() {
 fn requests_beyond_the_limits_are_refused_before_anything_is_made_for_them() {
     let files = Files::new();
     let server = files.serve(0..8, &[1]);
-    let most = signs(MAX_SEEK_SIGNS as u64, 1);
+    let most = signs(MAX_LOOKUP_SIGNS as u64, 1);
     let mut peer = Peer::new(&server);
     peer.seek(1, 1, &most);
-    assert_eq!(peer.receive(), Header { kind: Kind::Found, id: 1 });
-    assert_eq!(Found::decode(peer.body.bytes()).unwrap().num_signs, MAX_SEEK_SIGNS);
-    peer.seek(2, 1, &signs(MAX_SEEK_SIGNS as u64 + 1, 1));
-    assert_eq!(peer.refusal().reason, Refusal::Malformed);
+    assert_eq!(peer.receive(), Header { kind: Kind::LookupResult, id: 1 });
+    assert_eq!(LookupResult::decode(peer.body.bytes()).unwrap().num_signs, MAX_LOOKUP_SIGNS);
+    peer.seek(2, 1, &signs(MAX_LOOKUP_SIGNS as u64 + 1, 1));
+    assert_eq!(peer.refusal().reason, Reason::Malformed);
     until("the connection ends", || server.num_connections() == 0);
 }
 
@@ -235,7 +237,7 @@ fn shards_have_to_make_up_a_table() {
     assert_eq!(told(&[&[&low, &high], &[&high]]), expected);
     assert_eq!(told(&[]), "cube shards: expected at least one shard, and an address for each, got none");
     let path = files.write(1, RowType::Int8);
-    let store = Store::new(0..3, PARTITIONS);
+    let store = VersionSet::new(0..3, PARTITIONS);
     store.install(1, View::of_base(Arc::new(Cube::open_range(&[path], 0..3).unwrap()))).unwrap();
     let bytes = Server::start(Arc::new(store), identity(), "127.0.0.1:0", None).unwrap();
     let told = told(&[&[&low, &bytes], &[&high]]);
@@ -253,7 +255,7 @@ fn hostile_bytes_end_their_connection_alone() {
     let hello = Hello { run: b"ctr", token: b"secret" };
     write_frame(&mut greeting, Header { kind: Kind::Hello, id: 0 }, &hello.parts().slices()).unwrap();
     let mut seek = Vec::new();
-    write_frame(&mut seek, Header { kind: Kind::Seek, id: 1 }, &[&[255; 64]]).unwrap();
+    write_frame(&mut seek, Header { kind: Kind::Lookup, id: 1 }, &[&[255; 64]]).unwrap();
     let mut damaged = seek.clone();
     damaged[40] ^= 1;
     let mut pull = Vec::new();
@@ -279,9 +281,9 @@ fn hostile_bytes_end_their_connection_alone() {
         stream.read_to_end(&mut answer).unwrap();
         let (mut rest, mut body, mut last) = (answer.as_slice(), Body::default(), None);
         while let Ok(header) = read_frame(&mut rest, 1 << 20, &mut body) {
-            last = Some((header.kind, Refused::decode(body.bytes()).map(|refused| refused.reason)));
+            last = Some((header.kind, Refusal::decode(body.bytes()).map(|refused| refused.reason)));
         }
-        assert_eq!(last, Some((Kind::Refused, Ok(Refusal::Malformed))), "{number}");
+        assert_eq!(last, Some((Kind::Refusal, Ok(Reason::Malformed))), "{number}");
         assert_eq!(server.counters().malformed.load(Relaxed), number as u64 + 1);
     }
     // cut in the middle of a frame
@@ -303,9 +305,9 @@ proptest! {
         }
         SERVER.with(|(_, server)| {
             let mut peer = Peer::new(server);
-            peer.send(Kind::Seek, 1, &[&body]);
+            peer.send(Kind::Lookup, 1, &[&body]);
             let header = peer.receive();
-            assert!(matches!(header.kind, Kind::Found | Kind::Refused), "{header:?}");
+            assert!(matches!(header.kind, Kind::LookupResult | Kind::Refusal), "{header:?}");
         });
     }
 }
@@ -327,13 +329,13 @@ fn a_client_ends_a_connection_that_says_nonsense() {
             let Ok((mut stream, _)) = listener.accept() else { return };
             let mut body = Body::default();
             drop(read_frame(&mut stream, 1 << 20, &mut body));
-            drop(write_frame(&mut stream, Header { kind: Kind::Holding, id: 0 }, &[&greeting]));
+            drop(write_frame(&mut stream, Header { kind: Kind::Inventory, id: 0 }, &[&greeting]));
             let Ok(header) = read_frame(&mut stream, 1 << 20, &mut body) else { continue };
             let lie = |version, num_signs, id| {
-                (Found { version, row_bytes: 12, present: &[0], rows: &[0; 12], num_signs }, id)
+                (LookupResult { version, row_bytes: 12, present: &[0], rows: &[0; 12], num_signs }, id)
             };
             let (found, id) = [lie(2, 1, header.id), lie(1, 1, header.id + 9), lie(1, 1, header.id)][number % 3];
-            drop(write_frame(&mut stream, Header { kind: Kind::Found, id }, &found.parts().slices()));
+            drop(write_frame(&mut stream, Header { kind: Kind::LookupResult, id }, &found.parts().slices()));
             drop(stream.read(&mut [0]));
         }
     });

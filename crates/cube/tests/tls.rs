@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Files, PARTITIONS, TIMEOUT, address, check, credentials, identity, signs};
 use elasticrec_cube::client::Credentials;
-use elasticrec_cube::{Client, ClientError, Server, Store};
+use elasticrec_cube::{Client, ClientError, Server, VersionSet};
 use elasticrec_wire::{ClientTls, ServerTls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
@@ -29,7 +29,7 @@ fn certificates() -> (ServerTls, ClientTls) {
 }
 
 fn serve(files: &Files, tls: Option<ServerTls>) -> Server {
-    let store = Store::new(0..PARTITIONS, PARTITIONS);
+    let store = VersionSet::new(0..PARTITIONS, PARTITIONS);
     store.install(1, files.view(1, 0..PARTITIONS)).unwrap();
     Server::start(Arc::new(store), identity(), "127.0.0.1:0", tls).unwrap()
 }
@@ -45,7 +45,7 @@ fn rows_come_through_tls() {
     let server = serve(&files, Some(server));
     let client = connect(&server, Some(client)).unwrap();
     let batches: Vec<Vec<u64>> = (0..10).map(|seed| signs(50_000, seed)).collect();
-    let asked: Vec<_> = batches.iter().map(|signs| client.ask(1, signs).unwrap()).collect();
+    let asked: Vec<_> = batches.iter().map(|signs| client.lookup(1, signs).unwrap()).collect();
     drop(asked);
     std::thread::scope(|scope| {
         for signs in &batches {

@@ -1,4 +1,4 @@
-//! The client: a trainer's connections to all shards. Signs are dealt out to those that have them, answers put together.
+//! The client: a trainer's connections to all shards. Signs are split out to those that have them, answers put together.
 
 use std::io;
 use std::ops::Range;
@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use elasticrec_table::FullRows;
 use elasticrec_table::partition::partition_of;
-use elasticrec_wire::{ClientTls, Group, Kind, Meet, Met, Pull, Push, Pushed, Refused, Rows, Stream, Welcome};
+use elasticrec_wire::{
+    ClientTls, Group, Kind, Pull, Push, PushAck, Refusal, Rows, StepQuery, StepStatus, Stream, Welcome,
+};
 use thiserror::Error;
 
 use self::connection::Connection;
@@ -36,7 +38,7 @@ pub enum ClientError {
         /// Where it is.
         address: String,
         /// Why.
-        refused: Refused,
+        refused: Refusal,
     },
     /// It is not one to talk to: no TLS, another certificate, another release.
     #[error("ps shard {shard} at {address}: {what}")]
@@ -64,17 +66,17 @@ pub struct Credentials {
     pub tls: Option<ClientTls>,
 }
 
-/// Signs dealt out to the shards.
+/// Signs split out to the shards.
 #[derive(Debug, Default)]
-pub struct Dealt {
+pub struct ShardSplit {
     /// For each shard where its signs begin in `signs`, one more at the end.
     starts: Vec<usize>,
     signs: Vec<u64>,
-    /// For each of `signs` its place among those that were dealt.
+    /// For each of `signs` its place among those that were split.
     places: Vec<u32>,
 }
 
-impl Dealt {
+impl ShardSplit {
     fn range(&self, shard: usize) -> Range<usize> {
         self.starts[shard]..self.starts[shard + 1]
     }
@@ -82,7 +84,7 @@ impl Dealt {
 
 /// What a batch learned, for all shards.
 #[derive(Debug, Clone, Copy)]
-pub struct Learned<'a> {
+pub struct BatchUpdate<'a> {
     /// The unit of the batch's name.
     pub unit: u64,
     /// The batch in it.
@@ -101,7 +103,7 @@ pub struct Learned<'a> {
     pub group: Option<Group>,
     /// Changes of weights and states, in place of gradients.
     pub is_delta: bool,
-    /// Show and click of each sign that was dealt.
+    /// Show and click of each sign that was split.
     pub counts: &'a [(u32, u32)],
     /// `[signs, width]`, of a delta with the states behind.
     pub gradients: &'a [f32],
@@ -115,7 +117,7 @@ pub struct Learned<'a> {
 
 /// What is asked for beside rows.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Wanted {
+pub struct PullOptions {
     /// Dense values.
     pub dense: bool,
     /// Optimizer states and counters.
@@ -126,13 +128,13 @@ pub struct Wanted {
 
 /// Ends the connections of a client, for a thread that knows more than the one that waits.
 #[derive(Debug)]
-pub struct Cutter {
+pub struct Closer {
     streams: Vec<Stream>,
 }
 
-impl Cutter {
+impl Closer {
     /// Whoever waits for an answer, or for a server to take a request, waits no longer.
-    pub fn cut(&self) {
+    pub fn close(&self) {
         for stream in &self.streams {
             // one that has ended is what is wanted
             drop(stream.shutdown());
@@ -212,12 +214,12 @@ impl Client {
     }
 
     /// A handle that ends all connections.
-    pub fn cutter(&self) -> io::Result<Cutter> {
-        Ok(Cutter { streams: self.shards.iter().map(Connection::handle).collect::<Result<_, _>>()? })
+    pub fn closer(&self) -> io::Result<Closer> {
+        Ok(Closer { streams: self.shards.iter().map(Connection::handle).collect::<Result<_, _>>()? })
     }
 
     /// Sorts distinct signs by the shard that has them.
-    pub fn deal(&self, signs: &[u64], into: &mut Dealt) {
+    pub fn split(&self, signs: &[u64], into: &mut ShardSplit) {
         let shard_of = |sign: u64| {
             let partition = partition_of(sign, self.num_partitions);
             self.shards.partition_point(|shard| shard.welcome.end_partition <= partition)
@@ -249,22 +251,22 @@ impl Client {
     }
 
     /// Asks every shard for the rows of its signs, and for its dense values.
-    pub fn pull(&self, dealt: &Dealt, wanted: Wanted) -> Result<Vec<Ticket>, ClientError> {
+    pub fn pull(&self, split: &ShardSplit, wanted: PullOptions) -> Result<Vec<Ticket>, ClientError> {
         let ask = |(at, shard): (usize, &Connection)| {
             let Welcome { epoch, incarnation, .. } = shard.welcome;
-            let signs = &dealt.signs[dealt.range(at)];
-            let Wanted { dense: wants_dense, state: wants_state, after } = wanted;
+            let signs = &split.signs[split.range(at)];
+            let PullOptions { dense: wants_dense, state: wants_state, after } = wanted;
             shard.ask(Kind::Pull, &Pull { epoch, incarnation, after, wants_dense, wants_state, signs }.parts())
         };
         self.shards.iter().enumerate().map(ask).collect()
     }
 
-    /// Waits for the rows, in the order in which the signs were dealt, and for the dense values if they were wanted.
+    /// Waits for the rows, in the order in which the signs were split, and for the dense values if they were wanted.
     /// Returns the pushes that each shard had applied.
     pub fn receive(
         &self,
         tickets: &[Ticket],
-        dealt: &Dealt,
+        split: &ShardSplit,
         rows: &mut [f32],
         dense: Option<&mut [f32]>,
     ) -> Result<Vec<u64>, ClientError> {
@@ -273,7 +275,7 @@ impl Client {
         for ((at, shard), ticket) in self.shards.iter().enumerate().zip(tickets) {
             let body = shard.wait(ticket, Kind::Rows, deadline)?;
             let answer = Rows::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
-            let places = &dealt.places[dealt.range(at)];
+            let places = &split.places[split.range(at)];
             let num_dense = if dense.is_some() { shard.welcome.num_dense as usize } else { 0 };
             if answer.rows.len() != places.len() * self.width || answer.dense.len() != num_dense {
                 return Err(shard.lost("expected the rows and dense values that were asked for, got others"));
@@ -296,19 +298,19 @@ impl Client {
     pub fn receive_full(
         &self,
         tickets: &[Ticket],
-        dealt: &Dealt,
+        split: &ShardSplit,
         full: &mut FullRows,
         dense: &mut [f32],
     ) -> Result<(), ClientError> {
         let deadline = Instant::now() + self.timeout;
         let width = self.full_width();
-        full.values.resize(dealt.signs.len() * width, 0.0);
-        full.tails.resize(dealt.signs.len(), [0; 3]);
+        full.values.resize(split.signs.len() * width, 0.0);
+        full.tails.resize(split.signs.len(), [0; 3]);
         let mut start = 0;
         for ((at, shard), ticket) in self.shards.iter().enumerate().zip(tickets) {
             let body = shard.wait(ticket, Kind::Rows, deadline)?;
             let answer = Rows::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
-            let places = &dealt.places[dealt.range(at)];
+            let places = &split.places[split.range(at)];
             let num_dense = shard.welcome.num_dense as usize;
             let is_whole = answer.rows.len() == places.len() * width
                 && answer.tails.len() == places.len()
@@ -330,17 +332,17 @@ impl Client {
     }
 
     /// Asks every shard whether it has all pushes of a step, and waits a little until all have.
-    pub fn meet(&self, group: Group, step: u32, wait: Duration) -> Result<Vec<Met>, ClientError> {
+    pub fn step_status(&self, group: Group, step: u32, wait: Duration) -> Result<Vec<StepStatus>, ClientError> {
         let wait_ms = wait.as_millis() as u32;
         let ask = |shard: &Connection| {
             let Welcome { epoch, incarnation, .. } = shard.welcome;
-            shard.ask(Kind::Meet, &Meet { epoch, incarnation, group, step, wait_ms }.parts())
+            shard.ask(Kind::StepQuery, &StepQuery { epoch, incarnation, group, step, wait_ms }.parts())
         };
         let tickets: Vec<Ticket> = self.shards.iter().map(ask).collect::<Result<_, _>>()?;
         let deadline = Instant::now() + self.timeout;
         let wait_for = |(shard, ticket): (&Connection, &Ticket)| {
-            let body = shard.wait(ticket, Kind::Met, deadline)?;
-            let met = Met::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
+            let body = shard.wait(ticket, Kind::StepStatus, deadline)?;
+            let met = StepStatus::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
             shard.give_back(body);
             Ok(met)
         };
@@ -348,12 +350,12 @@ impl Client {
     }
 
     /// Sends every shard what is of its partitions.
-    pub fn push(&self, dealt: &Dealt, learned: &Learned<'_>) -> Result<Vec<Ticket>, ClientError> {
+    pub fn push(&self, split: &ShardSplit, learned: &BatchUpdate<'_>) -> Result<Vec<Ticket>, ClientError> {
         let width = if learned.is_delta { self.full_width() } else { self.width };
         let (mut counts, mut gradients, mut dense, mut start) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let mut tickets = Vec::with_capacity(self.shards.len());
         for (at, shard) in self.shards.iter().enumerate() {
-            let places = &dealt.places[dealt.range(at)];
+            let places = &split.places[split.range(at)];
             counts.clear();
             counts.extend(places.iter().map(|&place| {
                 let (show, click) = learned.counts[place as usize];
@@ -392,7 +394,7 @@ impl Client {
                 weight: learned.weight,
                 group: learned.group,
                 is_delta: learned.is_delta,
-                signs: &dealt.signs[dealt.range(at)],
+                signs: &split.signs[split.range(at)],
                 counts: &counts,
                 gradients,
                 dense: mine,
@@ -405,12 +407,12 @@ impl Client {
     }
 
     /// Waits until every shard has applied a push.
-    pub fn acknowledged(&self, tickets: &[Ticket]) -> Result<Vec<Pushed>, ClientError> {
+    pub fn wait_for_ack(&self, tickets: &[Ticket]) -> Result<Vec<PushAck>, ClientError> {
         let deadline = Instant::now() + self.timeout;
         let mut all = Vec::with_capacity(tickets.len());
         for (shard, ticket) in self.shards.iter().zip(tickets) {
-            let body = shard.wait(ticket, Kind::Pushed, deadline)?;
-            all.push(Pushed::decode(body.bytes()).map_err(|error| shard.broken(&error))?);
+            let body = shard.wait(ticket, Kind::PushAck, deadline)?;
+            all.push(PushAck::decode(body.bytes()).map_err(|error| shard.broken(&error))?);
             shard.give_back(body);
         }
         Ok(all)

@@ -19,11 +19,11 @@ mod steps;
 
 pub use elasticrec_wire::Group;
 
-pub use client::{Client, ClientError, Cutter};
+pub use client::{Client, ClientError, Closer};
 pub use dense::{Dense, DenseOptimizer};
-pub use merge::Merged;
-pub use publish::Published;
-pub use record::{Known, Name, Record};
+pub use merge::MergedUpdate;
+pub use publish::PublishedShard;
+pub use record::{BatchName, BatchState, Record};
 pub use server::{Identity, Server};
-pub use shard::{Applied, Boundary, Shard, ShardSpec, Status};
-pub use snapshot::{Files, PartitionCopy, ShardError, SnapshotWriter};
+pub use shard::{Boundary, PushOutcome, Shard, ShardSpec, Status};
+pub use snapshot::{PartitionCopy, ShardError, SnapshotFiles, SnapshotWriter};

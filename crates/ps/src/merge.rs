@@ -26,7 +26,7 @@ impl Hasher for SignHasher {
 
 /// What one batch learned.
 #[derive(Debug, Clone, Copy)]
-pub struct Part<'a> {
+pub struct UpdatePart<'a> {
     /// Each once.
     pub signs: &'a [u64],
     /// `[signs, width]`, sums over the samples.
@@ -47,7 +47,7 @@ pub struct Part<'a> {
 
 /// What several batches learned.
 #[derive(Debug, Default)]
-pub struct Merged {
+pub struct MergedUpdate {
     places: HashMap<u64, u32, BuildHasherDefault<SignHasher>>,
     weight: f64,
     /// Batches in it.
@@ -70,10 +70,10 @@ pub struct Merged {
     pub sum_values: Vec<f64>,
 }
 
-impl Merged {
+impl MergedUpdate {
     /// Forgets what it has; the room stays.
     pub fn clear(&mut self) {
-        let Merged { places, signs, counts, gradients, dense, sum_places, sum_values, .. } = self;
+        let MergedUpdate { places, signs, counts, gradients, dense, sum_places, sum_values, .. } = self;
         places.clear();
         signs.clear();
         counts.clear();
@@ -85,7 +85,7 @@ impl Merged {
     }
 
     /// Adds a batch. `counts` are show and click of its signs.
-    pub fn add(&mut self, part: &Part<'_>, counts: impl Iterator<Item = (u32, u32)>) {
+    pub fn add(&mut self, part: &UpdatePart<'_>, counts: impl Iterator<Item = (u32, u32)>) {
         let width = part.gradients.len().checked_div(part.signs.len()).unwrap_or(0);
         for ((at, &sign), (show, click)) in part.signs.iter().enumerate().zip(counts) {
             let gradient = &part.gradients[at * width..(at + 1) * width];
@@ -130,13 +130,22 @@ impl Merged {
 mod tests {
     use super::*;
 
-    fn part<'a>(signs: &'a [u64], gradients: &'a [f32], dense: &'a [f32], weight: f64) -> Part<'a> {
-        Part { signs, gradients, dense, weight, num_samples: 2, checksum: 5, sum_places: &[1], sum_values: &[0.5] }
+    fn part<'a>(signs: &'a [u64], gradients: &'a [f32], dense: &'a [f32], weight: f64) -> UpdatePart<'a> {
+        UpdatePart {
+            signs,
+            gradients,
+            dense,
+            weight,
+            num_samples: 2,
+            checksum: 5,
+            sum_places: &[1],
+            sum_values: &[0.5],
+        }
     }
 
     #[test]
     fn sums_rows_and_counts_and_takes_the_mean_of_the_network() {
-        let mut merged = Merged::default();
+        let mut merged = MergedUpdate::default();
         for _ in 0..2 {
             merged.clear();
             merged.add(&part(&[7, 9], &[1.0, 2.0, 3.0, 4.0], &[1.0, 1.0], 1.0), [(1, 0), (2, 1)].into_iter());
@@ -154,9 +163,9 @@ mod tests {
     #[test]
     fn the_order_of_batches_is_part_of_the_checksum() {
         let checksum = |order: [u64; 2]| {
-            let mut merged = Merged::default();
+            let mut merged = MergedUpdate::default();
             for checksum in order {
-                merged.add(&Part { checksum, ..part(&[], &[], &[], 0.0) }, std::iter::empty());
+                merged.add(&UpdatePart { checksum, ..part(&[], &[], &[], 0.0) }, std::iter::empty());
             }
             merged.checksum
         };

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The name of a batch, or of a group of batches that are pushed as one: the same in every run of its unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Name {
+pub struct BatchName {
     /// The unit; ids are given out in order, without gaps.
     pub unit: u64,
     /// Its place in the unit.
@@ -15,11 +15,11 @@ pub struct Name {
 
 /// What a record knows of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Known {
+pub enum BatchState {
     /// It is not applied.
-    No,
+    Missing,
     /// It is applied.
-    Yes,
+    Applied,
     /// It is applied, but of other samples: the unit was not cut as it was before.
     Clash,
 }
@@ -68,20 +68,20 @@ impl Record {
     }
 
     /// Whether a batch is applied, and was the same one.
-    pub fn knows(&self, name: Name, checksum: u64) -> Known {
+    pub fn knows(&self, name: BatchName, checksum: u64) -> BatchState {
         if self.is_complete(name.unit) {
-            return Known::Yes;
+            return BatchState::Applied;
         }
         match self.open.get(&name.unit).and_then(|unit| unit.batches.get(&name.batch)) {
-            None => Known::No,
-            Some(&applied) if applied == checksum => Known::Yes,
-            Some(_) => Known::Clash,
+            None => BatchState::Missing,
+            Some(&applied) if applied == checksum => BatchState::Applied,
+            Some(_) => BatchState::Clash,
         }
     }
 
     /// Adds a batch that is applied now; `is_last` if no other one of its unit comes behind it.
-    pub fn add(&mut self, name: Name, checksum: u64, is_last: bool) {
-        debug_assert_eq!(self.knows(name, checksum), Known::No);
+    pub fn add(&mut self, name: BatchName, checksum: u64, is_last: bool) {
+        debug_assert_eq!(self.knows(name, checksum), BatchState::Missing);
         let unit = self.open.entry(name.unit).or_default();
         unit.batches.insert(name.batch, checksum);
         if is_last {
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    fn checksum(name: Name) -> u64 {
+    fn checksum(name: BatchName) -> u64 {
         name.unit * 1000 + u64::from(name.batch)
     }
 
@@ -130,10 +130,10 @@ mod tests {
         /// Whatever the order, a name is known from the time it is added, and units are complete when all is in.
         #[test]
         fn agrees_with_a_map_of_names(sizes in prop::collection::vec(1u32..5, 1..8), seed: u64) {
-            let mut names: Vec<(Name, bool)> = sizes
+            let mut names: Vec<(BatchName, bool)> = sizes
                 .iter()
                 .zip(0u64..)
-                .flat_map(|(&size, unit)| (0..size).map(move |batch| (Name { unit, batch }, batch + 1 == size)))
+                .flat_map(|(&size, unit)| (0..size).map(move |batch| (BatchName { unit, batch }, batch + 1 == size)))
                 .collect();
             let mut state = seed | 1;
             for at in (1..names.len()).rev() {
@@ -142,12 +142,12 @@ mod tests {
             }
             let (mut record, mut applied) = (Record::default(), HashMap::new());
             for &(name, is_last) in &names {
-                prop_assert_eq!(record.knows(name, checksum(name)), Known::No);
+                prop_assert_eq!(record.knows(name, checksum(name)), BatchState::Missing);
                 record.add(name, checksum(name), is_last);
                 applied.entry(name.unit).or_insert_with(Vec::new).push(name.batch);
                 for &(other, _) in &names {
                     let is_in = applied.get(&other.unit).is_some_and(|batches| batches.contains(&other.batch));
-                    prop_assert_eq!(record.knows(other, checksum(other)) == Known::Yes, is_in);
+                    prop_assert_eq!(record.knows(other, checksum(other)) == BatchState::Applied, is_in);
                 }
                 for (unit, &size) in (0u64..).zip(&sizes) {
                     let is_whole = applied.get(&unit).is_some_and(|batches| batches.len() as u32 == size);
@@ -163,10 +163,14 @@ mod tests {
     #[test]
     fn a_unit_that_is_lost_is_complete_with_what_was_applied() {
         let mut record = Record::default();
-        record.add(Name { unit: 1, batch: 0 }, 7, false);
+        record.add(BatchName { unit: 1, batch: 0 }, 7, false);
         record.skip(1);
         assert_eq!((record.watermark(), record.is_complete(1)), (0, true));
-        assert_eq!(record.knows(Name { unit: 1, batch: 5 }, 9), Known::Yes, "nobody applies the rest of it");
+        assert_eq!(
+            record.knows(BatchName { unit: 1, batch: 5 }, 9),
+            BatchState::Applied,
+            "nobody applies the rest of it"
+        );
         record.skip(0);
         record.skip(0);
         assert_eq!(record, Record { watermark: 2, ..Record::default() });
@@ -174,13 +178,13 @@ mod tests {
 
     #[test]
     fn a_name_with_other_samples_clashes_while_its_unit_is_open() {
-        let (mut record, name) = (Record::default(), Name { unit: 0, batch: 1 });
+        let (mut record, name) = (Record::default(), BatchName { unit: 0, batch: 1 });
         record.add(name, 7, true);
-        assert_eq!((record.knows(name, 7), record.knows(name, 8)), (Known::Yes, Known::Clash));
+        assert_eq!((record.knows(name, 7), record.knows(name, 8)), (BatchState::Applied, BatchState::Clash));
         assert_eq!(record.batches(0).collect::<Vec<_>>(), [1]);
         assert_eq!(record.watermark(), 0);
-        record.add(Name { unit: 0, batch: 0 }, 6, false);
-        assert_eq!(record.knows(name, 8), Known::Yes, "checksums of whole units are forgotten");
+        record.add(BatchName { unit: 0, batch: 0 }, 6, false);
+        assert_eq!(record.knows(name, 8), BatchState::Applied, "checksums of whole units are forgotten");
         assert_eq!(record.watermark(), 1);
     }
 }

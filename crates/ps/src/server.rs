@@ -9,17 +9,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elasticrec_cube::publish::Order;
+use elasticrec_cube::publish::PublishRequest;
 use elasticrec_table::part::Written;
 use elasticrec_wire::{
-    FrameError, Gate, Listening, Meet, Met, Push, Pushed, Refusal, Refused, ServerTls, Service, Stream,
+    FrameError, Gate, Listening, Push, PushAck, Reason, Refusal, ServerTls, Service, StepQuery, StepStatus, Stream,
 };
 
 use self::connection::Connection;
 
-use crate::publish::Published;
+use crate::publish::PublishedShard;
 use crate::shard::{Boundary, Shard, Status};
-use crate::snapshot::{Files, ShardError};
+use crate::snapshot::{ShardError, SnapshotFiles};
 
 mod connection;
 
@@ -206,7 +206,7 @@ impl Server {
     }
 
     /// Writes the shard's part of a checkpoint; pushes wait for the copy of one partition at a time.
-    pub fn snapshot(&self, files: &Files) -> Result<(Written, Written), ShardError> {
+    pub fn snapshot(&self, files: &SnapshotFiles) -> Result<(Written, Written), ShardError> {
         let mut writer = self.shared.read(|shard| shard.snapshot_writer(files))?;
         let owned = self.shared.read(|shard| shard.spec().owned.clone());
         thread::scope(|scope| {
@@ -229,7 +229,7 @@ impl Server {
     }
 
     /// Writes the shard's part of a version; all wait for the copy of one partition at a time.
-    pub fn publish(&self, order: &Order) -> Result<Published, ShardError> {
+    pub fn publish(&self, order: &PublishRequest) -> Result<PublishedShard, ShardError> {
         let _alone = lock(&self.shared.publishing);
         let mut writer = self.shared.read(|shard| shard.publish_writer(order))?;
         let owned = self.shared.read(|shard| shard.spec().owned.clone());
@@ -240,7 +240,7 @@ impl Server {
                 writer.finish()
             });
             for partition in owned {
-                let copy = self.shared.write(|shard| shard.take_for(order, partition));
+                let copy = self.shared.write(|shard| shard.take_rows(order, partition));
                 if sender.send(copy).is_err() {
                     // the writer failed and says why
                     break;
@@ -281,33 +281,33 @@ impl Shared {
     }
 
     /// Whether it may apply and acknowledge.
-    fn check_lease(&self) -> Result<(), Refused> {
+    fn check_lease(&self) -> Result<(), Refusal> {
         if let Some(failure) = &*lock(&self.failure) {
-            return Err(Refused::new(Refusal::Internal, failure.clone()));
+            return Err(Refusal::new(Reason::Internal, failure.clone()));
         }
         if self.gate.is_stopping() {
-            return Err(Refused::new(Refusal::Stopping, "the server stops"));
+            return Err(Refusal::new(Reason::Stopping, "the server stops"));
         }
         if self.start.elapsed().as_nanos() as u64 >= self.lease.load(Ordering::Acquire) {
-            return Err(Refused::new(Refusal::Fenced, "the lease of the server ran out"));
+            return Err(Refusal::new(Reason::Fenced, "the lease of the server ran out"));
         }
         Ok(())
     }
 
-    fn check_target(&self, epoch: u64, incarnation: u64) -> Result<(), Refused> {
+    fn check_target(&self, epoch: u64, incarnation: u64) -> Result<(), Refusal> {
         let Identity { epoch: our_epoch, incarnation: ours, .. } = self.identity;
         if epoch != our_epoch {
             let text = format!("expected epoch {our_epoch} of the partition map, got {epoch}");
-            return Err(Refused::new(Refusal::Outdated, text));
+            return Err(Refusal::new(Reason::Outdated, text));
         }
         if incarnation != ours {
-            return Err(Refused::new(Refusal::Outdated, "the server was started anew"));
+            return Err(Refusal::new(Reason::Outdated, "the server was started anew"));
         }
         Ok(())
     }
 
-    fn note_failure(&self, refused: &Refused) {
-        if refused.reason == Refusal::Internal {
+    fn note_failure(&self, refused: &Refusal) {
+        if refused.reason == Reason::Internal {
             lock(&self.failure).get_or_insert_with(|| refused.text.clone());
         }
     }
@@ -319,18 +319,18 @@ impl Shared {
     }
 
     /// Answers whether all pushes of a step are there, as soon as they are or the time is over.
-    fn meet(&self, meet: &Meet) -> Result<Met, Refused> {
+    fn step_status(&self, meet: &StepQuery) -> Result<StepStatus, Refusal> {
         self.check_target(meet.epoch, meet.incarnation)?;
         let end = Instant::now() + Duration::from_millis(u64::from(meet.wait_ms)).min(MAX_WAIT);
         loop {
             let arrivals = *lock(&self.arrivals);
             let (num_applied, is_full) = self.read(|shard| {
                 self.check_lease()?;
-                Ok::<_, Refused>(shard.met(meet.group, meet.step))
+                Ok::<_, Refusal>(shard.step_progress(meet.group, meet.step))
             })?;
             let left = end.saturating_duration_since(Instant::now());
             if is_full || left.is_zero() {
-                return Ok(Met { incarnation: self.identity.incarnation, num_applied, is_full });
+                return Ok(StepStatus { incarnation: self.identity.incarnation, num_applied, is_full });
             }
             let unchanged = |now: &mut u64| *now == arrivals;
             drop(self.arrived.wait_timeout_while(lock(&self.arrivals), left, unchanged));
@@ -338,7 +338,7 @@ impl Shared {
     }
 
     /// Brings a group to where a pull needs it: the step before has all its pushes everywhere, as the client says.
-    fn commit(&self, first_unit: u64, num_steps: u32) -> Result<(), Refused> {
+    fn commit(&self, first_unit: u64, num_steps: u32) -> Result<(), Refusal> {
         if self.read(|shard| shard.is_at(first_unit, num_steps))? {
             return Ok(());
         }
@@ -356,7 +356,7 @@ impl Shared {
         Ok(())
     }
 
-    fn push(&self, push: &Push<'_>) -> Result<Pushed, Refused> {
+    fn push(&self, push: &Push<'_>) -> Result<PushAck, Refusal> {
         self.check_target(push.epoch, push.incarnation)?;
         let slow = self.slow.load(Ordering::Relaxed);
         if slow > 0 {
@@ -369,7 +369,7 @@ impl Shared {
             self.check_lease()?;
             let watermark = shard.watermark();
             let applied = shard.push(push)?;
-            Ok::<_, Refused>((applied, shard.applied(), shard.watermark() != watermark))
+            Ok::<_, Refusal>((applied, shard.applied(), shard.watermark() != watermark))
         });
         self.counters.push_nanos.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         let (done, applied, is_complete) = applied.inspect_err(|refused| self.note_failure(refused))?;
@@ -379,7 +379,7 @@ impl Shared {
         self.counters.pushes.fetch_add(1, Ordering::Relaxed);
         self.counters.pushed_signs.fetch_add(push.signs.len() as u64, Ordering::Relaxed);
         let incarnation = self.identity.incarnation;
-        Ok(Pushed { incarnation, applied, was_known: done.was_known, non_finite: done.non_finite })
+        Ok(PushAck { incarnation, applied, was_known: done.was_known, non_finite: done.non_finite })
     }
 }
 

@@ -7,15 +7,15 @@ mod upkeep;
 
 use std::ops::Range;
 
-use elasticrec_cube::publish::Told;
+use elasticrec_cube::publish::PublishState;
 use elasticrec_table::partition::partition_of;
 use elasticrec_table::{FullRows, GrowError, Handles, Overflow, SpecError, Table, TableSpec};
-use elasticrec_wire::{Push, Refusal, Refused};
+use elasticrec_wire::{Push, Reason, Refusal};
 use serde::{Deserialize, Serialize};
 
 use crate::dense::{Dense, DenseOptimizer};
 use crate::fail::fail_point;
-use crate::record::{Known, Name, Record};
+use crate::record::{BatchName, BatchState, Record};
 use crate::records::Records;
 use crate::steps::Steps;
 
@@ -77,14 +77,14 @@ pub struct Status {
     pub max_rows: Option<u64>,
     /// What its partitions did not take or keep because of that, since the run began.
     #[serde(flatten)]
-    pub overflow: Dropped,
+    pub overflow: OverflowCounts,
     /// Each record once, with the partitions that have it.
     pub records: Vec<(Vec<u32>, Record)>,
 }
 
 /// [`Overflow`] by the names that figures have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Dropped {
+pub struct OverflowCounts {
     /// Pushes of signs that got no row.
     pub dropped_signs: u64,
     /// Their shows.
@@ -95,7 +95,7 @@ pub struct Dropped {
 
 /// What a push did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Applied {
+pub struct PushOutcome {
     /// All partitions had it before.
     pub was_known: bool,
     /// It held something that is not a number: counted, not stepped.
@@ -116,7 +116,7 @@ pub struct Shard {
     /// What each did not take or keep for want of memory.
     pub(crate) overflow: Vec<Overflow>,
     /// Which changes of each owned partition became part of a version.
-    pub(crate) told: Vec<Told>,
+    pub(crate) publish_states: Vec<PublishState>,
     /// Rows that a partition may have.
     max_rows: Option<usize>,
     num_threads: usize,
@@ -150,7 +150,7 @@ impl Shard {
             records: Records::new(spec.owned.len()),
             samples: vec![0; spec.owned.len()],
             overflow: vec![Overflow::default(); spec.owned.len()],
-            told: spec.owned.clone().map(|_| Told::default()).collect(),
+            publish_states: spec.owned.clone().map(|_| PublishState::default()).collect(),
             max_rows: None,
             num_threads,
             boundaries: Vec::new(),
@@ -232,7 +232,7 @@ impl Shard {
             non_finite: self.non_finite,
             evicted: self.evicted,
             max_rows: self.max_rows.map(|rows| rows as u64),
-            overflow: Dropped {
+            overflow: OverflowCounts {
                 dropped_signs: overflow.signs,
                 dropped_shows: overflow.shows,
                 limit_evicted: overflow.evicted,
@@ -242,20 +242,20 @@ impl Shard {
     }
 
     /// Writes the rows of signs, all of its partitions, into `out`.
-    pub fn pull(&self, signs: &[u64], out: &mut [f32]) -> Result<(), Refused> {
+    pub fn pull(&self, signs: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
         self.check_signs(signs)?;
         self.table.pull(signs, out, &mut Handles::default());
         Ok(())
     }
 
     /// Reads the rows of signs with all they have.
-    pub fn pull_full(&self, signs: &[u64], out: &mut FullRows) -> Result<(), Refused> {
+    pub fn pull_full(&self, signs: &[u64], out: &mut FullRows) -> Result<(), Refusal> {
         self.check_signs(signs)?;
         self.table.pull_full(signs, out);
         Ok(())
     }
 
-    fn check_signs(&self, signs: &[u64]) -> Result<(), Refused> {
+    fn check_signs(&self, signs: &[u64]) -> Result<(), Refusal> {
         let num_partitions = self.spec.table.partitions;
         match signs.iter().find(|sign| !self.spec.owned.contains(&partition_of(**sign, num_partitions))) {
             None => Ok(()),
@@ -263,35 +263,35 @@ impl Shard {
                 let Range { start, end } = self.spec.owned;
                 let got = partition_of(*sign, num_partitions);
                 let text = format!("sign {sign}: expected one of partitions {start} to {}, got {got}", end - 1);
-                Err(Refused::new(Refusal::Malformed, text))
+                Err(Refusal::new(Reason::Malformed, text))
             }
         }
     }
 
     /// Applies a push to the partitions that lack it.
-    pub fn push(&mut self, push: &Push<'_>) -> Result<Applied, Refused> {
+    pub fn push(&mut self, push: &Push<'_>) -> Result<PushOutcome, Refusal> {
         self.check(push)?;
         if let Some(group) = push.group {
             return self.hold(push, group);
         }
-        let name = Name { unit: push.unit, batch: push.batch };
+        let name = BatchName { unit: push.unit, batch: push.batch };
         let lacks = self.groups_that_lack(name, push.checksum)?;
         if lacks.iter().all(|lacks| !lacks) {
             self.count_repeat();
-            return Ok(Applied { was_known: true, non_finite: false });
+            return Ok(PushOutcome { was_known: true, non_finite: false });
         }
         let non_finite = !is_finite(push.gradients) || !is_finite(push.dense);
         // some signs may be stepped and some not: nothing may be applied after that
-        self.step(push, &lacks, non_finite).map_err(|error| Refused::new(Refusal::Internal, error.to_string()))?;
+        self.step(push, &lacks, non_finite).map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?;
         for (record, _) in self.records.groups.iter_mut().zip(&lacks).filter(|(_, lacks)| **lacks) {
             record.add(name, push.checksum, push.is_last);
         }
         self.finish_step(non_finite);
-        Ok(Applied { was_known: false, non_finite })
+        Ok(PushOutcome { was_known: false, non_finite })
     }
 
-    fn check(&self, push: &Push<'_>) -> Result<(), Refused> {
-        let refuse = |text: String| Err(Refused::new(Refusal::Malformed, text));
+    fn check(&self, push: &Push<'_>) -> Result<(), Refusal> {
+        let refuse = |text: String| Err(Refusal::new(Reason::Malformed, text));
         let (width, num_vectors) = match push.is_delta {
             true => (self.table.full_width(), 1 + self.spec.dense.num_states()),
             false => (self.table.width(), 1),
@@ -313,18 +313,18 @@ impl Shard {
     }
 
     /// For each group of partitions whether it lacks a name; a name that may not be applied yet is refused.
-    pub(crate) fn groups_that_lack(&self, name: Name, checksum: u64) -> Result<Vec<bool>, Refused> {
+    pub(crate) fn groups_that_lack(&self, name: BatchName, checksum: u64) -> Result<Vec<bool>, Refusal> {
         let passed = self.boundaries.iter().filter(|boundary| boundary.before_unit <= name.unit).count() as u64;
         let lacks = |record: &Record| match record.knows(name, checksum) {
-            Known::Yes => Ok(false),
-            Known::No if record.boundaries() < passed => {
+            BatchState::Applied => Ok(false),
+            BatchState::Missing if record.boundaries() < passed => {
                 let text = format!("unit {}: all units of the pass before come first", name.unit);
-                Err(Refused::new(Refusal::NotYet, text))
+                Err(Refusal::new(Reason::NotYet, text))
             }
-            Known::No => Ok(true),
-            Known::Clash => {
+            BatchState::Missing => Ok(true),
+            BatchState::Clash => {
                 let text = format!("unit {} batch {}: it was applied with other samples", name.unit, name.batch);
-                Err(Refused::new(Refusal::NameClash, text))
+                Err(Refusal::new(Reason::NameClash, text))
             }
         };
         self.records.groups.iter().map(lacks).collect()
@@ -384,13 +384,13 @@ impl Shard {
     }
 
     /// Applies a step to all partitions.
-    pub(crate) fn apply_to_all(&mut self, push: &Push<'_>, non_finite: bool) -> Result<(), Refused> {
+    pub(crate) fn apply_to_all(&mut self, push: &Push<'_>, non_finite: bool) -> Result<(), Refusal> {
         let all = vec![true; self.records.groups.len()];
-        self.step(push, &all, non_finite).map_err(|error| Refused::new(Refusal::Internal, error.to_string()))
+        self.step(push, &all, non_finite).map_err(|error| Refusal::new(Reason::Internal, error.to_string()))
     }
 
     /// Writes a name down in all records.
-    pub(crate) fn add_to_records(&mut self, name: Name, checksum: u64, is_last: bool) {
+    pub(crate) fn add_to_records(&mut self, name: BatchName, checksum: u64, is_last: bool) {
         self.records.groups.iter_mut().for_each(|record| record.add(name, checksum, is_last));
     }
 

@@ -73,7 +73,7 @@ pub struct PartitionCopy {
 
 /// The two files of a shard's part of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Files {
+pub struct SnapshotFiles {
     /// Rows by sign.
     pub rows: PathBuf,
     /// Dense slices, records, metric sums.
@@ -97,7 +97,7 @@ impl Shard {
     }
 
     /// Begins the files of a snapshot; partitions are added in ascending order.
-    pub fn snapshot_writer(&self, files: &Files) -> Result<SnapshotWriter, ShardError> {
+    pub fn snapshot_writer(&self, files: &SnapshotFiles) -> Result<SnapshotWriter, ShardError> {
         let num_partitions = self.spec.table.partitions;
         Ok(SnapshotWriter {
             rows: PartWriter::create(&files.rows, Kind::TableSnapshot, num_partitions)?,
@@ -114,7 +114,7 @@ impl Shard {
     }
 
     /// Loads its partitions from the files of all shards of a checkpoint, however many those were.
-    pub fn load(&mut self, files: &[Files]) -> Result<(), ShardError> {
+    pub fn load(&mut self, files: &[SnapshotFiles]) -> Result<(), ShardError> {
         let rows: Vec<&Path> = files.iter().map(|files| files.rows.as_path()).collect();
         let mut table = Table::new(self.spec.table.clone())
             .map_err(|error| other("table", error.to_string()))?

@@ -6,24 +6,24 @@
 
 use std::collections::BTreeMap;
 
-use elasticrec_wire::{Group, Push, Refusal, Refused};
+use elasticrec_wire::{Group, Push, Reason, Refusal};
 
-use crate::merge::{Merged, Part};
-use crate::record::Name;
-use crate::shard::{Applied, Shard, is_finite};
+use crate::merge::{MergedUpdate, UpdatePart};
+use crate::record::BatchName;
+use crate::shard::{PushOutcome, Shard, is_finite};
 
 /// The group that is at work, and the pushes of its next step.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     group: Option<Group>,
     num_applied: u32,
-    waiting: BTreeMap<u64, Waiting>,
-    merged: Merged,
+    waiting: BTreeMap<u64, QueuedPush>,
+    merged: MergedUpdate,
 }
 
 /// A push that waits for the others of its step.
 #[derive(Debug)]
-struct Waiting {
+struct QueuedPush {
     is_last: bool,
     checksum: u64,
     num_samples: u32,
@@ -37,9 +37,9 @@ struct Waiting {
     sum_values: Vec<f64>,
 }
 
-impl Waiting {
+impl QueuedPush {
     fn of(push: &Push<'_>) -> Self {
-        Waiting {
+        QueuedPush {
             is_last: push.is_last,
             checksum: push.checksum,
             num_samples: push.num_samples,
@@ -54,8 +54,8 @@ impl Waiting {
         }
     }
 
-    fn part(&self) -> Part<'_> {
-        Part {
+    fn part(&self) -> UpdatePart<'_> {
+        UpdatePart {
             signs: &self.signs,
             gradients: &self.gradients,
             dense: &self.dense,
@@ -74,51 +74,51 @@ fn end_of(group: Group) -> u64 {
 
 impl Shard {
     /// Keeps a push until all of its step are there.
-    pub(crate) fn hold(&mut self, push: &Push<'_>, group: Group) -> Result<Applied, Refused> {
+    pub(crate) fn hold(&mut self, push: &Push<'_>, group: Group) -> Result<PushOutcome, Refusal> {
         if push.is_delta || !(group.first_unit..end_of(group)).contains(&push.unit) {
             let text = format!("push: unit {}: not a gradient of its group", push.unit);
-            return Err(Refused::new(Refusal::Malformed, text));
+            return Err(Refusal::new(Reason::Malformed, text));
         }
-        let name = Name { unit: push.unit, batch: push.batch };
+        let name = BatchName { unit: push.unit, batch: push.batch };
         let lacks = self.groups_that_lack(name, push.checksum)?;
         if lacks.iter().all(|lacks| !lacks) {
             self.count_repeat();
-            return Ok(Applied { was_known: true, non_finite: false });
+            return Ok(PushOutcome { was_known: true, non_finite: false });
         }
         if lacks.iter().any(|lacks| !lacks) {
             let text =
                 format!("unit {}: some partitions have it and some lack it, of a step all do or none", push.unit);
-            return Err(Refused::new(Refusal::Internal, text));
+            return Err(Refusal::new(Reason::Internal, text));
         }
         self.enter(group)?;
         if push.batch != self.steps.num_applied {
             let text = format!("unit {} batch {}: step {} comes first", push.unit, push.batch, self.steps.num_applied);
-            return Err(Refused::new(Refusal::NotYet, text));
+            return Err(Refusal::new(Reason::NotYet, text));
         }
         match self.steps.waiting.get(&push.unit) {
             Some(waiting) if waiting.checksum != push.checksum => {
                 let text = format!("unit {} batch {}: it came with other samples", push.unit, push.batch);
-                Err(Refused::new(Refusal::NameClash, text))
+                Err(Refusal::new(Reason::NameClash, text))
             }
             Some(_) => {
                 self.count_repeat();
-                Ok(Applied { was_known: true, non_finite: false })
+                Ok(PushOutcome { was_known: true, non_finite: false })
             }
             None => {
-                self.steps.waiting.insert(push.unit, Waiting::of(push));
-                Ok(Applied { was_known: false, non_finite: false })
+                self.steps.waiting.insert(push.unit, QueuedPush::of(push));
+                Ok(PushOutcome { was_known: false, non_finite: false })
             }
         }
     }
 
     /// Begins a group, all units before which are complete.
-    fn enter(&mut self, group: Group) -> Result<(), Refused> {
+    fn enter(&mut self, group: Group) -> Result<(), Refusal> {
         if self.steps.group == Some(group) {
             return Ok(());
         }
         if self.watermark() != group.first_unit {
             let text = format!("unit {}: expected a group from unit {} on", group.first_unit, self.watermark());
-            return Err(Refused::new(Refusal::NotYet, text));
+            return Err(Refusal::new(Reason::NotYet, text));
         }
         self.steps.waiting.clear();
         (self.steps.group, self.steps.num_applied) = (Some(group), 0);
@@ -126,7 +126,7 @@ impl Shard {
     }
 
     /// How many steps of a group are applied, and whether all pushes of one of its steps are there or applied.
-    pub fn met(&self, group: Group, step: u32) -> (u32, bool) {
+    pub fn step_progress(&self, group: Group, step: u32) -> (u32, bool) {
         let num_applied = self.steps_of(group.first_unit);
         let has_all = |unit: u64| self.is_complete(unit) || self.steps.waiting.contains_key(&unit);
         let is_full = step < num_applied
@@ -136,7 +136,7 @@ impl Shard {
         (num_applied, is_full)
     }
 
-    /// Applied steps of the group that begins with a unit; the largest number for one that is complete.
+    /// PushOutcome steps of the group that begins with a unit; the largest number for one that is complete.
     fn steps_of(&self, first_unit: u64) -> u32 {
         match self.steps.group {
             Some(group) if group.first_unit == first_unit && self.watermark() < end_of(group) => self.steps.num_applied,
@@ -147,12 +147,12 @@ impl Shard {
     }
 
     /// Whether so many steps of a group are applied, or would be by `commit`; a refusal if there are more or fewer.
-    pub fn is_at(&self, first_unit: u64, num_steps: u32) -> Result<bool, Refused> {
+    pub fn is_at(&self, first_unit: u64, num_steps: u32) -> Result<bool, Refusal> {
         let Some(group) = self.steps.group.filter(|group| group.first_unit == first_unit) else {
             return match self.steps_of(first_unit) {
                 0 if num_steps == 0 => Ok(true),
-                0 => Err(Refused::new(Refusal::NotYet, format!("unit {first_unit}: its group has not begun"))),
-                _ => Err(Refused::new(Refusal::Passed, format!("unit {first_unit}: its group is complete"))),
+                0 => Err(Refusal::new(Reason::NotYet, format!("unit {first_unit}: its group has not begun"))),
+                _ => Err(Refusal::new(Reason::Passed, format!("unit {first_unit}: its group is complete"))),
             };
         };
         let applied = self.steps.num_applied;
@@ -161,17 +161,17 @@ impl Shard {
         }
         if num_steps < applied {
             let text = format!("unit {first_unit}: step {num_steps} of its group is applied");
-            return Err(Refused::new(Refusal::Passed, text));
+            return Err(Refusal::new(Reason::Passed, text));
         }
-        if num_steps == applied + 1 && self.met(group, applied).1 {
+        if num_steps == applied + 1 && self.step_progress(group, applied).1 {
             return Ok(false);
         }
         let text = format!("unit {first_unit}: step {applied} of its group has not all its pushes");
-        Err(Refused::new(Refusal::NotYet, text))
+        Err(Refusal::new(Reason::NotYet, text))
     }
 
     /// Applies the step that has all its pushes.
-    pub fn commit(&mut self) -> Result<(), Refused> {
+    pub fn commit(&mut self) -> Result<(), Refusal> {
         let waiting = std::mem::take(&mut self.steps.waiting);
         let mut merged = std::mem::take(&mut self.steps.merged);
         merged.clear();
@@ -201,7 +201,7 @@ impl Shard {
         let non_finite = !is_finite(push.gradients) || !is_finite(push.dense);
         self.apply_to_all(&push, non_finite)?;
         for (&unit, one) in &waiting {
-            let name = Name { unit, batch: self.steps.num_applied };
+            let name = BatchName { unit, batch: self.steps.num_applied };
             self.add_to_records(name, one.checksum, one.is_last);
         }
         self.steps.merged = merged;

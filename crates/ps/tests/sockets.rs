@@ -6,11 +6,11 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elasticrec_ps::client::{Credentials, Dealt, Learned, Wanted};
-use elasticrec_ps::{Client, ClientError, DenseOptimizer, Files, Identity, Server, Shard, ShardSpec};
+use elasticrec_ps::client::{BatchUpdate, Credentials, PullOptions, ShardSplit};
+use elasticrec_ps::{Client, ClientError, DenseOptimizer, Identity, Server, Shard, ShardSpec, SnapshotFiles};
 use elasticrec_table::{FullRows, TableSpec};
 use elasticrec_wire::frame::{Body, Header, Kind, read_frame, write_frame};
-use elasticrec_wire::{Group, Hello, Refusal, Refused};
+use elasticrec_wire::{Group, Hello, Reason, Refusal};
 
 const PARTITIONS: u32 = 8;
 const NUM_DENSE: usize = 21;
@@ -49,16 +49,16 @@ fn signs_of(batch: u32) -> Vec<u64> {
 /// Pulls, then pushes a gradient of ones; returns the rows and the dense values that were pulled.
 fn step(client: &Client, unit: u64, batch: u32, is_last: bool) -> Result<(Vec<f32>, Vec<f32>), ClientError> {
     let signs = signs_of(batch);
-    let mut dealt = Dealt::default();
-    client.deal(&signs, &mut dealt);
+    let mut split = ShardSplit::default();
+    client.split(&signs, &mut split);
     let (mut rows, mut dense) = (vec![9.0; 200], vec![9.0; NUM_DENSE]);
     client.receive(
-        &client.pull(&dealt, Wanted { dense: true, ..Wanted::default() })?,
-        &dealt,
+        &client.pull(&split, PullOptions { dense: true, ..PullOptions::default() })?,
+        &split,
         &mut rows,
         Some(&mut dense),
     )?;
-    let learned = Learned {
+    let learned = BatchUpdate {
         unit,
         batch,
         is_last,
@@ -74,13 +74,13 @@ fn step(client: &Client, unit: u64, batch: u32, is_last: bool) -> Result<(Vec<f3
         sum_places: &[1],
         sum_values: &[0.5],
     };
-    client.acknowledged(&client.push(&dealt, &learned)?)?;
+    client.wait_for_ack(&client.push(&split, &learned)?)?;
     Ok((rows, dense))
 }
 
-fn reason(error: &ClientError) -> Refusal {
+fn reason(error: &ClientError) -> Reason {
     match error {
-        ClientError::Refused { refused: Refused { reason, .. }, .. } => *reason,
+        ClientError::Refused { refused: Refusal { reason, .. }, .. } => *reason,
         other => panic!("expected a refusal, got {other}"),
     }
 }
@@ -173,10 +173,10 @@ fn hung(address: &mut String) -> thread::JoinHandle<TcpStream> {
 /// Sends pulls until the server takes no more, or one fails; nothing of this client waits for ever.
 fn fill(client: &Client) -> ClientError {
     let signs: Vec<u64> = (0..1_000_000).collect();
-    let mut dealt = Dealt::default();
-    client.deal(&signs, &mut dealt);
+    let mut split = ShardSplit::default();
+    client.split(&signs, &mut split);
     loop {
-        if let Err(error) = client.pull(&dealt, Wanted::default()) {
+        if let Err(error) = client.pull(&split, PullOptions::default()) {
             return error;
         }
     }
@@ -199,13 +199,13 @@ fn whoever_waits_for_a_server_that_was_replaced_is_cut_off() {
     let mut address = String::new();
     let server = hung(&mut address);
     let client = Client::connect(&[address], &credentials("secret"), PARTITIONS, LONG).unwrap();
-    let cutter = client.cutter().unwrap();
+    let closer = client.closer().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| step(&client, 0, 0, true).unwrap_err());
         let full = scope.spawn(|| fill(&client));
         // until they wait, or a little later
         thread::sleep(Duration::from_millis(100));
-        cutter.cut();
+        closer.close();
         assert!(matches!(waiting.join().unwrap(), ClientError::Lost { .. }));
         assert!(matches!(full.join().unwrap(), ClientError::Lost { .. }));
     });
@@ -252,7 +252,7 @@ fn a_server_stops_although_a_peer_does_not_read() {
 #[test]
 fn a_snapshot_is_cut_while_pushes_go_on() {
     let dir = tempfile::tempdir().unwrap();
-    let files = Files { rows: dir.path().join("rows"), dense: dir.path().join("dense") };
+    let files = SnapshotFiles { rows: dir.path().join("rows"), dense: dir.path().join("dense") };
     let server = start(0..8, 1);
     let client = connect(&[&server]);
     thread::scope(|scope| {
@@ -282,13 +282,13 @@ fn a_server_without_a_lease_does_nothing() {
     let server = start(0..8, 1);
     let client = connect(&[&server]);
     server.end_lease();
-    assert_eq!(reason(&step(&client, 0, 0, true).unwrap_err()), Refusal::Fenced);
+    assert_eq!(reason(&step(&client, 0, 0, true).unwrap_err()), Reason::Fenced);
     server.extend_lease(Instant::now(), Duration::from_millis(1));
     thread::sleep(Duration::from_millis(5));
-    assert_eq!(reason(&step(&client, 0, 0, true).unwrap_err()), Refusal::Fenced);
+    assert_eq!(reason(&step(&client, 0, 0, true).unwrap_err()), Reason::Fenced);
     // an answer that came late extends nothing
     server.extend_lease(Instant::now() - Duration::from_secs(2), Duration::from_secs(1));
-    assert_eq!(reason(&step(&client, 0, 0, true).unwrap_err()), Refusal::Fenced);
+    assert_eq!(reason(&step(&client, 0, 0, true).unwrap_err()), Reason::Fenced);
     assert_eq!(server.status().num_rows, 0);
     server.extend_lease(Instant::now(), LEASE);
     step(&client, 0, 0, true).unwrap();
@@ -300,10 +300,10 @@ fn strangers_are_refused() {
     let address = [server.address().to_string()];
     let wrong = |credentials: &Credentials| Client::connect(&address, credentials, PARTITIONS, LONG).unwrap_err();
     let error = wrong(&credentials("guess"));
-    assert_eq!(reason(&error), Refusal::Unauthorized);
+    assert_eq!(reason(&error), Reason::Unauthorized);
     assert!(error.to_string().ends_with("expected the token of the run, got another one"), "{error}");
     let other = Credentials { run: b"other".to_vec(), ..credentials("secret") };
-    assert_eq!(reason(&wrong(&other)), Refusal::Unauthorized);
+    assert_eq!(reason(&wrong(&other)), Reason::Unauthorized);
     let error = Client::connect(&address, &credentials("secret"), 16, LONG).unwrap_err();
     assert_eq!(error.to_string(), "ps shards: expected 16 partitions, rows of one width and one epoch, got 8");
     let error = Client::connect(&["127.0.0.1:1".into()], &credentials(""), 8, Duration::from_secs(1)).unwrap_err();
@@ -336,9 +336,9 @@ fn hostile_bytes_end_their_connection_alone() {
         let mut body = Body::default();
         let mut last = None;
         while let Ok(header) = read_frame(&mut rest, 1 << 20, &mut body) {
-            last = Some((header.kind, Refused::decode(body.bytes()).map(|refused| refused.reason)));
+            last = Some((header.kind, Refusal::decode(body.bytes()).map(|refused| refused.reason)));
         }
-        assert_eq!(last, Some((Kind::Refused, Ok(Refusal::Malformed))));
+        assert_eq!(last, Some((Kind::Refusal, Ok(Reason::Malformed))));
     }
     // cut in the middle of a frame
     TcpStream::connect(server.address()).unwrap().write_all(&greeting[..20]).unwrap();
@@ -389,9 +389,9 @@ const GROUP: Group = Group { first_unit: 0, num_units: 2 };
 
 /// Pushes one batch of a step of the group, whose gradients are all `by`.
 fn push_in_group(client: &Client, unit: u64, batch: u32, is_last: bool, by: f32) -> Result<(), ClientError> {
-    let mut dealt = Dealt::default();
-    client.deal(&signs_of(0), &mut dealt);
-    let learned = Learned {
+    let mut split = ShardSplit::default();
+    client.split(&signs_of(0), &mut split);
+    let learned = BatchUpdate {
         unit,
         batch,
         is_last,
@@ -407,21 +407,21 @@ fn push_in_group(client: &Client, unit: u64, batch: u32, is_last: bool, by: f32)
         sum_places: &[1],
         sum_values: &[0.5],
     };
-    client.acknowledged(&client.push(&dealt, &learned)?).map(drop)
+    client.wait_for_ack(&client.push(&split, &learned)?).map(drop)
 }
 
 /// The dense values after so many steps of the group.
 fn pull_after(client: &Client, num_steps: u32) -> Result<Vec<f32>, ClientError> {
-    let mut dealt = Dealt::default();
-    client.deal(&signs_of(0), &mut dealt);
+    let mut split = ShardSplit::default();
+    client.split(&signs_of(0), &mut split);
     let (mut rows, mut dense) = (vec![9.0; 200], vec![9.0; NUM_DENSE]);
-    let wanted = Wanted { dense: true, after: Some((0, num_steps)), ..Wanted::default() };
-    client.receive(&client.pull(&dealt, wanted)?, &dealt, &mut rows, Some(&mut dense))?;
+    let wanted = PullOptions { dense: true, after: Some((0, num_steps)), ..PullOptions::default() };
+    client.receive(&client.pull(&split, wanted)?, &split, &mut rows, Some(&mut dense))?;
     Ok(dense)
 }
 
 fn has_all(client: &Client, step: u32, wait_ms: u64) -> Vec<bool> {
-    client.meet(GROUP, step, Duration::from_millis(wait_ms)).unwrap().iter().map(|met| met.is_full).collect()
+    client.step_status(GROUP, step, Duration::from_millis(wait_ms)).unwrap().iter().map(|met| met.is_full).collect()
 }
 
 /// Waits for a push that on a slow machine may come after the longest wait, which is a second.
@@ -442,7 +442,7 @@ fn a_step_is_applied_when_somebody_knows_that_all_shards_have_all_of_it() {
     assert_eq!(pull_after(&one, 0).unwrap(), [0.0; NUM_DENSE]);
     push_in_group(&one, 0, 0, false, 1.0).unwrap();
     assert_eq!(has_all(&one, 0, 1), [false, false]);
-    assert_eq!(reason(&pull_after(&one, 1).unwrap_err()), Refusal::NotYet);
+    assert_eq!(reason(&pull_after(&one, 1).unwrap_err()), Reason::NotYet);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| wait_for_all(&one, 0));
         push_in_group(&two, 1, 0, true, 3.0).unwrap();
@@ -454,14 +454,14 @@ fn a_step_is_applied_when_somebody_knows_that_all_shards_have_all_of_it() {
     // the mean of both, once
     assert_eq!(pull_after(&one, 1).unwrap(), [-0.25; NUM_DENSE]);
     assert_eq!(pull_after(&two, 1).unwrap(), [-0.25; NUM_DENSE]);
-    assert_eq!(reason(&pull_after(&two, 0).unwrap_err()), Refusal::Passed);
+    assert_eq!(reason(&pull_after(&two, 0).unwrap_err()), Reason::Passed);
     assert_eq!(servers[0].read(|shard| shard.samples().to_vec()), [8; 5]);
     // unit 1 has ended: the next step is of unit 0 alone
     assert_eq!(has_all(&one, 1, 1), [false, false]);
     push_in_group(&one, 0, 1, true, 1.0).unwrap();
     assert_eq!(has_all(&one, 1, 1), [true, true]);
     assert_eq!(pull_after(&one, 2).unwrap(), [-0.375; NUM_DENSE]);
-    let far: Vec<u32> = one.meet(GROUP, 0, Duration::ZERO).unwrap().iter().map(|met| met.num_applied).collect();
+    let far: Vec<u32> = one.step_status(GROUP, 0, Duration::ZERO).unwrap().iter().map(|met| met.num_applied).collect();
     assert_eq!(far, [u32::MAX; 2], "the group is complete");
     for server in &servers {
         server.read(|shard| {
@@ -482,9 +482,9 @@ fn a_group_begins_when_all_before_it_are_complete() {
     let client = connect(&[&server]);
     push_in_group(&client, 0, 0, true, 1.0).unwrap();
     let later = Group { first_unit: 2, num_units: 2 };
-    let mut dealt = Dealt::default();
-    client.deal(&[], &mut dealt);
-    let empty = Learned {
+    let mut split = ShardSplit::default();
+    client.split(&[], &mut split);
+    let empty = BatchUpdate {
         unit: 2,
         batch: 0,
         is_last: true,
@@ -500,14 +500,14 @@ fn a_group_begins_when_all_before_it_are_complete() {
         sum_places: &[],
         sum_values: &[],
     };
-    let push = |learned: &Learned<'_>| {
-        client.push(&dealt, learned).and_then(|tickets| client.acknowledged(&tickets)).map(drop)
+    let push = |learned: &BatchUpdate<'_>| {
+        client.push(&split, learned).and_then(|tickets| client.wait_for_ack(&tickets)).map(drop)
     };
-    assert_eq!(reason(&push(&empty).unwrap_err()), Refusal::NotYet);
-    push(&Learned { unit: 1, group: Some(GROUP), ..empty }).unwrap();
+    assert_eq!(reason(&push(&empty).unwrap_err()), Reason::NotYet);
+    push(&BatchUpdate { unit: 1, group: Some(GROUP), ..empty }).unwrap();
     assert_eq!(pull_after(&client, 1).unwrap(), [-0.125; NUM_DENSE]);
     push(&empty).unwrap();
-    assert_eq!(reason(&push(&Learned { unit: 4, ..empty }).unwrap_err()), Refusal::Malformed);
+    assert_eq!(reason(&push(&BatchUpdate { unit: 4, ..empty }).unwrap_err()), Reason::Malformed);
 }
 
 #[test]
@@ -516,14 +516,14 @@ fn rows_go_out_with_their_state_and_changes_come_back() {
     let client = connect(&[&servers[0], &servers[1]]);
     step(&client, 0, 0, true).unwrap();
     let signs = signs_of(0);
-    let mut dealt = Dealt::default();
-    client.deal(&signs, &mut dealt);
-    let wanted = Wanted { dense: true, state: true, after: None };
+    let mut split = ShardSplit::default();
+    client.split(&signs, &mut split);
+    let wanted = PullOptions { dense: true, state: true, after: None };
     let (mut full, mut dense) = (FullRows::default(), vec![9.0; client.num_dense_full()]);
-    client.receive_full(&client.pull(&dealt, wanted).unwrap(), &dealt, &mut full, &mut dense).unwrap();
+    client.receive_full(&client.pull(&split, wanted).unwrap(), &split, &mut full, &mut dense).unwrap();
     assert_eq!(dense, [-0.125; NUM_DENSE]);
     assert!(full.tails.iter().all(|[show, click, _]| (*show, *click) == (1, 0)));
-    let learned = Learned {
+    let learned = BatchUpdate {
         unit: 1,
         batch: 0,
         is_last: true,
@@ -539,9 +539,9 @@ fn rows_go_out_with_their_state_and_changes_come_back() {
         sum_places: &[],
         sum_values: &[],
     };
-    client.acknowledged(&client.push(&dealt, &learned).unwrap()).unwrap();
+    client.wait_for_ack(&client.push(&split, &learned).unwrap()).unwrap();
     let mut after = FullRows::default();
-    client.receive_full(&client.pull(&dealt, wanted).unwrap(), &dealt, &mut after, &mut dense).unwrap();
+    client.receive_full(&client.pull(&split, wanted).unwrap(), &split, &mut after, &mut dense).unwrap();
     assert_eq!(dense, [0.125; NUM_DENSE]);
     let moved: Vec<f32> = after.values.iter().zip(&full.values).map(|(after, before)| after - before).collect();
     assert!(moved.iter().all(|moved| (moved - 0.5).abs() < 1e-6), "{moved:?}");

@@ -1,4 +1,4 @@
-//! TLS between servers and clients: who is let in, what strangers are told, and that nothing can be read on the way.
+//! TLS between servers and clients: who is let in, what strangers are publish_states, and that nothing can be read on the way.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{Read, Write};
@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elasticrec_ps::client::{Credentials, Dealt, Wanted};
+use elasticrec_ps::client::{Credentials, PullOptions, ShardSplit};
 use elasticrec_ps::{Client, ClientError, DenseOptimizer, Identity, Server, Shard, ShardSpec};
 use elasticrec_table::TableSpec;
 use elasticrec_wire::frame::{Header, Kind, write_frame};
-use elasticrec_wire::{ClientTls, Hello, Refusal, ServerTls, TlsError};
+use elasticrec_wire::{ClientTls, Hello, Reason, ServerTls, TlsError};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -81,7 +81,7 @@ fn connect(server: &Server, tls: Option<ClientTls>) -> Result<Client, ClientErro
     connect_to(&server.address().to_string(), tls)
 }
 
-/// What a client is told that is not to try again.
+/// What a client is publish_states that is not to try again.
 fn unfit(result: Result<Client, ClientError>) -> String {
     match result.unwrap_err() {
         ClientError::Unfit { what, .. } => what,
@@ -95,13 +95,13 @@ fn many_large_answers_are_in_flight() {
     let server = start(Some(authority.server()));
     let client = connect(&server, Some(authority.client())).unwrap();
     let signs: Vec<u64> = (0..50_000).collect();
-    let mut dealt = Dealt::default();
-    client.deal(&signs, &mut dealt);
+    let mut split = ShardSplit::default();
+    client.split(&signs, &mut split);
     let pulls: Vec<_> =
-        (0..10).map(|_| client.pull(&dealt, Wanted { dense: true, ..Wanted::default() }).unwrap()).collect();
+        (0..10).map(|_| client.pull(&split, PullOptions { dense: true, ..PullOptions::default() }).unwrap()).collect();
     for tickets in &pulls {
         let (mut rows, mut dense) = (vec![9.0; 8 * signs.len()], vec![9.0; 21]);
-        client.receive(tickets, &dealt, &mut rows, Some(&mut dense)).unwrap();
+        client.receive(tickets, &split, &mut rows, Some(&mut dense)).unwrap();
         assert!(rows.iter().chain(&dense).all(|value| *value == 0.0));
     }
     assert_eq!(server.counters().pulled_signs.load(Ordering::Relaxed), 500_000);
@@ -113,29 +113,29 @@ fn a_server_that_stops_ends_connections_with_tls_too() {
     let mut server = start(Some(authority.server()));
     let client = connect(&server, Some(authority.client())).unwrap();
     server.stop();
-    let mut dealt = Dealt::default();
-    client.deal(&[1], &mut dealt);
-    let asked = client.pull(&dealt, Wanted::default());
-    let lost = asked.and_then(|tickets| client.receive(&tickets, &dealt, &mut [0.0; 8], None)).unwrap_err();
+    let mut split = ShardSplit::default();
+    client.split(&[1], &mut split);
+    let asked = client.pull(&split, PullOptions::default());
+    let lost = asked.and_then(|tickets| client.receive(&tickets, &split, &mut [0.0; 8], None)).unwrap_err();
     assert!(matches!(lost, ClientError::Lost { .. }), "{lost}");
 }
 
 #[test]
 fn certificates_that_are_not_taken() {
     let (authority, other) = (Authority::new(), Authority::new());
-    let told = |tls: ServerTls, client: ClientTls| unfit(connect(&start(Some(tls)), Some(client)));
+    let publish_states = |tls: ServerTls, client: ClientTls| unfit(connect(&start(Some(tls)), Some(client)));
     let not_ours = "its certificate is not signed by an authority of the `ca` file";
-    assert_eq!(told(authority.server(), other.client()), not_ours);
+    assert_eq!(publish_states(authority.server(), other.client()), not_ours);
     let expired = authority.sign("127.0.0.1", |params| params.not_after = date_time_ymd(2020, 1, 1));
-    assert_eq!(told(expired, authority.client()), "its certificate has expired");
+    assert_eq!(publish_states(expired, authority.client()), "its certificate has expired");
     let early = authority.sign("127.0.0.1", |params| params.not_before = date_time_ymd(4000, 1, 1));
-    assert_eq!(told(early, authority.client()), "its certificate is not valid yet");
-    let elsewhere = told(authority.sign("ps-1.example.org", |_| {}), authority.client());
+    assert_eq!(publish_states(early, authority.client()), "its certificate is not valid yet");
+    let elsewhere = publish_states(authority.sign("ps-1.example.org", |_| {}), authority.client());
     let expected = "its certificate is for another host: expected `127.0.0.1`, got DnsName(\"ps-1.example.org\")";
     assert_eq!(elsewhere, expected);
     let itself = ServerTls::from_pem(&authority.file("ca.pem"), &authority.file("ca.key")).unwrap();
     let expected = "its certificate is that of an authority: expected one of a server, signed by the authority";
-    assert_eq!(told(itself, authority.client()), expected);
+    assert_eq!(publish_states(itself, authority.client()), expected);
 }
 
 #[test]
@@ -144,15 +144,15 @@ fn one_end_alone_has_tls() {
     let server = start(Some(authority.server()));
     match connect(&server, None).unwrap_err() {
         ClientError::Refused { refused, .. } => {
-            assert_eq!(refused.reason, Refusal::Unauthorized);
+            assert_eq!(refused.reason, Reason::Unauthorized);
             assert_eq!(refused.text, "expected TLS, got a plain connection");
         }
         other => panic!("expected a refusal, got {other}"),
     }
     connect(&server, Some(authority.client())).unwrap();
     let plain = start(None);
-    let told = unfit(connect(&plain, Some(authority.client())));
-    assert_eq!(told, "expected TLS, got something else: TLS is off at the other end");
+    let publish_states = unfit(connect(&plain, Some(authority.client())));
+    assert_eq!(publish_states, "expected TLS, got something else: TLS is off at the other end");
     connect(&plain, None).unwrap();
 }
 
@@ -272,19 +272,22 @@ fn files_that_are_of_no_use() {
     let (certificate, key) = (authority.file("cert.pem"), authority.file("cert.key"));
     let server = |certificate: &Path, key: &Path| ServerTls::from_pem(certificate, key).map(drop);
     let client = |path: &Path| ClientTls::from_pem(path).map(drop);
-    let told = |result: Result<(), TlsError>, path: &Path| {
+    let publish_states = |result: Result<(), TlsError>, path: &Path| {
         let text = result.unwrap_err().to_string();
         assert!(!text.contains('\n'), "{text}");
         text.strip_prefix(&format!("tls: {}: ", path.display())).unwrap_or_else(|| panic!("{text}")).to_owned()
     };
-    assert_eq!(told(client(&authority.file("none")), &authority.file("none")), "no such file");
-    assert_eq!(told(client(&empty), &empty), "expected certificates in PEM, got none");
-    assert_eq!(told(client(&key), &key), "expected certificates in PEM, got none");
-    assert!(told(client(&broken), &broken).starts_with("cannot be used: "));
-    assert_eq!(told(server(&certificate, &empty), &empty), "expected a private key in PEM, got none");
-    assert_eq!(told(server(&certificate, &certificate), &certificate), "expected a private key in PEM, got none");
+    assert_eq!(publish_states(client(&authority.file("none")), &authority.file("none")), "no such file");
+    assert_eq!(publish_states(client(&empty), &empty), "expected certificates in PEM, got none");
+    assert_eq!(publish_states(client(&key), &key), "expected certificates in PEM, got none");
+    assert!(publish_states(client(&broken), &broken).starts_with("cannot be used: "));
+    assert_eq!(publish_states(server(&certificate, &empty), &empty), "expected a private key in PEM, got none");
+    assert_eq!(
+        publish_states(server(&certificate, &certificate), &certificate),
+        "expected a private key in PEM, got none"
+    );
     let strange = other.file("cert.key");
     let expected = format!("not the key of the certificate in {}", certificate.display());
-    assert_eq!(told(server(&certificate, &strange), &strange), expected);
-    assert!(told(server(&broken, &key), &key).starts_with("cannot be used with "));
+    assert_eq!(publish_states(server(&certificate, &strange), &strange), expected);
+    assert!(publish_states(server(&broken, &key), &key).starts_with("cannot be used with "));
 }

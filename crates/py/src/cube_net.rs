@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use elasticrec_cube::client::{Credentials, greet};
+use elasticrec_cube::client::{Credentials, probe};
 use elasticrec_cube::server::Identity;
-use elasticrec_cube::{Client, ClientError, Cube, CubeError, DeltaFile, Server, Store, StoreError, View};
-use elasticrec_wire::Refusal;
+use elasticrec_cube::{Client, ClientError, Cube, CubeError, DeltaFile, Server, VersionError, VersionSet, View};
+use elasticrec_wire::Reason;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -20,7 +20,7 @@ use crate::ps::PsTls;
 
 type Present<'py> = Bound<'py, PyArray1<bool>>;
 
-impl IntoPyErr for StoreError {
+impl IntoPyErr for VersionError {
     fn into_py_err(self) -> PyErr {
         ModelError::new_err(self.to_string())
     }
@@ -73,7 +73,7 @@ impl CubeServer {
             return Err(ConfigError::new_err(text));
         }
         let identity = Identity { model: model.into(), token: token.into() };
-        let store = Arc::new(Store::new(first..end, num_partitions));
+        let store = Arc::new(VersionSet::new(first..end, num_partitions));
         let tls = tls.and_then(|tls| tls.server.clone());
         let inner = Server::start(store, identity, address, tls).map_err(|error| {
             let reason = match error.kind() {
@@ -185,8 +185,8 @@ impl CubeServer {
             let present: Vec<bool> = (0..signs.len()).map(|at| bits[at / 64] >> (at % 64) & 1 == 1).collect();
             Ok((rows, present))
         });
-        let (rows, present) = found.map_err(|refused: elasticrec_wire::Refused| match refused.reason {
-            Refusal::NoVersion => ModelError::new_err(refused.text),
+        let (rows, present) = found.map_err(|refused: elasticrec_wire::Refusal| match refused.reason {
+            Reason::NoVersion => ModelError::new_err(refused.text),
             _ => ConfigError::new_err(refused.text),
         })?;
         Ok((PyBytes::new(py, &rows), PyArray1::from_vec(py, present)))
@@ -233,7 +233,7 @@ impl CubeClient {
     ) -> PyResult<(Bound<'py, PyArray2<f32>>, Present<'py>)> {
         let signs = signs_of(&signs)?;
         let found = py.detach(|| {
-            let asked = self.inner.ask(version, signs)?;
+            let asked = self.inner.lookup(version, signs)?;
             let width = asked.layout().width();
             let (mut rows, mut present) = (vec![0.0; signs.len() * width], vec![false; signs.len()]);
             asked.wait(&mut rows, &mut present)?;
@@ -273,7 +273,7 @@ impl CubeClient {
 /// What a cube server holds: its versions, its first and end partition and the number of all, and what it says of itself.
 #[pyfunction]
 #[pyo3(signature = (address, model, *, token, timeout_s, tls = None))]
-pub(crate) fn greet_cube(
+pub(crate) fn probe_cube_server(
     py: Python<'_>,
     address: &str,
     model: &str,
@@ -284,7 +284,7 @@ pub(crate) fn greet_cube(
     let timeout = duration("timeout_s", timeout_s)?;
     let tls = tls.and_then(|tls| tls.client.clone());
     let credentials = Credentials { model: model.into(), token: token.into(), tls };
-    let found = py.detach(|| greet(address, &credentials, timeout)).map_err(UnavailableError::new_err)?;
+    let found = py.detach(|| probe(address, &credentials, timeout)).map_err(UnavailableError::new_err)?;
     let partitions = [found.partitions.start, found.partitions.end, found.num_partitions];
     Ok((found.versions, partitions, found.about))
 }

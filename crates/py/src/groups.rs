@@ -1,7 +1,7 @@
 //! Groups of batches that are pushed as one, for Python: gradients that are merged, and rows that are stepped elsewhere.
 
-use elasticrec_ps::client::{Dealt, Learned, Ticket, Wanted};
-use elasticrec_ps::merge::{Merged, Part};
+use elasticrec_ps::client::{BatchUpdate, PullOptions, ShardSplit, Ticket};
+use elasticrec_ps::merge::{MergedUpdate, UpdatePart};
 use elasticrec_sample::pool::pool_gradient;
 use elasticrec_table::FullRows;
 use numpy::{PyReadonlyArray1, PyReadonlyArray3, PyReadwriteArray1};
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::batch::Batch;
 use crate::errors::IntoPyErr;
-use crate::ps::{PsClient, Pushing};
+use crate::ps::{PsClient, PushTicket};
 use crate::table::{Table, batch_cells, check_shape};
 
 fn contiguous(what: &str) -> PyErr {
@@ -33,7 +33,7 @@ pub(crate) fn sums_of<'a>(sums: &'a Sums<'_>) -> PyResult<(&'a [u32], &'a [f64])
 /// Gradients of several batches of a unit, to be pushed as one step.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct Merging {
-    merged: Merged,
+    merged: MergedUpdate,
     rows: Vec<f32>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Merging {
 impl Merging {
     #[new]
     fn new() -> Self {
-        Merging { merged: Merged::default(), rows: Vec::new() }
+        Merging { merged: MergedUpdate::default(), rows: Vec::new() }
     }
 
     /// Batches in it.
@@ -74,7 +74,7 @@ impl Merging {
             self.rows.clear();
             self.rows.resize(signs.len() * width, 0.0);
             pool_gradient(&parsed.batch, &parsed.unique, parser.layout(), gradient, scale, &mut self.rows);
-            let part = Part {
+            let part = UpdatePart {
                 signs,
                 gradients: &self.rows,
                 dense,
@@ -99,12 +99,12 @@ impl Merging {
         index: u32,
         last: bool,
         seen: u32,
-    ) -> PyResult<Pushing> {
+    ) -> PyResult<PushTicket> {
         let merged = &mut self.merged;
         let sent = py.detach(|| {
-            let mut dealt = Dealt::default();
-            servers.inner.deal(&merged.signs, &mut dealt);
-            let learned = Learned {
+            let mut split = ShardSplit::default();
+            servers.inner.split(&merged.signs, &mut split);
+            let learned = BatchUpdate {
                 unit,
                 batch: index,
                 is_last: last,
@@ -120,11 +120,11 @@ impl Merging {
                 sum_places: &merged.sum_places,
                 sum_values: &merged.sum_values,
             };
-            let tickets = servers.inner.push(&dealt, &learned);
+            let tickets = servers.inner.push(&split, &learned);
             merged.clear();
             tickets
         });
-        Ok(Pushing { tickets: sent.map_err(IntoPyErr::into_py_err)?, pulled_at: servers.take_oldest() })
+        Ok(PushTicket { tickets: sent.map_err(IntoPyErr::into_py_err)?, pulled_at: servers.take_oldest() })
     }
 }
 
@@ -132,8 +132,8 @@ impl Merging {
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct Exchange {
     /// Counts and checksums of the batches, without gradients.
-    merged: Merged,
-    dealt: Dealt,
+    merged: MergedUpdate,
+    split: ShardSplit,
     tickets: Vec<Ticket>,
     before: FullRows,
 }
@@ -143,10 +143,10 @@ impl Exchange {
     /// Asks for the rows of all batches, and for the dense values with their states.
     #[new]
     fn new(py: Python<'_>, servers: &PsClient, batches: Vec<PyRef<'_, Batch>>) -> PyResult<Self> {
-        let mut merged = Merged::default();
+        let mut merged = MergedUpdate::default();
         for batch in &batches {
             let parsed = &batch.parsed;
-            let part = Part {
+            let part = UpdatePart {
                 signs: &parsed.unique.signs,
                 gradients: &[],
                 dense: &[],
@@ -158,13 +158,13 @@ impl Exchange {
             };
             merged.add(&part, parsed.counts.iter().copied());
         }
-        let mut dealt = Dealt::default();
+        let mut split = ShardSplit::default();
         let tickets = py.detach(|| {
-            servers.inner.deal(&merged.signs, &mut dealt);
-            servers.inner.pull(&dealt, Wanted { dense: true, state: true, after: None })
+            servers.inner.split(&merged.signs, &mut split);
+            servers.inner.pull(&split, PullOptions { dense: true, state: true, after: None })
         });
         let tickets = tickets.map_err(IntoPyErr::into_py_err)?;
-        Ok(Exchange { merged, dealt, tickets, before: FullRows::default() })
+        Ok(Exchange { merged, split, tickets, before: FullRows::default() })
     }
 
     /// Waits for the rows, puts them into an empty table, and writes the dense values and their states into `dense`.
@@ -180,7 +180,7 @@ impl Exchange {
         if table.inner.full_width() != servers.inner.full_width() {
             return Err(PyValueError::new_err("table: expected the one of the servers"));
         }
-        py.detach(|| servers.inner.receive_full(&self.tickets, &self.dealt, &mut self.before, dense))
+        py.detach(|| servers.inner.receive_full(&self.tickets, &self.split, &mut self.before, dense))
             .map_err(IntoPyErr::into_py_err)?;
         py.detach(|| table.inner.adopt(&self.merged.signs, &self.before)).map_err(IntoPyErr::into_py_err)
     }
@@ -199,14 +199,14 @@ impl Exchange {
         last: bool,
         seen: u32,
         sums: Sums<'_>,
-    ) -> PyResult<Pushing> {
+    ) -> PyResult<PushTicket> {
         let dense = dense.as_slice().map_err(|_| contiguous("dense"))?;
         let (sum_places, sum_values) = sums_of(&sums)?;
         let merged = &self.merged;
         check_len(dense.len(), if merged.num_samples == 0 { 0 } else { servers.inner.num_dense_full() })?;
         let sent = py.detach(|| {
             let deltas = table.inner.deltas(&merged.signs, &self.before);
-            let learned = Learned {
+            let learned = BatchUpdate {
                 unit,
                 batch: index,
                 is_last: last,
@@ -222,9 +222,9 @@ impl Exchange {
                 sum_places,
                 sum_values,
             };
-            servers.inner.push(&self.dealt, &learned)
+            servers.inner.push(&self.split, &learned)
         });
-        Ok(Pushing { tickets: sent.map_err(IntoPyErr::into_py_err)?, pulled_at: servers.take_oldest() })
+        Ok(PushTicket { tickets: sent.map_err(IntoPyErr::into_py_err)?, pulled_at: servers.take_oldest() })
     }
 }
 

@@ -25,7 +25,7 @@ mod _core {
     #[pymodule_export]
     use crate::cube_load::{CubeLoad, RedisLoad, write_load_cube};
     #[pymodule_export]
-    use crate::cube_net::{CubeClient, CubeServer, greet_cube};
+    use crate::cube_net::{CubeClient, CubeServer, probe_cube_server};
     #[pymodule_export]
     use crate::demo::write_demo;
     #[pymodule_export]
@@ -33,7 +33,7 @@ mod _core {
     #[pymodule_export]
     use crate::load::{LoadReport, load_test};
     #[pymodule_export]
-    use crate::ps::{Moment, PsClient, PsCutter, PsServer, PsTls, Pulling, Pushing, Staleness, read_dense_parts};
+    use crate::ps::{Moment, PsClient, PsCloser, PsServer, PsTls, PullTicket, PushTicket, Staleness, read_dense_parts};
     #[pymodule_export]
     use crate::samples::{
         BatchMaker, RecordBatch, RecordReader, batch_from_parts, batch_of_columns, batch_to_parts, first_line,

@@ -6,10 +6,10 @@ mod server;
 use std::path::PathBuf;
 
 use elasticrec_ps::{ClientError, ShardError};
-use elasticrec_wire::{ClientTls, Refusal, ServerTls, TlsError};
+use elasticrec_wire::{ClientTls, Reason, ServerTls, TlsError};
 use pyo3::prelude::*;
 
-pub(crate) use self::client::{PsClient, PsCutter, Pulling, Pushing, Staleness};
+pub(crate) use self::client::{PsClient, PsCloser, PullTicket, PushTicket, Staleness};
 pub(crate) use self::server::{Moment, PsServer, read_dense_parts};
 use crate::errors::{ConfigError, IntoPyErr, ModelError, UnavailableError};
 
@@ -30,7 +30,7 @@ impl IntoPyErr for ClientError {
             // what another attempt does not change
             ClientError::Unfit { .. } => ConfigError::new_err(self.to_string()),
             ClientError::Refused { refused, .. }
-                if matches!(refused.reason, Refusal::Unauthorized | Refusal::Malformed) =>
+                if matches!(refused.reason, Reason::Unauthorized | Reason::Malformed) =>
             {
                 ConfigError::new_err(self.to_string())
             }

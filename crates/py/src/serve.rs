@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use elasticrec_cube::client::Lost;
+use elasticrec_cube::client::ShardFailurePolicy;
 use elasticrec_serve::server::{PROTOCOLS, Token};
 use elasticrec_serve::{
     EngineRate, ModelPlan, PredictError, ServerError, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime,
@@ -104,7 +104,7 @@ impl Server {
         lost_as_zero: bool,
         readers: Option<&Readers>,
     ) -> PyResult<(u64, u64)> {
-        let lost = if lost_as_zero { Lost::Zero } else { Lost::Fail };
+        let lost = if lost_as_zero { ShardFailurePolicy::Zero } else { ShardFailurePolicy::Fail };
         let store = store.map(|store| (store.inner.clone(), lost));
         let readers = readers.map(|readers| readers.inner.clone());
         py.detach(|| {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use elasticrec_cube::publish::{Order, Told, publish_table};
+use elasticrec_cube::publish::{PublishRequest, PublishState, publish_table};
 use elasticrec_cube::{Cube, View, write_table};
 use elasticrec_sample::pool::{pool, pool_gradient};
 use elasticrec_table::measure::Bench;
@@ -24,11 +24,11 @@ pub(crate) struct Table {
     /// `[unique signs, width]`: rows on the way out, gradients on the way back; kept to save the allocation.
     rows: Vec<f32>,
     /// Which changes of each partition became part of a version.
-    told: Vec<Told>,
+    told: Vec<PublishState>,
 }
 
-fn told_nothing(table: &elasticrec_table::Table) -> Vec<Told> {
-    (0..table.spec().partitions).map(|_| Told::default()).collect()
+fn told_nothing(table: &elasticrec_table::Table) -> Vec<PublishState> {
+    (0..table.spec().partitions).map(|_| PublishState::default()).collect()
 }
 
 #[pymethods]
@@ -178,7 +178,7 @@ impl Table {
         path: PathBuf,
     ) -> PyResult<Bound<'py, PyDict>> {
         let row_type = row_type_of(row_type)?;
-        let order = Order { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
+        let order = PublishRequest { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
         let Table { inner, told, .. } = self;
         let published = py.detach(|| publish_table(inner, told, &order)).map_err(IntoPyErr::into_py_err)?;
         figures_of(py, &published)

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use elasticrec_cube::client::Lost;
+use elasticrec_cube::client::ShardFailurePolicy;
 use elasticrec_cube::{Client, ClientError, CubeError};
 use elasticrec_sample::{FeaturesError, Parser};
 use thiserror::Error;
@@ -56,7 +56,7 @@ pub enum RowSource {
     /// Its files; of a version that is loaded already, what they have in common is taken over.
     Files(Option<Arc<Model>>),
     /// A store, and what becomes of signs whose shard is down.
-    Store(Arc<Client>, Lost),
+    Store(Arc<Client>, ShardFailurePolicy),
 }
 
 impl Model {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use elasticrec_cube::client::{Lost, Sought};
+use elasticrec_cube::client::{LookupSummary, ShardFailurePolicy};
 use elasticrec_cube::{Client, ClientError, View};
 
 /// The rows of a version.
@@ -19,7 +19,7 @@ pub struct StoreRows {
     client: Arc<Client>,
     version: u64,
     width: usize,
-    lost: Lost,
+    lost: ShardFailurePolicy,
 }
 
 /// Rows that were asked for by themselves, one after the other, zeros where there is none.
@@ -33,7 +33,7 @@ pub(crate) struct FoundRows {
 
 impl StoreRows {
     /// The version at all shards; `lost` is what becomes of signs whose shard gives no answer.
-    pub fn new(client: Arc<Client>, version: u64, lost: Lost) -> Result<StoreRows, ClientError> {
+    pub fn new(client: Arc<Client>, version: u64, lost: ShardFailurePolicy) -> Result<StoreRows, ClientError> {
         let width = client.layout(version)?.width();
         Ok(StoreRows { client, version, width, lost })
     }
@@ -55,12 +55,12 @@ impl StoreRows {
         out: &mut [f32],
         present: &mut Vec<bool>,
         deadline: Option<Instant>,
-    ) -> Result<Sought, ClientError> {
+    ) -> Result<LookupSummary, ClientError> {
         present.clear();
         present.resize(signs.len(), false);
         let patience = Instant::now() + self.client.timeout();
         let until = deadline.map_or(patience, |deadline| deadline.min(patience));
-        self.client.ask_until(self.version, signs, until, self.lost)?.wait(out, present)
+        self.client.lookup_until(self.version, signs, until, self.lost)?.wait(out, present)
     }
 }
 

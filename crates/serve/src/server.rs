@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use elasticrec_cube::Client;
-use elasticrec_cube::client::Lost;
+use elasticrec_cube::client::ShardFailurePolicy;
 use elasticrec_wire::ServerTls;
 use thiserror::Error;
 use tokio::sync::watch;
@@ -292,7 +292,7 @@ impl ServerHandle {
         name: &str,
         variant: &str,
         path: &Path,
-        store: Option<(Arc<Client>, Lost)>,
+        store: Option<(Arc<Client>, ShardFailurePolicy)>,
         readers: Option<Arc<Readers>>,
     ) -> Result<Arc<Model>, ModelError> {
         self.prepare(name, variant, readers, || {

@@ -30,7 +30,7 @@ pub enum Kind {
     /// The answer to it.
     Welcome = 2,
     /// A request that was not done, and why.
-    Refused = 3,
+    Refusal = 3,
     /// Rows and dense values are asked for.
     Pull = 4,
     /// They come.
@@ -38,23 +38,25 @@ pub enum Kind {
     /// What a batch learned.
     Push = 6,
     /// It is applied.
-    Pushed = 7,
+    PushAck = 7,
     /// Whether a step has all its pushes is asked for.
-    Meet = 8,
+    StepQuery = 8,
     /// The answer to it.
-    Met = 9,
+    StepStatus = 9,
     /// Rows of a version are asked for.
-    Seek = 10,
+    Lookup = 10,
     /// They come.
-    Found = 11,
+    LookupResult = 11,
     /// What a cube server is and holds: its answer to a hello.
-    Holding = 12,
+    Inventory = 12,
 }
 
 impl Kind {
     fn from_number(number: u8) -> Option<Kind> {
-        use Kind::{Found, Hello, Holding, Meet, Met, Pull, Push, Pushed, Refused, Rows, Seek, Welcome};
-        [Hello, Welcome, Refused, Pull, Rows, Push, Pushed, Meet, Met, Seek, Found, Holding]
+        use Kind::{
+            Hello, Inventory, Lookup, LookupResult, Pull, Push, PushAck, Refusal, Rows, StepQuery, StepStatus, Welcome,
+        };
+        [Hello, Welcome, Refusal, Pull, Rows, Push, PushAck, StepQuery, StepStatus, Lookup, LookupResult, Inventory]
             .into_iter()
             .find(|kind| *kind as u8 == number)
     }

@@ -14,7 +14,8 @@ pub mod tls;
 pub use frame::{Body, FrameError, Header, Incoming, Kind, read_frame, write_frame};
 pub use listen::{Expected, Gate, Listening, Service};
 pub use message::{
-    Found, Group, Hello, Holding, Meet, MessageError, Met, Pull, Push, Pushed, Refusal, Refused, Rows, Seek, Welcome,
+    Group, Hello, Inventory, Lookup, LookupResult, MessageError, Pull, Push, PushAck, Reason, Refusal, Rows, StepQuery,
+    StepStatus, Welcome,
 };
 pub use stream::Stream;
 pub use tls::{ClientTls, ServerTls, TlsError};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 
 use crate::frame::{FrameError, Header, Kind, MAGIC, write_frame};
-use crate::message::{Hello, Refusal, Refused};
+use crate::message::{Hello, Reason, Refusal};
 use crate::stream::Stream;
 use crate::tls::ServerTls;
 
@@ -203,7 +203,7 @@ impl<S: Service> Door<S> {
     fn let_in(&self, tcp: TcpStream) {
         let deadline = Instant::now() + HELLO_TIME;
         if self.tls.is_some() && is_plain(&tcp) {
-            self.refuse(&tcp, Refused::new(Refusal::Unauthorized, "expected TLS, got a plain connection"));
+            self.refuse(&tcp, Refusal::new(Reason::Unauthorized, "expected TLS, got a plain connection"));
             return;
         }
         if tcp.set_nodelay(true).is_err() || keep_alive(&tcp).is_err() {
@@ -218,15 +218,15 @@ impl<S: Service> Door<S> {
             Ok(()) | Err(FrameError::Closed | FrameError::Io(_)) => {}
             Err(error) => {
                 self.service.note_malformed();
-                self.refuse(&farewell, Refused::new(Refusal::Malformed, error.to_string()));
+                self.refuse(&farewell, Refusal::new(Reason::Malformed, error.to_string()));
             }
         }
     }
 
     /// Says no at the end of a connection.
-    fn refuse(&self, mut writer: impl io::Write, refused: Refused) {
+    fn refuse(&self, mut writer: impl io::Write, refused: Refusal) {
         self.service.note_refused();
-        drop(write_frame(&mut writer, Header { kind: Kind::Refused, id: 0 }, &refused.parts().slices()));
+        drop(write_frame(&mut writer, Header { kind: Kind::Refusal, id: 0 }, &refused.parts().slices()));
     }
 }
 
@@ -269,20 +269,20 @@ pub struct Expected<'a> {
 
 impl Expected<'_> {
     /// Whether a peer's first frame is the hello of one that is let in.
-    pub fn check(&self, kind: Kind, body: &[u8]) -> Result<(), Refused> {
+    pub fn check(&self, kind: Kind, body: &[u8]) -> Result<(), Refusal> {
         let of = self.of;
         match (kind, Hello::decode(body)) {
             (Kind::Hello, Ok(hello)) if !is_equal(hello.token, self.token) => {
                 let text = format!("expected the token of the {of}, got another one");
-                Err(Refused::new(Refusal::Unauthorized, text))
+                Err(Refusal::new(Reason::Unauthorized, text))
             }
             (Kind::Hello, Ok(hello)) if hello.run != self.run => {
                 let text = format!("expected a client of this {of}, got one of another {of}");
-                Err(Refused::new(Refusal::Unauthorized, text))
+                Err(Refusal::new(Reason::Unauthorized, text))
             }
             (Kind::Hello, Ok(_)) => Ok(()),
-            (Kind::Hello, Err(error)) => Err(Refused::new(Refusal::Malformed, error.to_string())),
-            (other, _) => Err(Refused::new(Refusal::Malformed, format!("expected a hello, got {other:?}"))),
+            (Kind::Hello, Err(error)) => Err(Refusal::new(Reason::Malformed, error.to_string())),
+            (other, _) => Err(Refusal::new(Reason::Malformed, format!("expected a hello, got {other:?}"))),
         }
     }
 }

@@ -5,12 +5,12 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use thiserror::Error;
 
 mod cube;
-mod greeting;
+mod hello;
 mod ps;
 
-pub use self::cube::{Found, Holding, MAX_FOUND_BYTES, MAX_SEEK_BYTES, MAX_SEEK_SIGNS, Seek};
-pub use self::greeting::{Hello, Refusal, Refused};
-pub use self::ps::{Group, Meet, Met, Pull, Push, Pushed, Rows, Welcome};
+pub use self::cube::{Inventory, Lookup, LookupResult, MAX_LOOKUP_BYTES, MAX_LOOKUP_SIGNS, MAX_RESULT_BYTES};
+pub use self::hello::{Hello, Reason, Refusal};
+pub use self::ps::{Group, Pull, Push, PushAck, Rows, StepQuery, StepStatus, Welcome};
 
 /// A body that is not what its frame says.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -126,16 +126,16 @@ pub fn fuzz_messages(bytes: &[u8]) {
     let same = |parts: Parts<'_>| assert_eq!(parts.slices().concat().len(), body.len());
     let _ = Hello::decode(body).map(|message| same(message.parts()));
     let _ = Welcome::decode(body).map(|message| same(message.parts()));
-    let _ = Refused::decode(body);
+    let _ = Refusal::decode(body);
     let _ = Pull::decode(body).map(|message| same(message.parts()));
     let _ = Rows::decode(body).map(|message| same(message.parts()));
     let _ = Push::decode(body).map(|message| same(message.parts()));
-    let _ = Pushed::decode(body).map(|message| same(message.parts()));
-    let _ = Meet::decode(body).map(|message| same(message.parts()));
-    let _ = Met::decode(body).map(|message| same(message.parts()));
-    let _ = Seek::decode(body).map(|message| same(message.parts()));
-    let _ = Found::decode(body).map(|message| same(message.parts()));
-    let _ = Holding::decode(body).map(|message| same(message.parts()));
+    let _ = PushAck::decode(body).map(|message| same(message.parts()));
+    let _ = StepQuery::decode(body).map(|message| same(message.parts()));
+    let _ = StepStatus::decode(body).map(|message| same(message.parts()));
+    let _ = Lookup::decode(body).map(|message| same(message.parts()));
+    let _ = LookupResult::decode(body).map(|message| same(message.parts()));
+    let _ = Inventory::decode(body).map(|message| same(message.parts()));
 }
 
 #[cfg(test)]

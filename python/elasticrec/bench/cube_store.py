@@ -130,6 +130,6 @@ def entry_of(path: Path) -> FileEntry:
 def _held(address: str) -> list[int]:
     """Versions of a replica; none while it does not answer."""
     try:
-        return _core.greet_cube(address, MODEL, token="", timeout_s=2.0)[0]
+        return _core.probe_cube_server(address, MODEL, token="", timeout_s=2.0)[0]
     except UnavailableError:
         return []

@@ -30,7 +30,7 @@ class _NoServers:
     def pull(self, batch: _core.Batch, *, dense: bool) -> Any:
         return None
 
-    def acknowledged(self, pushing: Any) -> tuple[bool, bool]:
+    def wait_for_ack(self, pushing: Any) -> tuple[bool, bool]:
         return False, False
 
 

@@ -71,7 +71,7 @@ class TrainerProcess:
         self._place: Answer = {}
         self._servers: _core.PsClient | None = None
         # Of the connections that it has: to which incarnations, and how another thread ends them.
-        self._link: tuple[list[int], _core.PsCutter] | None = None
+        self._link: tuple[list[int], _core.PsCloser] | None = None
         self._units: list[int] = []
         # Those that the coordinator gave to somebody else since.
         self._dropped = frozenset[int]()
@@ -150,7 +150,7 @@ class TrainerProcess:
         """A server that was replaced while it hung answers no more: nobody shall wait for it."""
         link = self._link
         if link is not None and link[0] != [shard["incarnation"] for shard in shards]:
-            link[1].cut()
+            link[1].close()
 
     def _figures(self) -> Answer:
         before, present = self._stale
@@ -239,7 +239,7 @@ class TrainerProcess:
             self._stale = (before.with_present(present), None)
             self._link = None
             self._servers = self._open([shard["address"] for shard in shards])
-            self._link = (incarnations, self._servers.cutter())
+            self._link = (incarnations, self._servers.closer())
             self._stale = (self._stale[0], self._servers.staleness)
         return self._servers
 

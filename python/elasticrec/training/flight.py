@@ -13,10 +13,10 @@ from elasticrec.training.groups import UnitBatch
 class Servers(Protocol):
     """What a flight needs of the parameter servers."""
 
-    def pull(self, batch: _core.Batch, *, dense: bool) -> _core.Pulling:
+    def pull(self, batch: _core.Batch, *, dense: bool) -> _core.PullTicket:
         """Ask for the rows of a batch, without waiting."""
 
-    def acknowledged(self, pushing: _core.Pushing) -> tuple[bool, bool]:
+    def wait_for_ack(self, pushing: _core.PushTicket) -> tuple[bool, bool]:
         """Wait until a push is applied."""
 
 
@@ -30,7 +30,7 @@ class Batches(Protocol):
         """All servers have applied what this one learned."""
 
 
-Step = Callable[[UnitBatch, _core.Pulling], _core.Pushing]
+Step = Callable[[UnitBatch, _core.PullTicket], _core.PushTicket]
 
 
 class Flight:
@@ -48,8 +48,8 @@ class Flight:
         self._limit = limit
         self._dense_every = dense_every
         self._num_pulls = 0
-        self._pulled: deque[tuple[UnitBatch, _core.Pulling]] = deque()
-        self._pushed: deque[tuple[UnitBatch, _core.Pushing]] = deque()
+        self._pulled: deque[tuple[UnitBatch, _core.PullTicket]] = deque()
+        self._pushed: deque[tuple[UnitBatch, _core.PushTicket]] = deque()
 
     def run(self, batches: Batches) -> None:
         """Train on batches; all of them are acknowledged in the end."""
@@ -75,7 +75,7 @@ class Flight:
         if self._pushed:
             named, pushing = self._pushed.popleft()
             with self._clock.stage("acknowledge"):
-                self._servers.acknowledged(pushing)
+                self._servers.wait_for_ack(pushing)
             batches.end(named)
         else:
             self._take_step()

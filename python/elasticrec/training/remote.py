@@ -68,7 +68,7 @@ class RemoteNetwork:
         self.num_pulls = 0
         self.num_pushes = 0
 
-    def receive(self, servers: _core.PsClient, pulling: _core.Pulling, batch: _core.Batch, *, dense: bool) -> Tensor:
+    def receive(self, servers: _core.PsClient, pulling: _core.PullTicket, batch: _core.Batch, *, dense: bool) -> Tensor:
         """Wait for the rows of a batch, and for the dense values."""
         self.num_pulls += 1
         with self.clock.stage("pull"):
@@ -110,11 +110,11 @@ class RemoteNetwork:
         servers: _core.PsClient,
         seen: int,
         named: UnitBatch,
-        pulling: _core.Pulling,
+        pulling: _core.PullTicket,
         *,
         dense: bool = True,
         group: tuple[int, int] | None = None,
-    ) -> _core.Pushing:
+    ) -> _core.PushTicket:
         """Receive a batch's rows and send what it learned; not yet acknowledged."""
         learned = self.learn(named.batch, self.receive(servers, pulling, named.batch, dense=dense))
         with self.clock.stage("push"):

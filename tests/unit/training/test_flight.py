@@ -30,7 +30,7 @@ class World:
         self.happened.append(f"pull {batch.index}{' dense' if dense else ''}")
         return batch
 
-    def acknowledged(self, pushing: Any) -> tuple[bool, bool]:
+    def wait_for_ack(self, pushing: Any) -> tuple[bool, bool]:
         self.happened.append(f"acknowledged {pushing.index}")
         return False, False
 

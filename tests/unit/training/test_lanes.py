@@ -53,7 +53,7 @@ class World:
             self.dense.append(batch.index)
         return batch
 
-    def acknowledged(self, pushing: Any) -> tuple[bool, bool]:
+    def wait_for_ack(self, pushing: Any) -> tuple[bool, bool]:
         self.applied.add((pushing.unit, pushing.index))
         return False, False
 

@@ -161,18 +161,18 @@ def test_async_never_exceeds_its_bound(clusters: partial[Cluster], limit: int, l
     class Watched:
         most = 0
 
-        def pull(self, batch: _core.Batch, *, dense: bool) -> _core.Pulling:
+        def pull(self, batch: _core.Batch, *, dense: bool) -> _core.PullTicket:
             nonlocal in_flight
             with lock:
                 in_flight += 1
                 self.most = max(self.most, in_flight)
             return cluster.client.pull(batch, dense=dense)
 
-        def acknowledged(self, pushing: _core.Pushing) -> tuple[bool, bool]:
+        def wait_for_ack(self, pushing: _core.PushTicket) -> tuple[bool, bool]:
             nonlocal in_flight
             with lock:
                 in_flight -= 1
-            return cluster.client.acknowledged(pushing)
+            return cluster.client.wait_for_ack(pushing)
 
     watched = Watched()
     strategy = cluster.lanes(watched, max_in_flight=limit, lanes=lanes)
@@ -411,7 +411,7 @@ def test_a_trainer_does_not_wait_for_a_server_that_was_replaced(clusters: partia
     cluster = clusters()
     trainer, _ = trainer_of(cluster)
     shards = [{"incarnation": one} for one in cluster.client.incarnations]
-    trainer._link = (cluster.client.incarnations, cluster.client.cutter())
+    trainer._link = (cluster.client.incarnations, cluster.client.closer())
     trainer._check_link(shards)
     batch = next(cluster.batches())
     cluster.client.pull(batch, dense=True)
@@ -454,16 +454,16 @@ def test_trainers_of_a_step_wait_for_each_other(clusters: partial[Cluster]) -> N
         assert batch.unit == at
         pulling = clients[at].pull(batch, dense=True, after=(0, 0))
         pushing = networks[at].step(clients[at], 0, UnitBatch(batch, is_last=True), pulling, group=group)
-        clients[at].acknowledged(pushing)
+        clients[at].wait_for_ack(pushing)
 
     assert len(batches) == 2
     push(0)
-    assert clients[0].meet(group, 0, 0.0) == [(0, False)] * 2
+    assert clients[0].step_status(group, 0, 0.0) == [(0, False)] * 2
 
     def wait() -> None:
         # a step on a slow machine may take longer than the longest wait, which is a second
         deadline = time.monotonic() + 60
-        while (met := clients[0].meet(group, 0, 1.0)) != [(0, True)] * 2 and time.monotonic() < deadline:
+        while (met := clients[0].step_status(group, 0, 1.0)) != [(0, True)] * 2 and time.monotonic() < deadline:
             pass
         seen.append(met)
 

@@ -8,13 +8,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use elasticrec_wire::message::{MAX_FOUND_BYTES, Parts};
+use elasticrec_wire::message::{MAX_RESULT_BYTES, Parts};
 use elasticrec_wire::{
-    Body, FrameError, Header, Hello, Incoming, Kind, Refusal, Refused, Stream, TlsError, read_frame, write_frame,
+    Body, FrameError, Header, Hello, Incoming, Kind, Reason, Refusal, Stream, TlsError, read_frame, write_frame,
 };
 
 use super::Credentials;
-use super::holding::Held;
+use super::inventory::ServerInventory;
 
 /// A server that does not greet in this time hangs, or is none.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ const READ_BYTES: usize = 4096;
 /// Requests on their way that a socket takes whether or not their answers are read.
 const MAX_WAITING_BYTES: usize = 128 << 10;
 /// The largest answer: rows, and a little before them.
-const MAX_ANSWER_BYTES: usize = MAX_FOUND_BYTES + (1 << 20);
+const MAX_ANSWER_BYTES: usize = MAX_RESULT_BYTES + (1 << 20);
 /// Bodies kept for answers to come.
 const MAX_SPARE: usize = 16;
 /// Memory of a body that is kept.
@@ -41,7 +41,7 @@ pub(super) enum Failure {
     /// It is not one to talk to: no TLS, another certificate, another release, another model.
     Unfit(String),
     /// It said no.
-    Refused(Refused),
+    Refused(Refusal),
     /// Not in time; the connection may be good.
     Late,
 }
@@ -75,7 +75,7 @@ pub(super) struct Connection {
     /// Of all connections of a client, so that a new one to the same replica is another one.
     pub(super) serial: u64,
     stream: Stream,
-    /// Held while a frame is written: frames of two threads must not mix.
+    /// ServerInventory while a frame is written: frames of two threads must not mix.
     next_id: Mutex<u64>,
     state: Mutex<State>,
     /// Requests without an answer.
@@ -154,7 +154,7 @@ impl Connection {
         address: &str,
         credentials: &Credentials,
         timeout: Duration,
-    ) -> Result<(Connection, Held), Failure> {
+    ) -> Result<(Connection, ServerInventory), Failure> {
         let patience = timeout.min(CONNECT_TIME);
         let deadline = Instant::now() + patience;
         let mut targets = address.to_socket_addrs().map_err(lost)?;
@@ -343,9 +343,9 @@ impl Connection {
         state.heard = Instant::now();
         let Some(at) = state.slots.iter().position(|slot| slot.id == header.id) else {
             // not an answer: the server's last word
-            let refused = (header.kind == Kind::Refused).then(|| Refused::decode(body.bytes()));
+            let refused = (header.kind == Kind::Refusal).then(|| Refusal::decode(body.bytes()));
             match refused {
-                Some(Ok(refused)) if refused.reason == Refusal::Stopping => {
+                Some(Ok(refused)) if refused.reason == Reason::Stopping => {
                     self.is_leaving.store(true, Ordering::Release);
                 }
                 Some(Ok(refused)) => drop(state.end(&refused.to_string())),
@@ -404,10 +404,10 @@ impl State {
 }
 
 /// What a server's answer to a hello says.
-pub(super) fn greeting((kind, body): (Kind, Body)) -> Result<Held, Failure> {
+pub(super) fn greeting((kind, body): (Kind, Body)) -> Result<ServerInventory, Failure> {
     match kind {
-        Kind::Holding => Held::decode(body.bytes()).map_err(Failure::Unfit),
-        Kind::Refused => Err(Failure::Refused(Refused::decode(body.bytes()).map_err(lost)?)),
+        Kind::Inventory => ServerInventory::decode(body.bytes()).map_err(Failure::Unfit),
+        Kind::Refusal => Err(Failure::Refused(Refusal::decode(body.bytes()).map_err(lost)?)),
         Kind::Welcome => Err(Failure::Unfit("expected a cube server, got a parameter server".into())),
         other => Err(lost(format!("expected what it holds, got {other:?}"))),
     }

@@ -12,7 +12,7 @@ use elasticrec_table::partition::{mix, partition_of};
 use elasticrec_wire::{Hello, Kind};
 
 use super::connection::{Connection, Failure, greeting};
-use super::holding::{Held, Layout};
+use super::inventory::{Layout, ServerInventory};
 use super::{ClientError, Credentials, ReplicaInfo};
 
 /// How often replicas are asked what they hold.
@@ -270,7 +270,7 @@ impl Shards {
     }
 
     /// Notes what a replica holds, as far as that is newer than what is known; it must fit the others.
-    fn learn(&self, shard: usize, replica: usize, held: Held, asked: Instant) -> Result<(), String> {
+    fn learn(&self, shard: usize, replica: usize, held: ServerInventory, asked: Instant) -> Result<(), String> {
         let Shard { partitions, replicas, .. } = &self.shards[shard];
         if held.partitions != *partitions || held.num_partitions != self.num_partitions {
             return Err(expected_partitions(partitions, self.num_partitions, &held));
@@ -299,7 +299,8 @@ impl Shards {
             for (number, replica) in shard.replicas.iter().enumerate() {
                 let versions = lock(&replica.link).held.clone();
                 let partitions = shard.partitions.clone();
-                let held = Held { partitions, num_partitions: self.num_partitions, versions, about: String::new() };
+                let held =
+                    ServerInventory { partitions, num_partitions: self.num_partitions, versions, about: String::new() };
                 self.learn(at, number, held, Instant::now()).map_err(|what| {
                     ClientError::Map(format!("{} of shard {}: {what}", replica.address, shard.number))
                 })?;
@@ -382,7 +383,7 @@ impl Shards {
     }
 }
 
-type Opened = Result<(Connection, Held), Failure>;
+type Opened = Result<(Connection, ServerInventory), Failure>;
 
 impl Shard {
     /// Of what its replicas said; with the number of partitions of the table, and the replicas that are down.
@@ -485,7 +486,7 @@ fn check_map(shards: &mut [Shard], sizes: &[u32]) -> Result<u32, ClientError> {
     Ok(num_partitions)
 }
 
-fn expected_partitions(partitions: &Range<u32>, num_partitions: u32, held: &Held) -> String {
+fn expected_partitions(partitions: &Range<u32>, num_partitions: u32, held: &ServerInventory) -> String {
     let of = |range: &Range<u32>, all: u32| format!("{} to {} of {all}", range.start, range.end);
     let (expected, got) = (of(partitions, num_partitions), of(&held.partitions, held.num_partitions));
     format!("expected partitions {expected}, got {got}")

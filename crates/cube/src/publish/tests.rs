@@ -12,7 +12,7 @@ const PARTITIONS: u32 = 4;
 /// A table that is published from.
 struct World {
     table: Table,
-    told: Vec<Told>,
+    states: Vec<PublishState>,
 }
 
 impl World {
@@ -20,7 +20,7 @@ impl World {
         let spec = r#"{"name":"main","seed":7,"partitions":4,"columns":[{"name":"deep","width":2,"init_scale":0.5}],
             "optimizer":{"kind":"sgd","learning_rate":0.125}}"#;
         let table = Table::new(TableSpec::from_json(spec).unwrap()).unwrap();
-        World { table, told: (0..PARTITIONS).map(|_| Told::default()).collect() }
+        World { table, states: (0..PARTITIONS).map(|_| PublishState::default()).collect() }
     }
 
     fn push(&mut self, seen: u32, signs: &[u64]) {
@@ -40,24 +40,24 @@ impl World {
     }
 
     /// What the first partitions give; the others do not come to their turn.
-    fn take(&mut self, order: &Order, num_partitions: u32) -> Vec<TakenRows> {
-        let told = self.told.iter_mut().zip(0..num_partitions);
-        told.map(|(told, partition)| told.take_for(&mut self.table, partition, order)).collect()
+    fn take(&mut self, order: &PublishRequest, num_partitions: u32) -> Vec<PartitionRows> {
+        let states = self.states.iter_mut().zip(0..num_partitions);
+        states.map(|(states, partition)| states.take_rows(&mut self.table, partition, order)).collect()
     }
 }
 
 type Rows = BTreeMap<u64, Vec<f32>>;
 
-fn order(name: &str, committed: Option<&str>, is_base: bool) -> Order {
+fn order(name: &str, committed: Option<&str>, is_base: bool) -> PublishRequest {
     let committed = committed.map(Into::into);
-    Order { name: name.into(), committed, is_base, row_type: RowType::F32, path: PathBuf::new() }
+    PublishRequest { name: name.into(), committed, is_base, row_type: RowType::F32, path: PathBuf::new() }
 }
 
 /// What is online after a version of what was taken.
-fn apply(online: &mut Rows, all: &[TakenRows]) {
+fn apply(online: &mut Rows, all: &[PartitionRows]) {
     for taken in all {
         match &taken.rows {
-            Copied::Whole(rows) => {
+            RowSelection::Whole(rows) => {
                 online.retain(|sign, _| partition_of(*sign, PARTITIONS) != taken.partition);
                 for (at, sign) in rows.signs().into_iter().enumerate() {
                     let mut weights = vec![0.0; 2];
@@ -65,7 +65,7 @@ fn apply(online: &mut Rows, all: &[TakenRows]) {
                     online.insert(sign, weights);
                 }
             }
-            Copied::Some(changes, weights) => {
+            RowSelection::Some(changes, weights) => {
                 changes.removed.iter().for_each(|sign| _ = online.remove(sign));
                 for (sign, weights) in changes.changed.iter().zip(weights.chunks(2)) {
                     online.insert(*sign, weights.to_vec());
@@ -75,8 +75,8 @@ fn apply(online: &mut Rows, all: &[TakenRows]) {
     }
 }
 
-fn num_whole(all: &[TakenRows]) -> usize {
-    all.iter().filter(|taken| matches!(taken.rows, Copied::Whole(_))).count()
+fn num_whole(all: &[PartitionRows]) -> usize {
+    all.iter().filter(|taken| matches!(taken.rows, RowSelection::Whole(_))).count()
 }
 
 #[derive(Debug, Clone)]
@@ -147,10 +147,10 @@ fn only_what_changed_since_the_committed_one_is_taken() {
     let mut world = World::new();
     world.push(0, &(0..100).collect::<Vec<u64>>());
     assert_eq!(num_whole(&world.take(&order("a", None, true), PARTITIONS)), 4);
-    let changed = |all: &[TakenRows]| {
+    let changed = |all: &[PartitionRows]| {
         let mut signs: Vec<u64> = Vec::new();
         for taken in all {
-            let Copied::Some(changes, _) = &taken.rows else { panic!("partition {} is whole", taken.partition) };
+            let RowSelection::Some(changes, _) = &taken.rows else { panic!("partition {} is whole", taken.partition) };
             signs.extend(&changes.changed);
         }
         signs.sort_unstable();
@@ -168,7 +168,7 @@ fn only_what_changed_since_the_committed_one_is_taken() {
 #[test]
 fn who_does_not_know_the_committed_one_writes_all() {
     let mut world = World::new();
-    let mut whole = |order: &Order, signs: &[u64]| {
+    let mut whole = |order: &PublishRequest, signs: &[u64]| {
         world.push(0, signs);
         num_whole(&world.take(order, PARTITIONS))
     };
@@ -200,9 +200,9 @@ fn the_files_are_what_the_table_holds() {
             world.take(&failed, 2);
         }
         let path = directory.path().join(step.to_string());
-        let order = Order { path: path.clone(), ..order(&step.to_string(), committed.as_deref(), step == 0) };
-        let World { table, told } = &mut world;
-        let published = publish_table(table, told, &order).unwrap();
+        let order = PublishRequest { path: path.clone(), ..order(&step.to_string(), committed.as_deref(), step == 0) };
+        let World { table, states } = &mut world;
+        let published = publish_table(table, states, &order).unwrap();
         assert_eq!(published.num_rows, table.len() as u64);
         assert_eq!(published.written.bytes, std::fs::metadata(&path).unwrap().len());
         assert_eq!(published.num_whole, if [0, 6].contains(&step) { 4 } else { 0 });
@@ -234,7 +234,7 @@ fn a_base_is_the_table() {
     world.push(1, &(0..300).collect::<Vec<u64>>());
     let [plain, listed] = ["plain", "listed"].map(|name| directory.path().join(name));
     crate::write_table(&world.table, &plain, RowType::F32).unwrap();
-    let order = Order { path: listed.clone(), ..order("a", None, true) };
-    publish_table(&mut world.table, &mut world.told, &order).unwrap();
+    let order = PublishRequest { path: listed.clone(), ..order("a", None, true) };
+    publish_table(&mut world.table, &mut world.states, &order).unwrap();
     assert_eq!(std::fs::read(plain).unwrap(), std::fs::read(listed).unwrap());
 }

@@ -1,7 +1,7 @@
 //! Changes in their order to a segment: once to see how much room they need, once to lay them out.
 
 use super::bucket::{self, SLOTS};
-use super::{Segment, Space, Whole, no_memory};
+use super::{KeySpace, Segment, WholePartitions, no_memory};
 use crate::CubeError;
 use crate::compare::{BUCKET_BYTES, Bucket};
 use crate::delta::Change;
@@ -40,9 +40,9 @@ impl Cursor {
 
 /// Builds a segment of what `changes` gives, which has to be the same each time, in the order of the mixed signs.
 pub(crate) fn build<'a, I>(
-    space: Space,
+    space: KeySpace,
     row_bytes: usize,
-    whole: Whole,
+    whole: WholePartitions,
     changes: impl Fn() -> I,
 ) -> Result<Segment, CubeError>
 where

@@ -7,15 +7,15 @@ use std::time::Instant;
 
 use elasticrec_table::partition::partition_of;
 use elasticrec_wire::frame::MAX_HELLO_BYTES;
-use elasticrec_wire::message::{MAX_FOUND_BYTES, MAX_SEEK_BYTES};
+use elasticrec_wire::message::{MAX_LOOKUP_BYTES, MAX_RESULT_BYTES};
 use elasticrec_wire::{
-    Body, Expected, Found, FrameError, Header, Holding, Kind, Refusal, Refused, Seek, Service, Stream, read_frame,
-    write_frame,
+    Body, Expected, FrameError, Header, Inventory, Kind, Lookup, LookupResult, Reason, Refusal, Service, Stream,
+    read_frame, write_frame,
 };
 
 use super::Shared;
 use crate::meta::Meta;
-use crate::store::StoreError;
+use crate::versions::VersionError;
 
 /// Requests that are read at once: some of a thousand signs.
 const READ_BYTES: usize = 1 << 16;
@@ -48,20 +48,20 @@ impl<'a> Connection<'a> {
         }
         let mut is_told = false;
         loop {
-            let read = read_frame(&mut self.reader, MAX_SEEK_BYTES, &mut self.body);
+            let read = read_frame(&mut self.reader, MAX_LOOKUP_BYTES, &mut self.body);
             if self.shared.gate.is_stopping() && !is_told {
                 // whoever hears it asks another replica; what has come is answered all the same
                 is_told = true;
-                let refused = Refused::new(Refusal::Stopping, "the server stops");
-                write_frame(&mut self.stream, Header { kind: Kind::Refused, id: 0 }, &refused.parts().slices())?;
+                let refused = Refusal::new(Reason::Stopping, "the server stops");
+                write_frame(&mut self.stream, Header { kind: Kind::Refusal, id: 0 }, &refused.parts().slices())?;
             }
             let header = read?;
             let start = Instant::now();
             match header.kind {
-                Kind::Seek => {
+                Kind::Lookup => {
                     if let Err(refused) = self.seek(header.id)? {
                         self.refuse(header.id, &refused)?;
-                        if refused.reason == Refusal::Malformed {
+                        if refused.reason == Reason::Malformed {
                             return Ok(());
                         }
                     } else {
@@ -73,7 +73,7 @@ impl<'a> Connection<'a> {
                 Kind::Hello => return Ok(()),
                 other => {
                     let text = format!("expected a request, got {other:?}");
-                    self.refuse(header.id, &Refused::new(Refusal::Malformed, text))?;
+                    self.refuse(header.id, &Refusal::new(Reason::Malformed, text))?;
                     return Ok(());
                 }
             }
@@ -92,7 +92,7 @@ impl<'a> Connection<'a> {
         let held = store.all();
         let (layouts, versions) = layouts_of(held.iter().map(|(version, view)| (*version, view.base().meta())));
         let about = self.shared.about.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let holding = Holding {
+        let holding = Inventory {
             first_partition: store.partitions().start,
             end_partition: store.partitions().end,
             num_partitions: store.num_partitions(),
@@ -101,31 +101,31 @@ impl<'a> Connection<'a> {
             versions: &versions,
             about: about.as_bytes(),
         };
-        let header = Header { kind: Kind::Holding, id: header.id };
+        let header = Header { kind: Kind::Inventory, id: header.id };
         write_frame(&mut self.stream, header, &holding.parts().slices())?;
         Ok(true)
     }
 
     /// Says no.
-    fn refuse(&mut self, id: u64, refused: &Refused) -> io::Result<()> {
+    fn refuse(&mut self, id: u64, refused: &Refusal) -> io::Result<()> {
         self.shared.note_refused();
-        if refused.reason == Refusal::Malformed {
+        if refused.reason == Reason::Malformed {
             self.shared.note_malformed();
         }
-        write_frame(&mut self.stream, Header { kind: Kind::Refused, id }, &refused.parts().slices())
+        write_frame(&mut self.stream, Header { kind: Kind::Refusal, id }, &refused.parts().slices())
     }
 
-    fn seek(&mut self, id: u64) -> io::Result<Result<(), Refused>> {
+    fn seek(&mut self, id: u64) -> io::Result<Result<(), Refusal>> {
         let Connection { shared, body, rows, present, .. } = self;
-        let seek = match Seek::decode(body.bytes()) {
+        let seek = match Lookup::decode(body.bytes()) {
             Ok(seek) => seek,
-            Err(error) => return Ok(Err(Refused::new(Refusal::Malformed, error.to_string()))),
+            Err(error) => return Ok(Err(Refusal::new(Reason::Malformed, error.to_string()))),
         };
         let found = match shared.look_up(&seek, rows, present) {
             Ok(found) => found,
             Err(refused) => return Ok(Err(refused)),
         };
-        write_frame(&mut self.stream, Header { kind: Kind::Found, id }, &found.parts().slices())?;
+        write_frame(&mut self.stream, Header { kind: Kind::LookupResult, id }, &found.parts().slices())?;
         if self.rows.capacity() > KEPT_BYTES {
             self.rows = Vec::new();
         }
@@ -136,21 +136,21 @@ impl<'a> Connection<'a> {
 impl Shared {
     pub(super) fn look_up<'a>(
         &self,
-        seek: &Seek<'_>,
+        seek: &Lookup<'_>,
         rows: &'a mut Vec<u8>,
         present: &'a mut Vec<u64>,
-    ) -> Result<Found<'a>, Refused> {
+    ) -> Result<LookupResult<'a>, Refusal> {
         let num_signs = seek.signs.len();
         // given back before the answer is written: a slow peer holds up no retired version
         let view = self.store.get(seek.version).map_err(|error| match error {
-            StoreError::NoVersion { .. } => Refused::new(Refusal::NoVersion, error.to_string()),
-            other => Refused::new(Refusal::Internal, other.to_string()),
+            VersionError::NoVersion { .. } => Refusal::new(Reason::NoVersion, error.to_string()),
+            other => Refusal::new(Reason::Internal, other.to_string()),
         })?;
         let row_bytes = view.row_bytes();
         // before anything is made for it
-        if num_signs.saturating_mul(row_bytes) > MAX_FOUND_BYTES {
-            let text = format!("seek: expected rows of at most {MAX_FOUND_BYTES} bytes, got {num_signs} signs");
-            return Err(Refused::new(Refusal::Malformed, text));
+        if num_signs.saturating_mul(row_bytes) > MAX_RESULT_BYTES {
+            let text = format!("seek: expected rows of at most {MAX_RESULT_BYTES} bytes, got {num_signs} signs");
+            return Err(Refusal::new(Reason::Malformed, text));
         }
         self.check_partitions(seek.signs)?;
         let (row_len, word_len) = (num_signs * row_bytes, num_signs.div_ceil(64));
@@ -168,11 +168,11 @@ impl Shared {
         counters.keys.fetch_add(num_signs as u64, Ordering::Relaxed);
         counters.misses.fetch_add((num_signs - hits) as u64, Ordering::Relaxed);
         counters.bytes.fetch_add(row_len as u64, Ordering::Relaxed);
-        Ok(Found { version: seek.version, row_bytes: row_bytes as u32, present, rows, num_signs })
+        Ok(LookupResult { version: seek.version, row_bytes: row_bytes as u32, present, rows, num_signs })
     }
 
     /// A sign of another server's would read as absent here: its client has another map.
-    fn check_partitions(&self, signs: &[u64]) -> Result<(), Refused> {
+    fn check_partitions(&self, signs: &[u64]) -> Result<(), Refusal> {
         let (range, num_partitions) = (self.store.partitions(), self.store.num_partitions());
         if range.len() == num_partitions as usize {
             return Ok(());
@@ -183,7 +183,7 @@ impl Shared {
             Some(&sign) => {
                 let (start, end, partition) = (range.start, range.end, partition_of(sign, num_partitions));
                 let text = format!("expected signs of partitions {start} to {end}, got {sign} of {partition}");
-                Err(Refused::new(Refusal::Outdated, text))
+                Err(Refusal::new(Reason::Outdated, text))
             }
         }
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::delta::{DeltaFile, Run};
-use crate::segment::{Space, Whole, build};
+use crate::segment::{KeySpace, WholePartitions, build};
 use crate::{CubeError, View};
 
 /// Signs whose presence is asked for together.
@@ -30,9 +30,9 @@ impl View {
         if runs.is_empty() {
             return Ok(self.clone());
         }
-        let mut whole = Whole::default();
+        let mut whole = WholePartitions::default();
         runs.iter().filter(|(_, run)| run.is_whole).for_each(|(_, run)| whole.insert(run.partition));
-        let space = Space::new(&self.partitions(), self.num_partitions());
+        let space = KeySpace::new(&self.partitions(), self.num_partitions());
         let changes = || runs.iter().flat_map(|(part, run)| part.changes(run));
         let segment = build(space, self.row_bytes(), whole, changes)?;
         let num_rows = self.count_rows(&runs);

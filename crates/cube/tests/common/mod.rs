@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use elasticrec_cube::client::Credentials;
 use elasticrec_cube::server::Identity;
-use elasticrec_cube::{Client, ClientError, Column, Cube, CubeWriter, RowType, Server, Store, View};
+use elasticrec_cube::{Client, ClientError, Column, Cube, CubeWriter, RowType, Server, VersionSet, View};
 use elasticrec_table::partition::partition_of;
 
 pub const PARTITIONS: u32 = 8;
@@ -63,7 +63,7 @@ impl Files {
 
     /// [`serve`](Files::serve) at an address, that of a server that was there before.
     pub fn serve_at(&self, address: &str, range: Range<u32>, versions: &[u64]) -> Server {
-        let store = Arc::new(Store::new(range.clone(), PARTITIONS));
+        let store = Arc::new(VersionSet::new(range.clone(), PARTITIONS));
         for version in versions {
             store.install(*version, self.view(*version, range.clone())).unwrap();
         }

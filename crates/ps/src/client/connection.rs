@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use elasticrec_wire::frame::MAX_BODY_BYTES;
 use elasticrec_wire::message::Parts;
 use elasticrec_wire::{
-    Body, FrameError, Header, Hello, Kind, MessageError, Refused, Stream, TlsError, Welcome, read_frame, write_frame,
+    Body, FrameError, Header, Hello, Kind, MessageError, Refusal, Stream, TlsError, Welcome, read_frame, write_frame,
 };
 
 use super::{ClientError, Credentials};
@@ -35,12 +35,12 @@ pub(super) struct Connection {
     stream: Stream,
     pub(super) welcome: Welcome,
     next_id: Mutex<u64>,
-    shared: Arc<Waiting>,
+    shared: Arc<PendingAnswers>,
 }
 
 /// Who waits for which answer.
 #[derive(Debug, Default)]
-struct Waiting {
+struct PendingAnswers {
     asked: Mutex<HashMap<u64, SyncSender<Answer>>>,
     /// Why no more answers come.
     ended: Mutex<Option<String>>,
@@ -48,7 +48,7 @@ struct Waiting {
     spare: Mutex<Vec<Body>>,
 }
 
-impl Waiting {
+impl PendingAnswers {
     /// Takes answers off the connection until it ends.
     fn receive(&self, stream: Stream) {
         let mut reader = BufReader::with_capacity(1 << 16, stream);
@@ -108,15 +108,15 @@ impl Connection {
             })?;
         let welcome = match header.kind {
             Kind::Welcome => Welcome::decode(body.bytes()).map_err(|error| lost(error.to_string()))?,
-            Kind::Refused => {
-                let refused = Refused::decode(body.bytes()).map_err(|error| lost(error.to_string()))?;
+            Kind::Refusal => {
+                let refused = Refusal::decode(body.bytes()).map_err(|error| lost(error.to_string()))?;
                 return Err(ClientError::Refused { shard, address: address.into(), refused });
             }
             other => return Err(lost(format!("expected a welcome, got {other:?}"))),
         };
         stream.limit_writes(timeout).map_err(|error| lost(error.to_string()))?;
         let reader = stream.try_clone().map_err(|error| lost(error.to_string()))?;
-        let shared = Arc::new(Waiting::default());
+        let shared = Arc::new(PendingAnswers::default());
         let receiving = shared.clone();
         thread::Builder::new()
             .name("ps-answers".into())
@@ -165,8 +165,8 @@ impl Connection {
         let left = deadline.saturating_duration_since(Instant::now());
         match lock(&ticket.answer).recv_timeout(left) {
             Ok((kind, body)) if kind == expected => Ok(body),
-            Ok((Kind::Refused, body)) => {
-                let refused = Refused::decode(body.bytes()).map_err(|error| self.broken(&error))?;
+            Ok((Kind::Refusal, body)) => {
+                let refused = Refusal::decode(body.bytes()).map_err(|error| self.broken(&error))?;
                 Err(ClientError::Refused { shard: self.shard, address: self.address.clone(), refused })
             }
             Ok((kind, _)) => Err(self.lost(format!("expected {expected:?}, got {kind:?}"))),

@@ -55,10 +55,10 @@ fn evict(shard: &mut Shard, now: u32, max_age: u32) {
     shard.table.evict(&eviction);
 }
 
-fn publish(shard: &mut Shard, order: &Order) -> Published {
+fn publish(shard: &mut Shard, order: &PublishRequest) -> PublishedShard {
     let mut writer = shard.publish_writer(order).unwrap();
     for partition in shard.spec.owned.clone() {
-        writer.add(&shard.take_for(order, partition)).unwrap();
+        writer.add(&shard.take_rows(order, partition)).unwrap();
     }
     writer.finish().unwrap()
 }
@@ -87,7 +87,7 @@ fn the_files_are_what_the_shards_hold() {
         let (mut num_whole, mut num_removed) = (0, 0);
         for (at, shard) in shards.iter_mut().enumerate() {
             let path = directory.path().join(format!("{step}-{at}"));
-            let order = Order {
+            let order = PublishRequest {
                 name: step.to_string().into(),
                 committed: committed.as_deref().map(Into::into),
                 is_base: step == 0,

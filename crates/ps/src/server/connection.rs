@@ -7,8 +7,8 @@ use std::time::Instant;
 use elasticrec_table::FullRows;
 use elasticrec_wire::frame::{MAX_BODY_BYTES, MAX_HELLO_BYTES};
 use elasticrec_wire::{
-    Body, Expected, FrameError, Header, Kind, Meet, Pull, Push, Refusal, Refused, Rows, Stream, Welcome, read_frame,
-    write_frame,
+    Body, Expected, FrameError, Header, Kind, Pull, Push, Reason, Refusal, Rows, StepQuery, Stream, Welcome,
+    read_frame, write_frame,
 };
 
 use super::Shared;
@@ -43,12 +43,12 @@ impl<'a> Connection<'a> {
             let answered = match header.kind {
                 Kind::Pull => self.pull(header.id)?,
                 Kind::Push => self.push(header.id)?,
-                Kind::Meet => self.meet(header.id)?,
-                other => Err(Refused::new(Refusal::Malformed, format!("expected a request, got {other:?}"))),
+                Kind::StepQuery => self.step_status(header.id)?,
+                other => Err(Refusal::new(Reason::Malformed, format!("expected a request, got {other:?}"))),
             };
             if let Err(refused) = answered {
                 self.refuse(header.id, &refused)?;
-                if refused.reason == Refusal::Malformed {
+                if refused.reason == Reason::Malformed {
                     return Ok(());
                 }
             }
@@ -80,16 +80,16 @@ impl<'a> Connection<'a> {
     }
 
     /// Says no.
-    fn refuse(&mut self, id: u64, refused: &Refused) -> io::Result<()> {
+    fn refuse(&mut self, id: u64, refused: &Refusal) -> io::Result<()> {
         self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
-        write_frame(&mut self.stream, Header { kind: Kind::Refused, id }, &refused.parts().slices())
+        write_frame(&mut self.stream, Header { kind: Kind::Refusal, id }, &refused.parts().slices())
     }
 
-    fn pull(&mut self, id: u64) -> io::Result<Result<(), Refused>> {
+    fn pull(&mut self, id: u64) -> io::Result<Result<(), Refusal>> {
         let Connection { shared, rows, dense, body, .. } = self;
         let pull = match Pull::decode(body.bytes()) {
             Ok(pull) => pull,
-            Err(error) => return Ok(Err(Refused::new(Refusal::Malformed, error.to_string()))),
+            Err(error) => return Ok(Err(Refusal::new(Reason::Malformed, error.to_string()))),
         };
         let start = Instant::now();
         let found = shared.check_target(pull.epoch, pull.incarnation).and_then(|()| {
@@ -119,27 +119,27 @@ impl<'a> Connection<'a> {
         Ok(Ok(()))
     }
 
-    fn meet(&mut self, id: u64) -> io::Result<Result<(), Refused>> {
-        let met = Meet::decode(self.body.bytes())
-            .map_err(|error| Refused::new(Refusal::Malformed, error.to_string()))
-            .and_then(|meet| self.shared.meet(&meet));
+    fn step_status(&mut self, id: u64) -> io::Result<Result<(), Refusal>> {
+        let met = StepQuery::decode(self.body.bytes())
+            .map_err(|error| Refusal::new(Reason::Malformed, error.to_string()))
+            .and_then(|meet| self.shared.step_status(&meet));
         match met {
             Ok(met) => {
-                write_frame(&mut self.stream, Header { kind: Kind::Met, id }, &met.parts().slices())?;
+                write_frame(&mut self.stream, Header { kind: Kind::StepStatus, id }, &met.parts().slices())?;
                 Ok(Ok(()))
             }
             Err(refused) => Ok(Err(refused)),
         }
     }
 
-    fn push(&mut self, id: u64) -> io::Result<Result<(), Refused>> {
+    fn push(&mut self, id: u64) -> io::Result<Result<(), Refusal>> {
         let push = match Push::decode(self.body.bytes()) {
             Ok(push) => push,
-            Err(error) => return Ok(Err(Refused::new(Refusal::Malformed, error.to_string()))),
+            Err(error) => return Ok(Err(Refusal::new(Reason::Malformed, error.to_string()))),
         };
         match self.shared.push(&push) {
             Ok(pushed) => {
-                write_frame(&mut self.stream, Header { kind: Kind::Pushed, id }, &pushed.parts().slices())?;
+                write_frame(&mut self.stream, Header { kind: Kind::PushAck, id }, &pushed.parts().slices())?;
                 Ok(Ok(()))
             }
             Err(refused) => Ok(Err(refused)),
@@ -148,12 +148,12 @@ impl<'a> Connection<'a> {
 }
 
 /// What a pull asks for, of a shard that nobody changes meanwhile.
-fn answer_pull(shard: &Shard, pull: &Pull<'_>, rows: &mut FullRows, dense: &mut Vec<f32>) -> Result<(), Refused> {
+fn answer_pull(shard: &Shard, pull: &Pull<'_>, rows: &mut FullRows, dense: &mut Vec<f32>) -> Result<(), Refusal> {
     // before anything is made for it
     let row_bytes = 4 * if pull.wants_state { shard.table().full_width() + 3 } else { shard.table().width() };
     if pull.signs.len().saturating_mul(row_bytes) > MAX_BODY_BYTES {
         let text = format!("pull: expected rows of at most {MAX_BODY_BYTES} bytes, got {} signs", pull.signs.len());
-        return Err(Refused::new(Refusal::Malformed, text));
+        return Err(Refusal::new(Reason::Malformed, text));
     }
     if pull.wants_state {
         shard.pull_full(pull.signs, rows)?;

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::upkeep::INDEX_BYTES;
 use super::*;
-use crate::snapshot::Files;
+use crate::snapshot::SnapshotFiles;
 
 const PARTITIONS: u32 = 8;
 const NUM_DENSE: usize = 21;
@@ -28,7 +28,7 @@ fn spec(owned: Range<u32>) -> ShardSpec {
 /// A batch of a few samples; the same name always has the same.
 #[derive(Debug, Clone)]
 struct Batch {
-    name: Name,
+    name: BatchName,
     is_last: bool,
     signs: Vec<u64>,
 }
@@ -38,13 +38,13 @@ fn batches(sizes: &[u32]) -> Vec<Batch> {
     all.map(|(unit, batch, size)| {
         let start = unit * 31 + u64::from(batch) * 7;
         let signs = (start..start + 12).map(|sign: u64| (sign % 40).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
-        Batch { name: Name { unit, batch }, is_last: batch + 1 == size, signs }
+        Batch { name: BatchName { unit, batch }, is_last: batch + 1 == size, signs }
     })
     .collect()
 }
 
 /// Sends the part of a batch that belongs to a shard.
-fn send(shard: &mut Shard, batch: &Batch) -> Result<Applied, Refused> {
+fn send(shard: &mut Shard, batch: &Batch) -> Result<PushOutcome, Refusal> {
     let owned = shard.spec().owned.clone();
     let signs: Vec<u64> =
         batch.signs.iter().copied().filter(|sign| owned.contains(&partition_of(*sign, PARTITIONS))).collect();
@@ -116,9 +116,9 @@ fn check(shards: &[Shard], batches: &[Batch]) {
 }
 
 /// Writes a snapshot whose partitions are cut at different times: `between` is called before each copy.
-fn snapshot(shard: &mut Shard, dir: &TempDir, number: usize, mut between: impl FnMut(&mut Shard)) -> Files {
+fn snapshot(shard: &mut Shard, dir: &TempDir, number: usize, mut between: impl FnMut(&mut Shard)) -> SnapshotFiles {
     let name = |kind: &str| dir.path().join(format!("{kind}-{}-{number}", shard.spec().owned.start));
-    let files = Files { rows: name("rows"), dense: name("dense") };
+    let files = SnapshotFiles { rows: name("rows"), dense: name("dense") };
     let mut writer = shard.snapshot_writer(&files).unwrap();
     for partition in shard.spec().owned.clone() {
         between(shard);
@@ -128,7 +128,7 @@ fn snapshot(shard: &mut Shard, dir: &TempDir, number: usize, mut between: impl F
     files
 }
 
-fn reloaded(owned: Range<u32>, files: &[Files]) -> Shard {
+fn reloaded(owned: Range<u32>, files: &[SnapshotFiles]) -> Shard {
     let mut shard = Shard::new(spec(owned), 1).unwrap();
     shard.load(files).unwrap();
     shard
@@ -147,7 +147,7 @@ proptest! {
         let dir = TempDir::new().unwrap();
         let all = batches(&sizes);
         let mut shards = [Shard::new(spec(0..3), 1).unwrap(), Shard::new(spec(3..8), 1).unwrap()];
-        let mut saved: [Option<Files>; 2] = [None, None];
+        let mut saved: [Option<SnapshotFiles>; 2] = [None, None];
         for (number, (kind, index, which)) in events.into_iter().enumerate() {
             let owned = shards[which].spec().owned.clone();
             match kind {
@@ -177,7 +177,7 @@ fn a_snapshot_of_two_shards_loads_on_three_and_on_one() {
     let all = batches(&[2, 3, 1]);
     let mut shards = [Shard::new(spec(0..3), 1).unwrap(), Shard::new(spec(3..8), 1).unwrap()];
     let (first, rest) = all.split_at(3);
-    let files: Vec<Files> = shards
+    let files: Vec<SnapshotFiles> = shards
         .iter_mut()
         .map(|shard| {
             send_all(shard, first);
@@ -211,7 +211,7 @@ fn a_boundary_waits_for_all_before_it_and_all_behind_it_wait_for_it() {
     let mut shard = Shard::new(spec(0..8), 1).unwrap();
     shard.set_boundaries(vec![boundary]);
     send(&mut shard, &all[1]).unwrap();
-    assert_eq!(send(&mut shard, &all[2]).unwrap_err().reason, Refusal::NotYet);
+    assert_eq!(send(&mut shard, &all[2]).unwrap_err().reason, Reason::NotYet);
     assert_eq!(shard.status().records[0].1.boundaries(), 0);
     send(&mut shard, &all[0]).unwrap();
     assert_eq!(shard.status().records[0].1.boundaries(), 1);
@@ -278,7 +278,7 @@ fn what_is_not_a_number_is_counted_and_not_stepped() {
         sum_places: &[],
         sum_values: &[],
     };
-    assert_eq!(shard.push(&push).unwrap(), Applied { was_known: false, non_finite: true });
+    assert_eq!(shard.push(&push).unwrap(), PushOutcome { was_known: false, non_finite: true });
     let row = shard.table().get(5).unwrap();
     assert_eq!((row.counters.show, row.counters.click), (2, 1));
     let mut start = [0.0; 2];
@@ -288,7 +288,7 @@ fn what_is_not_a_number_is_counted_and_not_stepped() {
     assert!(shard.push(&Push { checksum: 2, ..push }).unwrap().was_known, "whole units forget checksums");
     let open = Push { unit: 1, is_last: false, ..push };
     shard.push(&open).unwrap();
-    assert_eq!(shard.push(&Push { checksum: 2, ..open }).unwrap_err().reason, Refusal::NameClash);
+    assert_eq!(shard.push(&Push { checksum: 2, ..open }).unwrap_err().reason, Reason::NameClash);
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn pushes_of_another_shape_are_refused_whole() {
     };
     let mut error = |push: Push<'_>| {
         let refused = shard.push(&push).unwrap_err();
-        assert_eq!(refused.reason, Refusal::Malformed);
+        assert_eq!(refused.reason, Reason::Malformed);
         refused.text
     };
     assert_eq!(error(Push { gradients: &[1.0], ..good }), "push: expected 2 gradients, got 1");
@@ -329,7 +329,7 @@ fn pushes_of_another_shape_are_refused_whole() {
 }
 
 /// A push of so many new signs of every kind, each shown twice.
-fn flood(shard: &mut Shard, unit: u64, signs: Range<u64>) -> Result<Applied, Refused> {
+fn flood(shard: &mut Shard, unit: u64, signs: Range<u64>) -> Result<PushOutcome, Refusal> {
     let owned = shard.spec().owned.clone();
     let signs: Vec<u64> = signs.filter(|sign| owned.contains(&partition_of(*sign, PARTITIONS))).collect();
     let (counts, gradients) = (vec![[2, 1]; signs.len()], vec![1.0; 2 * signs.len()]);
@@ -377,7 +377,7 @@ fn a_shard_that_is_full_drops_new_signs_and_makes_room_at_a_boundary() {
     let Status { num_rows, overflow, .. } = shard.status();
     assert_eq!(num_rows, 4 * 900, "90 % of each partition");
     let own = (0..100_000u64).filter(|sign| partition_of(*sign, PARTITIONS) < 4).count() as u64;
-    let expected = Dropped { dropped_signs: own - 3600, dropped_shows: 2 * (own - 3600), limit_evicted: 0 };
+    let expected = OverflowCounts { dropped_signs: own - 3600, dropped_shows: 2 * (own - 3600), limit_evicted: 0 };
     assert_eq!(overflow, expected);
     // a repeat is known, however little of it was taken: nothing is dropped twice
     assert!(flood(&mut shard, 0, 0..100_000).unwrap().was_known);

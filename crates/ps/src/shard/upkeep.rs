@@ -52,7 +52,7 @@ impl Shard {
             }
             self.records.groups[group].pass_boundary();
         }
-        // a group may have reached several at once, when all are told after a load
+        // a group may have reached several at once, when all are publish_states after a load
         let is_due = |record: &Record| {
             let next = self.boundaries.get(record.boundaries() as usize);
             next.is_some_and(|boundary| record.watermark() >= boundary.before_unit)

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use elasticrec_ps::client::{Credentials, Dealt, Learned, Ticket, Wanted};
-use elasticrec_ps::{Client, ClientError, Cutter, Group};
+use elasticrec_ps::client::{BatchUpdate, Credentials, PullOptions, ShardSplit, Ticket};
+use elasticrec_ps::{Client, ClientError, Closer, Group};
 use elasticrec_sample::pool::{pool, pool_gradient};
 use numpy::{PyReadonlyArray1, PyReadonlyArray3, PyReadwriteArray1, PyReadwriteArray3};
 use pyo3::exceptions::PyValueError;
@@ -19,8 +19,8 @@ use crate::table::{batch_cells, check_shape};
 
 /// A pull that was sent; its batch is pushed with it.
 #[pyclass(module = "elasticrec._core")]
-pub(crate) struct Pulling {
-    dealt: Dealt,
+pub(crate) struct PullTicket {
+    split: ShardSplit,
     wants_dense: bool,
     tickets: Vec<Ticket>,
     /// Pushes that each shard had applied when it answered; nothing before.
@@ -29,7 +29,7 @@ pub(crate) struct Pulling {
 
 /// A push that was sent.
 #[pyclass(module = "elasticrec._core")]
-pub(crate) struct Pushing {
+pub(crate) struct PushTicket {
     pub(crate) tickets: Vec<Ticket>,
     /// `applied` of the pull whose rows it was learned from; empty where that is not known.
     pub(crate) pulled_at: Vec<u64>,
@@ -81,15 +81,15 @@ impl Staleness {
 
 /// Ends the connections of a `PsClient`, also while another thread waits for an answer.
 #[pyclass(frozen, module = "elasticrec._core")]
-pub(crate) struct PsCutter {
-    inner: Cutter,
+pub(crate) struct PsCloser {
+    inner: Closer,
 }
 
 #[pymethods]
-impl PsCutter {
+impl PsCloser {
     /// Whoever waits for a server raises `UnavailableError`.
-    fn cut(&self, py: Python<'_>) {
-        py.detach(|| self.inner.cut());
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.inner.close());
     }
 }
 
@@ -178,10 +178,10 @@ impl PsClient {
     /// The pushes that each shard has applied by now.
     fn applied(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         let applied = py.detach(|| {
-            let mut dealt = Dealt::default();
-            self.inner.deal(&[], &mut dealt);
-            let tickets = self.inner.pull(&dealt, Wanted::default())?;
-            self.inner.receive(&tickets, &dealt, &mut [], None)
+            let mut split = ShardSplit::default();
+            self.inner.split(&[], &mut split);
+            let tickets = self.inner.pull(&split, PullOptions::default())?;
+            self.inner.receive(&tickets, &split, &mut [], None)
         });
         applied.map_err(IntoPyErr::into_py_err)
     }
@@ -193,8 +193,8 @@ impl PsClient {
     }
 
     /// What ends its connections, for another thread.
-    fn cutter(&self) -> PyResult<PsCutter> {
-        Ok(PsCutter { inner: self.inner.cutter()? })
+    fn closer(&self) -> PyResult<PsCloser> {
+        Ok(PsCloser { inner: self.inner.closer()? })
     }
 
     /// Dense values of all shards with the vectors of their optimizer's state.
@@ -206,14 +206,14 @@ impl PsClient {
     /// Asks for the rows of a batch, and for the dense values; `after` is the first unit of a group and how many of its
     /// steps come before, which all servers have in full.
     #[pyo3(signature = (batch, *, dense, after = None))]
-    fn pull(&self, py: Python<'_>, batch: &Batch, dense: bool, after: Option<(u64, u32)>) -> PyResult<Pulling> {
+    fn pull(&self, py: Python<'_>, batch: &Batch, dense: bool, after: Option<(u64, u32)>) -> PyResult<PullTicket> {
         let signs = &batch.parsed.unique.signs;
         let pulling = py.detach(|| {
-            let mut dealt = Dealt::default();
-            self.inner.deal(signs, &mut dealt);
-            let wanted = Wanted { dense, state: false, after };
-            self.inner.pull(&dealt, wanted).map(|tickets| Pulling {
-                dealt,
+            let mut split = ShardSplit::default();
+            self.inner.split(signs, &mut split);
+            let wanted = PullOptions { dense, state: false, after };
+            self.inner.pull(&split, wanted).map(|tickets| PullTicket {
+                split,
                 wants_dense: dense,
                 tickets,
                 applied: Mutex::default(),
@@ -228,7 +228,7 @@ impl PsClient {
     fn receive(
         &self,
         py: Python<'_>,
-        pulling: &Pulling,
+        pulling: &PullTicket,
         batch: &Batch,
         mut out: PyReadwriteArray3<'_, f32>,
         dense: Option<PyReadwriteArray1<'_, f32>>,
@@ -252,7 +252,7 @@ impl PsClient {
         check_shape("out", out.len(), batch_cells(parser, parsed), width)?;
         let applied = py.detach(|| {
             self.with_rows(parsed.unique.signs.len(), |rows| {
-                let applied = self.inner.receive(&pulling.tickets, &pulling.dealt, rows, dense)?;
+                let applied = self.inner.receive(&pulling.tickets, &pulling.split, rows, dense)?;
                 pool(&parsed.batch, &parsed.unique, parser.layout(), rows, width, out);
                 Ok::<_, ClientError>(applied)
             })
@@ -271,7 +271,7 @@ impl PsClient {
     fn push(
         &self,
         py: Python<'_>,
-        pulling: &Pulling,
+        pulling: &PullTicket,
         batch: &Batch,
         gradient: PyReadonlyArray3<'_, f32>,
         dense: PyReadonlyArray1<'_, f32>,
@@ -281,7 +281,7 @@ impl PsClient {
         sums: Sums<'_>,
         weight: f64,
         group: Option<(u64, u32)>,
-    ) -> PyResult<Pushing> {
+    ) -> PyResult<PushTicket> {
         let contiguous = |what: &str| PyValueError::new_err(format!("{what}: expected a contiguous array"));
         let gradient = gradient.as_slice().map_err(|_| contiguous("gradient"))?;
         let dense = dense.as_slice().map_err(|_| contiguous("dense"))?;
@@ -299,7 +299,7 @@ impl PsClient {
             self.with_rows(parsed.unique.signs.len(), |gradients| {
                 gradients.fill(0.0);
                 pool_gradient(&parsed.batch, &parsed.unique, parser.layout(), gradient, scale, gradients);
-                let learned = Learned {
+                let learned = BatchUpdate {
                     unit: parsed.name.unit,
                     batch: parsed.name.index,
                     is_last: last,
@@ -315,38 +315,38 @@ impl PsClient {
                     sum_places,
                     sum_values,
                 };
-                self.inner.push(&pulling.dealt, &learned)
+                self.inner.push(&pulling.split, &learned)
             })
         });
         drop(self.take_oldest());
         let pulled_at = pulling.applied.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Ok(Pushing { tickets: pushing.map_err(IntoPyErr::into_py_err)?, pulled_at })
+        Ok(PushTicket { tickets: pushing.map_err(IntoPyErr::into_py_err)?, pulled_at })
     }
 
     /// Waits until all shards have applied a push; returns whether all knew it before, and whether it was not finite.
-    fn acknowledged(&self, py: Python<'_>, pushing: &Pushing) -> PyResult<(bool, bool)> {
-        let pushed = py.detach(|| self.inner.acknowledged(&pushing.tickets)).map_err(IntoPyErr::into_py_err)?;
+    fn wait_for_ack(&self, py: Python<'_>, pushing: &PushTicket) -> PyResult<(bool, bool)> {
+        let pushed = py.detach(|| self.inner.wait_for_ack(&pushing.tickets)).map_err(IntoPyErr::into_py_err)?;
         self.staleness.get().count(&pushing.pulled_at, pushed.iter().map(|one| one.applied));
         Ok((pushed.iter().all(|one| one.was_known), pushed.iter().any(|one| one.non_finite)))
     }
 
     /// Asks every shard whether it has all pushes of a step of a group, and waits so long until all have. Returns for each
     /// shard how many steps of the group it has applied, and whether it has all of this one.
-    fn meet(&self, py: Python<'_>, group: (u64, u32), step: u32, wait_s: f64) -> PyResult<Vec<(u32, bool)>> {
+    fn step_status(&self, py: Python<'_>, group: (u64, u32), step: u32, wait_s: f64) -> PyResult<Vec<(u32, bool)>> {
         let wait = Duration::try_from_secs_f64(wait_s)
             .map_err(|error| PyValueError::new_err(format!("wait_s: {error}, got {wait_s}")))?;
-        let met = py.detach(|| self.inner.meet(group_of(group), step, wait)).map_err(IntoPyErr::into_py_err)?;
+        let met = py.detach(|| self.inner.step_status(group_of(group), step, wait)).map_err(IntoPyErr::into_py_err)?;
         Ok(met.iter().map(|one| (one.num_applied, one.is_full)).collect())
     }
 
     /// Has every shard apply the steps of a group up to a number; all shards have all pushes of them.
     fn commit(&self, py: Python<'_>, first_unit: u64, num_steps: u32) -> PyResult<()> {
         let committed = py.detach(|| {
-            let mut dealt = Dealt::default();
-            self.inner.deal(&[], &mut dealt);
-            let wanted = Wanted { after: Some((first_unit, num_steps)), ..Wanted::default() };
-            let tickets = self.inner.pull(&dealt, wanted)?;
-            self.inner.receive(&tickets, &dealt, &mut [], None)
+            let mut split = ShardSplit::default();
+            self.inner.split(&[], &mut split);
+            let wanted = PullOptions { after: Some((first_unit, num_steps)), ..PullOptions::default() };
+            let tickets = self.inner.pull(&split, wanted)?;
+            self.inner.receive(&tickets, &split, &mut [], None)
         });
         committed.map(drop).map_err(IntoPyErr::into_py_err)
     }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use elasticrec_cube::publish::Order;
-use elasticrec_ps::{Boundary, Files, Identity, Server, Shard, ShardSpec};
+use elasticrec_cube::publish::PublishRequest;
+use elasticrec_ps::{Boundary, Identity, Server, Shard, ShardSpec, SnapshotFiles};
 use numpy::{PyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -88,7 +88,7 @@ impl PsServer {
         let spec: ShardSpec =
             serde_json::from_str(spec_json).map_err(|error| ConfigError::new_err(format!("shard: {error}")))?;
         let mut shard = Shard::new(spec, threads).map_err(IntoPyErr::into_py_err)?;
-        let files: Vec<Files> = files.into_iter().map(|(rows, dense)| Files { rows, dense }).collect();
+        let files: Vec<SnapshotFiles> = files.into_iter().map(|(rows, dense)| SnapshotFiles { rows, dense }).collect();
         if !files.is_empty() {
             py.detach(|| shard.load(&files)).map_err(IntoPyErr::into_py_err)?;
         }
@@ -206,7 +206,7 @@ impl PsServer {
 
     /// Writes its part of a checkpoint; returns size and sha-256 of the rows' file and of the dense one.
     fn snapshot(&self, py: Python<'_>, rows: PathBuf, dense: PathBuf) -> PyResult<((u64, String), (u64, String))> {
-        let written = py.detach(|| self.inner.snapshot(&Files { rows, dense }));
+        let written = py.detach(|| self.inner.snapshot(&SnapshotFiles { rows, dense }));
         let (rows, dense) = written.map_err(IntoPyErr::into_py_err)?;
         Ok(((rows.bytes, rows.sha256), (dense.bytes, dense.sha256)))
     }
@@ -224,7 +224,7 @@ impl PsServer {
         path: PathBuf,
     ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyArray1<f32>>)> {
         let row_type = row_type_of(row_type)?;
-        let order = Order { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
+        let order = PublishRequest { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
         let published = py.detach(|| self.inner.publish(&order)).map_err(IntoPyErr::into_py_err)?;
         let figures = figures_of(py, &published.rows)?;
         figures.set_item("samples", published.num_samples)?;

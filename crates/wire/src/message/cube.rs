@@ -3,15 +3,15 @@
 use super::{MessageError, Parts, Reader, head};
 
 /// Signs of a request.
-pub const MAX_SEEK_SIGNS: usize = 1 << 16;
+pub const MAX_LOOKUP_SIGNS: usize = 1 << 16;
 /// The body of a request with as many signs.
-pub const MAX_SEEK_BYTES: usize = 16 + 8 * MAX_SEEK_SIGNS;
+pub const MAX_LOOKUP_BYTES: usize = 16 + 8 * MAX_LOOKUP_SIGNS;
 /// Bytes of the rows of an answer.
-pub const MAX_FOUND_BYTES: usize = 64 << 20;
+pub const MAX_RESULT_BYTES: usize = 64 << 20;
 
 /// What a cube server is and holds: its answer to every hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Holding<'a> {
+pub struct Inventory<'a> {
     /// Its partitions: from this one
     pub first_partition: u32,
     /// up to, without, this one,
@@ -28,7 +28,7 @@ pub struct Holding<'a> {
     pub about: &'a [u8],
 }
 
-impl<'a> Holding<'a> {
+impl<'a> Inventory<'a> {
     /// Reads a body.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
         let mut reader = Reader::new("holding", bytes);
@@ -43,12 +43,12 @@ impl<'a> Holding<'a> {
         let versions = reader.array(versions)?;
         let about = reader.array(about)?;
         reader.end()?;
-        Ok(Holding { first_partition, end_partition, num_partitions, model, layouts, versions, about })
+        Ok(Inventory { first_partition, end_partition, num_partitions, model, layouts, versions, about })
     }
 
     /// The body.
     pub fn parts(&self) -> Parts<'a> {
-        let Holding { first_partition, end_partition, num_partitions, .. } = *self;
+        let Inventory { first_partition, end_partition, num_partitions, .. } = *self;
         let lengths = [self.model.len(), self.layouts.len(), self.versions.len(), self.about.len()];
         let [model, layouts, versions, about] = lengths.map(|length| length as u32);
         let halves = [first_partition, end_partition, num_partitions, model, layouts, versions, about, 0];
@@ -58,25 +58,25 @@ impl<'a> Holding<'a> {
 
 /// Rows of a version are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seek<'a> {
+pub struct Lookup<'a> {
     /// The one, and no other.
     pub version: u64,
     /// All of the server's partitions, in any order.
     pub signs: &'a [u64],
 }
 
-impl<'a> Seek<'a> {
+impl<'a> Lookup<'a> {
     /// Reads a body.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
         let mut reader = Reader::new("seek", bytes);
         let version = reader.u64()?;
         let (num_signs, _zero) = (reader.u32()? as usize, reader.u32()?);
-        if num_signs > MAX_SEEK_SIGNS {
-            return reader.fail(format!("expected at most {MAX_SEEK_SIGNS} signs, got {num_signs}"));
+        if num_signs > MAX_LOOKUP_SIGNS {
+            return reader.fail(format!("expected at most {MAX_LOOKUP_SIGNS} signs, got {num_signs}"));
         }
         let signs = reader.array(num_signs)?;
         reader.end()?;
-        Ok(Seek { version, signs })
+        Ok(Lookup { version, signs })
     }
 
     /// The body.
@@ -87,7 +87,7 @@ impl<'a> Seek<'a> {
 
 /// The answer to a seek.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found<'a> {
+pub struct LookupResult<'a> {
     /// Of all rows in it.
     pub version: u64,
     /// Bytes of a row.
@@ -100,7 +100,7 @@ pub struct Found<'a> {
     pub num_signs: usize,
 }
 
-impl<'a> Found<'a> {
+impl<'a> LookupResult<'a> {
     /// Reads a body.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
         let mut reader = Reader::new("found", bytes);
@@ -108,7 +108,7 @@ impl<'a> Found<'a> {
         let present = reader.array(num_signs.div_ceil(64))?;
         let rows = reader.array(num_signs.saturating_mul(row_bytes as usize))?;
         reader.end()?;
-        Ok(Found { version, row_bytes, present, rows, num_signs })
+        Ok(LookupResult { version, row_bytes, present, rows, num_signs })
     }
 
     /// The body.

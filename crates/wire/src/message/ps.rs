@@ -243,7 +243,7 @@ impl<'a> Push<'a> {
 
 /// A push is applied, or was before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pushed {
+pub struct PushAck {
     /// Of the server.
     pub incarnation: u64,
     /// Pushes that the server has applied.
@@ -254,7 +254,7 @@ pub struct Pushed {
     pub non_finite: bool,
 }
 
-impl Pushed {
+impl PushAck {
     /// Reads a body.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         let mut reader = Reader::new("pushed", bytes);
@@ -263,7 +263,7 @@ impl Pushed {
             return reader.fail(format!("expected flags from 0 to 3, got {flags}"));
         }
         reader.end()?;
-        Ok(Pushed { incarnation, applied, was_known: flags & 1 == 1, non_finite: flags & 2 == 2 })
+        Ok(PushAck { incarnation, applied, was_known: flags & 1 == 1, non_finite: flags & 2 == 2 })
     }
 
     /// The body.
@@ -275,7 +275,7 @@ impl Pushed {
 
 /// Asks whether a server has all pushes of a step; the answer waits a little for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Meet {
+pub struct StepQuery {
     /// Of the partition map.
     pub epoch: u64,
     /// The server that is meant.
@@ -288,7 +288,7 @@ pub struct Meet {
     pub wait_ms: u32,
 }
 
-impl Meet {
+impl StepQuery {
     /// Reads a body.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         let mut reader = Reader::new("meet", bytes);
@@ -296,7 +296,7 @@ impl Meet {
         let (num_units, step) = (reader.u32()?, reader.u32()?);
         let (wait_ms, _zero) = (reader.u32()?, reader.u32()?);
         reader.end()?;
-        Ok(Meet { epoch, incarnation, group: Group { first_unit, num_units }, step, wait_ms })
+        Ok(StepQuery { epoch, incarnation, group: Group { first_unit, num_units }, step, wait_ms })
     }
 
     /// The body.
@@ -308,7 +308,7 @@ impl Meet {
 
 /// How far a server is with a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Met {
+pub struct StepStatus {
     /// Of the server.
     pub incarnation: u64,
     /// Steps of the group that are applied.
@@ -317,7 +317,7 @@ pub struct Met {
     pub is_full: bool,
 }
 
-impl Met {
+impl StepStatus {
     /// Reads a body.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         let mut reader = Reader::new("met", bytes);
@@ -326,7 +326,7 @@ impl Met {
             return reader.fail(format!("expected flags 0 or 1, got {flags}"));
         }
         reader.end()?;
-        Ok(Met { incarnation, num_applied, is_full: flags == 1 })
+        Ok(StepStatus { incarnation, num_applied, is_full: flags == 1 })
     }
 
     /// The body.

@@ -46,18 +46,18 @@ proptest! {
 
     #[test]
     fn lookups_go_there_and_back(version: u64, signs in prop::collection::vec(any::<u64>(), 0..150), row_bytes in 1u32..50, model in "[a-z]{0,20}") {
-        let seek = Seek { version, signs: &signs };
+        let seek = Lookup { version, signs: &signs };
         let body = sent(&seek.parts());
-        prop_assert_eq!(Seek::decode(body.bytes()).unwrap(), seek);
+        prop_assert_eq!(Lookup::decode(body.bytes()).unwrap(), seek);
         let rows: Vec<u8> = (0..signs.len() * row_bytes as usize).map(|at| at as u8).collect();
         let present = vec![version; signs.len().div_ceil(64)];
-        let found = Found { version, row_bytes, present: &present, rows: &rows, num_signs: signs.len() };
+        let found = LookupResult { version, row_bytes, present: &present, rows: &rows, num_signs: signs.len() };
         let body = sent(&found.parts());
-        prop_assert_eq!(Found::decode(body.bytes()).unwrap(), found);
+        prop_assert_eq!(LookupResult::decode(body.bytes()).unwrap(), found);
         let versions: Vec<[u64; 2]> = signs.iter().map(|sign| [*sign, 0]).collect();
-        let holding = Holding { first_partition: 1, end_partition: 3, num_partitions: row_bytes + 2, model: model.as_bytes(), layouts: b"[{}]", versions: &versions, about: model.as_bytes() };
+        let holding = Inventory { first_partition: 1, end_partition: 3, num_partitions: row_bytes + 2, model: model.as_bytes(), layouts: b"[{}]", versions: &versions, about: model.as_bytes() };
         let body = sent(&holding.parts());
-        prop_assert_eq!(Holding::decode(body.bytes()).unwrap(), holding);
+        prop_assert_eq!(Inventory::decode(body.bytes()).unwrap(), holding);
     }
 
     #[test]
@@ -81,17 +81,18 @@ fn small_messages_go_there_and_back() {
         num_dense_states: 8,
     };
     assert_eq!(Welcome::decode(sent(&welcome.parts()).bytes()), Ok(welcome));
-    let refused = Refused::new(Refusal::NotYet, "unit 7 is behind a boundary");
-    assert_eq!(Refused::decode(sent(&refused.parts()).bytes()), Ok(refused));
-    let meet = Meet { epoch: 1, incarnation: 2, group: Group { first_unit: 3, num_units: 4 }, step: 5, wait_ms: 6 };
-    assert_eq!(Meet::decode(sent(&meet.parts()).bytes()), Ok(meet));
+    let refused = Refusal::new(Reason::NotYet, "unit 7 is behind a boundary");
+    assert_eq!(Refusal::decode(sent(&refused.parts()).bytes()), Ok(refused));
+    let meet =
+        StepQuery { epoch: 1, incarnation: 2, group: Group { first_unit: 3, num_units: 4 }, step: 5, wait_ms: 6 };
+    assert_eq!(StepQuery::decode(sent(&meet.parts()).bytes()), Ok(meet));
     for is_full in [false, true] {
-        let met = Met { incarnation: 1, num_applied: 2, is_full };
-        assert_eq!(Met::decode(sent(&met.parts()).bytes()), Ok(met));
+        let met = StepStatus { incarnation: 1, num_applied: 2, is_full };
+        assert_eq!(StepStatus::decode(sent(&met.parts()).bytes()), Ok(met));
     }
     for (was_known, non_finite) in [(false, false), (true, false), (false, true), (true, true)] {
-        let pushed = Pushed { incarnation: 1, applied: 2, was_known, non_finite };
-        assert_eq!(Pushed::decode(sent(&pushed.parts()).bytes()), Ok(pushed));
+        let pushed = PushAck { incarnation: 1, applied: 2, was_known, non_finite };
+        assert_eq!(PushAck::decode(sent(&pushed.parts()).bytes()), Ok(pushed));
     }
 }
 
@@ -109,12 +110,12 @@ fn lengths_that_lie_are_refused() {
 
 #[test]
 fn lookups_that_cannot_be_are_refused() {
-    let signs = vec![0; MAX_SEEK_SIGNS + 1];
-    let body = sent(&Seek { version: 1, signs: &signs }.parts());
-    let error = Seek::decode(body.bytes()).unwrap_err();
+    let signs = vec![0; MAX_LOOKUP_SIGNS + 1];
+    let body = sent(&Lookup { version: 1, signs: &signs }.parts());
+    let error = Lookup::decode(body.bytes()).unwrap_err();
     assert_eq!(error.to_string(), "seek: expected at most 65536 signs, got 65537");
     for (first_partition, end_partition) in [(2, 2), (3, 2), (0, 9)] {
-        let holding = Holding {
+        let holding = Inventory {
             first_partition,
             end_partition,
             num_partitions: 8,
@@ -123,13 +124,13 @@ fn lookups_that_cannot_be_are_refused() {
             versions: &[],
             about: b"",
         };
-        let error = Holding::decode(sent(&holding.parts()).bytes()).unwrap_err();
+        let error = Inventory::decode(sent(&holding.parts()).bytes()).unwrap_err();
         let expected = format!("holding: expected partitions from 0 to 8, got {first_partition} to {end_partition}");
         assert_eq!(error.to_string(), expected);
     }
     // a promise of more rows than the body has
     let mut bytes = [0u64; 2];
     bytes[1] = u64::MAX;
-    let error = Found::decode(bytemuck::cast_slice(&bytes)).unwrap_err();
+    let error = LookupResult::decode(bytemuck::cast_slice(&bytes)).unwrap_err();
     assert!(error.to_string().starts_with("found: expected at most 16 bytes in an array"), "{error}");
 }

@@ -39,7 +39,7 @@ class StoreReplicas:
     def _ask(self, shard: int, address: str, tls: _core.PsTls) -> Replica:
         token = self.security.token or ""
         try:
-            versions, partitions, about = _core.greet_cube(
+            versions, partitions, about = _core.probe_cube_server(
                 address, self.model, token=token, timeout_s=_PATIENCE_S, tls=tls
             )
         except UnavailableError as error:

@@ -29,7 +29,7 @@ class Async(Strategy):
         source = Source(partial(trainer.lease_ahead, servers), trainer.open_unit, trainer.read, trainer.parser)
         stream = UnitStream(source, lease)
 
-        def step(network: RemoteNetwork, one: UnitBatch, pulling: _core.Pulling) -> _core.Pushing:
+        def step(network: RemoteNetwork, one: UnitBatch, pulling: _core.PullTicket) -> _core.PushTicket:
             return network.step(servers, stream.seen_of(one.batch), one, pulling)
 
         steps = [partial(step, network) for network in trainer.networks]

@@ -35,19 +35,19 @@ class Geo(Strategy):
 
     def train_groups(self, unit: int, seen: int, groups: Iterable[MergeGroup], num_trainers: int) -> None:
         """Train groups of a unit; dense increments are divided by the number of trainers."""
-        pushing: _core.Pushing | None = None
+        pushing: _core.PushTicket | None = None
         for group in groups:
             # Servers answer in order: these rows include the increments of the group before.
             exchange = _core.Exchange(self.servers, group.batches)
             if pushing is not None:
-                self.servers.acknowledged(pushing)
+                self.servers.wait_for_ack(pushing)
             pushing = self._exchange(exchange, unit, seen, group, num_trainers)
         if pushing is not None:
-            self.servers.acknowledged(pushing)
+            self.servers.wait_for_ack(pushing)
 
     def _exchange(
         self, exchange: _core.Exchange, unit: int, seen: int, group: MergeGroup, num_trainers: int
-    ) -> _core.Pushing:
+    ) -> _core.PushTicket:
         network, servers = self.network, self.servers
         table = _core.Table(self._spec)
         with network.clock.stage("pull"):

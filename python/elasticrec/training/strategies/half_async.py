@@ -31,7 +31,7 @@ class HalfAsync(Strategy):
             with network.clock.stage("push"):
                 network.num_pushes += 1
                 pushing = merging.push(servers, unit=unit, index=group.index, last=group.is_last, seen=seen)
-                servers.acknowledged(pushing)
+                servers.wait_for_ack(pushing)
             with network.clock.stage("meet"):
                 self.trainer.meet()
 

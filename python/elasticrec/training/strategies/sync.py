@@ -52,7 +52,7 @@ class Sync(Strategy):
     def _find_step(self) -> int:
         """Return the steps of the group that all servers have applied; commit a step that only some have."""
         while True:
-            applied = [steps for steps, _ in self.servers.meet(self._group, 0, 0.0)]
+            applied = [steps for steps, _ in self.servers.step_status(self._group, 0, 0.0)]
             if min(applied) == max(applied):
                 return applied[0]
             # A server that applied the step proves that every server has all its pushes.
@@ -79,7 +79,7 @@ class Sync(Strategy):
 
     def _run_step(self) -> None:
         self._push(self._open)
-        while not all(is_full for _, is_full in self.servers.meet(self._group, self._step, _WAIT_S)):
+        while not all(is_full for _, is_full in self.servers.step_status(self._group, self._step, _WAIT_S)):
             # The trainer of the missing batches may have died.
             if more := self.trainer.lease(waiting=True):
                 self._leases.append(more)
@@ -103,4 +103,4 @@ class Sync(Strategy):
             pulling = self.servers.pull(batch.batch, dense=True, after=after)
             pushed.append(self.network.step(self.servers, one.unit.seen, batch, pulling, group=self._group))
         for pushing in pushed:
-            self.servers.acknowledged(pushing)
+            self.servers.wait_for_ack(pushing)

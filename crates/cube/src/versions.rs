@@ -18,9 +18,9 @@ const MAX_SEGMENTS: usize = 48;
 /// Why a version cannot be installed or taken.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
-pub enum StoreError {
+pub enum VersionError {
     #[error("version {version}: is held already")]
-    Held { version: u64 },
+    AlreadyHeld { version: u64 },
     #[error("version {version}: not here, held: {}", list(.held))]
     NoVersion { version: u64, held: Vec<u64> },
     #[error(
@@ -38,7 +38,7 @@ fn list(versions: &[u64]) -> String {
 }
 
 /// Versions by number, of the same partitions.
-pub struct Store {
+pub struct VersionSet {
     range: Range<u32>,
     num_partitions: u32,
     /// Ascending. Locked for as long as it takes to find one and to count a reader more.
@@ -49,10 +49,10 @@ pub struct Store {
     is_merging: AtomicBool,
 }
 
-impl Store {
+impl VersionSet {
     /// Holds nothing yet; versions have to be of these partitions.
-    pub fn new(range: Range<u32>, num_partitions: u32) -> Store {
-        Store {
+    pub fn new(range: Range<u32>, num_partitions: u32) -> VersionSet {
+        VersionSet {
             range,
             num_partitions,
             held: RwLock::default(),
@@ -72,9 +72,9 @@ impl Store {
     }
 
     /// Makes a version readable from now on.
-    pub fn install(&self, version: u64, view: View) -> Result<(), StoreError> {
+    pub fn install(&self, version: u64, view: View) -> Result<(), VersionError> {
         if view.partitions() != self.range || view.num_partitions() != self.num_partitions {
-            return Err(StoreError::Partitions {
+            return Err(VersionError::Partitions {
                 version,
                 range: self.range.clone(),
                 num_partitions: self.num_partitions,
@@ -85,7 +85,7 @@ impl Store {
         self.sweep();
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         match held.binary_search_by_key(&version, |(version, _)| *version) {
-            Ok(_) => Err(StoreError::Held { version }),
+            Ok(_) => Err(VersionError::AlreadyHeld { version }),
             Err(place) => {
                 held.insert(place, (version, Arc::new(view)));
                 Ok(())
@@ -147,12 +147,12 @@ impl Store {
     }
 
     /// Gives a version up, and its memory once nobody reads it: not at the cost of a reader, and not while one does.
-    pub fn retire(&self, version: u64) -> Result<(), StoreError> {
+    pub fn retire(&self, version: u64) -> Result<(), VersionError> {
         let retired = {
             let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
             match held.binary_search_by_key(&version, |(version, _)| *version) {
                 Ok(place) => held.remove(place).1,
-                Err(_) => return Err(StoreError::NoVersion { version, held: numbers(&held) }),
+                Err(_) => return Err(VersionError::NoVersion { version, held: numbers(&held) }),
             }
         };
         let end = Instant::now() + LEAVE_TIME;
@@ -165,11 +165,11 @@ impl Store {
     }
 
     /// A version, for one request.
-    pub fn get(&self, version: u64) -> Result<Arc<View>, StoreError> {
+    pub fn get(&self, version: u64) -> Result<Arc<View>, VersionError> {
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
         match held.binary_search_by_key(&version, |(version, _)| *version) {
             Ok(place) => Ok(held[place].1.clone()),
-            Err(_) => Err(StoreError::NoVersion { version, held: numbers(&held) }),
+            Err(_) => Err(VersionError::NoVersion { version, held: numbers(&held) }),
         }
     }
 

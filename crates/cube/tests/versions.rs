@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use common::{Files, NUM_ROWS, PARTITIONS, WIDTH, columns, row_of, until};
-use elasticrec_cube::{Changes, DeltaFile, DeltaWriter, RowType, Store, View};
+use elasticrec_cube::{Changes, DeltaFile, DeltaWriter, RowType, VersionSet, View};
 use elasticrec_table::partition::partition_of;
 
 /// Version v changes the signs of v modulo 7, and removes those of v + 3 modulo 700.
@@ -61,7 +61,7 @@ fn assert_version(view: &View, version: u64, signs: &[u64]) {
 #[test]
 fn versions_stay_what_they_are_while_segments_are_merged_behind_them() {
     let (files, dir) = (Files::new(), tempfile::tempdir().unwrap());
-    let store = Arc::new(Store::new(0..PARTITIONS, PARTITIONS));
+    let store = Arc::new(VersionSet::new(0..PARTITIONS, PARTITIONS));
     store.install(1, files.view(1, 0..PARTITIONS)).unwrap();
     let (current, is_done) = (AtomicU64::new(1), AtomicBool::new(false));
     let signs: Vec<u64> = (0..NUM_ROWS).step_by(37).collect();

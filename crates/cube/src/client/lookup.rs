@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use elasticrec_wire::message::MAX_SEEK_SIGNS;
-use elasticrec_wire::{Body, Found, Kind, Refusal, Refused, Seek};
+use elasticrec_wire::message::MAX_LOOKUP_SIGNS;
+use elasticrec_wire::{Body, Kind, Lookup, LookupResult, Reason, Refusal};
 
 use super::ClientError;
 use super::connection::{Connection, Failure, Ticket};
-use super::holding::Layout;
+use super::inventory::Layout;
 use super::shards::Shards;
 use crate::RowType;
 use crate::row::decode_f32;
@@ -21,11 +21,11 @@ const PIECE_SIGNS: usize = 8192;
 /// Pieces on their way.
 const MAX_SENT: usize = 8;
 
-const _: () = assert!(PIECE_SIGNS <= MAX_SEEK_SIGNS);
+const _: () = assert!(PIECE_SIGNS <= MAX_LOOKUP_SIGNS);
 
 /// What becomes of signs whose shard gives no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lost {
+pub enum ShardFailurePolicy {
     /// Nobody gets rows.
     Fail,
     /// They read as zero, without a wait where no replica is up.
@@ -34,7 +34,7 @@ pub enum Lost {
 
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sought {
+pub struct LookupSummary {
     /// Signs that have a row.
     pub hits: usize,
     /// Signs whose shard gave no answer.
@@ -43,7 +43,7 @@ pub struct Sought {
 
 /// Rows that were asked for.
 #[derive(Debug)]
-pub struct Asked<'a> {
+pub struct PendingLookup<'a> {
     shards: &'a Shards,
     version: u64,
     layout: Arc<Layout>,
@@ -51,15 +51,15 @@ pub struct Asked<'a> {
     started: Instant,
     signs: &'a [u64],
     /// With several shards.
-    dealt: Option<Dealt>,
+    split: Option<ShardSplit>,
     pieces: Vec<Piece>,
     num_sent: usize,
-    lost: Lost,
+    lost: ShardFailurePolicy,
 }
 
 /// Signs in the order of their shards.
 #[derive(Debug)]
-struct Dealt {
+struct ShardSplit {
     signs: Vec<u64>,
     /// For each its place among those that were asked for.
     places: Vec<u32>,
@@ -89,16 +89,16 @@ struct Flight {
     ticket: Ticket,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> PendingLookup<'a> {
     pub(super) fn new(
         shards: &'a Shards,
         version: u64,
         signs: &'a [u64],
         deadline: Instant,
-        lost: Lost,
+        lost: ShardFailurePolicy,
     ) -> Result<Self, ClientError> {
         let layout = shards.layout(version, deadline)?;
-        let (starts, dealt) = deal(shards, signs);
+        let (starts, split) = split_by_shard(shards, signs);
         let most = (PIECE_BYTES / layout.row_bytes()).clamp(1, PIECE_SIGNS);
         let mut pieces = Vec::new();
         // first pieces first, so that all shards work at once
@@ -116,7 +116,8 @@ impl<'a> Asked<'a> {
             }
         }
         let started = Instant::now();
-        let mut asked = Asked { shards, version, layout, deadline, started, signs, dealt, pieces, num_sent: 0, lost };
+        let mut asked =
+            PendingLookup { shards, version, layout, deadline, started, signs, split, pieces, num_sent: 0, lost };
         asked.send_ahead(0)?;
         Ok(asked)
     }
@@ -130,10 +131,10 @@ impl<'a> Asked<'a> {
     ///
     /// # Panics
     /// If `out` or `present` have no room for all signs.
-    pub fn wait(mut self, out: &mut [f32], present: &mut [bool]) -> Result<Sought, ClientError> {
+    pub fn wait(mut self, out: &mut [f32], present: &mut [bool]) -> Result<LookupSummary, ClientError> {
         assert_eq!(out.len(), self.signs.len() * self.layout.width(), "out has to hold a row for each sign");
         assert_eq!(present.len(), self.signs.len(), "present has to hold a flag for each sign");
-        let mut sought = Sought { hits: 0, lost: 0 };
+        let mut sought = LookupSummary { hits: 0, lost: 0 };
         for at in 0..self.pieces.len() {
             match self.settle(at)? {
                 Some((connection, body)) => {
@@ -159,16 +160,16 @@ impl<'a> Asked<'a> {
 
     /// Sends a piece to a replica that was not tried, or waits for one; one that nobody answers for may be lost.
     fn send(&mut self, at: usize) -> Result<(), ClientError> {
-        let Asked { shards, version, deadline, .. } = *self;
-        let signs = self.dealt.as_ref().map_or(self.signs, |dealt| &dealt.signs);
+        let PendingLookup { shards, version, deadline, .. } = *self;
+        let signs = self.split.as_ref().map_or(self.signs, |split| &split.signs);
         let piece = &mut self.pieces[at];
-        let seek = Seek { version, signs: &signs[piece.range.clone()] };
+        let seek = Lookup { version, signs: &signs[piece.range.clone()] };
         loop {
             let before = shards.num_changes();
             let Some((replica, connection)) = shards.pick(piece.shard, version, &piece.tried) else {
                 match piece.verdict(shards, version) {
                     Some(gone @ ClientError::Gone { .. }) => return Err(gone),
-                    _ if self.lost == Lost::Zero => {
+                    _ if self.lost == ShardFailurePolicy::Zero => {
                         piece.is_lost = true;
                         return Ok(());
                     }
@@ -177,7 +178,7 @@ impl<'a> Asked<'a> {
                     None => return Err(self.late(at)),
                 }
             };
-            match connection.ask(Kind::Seek, &seek.parts(), deadline) {
+            match connection.ask(Kind::Lookup, &seek.parts(), deadline) {
                 Ok(ticket) => {
                     piece.flight = Some(Flight { replica, connection, ticket });
                     return Ok(());
@@ -209,7 +210,7 @@ impl<'a> Asked<'a> {
             let now = Instant::now();
             let patience = self.deadline.saturating_duration_since(now) / (num_left + 1);
             let failure = match connection.wait(&ticket, now + patience) {
-                Ok((Kind::Found, body)) => match self.check(at, &body) {
+                Ok((Kind::LookupResult, body)) => match self.check(at, &body) {
                     Ok(()) => {
                         if let Some(why) = connection.farewell() {
                             self.shards.take_down(self.pieces[at].shard, replica, &connection, &why);
@@ -218,7 +219,7 @@ impl<'a> Asked<'a> {
                     }
                     Err(what) => Failure::Lost(what),
                 },
-                Ok((Kind::Refused, body)) => match Refused::decode(body.bytes()) {
+                Ok((Kind::Refusal, body)) => match Refusal::decode(body.bytes()) {
                     Ok(refused) => Failure::Refused(refused),
                     Err(error) => Failure::Lost(error.to_string()),
                 },
@@ -231,16 +232,16 @@ impl<'a> Asked<'a> {
 
     /// What a failure says about the replica it came from.
     fn note(&mut self, at: usize, replica: usize, connection: &Connection, failure: Failure) {
-        let Asked { shards, version, .. } = *self;
+        let PendingLookup { shards, version, .. } = *self;
         let piece = &mut self.pieces[at];
         let shard = piece.shard;
         let text = failure.text();
         match failure {
-            Failure::Refused(Refused { reason: Refusal::NoVersion, .. }) => {
+            Failure::Refused(Refusal { reason: Reason::NoVersion, .. }) => {
                 piece.is_lacking = true;
                 shards.unlearn(shard, replica, version);
             }
-            Failure::Refused(Refused { reason: Refusal::Stopping, .. }) => {
+            Failure::Refused(Refusal { reason: Reason::Stopping, .. }) => {
                 shards.take_down(shard, replica, connection, &text);
             }
             Failure::Refused(_) => {
@@ -258,7 +259,7 @@ impl<'a> Asked<'a> {
 
     /// Whether an answer is one to what was asked.
     fn check(&self, at: usize, body: &Body) -> Result<(), String> {
-        let found = Found::decode(body.bytes()).map_err(|error| error.to_string())?;
+        let found = LookupResult::decode(body.bytes()).map_err(|error| error.to_string())?;
         let expected = (self.version, self.pieces[at].range.len(), self.layout.row_bytes());
         let got = (found.version, found.num_signs, found.row_bytes as usize);
         if expected == got {
@@ -270,12 +271,12 @@ impl<'a> Asked<'a> {
     /// Puts the rows of a piece where they were asked for; returns how many there are.
     fn put(&self, at: usize, body: &Body, out: &mut [f32], present: &mut [bool]) -> usize {
         // `check` read it before
-        let Ok(found) = Found::decode(body.bytes()) else { return 0 };
+        let Ok(found) = LookupResult::decode(body.bytes()) else { return 0 };
         let (codec, width) = (self.layout.codec(), self.layout.width());
         let range = self.pieces[at].range.clone();
         let is_present = |i: usize| found.present[i / 64] >> (i % 64) & 1 == 1;
         let mut hits = 0;
-        let Some(dealt) = &self.dealt else {
+        let Some(split) = &self.split else {
             let out = &mut out[range.start * width..range.end * width];
             match codec.row_type() {
                 // all rows as if they were one
@@ -288,7 +289,7 @@ impl<'a> Asked<'a> {
             }
             return hits;
         };
-        for (i, (row, place)) in found.rows.chunks_exact(codec.row_bytes()).zip(&dealt.places[range]).enumerate() {
+        for (i, (row, place)) in found.rows.chunks_exact(codec.row_bytes()).zip(&split.places[range]).enumerate() {
             let place = *place as usize;
             codec.decode_row(row, &mut out[place * width..][..width]);
             present[place] = is_present(i);
@@ -301,7 +302,7 @@ impl<'a> Asked<'a> {
     fn put_zeros(&self, at: usize, out: &mut [f32], present: &mut [bool]) -> usize {
         let width = self.layout.width();
         let range = self.pieces[at].range.clone();
-        let place = |i: usize| self.dealt.as_ref().map_or(i, |dealt| dealt.places[i] as usize);
+        let place = |i: usize| self.split.as_ref().map_or(i, |split| split.places[i] as usize);
         for place in range.clone().map(place) {
             out[place * width..][..width].fill(0.0);
             present[place] = false;
@@ -316,7 +317,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for PendingLookup<'_> {
     fn drop(&mut self) {
         for Flight { connection, ticket, .. } in self.pieces.iter_mut().filter_map(|piece| piece.flight.take()) {
             connection.forget(&ticket);
@@ -340,7 +341,7 @@ impl Piece {
 }
 
 /// Sorts signs by their shards: where those of each begin, one more at the end; and the signs, if there are several shards.
-fn deal(shards: &Shards, signs: &[u64]) -> (Vec<usize>, Option<Dealt>) {
+fn split_by_shard(shards: &Shards, signs: &[u64]) -> (Vec<usize>, Option<ShardSplit>) {
     let num_shards = shards.shards.len();
     let mut starts = vec![0; num_shards + 1];
     if num_shards == 1 {
@@ -353,11 +354,11 @@ fn deal(shards: &Shards, signs: &[u64]) -> (Vec<usize>, Option<Dealt>) {
         starts[shard + 1] += starts[shard];
     }
     let mut next = starts.clone();
-    let mut dealt = Dealt { signs: vec![0; signs.len()], places: vec![0; signs.len()] };
+    let mut split = ShardSplit { signs: vec![0; signs.len()], places: vec![0; signs.len()] };
     for (place, (&sign, &owner)) in signs.iter().zip(&owners).enumerate() {
         let at = &mut next[owner as usize];
-        (dealt.signs[*at], dealt.places[*at]) = (sign, place as u32);
+        (split.signs[*at], split.places[*at]) = (sign, place as u32);
         *at += 1;
     }
-    (starts, Some(dealt))
+    (starts, Some(split))
 }

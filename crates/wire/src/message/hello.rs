@@ -32,7 +32,7 @@ impl<'a> Hello<'a> {
 /// Why a request was not done, for a program to decide on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Refusal {
+pub enum Reason {
     /// Bytes that are no request.
     Malformed = 1,
     /// Another token or another run.
@@ -57,9 +57,9 @@ pub enum Refusal {
     NoVersion = 11,
 }
 
-impl Refusal {
-    fn from_number(number: u32) -> Option<Refusal> {
-        use Refusal::{
+impl Reason {
+    fn from_number(number: u32) -> Option<Reason> {
+        use Reason::{
             Fenced, Full, Internal, Malformed, NameClash, NoVersion, NotYet, Outdated, Passed, Stopping, Unauthorized,
         };
         [Malformed, Unauthorized, Outdated, Fenced, NotYet, NameClash, Full, Stopping, Internal, Passed, NoVersion]
@@ -71,29 +71,29 @@ impl Refusal {
 /// A request that was not done.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text}")]
-pub struct Refused {
+pub struct Refusal {
     /// For programs.
-    pub reason: Refusal,
+    pub reason: Reason,
     /// For people.
     pub text: String,
 }
 
-impl Refused {
+impl Refusal {
     /// With a text of at most some lines.
-    pub fn new(reason: Refusal, text: impl Into<String>) -> Self {
-        Refused { reason, text: text.into() }
+    pub fn new(reason: Reason, text: impl Into<String>) -> Self {
+        Refusal { reason, text: text.into() }
     }
 
     /// Reads a body.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
         let mut reader = Reader::new("refused", bytes);
         let (number, length) = (reader.u32()?, reader.u32()? as usize);
-        let Some(reason) = Refusal::from_number(number) else {
+        let Some(reason) = Reason::from_number(number) else {
             return reader.fail(format!("expected a reason from 1 to 11, got {number}"));
         };
         let text = String::from_utf8_lossy(reader.array(length)?).into_owned();
         reader.end()?;
-        Ok(Refused { reason, text })
+        Ok(Refusal { reason, text })
     }
 
     /// The body.

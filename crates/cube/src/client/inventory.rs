@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use elasticrec_wire::Holding;
+use elasticrec_wire::Inventory;
 use serde_json::Value;
 
 use crate::meta::Meta;
@@ -45,7 +45,7 @@ impl Layout {
 
 /// What a server holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct ServerInventory {
     pub(super) partitions: Range<u32>,
     pub(super) num_partitions: u32,
     /// By version, ascending.
@@ -54,9 +54,9 @@ pub(super) struct Held {
     pub(super) about: String,
 }
 
-impl Held {
-    pub(super) fn decode(bytes: &[u8]) -> Result<Held, String> {
-        let holding = Holding::decode(bytes).map_err(|error| error.to_string())?;
+impl ServerInventory {
+    pub(super) fn decode(bytes: &[u8]) -> Result<ServerInventory, String> {
+        let holding = Inventory::decode(bytes).map_err(|error| error.to_string())?;
         let layouts: Vec<Value> =
             serde_json::from_slice(holding.layouts).map_err(|error| format!("holding: layouts: {error}"))?;
         let parse = |value: &Value| {
@@ -74,7 +74,7 @@ impl Held {
         versions.sort_by_key(|(version, _)| *version);
         let partitions = holding.first_partition..holding.end_partition;
         let about = String::from_utf8_lossy(holding.about).into_owned();
-        Ok(Held { partitions, num_partitions: holding.num_partitions, versions, about })
+        Ok(ServerInventory { partitions, num_partitions: holding.num_partitions, versions, about })
     }
 }
 
@@ -85,8 +85,8 @@ mod tests {
 
     use super::*;
 
-    fn sent(layouts: &str, versions: &[[u64; 2]]) -> Result<Held, String> {
-        let holding = Holding {
+    fn sent(layouts: &str, versions: &[[u64; 2]]) -> Result<ServerInventory, String> {
+        let holding = Inventory {
             first_partition: 0,
             end_partition: 3,
             num_partitions: 8,
@@ -97,10 +97,10 @@ mod tests {
         };
         let bytes = holding.parts().slices().concat();
         let mut frame = Vec::new();
-        write_frame(&mut frame, Header { kind: Kind::Holding, id: 0 }, &[&bytes]).unwrap();
+        write_frame(&mut frame, Header { kind: Kind::Inventory, id: 0 }, &[&bytes]).unwrap();
         let mut body = Body::default();
         read_frame(&mut frame.as_slice(), 1 << 20, &mut body).unwrap();
-        Held::decode(body.bytes())
+        ServerInventory::decode(body.bytes())
     }
 
     #[test]
