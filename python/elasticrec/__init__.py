@@ -1,6 +1,6 @@
 """ElasticREC: click-through models from a log line to a served score.
 
-In a notebook: `job = elasticrec.load_job("job.yaml")`, `result = elasticrec.train(job)`, `result.history`.
+In a notebook: `run = elasticrec.train("job.yaml")`, `run.history`, `run.publish()`.
 In a service: `client = elasticrec.Client("http://127.0.0.1:8500")`, `client.predict([{"user": 17}])`.
 Importing the package imports neither torch nor the extension: each command and class loads what it uses.
 """
@@ -10,10 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elasticrec.api import Result, load_job, load_run, train
-    from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
+    from elasticrec.api import PredictionServer, TrainingRun, load_job, load_run, serve, train
+    from elasticrec.config import Job
+    from elasticrec.errors import ConfigError, ElasticRecError, ModelError, SampleError, UnavailableError
     from elasticrec.serving.async_client import AsyncClient
     from elasticrec.serving.client import Client
+    from elasticrec.training.event import Event
+    from elasticrec.training.metrics import Metrics
 
 try:
     __version__ = version("elasticrec")
@@ -25,28 +28,38 @@ __all__ = [
     "Client",
     "ConfigError",
     "ElasticRecError",
-    "Result",
+    "Event",
+    "Job",
+    "Metrics",
+    "ModelError",
+    "PredictionServer",
     "SampleError",
+    "TrainingRun",
     "UnavailableError",
     "__version__",
     "load_job",
     "load_run",
+    "serve",
     "train",
 ]
 
-# Where what is offered is found, unless it is in the API.
-_PLACES = {
+# Modules of the names that are not in the API module.
+_MODULES = {
     "AsyncClient": "elasticrec.serving.async_client",
     "Client": "elasticrec.serving.client",
     "ConfigError": "elasticrec.errors",
     "ElasticRecError": "elasticrec.errors",
+    "Event": "elasticrec.training.event",
+    "Job": "elasticrec.config",
+    "Metrics": "elasticrec.training.metrics",
+    "ModelError": "elasticrec.errors",
     "SampleError": "elasticrec.errors",
     "UnavailableError": "elasticrec.errors",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """What the API offers, imported when it is first used."""
+    """Import a name of `__all__` when it is first used."""
     if name in __all__:
-        return getattr(import_module(_PLACES.get(name, "elasticrec.api")), name)
+        return getattr(import_module(_MODULES.get(name, "elasticrec.api")), name)
     raise AttributeError(f"module `elasticrec` has no `{name}`")

@@ -1,4 +1,4 @@
-"""The Python API, for notebooks and scripts: load a job, train it, look at its history, score samples.
+"""The Python API, for notebooks and scripts: load a job, train, evaluate, publish, serve.
 
 Importing it imports no torch: each function loads what it uses.
 """
@@ -6,16 +6,19 @@ Importing it imports no torch: each function loads what it uses.
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from elasticrec.config import Job
+from elasticrec.config import Job, Serve, default_job
 from elasticrec.config import load_job as _load_job
 from elasticrec.errors import SampleError
 from elasticrec.predict import score_lines, scores_of, source_of
@@ -24,7 +27,9 @@ from elasticrec.run import Run, resolve_run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from elasticrec.training.event import Event
+    from elasticrec.publish.local import Published
+    from elasticrec.serving.client import Client
+    from elasticrec.training.event import Callback
     from elasticrec.training.metrics import Metrics
     from elasticrec.training.predict import CheckpointModel
 
@@ -34,7 +39,7 @@ Scores = npt.NDArray[np.float32]
 def load_job(path: str | Path, set: Mapping[str, Any] | Sequence[str] = ()) -> Job:
     """Read and check a job file; `set` overrides keys: `{"train.epochs": 3}`, or `["train.epochs=3"]` as in `--set`."""
     _check("load_job", "path", path, (str, os.PathLike), "a str or a Path")
-    # a text has characters, which are no overrides
+    # A str is a sequence of characters, none of which is an override.
     if not isinstance(set, Mapping | Sequence) or isinstance(set, str | bytes):
         raise _wrong("load_job", "set", "a dict such as {'train.epochs': 3}, or a list of str", set)
     if isinstance(set, Mapping):
@@ -46,54 +51,126 @@ def load_job(path: str | Path, set: Mapping[str, Any] | Sequence[str] = ()) -> J
 
 def train(
     job: Job | str | Path,
-    callback: "Callable[[Event], object] | None" = None,
+    callback: "Callback | None" = None,
     *,
     fresh: bool = False,
     quiet: bool = False,
-) -> "Result":
-    """Train a job in this process; an unfinished run of it goes on, `fresh` starts over.
+) -> "TrainingRun":
+    """Train a job and return its run; an unfinished run resumes, unless `fresh` starts it over.
 
-    `callback` is told every progress line, evaluation and epoch as an `Event`. When it returns False the training stops
-    after the batch at hand; an interrupt (Ctrl-C, or the stop button of a notebook) and an error of the callback stop
-    it too, and are raised. All of them leave a checkpoint from which the next `train` goes on. `quiet` prints nothing.
+    With `train.mode: local` the training runs in this process; with `ps` it starts the coordinator, the parameter
+    servers and the trainers as processes of this machine, and ends them before it returns or raises.
+
+    `callback` is called with every `Event`; when it returns False, the training stops after the current batch. An
+    interrupt (Ctrl-C, or the stop button of a notebook) and an error of the callback stop it too, and are raised. All
+    of them leave a checkpoint from which the next `train` resumes. `quiet` prints nothing.
     """
     _check("train", "job", job, (Job, str, os.PathLike), "a Job, a str or a Path")
     if callback is not None and not callable(callback):
         raise _wrong("train", "callback", "a function or None", callback)
     _check("train", "fresh", fresh, bool, "a bool")
     _check("train", "quiet", quiet, bool, "a bool")
-    from elasticrec.publish.train import train_and_publish
-
     loaded = job if isinstance(job, Job) else load_job(job)
-    with ExitStack() as stack:
-        stream = stack.enter_context(open(os.devnull, "w")) if quiet else None
-        summary = train_and_publish(loaded, fresh=fresh, callback=callback, stream=stream)
-    return Result(summary.run)
+    with _output(quiet) as stream:
+        if loaded.train.mode == "ps":
+            from elasticrec.roles.train import train_with_servers
+
+            train_with_servers(loaded, fresh=fresh, callback=callback, stream=stream)
+        else:
+            from elasticrec.publish.train import train_and_publish
+
+            train_and_publish(loaded, fresh=fresh, callback=callback, stream=stream)
+    return TrainingRun(Run.of(loaded))
 
 
-def load_run(run: str | Path) -> "Result":
-    """What a run has come to so far: a job file, the name of a run, or its directory."""
+def load_run(run: str | Path) -> "TrainingRun":
+    """Return the run of a job file, of a name, or in a directory."""
     _check("load_run", "run", run, (str, os.PathLike), "a str or a Path")
-    return Result(resolve_run(os.fspath(run)))
+    return TrainingRun(resolve_run(os.fspath(run)))
 
 
-class Result:
-    """A run, as its newest checkpoint and its metrics file have it."""
+@contextmanager
+def serve(
+    *models: str | Path, job: Job | str | Path | None = None, port: int = 0, wait: bool = False, quiet: bool = False
+) -> Iterator["PredictionServer"]:
+    """Serve published models over HTTP, gRPC and bRPC while the block runs, and follow their new versions.
+
+    A model is a path or URL such as `models/demo` or `models/demo/7`, or a repository with all its models; without any,
+    the `serve` section of `job` names them. `port` 0 takes a free one. With `wait`, a model without a version is waited
+    for. The server runs in this process; at the end of the block it answers the requests that it has accepted.
+    """
+    for number, model in enumerate(models):
+        _check("serve", f"models[{number}]", model, (str, os.PathLike), "a str or a Path")
+    if job is not None:
+        _check("serve", "job", job, (Job, str, os.PathLike), "a Job, a str or a Path")
+    _check("serve", "port", port, int, "an int")
+    from elasticrec.serving.plan import plan_of
+    from elasticrec.serving.server import serving, url_of
+
+    given = default_job(()) if job is None else job if isinstance(job, Job) else load_job(job)
+    loaded = given.model_copy(update={"serve": given.serve.model_copy(update={"port": port})})
+    variants = plan_of([os.fspath(model) for model in models], loaded, is_given=job is not None)
+    with _output(quiet) as stream:
+
+        def say(line: str) -> None:
+            print(line, file=stream or sys.stdout, flush=True)
+
+        with serving(variants, loaded, say, threading.Event(), wait=wait) as server:
+            yield PredictionServer(url_of(server, loaded.serve), loaded.serve)
+
+
+@dataclass(frozen=True)
+class PredictionServer:
+    """A prediction server of this process."""
+
+    url: str
+    """Such as `http://127.0.0.1:8500`."""
+    settings: Serve
+
+    def client(self, model: str | None = None, **options: Any) -> "Client":
+        """Return a client of the server; `model` is needed where it serves several, `options` are those of `Client`."""
+        from elasticrec.serving.client import Client
+
+        if self.settings.token is not None:
+            options = {"token": self.settings.token.reveal_token(), **options}
+        return Client(self.url, model, **options)
+
+
+class TrainingRun:
+    """The run of a job, by its newest checkpoint and its metrics file."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self._run = run
 
     def __repr__(self) -> str:
-        return f"Result({str(self.run.path)!r})"
+        return f"TrainingRun({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        """Name of the run, which is that of its job."""
+        return self._run.name
+
+    @property
+    def path(self) -> Path:
+        """Directory of the run."""
+        return self._run.path
+
+    @property
+    def job(self) -> Job:
+        """The job of the run, with all defaults."""
+        return self._run.job()
 
     @property
     def finished(self) -> bool:
-        """Whether nothing of the job's epochs is left."""
+        """Whether all epochs of the job are trained."""
+        # The servers of a stopped run have saved parts of their own, which only the next training reads.
+        if not any(self._run.checkpoints.glob("step-*")):
+            return False
         return self._model.checkpoint.progress.finished
 
     @property
     def metrics(self) -> "dict[str, Metrics]":
-        """By label: of the last evaluation, or of the training where there was none."""
+        """Metrics of the last evaluation by label; of the training if there was no evaluation."""
         from elasticrec.training.metrics import Metrics
 
         checkpoint = self._model.checkpoint
@@ -104,15 +181,15 @@ class Result:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The records of the metrics file, without those of batches that a crash took back."""
-        if not self.run.metrics_path.exists():
+        """Records of the metrics file, without batches that a crash undid."""
+        if not self._run.metrics_path.exists():
             return []
         records: list[dict[str, Any]] = []
-        for line in self.run.metrics_path.read_text("utf-8").splitlines():
+        for line in self._run.metrics_path.read_text("utf-8").splitlines():
             try:
                 record = json.loads(line)
             except ValueError:
-                # the line that a crash cut short
+                # A crash truncated the line.
                 continue
             if record.get("event") == "start":
                 records = [one for one in records if one.get("steps", 0) <= record["steps"]]
@@ -121,20 +198,20 @@ class Result:
 
     @property
     def history(self) -> "pd.DataFrame":
-        """The records as a table: a row a record, columns such as `eval_click_auc` and `share_wait`."""
+        """The records as a table, with columns such as `eval_click_auc` and `share_wait`."""
         try:
             import pandas as pd
         except ModuleNotFoundError:
             raise ModuleNotFoundError(
                 "history needs `pandas`; install it: pip install 'elasticrec[notebook]'", name="pandas"
             ) from None
-        labels = self.run.job().data.labels
-        told = [record for record in self.records if record.get("event") != "evaluating"]
-        return pd.DataFrame([_flat(record, labels) for record in told])
+        labels = self.job.data.labels
+        records = [record for record in self.records if record.get("event") != "evaluating"]
+        return pd.DataFrame([_flat(record, labels) for record in records])
 
     def score(self, samples: Path | str | bytes | Iterable[str]) -> Scores:
-        """Probabilities `[samples, labels]` by the newest checkpoint: of a file (a `Path`), of text, or of lines."""
-        # going over a mapping or a table of pandas gives names, which are no samples
+        """Return probabilities `[samples, labels]` of a file (a `Path`), of text, or of lines."""
+        # Iterating over a mapping or a pandas table yields names, not samples.
         has_names = isinstance(samples, Mapping) or hasattr(samples, "columns")
         if has_names or not isinstance(samples, Path | Iterable):
             raise _wrong("score", "samples", "a Path, a str, bytes or a list of str", samples)
@@ -144,15 +221,43 @@ class Result:
             chunks = list(score_lines(_lines(samples), "samples", source_of(self._model)))
         return np.concatenate([np.zeros((0, len(self._model.job.data.labels)), np.float32), *chunks])
 
+    def evaluate(self, *data: str | Path, best: bool = False) -> "dict[str, Metrics]":
+        """Return the metrics by label of the newest or the best checkpoint on files, or on `data.eval` of the job."""
+        for number, pattern in enumerate(data):
+            _check("evaluate", f"data[{number}]", pattern, (str, os.PathLike), "a str or a Path")
+        from elasticrec.training.snapshots import choose, evaluate_run
+
+        chosen = choose(self._run, None, best=best)
+        patterns = [os.fspath(pattern) for pattern in data]
+        (evaluated,) = evaluate_run(self._run, chosen, patterns, lambda line: print(line, file=sys.stderr))
+        return evaluated.metrics
+
+    def publish(self, *, best: bool = False, row_type: str | None = None) -> "Published":
+        """Write the newest or the best checkpoint as a version, and make it current if `publish.gate` accepts it.
+
+        `row_type` replaces `publish.row_type` of the job. The result says whether the version is current:
+        `outcome.is_offered`, and why not: `outcome.words`.
+        """
+        from elasticrec.publish.local import publish_run
+
+        return publish_run(self._run, best=best, row_type=row_type)
+
     @cached_property
     def _model(self) -> "CheckpointModel":
         from elasticrec.training.predict import load_checkpoint
 
-        return load_checkpoint(self.run)
+        return load_checkpoint(self._run)
+
+
+@contextmanager
+def _output(quiet: bool) -> Iterator[TextIO | None]:
+    """Yield the stream for progress lines; None stands for the default."""
+    with ExitStack() as stack:
+        yield stack.enter_context(open(os.devnull, "w")) if quiet else None
 
 
 def _check(function: str, name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Refuse an argument of another type, by its name."""
+    """Raise `TypeError` for an argument of another type."""
     if not isinstance(value, kinds):
         raise _wrong(function, name, expected, value)
 
@@ -164,7 +269,7 @@ def _wrong(function: str, name: str, expected: str, value: object) -> TypeError:
 def _override(key: object, value: object) -> str:
     _check("load_job", "set", key, str, "keys that are str such as 'train.epochs'")
     try:
-        # JSON is YAML, which is what overrides are read as
+        # Overrides are parsed as YAML, which contains JSON.
         return f"{key}={json.dumps(value, default=_plain, ensure_ascii=False)}"
     except TypeError:
         raise _wrong(
@@ -173,7 +278,7 @@ def _override(key: object, value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Paths, and numbers of numpy, as JSON has them."""
+    """Convert paths and numpy numbers to JSON values."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, np.generic):
@@ -191,14 +296,14 @@ def _lines(samples: str | bytes | Iterable[str]) -> BinaryIO:
         _check("score", f"samples[{number}]", item, str, "a str with one line")
     lines = [line.removesuffix("\n") for line in items]
     for number, line in enumerate(lines):
-        # a list has a row of scores for each of its items
+        # The result has one row of scores for each item.
         if not line.strip() or "\n" in line:
             raise SampleError(f"samples[{number}]: expected one line, got {'none' if not line.strip() else 'several'}")
     return io.BytesIO("\n".join(lines).encode())
 
 
 def _flat(record: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    """A record without lists: metrics by label, shares by stage."""
+    """Flatten a record: metrics by label, shares by stage."""
     flat: dict[str, Any] = {}
     for key, value in record.items():
         if key in ("train", "eval"):

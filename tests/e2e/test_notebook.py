@@ -1,4 +1,4 @@
-"""The quickstart notebook runs from top to bottom, and its stop button leaves a checkpoint and no process."""
+"""The quickstart notebook runs from top to bottom; the stop button leaves a checkpoint and no process."""
 
 import json
 import os
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 NOTEBOOK = Path(__file__).parents[2] / "examples/quickstart.ipynb"
 
-# A kernel as Jupyter runs one: a cell that trains, the stop button in the middle of it, one that looks after it.
+# Starts a kernel as Jupyter does, runs a cell that trains, interrupts it, and lists the processes that are left.
 INTERRUPT = """
 from jupyter_client.manager import start_new_kernel
 
@@ -63,6 +63,7 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     text = "".join("".join(output.get("text", [])) for output in outputs)
     assert "unknown key, did you mean `epochs`?" in text
     assert "finished: False" in text and "finished: True" in text
+    assert "version 1 of demo: " in text and "serving demo version 1 " in text
     assert any("eval_click_auc" in "".join(output.get("data", {}).get("text/html", [])) for output in outputs)
 
 
@@ -83,7 +84,7 @@ def test_the_stop_button_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> N
     assert checkpoints and checkpoints[-1].stat().st_mtime >= started
     steps = json.loads(checkpoints[-1].read_bytes())["steps"]
     assert steps > 0
-    # the run is free for the next one, and whole
+    # The run is unlocked and complete.
     result = elasticrec("train", "job.yaml", "--set", "train.epochs=1", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "is finished" in result.stderr or "resuming runs/tiny" in result.stderr

@@ -1,4 +1,4 @@
-"""The Python API: a job, a training with a callback, its history and scores, from any thread."""
+"""The Python API: train, evaluate, publish and serve from a notebook, from any thread."""
 
 import contextlib
 import json
@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import elasticrec
-from elasticrec.api import Result
+from elasticrec import errors
+from elasticrec.api import TrainingRun
 from elasticrec.errors import SampleError
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import latest
@@ -41,16 +42,16 @@ def _job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_samples: WriteSa
 
 
 def threads() -> set[str]:
-    """Those of this process, of Rust as well."""
+    """Return the threads of this process, those of Rust too."""
     return set(os.listdir("/proc/self/task"))
 
 
-def expect_no_more(before: set[str]) -> None:
-    """A thread that was waited for is still listed for a moment."""
+def expect_threads(before: set[str]) -> None:
+    """Wait until no other threads are left: a thread that was joined stays listed for a moment."""
     wait_until(lambda: threads() <= before, lambda: f"threads are left: {threads() - before}")
 
 
-# Processes that the worker had before the test, such as the resource tracker of another test's processes.
+# Child processes from before the test, such as the resource tracker of another test.
 _EARLIER: set[str] = set()
 
 
@@ -74,12 +75,32 @@ def test_importing_the_package_imports_neither_torch_nor_the_extension() -> None
     code = (
         "import sys, elasticrec\n"
         "assert not {'torch', 'pandas', 'numpy', 'elasticrec._core'} & sys.modules.keys()\n"
-        "elasticrec.load_job, elasticrec.train, elasticrec.load_run, elasticrec.Result, elasticrec.ConfigError\n"
+        "[getattr(elasticrec, name) for name in elasticrec.__all__]\n"
         "assert not {'torch', 'pandas'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="module `elasticrec` has no `trian`"):
         _ = elasticrec.trian  # type: ignore[attr-defined]
+
+
+def test_importing_the_package_leaves_the_process_as_it_was() -> None:
+    code = (
+        "import logging, os, signal, threading\n"
+        "def state():\n"
+        "    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]\n"
+        "    logger = logging.getLogger()\n"
+        "    return dict(os.environ), os.getcwd(), handlers, threading.active_count(), logger.handlers, logger.level\n"
+        "before = state()\n"
+        "import elasticrec, elasticrec.cli\n"
+        "[getattr(elasticrec, name) for name in elasticrec.__all__]\n"
+        "assert state() == before, (before, state())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_error_is_exported() -> None:
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert defined <= set(elasticrec.__all__)
 
 
 def test_a_job_with_overrides() -> None:
@@ -91,11 +112,11 @@ def test_a_job_with_overrides() -> None:
         elasticrec.load_job("job.yaml", set={"train.epoch": 3})
 
 
-def test_train_look_and_score(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_history_metrics_and_scores(capsys: pytest.CaptureFixture[str]) -> None:
     events: list[Any] = []
     result = elasticrec.train("job.yaml", callback=events.append, quiet=True)
     assert capsys.readouterr().err == ""
-    assert result.finished and repr(result) == "Result('runs/small')"
+    assert result.finished and repr(result) == "TrainingRun('runs/small')"
     assert [event.kind for event in events if event.kind != "progress"] == [
         "start",
         "evaluation",
@@ -123,7 +144,8 @@ def test_train_look_and_score(capsys: pytest.CaptureFixture[str]) -> None:
         result.score(["1 0 5:0", "1 0 x:0"])
     found = elasticrec.load_run("small")
     np.testing.assert_array_equal(found.score(path), scores)
-    assert found.metrics == result.metrics
+    assert found.metrics == result.metrics == result.evaluate() == result.evaluate("eval.txt")
+    assert (found.name, found.path, found.job.train.batch_size) == ("small", Path("runs/small"), 64)
 
 
 def test_without_an_evaluation_the_metrics_are_of_the_training() -> None:
@@ -143,19 +165,19 @@ elasticrec.train(elasticrec.load_job("job.yaml", set={"train.checkpoint.every_st
 """
 
 
-def test_the_history_leaves_out_what_a_crash_took_back() -> None:
-    # a process of its own: a fork of this one would inherit locks that torch's threads hold
-    assert subprocess.run([sys.executable, "-c", CRASH]).returncode == 9
+def test_the_history_leaves_out_batches_that_a_crash_undid() -> None:
+    # A fork of this process would inherit locks that torch's threads hold.
+    assert subprocess.run([sys.executable, "-c", CRASH], check=False).returncode == 9
     job = elasticrec.load_job("job.yaml", set={"train.checkpoint.every_steps": 3})
     with open("runs/small/metrics.jsonl", "a") as file:
         file.write('{"time": 1')
     result = elasticrec.train(job, quiet=True)
     progress = result.history.query("event == 'progress'")
-    assert list(progress["steps"]) == list(range(1, 11)), "the steps 7 and 8 stand there once"
+    assert list(progress["steps"]) == list(range(1, 11)), "steps 7 and 8 appear once"
     assert len(json.loads(Path("runs/small/metrics.jsonl").read_text().splitlines()[0])) > 1
 
 
-def test_false_stops_and_the_next_call_goes_on() -> None:
+def test_false_stops_and_the_next_call_resumes() -> None:
     first = elasticrec.train("job.yaml", callback=lambda event: event.steps < 5, quiet=True)
     assert not first.finished
     assert first.score(["1 0 1:0"]).shape == (1, 1)
@@ -176,32 +198,32 @@ def test_an_interrupt_leaves_a_checkpoint_and_no_thread_or_process(monkeypatch: 
 
     with pytest.raises(KeyboardInterrupt):
         elasticrec.train("job.yaml", callback=interrupt, fresh=True, quiet=True)
-    assert inside[0] - before, "a reader was at work"
-    expect_no_more(before)
+    assert inside[0] - before, "a reader was running"
+    expect_threads(before)
     assert children() == []
     saved = latest(Run(Path("runs/small")))
     assert saved is not None and saved.progress.steps == 3
     assert elasticrec.train("job.yaml", quiet=True).finished
 
 
-def test_an_interrupt_in_the_middle_of_a_batch_saves_nothing_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a second Ctrl-C, or an exception that a thread is sent: half a batch must not become a checkpoint."""
+def test_an_interrupt_within_a_batch_saves_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second Ctrl-C interrupts within a batch: half a batch must not become a checkpoint."""
     elasticrec.train("job.yaml", quiet=True, fresh=True)
     before = threads()
 
-    def torn(self: Trainer, *_: object) -> None:
+    def interrupted(self: Trainer, *_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", torn)
+        patch.setattr(Trainer, "step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             elasticrec.train("job.yaml", fresh=True, quiet=True)
-    expect_no_more(before)
+    expect_threads(before)
     assert latest(Run(Path("runs/small"))) is None
 
 
-def test_a_training_beside_the_main_thread() -> None:
-    results: list[Result] = []
+def test_a_training_in_a_second_thread() -> None:
+    results: list[TrainingRun] = []
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     wanted = threading.Event()
 
@@ -259,14 +281,14 @@ def test_the_processes_of_a_reader_end_with_the_training(how: str) -> None:
     expected = {"interrupt": KeyboardInterrupt, "error": LookupError}
     with pytest.raises(expected[how]) if how in expected else contextlib.nullcontext():
         elasticrec.train(job, callback=stop, quiet=True)
-    assert len(inside[0]) == 2, "two workers were at work"
+    assert len(inside[0]) == 2, "two reader processes were running"
     assert children() == []
     saved = latest(Run(Path("runs/small")))
     assert saved is not None and saved.progress.steps == 3
 
 
 @pytest.mark.parametrize("lines", [["1 0 5:0", ""], ["1 0 5:0\n1 0 6:0"]])
-def test_a_list_has_a_line_in_each_item(lines: list[str]) -> None:
+def test_each_item_of_a_list_is_one_line(lines: list[str]) -> None:
     result = elasticrec.train("job.yaml", quiet=True, fresh=True)
     assert result.score(["1 0 5:0\n", "1 0 6:0"]).shape == (2, 1)
     with pytest.raises(SampleError, match=r"samples\[\d\]: expected one line, got (none|several)"):
@@ -299,32 +321,120 @@ def test_a_list_has_a_line_in_each_item(lines: list[str]) -> None:
         (lambda: elasticrec.train("job.yaml", quiet=1), "train: quiet: expected a bool, got int"),
         (lambda: elasticrec.load_run(None), "load_run: run: expected a str or a Path, got NoneType"),
         (
-            lambda: Result(Run(Path("runs/small"))).score(5),
+            lambda: elasticrec.serve("models/small", 8500).__enter__(),
+            "serve: models[1]: expected a str or a Path, got int",
+        ),
+        (
+            lambda: TrainingRun(Run(Path("runs/small"))).evaluate(["eval.txt"]),
+            "evaluate: data[0]: expected a str or a Path, got list",
+        ),
+        (
+            lambda: TrainingRun(Run(Path("runs/small"))).score(5),
             "score: samples: expected a Path, a str, bytes or a list of str, got int",
         ),
         (
-            lambda: Result(Run(Path("runs/small"))).score({"0": [5]}),
+            lambda: TrainingRun(Run(Path("runs/small"))).score({"0": [5]}),
             "score: samples: expected a Path, a str, bytes or a list of str, got dict",
         ),
         (
-            lambda: Result(Run(Path("runs/small"))).score(["1 0 5:0", {"0": 5}]),
+            lambda: TrainingRun(Run(Path("runs/small"))).score(["1 0 5:0", {"0": 5}]),
             "score: samples[1]: expected a str with one line, got dict",
         ),
     ],
 )
-def test_arguments_of_another_type_are_named(call: Callable[[], object], message: str) -> None:
+def test_arguments_of_another_type_are_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(TypeError) as caught:
         call()
     assert str(caught.value) == message
     assert not Path("runs").exists()
 
 
-def test_a_table_is_no_list_of_samples() -> None:
+def test_a_pandas_table_is_refused_as_samples() -> None:
     frame = pytest.importorskip("pandas").DataFrame({"0": [5]})
     with pytest.raises(TypeError, match=r"^score: samples: .*, got DataFrame$"):
-        Result(Run(Path("runs/small"))).score(frame)
+        TrainingRun(Run(Path("runs/small"))).score(frame)
 
 
-def test_values_of_a_notebook() -> None:
+def test_overrides_may_be_numpy_numbers_and_paths() -> None:
     assert elasticrec.load_job(Path("job.yaml"), {"train.epochs": np.int64(3)}).train.epochs == 3
     assert elasticrec.load_job("job.yaml", {"data.eval": Path("eval.txt")}).data.eval == (str(Path.cwd() / "eval.txt"),)
+
+
+def test_train_publish_serve_and_ask() -> None:
+    run = elasticrec.train("job.yaml", quiet=True)
+    published = run.publish()
+    assert published.version == 1 and published.outcome.is_offered
+    instance = {"0": [5], "1": [1007], "2": [5]}
+    expected = run.score(["1 0 5:0 1007:1 5:2"])
+    with elasticrec.serve("models/small", quiet=True) as server, server.client() as client:
+        np.testing.assert_allclose(client.predict([instance]), expected, rtol=1e-5)
+        assert client.metadata()["version"] == 1
+    # ONNX Runtime keeps one thread for the process, so that only a second server must leave none.
+    threads_before = threads()
+    with elasticrec.serve(published.path, quiet=True) as server, server.client() as client:
+        np.testing.assert_allclose(client.predict([instance]), expected, rtol=1e-5)
+    with elasticrec.Client(server.url, timeout_s=1, retries=0) as client:
+        assert not client.is_ready()
+    expect_threads(threads_before)
+    assert children() == []
+
+
+def test_the_client_of_a_server_has_the_token_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_TOKEN", "a-secret-of-the-test")
+    job = elasticrec.load_job("job.yaml", {"serve.token": "${SMALL_TOKEN}"})
+    elasticrec.train(job, quiet=True).publish()
+    with elasticrec.serve(job=job, quiet=True) as server:
+        with server.client("small") as client:
+            assert client.predict([{"0": [5]}]).shape == (1, 1)
+        with elasticrec.Client(server.url) as client, pytest.raises(elasticrec.ElasticRecError):
+            client.predict([{"0": [5]}])
+
+
+def test_serving_a_model_that_is_missing_leaves_no_server() -> None:
+    before = threads()
+    with pytest.raises(elasticrec.ElasticRecError, match="models/missing"), elasticrec.serve("models/missing"):
+        pass
+    expect_threads(before)
+
+
+PS = {
+    "train.mode": "ps",
+    "train.servers": 2,
+    "train.trainers": 1,
+    "train.evaluate": {},
+    "train.print_every_s": 0.1,
+    "data.unit_bytes": 4096,
+}
+
+
+def test_mode_ps_trains_with_servers() -> None:
+    events: list[elasticrec.Event] = []
+    run = elasticrec.train(elasticrec.load_job("job.yaml", PS), events.append, quiet=True)
+    assert run.finished and run.metrics["click"].samples == 200
+    assert (run.path / "logs/ps-1.log").exists(), "parameter servers are processes with logs"
+    assert {"progress", "pass"} <= {event.kind for event in events}
+    assert children() == []
+
+
+@pytest.mark.parametrize("how", ["interrupt", "error", "false"])
+def test_mode_ps_stops_with_a_checkpoint_and_leaves_no_process(how: str) -> None:
+    job = elasticrec.load_job("job.yaml", {**PS, "train.epochs": 100_000})
+    running: list[list[str]] = []
+
+    def stop(event: elasticrec.Event) -> bool:
+        if not event.samples or running:
+            return True
+        running.append(children())
+        if how == "interrupt":
+            signal.raise_signal(signal.SIGINT)
+        if how == "error":
+            raise LookupError
+        return how != "false"
+
+    expected = {"interrupt": KeyboardInterrupt, "error": LookupError}
+    with pytest.raises(expected[how]) if how in expected else contextlib.nullcontext():
+        elasticrec.train(job, stop, quiet=True)
+    assert len(running[0]) == 4, "a coordinator, two servers and a trainer were running"
+    assert children() == []
+    assert not elasticrec.load_run("small").finished
+    assert list(Path("runs/small/checkpoints").glob("ps-*/manifest.json"))

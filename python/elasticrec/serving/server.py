@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from elasticrec import _core
 from elasticrec.config import Job, Serve
@@ -51,12 +51,10 @@ def start_server(settings: Serve, models: Models) -> _core.Server:
 
 
 def serve(variants: Sequence[Variant], job: Job, say: Say, *, wait: bool = False) -> None:
-    """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
+    """Serve until SIGINT or SIGTERM, then answer the accepted requests and return.
 
-    With `wait` what is not there yet, a first version or a shard of the store, is waited for.
+    With `wait`, wait for a first version or a shard of the store that is missing.
     """
-    settings = job.serve
-    server = start_server(settings, _models(variants))
     stopping = threading.Event()
 
     def stop(*_: object) -> None:
@@ -64,30 +62,41 @@ def serve(variants: Sequence[Variant], job: Job, say: Say, *, wait: bool = False
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    with contextlib.ExitStack() as readers:
+    with serving(variants, job, say, stopping, wait=wait) as server:
+        while not stopping.is_set() and not server.wait(_TICK_S):
+            pass
+
+
+@contextlib.contextmanager
+def serving(
+    variants: Sequence[Variant], job: Job, say: Say, stopping: threading.Event, *, wait: bool = False
+) -> Iterator[_core.Server]:
+    """Serve models and follow their new versions while the block runs; then answer the accepted requests.
+
+    `stopping` ends a wait for a first version; the end of the block sets it.
+    """
+    server = start_server(job.serve, _models(variants))
+    with contextlib.ExitStack() as stack:
+        # Only an error while models are loaded leaves the server running until here.
+        stack.callback(server.stop, 0.0)
         followers = []
         for variant in variants:
             followers.append(_begin(server, variant, job, say, stopping if wait else None))
-            readers.callback(followers[-1].close)
-        _run(server, followers, settings, say, stopping)
-
-
-def _run(
-    server: _core.Server, followers: Sequence[Follower], settings: Serve, say: Say, stopping: threading.Event
-) -> None:
-    """Follow new versions until it is time to stop, and stop in order."""
-    if not stopping.is_set():
-        _tell(server, followers, settings, say)
-    following = [follower for follower in followers if not follower.is_fixed]
-    for follower in following:
-        # one that hangs, because its repository does, keeps no other from its versions
-        threading.Thread(target=_follow, args=(follower, settings.poll_s, stopping), daemon=True).start()
-    while not stopping.is_set() and not server.wait(_TICK_S):
-        pass
-    stopping.set()
-    say("stopping: answering what was accepted")
-    if not server.stop(_DRAIN_S):
-        say(f"stopped with requests that took longer than {_DRAIN_S:.0f} s")
+            stack.callback(followers[-1].close)
+        if not stopping.is_set():
+            _tell(server, followers, job.serve, say)
+        for follower in followers:
+            if not follower.is_fixed:
+                # A thread each: a repository that hangs must not delay the versions of other models.
+                arguments = (follower, job.serve.poll_s, stopping)
+                threading.Thread(target=_follow, args=arguments, daemon=True).start()
+        try:
+            yield server
+        finally:
+            stopping.set()
+            say("stopping: answering what was accepted")
+            if not server.stop(_DRAIN_S):
+                say(f"stopped with requests that took longer than {_DRAIN_S:.0f} s")
 
 
 def _models(variants: Sequence[Variant]) -> list[tuple[str, list[tuple[str, float]]]]:
@@ -140,8 +149,13 @@ def _connect(variant: Variant, settings: Serve, cube: Cube) -> _core.CubeClient 
     )
 
 
+def url_of(server: _core.Server, settings: Serve) -> str:
+    """Return the URL of a server, without a path."""
+    return f"{'https' if settings.tls.cert else 'http'}://{server.address}"
+
+
 def _tell(server: _core.Server, followers: Sequence[Follower], settings: Serve, say: Say) -> None:
-    url = f"{'https' if settings.tls.cert else 'http'}://{server.address}"
+    url = url_of(server, settings)
     for follower in followers:
         name = follower.variant.model
         variant = f", variant {follower.variant.name}" if follower.variant.name else ""
