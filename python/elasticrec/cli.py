@@ -79,8 +79,8 @@ def _root(
 def check(job: JobArgument, overrides: SetOption = None) -> None:
     """Check a job file and print it with all defaults filled in."""
     from elasticrec.config import load_job, match_files
+    from elasticrec.data.checks import check_data
     from elasticrec.data.header import with_names
-    from elasticrec.data.look import warnings_of
     from elasticrec.data.reader import check_reader
 
     loaded = with_names(load_job(job, overrides or []))
@@ -96,7 +96,7 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
 
         load_metrics(loaded)
     num_train, num_eval = len(match_files(loaded, "train")), len(match_files(loaded, "eval"))
-    warnings = warnings_of(loaded)
+    warnings = check_data(loaded)
     typer.echo(loaded.to_yaml(), nl=False)
     for text in warnings:
         typer.echo(f"warning: {text}", err=True)
@@ -117,7 +117,7 @@ def init(
 
     Prints the detected format, slots, dense columns and label. Comments in the job mark guesses to check.
     """
-    from elasticrec.data.init import summary_lines, write_job
+    from elasticrec.data.init.job_file import summary_lines, write_job
 
     written = write_job(directory, source or [], label=label, force=force)
     for line in summary_lines(written):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from elasticrec import _core
 from elasticrec.config import Secret
 from elasticrec.data.batches import line_parser
-from elasticrec.data.lines import any_parser, record_batches
+from elasticrec.data.raw_lines import any_parser, record_batches
 from elasticrec.errors import ConfigError, ElasticRecError, ModelError, SampleError, UnavailableError
 from elasticrec.judge import Judge, LabelReader
 from elasticrec.repository.find import find_version

@@ -37,7 +37,7 @@ def test_a_directory_not_made_by_a_demo_is_refused(tmp_path: Path) -> None:
 def test_demo_data_replaces_files_only_with_overwrite(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("# mine")
     result = elasticrec("data", "demo", ".", "--samples", "100", cwd=tmp_path)
-    assert result.returncode == 2 and "job.yaml: is there already (--overwrite replaces it)" in result.stderr
+    assert result.returncode == 2 and "job.yaml: exists already (--overwrite replaces it)" in result.stderr
     assert (tmp_path / "job.yaml").read_text() == "# mine"
     succeed("data", "demo", ".", "--samples", "100", "--overwrite", cwd=tmp_path)
     assert "name: demo" in (tmp_path / "job.yaml").read_text()

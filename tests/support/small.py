@@ -1,4 +1,4 @@
-"""Small jobs and their samples, which the tests that train share."""
+"""Small jobs and their samples, for tests that train."""
 
 import random
 from collections.abc import Callable
@@ -11,7 +11,7 @@ WriteSamples = Callable[..., Path]
 
 
 def sample_lines(count: int, seed: int) -> list[str]:
-    """Slot text with something to learn: repeats, empty slots, a sign in two slots, weights, every kind of count."""
+    """Return learnable slot text with repeats, empty slots, a sign in two slots, weights and all kinds of counts."""
     chance = random.Random(seed)
     lines = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The same rows in every format, which the tests of `init`, `stats`, `convert` and `split` share."""
+"""The same rows in every format, for the tests of `init`, `stats`, `convert` and `split`."""
 
 import csv
 import gzip
@@ -27,7 +27,7 @@ FIRST_AT = 1_700_000_000
 
 
 def rows(count: int = 1500, seed: int = 1) -> list[Row]:
-    """Samples whose user decides about the click; some without tags or price."""
+    """Return samples whose user decides about the click; some have no tags or price."""
     chance = random.Random(seed)
     made = []
     for number in range(count):
@@ -93,7 +93,7 @@ def as_criteo(data: Iterable[Row]) -> bytes:
 
 
 def write(path: Path, content: bytes) -> Path:
-    """A file, compressed by its name."""
+    """Write a file, compressed by its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)
@@ -124,7 +124,7 @@ WRITERS = {
 
 
 def write_kind(directory: Path, kind: str, data: list[Row]) -> Path:
-    """The rows in a format, as a file of the directory."""
+    """Write the rows in a format to a file in the directory."""
     name, make = WRITERS[kind]
     if make is None:
         return write_parquet(directory / name, data)
@@ -132,7 +132,7 @@ def write_kind(directory: Path, kind: str, data: list[Row]) -> Path:
 
 
 def batches_of(job: Job, *, shuffle: bool = False, held_out: bool = False, skip: int = 0) -> list[_core.Batch]:
-    """The batches of a job in the order of its files, or in that of an epoch."""
+    """Return the batches of a job in file order, or shuffled as in an epoch."""
     job = with_names(job)
     files = match_files(job, "eval" if held_out else "train")
     check_headers(job, files)
@@ -144,7 +144,7 @@ def batches_of(job: Job, *, shuffle: bool = False, held_out: bool = False, skip:
 
 
 def samples_of(batches: Iterable[_core.Batch]) -> Iterator[tuple[Any, ...]]:
-    """One tuple a sample: signs of each slot, dense values, labels, weight."""
+    """Yield a tuple per sample: signs of each slot, dense values, labels, weight."""
     for batch in batches:
         num_slots = (len(batch.offsets) - 1) // max(batch.num_samples, 1)
         for b in range(batch.num_samples):

@@ -230,9 +230,7 @@ def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_
         return line.removeprefix("error: ")
 
     of_run = ("--checkpoint", "small")
-    assert error("@train.parquet:300", *of_run) == (
-        "train.parquet: expected a row 300 (they count from 0), got 300 rows"
-    )
+    assert error("@train.parquet:300", *of_run) == ("train.parquet: expected a row 300 (counted from 0), got 300 rows")
     assert error("@nofile.parquet:1", *of_run) == "nofile.parquet: no such file or directory"
     assert error("@train.parquet:-1", *of_run) == "train.parquet: expected a row from 0 on, got -1"
     assert error("@train.parquet:250", *of_run) == (

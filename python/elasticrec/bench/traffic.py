@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticrec import _core
 from elasticrec.config import Secret
-from elasticrec.data.lines import any_parser, record_batches
+from elasticrec.data.raw_lines import any_parser, record_batches
 from elasticrec.errors import ConfigError, SampleError
 from elasticrec.serving.client import Client
 from elasticrec.serving.protocol import Answer, Place, model_path

@@ -1,4 +1,4 @@
-"""Units to batches, whatever the format: the one place that knows which reader a job needs."""
+"""Batches of units: the one place that chooses the reader for a format."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -11,19 +11,19 @@ from elasticrec.errors import SampleError
 
 
 class Batches(Protocol):
-    """An iterator over batches that has threads or processes of its own."""
+    """An iterator over batches that reads ahead with its own threads or processes."""
 
     def __iter__(self) -> Iterator[_core.Batch]: ...
     def __next__(self) -> _core.Batch: ...
     def times(self) -> tuple[float, float]:
-        """Seconds that a thread or process spent reading, and that all of them spent parsing, so far."""
+        """Return the seconds that one thread or process spent reading and all of them spent parsing so far."""
 
     def close(self) -> None:
-        """End them."""
+        """Stop the threads or processes."""
 
 
 def prepare(job: Job) -> None:
-    """Import what reading needs: later it would look like waiting for data."""
+    """Import what reading needs now, so that it does not count as waiting for data later."""
     if job.data.format == "parquet":
         from elasticrec.data.parquet import warm_up
 
@@ -33,9 +33,9 @@ def prepare(job: Job) -> None:
 def open_batches(
     job: Job, parser: _core.Parser, units: list[Unit], *, shuffle: bool, held_out: bool = False, skip_batches: int = 0
 ) -> Batches:
-    """The batches of units in their order, read ahead; `skip_batches` of the first unit were done before.
+    """Open the batches of units in order, read ahead; skip the first `skip_batches` of the first unit.
 
-    `held_out` takes the samples that are kept for evaluation where those are a part of the training data.
+    `held_out` selects the samples held out for evaluation when they are a part of the training data.
     """
     if job.data.format == "parquet":
         from elasticrec.data.parquet import ParquetReader
@@ -50,16 +50,16 @@ def open_batches(
         "select": job.data.select(held_out=held_out),
     }
     if job.data.format == "reader":
-        from elasticrec.data.pool import ReaderPool
+        from elasticrec.data.reader_processes import ReaderProcesses
 
-        return ReaderPool(job, parser, units, cut, labels=True)
+        return ReaderProcesses(job, parser, units, cut, labels=True)
     return _core.BatchReader(
         parser, [unit.core() for unit in units], _core.Cut(**cut), labels=True, workers=job.data.workers
     )
 
 
 def line_parser(job: Job, parser: _core.Parser, *, labels: bool = False) -> Callable[[bytes], _core.Batch]:
-    """What turns lines into a batch, for predictions without their labels."""
+    """Return a function that parses lines into a batch, for predictions."""
     if job.data.format == "parquet":
 
         def refuse(_: bytes) -> _core.Batch:

@@ -116,7 +116,7 @@ def data_convert(
     samples stay the same. Prints the `data` section of a job that reads them.
     """
     from elasticrec.config import load_job
-    from elasticrec.data.convert import convert, format_of, summary_lines
+    from elasticrec.data.convert.convert import convert, format_of, summary_lines
 
     *sources, out = paths
     described = load_job(job) if job is not None else None
@@ -149,7 +149,7 @@ def data_split(
     parts of equal size.
     """
     from elasticrec.config import load_job
-    from elasticrec.data.split import holdout_of, split_by, split_parts
+    from elasticrec.data.convert.split import holdout_of, split_by, split_parts
 
     described = load_job(job) if job is not None else None
     *sources, out = paths

@@ -1,4 +1,4 @@
-"""Demo data: click logs whose true probabilities are known, and a job that trains on them."""
+"""`data demo`: click logs with known click probabilities, and a job that trains on them."""
 
 import json
 import shlex
@@ -16,10 +16,10 @@ from elasticrec.machine import num_cores
 
 SLOTS = 20
 CRITEO_SLOTS = 26
-# Longest history of kind `sequence`.
+# Longest history of an item sequence, for kind `sequence`.
 MAX_HISTORY = 12
 
-# The model that each kind is made for, and what it takes to learn it from so few samples.
+# For each kind, a model that can learn its pattern, with settings for few samples.
 _FITTING: dict[str, dict[str, Any]] = {
     "pairwise": {
         "model": {"kind": "wide_deep", "dim": 9, "hidden": [128, 64]},
@@ -42,7 +42,7 @@ _FITTING: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Label:
-    """What was written of a second label."""
+    """The second label of one hour, or of all hours."""
 
     positives: int
     best_auc: float | None
@@ -51,7 +51,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Hour:
-    """What was written for one hour."""
+    """One hour of generated data."""
 
     hour: int
     path: str
@@ -64,15 +64,15 @@ class Hour:
 
 @dataclass(frozen=True)
 class DemoSummary:
-    """What was written."""
+    """All generated data."""
 
     out: Path
     samples: int
     clicks: int
     best_auc: float | None
-    """AUC of the true probabilities: no model can do better."""
+    """AUC of the true probabilities; no model can reach more."""
     linear_auc: float | None
-    """AUC of the linear part of the truth: no linear model can do better."""
+    """AUC of the linear part of the truth; no linear model can reach more."""
     buy: Label | None
     """The second label of kind `multitask`."""
     hours: list[Hour]
@@ -93,12 +93,12 @@ def write_demo(
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> DemoSummary:
-    """Write logs, `truth.json` and `job.yaml`; the same arguments write the same bytes."""
+    """Write the samples, `truth.json` and `job.yaml`; the same arguments give the same bytes."""
     if format == "criteo" and slots not in (None, CRITEO_SLOTS):
         raise ConfigError(f"slots: expected {CRITEO_SLOTS} for criteo, got {slots}")
     for name in ("truth.json", "job.yaml"):
         if (out / name).exists() and not overwrite:
-            raise ConfigError(f"{out / name}: is there already (--overwrite replaces it)")
+            raise ConfigError(f"{out / name}: exists already (--overwrite replaces it)")
     if slots is None:
         slots = CRITEO_SLOTS if format == "criteo" else SLOTS
     raw: dict[str, Any] = json.loads(
@@ -129,7 +129,7 @@ def _label(raw: dict[str, Any] | None) -> Label | None:
 
 
 def _job(hours: list[Hour], slots: int, format: str, kind: str) -> str:
-    """A job that trains on all hours but the last and evaluates on that one."""
+    """Return a job that trains on all hours but the last and evaluates on the last."""
     data: dict[str, Any] = {"format": format, "train": [hour.path for hour in hours[:-1] or hours]}
     if len(hours) > 1:
         data["eval"] = [hours[-1].path]
@@ -144,26 +144,26 @@ def _job(hours: list[Hour], slots: int, format: str, kind: str) -> str:
     rest = yaml.safe_dump(_FITTING[kind], sort_keys=False, default_flow_style=None)
     return (
         "# Demo data: `elasticrec train` this job, `elasticrec publish demo`, `elasticrec serve models/demo`.\n"
-        "# Every key that is left out has a default: `elasticrec check` prints them all.\n"
+        "# `elasticrec check` prints the job with all defaults.\n"
         "name: demo\n"
-        "# paths start from the directory of this file\n"
+        "# paths are relative to this file\n"
         f"{body}{rest}"
     )
 
 
 def summary_lines(summary: DemoSummary) -> list[str]:
-    """What was written, for people."""
+    """Return what was written as lines of text."""
     rate = summary.samples / max(summary.seconds, 1e-9)
     lines = [
         f"wrote {summary.out}: {summary.samples:,} samples in {len(summary.hours)} hours, "
         f"{summary.num_bytes / 1e6:,.1f} MB, {rate:,.0f} samples/s",
         f"  clicks: {summary.clicks / summary.samples:.1%} of the samples",
-        f"  best possible AUC {_auc(summary.best_auc)}; of a linear model at most {_auc(summary.linear_auc)}",
+        f"  best possible AUC {_auc(summary.best_auc)}, with a linear model {_auc(summary.linear_auc)}",
     ]
     if summary.buy:
         lines.append(
             f"  buys: {summary.buy.positives / summary.samples:.1%} of the samples; best possible AUC "
-            f"{_auc(summary.buy.best_auc)}; of a linear model at most {_auc(summary.buy.linear_auc)}"
+            f"{_auc(summary.buy.best_auc)}, with a linear model {_auc(summary.buy.linear_auc)}"
         )
     if len(summary.hours) > 1:
         last = summary.hours[-1]

@@ -1,4 +1,4 @@
-"""The header of CSV files: which columns a line has, in which order."""
+"""The header of CSV files: the names and the order of their columns."""
 
 import csv
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from elasticrec.errors import ConfigError, SampleError
 
 
 def with_names(job: Job) -> Job:
-    """The job with the columns of its CSV files filled in from the first of them, if it does not name them."""
+    """Return the job with CSV column names filled in from its first file, if the job does not list them."""
     columns = job.data.columns
     if job.data.format != "csv" or columns is None or columns.names:
         return job
@@ -27,7 +27,7 @@ def with_names(job: Job) -> Job:
 
 
 def check_headers(job: Job, files: Iterable[Path]) -> None:
-    """Every file has the columns of the first: a line means the same in all of them."""
+    """Check that every CSV file has the header of the first, so that columns mean the same in all of them."""
     columns = job.data.columns
     if job.data.format != "csv" or columns is None or not columns.header:
         return

@@ -1,4 +1,4 @@
-"""Parquet to batches: row groups are units, columns go to Rust as they lie in memory."""
+"""Batches of Parquet files: row groups are units, columns go to Rust without a copy."""
 
 import contextlib
 import queue
@@ -21,22 +21,22 @@ from elasticrec.config.fields import show, show_names
 from elasticrec.data.units import Unit
 from elasticrec.errors import ConfigError, SampleError
 
-# Batches made ahead of the trainer.
+# Batches that are made ahead of the trainer.
 _AHEAD = 4
 
-# A number, or what begins as a date does.
+# A number, or the beginning of a date.
 _TIME = r"^([0-9]+(\.[0-9]+)?|[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?)$"
 
 _Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
 
 
 def warm_up() -> None:
-    """Convert something: the first time pyarrow imports pandas, if that is there, which takes longer than a file."""
+    """Convert an array once: the first time, pyarrow imports pandas if installed, which takes longer than a file."""
     pa.array(np.zeros(1)).to_numpy()
 
 
 def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
-    """Ranges of row groups of about `unit_bytes` each."""
+    """Return ranges of row groups of about `unit_bytes` each."""
     metadata = open_file(path).metadata
     ranges: list[tuple[int, int]] = []
     start = size = 0
@@ -49,8 +49,8 @@ def group_ranges(path: Path, unit_bytes: int) -> list[tuple[int, int]]:
 
 
 def open_file(path: Path | str) -> pq.ParquetFile:
-    """A Parquet file; one that is none is a bad one of the user's."""
-    # the errors of the system are clearer than those of pyarrow
+    """Open a Parquet file; raise `SampleError` for any other file."""
+    # Errors of the system are clearer than those of pyarrow.
     Path(path).open("rb").close()
     try:
         file = pq.ParquetFile(path)
@@ -64,7 +64,7 @@ def open_file(path: Path | str) -> pq.ParquetFile:
 
 
 def some_rows(job: Job, parser: _core.Parser, path: Path, num_rows: int) -> Iterator[_core.Batch]:
-    """Batches of rows of the first, a middle and the last row group of a file."""
+    """Yield batches of rows of the first, a middle and the last row group of a file."""
     columns = _ColumnReader(job, parser, labels=True, select=None)
     file = columns.open(str(path))
     num_groups = file.metadata.num_row_groups
@@ -72,16 +72,16 @@ def some_rows(job: Job, parser: _core.Parser, path: Path, num_rows: int) -> Iter
         first = _first_row(file, group)
         rows = next(file.iter_batches(num_rows, row_groups=[group], columns=columns.names), None)
         if rows is not None:
-            places = np.arange(first, first + rows.num_rows, dtype=np.int64)
-            yield columns.batch(str(path), (0, group), pa.Table.from_batches([rows]), places)
+            numbers = np.arange(first, first + rows.num_rows, dtype=np.int64)
+            yield columns.batch(str(path), (0, group), pa.Table.from_batches([rows]), numbers)
 
 
 def row_of(job: Job, parser: _core.Parser, path: Path, row: int) -> _core.Batch:
-    """One row of a file without its labels, by its place in it, counted from 0 as in the messages of bad rows."""
+    """Return a row of a file as a batch without labels; rows are counted from 0, as in messages about bad rows."""
     columns = _ColumnReader(job, parser, labels=False, select=None)
     file = columns.open(str(path))
     if row >= file.metadata.num_rows:
-        raise SampleError(f"{path}: expected a row {row} (they count from 0), got {file.metadata.num_rows} rows")
+        raise SampleError(f"{path}: expected a row {row} (counted from 0), got {file.metadata.num_rows} rows")
     group = next(at for at in range(file.metadata.num_row_groups) if row < _first_row(file, at + 1))
     start = row - _first_row(file, group)
     table = columns.read_groups(file, str(path), range(group, group + 1)).slice(start, 1)
@@ -92,12 +92,12 @@ def row_of(job: Job, parser: _core.Parser, path: Path, row: int) -> _core.Batch:
 
 
 def _first_row(file: pq.ParquetFile, group: int) -> int:
-    """The place in the file of the first row of a row group."""
+    """Return the number of the first row of a row group."""
     return sum(file.metadata.row_group(at).num_rows for at in range(group))
 
 
 class ParquetReader:
-    """An iterator over the batches of units, made ahead by a thread of its own."""
+    """An iterator over the batches of units, which a thread makes ahead."""
 
     def __init__(
         self,
@@ -135,15 +135,15 @@ class ParquetReader:
         raise item
 
     def times(self) -> tuple[float, float]:
-        """Seconds that its thread spent reading, and making batches."""
+        """Return the seconds that the thread spent reading and making batches."""
         return self._seconds[0], self._seconds[1]
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._ended = True
         self._closed.set()
         while self._thread.is_alive():
-            # it may wait for room for one more
+            # The thread may be waiting for room in the queue.
             with contextlib.suppress(queue.Empty):
                 self._queue.get(timeout=0.01)
 
@@ -186,7 +186,7 @@ class ParquetReader:
 
 
 class _ColumnReader:
-    """Reads the columns of a job out of a Parquet file."""
+    """Reads the columns of a job from Parquet files."""
 
     def __init__(self, job: Job, parser: _core.Parser, *, labels: bool, select: Any) -> None:
         data = job.data
@@ -206,7 +206,7 @@ class _ColumnReader:
         )
 
     def open(self, path: str) -> pq.ParquetFile:
-        """A file that has all columns of the job."""
+        """Open a file and check that it has all columns of the job."""
         file = open_file(path)
         missing = [name for name in self.names if name not in file.schema_arrow.names]
         if missing:
@@ -214,14 +214,14 @@ class _ColumnReader:
         return file
 
     def read_groups(self, file: pq.ParquetFile, path: str, groups: range) -> pa.Table:
-        """Row groups of a file, with the columns of the job."""
+        """Read row groups of a file, with the columns of the job."""
         try:
             return file.read_row_groups(list(groups), columns=self.names)
         except (pa.ArrowInvalid, OSError) as error:
             raise SampleError(f"{path}: cannot be read: {_first_line(error)}") from None
 
     def read(self, unit: Unit) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-        """The rows of a unit that are selected, and their places in the file."""
+        """Return the selected rows of a unit and their row numbers."""
         file = self.open(unit.path)
         table = self.read_groups(file, unit.path, range(unit.start, unit.end))
         first = _first_row(file, unit.start)
@@ -232,7 +232,7 @@ class _ColumnReader:
         return table.filter(pa.array(chosen)), rows[chosen]
 
     def batch(self, path: str, name: tuple[int, int], table: pa.Table, rows: npt.NDArray[np.int64]) -> _core.Batch:
-        """A batch of some rows, by its name of unit and index."""
+        """Return a batch of rows; its name is (unit, index)."""
         batch = _core.batch_of_columns(
             self._parser,
             unit=name[0],
@@ -253,7 +253,7 @@ class _ColumnReader:
 def selected(
     table: pa.Table, rows: npt.NDArray[np.int64], path: str, select: Select, time: str | None
 ) -> npt.NDArray[np.bool_]:
-    """Which rows, given with their places in the file, are on the side of a split that `select` names."""
+    """Return which rows belong to the side of a train/eval split that `select` names; `rows` are row numbers."""
     kind, value, held_out = select
     if kind == "ratio":
         chosen = _core.held_out(rows, Path(path).name, value)
@@ -265,7 +265,7 @@ def selected(
 def _texts(
     column: pa.ChunkedArray, name: str, path: str
 ) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """A column of categories: where the values of each row begin, where each value begins, all text."""
+    """Return a column of categories: the start of each row's values, the start of each value, and all text."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
@@ -290,7 +290,7 @@ def _texts(
 
 
 def _numbers(column: pa.ChunkedArray, name: str, path: str) -> _Numbers:
-    """A column of numbers, and the rows that have none."""
+    """Return a column of numbers, and the rows without a number."""
     nulls = None
     if column.null_count:
         nulls = pc.is_null(column).to_numpy().astype(np.bool_)
@@ -302,7 +302,7 @@ def _numbers(column: pa.ChunkedArray, name: str, path: str) -> _Numbers:
 
 
 def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
-    """Times in seconds since 1970; a row without one is before all others."""
+    """Return times in seconds since 1970; a row without a time is before all others."""
     try:
         column = _decoded(column)
         if _is_text(column.type):
@@ -317,7 +317,7 @@ def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
 
 
 def _without_time(column: pa.ChunkedArray) -> dict[int, str]:
-    """Rows of a time column whose text is none, and why they are bad; a null is before all times."""
+    """Return the error of each row whose text is not a time; a null is before all times."""
     column = _decoded(column)
     if not _is_text(column.type):
         return {}
@@ -337,12 +337,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _seconds_of_text(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    """As in CSV: numbers, or dates and times that are in UTC unless they have an offset; NaN for others."""
+    """Return times as in CSV: numbers, or dates and times in UTC unless they have an offset; NaN for others."""
     column = pc.if_else(pc.match_substring_regex(column, _TIME), column, pa.scalar(None, column.type))
     try:
         return _seconds_of_times(column)
     except pa.ArrowInvalid:
-        # some 30th of February: found by halves
+        # An impossible date such as the 30th of February; find it by bisection.
         if len(column) == 1:
             return np.full(1, np.nan)
         half = len(column) // 2
@@ -366,7 +366,7 @@ def _of_stamps(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
 
 
 def _of_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
-    """Seconds, or milliseconds where they are too large for seconds."""
+    """Return seconds; numbers too large for seconds are milliseconds."""
     numbers = np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
     return np.where(np.abs(numbers) > 2e10, numbers / 1000, numbers)
 

@@ -1,4 +1,4 @@
-"""A reader of the user's own: a class in a file of theirs that turns a line into named values."""
+"""A user's own reader: a class in the user's file that turns a line into named values."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,19 +10,19 @@ from elasticrec.config import Job
 from elasticrec.errors import ConfigError, SampleError
 from elasticrec.user_code import line_of, load_class, told_with_line
 
-# Bad records that are shown in full; the rest are only counted.
+# Number of bad records that are shown in full; the rest are only counted.
 SHOWN_BAD = 5
 
 
 class Reader(Protocol):
-    """What a reader must have. Other methods and any state are the user's own."""
+    """The interface of a reader. Other methods and any state are the user's own."""
 
     def parse(self, line: str) -> Mapping[str, Any] | None:
-        """Values of slots, dense columns and labels by name; None passes a line over that is no sample."""
+        """Return values of slots, dense columns and labels by name, or None to skip the line."""
 
 
 class LineReader:
-    """Makes batches of lines with the user's reader."""
+    """Makes batches from lines with a user's reader."""
 
     def __init__(self, spec: str, source: bytes | None, parser: _core.Parser, *, labels: bool) -> None:
         self._path = Path(spec.rpartition(":")[0])
@@ -35,7 +35,7 @@ class LineReader:
         self._num_shown = 0
 
     def batch(self, records: _core.RecordBatch) -> _core.Batch:
-        """A batch of records; bad ones are counted, the first few described, in the order of the file."""
+        """Return a batch of records; bad ones are counted, and the first few are described in file order."""
         num_bad = num_records = 0
         bad: list[tuple[int, int, str]] = []
         for index in range(len(records)):
@@ -46,7 +46,7 @@ class LineReader:
                 num_bad += 1
                 if self._num_shown < SHOWN_BAD:
                     bad.append((records.offset(index), index, str(error)))
-        # the order of the file, which people look them up in
+        # Show them in file order, so that people can look them up.
         shown = sorted(bad)[: SHOWN_BAD - self._num_shown]
         self._num_shown += len(shown)
         return self._maker.finish(
@@ -59,7 +59,7 @@ class LineReader:
         )
 
     def parse(self, text: bytes) -> _core.Batch:
-        """A batch of lines in memory; the first bad one raises `SampleError`."""
+        """Return a batch of lines in memory; raise `SampleError` at the first bad line."""
         num_records = 0
         for number, line in enumerate(text.split(b"\n"), 1):
             if line.strip():
@@ -71,7 +71,7 @@ class LineReader:
         return self._maker.finish(unit=0, index=0, num_records=num_records, bad=[], num_bad=0, places="")
 
     def _add(self, line: bytes) -> bool:
-        """Add the sample of a line; false if the reader passes the line over."""
+        """Add the sample of a line; return false if the reader skips the line."""
         parse: Callable[[str], Any] = self._reader.parse
         try:
             sample = parse(line.decode("utf-8"))
@@ -88,6 +88,6 @@ class LineReader:
 
 
 def check_reader(job: Job) -> None:
-    """Load the reader of a job and make one, as its processes will."""
+    """Load the reader of a job and create an instance, as the reader processes will."""
     assert job.data.reader is not None
     LineReader(job.data.reader, job.reader_source(), _core.Parser(json.dumps(job.features())), labels=True)

@@ -1,4 +1,4 @@
-"""Bad records in every format: counted, the first few shown with file and line in the order of the file."""
+"""Bad records in every format are counted; the first few are shown with file and line, in file order."""
 
 import json
 import math
@@ -14,9 +14,9 @@ import pytest
 from elasticrec import _core
 from elasticrec.config import Job, parse_job
 from elasticrec.data.batches import open_batches
+from elasticrec.data.convert.input_data import open_input
+from elasticrec.data.convert.rows import open_rows
 from elasticrec.data.reader import SHOWN_BAD
-from elasticrec.data.rows import RowReader
-from elasticrec.data.source import open_source
 from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import SampleError
 from elasticrec.training.loop import train_job
@@ -29,7 +29,7 @@ Write = Callable[[str, dict[int, float]], Job]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """A job over a file of a format, with these prices at some of its rows."""
+    """Return a function that writes a file with some odd prices, and a job for it."""
     monkeypatch.chdir(tmp_path)
 
     def make(kind: str, odd: dict[int, float]) -> Job:
@@ -57,8 +57,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return make
 
 
-def place(kind: str, row: int) -> str:
-    """Where messages say that a row stands: rows of Parquet count from 0, lines from 1, and CSV has a header."""
+def location(kind: str, row: int) -> str:
+    """Return the location in messages: Parquet rows count from 0, lines from 1, and CSV has a header."""
     path = Path.cwd() / "a.dat"
     return f"{path}: row {row}" if kind == "parquet" else f"{path}:{row + (2 if kind == 'csv' else 1)}"
 
@@ -71,31 +71,33 @@ def test_numbers_that_are_not_finite(write: Write, kind: str, value: float, show
     assert sum(batch.num_bad for batch in batches) == 2
     assert sum(batch.num_samples for batch in batches) == COUNT - 2
     what = f"dense `price`: expected a finite number, got {shown}"
-    assert [line for batch in batches for line in batch.bad] == [f"{place(kind, row)}: {what}" for row in (70, 133)]
-    # conversions read raw values, and say the same
-    rows = RowReader(open_source([], job))
+    assert [line for batch in batches for line in batch.bad] == [f"{location(kind, row)}: {what}" for row in (70, 133)]
+    # Conversions read raw values and report the same.
+    rows = open_rows(open_input([], job))
     assert sum(len(chunk["click"]) for chunk in rows.read(Path("a.dat"))) == COUNT - 2
     shown_by_rows = [line.replace("a.dat", str(Path.cwd() / "a.dat")) for line in rows.bad.shown]
-    assert shown_by_rows == [f"{place(kind, row)}: {what}" for row in (70, 133)]
+    assert shown_by_rows == [f"{location(kind, row)}: {what}" for row in (70, 133)]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "reader"])
-def test_a_training_shows_them_with_their_place(write: Write, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_shows_bad_records_with_their_location(
+    write: Write, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     train_job(write(kind, {70: math.nan}))
-    line = f"bad record: {place(kind, 70)}: dense `price`: expected a finite number, got NaN"
+    line = f"bad record: {location(kind, 70)}: dense `price`: expected a finite number, got NaN"
     assert line in capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "reader"])
-def test_those_of_a_batch_are_shown_in_the_order_of_the_file(write: Write, kind: str) -> None:
+def test_bad_records_of_a_batch_are_shown_in_file_order(write: Write, kind: str) -> None:
     job = write(kind, dict.fromkeys(range(0, COUNT, 3), math.nan))
     batches = batches_of(job, shuffle=True)
     assert len(batches) == 1, "all rows in one shuffled batch"
     (bad,) = (batch.bad for batch in batches)
-    assert [line.partition(": dense")[0] for line in bad] == [place(kind, 3 * n) for n in range(SHOWN_BAD)]
+    assert [line.partition(": dense")[0] for line in bad] == [location(kind, 3 * n) for n in range(SHOWN_BAD)]
 
 
-def test_a_row_that_is_refused_for_another_reason_is_counted_once(write: Write) -> None:
+def test_a_row_with_two_errors_is_counted_once(write: Write) -> None:
     job = write("parquet", {5: math.nan})
     table = pq.read_table("a.dat")
     at = pa.array(["soon" if n in (5, 9) else "2026-01-01" for n in range(COUNT)])
@@ -113,7 +115,7 @@ def test_a_row_that_is_refused_for_another_reason_is_counted_once(write: Write) 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_seconds_of_a_reader_of_the_users_own(write: Write, workers: int) -> None:
+def test_reader_processes_report_their_seconds(write: Write, workers: int) -> None:
     job = write("reader", {})
     data = job.data.model_copy(update={"workers": workers, "unit_bytes": 2048})
     job = job.model_copy(update={"data": data})
@@ -126,7 +128,7 @@ def test_the_seconds_of_a_reader_of_the_users_own(write: Write, workers: int) ->
     assert sorted(seconds) == seconds and min(seconds[0]) > 0
 
 
-def test_too_many_are_an_error(write: Write) -> None:
+def test_too_many_bad_records_are_an_error(write: Write) -> None:
     job = write("parquet", dict.fromkeys(range(100), math.nan))
     job = job.model_copy(update={"data": job.data.model_copy(update={"max_bad_ratio": 0.1})})
     with pytest.raises(SampleError, match=r"^job.yaml: data.train: 100 of 200 records are bad \(50.00%\)"):

@@ -1,4 +1,4 @@
-"""`check` warns of slot text whose slots share signs that they should not."""
+"""`check` warns about slots of slot text that share signs by mistake."""
 
 import gzip
 import random
@@ -9,14 +9,14 @@ import yaml
 
 from elasticrec import cli
 from elasticrec.config import load_job
+from elasticrec.data.checks import find_collisions
 from elasticrec.data.collisions import warning
-from elasticrec.data.look import find_collisions
 
 Capture = pytest.CaptureFixture[str]
 
 
 def write(directory: Path, *, apart: bool, compress: bool = False, **data: object) -> Path:
-    """Slot text with the values of three slots counted from 0 each, or from places of their own."""
+    """Write slot text with three slots whose signs overlap, or are `apart`."""
     chance = random.Random(1)
     lines = []
     for _ in range(4000):
@@ -32,11 +32,11 @@ def write(directory: Path, *, apart: bool, compress: bool = False, **data: objec
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_shared_signs_are_named_with_the_remedy(tmp_path: Path, capsys: Capture, compress: bool) -> None:
+def test_shared_signs_are_reported_with_the_remedy(tmp_path: Path, capsys: Capture, compress: bool) -> None:
     job = write(tmp_path, apart=False, compress=compress)
     assert cli.main(["check", str(job)]) == 0
     (line, last) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"warning: {job}: data.slots: 50.0% of 600 distinct signs looked at occur in several slots")
+    assert line.startswith(f"warning: {job}: data.slots: 50.0% of 600 inspected signs occur in several slots")
     assert "(`0`, `1`)" in line and "`data.separate_slots: true`" in line
     assert last == "ok: 1 training files, 0 evaluation files"
     found = find_collisions(load_job(job))
@@ -47,19 +47,19 @@ def test_shared_signs_are_named_with_the_remedy(tmp_path: Path, capsys: Capture,
     ("apart", "data"),
     [
         (True, {}),
-        # a modulo makes them meet on purpose
+        # With a modulo, signs collide on purpose.
         (True, {"modulo": 50}),
         (False, {"separate_slots": True}),
         (False, {"slots": ["0", {"name": "1", "share": "0"}, "2"]}),
         (False, {"slots": ["0", "2"]}),
     ],
 )
-def test_no_warning(tmp_path: Path, apart: bool, data: dict[str, object]) -> None:
+def test_no_warning_without_collisions(tmp_path: Path, apart: bool, data: dict[str, object]) -> None:
     job = load_job(write(tmp_path, apart=apart, **data))
     assert warning(job, find_collisions(job)) is None
 
 
-def test_a_few_shared_signs_are_no_matter(tmp_path: Path) -> None:
+def test_a_few_shared_signs_give_no_warning(tmp_path: Path) -> None:
     path = write(tmp_path, apart=True)
     with (tmp_path / "train.txt").open("a") as file:
         file.write("1 0 7:0 7:1 7:2\n" * 50)
@@ -69,7 +69,7 @@ def test_a_few_shared_signs_are_no_matter(tmp_path: Path) -> None:
     assert warning(job, found) is None
 
 
-def test_bad_lines_and_empty_files_do_no_harm(tmp_path: Path) -> None:
+def test_bad_lines_and_empty_files_are_skipped(tmp_path: Path) -> None:
     path = write(tmp_path, apart=True)
     (tmp_path / "train.txt").write_text("what\n1 0 5:0\n")
     found = find_collisions(load_job(path))

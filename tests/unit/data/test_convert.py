@@ -1,4 +1,4 @@
-"""A conversion gives the samples it was given: every format to every other, raw values kept, losses said."""
+"""`data convert` keeps the samples: every format to every other, with raw values; losses are reported."""
 
 import gzip
 import json
@@ -12,8 +12,8 @@ import yaml
 
 from elasticrec import cli
 from elasticrec.config import Job, load_job, parse_job
-from elasticrec.data.convert import convert
-from elasticrec.data.init import write_job
+from elasticrec.data.convert.convert import convert
+from elasticrec.data.init.job_file import write_job
 from support.tables import (
     WRITERS,
     Row,
@@ -44,7 +44,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def described(path: Path) -> Job:
-    """The job that `init` writes, over all samples."""
+    """Return the job that `init` writes, without evaluation data."""
     write_job(Path("job"), [str(path)], force=True)
     return load_job("job/job.yaml", ["data.eval=[]"])
 
@@ -59,7 +59,7 @@ def samples(job: Job) -> list[tuple[Any, ...]]:
 
 
 def named(job: Job) -> list[dict[str, Any]]:
-    """Samples with their signs by the name of the slot, as slots may have another order."""
+    """Return samples with signs by slot name, because the order of slots may differ."""
     return [
         {
             "signs": dict(zip((slot.name for slot in job.data.slots), signs, strict=True)),
@@ -73,7 +73,7 @@ def named(job: Job) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("to", ["csv", "parquet", "paddlerec", "json"])
 @pytest.mark.parametrize("kind", ["csv.zst", "tsv", "parquet", "json", "paddlerec", "criteo"])
-def test_values_of_every_format_to_every_other(tmp_path: Path, kind: str, to: str) -> None:
+def test_every_format_converts_to_every_other(tmp_path: Path, kind: str, to: str) -> None:
     path = write_kind(tmp_path, kind, rows(400))
     job = described(path)
     converted = convert([path.name], Path(TO[to]), to, job=None if kind == "json" else job)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_values_of_every_format_to_every_other(tmp_path: Path, kind: str, to: st
         assert converted.data is not None
         assert samples(job_of(converted.data, TO[to])) == samples(job)
         return
-    # JSON lines have a reader, and no say about normalisation
+    # JSON lines need a reader, and do not keep the normalization.
     write_job(Path("again"), [TO[to]])
     again = load_job("again/job.yaml", ["data.eval=[]"])
     assert {slot.name for slot in again.data.slots} <= {slot.name for slot in job.data.slots}
@@ -92,7 +92,7 @@ def test_values_of_every_format_to_every_other(tmp_path: Path, kind: str, to: st
         assert all(theirs["signs"][name] == signs for name, signs in ours["signs"].items())
 
 
-def test_the_reader_of_a_job(tmp_path: Path) -> None:
+def test_a_job_with_a_reader_is_converted(tmp_path: Path) -> None:
     path = write_kind(tmp_path, "json.gz", [{**row, "weight": 2 - row["click"]} for row in rows(300)])
     job = described(path)
     assert {weight for *_, weight in samples(job)} == {1.0, 2.0}
@@ -136,7 +136,7 @@ def test_slot_text_to_columns_keeps_signs_as_values(tmp_path: Path, to: str) -> 
         assert Path("out.csv").read_text().splitlines()[1] == "0.25,0.25,4,17241709254077376921,5|6,7"
 
 
-def test_columns_that_the_job_does_not_use_are_kept(tmp_path: Path) -> None:
+def test_unused_columns_are_kept(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", as_csv(rows(100)))
     data = {"format": "csv", "columns": {"labels": "click", "sparse": ["user_id"], "time": "at"}}
     convert([], Path("b.parquet"), "parquet", job=job_of(data, "a.csv"))
@@ -166,7 +166,7 @@ def test_times_stay_times(tmp_path: Path) -> None:
     assert samples(job_of(back | {"eval": split}, "c.parquet")) == expected
 
 
-def test_odd_values_go_through(tmp_path: Path) -> None:
+def test_unusual_values_are_kept(tmp_path: Path) -> None:
     values = ['a"b', "c,d", " e ", "é", "'", "f\tg", "\\", "#h", "1e5", "true"]
     table: list[Row] = [{"click": n % 2, "v": value} for n, value in enumerate(values * 3)]
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "a.parquet")
@@ -177,7 +177,7 @@ def test_odd_values_go_through(tmp_path: Path) -> None:
         assert samples(job_of(converted.data, name)) == samples(job)
 
 
-def test_bytes_that_are_no_utf8(tmp_path: Path, capsys: Capture) -> None:
+def test_bytes_that_are_not_utf8_are_kept_in_text(tmp_path: Path, capsys: Capture) -> None:
     write(tmp_path / "a.csv", b"click,v\n1,\xff\xfe\n0,b\n")
     job = job_of({"format": "csv", "columns": {"labels": "click", "sparse": ["v"]}}, "a.csv")
     converted = convert([], Path("b.txt"), "paddlerec", job=job)
@@ -188,7 +188,7 @@ def test_bytes_that_are_no_utf8(tmp_path: Path, capsys: Capture) -> None:
     assert not Path("b.parquet").exists()
 
 
-def test_a_directory_has_a_file_for_each(tmp_path: Path, capsys: Capture) -> None:
+def test_a_directory_gets_a_file_per_input(tmp_path: Path, capsys: Capture) -> None:
     for number in range(2):
         write(tmp_path / f"in/{number}/part.csv.gz", as_csv(rows(50, number)))
     assert cli.main(["data", "convert", "in", "out", "--to", "paddlerec"]) == 0
@@ -206,7 +206,7 @@ def test_a_directory_has_a_file_for_each(tmp_path: Path, capsys: Capture) -> Non
     assert pq.ParquetFile("one.parquet").metadata.num_rows == 100
 
 
-def test_bad_records(tmp_path: Path, capsys: Capture) -> None:
+def test_bad_records_are_skipped_up_to_the_limit(tmp_path: Path, capsys: Capture) -> None:
     content = as_csv(rows(100)) + b"7,1,2,3,4,5,6\nx\n"
     write(tmp_path / "a.csv", content)
     job = job_of({"format": "csv", "columns": {"labels": "click", "sparse": ["user_id"]}}, "a.csv")
@@ -228,7 +228,7 @@ def test_bad_records(tmp_path: Path, capsys: Capture) -> None:
     assert "a.jsonl:101: " in second and "a.jsonl:102: label `click`: expected a number from 0 to 1, got 5.0" in third
 
 
-def test_bad_rows_of_parquet(tmp_path: Path) -> None:
+def test_bad_parquet_rows_are_skipped(tmp_path: Path) -> None:
     pq.write_table(pa.table({"click": [1, 0, None], "v": ["a", "b", "c"]}), tmp_path / "a.parquet")
     data = {"format": "parquet", "columns": {"labels": "click", "sparse": ["v"]}, "max_bad_ratio": 0.5}
     converted = convert([], Path("b.csv"), "csv", job=job_of(data, "a.parquet"))
@@ -236,7 +236,7 @@ def test_bad_rows_of_parquet(tmp_path: Path) -> None:
     assert "a.parquet: row 2: label `click`: expected a number from 0 to 1, got nothing" in converted.bad[0]
 
 
-def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_values_that_a_format_cannot_hold_are_refused(tmp_path: Path, capsys: Capture) -> None:
     write(tmp_path / "a.csv", as_csv(rows(50)))
     write(tmp_path / "a.txt", as_slots(rows(50)))
     pq.write_table(pa.table({"click": [1, 0] * 9, "v": [["a|b"], ["c d"]] * 9}), tmp_path / "b.parquet")
@@ -251,21 +251,23 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: Capture) -> None
         return str(line)
 
     assert error("a.csv", "o.txt", "--to", "slots") == (
-        "error: format `slots` has no dense values, the data has price, visits; describe it by a job without"
+        "error: format `slots` has no dense values, the data has price, visits; give a --job without them"
     )
     assert "`show`: format `paddlerec` has no weights" in error("a.txt", "o.txt", "--to", "paddlerec")
-    assert "slot `v`: value `a|b` has the separator `|` in it" in error("b.parquet", "o.csv")
-    assert "slot `v`: value `c d`: format `paddlerec` has no spaces" in error("b.parquet", "o.txt", "--to", "paddlerec")
-    assert error("n.parquet", "o.csv") == ("error: value `a\\nb`: expected no line end in it, a sample is one line")
-    assert "slot text has whole numbers of shows and clicks" in error("w.csv", "o.txt", "--to", "slots")
+    assert "slot `v`: value `a|b` contains the separator `|`" in error("b.parquet", "o.csv")
+    assert "slot `v`: value `c d`: format `paddlerec` allows no spaces" in error(
+        "b.parquet", "o.txt", "--to", "paddlerec"
+    )
+    assert error("n.parquet", "o.csv") == ("error: value `a\\nb`: expected no line end, as a sample is one line")
+    assert "expected whole numbers of shows and clicks for slot text" in error("w.csv", "o.txt", "--to", "slots")
     assert error("a.csv", "o.txt") == (
-        "error: o.txt: its name says no format; name one with --to slots, paddlerec, csv, parquet, json"
+        "error: o.txt: expected a name that ends in a format, or --to with slots, paddlerec, csv, parquet, json"
     )
     assert error("a.csv", "o.x", "--to", "orc") == (
         "error: --to: expected one of slots, paddlerec, csv, parquet, json, got `orc`"
     )
-    assert "Parquet is compressed inside" in error("a.csv", "o.parquet.gz")
-    assert error("a.csv", "w.csv") == "error: w.csv: is there already (--overwrite replaces it)"
+    assert "Parquet has its own compression" in error("a.csv", "o.parquet.gz")
+    assert error("a.csv", "w.csv") == "error: w.csv: exists already (--overwrite replaces it)"
     assert error("o.csv") == "error: expected data to read before OUT, or --job"
     assert cli.main(["data", "convert", "b.parquet", "o.csv", "--separator", ";"]) == 0
     assert cli.main(["data", "convert", "a.csv", "w.csv", "--overwrite"]) == 0
@@ -277,7 +279,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, capsys: Capture) -> None
     [({"normalize": "minmax", "min": 0, "max": 9}, "minmax"), ({"buckets": 6}, "buckets"), ({}, None)],
 )
 def test_a_missing_value_between_others(tmp_path: Path, capsys: Capture, last: dict[str, Any], what: str) -> None:
-    """PaddleRec text has 0 in its place, which is a value to `minmax` and `buckets`."""
+    """PaddleRec text has 0 instead, which `minmax` and `buckets` treat as a value."""
     write(tmp_path / "a.csv", b"click,v,a,b\n" + b"1,x,,2\n0,y,3,\n" * 9)
     dense = [{"name": "d.0", "column": "a", **last}, {"name": "d.1", "column": "b"}]
     data = {"format": "csv", "columns": {"labels": "click", "sparse": ["v"], "dense": dense}}
@@ -287,12 +289,12 @@ def test_a_missing_value_between_others(tmp_path: Path, capsys: Capture, last: d
     if what is None:
         assert (code, Path("out.txt").exists()) == (0, True)
     else:
-        line = f"error: dense column `d.0`: `{what}` of a missing value has no place in `paddlerec`\n"
+        line = f"error: dense column `d.0`: `paddlerec` cannot hold a missing value with `{what}`\n"
         assert (code, error, Path("out.txt").exists()) == (2, line, False)
 
 
 @pytest.mark.parametrize("to", ["csv", "parquet", "paddlerec"])
-def test_buckets_go_along(tmp_path: Path, to: Any) -> None:
+def test_buckets_are_kept(tmp_path: Path, to: Any) -> None:
     write(tmp_path / "a.csv", as_csv(rows(200)))
     dense = ["price", {"name": "visits", "buckets": 0}]
     columns = {"labels": "click", "sparse": ["user_id"], "dense": dense}
@@ -303,7 +305,7 @@ def test_buckets_go_along(tmp_path: Path, to: Any) -> None:
     assert samples(job_of(converted.data, TO[to])) == samples(job)
 
 
-def test_all_formats_are_here() -> None:
+def test_all_formats_are_covered() -> None:
     assert {kind.partition(".")[0] for kind in WRITERS} == {
         "slots",
         "paddlerec",

@@ -1,4 +1,4 @@
-"""The same samples in every format give the same batches; splits, damage and readers of the user's own."""
+"""The same samples give the same batches in every format; also splits, damaged files and users' own readers."""
 
 import contextlib
 import gzip
@@ -102,7 +102,7 @@ MakeJob = Callable[..., Job]
 
 @pytest.fixture
 def job_of(tmp_path: Path) -> MakeJob:
-    """A job of a format over a file that has the rows."""
+    """Return a function that writes rows in a format, and a job for them."""
 
     def make(kind: str, data: list[Row] | None = None, **changes: Any) -> Job:
         data = rows() if data is None else data
@@ -146,7 +146,7 @@ def test_every_format_gives_the_same_samples(job_of: MakeJob, kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
-def test_a_dense_value_is_also_the_sign_of_its_bucket(job_of: MakeJob, kind: str) -> None:
+def test_buckets_give_a_dense_value_a_sign(job_of: MakeJob, kind: str) -> None:
     data = [row | {"price": price} for row, price in zip(rows(4), [0.0, 7.0, 7.3, None], strict=True)]
     job = job_of(kind, data, buckets=6)
     assert [slot.name for slot in job.data.inputs] == ["user", "tags", "seen", "price.bucket"]
@@ -172,7 +172,7 @@ def test_batches_keep_their_names_when_read_again(job_of: MakeJob, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "csv.zst"])
-def test_progress_inside_a_file(job_of: MakeJob, kind: str) -> None:
+def test_progress_within_a_file(job_of: MakeJob, kind: str) -> None:
     job = job_of(kind)
     done = [batch.file_bytes for batch in batches_of(job, shuffle=True)]
     (path,) = match_files(job, "train")
@@ -234,7 +234,7 @@ def test_hours_are_held_out(tmp_path: Path) -> None:
         match_files(job, "train")
 
 
-def test_lines_of_predictions_are_those_of_training(job_of: MakeJob) -> None:
+def test_lines_are_parsed_alike_for_prediction_and_training(job_of: MakeJob) -> None:
     data = rows(20)
     expected = [(signs, dense) for signs, dense, *_ in samples_of(batches_of(job_of("csv", data)))]
     for kind, text in (("csv", as_csv(data)), ("jsonl", as_json(data))):
@@ -252,8 +252,8 @@ def test_a_truncated_file_is_named_with_its_line(job_of: MakeJob, tmp_path: Path
 
 
 @pytest.mark.parametrize("num_batches", [1, 3, 4, 5, 8])
-def test_a_parquet_reader_ends_whenever_it_is_closed(job_of: MakeJob, num_batches: int) -> None:
-    """Also when all it read waits in its queue, and nobody takes it."""
+def test_a_parquet_reader_can_be_closed_at_any_time(job_of: MakeJob, num_batches: int) -> None:
+    """Also when its queue is full and not read any more."""
     job = job_of("parquet", rows(64 * num_batches))
     units = plan_units(match_files(job, "train"), UnitSplit(job.data.unit_bytes, False, 1, "digest", "parquet"), 0, 0)
     for taken in range(num_batches + 1):
@@ -278,7 +278,7 @@ def test_bad_rows_are_counted_and_shown(job_of: MakeJob) -> None:
     data = rows(100)
     for number in range(10, 20):
         data[number] = {**data[number], "click": 3}
-    for kind, place in (
+    for kind, location in (
         ("csv", "train.csv:12: "),
         ("parquet", "train.parquet: row 10: "),
         ("jsonl", "train.jsonl:12: "),
@@ -289,7 +289,7 @@ def test_bad_rows_are_counted_and_shown(job_of: MakeJob) -> None:
         assert sum(batch.num_records for batch in batches) == 100
         shown = [line for batch in batches for line in batch.bad]
         assert len(shown) == 5
-        assert place in shown[0] and "label `click`: expected a number from 0 to 1" in shown[0]
+        assert location in shown[0] and "label `click`: expected a number from 0 to 1" in shown[0]
 
 
 def test_missing_columns_are_named(job_of: MakeJob, tmp_path: Path) -> None:
@@ -343,7 +343,9 @@ class TestReader:
             ),
         ],
     )
-    def test_a_file_that_cannot_be_used(self, job_of: MakeJob, tmp_path: Path, source: str, message: str) -> None:
+    def test_unusable_reader_files_are_refused(
+        self, job_of: MakeJob, tmp_path: Path, source: str, message: str
+    ) -> None:
         job = job_of("jsonl")
         self.write(tmp_path, source)
         with pytest.raises((ConfigError, ModelError), match=message):
@@ -351,7 +353,7 @@ class TestReader:
         with pytest.raises((ConfigError, ModelError), match=message):
             check_reader(job)
 
-    def test_a_missing_file(self, job_of: MakeJob, tmp_path: Path) -> None:
+    def test_a_missing_reader_file_is_refused(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl")
         (tmp_path / "reader.py").unlink()
         with pytest.raises(ConfigError, match=r"^job.yaml: data.reader: .*reader.py: no such file or directory$"):
@@ -375,17 +377,17 @@ class TestReader:
             ("{}", "slot `user`: expected a string, a whole number or a list of them, got dict"),
         ],
     )
-    def test_values_that_are_no_categories(self, job_of: MakeJob, tmp_path: Path, value: str, message: str) -> None:
+    def test_invalid_categories_are_bad(self, job_of: MakeJob, tmp_path: Path, value: str, message: str) -> None:
         job = job_of("jsonl", rows(3))
         self.write(tmp_path, READER.replace('row["user"]', value))
         assert message in batches_of(job)[0].bad[0]
 
-    def test_text_that_is_no_utf8_is_a_bad_record(self, job_of: MakeJob, tmp_path: Path) -> None:
+    def test_text_that_is_not_utf8_is_a_bad_record(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl", rows(3))
         self.write(tmp_path, READER.replace('row["user"]', "'\\ud800'"))
         assert "train.jsonl:2: slot `user`: expected UTF-8 text" in batches_of(job)[0].bad[0]
 
-    def test_prints_do_no_harm_and_numbers_are_their_text(self, job_of: MakeJob, tmp_path: Path) -> None:
+    def test_a_reader_may_print_and_return_numbers(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl", rows(3))
         self.write(
             tmp_path,
@@ -394,13 +396,13 @@ class TestReader:
         for signs, *_ in samples_of(batches_of(job)):
             assert len(signs[0]) == 2 and signs[0][0] == signs[0][1]
 
-    # 7 batches of 64 rows a unit: in its second batch, in its sixth, and in two batches of it
+    # A unit has 7 batches of 64 rows: kill in its second batch, in its sixth, and in two of its batches.
     @pytest.mark.parametrize(("killed", "skip"), [([100], 0), ([350], 2), ([70, 200], 1)])
-    def test_a_killed_process_is_started_again_and_nothing_is_lost(
+    def test_a_killed_process_is_restarted_without_loss(
         self, job_of: MakeJob, tmp_path: Path, killed: list[int], skip: int
     ) -> None:
         def read() -> list[tuple[tuple[int, int], list[tuple[Any, ...]]]]:
-            # a job reads its reader once
+            # A job reads its reader file once.
             job = job_of("jsonl", rows(2000), unit_bytes=65536, workers=2)
             if (tmp_path / "killer").exists():
                 (tmp_path / "killer").rename(tmp_path / "reader.py")
@@ -424,7 +426,7 @@ class TestReader:
         assert read() == expected
         assert all(mark.exists() for mark in marks)
 
-    def test_a_process_that_dies_again_is_an_error(self, job_of: MakeJob, tmp_path: Path) -> None:
+    def test_a_process_that_dies_twice_is_an_error(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl", rows(100))
         self.write(tmp_path, READER.replace("        row = json", "        import os; os._exit(3)\n        row = json"))
         with pytest.raises(
@@ -432,10 +434,10 @@ class TestReader:
         ):
             batches_of(job)
 
-    def test_no_process_is_left_behind(self, job_of: MakeJob) -> None:
+    def test_closing_stops_all_processes(self, job_of: MakeJob) -> None:
         job = job_of("jsonl", rows(2000), workers=2, unit_bytes=16384)
-        cut = UnitSplit(job.data.unit_bytes, False, 1, "digest", job.data.format)
-        units = plan_units(match_files(job, "train"), cut, 0, 0)
+        split = UnitSplit(job.data.unit_bytes, False, 1, "digest", job.data.format)
+        units = plan_units(match_files(job, "train"), split, 0, 0)
         others = children_of(os.getpid())
         batches = open_batches(job, _core.Parser(json.dumps(job.features())), units, shuffle=False)
         next(batches)
@@ -444,7 +446,7 @@ class TestReader:
         batches.close()
         assert not children & children_of(os.getpid())
 
-    def test_processes_end_with_their_parent(self, job_of: MakeJob, tmp_path: Path) -> None:
+    def test_reader_processes_exit_with_their_parent(self, job_of: MakeJob, tmp_path: Path) -> None:
         job = job_of("jsonl", rows(2000), workers=2, unit_bytes=16384)
         (tmp_path / "job.yaml").write_text(job.to_yaml())
         code = f"""
@@ -472,16 +474,16 @@ time.sleep(100)
 
 
 def children_of(pid: int) -> set[int]:
-    """Processes that a process has started."""
-    found: set[int] = set()
+    """Return the children of a process."""
+    children: set[int] = set()
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        # a thread may end meanwhile
+        # A thread may end in the meantime.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found |= {int(child) for child in path.read_text().split()}
-    return found
+            children |= {int(child) for child in path.read_text().split()}
+    return children
 
 
-def test_two_parquet_columns_of_one_name(job_of: MakeJob, tmp_path: Path) -> None:
+def test_two_parquet_columns_with_one_name_are_refused(job_of: MakeJob, tmp_path: Path) -> None:
     job = job_of("parquet")
     table = pq.read_table(tmp_path / "train.parquet")
     pq.write_table(table.append_column("user", table["user"]), tmp_path / "train.parquet")
@@ -489,7 +491,7 @@ def test_two_parquet_columns_of_one_name(job_of: MakeJob, tmp_path: Path) -> Non
         batches_of(job)
 
 
-def test_numbers_in_parquet_are_their_text(tmp_path: Path) -> None:
+def test_parquet_numbers_are_read_like_their_text(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"click": [True, False], "id": [7, -3], "tag": [["a", None], None]}), tmp_path / "a.parquet"
     )
@@ -504,7 +506,7 @@ def test_numbers_in_parquet_are_their_text(tmp_path: Path) -> None:
     assert expected is not None and np.asarray([len(signs[1]) for signs, *_ in expected]).tolist() == [1, 0]
 
 
-def test_records_as_text_and_those_that_are_samples(tmp_path: Path) -> None:
+def test_records_as_text_and_good_records(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbf1 0 5:0\r\n\nwhat\n1 1 6:0\n2 3 7:0")
     features = {

@@ -1,4 +1,4 @@
-"""`init` looks at data of every format and writes a job that trains; what it cannot read it says in one line."""
+"""`init` writes a job that trains for data of every format, and one error line for data that it cannot read."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ import yaml
 from elasticrec import _core, cli
 from elasticrec.config import Job, load_job, match_files
 from elasticrec.data.batches import line_parser
-from elasticrec.data.init import summary_lines, write_job
+from elasticrec.data.init.job_file import summary_lines, write_job
 from elasticrec.training.loop import train_job
 from support.tables import (
     FIRST_AT,
@@ -59,7 +59,7 @@ def test_the_job_of_every_format_trains(tmp_path: Path, kind: str, capsys: Captu
     assert 100 < num_eval < 300
 
 
-def test_csv(tmp_path: Path) -> None:
+def test_columns_of_csv(tmp_path: Path) -> None:
     job = made(write(tmp_path / "a.csv", as_csv(rows(), null="NA")))
     data = job.data
     assert data.columns is not None
@@ -68,13 +68,13 @@ def test_csv(tmp_path: Path) -> None:
     assert [column.name for column in data.dense] == ["price", "visits"]
     assert (data.columns.time, data.columns.null) == ("at", ("NA",))
     assert [path.resolve() for path in match_files(job, "train")] == [tmp_path / "a.csv"]
-    # the last tenth of the time, about
+    # About the last tenth of the time.
     train, held_out = (list(samples_of(batches_of(job, held_out=side))) for side in (False, True))
     assert len(train) + len(held_out) == 1500
     assert 100 < len(held_out) < 300
 
 
-def test_columns_without_a_header_and_names_that_are_none(tmp_path: Path) -> None:
+def test_columns_without_a_header_and_invalid_names(tmp_path: Path) -> None:
     job = made(write(tmp_path / "a.tsv", as_csv(rows(), "\t", header=False)))
     assert job.data.columns is not None
     assert (job.data.columns.header, job.data.columns.delimiter) == (False, "\t")
@@ -87,23 +87,23 @@ def test_columns_without_a_header_and_names_that_are_none(tmp_path: Path) -> Non
     assert sum(len(signs[0]) for signs, *_ in samples_of(batches_of(job))) > 100
 
 
-def test_doubts_are_comments(tmp_path: Path) -> None:
+def test_guesses_are_marked_by_comments(tmp_path: Path) -> None:
     lines = ["label,request,purchase,constant,count,buyer_age,story"]
     for n in range(400):
         lines.append(f"{n % 2},r{n},{n % 3 == 0:d},same,{n * 7 % 401},{20 + n % 50},{'long text ' * 8}{n}")
     write(tmp_path / "a.csv", "\n".join(lines).encode())
     text = write_job(Path("job"), ["a.csv"]).path.read_text()
     assert "- request  # nearly every value differs (400 of 400)" in text
-    assert "#   purchase: looks like something that is known only after the sample was shown" in text
+    assert "#   purchase: looks like an outcome that is known only after the sample was shown" in text
     assert "#   constant: one value only" in text
     assert "#   story: free text" in text
-    assert "- count  # whole numbers taken for a quantity" in text
+    assert "- count  # whole numbers, taken for a quantity" in text
     raw = yaml.safe_load(text)
     assert raw["data"]["columns"]["sparse"] == ["request"]
     assert raw["data"]["columns"]["dense"] == ["count", "buyer_age"]
 
 
-def test_tables_as_others_write_them(tmp_path: Path) -> None:
+def test_tables_of_other_tools(tmp_path: Path) -> None:
     lines = [
         ",user,is_click,price,ts",
         *(f'{n},u{n % 9},{n % 2 == 0},"{n % 7},5",{FIRST_AT + n}000' for n in range(300)),
@@ -116,25 +116,25 @@ def test_tables_as_others_write_them(tmp_path: Path) -> None:
     assert sum(batch.num_samples for batch in batches_of(job)) > 200
 
 
-def test_long_lines_are_estimated(tmp_path: Path) -> None:
+def test_the_number_of_long_lines_is_estimated(tmp_path: Path) -> None:
     lines = [f"1 {n % 2} " + " ".join(f"{n * k}:{k}" for k in range(1, 1500)) for n in range(600)]
-    found = write_job(Path("job"), [str(write(tmp_path / "a.txt", "\n".join(lines).encode()))]).found
-    assert found is not None and found.num_samples is not None
-    assert found.num_looked < 590 < found.num_samples < 700
+    detection = write_job(Path("job"), [str(write(tmp_path / "a.txt", "\n".join(lines).encode()))]).detection
+    assert detection is not None and detection.num_samples is not None
+    assert detection.num_inspected < 590 < detection.num_samples < 700
 
 
-def test_many_samples_are_estimated(tmp_path: Path) -> None:
+def test_the_number_of_many_samples_is_estimated(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", as_csv(rows(20_000)))
-    found = write_job(Path("job"), [str(path)]).found
-    assert found is not None and found.num_samples is not None
-    assert 5990 < found.num_looked <= 6000
-    assert abs(found.num_samples - 20_000) < 1000
-    # the start, the middle and the end were looked at: time is split where it is
+    detection = write_job(Path("job"), [str(path)]).detection
+    assert detection is not None and detection.num_samples is not None
+    assert 5990 < detection.num_inspected <= 6000
+    assert abs(detection.num_samples - 20_000) < 1000
+    # The start, middle and end were inspected, so the split is near the end of the time.
     held_out = len(list(samples_of(batches_of(load_job("job/job.yaml"), held_out=True))))
     assert 1000 < held_out < 4000
 
 
-def test_the_label(tmp_path: Path, capsys: Capture) -> None:
+def test_the_label_is_found_or_named(tmp_path: Path, capsys: Capture) -> None:
     lines = ["user,flag,bought,rate", *(f"u{n % 9},{n % 2},{n % 3 == 0:d},{n % 5 / 4}" for n in range(300))]
     write(tmp_path / "a.csv", "\n".join(lines).encode())
     assert made(tmp_path / "a.csv").data.labels == ("flag",)
@@ -150,25 +150,25 @@ def test_the_label(tmp_path: Path, capsys: Capture) -> None:
     assert not Path("other").exists()
 
 
-def test_slot_text(tmp_path: Path) -> None:
+def test_slots_and_labels_of_slot_text(tmp_path: Path) -> None:
     extra = b"".join(b"1 0 5:%d 6:%d 7:name\n" % (n, n + 1) for n in range(100, 110))
     job = made(write(tmp_path / "a.txt", as_slots(rows()) + extra))
     assert [slot.name for slot in job.data.slots] == [*map(str, range(100, 111)), "name"]
     lines = [f"2 {n % 3} buy={n % 2} {n % 40}:1 {n % 50}:2" for n in range(300)]
     written = write_job(Path("shared"), [str(write(tmp_path / "b.txt", "\n".join(lines).encode()))])
     assert load_job(written.path).data.labels == ("click", "buy")
-    assert written.found is not None and written.found.roles.label_rate == pytest.approx(0.5)
+    assert written.detection is not None and written.detection.roles.label_rate == pytest.approx(0.5)
     (text,) = written.warnings
     assert "`data.separate_slots: true`" in text
 
 
-def test_paddlerec(tmp_path: Path) -> None:
+def test_slots_and_dense_values_of_paddlerec(tmp_path: Path) -> None:
     job = made(write_kind(tmp_path, "paddlerec", rows()))
     assert sorted(slot.name for slot in job.data.slots) == ["3", "tags", "user"]
     assert [column.name for column in job.data.dense] == ["dense_feature.0", "dense_feature.1"]
 
 
-def test_json_of_any_shape(tmp_path: Path) -> None:
+def test_nested_json(tmp_path: Path) -> None:
     lines = [
         json.dumps(
             {
@@ -190,7 +190,7 @@ def test_json_of_any_shape(tmp_path: Path) -> None:
     assert sum(labels[0] for *_, labels, _ in samples) == 100
     assert sum(len(signs[1]) for signs, *_ in samples) == 300
     assert sum(len(signs[2]) for signs, *_ in samples) == 600
-    # a request has no label
+    # Requests have no label.
     batch = line_parser(job, _core.Parser(json.dumps(job.features())))(b'{"user": {"id": 3}, "price": 2}\n{}\n')
     assert [len(signs[0]) for signs, *_ in samples_of([batch])] == [1, 0]
 
@@ -213,9 +213,9 @@ def test_parquet_types(tmp_path: Path) -> None:
     assert [column.name for column in job.data.dense] == ["price", "visits", "shop_id"]
     assert job.data.columns is not None and job.data.columns.time == "at"
     text = written.path.read_text()
-    assert "stored with a fraction; if it is an id store whole numbers" in text
-    assert "vector: its type is none for a feature" in text
-    assert "holes: has NaN in 100 of 300 rows; store null where there is no value" in text
+    assert "stored as floating-point numbers; if it is an id, store whole numbers" in text
+    assert "vector: its type cannot be a feature" in text
+    assert "holes: has NaN in 100 of 300 rows; store null for missing values" in text
     held_out = len(list(samples_of(batches_of(job, held_out=True))))
     assert 15 < held_out < 80
 
@@ -223,7 +223,7 @@ def test_parquet_types(tmp_path: Path) -> None:
 def test_directories_of_hours(tmp_path: Path) -> None:
     for hour in range(20):
         write(tmp_path / f"logs/202601{1 + hour // 24:02}/{hour % 24:02}/part-0", as_csv(rows(60, hour)))
-    # what stands beside the data is no data
+    # Files beside the data are ignored.
     write(tmp_path / "logs/job.yaml", b"name: old\n")
     write(tmp_path / "logs/_SUCCESS", b"")
     job = made(tmp_path / "logs")
@@ -244,7 +244,7 @@ def test_globs_and_several_sources(tmp_path: Path) -> None:
     assert len(match_files(load_job("two/job.yaml"), "train")) == 2
 
 
-def test_without_data(capsys: Capture) -> None:
+def test_a_job_without_data(capsys: Capture) -> None:
     assert cli.main(["init", "new"]) == 0
     assert "wrote new/job.yaml: a job to fill in" in capsys.readouterr().out
     job = load_job("new/job.yaml")
@@ -252,7 +252,7 @@ def test_without_data(capsys: Capture) -> None:
     before = Path("new/job.yaml").read_text()
     Path("new/job.yaml").write_text("mine")
     assert cli.main(["init", "new"]) == 2
-    assert capsys.readouterr().err == "error: new/job.yaml: is there already (--force replaces it)\n"
+    assert capsys.readouterr().err == "error: new/job.yaml: exists already (--force replaces it)\n"
     assert Path("new/job.yaml").read_text() == "mine"
     assert cli.main(["init", "new", "--force"]) == 0
     assert Path("new/job.yaml").read_text() == before
@@ -261,7 +261,7 @@ def test_without_data(capsys: Capture) -> None:
 def test_a_reader_is_not_overwritten(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", as_json(rows(50)))
     write(tmp_path / "job/reader.py", b"mine")
-    with pytest.raises(Exception, match=r"job/reader\.py: is there already"):
+    with pytest.raises(Exception, match=r"job/reader\.py: exists already"):
         write_job(Path("job"), ["a.jsonl"])
     assert not Path("job/job.yaml").exists()
 
@@ -285,14 +285,14 @@ APACHE = b'127.0.0.1 - - [10/Oct/2000:13:55:36 -0700] "GET /a.gif HTTP/1.0" 200 
         (b"BZh91AY&SY", "a.dat: expected text, gzip, zstd or Parquet, got bzip2"),
         (b"PAR1 is not all", "a.dat: expected a Parquet file"),
         (gzip.compress(b"1 0 5:1\n" * 999, mtime=0)[:-20], "a.dat: damaged or cut off in line"),
-        (APACHE * 3 + b"x\n", "the first line is `127.0.0.1 - - [10/Oct"),
-        (b'[{"click": 1}]\n', 'the first line is `[{"click": 1}]`; write a reader for it'),
-        (b"click,user\n", "a.dat: expected samples behind the header, got none"),
-        (b"1 3:0.5 9:1\n0 4:1 9:1\n" * 9, "the first line is `1 3:0.5 9:1`; write a reader for it"),
+        (APACHE * 3 + b"x\n", "got the first line `127.0.0.1 - - [10/Oct"),
+        (b'[{"click": 1}]\n', 'got the first line `[{"click": 1}]`; write a reader for it'),
+        (b"click,user\n", "a.dat: expected samples after the header, got none"),
+        (b"1 3:0.5 9:1\n0 4:1 9:1\n" * 9, "got the first line `1 3:0.5 9:1`; write a reader for it"),
         (b"{not json}\n", "a.dat:1: expected a JSON object, got `{not json}`"),
     ],
 )
-def test_what_it_cannot_read(tmp_path: Path, capsys: Capture, content: bytes, message: str) -> None:
+def test_unreadable_data_is_one_error_line(tmp_path: Path, capsys: Capture, content: bytes, message: str) -> None:
     (tmp_path / "a.dat").write_bytes(content)
     assert cli.main(["init", "job", "--from", "a.dat"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -300,7 +300,7 @@ def test_what_it_cannot_read(tmp_path: Path, capsys: Capture, content: bytes, me
     assert not Path("job").exists()
 
 
-def test_missing_files_and_mixed_ones(tmp_path: Path, capsys: Capture) -> None:
+def test_missing_and_mixed_files_are_refused(tmp_path: Path, capsys: Capture) -> None:
     assert cli.main(["init", "--from", "nope.csv"]) == 2
     assert capsys.readouterr().err == "error: nope.csv: no such file\n"
     (tmp_path / "empty").mkdir()
@@ -312,7 +312,7 @@ def test_missing_files_and_mixed_ones(tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().err == "error: b.txt: expected csv as in a.csv, got slots; give files of one format\n"
 
 
-def test_names_that_yaml_would_take_for_something_else(tmp_path: Path) -> None:
+def test_column_names_that_yaml_must_quote(tmp_path: Path) -> None:
     names = ["y", "no", "null", "1e3", "a: b", "é", "#x", "ab"]
     table = {name: [f"{name}{n % 4}" for n in range(100)] for name in names} | {"click": [n % 2 for n in range(100)]}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
@@ -320,7 +320,7 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path) -> None:
     assert [slot.column or slot.name for slot in job.data.slots] == names
 
 
-def test_without_pyarrow_there_is_one_line(tmp_path: Path) -> None:
+def test_without_pyarrow_the_error_is_one_line(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", rows(20))
     write(tmp_path / "a.csv", as_csv(rows(200)))
     for arguments, ok in (

@@ -1,4 +1,4 @@
-"""A split on the disk is the split of a job; parts have every sample once; nothing of the user's is overwritten."""
+"""`data split` splits like a job; parts have every sample once; existing files are not overwritten."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 from elasticrec import cli
 from elasticrec.config import Job, load_job, parse_job
-from elasticrec.data.init import write_job
+from elasticrec.data.init.job_file import write_job
 from elasticrec.errors import ElasticRecError
 from support.tables import WRITERS, as_csv, as_slots, batches_of, rows, samples_of, write, write_kind, write_parquet
 
@@ -21,7 +21,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_data(job: Job, **data: Any) -> Job:
-    """The job over other files."""
+    """Return the job with other files."""
     return job.model_copy(update={"data": job.data.model_copy(update=data)})
 
 
@@ -30,7 +30,7 @@ def samples(job: Job, **options: bool) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_ratio_on_the_disk_is_that_of_the_job(tmp_path: Path, kind: str, capsys: Capture) -> None:
+def test_a_split_by_ratio_equals_that_of_the_job(tmp_path: Path, kind: str, capsys: Capture) -> None:
     path = write_kind(tmp_path, kind, rows(1000))
     write_job(Path("job"), [path.name])
     job = load_job("job/job.yaml", ["data.eval={ratio: 0.25}"])
@@ -45,7 +45,7 @@ def test_a_ratio_on_the_disk_is_that_of_the_job(tmp_path: Path, kind: str, capsy
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.zst", "parquet"])
-def test_a_time_on_the_disk_is_that_of_the_job(tmp_path: Path, kind: str) -> None:
+def test_a_split_by_time_equals_that_of_the_job(tmp_path: Path, kind: str) -> None:
     path = write_kind(tmp_path, kind, rows(1000))
     write_job(Path("job"), [path.name])
     time = "2023-11-14T23:30"
@@ -57,7 +57,7 @@ def test_a_time_on_the_disk_is_that_of_the_job(tmp_path: Path, kind: str) -> Non
         assert samples(with_data(job, train=(str(tmp_path / "out" / side),), eval=())) == expected
 
 
-def test_hours_go_as_whole_files(tmp_path: Path) -> None:
+def test_hours_are_split_by_whole_files(tmp_path: Path) -> None:
     for hour in ("20260101/22", "20260101/23", "20260102/00"):
         write(tmp_path / "logs" / hour / "part-0.txt.gz", as_slots(rows(50)))
     assert cli.main(["data", "split", "logs", "out", "--time", "2026-01-01T23:00"]) == 0
@@ -97,7 +97,7 @@ def test_several_files_keep_their_names_and_headers(tmp_path: Path) -> None:
     assert sum(len(file.read_bytes().splitlines()) - 1 for file in files) == 400
 
 
-def test_the_data_of_a_job(tmp_path: Path) -> None:
+def test_the_training_data_of_a_job_is_split(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", as_slots(rows(300)))
     Path("job.yaml").write_text("name: a\ndata: {format: slots, train: a.txt, slots: [101]}\n")
     assert cli.main(["data", "split", "out", "--ratio", "0.5", "--job", "job.yaml"]) == 0
@@ -113,24 +113,24 @@ def test_parquet_keeps_types_and_columns(tmp_path: Path) -> None:
     assert pq.ParquetFile("out/train/a.parquet").metadata.num_row_groups == 1
 
 
-def test_nothing_is_overwritten_unless_asked(tmp_path: Path, capsys: Capture) -> None:
+def test_files_are_replaced_only_with_overwrite(tmp_path: Path, capsys: Capture) -> None:
     write(tmp_path / "a.txt", as_slots(rows(300)))
     command = ["data", "split", "a.txt", "out", "--ratio", "0.5"]
     assert cli.main(command) == 0
     before = Path("out/eval/a.txt").read_bytes()
     assert cli.main([*command[:-1], "0.2"]) == 2
-    assert capsys.readouterr().err == "error: out/train/a.txt: is there already (--overwrite replaces it)\n"
+    assert capsys.readouterr().err == "error: out/train/a.txt: exists already (--overwrite replaces it)\n"
     assert Path("out/eval/a.txt").read_bytes() == before
     assert cli.main([*command[:-1], "0.2", "--overwrite"]) == 0
     assert len(Path("out/eval/a.txt").read_bytes()) < 0.7 * len(before)
-    # what is not replaced would be read along with the rest
+    # Other files would be read together with the new ones.
     Path("out/train/mine.txt").write_text("1 0 5:5\n")
     assert cli.main([*command, "--overwrite"]) == 2
     assert "expected an empty directory, got out/train/mine.txt in it" in capsys.readouterr().err
     assert Path("out/train/mine.txt").exists()
 
 
-def test_mistakes(tmp_path: Path, capsys: Capture) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, capsys: Capture) -> None:
     write(tmp_path / "a.txt", as_slots(rows(30)))
 
     def error(*options: str) -> str:
@@ -155,7 +155,7 @@ def test_a_damaged_file_leaves_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt.gz", as_slots(rows(20_000)))
     path.write_bytes(path.read_bytes()[:-1000])
     job = parse_job({"name": "a", "data": {"format": "slots", "train": "a.txt.gz", "slots": [1]}}, base=tmp_path)
-    from elasticrec.data.split import holdout_of, split_by
+    from elasticrec.data.convert.split import holdout_of, split_by
 
     with pytest.raises((OSError, ElasticRecError), match="damaged or cut off"):
         split_by(["a.txt.gz"], Path("out"), holdout_of(0.5, None), job=job)

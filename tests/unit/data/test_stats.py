@@ -1,4 +1,4 @@
-"""`data stats` against counting by hand, for every format; leakage, drift, bad records and what a job leaves out."""
+"""`data stats` compared with counts in the test, for every format; leakage, drift, bad records, unused columns."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,12 @@ import pytest
 
 from elasticrec import cli
 from elasticrec.config import Job, load_job, parse_job
-from elasticrec.data.init import write_job
+from elasticrec.data.init.job_file import write_job
 from elasticrec.data.stats import collect as collecting
 from elasticrec.data.stats.arrays import BucketAuc, SignCounts, distance
-from elasticrec.data.stats.collect import Stats, collect
+from elasticrec.data.stats.collect import collect
 from elasticrec.data.stats.report import report_lines
+from elasticrec.data.stats.result import Stats
 from support.tables import Row, as_csv, as_paddlerec, as_slots, rows, write, write_kind
 
 Capture = pytest.CaptureFixture[str]
@@ -50,7 +51,7 @@ def exact_auc(scores: list[float], labels: list[int]) -> float:
     return wins / (len(clicks) * len(others))
 
 
-def test_against_counting_by_hand(tmp_path: Path) -> None:
+def test_statistics_equal_simple_counts(tmp_path: Path) -> None:
     train, held_out = rows(1200), rows(400, seed=2)
     stats = collect(csv_job(tmp_path, train, held_out), num_samples=10_000)
     assert (stats.num_train, stats.num_eval, stats.is_sample, stats.num_bad) == (1200, 400, False, 0)
@@ -74,13 +75,13 @@ def test_against_counting_by_hand(tmp_path: Path) -> None:
     assert (price.min, price.max) == pytest.approx((min(prices), max(prices)))
     assert price.mean == pytest.approx(sum(prices) / len(prices))
     assert price.quantiles["50%"] == pytest.approx(float(np.median(prices)), rel=1e-5)
-    # before normalisation
+    # Dense statistics are before normalization.
     assert of(stats, "visits").max == max(row["visits"] for row in train)
 
     scores = []
     for row in held_out:
-        here = [other["click"] for other in train if other["user_id"] == row["user_id"]]
-        scores.append((sum(here) + 20 * base) / (len(here) + 20))
+        clicks = [other["click"] for other in train if other["user_id"] == row["user_id"]]
+        scores.append((sum(clicks) + 20 * base) / (len(clicks) + 20))
     assert user.auc == pytest.approx(exact_auc(scores, [row["click"] for row in held_out]), abs=2e-3)
     assert user.auc > 0.75
     assert abs(price.auc - 0.5) < 0.1
@@ -96,11 +97,11 @@ def test_without_evaluation_data_all_samples_count(tmp_path: Path) -> None:
     assert user.num_signs == len({row["user_id"] for row in train})
     assert user.auc > 0.7 and user.drift is None
     assert of(stats, "price").coverage == pytest.approx(sum(row["price"] is not None for row in train) / 1000)
-    assert any("held out by their hash" in line for line in report_lines(stats))
+    assert any("held-out share" in line for line in report_lines(stats))
 
 
 @pytest.mark.parametrize("kind", ["slots", "slots.gz", "paddlerec", "criteo", "csv.zst", "json", "parquet"])
-def test_every_format(tmp_path: Path, kind: str, capsys: Capture) -> None:
+def test_statistics_of_every_format(tmp_path: Path, kind: str, capsys: Capture) -> None:
     write_kind(tmp_path, kind, rows(2000))
     written = write_job(Path("job"), [str(next(tmp_path.glob("data.*")))])
     stats = collect(load_job(written.path), num_samples=10_000)
@@ -119,10 +120,10 @@ def test_every_format(tmp_path: Path, kind: str, capsys: Capture) -> None:
     assert [slot["name"] for slot in printed["slots"]] == [slot.name for slot in stats.slots]
 
 
-def test_leakage(tmp_path: Path) -> None:
+def test_leaking_slots_are_a_warning(tmp_path: Path) -> None:
     lines = []
     for number, row in enumerate(rows(1500)):
-        # a slot that only clicks have, and one whose value tells
+        # Slot 9 occurs only with a click, and the value of slot 2 gives the click away.
         after = " 7:9" if row["click"] else ""
         lines.append(f"1 {row['click']} {row['user_id']}:1 {50 + row['click']}:2{after} {number}:other\n")
     write(tmp_path / "a.txt", "".join(lines).encode())
@@ -135,7 +136,7 @@ def test_leakage(tmp_path: Path) -> None:
     assert report_lines(stats)[-1] == f"warning: {stats.warnings[1]}"
 
 
-def test_drift(tmp_path: Path) -> None:
+def test_drift_is_a_warning(tmp_path: Path) -> None:
     moved = [{**row, "user_id": row["user_id"] + 10_000, "price": (row["price"] or 0) + 90} for row in rows(600, 3)]
     stats = collect(csv_job(tmp_path, rows(1500), moved), num_samples=10_000)
     user = of(stats, "user_id")
@@ -146,10 +147,10 @@ def test_drift(tmp_path: Path) -> None:
     assert any(line.startswith("dense column `price` differs between train and eval") for line in stats.warnings)
 
 
-def test_a_sample_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stats = collect(csv_job(tmp_path, rows(1500), rows(500, 2)), num_samples=400)
     assert (stats.num_train, stats.num_eval, stats.is_sample) == (400, 100, True)
-    assert "(a sample of the data; --samples takes more)" in report_lines(stats)[0]
+    assert "(a sample of the data; raise --samples to read more)" in report_lines(stats)[0]
     assert not collect(csv_job(tmp_path, rows(400), rows(100, 2)), num_samples=400).is_sample
     monkeypatch.setattr(collecting, "_BATCH_SIZE", 100)
     monkeypatch.setattr(collecting, "_MAX_SIGNS", 0)
@@ -173,7 +174,7 @@ def test_bad_records_and_empty_slots(tmp_path: Path, capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "bad records: 9 of 309 (2.913%), the first of them:" in out
     assert "a.txt:301: slot `101`: sign `x` is not a u64" in out
-    assert "warning: slot `5` has no value in any sample looked at: is its name right?" in out
+    assert "warning: slot `5` has no value in any inspected sample: is its name correct?" in out
     assert "not used by the job: 103 (in 97.1% of the samples), 102 (in 7" in out
     assert cli.main(["data", "stats", "job.yaml", "--samples", "5"]) == 2
 
@@ -185,20 +186,20 @@ def test_bad_records_and_empty_slots(tmp_path: Path, capsys: Capture) -> None:
         ({"format": "paddlerec", "slots": ["user", "tags", "3"]}, {"dense_feature"}),
     ],
 )
-def test_unused_names(tmp_path: Path, data: dict[str, Any], names: set[str]) -> None:
+def test_unused_names_are_listed(tmp_path: Path, data: dict[str, Any], names: set[str]) -> None:
     write(tmp_path / "a.txt", as_paddlerec(rows(200)))
     job = parse_job({"name": "a", "data": data | {"train": "a.txt"}}, base=tmp_path, source="job.yaml")
     assert {one.name for one in collect(job, num_samples=1000).unused} == names
 
 
-def test_no_samples(tmp_path: Path, capsys: Capture) -> None:
+def test_empty_data_is_refused(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "a.txt").write_bytes(b"")
     Path("job.yaml").write_text("name: a\ndata: {format: slots, train: a.txt, slots: [1]}\n")
     assert cli.main(["data", "stats", "job.yaml"]) == 2
     assert capsys.readouterr().err == "error: job.yaml: data.train: expected samples, got none\n"
 
 
-def test_bucketed_auc_is_the_exact_one() -> None:
+def test_histogram_auc_equals_the_exact_auc() -> None:
     draw = np.random.default_rng(1)
     scores = np.round(draw.random(400) ** 3, 2)
     labels = (draw.random(400) < scores).astype(np.float64)
@@ -211,7 +212,7 @@ def test_bucketed_auc_is_the_exact_one() -> None:
     assert alone.result() is None
 
 
-def test_counts_by_sign_are_those_of_a_dictionary() -> None:
+def test_sign_counts_equal_a_dictionary() -> None:
     draw = np.random.default_rng(1)
     counts, expected = SignCounts(), dict[int, list[float]]()
     for _ in range(20):
@@ -230,7 +231,7 @@ def test_counts_by_sign_are_those_of_a_dictionary() -> None:
     assert (at[0], known.tolist()) == (5, [True, False])
 
 
-def test_distance() -> None:
+def test_distance_of_equal_and_disjoint_distributions() -> None:
     draw = np.random.default_rng(1)
     chances = draw.dirichlet(np.ones(200))
     same = distance(draw.multinomial(5000, chances).astype(float), draw.multinomial(2000, chances).astype(float))

@@ -1,4 +1,4 @@
-"""Arrays that statistics are made of: the signs of a batch by slot, counts by sign, AUC in buckets."""
+"""Arrays for statistics: signs of a batch by slot, counts by sign, AUC from a histogram."""
 
 from dataclasses import dataclass
 
@@ -14,24 +14,24 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SlotPart:
-    """The signs of one slot in a batch, and the sample that each stands in."""
+    """The signs of one slot in a batch, with the sample of each."""
 
     signs: U64
     samples: I64
 
 
 def lengths_of(batch: _core.Batch, num_slots: int) -> I64:
-    """How many signs each (sample, slot) has."""
+    """Return the number of signs of each (sample, slot)."""
     offsets = batch.offsets.astype(np.int64)
     return (offsets[1:] - offsets[:-1]).reshape(-1, num_slots)
 
 
 def by_slot(batch: _core.Batch, num_slots: int) -> list[SlotPart]:
-    """The signs of a batch, slot by slot."""
+    """Return the signs of a batch, slot by slot."""
     lengths = lengths_of(batch, num_slots)
     slots = np.repeat(np.tile(np.arange(num_slots, dtype=np.uint16), len(lengths)), lengths.ravel())
     samples = np.repeat(np.arange(len(lengths)), lengths.sum(axis=1))
-    # a stable sort of small integers is a radix sort
+    # A stable sort of small integers is a radix sort.
     order = np.argsort(slots, kind="stable")
     ends = np.cumsum(lengths.sum(axis=0))[:-1]
     parts = zip(np.split(batch.signs[order], ends), np.split(samples[order], ends), strict=True)
@@ -39,7 +39,7 @@ def by_slot(batch: _core.Batch, num_slots: int) -> list[SlotPart]:
 
 
 class SignCounts:
-    """Shows and clicks of each distinct sign of a slot; what was added is brought together now and then."""
+    """Shows and clicks of each distinct sign of a slot; additions are merged from time to time."""
 
     def __init__(self) -> None:
         self.signs: U64 = np.empty(0, np.uint64)
@@ -49,14 +49,14 @@ class SignCounts:
         self._num_pending = 0
 
     def add(self, signs: U64, shows: F64, clicks: F64) -> None:
-        """Count signs, which may repeat."""
+        """Add signs, which may repeat."""
         self._pending.append((signs, shows, clicks))
         self._num_pending += len(signs)
         if self._num_pending > max(len(self.signs), 1 << 16):
             self.merge()
 
     def merge(self) -> None:
-        """Bring everything that was added together."""
+        """Merge all additions."""
         if not self._pending:
             return
         parts = [(self.signs, self.shows, self.clicks), *self._pending]
@@ -67,7 +67,7 @@ class SignCounts:
         self._pending, self._num_pending = [], 0
 
     def find(self, signs: U64) -> tuple[I64, npt.NDArray[np.bool_]]:
-        """The places of signs among the distinct ones, and which of them are there at all."""
+        """Return the positions of signs among the distinct ones, and which of them exist."""
         if len(self.signs) == 0:
             return np.zeros(len(signs), np.int64), np.zeros(len(signs), np.bool_)
         at = np.minimum(np.searchsorted(self.signs, signs), len(self.signs) - 1)
@@ -75,9 +75,9 @@ class SignCounts:
 
 
 class BucketAuc:
-    """AUC of scores between 0 and 1, of which only a histogram is kept."""
+    """AUC of scores between 0 and 1, computed from a histogram."""
 
-    # log odds from -16 to 16 in steps of 1/1024: click rates of 1e-6 are still apart
+    # Log odds from -16 to 16 in steps of 1/1024, fine enough to tell click rates of 1e-6 apart.
     _RANGE = 16.0
     _STEPS = 1024
 
@@ -87,14 +87,14 @@ class BucketAuc:
         self._others: F64 = np.zeros(size)
 
     def add(self, scores: F64, shows: F64, clicks: F64) -> None:
-        """Count samples with their shows and clicks."""
+        """Add samples with their shows and clicks."""
         odds = np.log(np.maximum(scores, 1e-12)) - np.log(np.maximum(1 - scores, 1e-12))
         at = np.rint((np.clip(odds, -self._RANGE, self._RANGE) + self._RANGE) * self._STEPS).astype(np.int64)
         self._clicks += np.bincount(at, clicks, len(self._clicks))
         self._others += np.bincount(at, shows - clicks, len(self._others))
 
     def result(self) -> float | None:
-        """The AUC; None where there is only one outcome."""
+        """Return the AUC, or None if there is only one outcome."""
         clicks, others = self._clicks.sum(), self._others.sum()
         if clicks <= 0 or others <= 0:
             return None
@@ -103,9 +103,9 @@ class BucketAuc:
 
 
 def distance(first: F64, second: F64) -> float:
-    """Jensen–Shannon distance of two distributions given as counts: 0 for equal ones, 1 for ones apart.
+    """Return the Jensen–Shannon distance of two distributions given as counts: 0 for equal, 1 for disjoint ones.
 
-    Two samples of one distribution differ too; what they differ by on average is taken off.
+    The expected distance of two samples of the same distribution is subtracted.
     """
     p, q = first / first.sum(), second / second.sum()
     middle = (p + q) / 2

@@ -1,14 +1,15 @@
-"""Statistics for people: a table of the slots, one of the dense columns, and what to look at."""
+"""Statistics as text: a table of slots, a table of dense columns, and warnings."""
 
 from collections.abc import Sequence
 
-from elasticrec.data.stats.collect import QUANTILES, Stats
+from elasticrec.data.stats.collect import QUANTILES
+from elasticrec.data.stats.result import Stats
 
 _MOST_UNUSED = 20
 
 
 def report_lines(stats: Stats) -> list[str]:
-    """The report of `elasticrec data stats`."""
+    """Return the report of `elasticrec data stats`."""
     return [
         *_head(stats),
         *_bad(stats),
@@ -21,14 +22,14 @@ def report_lines(stats: Stats) -> list[str]:
 
 
 def _head(stats: Stats) -> list[str]:
-    line = f"{stats.source}: {stats.num_train:,} samples to train on"
+    line = f"{stats.source}: {stats.num_train:,} training samples"
     if stats.has_eval:
-        line += f", {stats.num_eval:,} to evaluate on"
+        line += f", {stats.num_eval:,} evaluation samples"
     if stats.is_sample:
-        line += " (a sample of the data; --samples takes more)"
+        line += " (a sample of the data; raise --samples to read more)"
     lines = [line]
     if not stats.has_eval:
-        lines.append("  no evaluation data: AUC is measured on samples held out by their hash, drift is not")
+        lines.append("  no evaluation data: AUC is measured on a held-out share of the samples, drift is not measured")
     for name, (train, held_out) in stats.labels.items():
         rates = [f"{_share(train)} in train"] + ([f"{_share(held_out)} in eval"] if stats.has_eval else [])
         lines.append(f"  label `{name}`: {', '.join(rates)}")
@@ -44,7 +45,7 @@ def _bad(stats: Stats) -> list[str]:
 
 
 def _slots(stats: Stats) -> list[str]:
-    head = ["slot", "coverage", "distinct", "a sample", "click rate", "AUC alone"]
+    head = ["slot", "coverage", "distinct", "per sample", "click rate", "AUC alone"]
     rows = [
         [
             slot.name,
@@ -99,7 +100,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _table(head: list[str], rows: Sequence[list[str]]) -> list[str]:
-    """Columns side by side, the first to the left, numbers to the right."""
+    """Return a table as lines of text, the first column aligned to the left, the others to the right."""
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
     return [
         "  ".join(

@@ -1,4 +1,4 @@
-"""What the data has and the job does not use: slots and columns that may have been forgotten."""
+"""Slots and columns of the data that the job does not use, perhaps by mistake."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticrec.config import Job, match_files
 from elasticrec.config.data import CRITEO_DENSE, CRITEO_SLOTS
-from elasticrec.data.lines import some_lines, spread
+from elasticrec.data.raw_lines import some_lines, spread
 from elasticrec.user_code import load_class
 
 _NUM_FILES = 4
@@ -23,11 +23,11 @@ class Unused:
 
     name: str
     share: float | None
-    """Share of the samples looked at that have it; None if only its name was looked at."""
+    """Share of the inspected samples that have it; None if only the name is known."""
 
 
 def find_unused(job: Job) -> list[Unused]:
-    """Slots and columns of the training data that the job does not use, the most frequent first."""
+    """Return slots and columns of the training data that the job does not use, most frequent first."""
     files = spread(match_files(job, "train"), _NUM_FILES)
     known = _known(job)
     if job.data.format == "parquet":
@@ -67,7 +67,7 @@ def _counted(job: Job, files: Sequence[Path], known: set[str]) -> list[Unused]:
 
 
 def _names_of(job: Job) -> Callable[[bytes], set[str]]:
-    """What gives the names of the slots and columns in a line; of a bad one none."""
+    """Return a function that lists the slots and columns in a line; a bad line has none."""
     if job.data.reader is not None:
         reader: Any = load_class(job.data.reader, job.reader_source())()
 

@@ -1,4 +1,4 @@
-"""Chunks of raw values to files of a format: what conversions write."""
+"""Files of each format, written from chunks of raw values."""
 
 import csv
 import io
@@ -12,8 +12,8 @@ from typing import IO, Any, Protocol
 
 from elasticrec.config.columns import DenseColumn, Slot
 from elasticrec.config.fields import show
-from elasticrec.data.output import open_text
-from elasticrec.data.rows import Chunk, Table, column_of
+from elasticrec.data.convert.output import open_text
+from elasticrec.data.convert.rows import Chunk, Schema, column_of
 from elasticrec.errors import ConfigError, SampleError
 
 _LINE_END = re.compile(r"[\r\n]")
@@ -21,41 +21,41 @@ _SPACE = re.compile(r"\s")
 
 
 class Target(Protocol):
-    """A file that is being written."""
+    """A new file of samples."""
 
     def write(self, chunk: Chunk) -> None:
         """Write the samples of a chunk."""
 
 
 class CsvTarget:
-    """CSV with a header; lists have a separator between their values."""
+    """Writes CSV with a header; values of a list are joined by a separator."""
 
-    def __init__(self, path: Path, named: Path, table: Table, separator: str, stack: ExitStack) -> None:
-        self._table = table
+    def __init__(self, path: Path, named: Path, schema: Schema, separator: str, stack: ExitStack) -> None:
+        self._schema = schema
         self._separator = separator
         self._file: IO[bytes] = stack.enter_context(open_text(path, named))
         self._delimiter = delimiter_of(named)
-        nested = {name for name, kind in table.types.items() if "list" in str(kind) or "struct" in str(kind)}
-        self._names = [name for name in table.columns() if name not in nested]
+        nested = {name for name, kind in schema.types.items() if "list" in str(kind) or "struct" in str(kind)}
+        self._names = [name for name in schema.columns() if name not in nested]
         self._put([self._names])
 
     def write(self, chunk: Chunk) -> None:
         """Write the samples of a chunk."""
         columns = []
         for name in self._names:
-            is_list = name in self._table.lists
+            is_list = name in self._schema.lists
             columns.append([self._joined(name, values) if is_list else _text(values) for values in chunk[name]])
             if _LINE_END.search("".join(columns[-1])):
                 culprit = next(value for value in columns[-1] if _LINE_END.search(value))
-                raise SampleError(f"value {show(culprit)}: expected no line end in it, a sample is one line")
+                raise SampleError(f"value {show(culprit)}: expected no line end, as a sample is one line")
         self._put(zip(*columns, strict=True))
 
     def _joined(self, name: str, values: Sequence[str] | None) -> str:
         for value in values or ():
             if self._separator in value:
                 raise SampleError(
-                    f"slot `{name}`: value {show(value)} has the separator {show(self._separator)} in it; "
-                    "give another one with --separator"
+                    f"slot `{name}`: value {show(value)} contains the separator {show(self._separator)}; "
+                    "choose another one with --separator"
                 )
         return self._separator.join(values or ())
 
@@ -66,7 +66,7 @@ class CsvTarget:
 
 
 def delimiter_of(named: Path) -> str:
-    """Tabs for `.tsv`, commas for all else."""
+    """Return a tab for `.tsv`, a comma for other names."""
     return "\t" if ".tsv" in named.suffixes else ","
 
 
@@ -85,11 +85,11 @@ def _text(value: Any) -> str:
 
 
 class ParquetTarget:
-    """Parquet: lists as lists, numbers as doubles, times as timestamps."""
+    """Writes Parquet: lists as lists, numbers as doubles, times as timestamps."""
 
-    def __init__(self, path: Path, table: Table, stack: ExitStack) -> None:
+    def __init__(self, path: Path, schema: Schema, stack: ExitStack) -> None:
         self._path = path
-        self._table = table
+        self._schema = schema
         self._stack = stack
         self._writer: Any = None
 
@@ -99,37 +99,37 @@ class ParquetTarget:
         import pyarrow.parquet as pq
 
         if self._writer is None:
-            self._schema = self._schema_of(chunk)
-            self._writer = self._stack.enter_context(pq.ParquetWriter(self._path, self._schema))
-        table = self._table
-        numbers = {*table.labels, *(column_of(column) for column in table.dense), table.weight}
+            self._arrow_schema = self._arrow_schema_of(chunk)
+            self._writer = self._stack.enter_context(pq.ParquetWriter(self._path, self._arrow_schema))
+        schema = self._schema
+        numbers = {*schema.labels, *(column_of(column) for column in schema.dense), schema.weight}
         arrays = []
-        for field in self._schema:
+        for field in self._arrow_schema:
             values: list[Any] = chunk[field.name]
             if field.name in numbers:
                 values = [None if value is None else _float(value) for value in values]
-            elif field.name == table.time:
+            elif field.name == schema.time:
                 values = [_time(value) for value in values]
             try:
                 arrays.append(pa.array(values, field.type))
             except UnicodeEncodeError:
-                raise SampleError(f"column `{field.name}`: expected UTF-8 text, as Parquet has no other") from None
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+                raise SampleError(f"column `{field.name}`: expected UTF-8 text for Parquet") from None
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._arrow_schema))
 
-    def _schema_of(self, chunk: Chunk) -> Any:
+    def _arrow_schema_of(self, chunk: Chunk) -> Any:
         import pyarrow as pa
 
-        table = self._table
-        slots = {column_of(slot) for slot in table.slots}
+        schema = self._schema
+        slots = {column_of(slot) for slot in schema.slots}
         types: dict[str, Any] = {}
-        for name in table.columns():
+        for name in schema.columns():
             if name in slots:
-                types[name] = pa.list_(pa.string()) if name in table.lists else pa.string()
-            elif name == table.time:
+                types[name] = pa.list_(pa.string()) if name in schema.lists else pa.string()
+            elif name == schema.time:
                 is_stamp = any(isinstance(_time(value), datetime) for value in chunk[name])
                 types[name] = pa.timestamp("us", tz="UTC") if is_stamp else pa.float64()
             else:
-                types[name] = table.types.get(name, pa.string()) if name in table.others else pa.float64()
+                types[name] = schema.types.get(name, pa.string()) if name in schema.others else pa.float64()
         return pa.schema(types)
 
 
@@ -140,7 +140,7 @@ def _float(value: Any) -> float:
 
 
 def _time(value: Any) -> Any:
-    """A time as a number of seconds, or as a date and time in UTC."""
+    """Return a time as a number of seconds, or as a date and time in UTC."""
     if isinstance(value, str):
         try:
             return float(value)
@@ -154,25 +154,25 @@ def _time(value: Any) -> Any:
 
 
 class PaddleRecTarget:
-    """PaddleRec text `click:0 dense:0.05 … slot:value …`."""
+    """Writes PaddleRec text `click:0 dense:0.05 … slot:value …`."""
 
-    def __init__(self, path: Path, named: Path, table: Table, stack: ExitStack) -> None:
-        self._table = table
+    def __init__(self, path: Path, named: Path, schema: Schema, stack: ExitStack) -> None:
+        self._schema = schema
         self._file: IO[bytes] = stack.enter_context(open_text(path, named))
-        self._families = families_of(table.dense)
+        self._families = families_of(schema.dense)
 
     def write(self, chunk: Chunk) -> None:
         """Write the samples of a chunk."""
-        table = self._table
-        if table.weight is not None and any(float(weight) != 1 for weight in chunk[table.weight]):
-            raise SampleError(f"`{table.weight}`: format `paddlerec` has no weights, expected 1 for each sample")
-        # by column all fields of it, each with a space before it
-        columns: list[Any] = [[f" {label}:{_text(value)}" for value in chunk[label]] for label in table.labels]
+        schema = self._schema
+        if schema.weight is not None and any(float(weight) != 1 for weight in chunk[schema.weight]):
+            raise SampleError(f"`{schema.weight}`: format `paddlerec` has no weights, expected 1 for each sample")
+        # For each column the fields of all rows, each with a space in front.
+        columns: list[Any] = [[f" {label}:{_text(value)}" for value in chunk[label]] for label in schema.labels]
         for name, members in self._families.items():
             rows = zip(*(chunk[column] for column in members), strict=True)
             columns.append([_dense_fields(name, list(values)) for values in rows])
         columns += [
-            _slot_fields(slot.name, chunk[column_of(slot)], column_of(slot) in table.lists) for slot in table.slots
+            _slot_fields(slot.name, chunk[column_of(slot)], column_of(slot) in schema.lists) for slot in schema.slots
         ]
         lines = "\n".join("".join(fields)[1:] for fields in zip(*columns, strict=True))
         self._file.write(f"{lines}\n".encode("utf-8", "surrogateescape") if lines else b"")
@@ -181,7 +181,7 @@ class PaddleRecTarget:
 def _dense_fields(name: str, values: list[Any]) -> str:
     while values and values[-1] is None:
         values.pop()
-    # those between others have a place to fill; 0 is what a missing one reads as
+    # A missing value before another one is written as 0, which is how a missing value is read.
     return "".join([f" {name}:{'0' if value is None else _text(value)}" for value in values])
 
 
@@ -193,49 +193,49 @@ def _slot_fields(name: str, column: list[Any], is_list: bool) -> list[str]:
     )
     if "" in values or _SPACE.search("".join(values)):
         culprit = next(value for value in values if not value or _SPACE.search(value))
-        raise SampleError(f"slot `{name}`: value {show(culprit)}: format `paddlerec` has no spaces in values")
+        raise SampleError(f"slot `{name}`: value {show(culprit)}: format `paddlerec` allows no spaces in values")
     if is_list:
         return ["".join([f" {name}:{value}" for value in row or ()]) for row in column]
     return ["" if value is None else f" {name}:{value}" for value in column]
 
 
 def families_of(dense: Sequence[DenseColumn]) -> dict[str, list[str]]:
-    """The columns of each dense name: `d.0`, `d.1` and so on are the values of one name that repeats."""
+    """Return the columns of each dense name: `d.0`, `d.1` and so on are the repeated values of `d`."""
     families: dict[str, list[str]] = {}
     for column in dense:
-        name, _, place = column.name.rpartition(".")
-        if name and not (place.isdecimal() and int(place) == len(families.get(name, ()))):
+        name, _, position = column.name.rpartition(".")
+        if name and not (position.isdecimal() and int(position) == len(families.get(name, ()))):
             raise ConfigError(
                 f"dense column `{column.name}`: expected a name without a point, or `{name}.0`, `{name}.1` … in order"
             )
-        # where another value stands behind it a missing one is written as 0, which is something else to these two
+        # A missing value before another one is written as 0, which `minmax` and `buckets` treat differently.
         odd = "minmax" if column.normalize == "minmax" else "buckets" if column.buckets else None
         if name and odd:
-            raise ConfigError(f"dense column `{column.name}`: `{odd}` of a missing value has no place in `paddlerec`")
+            raise ConfigError(f"dense column `{column.name}`: `paddlerec` cannot hold a missing value with `{odd}`")
         families.setdefault(name or column.name, []).append(column_of(column))
     return families
 
 
 class JsonTarget:
-    """JSON lines: values by the names of the job; what is missing is left out."""
+    """Writes JSON lines with the names of the job; missing values are left out."""
 
-    def __init__(self, path: Path, named: Path, table: Table, stack: ExitStack) -> None:
-        self._table = table
+    def __init__(self, path: Path, named: Path, schema: Schema, stack: ExitStack) -> None:
+        self._schema = schema
         self._file: IO[bytes] = stack.enter_context(open_text(path, named))
 
     def write(self, chunk: Chunk) -> None:
         """Write the samples of a chunk."""
-        table = self._table
-        columns: dict[str, list[Any]] = {name: list(map(_float, chunk[name])) for name in table.labels}
-        if table.weight is not None:
-            columns["weight"] = list(map(_float, chunk[table.weight]))
-        for slot in table.slots:
+        schema = self._schema
+        columns: dict[str, list[Any]] = {name: list(map(_float, chunk[name])) for name in schema.labels}
+        if schema.weight is not None:
+            columns["weight"] = list(map(_float, chunk[schema.weight]))
+        for slot in schema.slots:
             columns[slot.name] = chunk[column_of(slot)]
-        for column in table.dense:
+        for column in schema.dense:
             columns[column.name] = [None if value is None else float(value) for value in chunk[column_of(column)]]
-        if table.time is not None:
-            columns.setdefault(table.time, list(map(_time, chunk[table.time])))
-        for name in table.others:
+        if schema.time is not None:
+            columns.setdefault(schema.time, list(map(_time, chunk[schema.time])))
+        for name in schema.others:
             columns.setdefault(name, chunk[name])
         names = list(columns)
         lines = []
@@ -246,7 +246,7 @@ class JsonTarget:
 
 
 def slot_item(slot: Slot, default_pooling: str, **more: Any) -> Any:
-    """A slot as it stands in a job."""
+    """Return a slot as a job lists it."""
     keys = {"share": slot.share, "sequence": slot.sequence, **more}
     keys["pooling"] = None if slot.pooling == default_pooling else slot.pooling
     given = {key: value for key, value in keys.items() if value is not None}
@@ -254,7 +254,7 @@ def slot_item(slot: Slot, default_pooling: str, **more: Any) -> Any:
 
 
 def dense_item(column: DenseColumn, default: str) -> Any:
-    """A dense column as it stands in a job."""
+    """Return a dense column as a job lists it."""
     keys: dict[str, Any] = {
         "column": column.column,
         "min": column.min,

@@ -1,4 +1,4 @@
-"""Processes that run the user's reader side by side; batches come out in the order of the units, by name."""
+"""Processes that run a user's own reader in parallel; batches keep the order of the units."""
 
 import json
 import subprocess
@@ -9,20 +9,20 @@ from typing import Any
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.data.reader import SHOWN_BAD
+from elasticrec.data.reader_worker import read_message, write_message
 from elasticrec.data.units import Unit
-from elasticrec.data.worker import read_message, write_message
 from elasticrec.errors import SampleError
 
 
 class _Worker:
-    """One process, and the unit that it works on."""
+    """One reader process and the unit that it reads."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
         self._process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "elasticrec.data.worker"]
+        command = [sys.executable, "-m", "elasticrec.data.reader_worker"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin is not None
         self._send(process, self._setup)
@@ -34,18 +34,18 @@ class _Worker:
         try:
             write_message(process.stdin, message)
         except BrokenPipeError:
-            # it has died; whoever reads from it finds out why
+            # The process has died; reading its replies raises the error.
             pass
 
     def begin(self, unit: Unit, cut: dict[str, Any]) -> None:
-        """Ask for the batches of a unit."""
+        """Request the batches of a unit."""
         self._unit, self._cut = unit, cut
         self._send(self._process, (unit.core(), cut))
 
     def batches(self) -> Iterator[Any]:
-        """The parts of the unit's batches, each with the seconds that it took to read and to parse.
+        """Yield the parts of the unit's batches, each with its seconds of reading and parsing.
 
-        A process that dies is started again, but not twice at one batch.
+        Restart a process that dies, but raise if it dies twice at the same batch.
         """
         num_done, died_at = 0, -1
         while True:
@@ -73,7 +73,7 @@ class _Worker:
             yield content
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             try:
@@ -84,8 +84,8 @@ class _Worker:
         self._process.wait()
 
 
-class ReaderPool:
-    """An iterator over the batches of units, read by processes of its own."""
+class ReaderProcesses:
+    """An iterator over the batches of units that starts its own reader processes."""
 
     def __init__(self, job: Job, parser: _core.Parser, units: list[Unit], cut: dict[str, Any], *, labels: bool) -> None:
         setup = {
@@ -102,7 +102,7 @@ class ReaderPool:
 
     def _read(self, units: list[Unit], cut: dict[str, Any]) -> Iterator[_core.Batch]:
         workers, shown = self._workers, 0
-        # each worker has one unit at a time: while one is read from, the others fill their pipes
+        # Each process has one unit at a time: while one is read, the others fill their pipes.
         rest = {**cut, "skip_batches": 0}
         for at, worker in enumerate(workers[: len(units)]):
             worker.begin(units[at], rest if at else cut)
@@ -125,10 +125,10 @@ class ReaderPool:
         return next(self._batches)
 
     def times(self) -> tuple[float, float]:
-        """Seconds that a process of it spent reading, and that all of them spent in the user's code, so far."""
+        """Return the seconds that one process spent reading and all of them spent in the user's code so far."""
         return self._seconds[0] / len(self._workers), self._seconds[1]
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         for worker in self._workers:
             worker.close()

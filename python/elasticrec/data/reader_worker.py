@@ -1,6 +1,6 @@
-"""A process that runs the user's reader: units come in, batches go out, both over pipes.
+"""A process that runs a user's own reader: units come in and batches go out through pipes.
 
-Started as `python -m elasticrec.data.worker` by `elasticrec.data.pool`; it ends with its standard input.
+`elasticrec.data.reader_processes` starts it; it exits when its standard input is closed.
 """
 
 import os
@@ -18,14 +18,14 @@ _LENGTH = struct.Struct("<Q")
 
 
 def write_message(stream: IO[bytes], message: Any) -> None:
-    """A message with its length before it."""
+    """Write a message with its length in front."""
     content = pickle.dumps(message, protocol=5)
     stream.write(_LENGTH.pack(len(content)) + content)
     stream.flush()
 
 
 def read_message(stream: IO[bytes]) -> Any:
-    """The next message; `EOFError` where there is none."""
+    """Return the next message; raise `EOFError` at the end."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         raise EOFError
@@ -38,10 +38,10 @@ def read_message(stream: IO[bytes]) -> Any:
 
 def main() -> None:
     """Answer requests until the parent closes the pipe."""
-    # the parent decides what Ctrl-C means
+    # The parent process handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # what the user's code prints must not get between the messages
+    # Send output of the user's code to standard error, away from the messages.
     os.dup2(2, 1)
     try:
         _serve(requests, replies)

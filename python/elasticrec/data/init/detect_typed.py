@@ -1,4 +1,4 @@
-"""What Parquet files and JSON lines are: columns with types of their own instead of texts."""
+"""Detection of Parquet files and JSON lines, whose values have types."""
 
 import json
 import math
@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from elasticrec.config.fields import show, show_names
-from elasticrec.data.guess import Column, Feature, assign, time_column
-from elasticrec.data.sniff import NUM_LINES, Found
+from elasticrec.data.init.columns import Column, time_column
+from elasticrec.data.init.detection import NUM_LINES, Detection
+from elasticrec.data.init.roles import Feature, assign
 from elasticrec.errors import SampleError
 
 
 def num_rows(files: Sequence[Path]) -> int:
-    """Rows of Parquet files."""
+    """Return the number of rows of Parquet files."""
     from elasticrec.data.parquet import open_file
 
     return sum(open_file(path).metadata.num_rows for path in files)
 
 
-def describe_parquet(files: Sequence[Path], label: str | None) -> Found:
-    """Parquet by its schema and some rows of the first, a middle and the last row group."""
+def describe_parquet(files: Sequence[Path], label: str | None) -> Detection:
+    """Describe Parquet files by rows of the first, a middle and the last row group."""
     import pyarrow as pa
 
     from elasticrec.data.parquet import open_file
@@ -47,7 +48,7 @@ def describe_parquet(files: Sequence[Path], label: str | None) -> Found:
     columns = [_arrow_column(name, [table[name] for table in tables]) for name in names]
     roles = assign(columns, str(files[0]), label, has_lines=False)
     count = sum(len(table) for table in tables)
-    return Found("parquet", "Parquet", [], [], count, roles, labels=[roles.label])
+    return Detection("parquet", "Parquet", count, roles, [roles.label])
 
 
 def _arrow_column(name: str, chunks: Sequence[Any]) -> Column:
@@ -77,12 +78,12 @@ def _arrow_column(name: str, chunks: Sequence[Any]) -> Column:
         return time_column(name, texts, missing) or Column(name, "whole", texts, num_missing=missing)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         texts = [str(value) for value in values]
-        # a value that is not finite makes a record bad
+        # A value that is not finite makes a record bad.
         odd = [text for text in texts if not math.isfinite(float(text))]
         problem = None
         if odd:
             shown = {"nan": "NaN"}.get(odd[0], odd[0])
-            problem = f"has {shown} in {len(odd):,} of {len(everything):,} rows; store null where there is no value"
+            problem = f"has {shown} in {len(odd):,} of {len(everything):,} rows; store null for missing values"
         return Column(name, "real", texts, is_float=True, num_missing=missing, problem=problem)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         texts = [value for value in values if value]
@@ -92,7 +93,7 @@ def _arrow_column(name: str, chunks: Sequence[Any]) -> Column:
 
 
 def flatten(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of an object by their paths, such as `user.id`."""
+    """Yield the values of an object with their paths, such as `user.id`."""
     for name, value in row.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{before}{name}.")
@@ -100,8 +101,8 @@ def flatten(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield f"{before}{name}", value
 
 
-def describe_json(lines: Sequence[bytes], where: str, label: str | None) -> Found:
-    """JSON lines by the values of their objects."""
+def describe_json(lines: Sequence[bytes], where: str, label: str | None) -> Detection:
+    """Describe JSON lines by the values of their objects."""
     rows = []
     for number, line in enumerate(lines, 1):
         try:
@@ -112,46 +113,46 @@ def describe_json(lines: Sequence[bytes], where: str, label: str | None) -> Foun
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [_json_column(name, [row.get(name) for row in rows]) for name in names]
     roles = assign(columns, where, label)
-    # when a sample was logged is no feature, and a reader has no say in it
+    # The time of a sample is not a feature, and a reader cannot set it.
     if roles.time is not None:
         roles.left_out.append((roles.time, "a time"))
         roles.time = None
     if roles.weight is not None and roles.weight != "weight":
-        roles.left_out.append((roles.weight, "a weight; give it the name `weight` in the reader"))
+        roles.left_out.append((roles.weight, "a weight; return it as `weight` in the reader to use it"))
         roles.weight = None
     features = [*roles.slots, *roles.dense]
     paths = {feature.name: (feature.column or feature.name, feature.separator) for feature in features}
     roles.slots = [_plain(feature) for feature in roles.slots]
     roles.dense = [_plain(feature) for feature in roles.dense]
-    return Found("json", "JSON lines", [], [], len(rows), roles, labels=[roles.label], paths=paths)
+    return Detection("json", "JSON lines", len(rows), roles, [roles.label], paths=paths)
 
 
 def _plain(feature: Feature) -> Feature:
-    """The reader gives values by the names of the job; it finds and splits them itself."""
+    """Return a feature without column and separator: the reader finds and splits values itself."""
     return replace(feature, column=None, separator=None)
 
 
 def _json_column(name: str, values: Sequence[Any]) -> Column:
-    there = [value for value in values if value is not None]
-    missing = len(values) - len(there)
-    if there and all(isinstance(value, list) for value in there):
-        items = [item for value in there for item in value if item is not None]
+    present = [value for value in values if value is not None]
+    missing = len(values) - len(present)
+    if present and all(isinstance(value, list) for value in present):
+        items = [item for value in present for item in value if item is not None]
         if all(isinstance(item, str | int) for item in items):
-            return Column(name, "list", [[str(item) for item in value if item is not None] for value in there])
+            return Column(name, "list", [[str(item) for item in value if item is not None] for value in present])
         return Column(name, "other", ["list"])
-    if there and all(isinstance(value, bool) for value in there):
-        return Column(name, "text", ["true" if value else "false" for value in there], num_missing=missing)
-    if any(isinstance(value, bool) for value in there):
+    if present and all(isinstance(value, bool) for value in present):
+        return Column(name, "text", ["true" if value else "false" for value in present], num_missing=missing)
+    if any(isinstance(value, bool) for value in present):
         return Column(name, "other", ["mixed"])
-    if there and all(isinstance(value, int) for value in there):
-        texts = [str(value) for value in there]
+    if present and all(isinstance(value, int) for value in present):
+        texts = [str(value) for value in present]
         return time_column(name, texts, missing) or Column(name, "whole", texts, num_missing=missing)
-    if there and all(isinstance(value, int | float) for value in there):
-        odd = {str(value) for value in there if not math.isfinite(value)}
-        note = f"{' and '.join(sorted(odd))} in it, read as no value" if odd else None
-        return Column(name, "real", [str(value) for value in there], is_float=True, num_missing=missing, note=note)
-    if all(isinstance(value, str) for value in there):
-        texts = [value for value in there if value]
+    if present and all(isinstance(value, int | float) for value in present):
+        odd = {str(value) for value in present if not math.isfinite(value)}
+        note = f"{' and '.join(sorted(odd))} in it, read as missing" if odd else None
+        return Column(name, "real", [str(value) for value in present], is_float=True, num_missing=missing, note=note)
+    if all(isinstance(value, str) for value in present):
+        texts = [value for value in present if value]
         column = time_column(name, texts, len(values) - len(texts))
         return column or Column(name, "text", texts, num_missing=missing)
     return Column(name, "other", ["mixed"])

@@ -1,7 +1,7 @@
-"""Raw lines of data files, plain or compressed: what is looked at before anything is parsed."""
+"""Raw lines of data files, plain or compressed, before they are parsed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,7 +9,7 @@ from elasticrec import _core
 from elasticrec.config.data import Select
 from elasticrec.data.units import is_compressed, text_ranges
 
-# Lines of a format that nobody has named yet: every line that is not blank is a record.
+# A format in which every line that is not blank is a record.
 _ANY = json.dumps(
     {
         "format": "reader",
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def any_parser() -> _core.Parser:
-    """A parser for which every line that is not blank is a record."""
+    """Return a parser that takes every line that is not blank as a record."""
     return _core.Parser(_ANY)
 
 
@@ -38,23 +38,22 @@ def record_batches(
     span: tuple[int, int] | None = None,
     select: Select | None = None,
 ) -> Iterator[_core.RecordBatch]:
-    """The records of a file in its order; `span` takes those that begin in a range of bytes of a plain file."""
-    stat = path.stat()
+    """Yield the records of a file in order; `span` selects those that begin in a byte range of a plain file."""
     cut = _core.Cut(
         batch_size=batch_size, shuffle=False, seed=0, skip_batches=0, piece_bytes=_PIECE_BYTES, select=select
     )
-    units = [(0, str(path), *span, 0, stat.st_size, stat.st_mtime_ns)] if span else _units(path)
-    return iter(_core.RecordReader(parser, units, cut))
+    spans = [span] if span else text_ranges(path, path.stat().st_size, _PIECE_BYTES)
+    return iter(_core.RecordReader(parser, core_units(path, spans), cut))
 
 
-def _units(path: Path) -> list[tuple[int, str, int, int, int, int, int]]:
+def core_units(path: Path, spans: Iterable[tuple[int, int]]) -> list[tuple[int, str, int, int, int, int, int]]:
+    """Return byte ranges of a file as units for the Rust readers."""
     stat = path.stat()
-    ranges = text_ranges(path, stat.st_size, _PIECE_BYTES)
-    return [(id, str(path), start, end, 0, stat.st_size, stat.st_mtime_ns) for id, (start, end) in enumerate(ranges)]
+    return [(id, str(path), start, end, 0, stat.st_size, stat.st_mtime_ns) for id, (start, end) in enumerate(spans)]
 
 
 def some_spans(path: Path, num_bytes: int) -> list[tuple[int, int]] | None:
-    """Ranges at the start, in the middle and at the end of a plain file; None where all of it is to be read."""
+    """Return byte ranges at the start, middle and end of a plain file; None if the whole file should be read."""
     size = path.stat().st_size
     if size <= num_bytes or is_compressed(path):
         return None
@@ -64,7 +63,7 @@ def some_spans(path: Path, num_bytes: int) -> list[tuple[int, int]] | None:
 
 
 def some_lines(path: Path, num_lines: int, num_bytes: int) -> list[bytes]:
-    """Lines from all over a file, or from its start, middle and end; of a compressed one those of the start."""
+    """Return lines spread over a file, or over its start, middle and end; from the start if it is compressed."""
     parser = any_parser()
     if is_compressed(path):
         return first_lines(path, num_lines)
@@ -76,7 +75,7 @@ def some_lines(path: Path, num_lines: int, num_bytes: int) -> list[bytes]:
 
 
 def first_lines(path: Path, num_lines: int) -> list[bytes]:
-    """Lines of the start of a file, without blank ones."""
+    """Return the first lines of a file, without blank ones."""
     return _first(record_batches(path, any_parser(), batch_size=num_lines), num_lines)
 
 
@@ -90,12 +89,12 @@ def _first(batches: Iterator[_core.RecordBatch], count: int) -> list[bytes]:
 
 
 def lines_of(text: bytes) -> list[bytes]:
-    """The lines of records, each of which has a line end."""
+    """Split the text of records into lines; each line has a line end."""
     return text.split(b"\n")[:-1]
 
 
 def spread(items: list[T], count: int) -> list[T]:
-    """At most `count` of the items, evenly, the first and the last among them."""
+    """Return at most `count` of the items, evenly spaced, with the first and the last."""
     if len(items) <= count:
         return items
     if count == 1:

@@ -1,4 +1,4 @@
-"""A look at some of the training data before anything is trained: what `check` and `init` warn of."""
+"""Checks of a sample of the training data before training: the warnings of `check` and `init`."""
 
 import json
 import os
@@ -12,24 +12,23 @@ from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.config.columns import BucketSlot
 from elasticrec.config.data import Holdout
-from elasticrec.data.collisions import Collisions, SignsOfSlots, warning
-from elasticrec.data.lines import record_batches, some_spans, spread
+from elasticrec.data.collisions import CollisionCounter, Collisions, warning
+from elasticrec.data.raw_lines import core_units, record_batches, some_spans, spread
 from elasticrec.data.reader import LineReader
 from elasticrec.data.stats.arrays import lengths_of
-from elasticrec.data.units import is_compressed
 
 _NUM_FILES = 8
 _FILE_BYTES = 2**20
 _BATCH_SIZE = 4096
-# The user's code takes its time for each of them.
+# Fewer lines for a user's own reader, which may be slow.
 _READER_LINES = 1000
-# Slots that are named in a warning; the rest are only counted.
+# Number of slots that a warning names.
 _SHOWN = 8
 
 
-def warnings_of(job: Job) -> list[str]:
-    """What is no mistake for sure, but looks like one."""
-    signs = SignsOfSlots(job)
+def check_data(job: Job) -> list[str]:
+    """Return warnings about data that can be trained on but is probably wrong."""
+    signs = CollisionCounter(job)
     seen = np.zeros(len(job.data.inputs), np.bool_)
     num_records = num_samples = num_bad = 0
     first_bad: str | None = None
@@ -42,11 +41,11 @@ def warnings_of(job: Job) -> list[str]:
         seen |= lengths_of(batch, len(seen)).any(axis=0)
     texts = [_same_files(job), warning(job, signs.collisions())]
     if num_records and not num_samples:
-        texts.append(f"{job.source}: none of {num_records:,} records looked at is a sample: {first_bad}")
+        texts.append(f"{job.source}: none of {num_records:,} inspected records is a sample: {first_bad}")
     elif num_samples:
         if num_bad > job.data.max_bad_ratio * num_records:
             texts.append(
-                f"{job.source}: data.train: {num_bad:,} of {num_records:,} records looked at are bad "
+                f"{job.source}: data.train: {num_bad:,} of {num_records:,} inspected records are bad "
                 f"({num_bad / num_records:.2%}), expected at most {job.data.max_bad_ratio:.2%} "
                 f"(data.max_bad_ratio): {first_bad}"
             )
@@ -55,16 +54,16 @@ def warnings_of(job: Job) -> list[str]:
 
 
 def find_collisions(job: Job) -> Collisions | None:
-    """Signs of the data looked at that stand in several slots; None where those cannot meet."""
-    signs = SignsOfSlots(job)
-    for batch in some_batches(job) if signs.can_meet else ():
+    """Return the signs of the inspected data that occur in several slots; None if that cannot happen."""
+    signs = CollisionCounter(job)
+    for batch in some_batches(job) if signs.can_collide else ():
         signs.add(batch)
     return signs.collisions()
 
 
 def some_batches(job: Job) -> Iterator[_core.Batch]:
-    """Samples from some megabytes of the training data, with their signs as they stand in it."""
-    # a modulo makes signs meet on purpose
+    """Yield samples from a few megabytes of the training data, with unmodified signs."""
+    # With a modulo, signs collide on purpose.
     features = {key: value for key, value in job.features().items() if key != "modulo"}
     parser = _core.Parser(json.dumps(features))
     reader = None
@@ -85,7 +84,8 @@ def some_batches(job: Job) -> Iterator[_core.Batch]:
 
 def _text_batches(parser: _core.Parser, path: Path) -> Iterator[_core.Batch]:
     cut = _core.Cut(batch_size=_BATCH_SIZE, shuffle=False, seed=0, skip_batches=0, piece_bytes=_FILE_BYTES, select=None)
-    reader = _core.BatchReader(parser, _units(path), cut, labels=True, workers=1)
+    spans = some_spans(path, _FILE_BYTES) or [(0, path.stat().st_size)]
+    reader = _core.BatchReader(parser, core_units(path, spans), cut, labels=True, workers=1)
     try:
         num_bytes = 0
         for batch in reader:
@@ -97,17 +97,8 @@ def _text_batches(parser: _core.Parser, path: Path) -> Iterator[_core.Batch]:
         reader.close()
 
 
-def _units(path: Path) -> list[tuple[int, str, int, int, int, int, int]]:
-    stat = path.stat()
-    spans = None if is_compressed(path) else some_spans(path, _FILE_BYTES)
-    return [
-        (id, str(path), start, end, 0, stat.st_size, stat.st_mtime_ns)
-        for id, (start, end) in enumerate(spans or [(0, stat.st_size)])
-    ]
-
-
 def _empty(job: Job, seen: npt.NDArray[np.bool_], num_samples: int) -> Iterator[str]:
-    """Slots without a sign, and dense columns without a bucket."""
+    """Warn of slots without a sign and of dense columns without a bucket."""
     empty = [slot for slot, is_seen in zip(job.data.inputs, seen, strict=True) if not is_seen]
     slots = [slot.name for slot in empty if not isinstance(slot, BucketSlot)]
     dense = [slot.buckets.dense for slot in empty if isinstance(slot, BucketSlot)]
@@ -116,11 +107,11 @@ def _empty(job: Job, seen: npt.NDArray[np.bool_], num_samples: int) -> Iterator[
         if names:
             shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            yield f"{job.source}: {key}: none of {num_samples:,} samples looked at has a value of {shown}{more}"
+            yield f"{job.source}: {key}: none of {num_samples:,} inspected samples has a value of {shown}{more}"
 
 
 def _same_files(job: Job) -> str | None:
-    """Evaluation on what was learned says nothing about the rest."""
+    """Warn if evaluation files are also training files."""
     if isinstance(job.data.eval, Holdout) or not job.data.eval:
         return None
     train = {os.path.realpath(path) for path in match_files(job, "train")}
@@ -130,6 +121,6 @@ def _same_files(job: Job) -> str | None:
         return None
     what = "its only file is" if len(files) == 1 else f"{len(same):,} of its {len(files):,} files are"
     return (
-        f"{job.source}: data.eval: {what} also in data.train ({same[0]}): an evaluation on samples that were learned "
-        "says nothing about others; `data.eval: {ratio: 0.1}` keeps some for it"
+        f"{job.source}: data.eval: {what} also in data.train ({same[0]}): evaluation on trained samples says nothing "
+        "about new ones; `data.eval: {ratio: 0.1}` holds out a share of the samples"
     )

@@ -1,4 +1,4 @@
-"""Files of samples that are written: compressed by their names, whole or absent, never over those of a user."""
+"""New files of samples: compressed by name, written completely or not at all, never over a user's files."""
 
 import contextlib
 import gzip
@@ -14,16 +14,16 @@ from elasticrec.errors import ConfigError
 
 
 def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
-    """Refuse to write over files that are there, unless that was asked for."""
+    """Refuse to replace existing files unless `overwrite` is set."""
     for path in paths:
         if path.is_dir():
-            raise ConfigError(f"{path}: is a directory, expected a name for a file")
+            raise ConfigError(f"{path}: is a directory, expected a file name")
         if path.exists() and not overwrite:
-            raise ConfigError(f"{path}: is there already (--overwrite replaces it)")
+            raise ConfigError(f"{path}: exists already (--overwrite replaces it)")
 
 
-def refuse_strangers(directory: Path, paths: Iterable[Path]) -> None:
-    """Refuse a directory with files that are not replaced: they would be read along with the new ones."""
+def refuse_other_files(directory: Path, paths: Iterable[Path]) -> None:
+    """Refuse a directory with files other than `paths`: they would be read together with the new ones."""
     own = {path.absolute() for path in paths}
     if directory.exists():
         for path in files_of(str(directory)):
@@ -33,14 +33,14 @@ def refuse_strangers(directory: Path, paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`: what was written there becomes `path` at the end, and goes after an error."""
+    """Yield a temporary path that becomes `path` at the end, or is removed after an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     temporary = Path(name)
     try:
         yield temporary
-        # whoever has nothing to write takes the file away
+        # The caller removes the file if there is nothing to write.
         if temporary.exists():
             with temporary.open("rb") as file:
                 os.fchmod(file.fileno(), 0o644)
@@ -54,14 +54,14 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def open_text(path: Path, named: Path) -> Iterator[IO[bytes]]:
-    """A text file to write to, compressed as the name `named` says."""
+    """Open a text file for writing, compressed as the name `named` implies."""
     with contextlib.ExitStack() as stack:
         if named.suffix == ".zst":
             import pyarrow as pa
 
             stream: Any = pa.output_stream(str(path), compression="zstd")
         elif named.suffix == ".gz":
-            # without a name and a time in it the same samples are the same bytes
+            # Without a name and a time in the header, equal samples give equal bytes.
             stream = gzip.GzipFile("", "wb", 6, stack.enter_context(path.open("wb")), mtime=0)
         else:
             stream = path.open("wb")
@@ -69,13 +69,13 @@ def open_text(path: Path, named: Path) -> Iterator[IO[bytes]]:
 
 
 def suffix_of(path: Path) -> str:
-    """The ending of a name that says what is in it, such as `.csv.gz`."""
+    """Return the ending of a file name with its compression, such as `.csv.gz`."""
     suffixes = path.suffixes
     return "".join(suffixes[-2:]) if path.suffix in (".gz", ".zst") else path.suffix
 
 
 def relative_names(files: list[Path]) -> list[Path]:
-    """The files as they stand below the directory that has all of them."""
+    """Return the files relative to their common directory."""
     parents = [str(path.absolute().parent) for path in files]
     top = Path(os.path.commonpath(parents))
     return [path.absolute().relative_to(top) for path in files]

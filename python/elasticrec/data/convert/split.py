@@ -1,4 +1,4 @@
-"""Splits files on the disk as `data.eval` splits them in a job, or into parts of equal size."""
+"""`data split`: files split as `data.eval` of a job splits them, or into parts of equal size."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -13,21 +13,28 @@ from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.config.data import Holdout, Select
 from elasticrec.config.fields import show
-from elasticrec.data.lines import lines_of, record_batches
-from elasticrec.data.output import new_file, open_text, refuse_existing, refuse_strangers, relative_names, suffix_of
-from elasticrec.data.source import Source, open_source
+from elasticrec.data.convert.input_data import InputData, open_input
+from elasticrec.data.convert.output import (
+    new_file,
+    open_text,
+    refuse_existing,
+    refuse_other_files,
+    relative_names,
+    suffix_of,
+)
+from elasticrec.data.raw_lines import lines_of, record_batches
 from elasticrec.errors import ConfigError, SampleError
 
 Progress = Callable[[int], None]
 
 _BATCH_SIZE = 16384
-# Rows of a row group that is written; a part of one that was read may be small.
+# Rows of a written row group; a row group that is read may have few rows left after the split.
 _GROUP_ROWS = 65536
 _SIDES = {"train": False, "eval": True}
 
 
 def holdout_of(ratio: float | None, time: str | None, num_parts: int | None = None) -> Holdout:
-    """The split that a user asked for."""
+    """Return the train/eval split that the options of a command describe."""
     given = {"--ratio": ratio, "--time": time, "--parts": num_parts}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
@@ -40,11 +47,11 @@ def holdout_of(ratio: float | None, time: str | None, num_parts: int | None = No
 
 
 class _TextOutput:
-    """A text file that is there once something was written to it."""
+    """A text file that is removed if nothing is written to it."""
 
     def __init__(self, path: Path, done: ExitStack, streams: ExitStack, header: bytes | None) -> None:
         self._temporary = done.enter_context(new_file(path))
-        done.callback(self._drop_if_empty)
+        done.callback(self._remove_if_empty)
         self._file: IO[bytes] = streams.enter_context(open_text(self._temporary, path))
         if header is not None:
             self._file.write(header + b"\n")
@@ -55,40 +62,40 @@ class _TextOutput:
             self._file.write(b"\n".join(lines) + b"\n")
             self.num_samples += len(lines)
 
-    def _drop_if_empty(self) -> None:
+    def _remove_if_empty(self) -> None:
         if self.num_samples == 0:
             self._temporary.unlink(missing_ok=True)
 
 
 class _TableOutput:
-    """A Parquet file that is there once something was written to it."""
+    """A Parquet file that is removed if nothing is written to it."""
 
     def __init__(self, path: Path, done: ExitStack, streams: ExitStack, schema: Any) -> None:
         import pyarrow.parquet as pq
 
         self._temporary = done.enter_context(new_file(path))
-        done.callback(self._drop_if_empty)
+        done.callback(self._remove_if_empty)
         self._writer = streams.enter_context(pq.ParquetWriter(self._temporary, schema))
         streams.callback(self._flush)
-        self._waiting: list[Any] = []
-        self._num_waiting = 0
+        self._pending: list[Any] = []
+        self._num_pending = 0
         self.num_samples = 0
 
     def write(self, table: Any) -> None:
-        self._waiting.append(table)
-        self._num_waiting += len(table)
+        self._pending.append(table)
+        self._num_pending += len(table)
         self.num_samples += len(table)
-        if self._num_waiting >= _GROUP_ROWS:
+        if self._num_pending >= _GROUP_ROWS:
             self._flush()
 
     def _flush(self) -> None:
         import pyarrow as pa
 
-        if self._num_waiting:
-            self._writer.write_table(pa.concat_tables(self._waiting), row_group_size=_GROUP_ROWS)
-        self._waiting, self._num_waiting = [], 0
+        if self._num_pending:
+            self._writer.write_table(pa.concat_tables(self._pending), row_group_size=_GROUP_ROWS)
+        self._pending, self._num_pending = [], 0
 
-    def _drop_if_empty(self) -> None:
+    def _remove_if_empty(self) -> None:
         if self.num_samples == 0:
             self._temporary.unlink(missing_ok=True)
 
@@ -102,20 +109,20 @@ def split_by(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Write OUT/train and OUT/eval, split as a job with this `data.eval` splits; returns the samples of each."""
-    source = open_source(sources, job, holdout)
-    names = relative_names(source.files)
+    """Write OUT/train and OUT/eval as a job with this `data.eval` splits; return the samples of each side."""
+    data = open_input(sources, job, holdout)
+    names = relative_names(data.files)
     targets = {side: [out / side / name for name in names] for side in _SIDES}
     everything = [path for paths in targets.values() for path in paths]
-    refuse_strangers(out, everything)
+    refuse_other_files(out, everything)
     refuse_existing(everything, overwrite=overwrite)
     counts = dict.fromkeys(_SIDES, 0)
-    # files get their names when all are written; each is closed before the next, as there may be many
+    # Files get their final names when all are written; each is closed before the next, as there may be many.
     with ExitStack() as done:
-        for at, path in enumerate(source.files):
+        for at, path in enumerate(data.files):
             for side, paths in targets.items():
                 with ExitStack() as streams:
-                    for count in _split_file(source, path, paths[at], _SIDES[side], (done, streams)):
+                    for count in _split_file(data, path, paths[at], _SIDES[side], (done, streams)):
                         counts[side] += count
                         if progress is not None:
                             progress(sum(counts.values()))
@@ -130,32 +137,32 @@ def _shown(holdout: Holdout) -> str:
 
 
 def _split_file(
-    source: Source, path: Path, target: Path, held_out: bool, stacks: tuple[ExitStack, ExitStack]
+    data: InputData, path: Path, target: Path, held_out: bool, stacks: tuple[ExitStack, ExitStack]
 ) -> Iterator[int]:
-    """Write one side of a file; yields how many samples were written."""
-    select = source.job.data.select(held_out=held_out)
+    """Write one side of a file; yield the numbers of samples written."""
+    select = data.job.data.select(held_out=held_out)
     if select is None:
-        # the directory of a file has its hour: it goes as a whole
-        if path in match_files(source.job, "eval" if held_out else "train"):
+        # The directory of the file gives its hour, so the whole file belongs to one side.
+        if path in match_files(data.job, "eval" if held_out else "train"):
             shutil.copyfile(path, stacks[0].enter_context(new_file(target)))
-            yield _num_samples(source, path)
-    elif source.job.data.format == "parquet":
+            yield _num_samples(data, path)
+    elif data.job.data.format == "parquet":
         table = None
-        for part, schema in _tables(source.job, path, select):
+        for part, schema in _tables(data.job, path, select):
             table = table or _TableOutput(target, *stacks, schema)
             table.write(part)
             yield len(part)
     else:
-        text = _TextOutput(target, *stacks, _header(source.job, path))
-        for batch in record_batches(path, source.line_parser(), batch_size=_BATCH_SIZE, select=select):
+        text = _TextOutput(target, *stacks, _header(data.job, path))
+        for batch in record_batches(path, data.line_parser(), batch_size=_BATCH_SIZE, select=select):
             text.write(lines_of(batch.text()))
             yield len(batch)
 
 
-def _num_samples(source: Source, path: Path) -> int:
-    if source.job.data.format == "parquet":
-        return sum(len(table) for table, _ in _tables(source.job, path, None))
-    return sum(len(batch) for batch in record_batches(path, source.line_parser(), batch_size=_BATCH_SIZE))
+def _num_samples(data: InputData, path: Path) -> int:
+    if data.job.data.format == "parquet":
+        return sum(len(table) for table, _ in _tables(data.job, path, None))
+    return sum(len(batch) for batch in record_batches(path, data.line_parser(), batch_size=_BATCH_SIZE))
 
 
 def _header(job: Job, path: Path) -> bytes | None:
@@ -164,7 +171,7 @@ def _header(job: Job, path: Path) -> bytes | None:
 
 
 def _tables(job: Job, path: Path, select: Select | None) -> Iterator[tuple[Any, Any]]:
-    """The rows of each row group that are selected, and the schema."""
+    """Yield the selected rows of each row group, and the schema of the file."""
     import pyarrow as pa
 
     from elasticrec.data.parquet import open_file, selected
@@ -190,29 +197,29 @@ def split_parts(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Write OUT/part-00000 and so on, each with every `num_parts`-th sample; returns the samples of each."""
-    source = open_source(sources, job)
-    suffix = suffix_of(source.files[0])
+    """Write OUT/part-00000 and so on, each with every `num_parts`-th sample; return the samples of each part."""
+    data = open_input(sources, job)
+    suffix = suffix_of(data.files[0])
     targets = [out / f"part-{number:05}{suffix}" for number in range(num_parts)]
-    refuse_strangers(out, targets)
+    refuse_other_files(out, targets)
     refuse_existing(targets, overwrite=overwrite)
     with ExitStack() as done:
         with ExitStack() as streams:
-            write = _parts_of_tables if source.job.data.format == "parquet" else _parts_of_lines
-            counts = write(source, targets, (done, streams), progress)
+            write = _write_table_parts if data.job.data.format == "parquet" else _write_line_parts
+            counts = write(data, targets, (done, streams), progress)
         if min(counts) == 0:
             raise ConfigError(f"{out}: expected a sample for each of {num_parts} parts, got {sum(counts)} samples")
     return {path.name: count for path, count in zip(targets, counts, strict=True)}
 
 
-def _parts_of_lines(
-    source: Source, targets: list[Path], stacks: tuple[ExitStack, ExitStack], progress: Progress | None
+def _write_line_parts(
+    data: InputData, targets: list[Path], stacks: tuple[ExitStack, ExitStack], progress: Progress | None
 ) -> list[int]:
-    header = _header(source.job, source.files[0])
+    header = _header(data.job, data.files[0])
     outputs = [_TextOutput(path, *stacks, header) for path in targets]
     count = 0
-    for path in source.files:
-        for batch in record_batches(path, source.line_parser(), batch_size=_BATCH_SIZE):
+    for path in data.files:
+        for batch in record_batches(path, data.line_parser(), batch_size=_BATCH_SIZE):
             lines = lines_of(batch.text())
             for number, output in enumerate(outputs):
                 output.write(lines[(number - count) % len(outputs) :: len(outputs)])
@@ -222,20 +229,20 @@ def _parts_of_lines(
     return [output.num_samples for output in outputs]
 
 
-def _parts_of_tables(
-    source: Source, targets: list[Path], stacks: tuple[ExitStack, ExitStack], progress: Progress | None
+def _write_table_parts(
+    data: InputData, targets: list[Path], stacks: tuple[ExitStack, ExitStack], progress: Progress | None
 ) -> list[int]:
     import pyarrow as pa
 
     from elasticrec.data.parquet import open_file
 
-    schema = open_file(source.files[0]).schema_arrow
+    schema = open_file(data.files[0]).schema_arrow
     outputs = [_TableOutput(path, *stacks, schema) for path in targets]
     count = 0
-    for path in source.files:
-        for table, own in _tables(source.job, path, None):
+    for path in data.files:
+        for table, own in _tables(data.job, path, None):
             if not own.equals(schema):
-                raise SampleError(f"{path}: expected the columns and types of {source.files[0]}, got others")
+                raise SampleError(f"{path}: expected the columns and types of {data.files[0]}, got others")
             for number, output in enumerate(outputs):
                 rows = np.arange((number - count) % len(outputs), len(table), len(outputs))
                 output.write(table.take(pa.array(rows)))

@@ -1,4 +1,4 @@
-"""Data of one format to another that means the same: raw values in chunks, never their hashes but for slot text."""
+"""`data convert`: the same samples in another format; raw values stay, except that slot text holds signs."""
 
 import json
 import shlex
@@ -14,10 +14,17 @@ from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.config.fields import show_names
 from elasticrec.data.batches import open_batches
-from elasticrec.data.output import new_file, open_text, refuse_existing, refuse_strangers, relative_names, suffix_of
-from elasticrec.data.rows import CHUNK_ROWS, Bad, RowReader, Table, column_of
-from elasticrec.data.source import Source, open_source
-from elasticrec.data.targets import (
+from elasticrec.data.convert.input_data import InputData, open_input
+from elasticrec.data.convert.output import (
+    new_file,
+    open_text,
+    refuse_existing,
+    refuse_other_files,
+    relative_names,
+    suffix_of,
+)
+from elasticrec.data.convert.rows import CHUNK_ROWS, BadRecords, Schema, column_of, open_rows
+from elasticrec.data.convert.targets import (
     CsvTarget,
     JsonTarget,
     PaddleRecTarget,
@@ -45,28 +52,28 @@ _COMPRESSIONS = (".gz", ".zst")
 
 
 @dataclass
-class Converted:
-    """What was written."""
+class Conversion:
+    """The files that a conversion wrote."""
 
     paths: list[Path]
     num_samples: int
     num_bad: int
     bad: list[str]
     data: dict[str, Any] | None
-    """The `data` section of a job for it, but for its files; None for JSON lines, which need a reader."""
+    """The `data` section of a job that reads the files, without paths; None for JSON lines, which need a reader."""
     lost: list[str] = field(default_factory=list)
-    """What the new format has no place for."""
+    """Names of values that the new format cannot hold."""
 
 
 def format_of(out: Path, to: str | None) -> Format:
-    """The format to write: the one that was named, or that of the name of the file."""
+    """Return the format to write: `to`, or the format that the file name implies."""
     if to is not None:
         if to in _SUFFIXES:
             return next(known for known in _SUFFIXES if known == to)
         raise ConfigError(f"--to: expected one of {', '.join(_SUFFIXES)}, got `{to}`")
     suffixes = [suffix for suffix in out.suffixes if suffix not in _COMPRESSIONS]
     if not suffixes or suffixes[-1] not in _BY_SUFFIX:
-        raise ConfigError(f"{out}: its name says no format; name one with --to {', '.join(_SUFFIXES)}")
+        raise ConfigError(f"{out}: expected a name that ends in a format, or --to with {', '.join(_SUFFIXES)}")
     return _BY_SUFFIX[suffixes[-1]]
 
 
@@ -79,41 +86,41 @@ def convert(
     separator: str = "|",
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
-) -> Converted:
-    """Write the samples of all sources to a file, or each file of them to one in a directory; all or none."""
-    source = open_source(sources, job)
-    targets = _targets(source, out, to)
+) -> Conversion:
+    """Write the samples of all sources to one file, or each file to a file in a directory; all files or none."""
+    data = open_input(sources, job)
+    targets = _targets(data, out, to)
     if out not in targets:
-        refuse_strangers(out, targets)
+        refuse_other_files(out, targets)
     refuse_existing(targets, overwrite=overwrite)
     for path in targets:
         if to == "parquet" and path.suffix in _COMPRESSIONS:
-            raise ConfigError(f"{path}: Parquet is compressed inside, expected a name without `{path.suffix}`")
-    conversion = _ToSlots(source) if to == "slots" else _ToTable(source, to, separator)
+            raise ConfigError(f"{path}: Parquet has its own compression, expected a name without `{path.suffix}`")
+    converter = _ToSlots(data) if to == "slots" else _ToTable(data, to, separator)
     num_samples = 0
-    with ExitStack() as done:
+    with ExitStack() as stack:
         files: dict[Path, list[Path]] = {}
-        for path, target in zip(source.files, targets, strict=True):
+        for path, target in zip(data.files, targets, strict=True):
             files.setdefault(target, []).append(path)
         for target, paths in files.items():
-            temporary = done.enter_context(new_file(target))
-            for count in conversion.run(paths, temporary, target):
+            temporary = stack.enter_context(new_file(target))
+            for count in converter.run(paths, temporary, target):
                 num_samples += count
                 if progress is not None:
                     progress(num_samples)
-        conversion.bad.check(source.job)
+        converter.bad.check(data.job)
         if num_samples == 0:
-            raise SampleError(f"{source.files[0]}: expected samples, got none")
-    bad = conversion.bad
-    return Converted(list(files), num_samples, bad.num_bad, bad.shown, conversion.data(targets[0]), conversion.lost)
+            raise SampleError(f"{data.files[0]}: expected samples, got none")
+    bad = converter.bad
+    return Conversion(list(files), num_samples, bad.num_bad, bad.shown, converter.data(targets[0]), converter.lost)
 
 
-def _targets(source: Source, out: Path, to: Format) -> list[Path]:
-    """Where each file goes."""
+def _targets(data: InputData, out: Path, to: Format) -> list[Path]:
+    """Return the output file of each input file."""
     if out.suffix and not out.is_dir():
-        return [out] * len(source.files)
+        return [out] * len(data.files)
     names = []
-    for name in relative_names(source.files):
+    for name in relative_names(data.files):
         compression = name.suffix if name.suffix in _COMPRESSIONS and to != "parquet" else ""
         stem = name.name.removesuffix(suffix_of(name))
         names.append(out / name.parent / f"{stem}{_SUFFIXES[to]}{compression}")
@@ -124,62 +131,62 @@ def _targets(source: Source, out: Path, to: Format) -> list[Path]:
 
 
 class _ToTable:
-    """To a format that has values."""
+    """Converts to a format that holds raw values."""
 
-    def __init__(self, source: Source, to: Format, separator: str) -> None:
-        self._reader = RowReader(source)
-        self._job = source.job
+    def __init__(self, data: InputData, to: Format, separator: str) -> None:
+        self._reader = open_rows(data)
+        self._job = data.job
         self._to = to
         self._separator = separator
         self.lost: list[str] = []
-        table = self._reader.table
+        schema = self._reader.schema
         if to == "paddlerec":
-            families_of(table.dense)
-            self.lost = [*([table.time] if table.time else []), *table.others]
+            families_of(schema.dense)
+            self.lost = [*([schema.time] if schema.time else []), *schema.others]
 
     @property
-    def bad(self) -> Bad:
+    def bad(self) -> BadRecords:
         return self._reader.bad
 
     def run(self, paths: list[Path], temporary: Path, named: Path) -> Iterator[int]:
         with ExitStack() as stack:
-            target = self._open(temporary, named, self._reader.table, stack)
+            target = self._open(temporary, named, self._reader.schema, stack)
             for path in paths:
                 for chunk in self._reader.read(path):
                     target.write(chunk)
                     yield len(next(iter(chunk.values())))
 
-    def _open(self, temporary: Path, named: Path, table: Table, stack: ExitStack) -> Target:
+    def _open(self, temporary: Path, named: Path, schema: Schema, stack: ExitStack) -> Target:
         if self._to == "csv":
-            return CsvTarget(temporary, named, table, self._separator, stack)
+            return CsvTarget(temporary, named, schema, self._separator, stack)
         if self._to == "parquet":
-            return ParquetTarget(temporary, table, stack)
+            return ParquetTarget(temporary, schema, stack)
         if self._to == "paddlerec":
-            return PaddleRecTarget(temporary, named, table, stack)
-        return JsonTarget(temporary, named, table, stack)
+            return PaddleRecTarget(temporary, named, schema, stack)
+        return JsonTarget(temporary, named, schema, stack)
 
     def data(self, path: Path) -> dict[str, Any] | None:
-        """The `data` section for what was written."""
-        table, pooling = self._reader.table, self._job.data.pooling
+        """Return the `data` section of a job that reads the output."""
+        schema, pooling = self._reader.schema, self._job.data.pooling
         given: dict[str, Any] = {"pooling": pooling if pooling != "sum" else None, "modulo": self._job.data.modulo}
         given |= {"padding": self._job.data.padding}
         options = {key: value for key, value in given.items() if value is not None}
         if self._to == "json":
             return None
         if self._to == "paddlerec":
-            data: dict[str, Any] = {"format": "paddlerec", "labels": table.labels}
-            data["slots"] = [slot_item(slot, pooling) for slot in table.slots]
-            dense = [dense_item(column.model_copy(update={"column": None}), "none") for column in table.dense]
+            data: dict[str, Any] = {"format": "paddlerec", "labels": schema.labels}
+            data["slots"] = [slot_item(slot, pooling) for slot in schema.slots]
+            dense = [dense_item(column.model_copy(update={"column": None}), "none") for column in schema.dense]
             return data | ({"dense": dense} if dense else {}) | options
         slots = []
-        for slot in table.slots:
-            is_list = self._to == "csv" and column_of(slot) in table.lists
+        for slot in schema.slots:
+            is_list = self._to == "csv" and column_of(slot) in schema.lists
             slots.append(slot_item(slot, pooling, column=slot.column, separator=self._separator if is_list else None))
-        columns: dict[str, Any] = {"labels": table.labels, "sparse": slots}
+        columns: dict[str, Any] = {"labels": schema.labels, "sparse": slots}
         extra = {
-            "dense": [dense_item(column, "log") for column in table.dense] or None,
-            "weight": table.weight,
-            "time": table.time,
+            "dense": [dense_item(column, "log") for column in schema.dense] or None,
+            "weight": schema.weight,
+            "time": schema.time,
             "delimiter": "\t" if self._to == "csv" and delimiter_of(path) == "\t" else None,
         }
         columns |= {key: value for key, value in extra.items() if value is not None}
@@ -187,20 +194,18 @@ class _ToTable:
 
 
 class _ToSlots:
-    """To slot text: its signs are those that the job makes, so that batches are the same."""
+    """Converts to slot text, with the signs that the job makes, so that batches stay the same."""
 
-    def __init__(self, source: Source) -> None:
-        data = source.job.data
-        if source.is_json:
-            raise ConfigError("JSON lines: expected --job with their reader, as slot text has signs instead of values")
-        if data.dense:
-            names = ", ".join(column.name for column in data.dense)
-            raise ConfigError(f"format `slots` has no dense values, the data has {names}; describe it by a job without")
-        self.bad = Bad()
-        self.lost = ["values: slot text has their signs"] if data.format != "slots" else []
-        self._job = source.job.model_copy(
-            update={"train": source.job.train.model_copy(update={"batch_size": CHUNK_ROWS})}
-        )
+    def __init__(self, data: InputData) -> None:
+        section = data.job.data
+        if data.is_json:
+            raise ConfigError("JSON lines: expected --job with a reader, as slot text holds signs instead of values")
+        if section.dense:
+            names = ", ".join(column.name for column in section.dense)
+            raise ConfigError(f"format `slots` has no dense values, the data has {names}; give a --job without them")
+        self.bad = BadRecords()
+        self.lost = ["values: slot text has their signs"] if section.format != "slots" else []
+        self._job = data.job.model_copy(update={"train": data.job.train.model_copy(update={"batch_size": CHUNK_ROWS})})
         self._parser = _core.Parser(json.dumps(self._job.features()))
 
     def run(self, paths: list[Path], temporary: Path, named: Path) -> Iterator[int]:
@@ -211,7 +216,7 @@ class _ToSlots:
             closing(open_batches(self._job, self._parser, units, shuffle=False)) as batches,
         ):
             for batch in batches:
-                # of a batch only the first few are described
+                # A batch describes only its first bad records, so `BadRecords.add` would miscount.
                 self.bad.num_records += batch.num_records
                 self.bad.num_bad += batch.num_bad
                 self.bad.shown += batch.bad
@@ -224,7 +229,7 @@ class _ToSlots:
         counts = np.rint(batch.labels * shows[:, None]).astype(np.int64)
         if np.any(shows != batch.weights) or np.any(np.abs(counts - batch.labels * shows[:, None]) > 1e-3):
             raise SampleError(
-                f"{batch.places}: slot text has whole numbers of shows and clicks, got other weights or labels"
+                f"{batch.places}: expected whole numbers of shows and clicks for slot text, got other weights or labels"
             )
         names = [slot.name for slot in data.inputs]
         lengths = np.diff(batch.offsets)
@@ -238,25 +243,25 @@ class _ToSlots:
         file.write("".join(lines).encode())
 
     def data(self, path: Path) -> dict[str, Any]:
-        """The `data` section for what was written: hashing, modulo and padding are done."""
+        """Return the `data` section of a job that reads the output; hashing, modulo and padding are done."""
         data = self._job.data
         slots = [slot_item(slot, data.pooling) for slot in data.inputs]
         section: dict[str, Any] = {"format": "slots", "labels": list(data.labels), "slots": slots}
         return section | ({"pooling": data.pooling} if data.pooling != "sum" else {})
 
 
-def summary_lines(converted: Converted) -> list[str]:
-    """What was written and how a job reads it, for people."""
+def summary_lines(conversion: Conversion) -> list[str]:
+    """Return what was written, and how a job reads it, as lines of text."""
     from elasticrec.config.document import dump
 
-    paths = converted.paths
+    paths = conversion.paths
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths):,} files such as {paths[0]}"
-    lines = [f"wrote {where}: {converted.num_samples:,} samples"]
-    if converted.num_bad:
-        lines.append(f"  bad records left out: {converted.num_bad:,}, the first of them:")
-        lines += [f"    {line}" for line in converted.bad]
-    if converted.lost:
-        lines.append(f"  not carried over: {show_names(converted.lost)}")
-    if converted.data is None:
-        return [*lines, f"  a job and a reader for it: elasticrec init --from {shlex.quote(str(paths[0]))}"]
-    return [*lines, "  in a job:", *(f"  {line}" for line in dump({"data": converted.data}).splitlines())]
+    lines = [f"wrote {where}: {conversion.num_samples:,} samples"]
+    if conversion.num_bad:
+        lines.append(f"  bad records skipped: {conversion.num_bad:,}, the first of them:")
+        lines += [f"    {line}" for line in conversion.bad]
+    if conversion.lost:
+        lines.append(f"  not converted: {show_names(conversion.lost)}")
+    if conversion.data is None:
+        return [*lines, f"  to write a job and a reader for it: elasticrec init --from {shlex.quote(str(paths[0]))}"]
+    return [*lines, "  in a job:", *(f"  {line}" for line in dump({"data": conversion.data}).splitlines())]
