@@ -290,15 +290,15 @@ def publish(
 
     published = publish_run(resolve_run(run), best=best, row_type=row_type)
     typer.echo(
-        f"published {published.place}: version {published.version} of {published.model}, "
+        f"published {published.location}: version {published.version} of {published.model}, "
         f"{published.rows:,} rows, {published.num_bytes:,} bytes"
     )
-    outcome = published.outcome
-    if outcome.problem:
-        typer.echo(f"warning: old versions are kept: {outcome.problem}", err=True)
-    if not outcome.is_offered:
-        typer.echo(f"warning: {outcome.words}", err=True)
-    if outcome.refused:
+    offer = published.offer
+    if offer.collect_error:
+        typer.echo(f"warning: old versions were not removed: {offer.collect_error}", err=True)
+    if not offer.is_offered:
+        typer.echo(f"warning: {offer.summary}", err=True)
+    if offer.refusals:
         raise typer.Exit(1)
 
 

@@ -65,8 +65,18 @@ class Run:
 
     @property
     def units(self) -> Path:
-        """Directory of the units, a file an epoch."""
+        """Directory of the units, one file per epoch."""
         return self.path / "units"
+
+    @property
+    def graphs(self) -> Path:
+        """Directory of the exported graph, reused by later versions."""
+        return self.path / "graphs"
+
+    @property
+    def start(self) -> Path:
+        """Directory of the state that servers start from."""
+        return self.path / "start"
 
     @classmethod
     def of(cls, job: Job, root: Path = RUNS) -> "Run":
@@ -106,7 +116,7 @@ class Run:
 
     def has_begun(self) -> bool:
         """Whether there is anything that its job decided: checkpoints, or what servers start from."""
-        return self.has_checkpoints() or (self.exists() and (self.path / "start" / "shard.json").is_file())
+        return self.has_checkpoints() or (self.exists() and (self.start / "shard.json").is_file())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

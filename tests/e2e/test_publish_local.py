@@ -182,7 +182,7 @@ def test_its_versions_reach_the_store_that_the_job_names() -> None:
     try:
         output = train()
         assert local().versions() == [1, 2, 3] and local().current() == 3, output
-        assert "not offered: servers of the store load it first" in output and "store: switched to 3" in output
+        assert "not offered: the store must load it first" in output and "store: switched to 3" in output
         client = _core.CubeClient("tiny", [[f"127.0.0.1:{port}"]], token="", deadline_s=60.0)
         expected = rows_of_version(local(), 3)
         rows, is_there = client.get(3, np.array(list(expected), np.uint64))
@@ -198,6 +198,6 @@ def test_a_store_that_is_away_does_not_hold_the_training_up() -> None:
     Path("job.yaml").write_text(yaml.safe_dump(job))
     started = time.monotonic()
     output = train()
-    assert "store: the last version is not offered yet: `elasticrec deliver` goes on with it" in output
+    assert "store: the last version is not offered yet: `elasticrec deliver` continues the rollout" in output
     assert local().versions() == [1] and local().current() is None
     assert time.monotonic() - started < 120

@@ -9,7 +9,7 @@ from elasticrec import _core
 from elasticrec.audit.part import partition_of
 from elasticrec.durable import write_synced
 from elasticrec.manifest import FileEntry
-from elasticrec.publish.local import Cut, content_of
+from elasticrec.publish.local import VersionSource, version_content
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.version import DENSE_FILE, Version, part_name
 from elasticrec.run import Run
@@ -41,6 +41,6 @@ def publish_delta(
             DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, dense)),
         }
         progress, metrics = loaded.checkpoint.progress, loaded.checkpoint.manifest["metrics"]
-        cut = Cut(job, Run.of(job), loaded.checkpoint.name, loaded.scorer, loaded.state, progress, metrics)
-        content = replace(content_of(cut), rows=num_rows, changed=len(signs), removed=len(removed))
+        source = VersionSource(job, Run.of(job), loaded.checkpoint.name, loaded.scorer, loaded.state, progress, metrics)
+        content = replace(version_content(source), rows=num_rows, changed=len(signs), removed=len(removed))
         return repository.commit(draft, content, files)

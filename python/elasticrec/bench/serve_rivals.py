@@ -146,7 +146,7 @@ def export_model(served: Served, directory: Path) -> None:
     repository = served.repository
     number = served.publish()
     repository.offer(number)
-    cube = Path(repository.place, repository.version(number).name, part_name(0))
+    cube = Path(repository.location, repository.version(number).name, part_name(0))
     rows, found = _core.read_cube([str(cube)], signs.tolist())
     assert found == len(signs), (found, len(signs))
     np.save(directory / "signs.npy", signs)

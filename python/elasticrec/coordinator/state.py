@@ -19,7 +19,8 @@ from elasticrec.data.hours import PlanCallbacks
 from elasticrec.errors import ConfigError, ElasticRecError
 from elasticrec.journal import Journal
 from elasticrec.net.messages import ShardOwner
-from elasticrec.publish.servers.publishing import PublishHooks, Publishing, PublishSettings, Target, on_a_thread
+from elasticrec.publish.servers.publishing import PublishHooks, Publishing, PublishSettings, run_on_thread
+from elasticrec.publish.servers.target import VersionTarget
 from elasticrec.run import Run
 
 # Lines that the status shows.
@@ -52,9 +53,9 @@ class Settings:
     """What roles know the run by, if they do: others are refused."""
     publish: PublishSettings | None = None
     """When versions are published; None for never."""
-    target: Target | None = None
+    target: VersionTarget | None = None
     """Where they go."""
-    run: Callable[[Callable[[], None]], None] = on_a_thread
+    run: Callable[[Callable[[], None]], None] = run_on_thread
     """Does what must not hold the coordinator up."""
 
 
@@ -294,7 +295,7 @@ class RunState:
         if self._version_ticket is None:
             self._version_ticket = publishing.want()
             self._tick_publishing()
-        is_there = publishing.is_done if is_end else publishing.is_cut
+        is_there = publishing.is_done if is_end else publishing.is_written
         return not is_there(self._version_ticket)
 
     def _end_pass(self) -> None:

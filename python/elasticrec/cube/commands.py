@@ -105,7 +105,7 @@ def serve(
     node = StoreNode(options, _say)
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: node.stop())
-    _say(f"cube of {found.repository.place}: shard {number} of {num_shards}, {node.url}")
+    _say(f"cube of {found.repository.location}: shard {number} of {num_shards}, {node.url}")
     node.run()
 
 
@@ -161,7 +161,7 @@ def status(
         held = ", ".join(map(str, one.versions)) or "nothing"
         is_well = one.is_there and one.failed is None and one.loading is None
         words = f"shard {one.shard} {one.address}: has {held}"
-        typer.echo(f"  {words if is_well else one.lacks(one.failed or 0)}")
+        typer.echo(f"  {words if is_well else one.describe_missing(one.failed or 0)}")
 
 
 def deliver(
@@ -181,7 +181,7 @@ def deliver(
 ) -> None:
     """Roll new versions out: have the replicas load them, then offer them, all shards at once."""
     from elasticrec.publish.rollout.deliver import Delivery
-    from elasticrec.publish.rollout.known_store import Remembered
+    from elasticrec.publish.rollout.known_store import RecordingReplicas
     from elasticrec.publish.rollout.replicas import StoreReplicas
 
     found = _open_model(source, "deliver", insecure)
@@ -189,9 +189,9 @@ def deliver(
     security = _client_security(found.cube, addresses, token, insecure, tls_ca)
     replicas = StoreReplicas(found.repository.name, addresses, security)
     min_ready = min_ready or found.cube.min_ready
-    remembered = Remembered(found.repository, replicas, min_ready, _say)
+    recording = RecordingReplicas(found.repository, replicas, min_ready, _say)
     pause_s = None if once else poll_s or found.cube.poll_s
-    delivery = Delivery(found.repository, remembered, found.gate, _say, min_ready, pause_s)
+    delivery = Delivery(found.repository, recording, found.gate, _say, min_ready, pause_s)
     if once:
         delivery.step()
         return
@@ -216,13 +216,13 @@ def rollback(
     Where a store holds the rows it is offered once the store has it, which is at once for one that is still loaded.
     """
     from elasticrec.config.publish import Cube
-    from elasticrec.publish.rollout.known_store import recall
+    from elasticrec.publish.rollout.known_store import read_known_store
     from elasticrec.publish.rollout.replicas import StoreReplicas
     from elasticrec.publish.rollout.rollback import Rollback
 
     repository, number = this_version(model, "rollback", insecure=insecure)
     before = repository.current()
-    if store := recall(repository):
+    if store := read_known_store(repository):
         security = _client_security(Cube(), store.shards, token, insecure, tls_ca)
         replicas = StoreReplicas(repository.name, store.shards, security)
         going_back = Rollback(repository, replicas, store.min_ready, lambda text: typer.echo(text, err=True))
@@ -230,8 +230,8 @@ def rollback(
     else:
         current = repository.rollback(number)
     typer.echo(
-        f"{repository.place}: from version {before} to {current.version}, generation {current.generation}; "
-        f"held until `elasticrec models resume {repository.place}`"
+        f"{repository.location}: from version {before} to {current.version}, generation {current.generation}; "
+        f"held until `elasticrec models resume {repository.location}`"
     )
 
 

@@ -61,7 +61,7 @@ def rows_of(
     """Rows of a version, or of the one that is offered."""
     number = repository.current() if version is None else version
     if number is None:
-        raise ModelError(f"{repository.place}: no version is offered yet")
+        raise ModelError(f"{repository.location}: no version is offered yet")
     wanted = np.asarray(signs, np.uint64)
     if addresses:
         client = _core.CubeClient(

@@ -147,7 +147,7 @@ class StoreNode:
         repository = self._options.repository
         versions = repository.versions()
         if not versions:
-            self._note(f"waiting for the first version in {repository.place}")
+            self._note(f"waiting for the first version in {repository.location}")
             return None
         offered = repository.current()
         first = [offered] if offered in versions else []
@@ -207,7 +207,7 @@ class StoreNode:
         now = time.monotonic()
         return {
             "model": options.repository.name,
-            "repository": options.repository.place,
+            "repository": options.repository.location,
             "shard": options.shard,
             "shards": options.num_shards,
             "address": self.address,

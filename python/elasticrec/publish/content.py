@@ -1,4 +1,4 @@
-"""The content of a version's manifest, built in one place for all publishers; without torch."""
+"""Build the content of a version's manifest, for all publishers. Does not import torch."""
 
 import json
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any
 from elasticrec.config import Job
 from elasticrec.durable import write_synced
 from elasticrec.errors import ModelError
+from elasticrec.repository.repository import Repository
 from elasticrec.repository.version import GRAPH_FILE, READER_FILE, Content
 
 _TEMPLATE_FILE = "version.json"
@@ -26,34 +27,34 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Source:
-    """The training state that a version was taken from."""
+class Provenance:
+    """The training state that a version was written from."""
 
     run: str
     checkpoint: str
-    """Name of a checkpoint, or the step or publish of a running job."""
+    """Name of a checkpoint, or the step or publish of a training in progress."""
     rows: int
     """Rows of the whole version."""
     metrics: dict[str, Any]
     samples: int
     epoch: int
     until: str | None
-    """Last hour that was trained in full."""
+    """Last hour that was trained completely."""
     publish: dict[str, Any] | None = None
-    """Run, name and number of deltas of a publish by a running job."""
+    """Run, name and number of deltas of a publish by a training in progress."""
 
 
 @dataclass(frozen=True)
 class PublishedVersion:
-    """A version that a running job has committed."""
+    """A version that a training in progress has committed."""
 
     number: int
     publish: str
-    """Name of the publish, by which tables and shards know the version."""
+    """Name of the publish; tables and shards know the version by it."""
     num_deltas: int
     """Deltas from its base up to and including this version; 0 for a base."""
     offer: str = ""
-    """Result of the offer, in words: offered, or why not."""
+    """Result of the offer, for people."""
     is_refused: bool = False
     """Whether the result needs attention: the gate refused the version, or the offer failed."""
 
@@ -71,10 +72,10 @@ NO_CHANGES = Changes()
 
 @dataclass(frozen=True)
 class VersionTemplate:
-    """What all versions of a run have in common. A run with servers writes it down before training starts."""
+    """The fields that all versions of a run share. A run with servers saves it before training starts."""
 
     key: str
-    """Digest of the job settings that it depends on."""
+    """Digest of the job settings that the template depends on."""
     features: dict[str, Any]
     partitions: int
     columns: list[dict[str, Any]]
@@ -101,27 +102,27 @@ class VersionTemplate:
 
     def content(
         self,
-        source: Source,
+        provenance: Provenance,
         row_type: str,
         changes: Changes = NO_CHANGES,
         parts: dict[str, range] | None = None,
     ) -> Content:
         """Return the manifest's content, except for the version number and the files."""
-        data: dict[str, Any] = {"samples": source.samples, "epoch": source.epoch, "until": source.until}
-        if source.publish is not None:
-            data["publish"] = source.publish
+        data: dict[str, Any] = {"samples": provenance.samples, "epoch": provenance.epoch, "until": provenance.until}
+        if provenance.publish is not None:
+            data["publish"] = provenance.publish
         if self.reader is not None:
             data["reader"] = self.reader
         return Content(
-            run=source.run,
-            checkpoint=source.checkpoint,
+            run=provenance.run,
+            checkpoint=provenance.checkpoint,
             features=self.features,
             partitions=self.partitions,
             columns=self.columns,
-            rows=source.rows,
+            rows=provenance.rows,
             inputs=self.inputs,
             tensors=self.tensors,
-            metrics=source.metrics,
+            metrics=provenance.metrics,
             data=data,
             row_type=row_type,
             labels=None if self.labels is None else tuple(self.labels),
@@ -131,7 +132,7 @@ class VersionTemplate:
         )
 
     def write(self, directory: Path, graph: bytes, reader: bytes | None = None) -> None:
-        """Write the template, the graph and the file of a custom reader, replacing earlier ones."""
+        """Write the template, the graph and the source of a custom reader, replacing earlier ones."""
         template = json.dumps(vars(self)).encode()
         for name, content in ((GRAPH_FILE, graph), (READER_FILE, reader), (_TEMPLATE_FILE, template)):
             (directory / name).unlink(missing_ok=True)
@@ -148,6 +149,12 @@ class VersionTemplate:
 
 
 def published_reader(job: Job) -> str | None:
-    """Return file and class of a custom reader, as a version names them."""
+    """Return `file:class` of a custom reader, as a manifest names it."""
     reader = job.data.reader
     return None if reader is None else f"{READER_FILE}:{reader.rpartition(':')[2]}"
+
+
+def job_repository(job: Job, *, insecure: bool = False) -> Repository:
+    """Open the repository of a job's model."""
+    insecure = insecure or job.train.ps.insecure
+    return Repository.open(job.publish.repository, job.publish.model, insecure=insecure)

@@ -1,6 +1,6 @@
-"""The network as an ONNX graph whose weights lie outside it, in the flat vector of a version.
+"""Export the network as an ONNX graph whose weights are external, in the flat vector of a version.
 
-The graph depends on the structure alone: versions of one structure share its bytes and differ in `dense.bin`.
+The graph depends on the structure alone: versions with the same structure share its bytes and differ in `dense.bin`.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from elasticrec.repository.version import DENSE_FILE, OUTPUT
 from elasticrec.training.dense import FlatParameters, FlatTensor
 from elasticrec.training.network import Scorer, build_model
 
-# How the exporter names an operator, and the line of the user's code that an error came from.
+# Patterns of the exporter's messages: an unsupported operator, and a line of the user's code.
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 
 
 def input_names(shape: Shape) -> list[str]:
-    """Inputs of the graph: `dense` is there only if the data has dense values."""
+    """Return the names of the graph's inputs; `dense` exists only if the data has dense values."""
     return ["pooled", "dense"] if shape.num_dense else ["pooled"]
 
 
 def export_graph(scorer: Scorer, tensors: list[FlatTensor], columns: tuple[int, ...] | None = None) -> bytes:
-    """The graph as bytes; its initializers point into `dense.bin`. `columns` are those of the scores that it gives."""
+    """Return the graph as bytes; its initializers point into `dense.bin`. `columns` selects its scores."""
     shape = scorer.model.shape
     width = sum(column.width for column in scorer.model.columns)
-    module = scorer if shape.num_dense and columns is None else _Exported(scorer, columns)
-    # 2 samples: a batch of 1 would be taken for a constant
+    module = scorer if shape.num_dense and columns is None else _ServedNetwork(scorer, columns)
+    # Two samples, because the exporter treats a batch of 1 as a constant.
     inputs = [torch.zeros(2, shape.num_slots, width)]
     if shape.num_dense:
         inputs.append(torch.zeros(2, shape.num_dense))
@@ -54,12 +54,12 @@ def export_graph(scorer: Scorer, tensors: list[FlatTensor], columns: tuple[int, 
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        raise ModelError(f"model: cannot be exported to ONNX: {_in_words(error)}") from error
+        raise ModelError(f"model: cannot be exported to ONNX: {_export_reason(error)}") from error
     assert program is not None
     graph: onnx.ModelProto = program.model_proto
     _check_batch(graph)
-    _point_outside(graph, {tensor.name: tensor for tensor in tensors})
-    # the producer's notes hold paths of this machine
+    _externalize_weights(graph, {tensor.name: tensor for tensor in tensors})
+    # The exporter's metadata contains paths of this machine.
     for node in graph.graph.node:
         del node.metadata_props[:]
         node.doc_string = ""
@@ -70,13 +70,13 @@ def export_graph(scorer: Scorer, tensors: list[FlatTensor], columns: tuple[int, 
 
 
 def check_exports(job: Job) -> None:
-    """Refuse a job whose model cannot be built or published, before hours of training."""
+    """Raise an error if the job's model cannot be built or exported, before hours of training."""
     model = build_model(job)
     export_graph(Scorer(model), FlatParameters(model, job).tensors)
 
 
-class _Exported(torch.nn.Module):
-    """The network as it is asked: without an input that has no values, and with the scores that are wanted."""
+class _ServedNetwork(torch.nn.Module):
+    """The network as it is served: without unused inputs, and with the selected scores only."""
 
     def __init__(self, scorer: Scorer, columns: tuple[int, ...] | None) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class _Exported(torch.nn.Module):
 
 
 def _check_batch(graph: onnx.ModelProto) -> None:
-    """Refuse a graph for one size of batch, which the exporter makes where `forward` turns a size into a number."""
+    """Reject a graph with a fixed batch size, which results if `forward` turns the size into a Python number."""
     for value in (*graph.graph.input, *graph.graph.output):
         if not value.type.tensor_type.shape.dim[0].dim_param:
             raise ModelError(
@@ -102,8 +102,8 @@ def _check_batch(graph: onnx.ModelProto) -> None:
             )
 
 
-def _point_outside(graph: onnx.ModelProto, tensors: dict[str, FlatTensor]) -> None:
-    """Replace the values of every parameter by its place in the flat vector."""
+def _externalize_weights(graph: onnx.ModelProto, tensors: dict[str, FlatTensor]) -> None:
+    """Replace the values of every parameter by a reference into the flat vector."""
     found = set()
     for initializer in graph.graph.initializer:
         name = initializer.name.split("model.", 1)[-1]
@@ -111,7 +111,9 @@ def _point_outside(graph: onnx.ModelProto, tensors: dict[str, FlatTensor]) -> No
         if tensor is None:
             continue
         if tuple(initializer.dims) != tensor.shape or initializer.data_type != onnx.TensorProto.FLOAT:
-            raise ModelError(f"model: `{name}` was changed by the export, expected shape {list(tensor.shape)}")
+            raise ModelError(
+                f"model: `{name}`: the export changed its shape or type, expected f32 {list(tensor.shape)}"
+            )
         found.add(name)
         initializer.ClearField("raw_data")
         initializer.ClearField("float_data")
@@ -127,25 +129,25 @@ def _point_outside(graph: onnx.ModelProto, tensors: dict[str, FlatTensor]) -> No
         raise ModelError(f"model: `{min(missing)}` is not in the exported graph; does forward use it?")
 
 
-def _in_words(error: BaseException) -> str:
-    """What the exporter stumbled over, with the operator's name or the line of `forward` if it tells."""
+def _export_reason(error: BaseException) -> str:
+    """Return why the export failed, with the operator or the line of `forward` if known."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip()
     if match := _OPERATOR.search(text):
-        return f"operator `{match[1]}` has no counterpart there"
+        return f"operator `{match[1]}` is not supported by ONNX"
     frames = _FRAME.findall(text)
     where = f"{frames[-1][0]}:{frames[-1][1]}: " if frames else ""
     if text.startswith("Could not guard on data-dependent"):
-        return f"{where}`forward` goes another way for other values; use `torch.where` instead of `if`"
+        return f"{where}`forward` branches on tensor values; use `torch.where` instead of `if`"
     return where + (text.splitlines()[0] if text else type(error).__name__)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter talks on every channel there is; its errors are raised all the same."""
-    words = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(words), contextlib.redirect_stderr(words):
+    """Silence the exporter's output, warnings and log; errors are still raised."""
+    output = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         warnings.simplefilter("ignore")
         previous = logging.root.manager.disable
         logging.disable(logging.WARNING)

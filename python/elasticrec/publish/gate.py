@@ -1,4 +1,4 @@
-"""The gate before an offer: what a version has to be, and why it is not, in words."""
+"""The gate: checks that a version must pass before it may be offered."""
 
 import contextlib
 import hashlib
@@ -16,28 +16,28 @@ from elasticrec.repository.version import DENSE_FILE, Version
 
 @dataclass(frozen=True)
 class Candidate:
-    """What the gate looks at."""
+    """The figures that the gate checks."""
 
     rows: int
     metrics: dict[str, Any]
-    """As in the manifest: `train` and `eval`, a list by label each."""
+    """As in the manifest: `train` and `eval`, each a list with one entry per label."""
     not_finite: tuple[str, ...] = ()
-    """Tensors with values that are not numbers."""
+    """Names of tensors with values that are not finite."""
 
 
 @dataclass(frozen=True)
-class Judge:
-    """The gate of a job, and the version that new ones are compared with."""
+class GateCheck:
+    """Checks versions against a job's gate and the current version."""
 
     gate: Gate
     repository: Repository
     current_rows: int | None
-    """Rows of the current version; None if there is none that can be read."""
+    """Rows of the current version, or None if no current version can be read."""
 
     def refusals(self, version: Version, dense: bytes | None = None) -> list[str]:
-        """Return why a version must not be offered, a line each; empty if it may be.
+        """Return the reasons why a version must not be offered, one line each; empty if it passes.
 
-        `dense` is the content of its dense file, if the caller has it; otherwise the file is read and checked.
+        `dense` is the content of its dense file; without it the file is read and its checksum verified.
         """
         content = _read_dense(self.repository, version) if dense is None else dense
         not_finite = tensors_not_finite(content, version.manifest["dense"]["tensors"])
@@ -46,7 +46,7 @@ class Judge:
 
 
 def rows_of(repository: Repository, number: int | None) -> int | None:
-    """Return the number of rows of a version, or None if it is gone or damaged."""
+    """Return the number of rows of a version, or None if it was removed or is damaged."""
     with contextlib.suppress(ModelError, FileNotFoundError):
         return None if number is None else repository.version(number).rows
     return None
@@ -56,12 +56,12 @@ def _read_dense(repository: Repository, version: Version) -> bytes:
     name = f"{version.name}/{DENSE_FILE}"
     content = repository.storage.read(name)
     if hashlib.sha256(content).hexdigest() != version.files[DENSE_FILE].sha256:
-        raise ModelError(f"{join(repository.place, name)}: sha-256 differs from the manifest, the file is damaged")
+        raise ModelError(f"{join(repository.location, name)}: sha-256 differs from the manifest, the file is damaged")
     return content
 
 
 def refusals(gate: Gate, candidate: Candidate, current_rows: int | None) -> list[str]:
-    """Why a version is not to be offered, a line each; empty if it may be."""
+    """Return the reasons why a candidate fails the gate, one line each; empty if it passes."""
     reasons = [f"dense weights: `{name}` has values that are not finite" for name in candidate.not_finite[:3]]
     measured, where = _measured(candidate.metrics)
     if gate.min_auc is not None:
@@ -77,18 +77,18 @@ def refusals(gate: Gate, candidate: Candidate, current_rows: int | None) -> list
         if lost > gate.max_row_loss:
             reasons.append(
                 f"rows: expected to lose at most {gate.max_row_loss:.0%} of the current version's {current_rows:,}, "
-                f"got {candidate.rows:,}, which is {lost:.0%} less"
+                f"got {candidate.rows:,}, a loss of {lost:.0%}"
             )
     return reasons
 
 
 def _measured(metrics: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The metrics of the first label: of the evaluation, or of the training without one."""
-    for key, words in (("eval", "evaluation"), ("train", "last pass")):
+    """Return the metrics of the first label, of the evaluation or else of the training, and their origin."""
+    for key, origin in (("eval", "evaluation"), ("train", "last pass")):
         found = metrics.get(key)
         if found:
             first = found[0]
-            return (first if isinstance(first, dict) else {}), words
+            return (first if isinstance(first, dict) else {}), origin
     return {}, "last pass"
 
 

@@ -1,4 +1,4 @@
-"""The graph of a structure, exported once: that takes seconds, and all versions of a structure have the same."""
+"""Cache the ONNX graph of a network: exporting takes seconds, and versions with the same structure share it."""
 
 import hashlib
 import importlib.metadata
@@ -19,17 +19,17 @@ from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, OUTPUT
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.network import Scorer
 
-# What is made of the same values by torch and by ONNX Runtime.
+# Largest difference between scores of torch and of ONNX Runtime for the same weights.
 _TOLERANCE = 1e-5
 
 
-def graph_of(job: Job, scorer: Scorer, dense: FlatParameters, directory: Path) -> bytes:
-    """The graph of a job's network, out of `directory` if one of this structure lies there, else exported into it."""
+def cached_graph(job: Job, scorer: Scorer, dense: FlatParameters, directory: Path) -> bytes:
+    """Return the graph of a job's network: from the cache in `directory`, or exported and added to it."""
     path = directory / f"{fingerprint(job, scorer, dense)[:32]}.onnx"
     if path.is_file():
         graph = path.read_bytes()
-        # a model of the user's own may have changed in a file that it imports
-        if agrees(graph, scorer, dense, label_columns(job)):
+        # The fingerprint does not cover files that a custom model imports, so compare scores as well.
+        if matches_torch(graph, scorer, dense, label_columns(job)):
             return graph
     graph = export_graph(scorer, dense.tensors, label_columns(job))
     directory.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def graph_of(job: Job, scorer: Scorer, dense: FlatParameters, directory: Path) -
 
 
 def label_columns(job: Job) -> tuple[int, ...] | None:
-    """Columns of the scores that are served; None for all, in their order."""
+    """Return the columns of the served scores, or None for all of them in order."""
     outputs = job.publish.outputs
     if outputs is None or outputs == job.data.labels:
         return None
@@ -48,7 +48,7 @@ def label_columns(job: Job) -> tuple[int, ...] | None:
 
 
 def fingerprint(job: Job, scorer: Scorer, dense: FlatParameters) -> str:
-    """SHA-256 of all that decides the graph: the job's structure, the code of the model, and who exports."""
+    """Return the SHA-256 of everything that determines the graph: job structure, model code and exporter."""
     source = job.model_source()
     facts = {
         "structure": structure(job),
@@ -70,8 +70,8 @@ def _source(kind: type) -> str:
         return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def agrees(graph: bytes, scorer: Scorer, dense: FlatParameters, columns: tuple[int, ...] | None) -> bool:
-    """Whether a graph with these weights gives the scores of torch; also if torch has none that are numbers."""
+def matches_torch(graph: bytes, scorer: Scorer, dense: FlatParameters, columns: tuple[int, ...] | None) -> bool:
+    """Return whether the graph gives the scores of torch with these weights, or torch's scores are not finite."""
     shape = scorer.model.shape
     width = sum(column.width for column in scorer.model.columns)
     noise = np.random.default_rng(1)
@@ -81,10 +81,10 @@ def agrees(graph: bytes, scorer: Scorer, dense: FlatParameters, columns: tuple[i
     scorer.eval()
     try:
         with torch.inference_mode():
-            wanted = scorer(torch.from_numpy(inputs["pooled"]), torch.from_numpy(inputs["dense"])).numpy()
+            expected = scorer(torch.from_numpy(inputs["pooled"]), torch.from_numpy(inputs["dense"])).numpy()
     finally:
         scorer.train(was_training)
-    wanted = wanted if columns is None else wanted[:, list(columns)]
+    expected = expected if columns is None else expected[:, list(columns)]
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / GRAPH_FILE).write_bytes(graph)
         (Path(name) / DENSE_FILE).write_bytes(dense.values.numpy().tobytes())
@@ -92,8 +92,8 @@ def agrees(graph: bytes, scorer: Scorer, dense: FlatParameters, columns: tuple[i
             session = onnxruntime.InferenceSession(Path(name) / GRAPH_FILE, providers=["CPUExecutionProvider"])
             (scores,) = session.run([OUTPUT], {name: inputs[name] for name in input_names(shape)})
         except Exception:
-            # of a damaged file ONNX Runtime raises errors of many kinds
+            # ONNX Runtime raises errors of many types for a damaged file.
             return False
-    if scores.shape != wanted.shape:
+    if scores.shape != expected.shape:
         return False
-    return bool(np.allclose(scores, wanted, rtol=0, atol=_TOLERANCE) or not np.isfinite(wanted).all())
+    return bool(np.allclose(scores, expected, rtol=0, atol=_TOLERANCE) or not np.isfinite(expected).all())

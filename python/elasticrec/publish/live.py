@@ -1,4 +1,4 @@
-"""Publishing from a training in one process: by epoch, by hour, or after so many seconds."""
+"""Publish while training in one process: at the end of each pass, or every few seconds."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 from elasticrec.config import Job
 from elasticrec.errors import ElasticRecError
-from elasticrec.publish.graph import graph_of
-from elasticrec.publish.local import Cut, Published, Rows, check_row_type, graphs_of, open_repository
+from elasticrec.publish.content import job_repository
+from elasticrec.publish.graph import cached_graph
+from elasticrec.publish.local import PublishResult, VersionSource, WrittenRows
 from elasticrec.publish.local_versions import LocalVersions
 from elasticrec.repository.repository import Repository
 from elasticrec.training.hook import Hook, NoHook
@@ -16,18 +17,17 @@ from elasticrec.training.loop import Trainer
 
 @contextmanager
 def publishing(job: Job) -> Iterator[Hook]:
-    """What a training of the job calls between its steps; it holds the model's repository meanwhile."""
+    """Yield the hook that publishes during a training; the model's repository is locked until the block ends."""
     if job.publish.every is None:
         yield NoHook()
         return
-    check_row_type(job)
-    repository = open_repository(job)
+    repository = job_repository(job)
     with repository.locked():
         yield LivePublisher(job, repository)
 
 
 class LivePublisher:
-    """Publishes the parameters of a training at work. A publish that fails is told, and comes with the next one."""
+    """Publishes the parameters of a training in progress. Changes of a failed publish go into the next one."""
 
     def __init__(self, job: Job, repository: Repository, clock: Callable[[], float] = time.monotonic) -> None:
         every = job.publish.every
@@ -35,39 +35,39 @@ class LivePublisher:
         self._versions, self._clock = LocalVersions(repository, job.publish.base_every), clock
         self._graph = b""
         self._last_s = clock()
-        # What had been learned and let go before the first batch, and of the last version.
+        # Positions (see `_position`) before the first batch and at the last publish.
         self._started: tuple[int, int] | None = None
         self._published: tuple[int, int] | None = None
 
     def begin(self, trainer: Trainer) -> None:
-        """Export the untrained network: a model that cannot be published fails now, not after hours."""
-        self._graph = graph_of(trainer.job, trainer.scorer, trainer.state.dense, graphs_of(trainer.run))
-        self._started = _come_to(trainer)
+        """Export the untrained network, so that a model that cannot be exported fails now and not after hours."""
+        self._graph = cached_graph(trainer.job, trainer.scorer, trainer.state.dense, trainer.run.graphs)
+        self._started = _position(trainer)
         self._last_s = self._clock()
 
     def between(self, trainer: Trainer) -> None:
-        """Publish if that is due."""
+        """Publish if `publish.every` seconds have passed."""
         if self._every_s is not None and self._clock() - self._last_s >= self._every_s:
             self._publish(trainer)
 
     def end_pass(self, trainer: Trainer) -> None:
-        """Publish what the pass came to."""
+        """Publish if versions are published by pass."""
         if self._every_s is None:
             self._publish(trainer)
 
     def end(self, trainer: Trainer) -> None:
-        """Publish what was learned or evicted since the last time."""
-        if self._started in (None, _come_to(trainer)):
-            # nothing was left to train, but an earlier process may have died before its last version
-            if not self._is_lacking(trainer):
+        """Publish changes since the last version."""
+        if self._started in (None, _position(trainer)):
+            # Nothing was left to train, but an earlier process may have died before its last publish.
+            if not self._is_last_missing(trainer):
                 return
             self.begin(trainer)
-        if self._published != _come_to(trainer):
+        if self._published != _position(trainer):
             self._publish(trainer)
 
-    def _is_lacking(self, trainer: Trainer) -> bool:
+    def _is_last_missing(self, trainer: Trainer) -> bool:
         try:
-            return self._versions.lacks(_cut_of(trainer), trainer.reporter.say)
+            return self._versions.is_last_missing(_version_source(trainer), trainer.reporter.say)
         except (ElasticRecError, OSError) as error:
             trainer.reporter.say(f"publish: the repository cannot be used: {error}")
             return False
@@ -78,33 +78,33 @@ class LivePublisher:
         started = self._clock()
         try:
             with trainer.clock.stage("publish"):
-                published, delta = self._versions.publish(_cut_of(trainer), self._graph)
+                published, delta = self._versions.publish(_version_source(trainer), self._graph)
         except (ElasticRecError, OSError) as error:
-            trainer.reporter.say(f"publish failed: {error}; the next one carries what it had")
+            trainer.reporter.say(f"publish failed: {error}; the next version will include its changes")
         else:
-            self._published = _come_to(trainer)
+            self._published = _position(trainer)
             trainer.reporter.say(
-                f"published {published.place}: {_words(published, delta)}, {published.num_bytes:,} bytes, "
-                f"{self._clock() - started:.1f} s; {published.outcome.words}"
+                f"published {published.location}: {_describe_rows(published, delta)}, {published.num_bytes:,} bytes, "
+                f"{self._clock() - started:.1f} s; {published.offer.summary}"
             )
-            if published.outcome.problem:
-                trainer.reporter.say(f"old versions stay: {published.outcome.problem}")
-        # also after a failure: a disk that is full is not tried after every batch
+            if published.offer.collect_error:
+                trainer.reporter.say(f"old versions were not removed: {published.offer.collect_error}")
+        # Reset the timer after a failure too, so that a full disk is not retried after every batch.
         self._last_s = self._clock()
 
 
-def _cut_of(trainer: Trainer) -> Cut:
+def _version_source(trainer: Trainer) -> VersionSource:
     checkpoint = f"step-{trainer.progress.steps:012d}"
     metrics = trainer.metrics()
-    return Cut(trainer.job, trainer.run, checkpoint, trainer.scorer, trainer.state, trainer.progress, metrics)
+    return VersionSource(trainer.job, trainer.run, checkpoint, trainer.scorer, trainer.state, trainer.progress, metrics)
 
 
-def _come_to(trainer: Trainer) -> tuple[int, int]:
-    """What changes rows: steps, and evictions, which come behind the last step of an epoch."""
+def _position(trainer: Trainer) -> tuple[int, int]:
+    """Return the counts of steps and evictions: rows change if and only if one of them does."""
     return trainer.progress.steps, trainer.progress.evicted
 
 
-def _words(published: Published, delta: Rows | None) -> str:
+def _describe_rows(published: PublishResult, delta: WrittenRows | None) -> str:
     if delta is None:
         return f"{published.rows:,} rows"
     whole = f", {delta.whole} partitions whole" if delta.whole else ""

@@ -1,83 +1,86 @@
-"""What comes behind a commit: the gate, the offer, and old versions that go."""
+"""Decide after a commit whether the version goes live: gate, offer, then removal of old versions."""
 
 import contextlib
 from dataclasses import dataclass
 
 from elasticrec.config.publish import Publish
 from elasticrec.errors import ElasticRecError
-from elasticrec.publish.gate import Judge, rows_of
+from elasticrec.publish.gate import GateCheck, rows_of
 from elasticrec.repository.collect import collect
 from elasticrec.repository.repository import STORE, Repository
 from elasticrec.repository.storage import join
 from elasticrec.repository.version import Version
 
 HELD = "a rollback holds the model until `models resume`"
-LOADING = "servers of the store load it first"
+LOADING = "the store must load it first"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a version that was committed."""
+class OfferResult:
+    """The result of offering a committed version."""
 
     is_offered: bool
-    refused: tuple[str, ...] = ()
-    """Why the gate stopped it."""
-    waits: str | None = None
-    """Why it is not offered now though nothing is wrong with it."""
+    refusals: tuple[str, ...] = ()
+    """Reasons why the gate refusals the version."""
+    wait_reason: str | None = None
+    """Why a version that passed the gate is not offered yet."""
     collected: tuple[int, ...] = ()
-    problem: str | None = None
-    """Why old versions could not be collected."""
+    """Old versions that were removed."""
+    collect_error: str | None = None
+    """Why old versions could not be removed."""
 
     @property
-    def words(self) -> str:
-        """For people, on one line."""
+    def summary(self) -> str:
+        """The result on one line, for people."""
         if self.is_offered:
             return "offered"
-        return f"not offered: {'; '.join(self.refused) or self.waits}"
+        return f"not offered: {'; '.join(self.refusals) or self.wait_reason}"
 
 
 def offer_version(
     repository: Repository, version: Version, settings: Publish, *, has_store: bool, dense: bytes | None = None
-) -> Outcome:
-    """Offer a version that was just committed, unless the gate, a rollback or a store is before it.
+) -> OfferResult:
+    """Offer a version that was just committed, unless the gate, a rollback or an online store prevents it.
 
-    With a store, of the job or one that `deliver` wrote down, its roll-out offers the version once servers hold it. Old
-    versions go when a base comes: a delta makes nothing old.
+    With a store, configured by the job or recorded by `deliver`, the rollout offers the version once enough replicas
+    have loaded it. Old versions are removed after a base only, because a delta makes no version obsolete.
     """
-    refused = tuple(Judge(settings.gate, repository, _current_rows(repository)).refusals(version, dense))
-    is_offered, waits = False, None
-    if not refused:
+    refusals = tuple(GateCheck(settings.gate, repository, _current_rows(repository)).refusals(version, dense))
+    is_offered, wait_reason = False, None
+    if not refusals:
         if has_store:
-            waits = LOADING
+            wait_reason = LOADING
         elif repository.storage.exists(STORE):
-            where = join(repository.place, STORE)
-            waits = f"{LOADING}, and `elasticrec deliver` offers it; {where} names them, remove it if there are none"
+            where = join(repository.location, STORE)
+            wait_reason = (
+                f"{LOADING}, then `elasticrec deliver` offers it; remove {where} if the store no longer exists"
+            )
         else:
-            waits = _offer(repository, version.number)
-            is_offered = waits is None
+            wait_reason = _offer(repository, version.number)
+            is_offered = wait_reason is None
     if version.parent is not None:
-        return Outcome(is_offered, refused, waits)
+        return OfferResult(is_offered, refusals, wait_reason)
     try:
         collected = tuple(collect(repository, settings.keep).removed)
     except (ElasticRecError, OSError) as error:
-        return Outcome(is_offered, refused, waits, problem=str(error))
-    return Outcome(is_offered, refused, waits, collected)
+        return OfferResult(is_offered, refusals, wait_reason, collect_error=str(error))
+    return OfferResult(is_offered, refusals, wait_reason, collected)
 
 
 def _offer(repository: Repository, number: int) -> str | None:
-    """Offer a version; why that cannot be, if it cannot."""
+    """Offer a version. Return the reason if it cannot be offered, or None."""
     while not repository.offer(number):
         state = repository.state()
         if state is not None and state.is_held:
             return HELD
         if state is not None and state.version >= number:
-            # another one who looked at the same repository may have offered this very one
-            return None if state.version == number else f"version {state.version}, a newer one, is offered already"
+            # A rollout that saw the commit may have offered this version already.
+            return None if state.version == number else f"the newer version {state.version} is current"
     return None
 
 
 def _current_rows(repository: Repository) -> int | None:
-    """Return the rows of the current version; None too if the repository does not answer: the version is committed."""
+    """Return the rows of the current version, or None if there is none or it cannot be read."""
     with contextlib.suppress(ElasticRecError, OSError):
         return rows_of(repository, repository.current())
     return None

@@ -1,4 +1,4 @@
-"""A training in one process: it publishes, and rolls its versions out if the job names a store."""
+"""Train in one process, publish versions, and roll them out if the job names an online store."""
 
 import threading
 from collections import deque
@@ -8,7 +8,7 @@ from typing import TextIO
 
 from elasticrec.config import Job
 from elasticrec.publish.live import publishing
-from elasticrec.publish.rollout.background import Rollout, delivering
+from elasticrec.publish.rollout.background import Rollout, background_rollout
 from elasticrec.training.event import Callback
 from elasticrec.training.hook import Hook
 from elasticrec.training.loop import Trainer, train_job
@@ -18,14 +18,14 @@ from elasticrec.training.report import Summary
 def train_and_publish(
     job: Job, *, fresh: bool = False, callback: Callback | None = None, stream: TextIO | None = None
 ) -> Summary:
-    """Train a job in this process, publish as `publish.every` says, and roll out to `cube.addresses`."""
+    """Train a job in this process, publish as set by `publish.every`, and roll out to `cube.addresses`."""
     with publishing(job) as publisher, rolling_out(job, publisher) as hook:
         return train_job(job, fresh=fresh, callback=callback, stream=stream, hook=hook)
 
 
 @contextmanager
 def rolling_out(job: Job, publisher: Hook) -> Iterator[Hook]:
-    """The publisher and, if its versions go to a store, the roll-out beside it."""
+    """Yield the publisher, with a rollout beside it if the job names an online store."""
     if job.publish.every is None or not job.cube.addresses:
         yield publisher
         return
@@ -34,42 +34,42 @@ def rolling_out(job: Job, publisher: Hook) -> Iterator[Hook]:
 
 
 class _PublisherWithStore:
-    """What the roll-out says on its thread is said by the training's own, which has the terminal."""
+    """Publishes and runs a rollout; messages of the rollout's thread are reported by the training thread."""
 
     def __init__(self, job: Job, publisher: Hook, stack: ExitStack) -> None:
         self._job, self._publisher, self._stack = job, publisher, stack
-        self._said: deque[str] = deque()
+        self._messages: deque[str] = deque()
         self._rollout: Rollout | None = None
 
     def begin(self, trainer: Trainer) -> None:
-        """Start the roll-out once the model is known to be one that can be published."""
+        """Start the rollout after the model was exported successfully."""
         self._publisher.begin(trainer)
         own = threading.get_ident()
 
         def say(text: str) -> None:
-            self._said.append(text)
+            self._messages.append(text)
             if threading.get_ident() == own:
-                self._tell(trainer)
+                self._report(trainer)
 
-        self._rollout = self._stack.enter_context(delivering(self._job, say))
+        self._rollout = self._stack.enter_context(background_rollout(self._job, say))
 
     def between(self, trainer: Trainer) -> None:
-        """Say what was said, and publish if that is due."""
-        self._tell(trainer)
+        """Report the rollout's messages, and publish if due."""
+        self._report(trainer)
         self._publisher.between(trainer)
 
     def end_pass(self, trainer: Trainer) -> None:
-        """Publish what the pass came to."""
+        """Publish at the end of a pass."""
         self._publisher.end_pass(trainer)
-        self._tell(trainer)
+        self._report(trainer)
 
     def end(self, trainer: Trainer) -> None:
-        """Publish what is left, and wait until the store has it."""
+        """Publish remaining changes, and wait until the store has loaded them."""
         self._publisher.end(trainer)
         if self._rollout is not None:
             self._rollout.finish()
-        self._tell(trainer)
+        self._report(trainer)
 
-    def _tell(self, trainer: Trainer) -> None:
-        while self._said:
-            trainer.reporter.say(self._said.popleft())
+    def _report(self, trainer: Trainer) -> None:
+        while self._messages:
+            trainer.reporter.say(self._messages.popleft())

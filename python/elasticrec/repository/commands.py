@@ -62,7 +62,7 @@ def show(model: VersionArgument, as_json: JsonOption = False) -> None:
     chain = repository.chain(number)
     state = repository.state()
     shown = {
-        "place": join(repository.place, chain[-1].name),
+        "place": join(repository.location, chain[-1].name),
         "chain": [version.number for version in chain],
         "bytes": sum(version.num_bytes for version in chain),
         "current": state is not None and state.version == number,
@@ -152,7 +152,7 @@ def resume(model: ModelArgument) -> None:
     words = "resumed" if was_held else "was not held"
     newest = max(repository.versions(), default=None)
     typer.echo(
-        f"{repository.place}: {words}; current {current.version}, the newest is {newest}, "
+        f"{repository.location}: {words}; current {current.version}, the newest is {newest}, "
         + (f"{next_one} as soon as the store has it" if next_one else "the next one published is offered")
     )
 
@@ -174,7 +174,7 @@ def gc(
         return
     verb = "would remove" if dry_run else "removed"
     gone = [*map(str, sorted(done.removed)), *(f"{directory} (never finished)" for directory in done.abandoned)]
-    typer.echo(f"{repository.place}: {verb} {', '.join(gone) or 'nothing'}, {done.num_bytes:,} bytes")
+    typer.echo(f"{repository.location}: {verb} {', '.join(gone) or 'nothing'}, {done.num_bytes:,} bytes")
     for number, why in done.kept.items():
         typer.echo(f"kept {number}: {why}")
 

@@ -146,7 +146,7 @@ def _needed(paths: set[Path], model: Path, keep: set[int]) -> set[Path]:
 
 
 def _model_directory(repository: Repository, cache: Path) -> Path:
-    place = hashlib.sha256(repository.place.encode()).hexdigest()[:16]
+    place = hashlib.sha256(repository.location.encode()).hexdigest()[:16]
     return cache / place / repository.name
 
 
@@ -167,7 +167,7 @@ def _check_room(repository: Repository, number: int, missing: list[FileEntry], c
     free = shutil.disk_usage(cache).free
     if needed and needed + _SPARE_BYTES > free:
         raise ModelError(
-            f"{cache}: {repository.place} version {number} needs {needed:,} bytes more, "
+            f"{cache}: {repository.location} version {number} needs {needed:,} bytes more, "
             f"expected that much free and {_SPARE_BYTES:,} to spare, got {free:,}"
         )
 
@@ -188,7 +188,7 @@ def _download(repository: Repository, name: str, entry: FileEntry, cache: Path, 
             if resumed > entry.num_bytes:
                 resumed = 0
                 file.truncate(0)
-            say(f"fetching {join(repository.place, name)}, {entry.num_bytes - resumed:,} bytes")
+            say(f"fetching {join(repository.location, name)}, {entry.num_bytes - resumed:,} bytes")
             digest = hashlib.sha256()
             file.seek(0)
             while chunk := file.read(1 << 20):
@@ -205,7 +205,7 @@ def _download(repository: Repository, name: str, entry: FileEntry, cache: Path, 
             part.unlink(missing_ok=True)
             if not resumed:
                 raise ModelError(
-                    f"{join(repository.place, name)}: sha-256 differs from the manifest, the file is damaged"
+                    f"{join(repository.location, name)}: sha-256 differs from the manifest, the file is damaged"
                 )
     return blob
 

@@ -21,7 +21,7 @@ _VERSION_URL = re.compile(r"(.+?)/([1-9][0-9]{0,17}(?:/deltas/[1-9][0-9]{0,17})?
 
 
 @dataclass(frozen=True)
-class ModelPlace:
+class ModelReference:
     """A model, and the version that was named with it."""
 
     repository: Repository
@@ -33,15 +33,15 @@ class ModelPlace:
             return self.number
         current = self.repository.current()
         if current is None:
-            raise ModelError(not_a_model(self.repository.place))
+            raise ModelError(not_a_model(self.repository.location))
         return current
 
 
-def open_model(text: str, *, insecure: bool = False) -> ModelPlace:
+def open_model(text: str, *, insecure: bool = False) -> ModelReference:
     """The model that MODEL or MODEL:VERSION stands for."""
     if is_pack(text):
         found = unpack_url(text, default_cache()) if is_url(text) else unpack(Path(text), default_cache())
-        return ModelPlace(Repository.open(found), None)
+        return ModelReference(Repository.open(found), None)
     if is_url(text):
         return _open_url(text, insecure)
     path = Path(text)
@@ -55,7 +55,7 @@ def open_model(text: str, *, insecure: bool = False) -> ModelPlace:
         path = MODELS / path
     if not path.is_dir():
         raise ModelError(f"{path}: no such model, expected <repository>/<model> or <repository>/<model>/<version>")
-    return ModelPlace(Repository.open(path), number)
+    return ModelReference(Repository.open(path), number)
 
 
 def _is_name(path: Path) -> bool:
@@ -63,23 +63,23 @@ def _is_name(path: Path) -> bool:
     return len(path.parts) == 1 and (MODELS / path).is_dir() and not (path / CURRENT).is_file()
 
 
-def _open_url(text: str, insecure: bool) -> ModelPlace:
+def _open_url(text: str, insecure: bool) -> ModelReference:
     match = _WITH_VERSION.fullmatch(text)
     if match is not None:
-        return ModelPlace(Repository.open(match[1], insecure=insecure), int(match[2]))
+        return ModelReference(Repository.open(match[1], insecure=insecure), int(match[2]))
     inner = _VERSION_URL.fullmatch(text.rstrip("/"))
     if inner is not None and Repository.open(text, insecure=insecure).storage.exists(MANIFEST):
-        return ModelPlace(Repository.open(inner[1], insecure=insecure), number_of(inner[2]))
-    return ModelPlace(Repository.open(text, insecure=insecure), None)
+        return ModelReference(Repository.open(inner[1], insecure=insecure), number_of(inner[2]))
+    return ModelReference(Repository.open(text, insecure=insecure), None)
 
 
-def _of_version_directory(path: Path) -> ModelPlace:
+def _of_version_directory(path: Path) -> ModelReference:
     """By the version's own directory: its model's lies around it."""
     name = _name_of(path)
     number = number_of(name)
     if number is None:
         raise ModelError(f"{path}: a version outside of a model, expected <repository>/<model>/<version>")
-    return ModelPlace(Repository.open(_around(path, name)), number)
+    return ModelReference(Repository.open(_around(path, name)), number)
 
 
 def _around(path: Path, name: str) -> Path:

@@ -35,7 +35,7 @@ class HttpStorage:
     """Whether the token may go to another machine in clear."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The URL."""
         return self.url
 

@@ -21,7 +21,7 @@ class LocalStorage:
     root: Path
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The directory."""
         return str(self.root)
 

@@ -108,7 +108,7 @@ def _hold_lease(store: Storage, name: str, doing: str, wait_s: float) -> Iterato
     deadline = time.monotonic() + wait_s
     while not lease.take():
         if time.monotonic() >= deadline:
-            raise _refusal(store.place, doing, lease.holder())
+            raise _refusal(store.location, doing, lease.holder())
         time.sleep(_PAUSE_S)
     keeper = threading.Thread(target=lease.keep, name=f"lease {name}", daemon=True)
     keeper.start()
@@ -160,7 +160,7 @@ class _Lease:
     def check(self) -> None:
         """Refuse to go on without it."""
         if time.monotonic() - self._renewed_s > LEASE_S * 0.8 or not self._is_mine():
-            raise UnavailableError(f"{self._store.place}/{self._name}: the lock was lost, to {self.holder()}")
+            raise UnavailableError(f"{self._store.location}/{self._name}: the lock was lost, to {self.holder()}")
 
     def stop(self) -> None:
         """No longer renew it."""

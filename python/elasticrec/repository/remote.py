@@ -39,7 +39,7 @@ class RemoteStorage:
 
     system: Any
     root: str
-    place: str
+    location: str
     is_object_store: bool
 
     def read(self, name: str) -> bytes:
@@ -76,14 +76,14 @@ class RemoteStorage:
         """For systems that know no exclusive write but do not overwrite when they are told so, such as HDFS."""
         try:
             if self.exists(name):
-                raise FileExistsError(errno.EEXIST, "File exists", join(self.place, name))
+                raise FileExistsError(errno.EEXIST, "File exists", join(self.location, name))
             with self.system.open(self._path(name), "wb", overwrite=False) as file:
                 file.write(content)
         except FileExistsError:
             raise
         except Exception:
             if self.exists(name):
-                raise FileExistsError(errno.EEXIST, "File exists", join(self.place, name)) from None
+                raise FileExistsError(errno.EEXIST, "File exists", join(self.location, name)) from None
             raise
 
     def put(self, source: Path, name: str) -> None:
@@ -122,7 +122,7 @@ class RemoteStorage:
 
     def below(self, name: str) -> Storage:
         """The store of what is below a name."""
-        return RemoteStorage(self.system, self._path(name), join(self.place, name), self.is_object_store)
+        return RemoteStorage(self.system, self._path(name), join(self.location, name), self.is_object_store)
 
     def _path(self, name: str) -> str:
         return join(self.root, name) if self.root != "/" else f"/{name}"
@@ -161,7 +161,7 @@ class RemoteStorage:
             raise
         except Exception as error:
             words = " ".join(str(error).split()) or type(error).__name__
-            raise UnavailableError(f"{join(self.place, name)}: {words}") from error
+            raise UnavailableError(f"{join(self.location, name)}: {words}") from error
 
 
 def _modified(info: dict[str, Any]) -> float:

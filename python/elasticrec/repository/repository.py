@@ -76,14 +76,14 @@ class Repository:
         return cls(store.below(model) if model else store)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Path or URL of the model."""
-        return self.storage.place
+        return self.storage.location
 
     @property
     def name(self) -> str:
         """Name of the model."""
-        return self.place.rstrip("/").rpartition("/")[2] or self.place
+        return self.location.rstrip("/").rpartition("/")[2] or self.location
 
     def directories(self) -> dict[int, str]:
         """The directory of every complete version by its number, oldest first."""
@@ -111,12 +111,12 @@ class Repository:
         """A version by its number, its manifest checked."""
         directory = self.directories().get(number)
         if directory is None:
-            raise MissingVersionError(f"{self.place}: no version {number}, there are {_listed(self.versions())}")
+            raise MissingVersionError(f"{self.location}: no version {number}, there are {_listed(self.versions())}")
         return self.read(directory)
 
     def read(self, directory: str) -> Version:
         """The version in a directory, its manifest checked."""
-        return decode_version(self.storage.read(f"{directory}/{MANIFEST}"), directory, self.place)
+        return decode_version(self.storage.read(f"{directory}/{MANIFEST}"), directory, self.location)
 
     def _read_known(self, directory: str, manifests: dict[str, Stat]) -> Version:
         """The version in a directory; a manifest that is as it was is not read again."""
@@ -131,11 +131,11 @@ class Repository:
         manifests = self._manifests()
         directories = {number_of(directory): directory for directory in manifests}
         if number not in directories:
-            raise MissingVersionError(f"{self.place}: no version {number}, there are {_listed(self.versions())}")
+            raise MissingVersionError(f"{self.location}: no version {number}, there are {_listed(self.versions())}")
         version = self._read_known(directories[number], manifests)
         chain = [version]
         while version.parent is not None:
-            place = join(self.place, version.name)
+            place = join(self.location, version.name)
             for key, wanted in (("base", version.base), ("parent", version.parent)):
                 if wanted not in directories:
                     raise MissingVersionError(f"{place}: its {key}, version {wanted}, is missing")
@@ -168,7 +168,7 @@ class Repository:
             return Current(version, generation, bool(found.get("held", False)), None if wanted is None else int(wanted))
         except DAMAGES:
             raise ModelError(
-                f"{join(self.place, CURRENT)}: expected "
+                f"{join(self.location, CURRENT)}: expected "
                 '{"version": N, "generation": N}, the file is damaged; remove it and publish'
             ) from None
 
@@ -221,15 +221,15 @@ class Repository:
             return 1
         with contextlib.suppress(*DAMAGES):
             return int(json.loads(content)["version"])
-        raise ModelError(f'{join(self.place, NEXT)}: expected {{"version": N}}, the file is damaged; remove it')
+        raise ModelError(f'{join(self.location, NEXT)}: expected {{"version": N}}, the file is damaged; remove it')
 
     def commit(self, draft: "Draft", content: Content, files: dict[str, FileEntry]) -> Version:
         """Make what was written a version: upload it if need be, and write the manifest last."""
         format, body = content.body(self.name, draft.number, draft.base, draft.parent)
         for name in files:
-            check_file_name(name, join(self.place, draft.name))
+            check_file_name(name, join(self.location, draft.name))
         if draft.base is None and GRAPH_FILE not in files:
-            raise ModelError(f"{join(self.place, draft.name)}: expected `{GRAPH_FILE}` among its files")
+            raise ModelError(f"{join(self.location, draft.name)}: expected `{GRAPH_FILE}` among its files")
         self._store_files(draft, files)
         if draft.parent is not None:
             self.chain(draft.parent)
@@ -242,7 +242,7 @@ class Repository:
                 sync_directory(directory)
         draft.is_open = False
         draft.clear_staging()
-        return decode_version(manifest, draft.name, self.place)
+        return decode_version(manifest, draft.name, self.location)
 
     def _store_files(self, draft: "Draft", files: dict[str, FileEntry]) -> None:
         """Upload what lies here; then every file is where it belongs, with its size and its name on the disk."""
@@ -292,7 +292,7 @@ class Repository:
         with self.changing() as check:
             if number not in self.directories():
                 there = _listed(self.versions())
-                raise MissingVersionError(f"{self.place}: no version {number}; a rollback takes {there}")
+                raise MissingVersionError(f"{self.location}: no version {number}; a rollback takes {there}")
             found = self.storage.find()
             for version in self.chain(number):
                 self._check_files(version.name, version.files, found)
@@ -320,7 +320,7 @@ class Repository:
         """Every file of a version is there with its size."""
         for name, entry in files.items():
             stat = found.get(f"{directory}/{name}")
-            where = join(self.place, directory, name)
+            where = join(self.location, directory, name)
             if stat is None:
                 raise ModelError(f"{where}: named in the manifest but missing")
             if stat.num_bytes != entry.num_bytes:
@@ -331,7 +331,7 @@ class Repository:
         with self.changing() as check:
             state = self.state()
             if state is None:
-                raise MissingVersionError(f"{self.place}: no version was offered yet")
+                raise MissingVersionError(f"{self.location}: no version was offered yet")
             if not state.is_held:
                 return state
             current = Current(state.version, state.generation + 1)
@@ -349,7 +349,7 @@ class Repository:
             return sorted({int(number) for number in json.loads(content)["versions"]})
         except DAMAGES:
             raise ModelError(
-                f'{join(self.place, PINS)}: expected {{"versions": [N, …]}}, the file is damaged'
+                f'{join(self.location, PINS)}: expected {{"versions": [N, …]}}, the file is damaged'
             ) from None
 
     def pin(self, number: int) -> None:
@@ -363,7 +363,7 @@ class Repository:
         with self.changing():
             pins = self.pins()
             if number not in pins:
-                raise ConfigError(f"{self.place}: version {number} is not pinned; pinned: {_listed(pins)}")
+                raise ConfigError(f"{self.location}: version {number} is not pinned; pinned: {_listed(pins)}")
             self._write_pins(set(pins) - {number})
 
     def _write_pins(self, numbers: set[int]) -> None:

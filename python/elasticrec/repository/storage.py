@@ -26,7 +26,7 @@ class Storage(Protocol):
     """The files below one place."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The path or URL, as messages show it."""
 
     def read(self, name: str) -> bytes:

@@ -23,7 +23,7 @@ def describe_model(repository: Repository) -> dict[str, Any]:
             versions.append({"version": number, "problem": str(error)})
     return {
         "model": repository.name,
-        "place": repository.place,
+        "place": repository.location,
         "current": None if state is None else state.version,
         "generation": None if state is None else state.generation,
         "held": state is not None and state.is_held,

@@ -27,7 +27,7 @@ def verify(repository: Repository, number: int, say: Callable[[str], None] = lam
     problems = []
     for version in chain:
         for name, entry in version.files.items():
-            say(join(repository.place, version.name, name))
+            say(join(repository.location, version.name, name))
             if problem := check_file(repository.storage, f"{version.name}/{name}", entry):
                 problems.append(problem)
             elif name == DENSE_FILE:
@@ -51,14 +51,14 @@ def unreadable(repository: Repository, number: int) -> list[str]:
         return [str(error)]
     version = chain[-1]
     if num_rows != version.rows:
-        where = join(repository.place, version.name)
+        where = join(repository.location, version.name)
         return [f"{where}: expected {version.rows} rows, as its manifest says, got {num_rows} in its files"]
     return []
 
 
 def check_file(store: Storage, name: str, entry: FileEntry) -> str | None:
     """What is wrong with a file of a store, if anything."""
-    where = join(store.place, name)
+    where = join(store.location, name)
     digest, num_bytes = hashlib.sha256(), 0
     try:
         for chunk in chunks(store, name):
@@ -87,7 +87,7 @@ def chunks(store: Storage, name: str, start: int = 0) -> Iterator[bytes]:
         return
     stats = store.find(name)
     if name not in stats:
-        raise FileNotFoundError(2, "No such file or directory", join(store.place, name))
+        raise FileNotFoundError(2, "No such file or directory", join(store.location, name))
     while start < stats[name].num_bytes:
         chunk = store.read_range(name, start, min(start + _CHUNK_BYTES, stats[name].num_bytes))
         if not chunk:
@@ -100,7 +100,7 @@ def not_finite(version: Version, repository: Repository) -> list[str]:
     """The tensors of a version whose values are not all numbers."""
     content = repository.storage.read(f"{version.name}/{DENSE_FILE}")
     return [
-        f"{join(repository.place, version.name, DENSE_FILE)}: `{name}` has values that are not finite"
+        f"{join(repository.location, version.name, DENSE_FILE)}: `{name}` has values that are not finite"
         for name in tensors_not_finite(content, version.manifest["dense"]["tensors"])
     ]
 

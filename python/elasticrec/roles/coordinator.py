@@ -21,7 +21,7 @@ from elasticrec.data.header import check_headers
 from elasticrec.data.hours import HourPlan, PlanCallbacks
 from elasticrec.errors import ElasticRecError
 from elasticrec.net.address import Address, remove_address, write_address
-from elasticrec.publish.rollout.background import delivering
+from elasticrec.publish.rollout.background import background_rollout
 from elasticrec.publish.servers.prepare import prepare_versions, publish_settings, versions_of
 from elasticrec.repository.storage import is_url
 from elasticrec.roles.start import WarmStart, has_start, read_start, write_start
@@ -142,7 +142,7 @@ def serve_coordinator(job: Job, run: Run, listen: Listen, say: Callable[[str], N
     settings = replace(settings_of(job, run), run_id=read_start(run.path).run_id)
     coordinator = Coordinator(run, settings, say=say)
     try:
-        with CoordinatorServer(coordinator, listen, _files(job)) as server, delivering(job, say) as rollout:
+        with CoordinatorServer(coordinator, listen, _files(job)) as server, background_rollout(job, say) as rollout:
             coordinator.store = None if rollout is None else rollout.describe
             # before anybody is told that it is there
             write_address(run.path, Address(server.url, listen.security.token))

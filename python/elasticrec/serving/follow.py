@@ -107,8 +107,8 @@ class Follower:
 
     def _no_version(self, repository: Repository) -> ElasticRecError:
         if repository.versions():
-            return UnavailableError(f"{repository.place}: no version is offered yet")
-        return ModelError(not_a_model(repository.place))
+            return UnavailableError(f"{repository.location}: no version is offered yet")
+        return ModelError(not_a_model(repository.location))
 
     def complain(self, error: Exception) -> None:
         """Say what nobody expected, once."""

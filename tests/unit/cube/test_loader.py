@@ -88,7 +88,7 @@ def test_a_rollback_is_followed_and_what_is_newer_left_alone(setting: Setting) -
     delta = write_version(setting.repository, base).number
     setting.repository.offer(delta)
     setting.look()
-    old = Setting(Path(setting.repository.place).parent)
+    old = Setting(Path(setting.repository.location).parent)
     setting.repository.rollback(base)
     write_version(setting.repository)
     assert setting.look() == []
@@ -178,7 +178,7 @@ def test_each_version_that_cannot_be_loaded_is_tried_at_its_own_time(
     base = write_version(setting.repository)
     delta = write_version(setting.repository, base.number).number
     setting.repository.offer(base.number)
-    path = Path(setting.repository.place) / base.name / base.parts[0]
+    path = Path(setting.repository.location) / base.name / base.parts[0]
     path.write_bytes(b"damaged")
     for _ in range(5):
         setting.look()
@@ -223,7 +223,7 @@ def test_what_is_damaged_is_named_and_tried_again_later(setting: Setting, monkey
     base = write_version(setting.repository).number
     setting.look()
     bad = write_version(setting.repository, base)
-    path = Path(setting.repository.place) / bad.name / bad.parts[0]
+    path = Path(setting.repository.location) / bad.name / bad.parts[0]
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"?")
     assert setting.look() == []

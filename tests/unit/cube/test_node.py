@@ -28,7 +28,7 @@ def start(repository: Repository) -> Iterator[Start]:
     nodes: list[StoreNode] = []
 
     def make(said: list[str]) -> StoreNode:
-        cache = Path(repository.place).parent / "cache"
+        cache = Path(repository.location).parent / "cache"
         options = NodeOptions(repository, 0, 1, "127.0.0.1", 0, 0, Security(), cache, keep=2, poll_s=60.0)
         nodes.append(StoreNode(options, said.append))
         return nodes[-1]
@@ -45,7 +45,7 @@ def test_it_starts_beside_a_newer_version_that_is_damaged(repository: Repository
     first = publish(repository)
     repository.offer(first.number)
     newer = publish(repository)
-    (Path(repository.place) / newer.name / "manifest.json").write_bytes(b"{")
+    (Path(repository.location) / newer.name / "manifest.json").write_bytes(b"{")
     node = start(said)
     node._look()
     assert said[0] == f"shard 0 of 1: partitions 0 to {NUM_PARTITIONS - 1}"
@@ -56,7 +56,7 @@ def test_it_starts_beside_a_newer_version_that_is_damaged(repository: Repository
 def test_a_version_that_is_not_offered_is_not_answered_for(repository: Repository, start: Start) -> None:
     node = start(said := [])
     node._look()
-    assert said == [f"waiting for the first version in {repository.place}"]
+    assert said == [f"waiting for the first version in {repository.location}"]
     assert not node.is_ready()
     first = publish(repository).number
     node._look()

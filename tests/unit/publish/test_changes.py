@@ -20,10 +20,10 @@ from elasticrec.repository.verify import verify
 from elasticrec.run import Run
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.training.checkpoint import list_checkpoints
+from elasticrec.training.event import Event
 from elasticrec.training.loop import Trainer
 from elasticrec.training.passes import LocalPasses
 from elasticrec.training.predict import load_checkpoint
-from elasticrec.training.report import Event
 from support.disks import fill, small_file_system
 from support.online import check_version, rows_of_version
 from support.small import MakeJob, WriteSamples, sample_lines
@@ -180,11 +180,11 @@ def test_a_publish_that_fails_loses_no_change(
 
         return call
 
-    write, commit, offer = local_versions.LocalVersions._write_changes, Repository.commit, Repository.offer
+    write, commit, offer = local_versions.LocalVersions._write_rows, Repository.commit, Repository.offer
     if where == "rows":
-        monkeypatch.setattr(local_versions.LocalVersions, "_write_changes", failing(write, after=True))
+        monkeypatch.setattr(local_versions.LocalVersions, "_write_rows", failing(write, after=True))
     elif where == "network":
-        monkeypatch.setattr(local_versions, "commit_cut", failing(local_versions.commit_cut))
+        monkeypatch.setattr(local_versions, "commit_version", failing(local_versions.commit_version))
     elif where == "offer":
         monkeypatch.setattr(Repository, "offer", failing(offer))
     else:
@@ -196,7 +196,7 @@ def test_a_publish_that_fails_loses_no_change(
     tables = check_all()
     assert sum(table.get("removed", 0) for table in tables) > 10
     assert local().current() == max(local().versions())
-    assert capsys.readouterr().err.count("publish failed: [Errno 28] No space left on device; the next one") == 3
+    assert capsys.readouterr().err.count("publish failed: [Errno 28] No space left on device; the next version") == 3
 
 
 @pytest.mark.parametrize("leave", [0, 5000])
@@ -307,7 +307,7 @@ def test_what_goes_behind_the_last_batch_is_published(evicting: Any, monkeypatch
     assert (table["changed"], table["removed"] > 0) == (0, True)
 
 
-@pytest.mark.parametrize("point", ["commit_cut", "offer_cut"])
+@pytest.mark.parametrize("point", ["commit_version", "offer_committed"])
 @pytest.mark.parametrize("every", ["hour", "epoch"])
 def test_a_run_that_died_before_its_last_version(
     evicting: Any,
@@ -326,7 +326,7 @@ def test_a_run_that_died_before_its_last_version(
     act = getattr(local_versions, point)
 
     def die(*arguments: Any) -> Any:
-        cut = next(one for one in arguments if isinstance(one, local_versions.Cut))
+        cut = next(one for one in arguments if isinstance(one, local_versions.VersionSource))
         if cut.progress.epoch == num_passes:
             raise KeyboardInterrupt
         return act(*arguments)
@@ -338,12 +338,12 @@ def test_a_run_that_died_before_its_last_version(
     for _ in range(2):
         train_and_publish(job)
         # the number of one that was not committed does not come again
-        assert local().current() == num_passes + (point == "commit_cut")
-        assert kinds() == "B" + "d" * (num_passes - 2) + ("B" if point == "commit_cut" else "d")
+        assert local().current() == num_passes + (point == "commit_version")
+        assert kinds() == "B" + "d" * (num_passes - 2) + ("B" if point == "commit_version" else "d")
     check_all()
-    if point == "offer_cut":
+    if point == "offer_committed":
         assert capsys.readouterr().err.count(f"models/small/1/deltas/{num_passes}: offered\n") == 1
     # what people publish themselves stays
     publish_run(Run(Path("runs/small")))
     train_and_publish(job)
-    assert local().current() == num_passes + 1 + (point == "commit_cut")
+    assert local().current() == num_passes + 1 + (point == "commit_version")

@@ -8,7 +8,7 @@ import pytest
 from elasticrec.config.publish import Gate, Publish
 from elasticrec.publish.gate import Candidate, refusals
 from elasticrec.publish.offer import HELD, offer_version
-from elasticrec.publish.rollout.known_store import remember
+from elasticrec.publish.rollout.known_store import record_store
 from elasticrec.repository.repository import Repository
 from support.versions import write_version
 
@@ -59,7 +59,7 @@ def test_rows_may_go_down_by_a_share() -> None:
     assert reasons(rows=50) == []
     assert reasons(rows=1000) == []
     assert reasons(rows=49) == [
-        "rows: expected to lose at most 50% of the current version's 100, got 49, which is 51% less"
+        "rows: expected to lose at most 50% of the current version's 100, got 49, a loss of 51%"
     ]
     assert reasons(rows=0, max_row_loss=1.0) == []
     assert reasons(rows=99, max_row_loss=0.0) != []
@@ -74,10 +74,10 @@ def offer(repository: Repository, settings: Publish, *, has_store: bool = False,
 
 def test_a_failed_gate_stops_the_offer_and_keeps_the_version(tmp_path: Path) -> None:
     repository = Repository.open(tmp_path, "demo")
-    assert offer(repository, Publish(), rows=100).words == "offered"
-    outcome = offer(repository, Publish(), rows=10)
-    assert not outcome.is_offered
-    assert outcome.words.startswith("not offered: rows: expected to lose at most 50%")
+    assert offer(repository, Publish(), rows=100).summary == "offered"
+    result = offer(repository, Publish(), rows=10)
+    assert not result.is_offered
+    assert result.summary.startswith("not offered: rows: expected to lose at most 50%")
     assert (repository.versions(), repository.current()) == ([1, 2], 1)
     # the bound is that of what is offered, not of what was refused
     assert not offer(repository, Publish(), rows=11).is_offered
@@ -87,8 +87,8 @@ def test_a_failed_gate_stops_the_offer_and_keeps_the_version(tmp_path: Path) -> 
 
 def test_with_a_store_its_rollout_offers(tmp_path: Path) -> None:
     repository = Repository.open(tmp_path, "demo")
-    outcome = offer(repository, Publish(), has_store=True)
-    assert (outcome.is_offered, outcome.words) == (False, "not offered: servers of the store load it first")
+    result = offer(repository, Publish(), has_store=True)
+    assert (result.is_offered, result.summary) == (False, "not offered: the store must load it first")
     assert repository.current() is None
 
 
@@ -96,15 +96,15 @@ def test_a_store_that_a_job_does_not_name_is_before_it_too(tmp_path: Path) -> No
     """`deliver` wrote it down: who publishes by hand must not offer what no server of it has."""
     repository = Repository.open(tmp_path, "demo")
     assert offer(repository, Publish()).is_offered
-    remember(repository, [["127.0.0.1:8600"]], None)
-    outcome = offer(repository, Publish())
-    place = tmp_path / "demo/STORE"
-    assert outcome.words == (
-        "not offered: servers of the store load it first, and `elasticrec deliver` offers it; "
-        f"{place} names them, remove it if there are none"
+    record_store(repository, [["127.0.0.1:8600"]], None)
+    result = offer(repository, Publish())
+    store_file = tmp_path / "demo/STORE"
+    assert result.summary == (
+        "not offered: the store must load it first, then `elasticrec deliver` offers it; "
+        f"remove {store_file} if the store no longer exists"
     )
     assert repository.current() == 1
-    place.unlink()
+    store_file.unlink()
     assert offer(repository, Publish()).is_offered
 
 
@@ -115,9 +115,9 @@ def test_a_rollback_is_before_it_and_old_versions_go(tmp_path: Path) -> None:
         assert offer(repository, settings).collected == ()
     assert offer(repository, settings).collected == (1,)
     repository.rollback(2)
-    outcome = offer(repository, settings)
-    assert outcome.words == f"not offered: {HELD}"
-    assert outcome.collected == ()
+    result = offer(repository, settings)
+    assert result.summary == f"not offered: {HELD}"
+    assert result.collected == ()
     assert (repository.versions(), repository.current()) == ([2, 3, 4], 2)
     # a refused one is collected like any other
     repository.resume()
@@ -128,17 +128,17 @@ def test_a_version_that_comes_behind_a_newer_one_is_not_offered(tmp_path: Path) 
     repository = Repository.open(tmp_path, "demo")
     late, newer = write_version(repository), write_version(repository)
     assert offer_version(repository, newer, Publish(), has_store=False).is_offered
-    outcome = offer_version(repository, late, Publish(), has_store=False)
-    assert outcome.words == "not offered: version 2, a newer one, is offered already"
+    result = offer_version(repository, late, Publish(), has_store=False)
+    assert result.summary == "not offered: the newer version 2 is current"
     assert repository.current() == 2
     # another one may have offered the same
-    assert offer_version(repository, newer, Publish(), has_store=False).words == "offered"
+    assert offer_version(repository, newer, Publish(), has_store=False).summary == "offered"
 
 
 def test_old_versions_that_cannot_go_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository.open(tmp_path, "demo")
     repository.storage.write("PINS", b"damaged")
-    outcome = offer(repository, Publish())
-    assert outcome.is_offered
-    assert outcome.problem is not None
-    assert "PINS: expected" in outcome.problem
+    result = offer(repository, Publish())
+    assert result.is_offered
+    assert result.collect_error is not None
+    assert "PINS: expected" in result.collect_error

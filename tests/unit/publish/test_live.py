@@ -120,7 +120,7 @@ def test_what_cannot_be_exported_fails_before_the_first_batch(job_of: Any, tmp_p
     with pytest.raises(ModelError) as caught:
         train_and_publish(job, callback=lambda event: steps.append(event.steps))
     assert str(caught.value) == (
-        "model: cannot be exported to ONNX: operator `aten.linalg_qr` has no counterpart there"
+        "model: cannot be exported to ONNX: operator `aten.linalg_qr` is not supported by ONNX"
     )
     assert max(steps, default=0) == 0
     assert local().versions() == []
@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_fails_before_the_first_batch(job_of: Any, tmp_p
 def test_a_publish_that_fails_does_not_end_the_training(
     job_of: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commit, calls = local_versions.commit_cut, []
+    commit, calls = local_versions.commit_version, []
 
     def sometimes(*arguments: Any) -> Any:
         calls.append(1)
@@ -139,17 +139,17 @@ def test_a_publish_that_fails_does_not_end_the_training(
             raise OSError(28, "No space left on device")
         return commit(*arguments)
 
-    monkeypatch.setattr(local_versions, "commit_cut", sometimes)
+    monkeypatch.setattr(local_versions, "commit_version", sometimes)
     summary = train_and_publish(job_of(train={"epochs": 3, "threads": 1, "batch_size": 64}))
     assert summary.progress.finished
     # the number of one that failed does not come again
     assert local().versions() == [1, 3]
     assert local().version(3).manifest["data"]["samples"] == 1800
-    assert "publish failed: [Errno 28] No space left on device; the next one carries" in capsys.readouterr().err
+    assert "publish failed: [Errno 28] No space left on device; the next version will include its changes" in capsys.readouterr().err
 
 
 def test_the_last_one_is_tried_again_at_the_end(job_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, calls = local_versions.commit_cut, []
+    commit, calls = local_versions.commit_version, []
 
     def once(*arguments: Any) -> Any:
         calls.append(1)
@@ -157,7 +157,7 @@ def test_the_last_one_is_tried_again_at_the_end(job_of: Any, monkeypatch: pytest
             raise OSError(28, "No space left on device")
         return commit(*arguments)
 
-    monkeypatch.setattr(local_versions, "commit_cut", once)
+    monkeypatch.setattr(local_versions, "commit_version", once)
     train_and_publish(job_of())
     assert local().versions() == [2]
 

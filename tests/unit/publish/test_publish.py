@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elasticrec import _core, cli
 from elasticrec.config import Job
-from elasticrec.errors import ConfigError, ModelError
+from elasticrec.errors import ModelError
 from elasticrec.manifest import verify_files
 from elasticrec.models import ZOO, Inputs, WideDeep
 from elasticrec.publish import graph as graphs
@@ -60,7 +60,7 @@ def test_a_published_version_is_the_checkpoint(trained: Job) -> None:
     run = Run.of(trained)
     published = publish_run(run)
     assert (published.model, published.version, published.path) == ("small", 1, Path("models/small/1"))
-    assert published.outcome.is_offered
+    assert published.offer.is_offered
     path, manifest = find_version("models/small")
     assert path == published.path
     assert manifest["format"] == 1
@@ -211,26 +211,17 @@ def test_a_run_without_a_checkpoint(make_job: MakeJob) -> None:
     assert not Path("models").exists()
 
 
-def test_a_type_of_rows_that_is_not_written_is_refused_before_anything(
-    trained: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("elasticrec.publish.local._writes_row_types", lambda: False)
-    with pytest.raises(ConfigError, match=r"publish\.row_type: expected `f32`, all that this build writes, got `int8`"):
-        republish(trained, row_type="int8")
-    assert not Path("models").exists()
-
-
 def test_the_gate_stops_what_it_should(trained: Job, capsys: pytest.CaptureFixture[str]) -> None:
     publish_run(Run.of(trained))
     published = republish(trained, gate={"min_auc": 0.999})
-    assert not published.outcome.is_offered
-    assert published.outcome.words.startswith("not offered: AUC of the evaluation: expected at least 0.999, got 0.")
+    assert not published.offer.is_offered
+    assert published.offer.summary.startswith("not offered: AUC of the evaluation: expected at least 0.999, got 0.")
     assert (local().versions(), local().current()) == ([1, 2], 1)
     assert cli.main(["publish", "small"]) == 1
     output = capsys.readouterr()
     assert output.out.startswith("published models/small/3: version 3 of small, ")
     assert output.err.startswith("warning: not offered: AUC of the evaluation: expected at least 0.999")
-    assert republish(trained, gate={"min_auc": 0.5}).outcome.is_offered
+    assert republish(trained, gate={"min_auc": 0.5}).offer.is_offered
     assert local().current() == 4
 
 
@@ -243,8 +234,8 @@ def test_weights_that_are_no_numbers_are_not_offered(trained: Job, monkeypatch: 
         return loaded
 
     monkeypatch.setattr("elasticrec.publish.local.load_checkpoint", spoiled)
-    outcome = publish_run(Run.of(trained)).outcome
-    assert outcome.words.startswith("not offered: dense weights: `")
+    result = publish_run(Run.of(trained)).offer
+    assert result.summary.startswith("not offered: dense weights: `")
     assert local().current() is None
     assert "has values that are not finite" in verify(local(), 1)[0]
 
@@ -252,14 +243,14 @@ def test_weights_that_are_no_numbers_are_not_offered(trained: Job, monkeypatch: 
 def test_a_rollback_and_a_store_are_before_the_offer(trained: Job) -> None:
     publish_run(Run.of(trained))
     local().rollback(1)
-    assert publish_run(Run.of(trained)).outcome.words.startswith("not offered: a rollback holds the model")
+    assert publish_run(Run.of(trained)).offer.summary.startswith("not offered: a rollback holds the model")
     local().resume()
-    assert publish_run(Run.of(trained)).outcome.is_offered
+    assert publish_run(Run.of(trained)).offer.is_offered
     run = Run.of(trained)
     changed = json.loads(json.dumps(trained.to_dict(references=True)))
     changed["cube"]["addresses"] = [["127.0.0.1:8600"]]
     run.job_path.write_text(json.dumps(changed))
-    assert publish_run(run).outcome.words == "not offered: servers of the store load it first"
+    assert publish_run(run).offer.summary == "not offered: the store must load it first"
     assert local().current() == 3
 
 
@@ -298,7 +289,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_store_behind_a_url(trained: Job, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     published = republish(trained, repository=url)
-    assert (published.place, published.outcome.is_offered) == (f"{url}/small/1", True)
+    assert (published.location, published.offer.is_offered) == (f"{url}/small/1", True)
     assert verify(Repository.open(url, "small"), 1) == []
     lines = "\n".join(lines_to_score())
     path, _ = find_version(f"{url}/small")

@@ -153,10 +153,10 @@ def test_ranges_that_make_no_sense_are_refused(tmp_path: Path, parts: Any, messa
 
 def test_whatever_takes_a_model_takes_a_url(remote: Repository) -> None:
     for text, number in (
-        (remote.place, 3),
-        (f"{remote.place}:4", 4),
-        (f"{remote.place}/4", 4),
-        (f"{remote.place}/1/deltas/2", 2),
+        (remote.location, 3),
+        (f"{remote.location}:4", 4),
+        (f"{remote.location}/4", 4),
+        (f"{remote.location}/1/deltas/2", 2),
     ):
         path, manifest = find_version(text)
         assert manifest["version"] == number
@@ -211,7 +211,9 @@ def test_a_flipped_bit_is_refused_and_named_and_the_next_try_starts_over(remote:
     remote.storage.write("1/dense.bin", bytes([good[0] ^ 1, *good[1:]]))
     with pytest.raises(ModelError) as caught:
         fetch(remote, 1, default_cache())
-    assert str(caught.value) == (f"{remote.place}/1/dense.bin: sha-256 differs from the manifest, the file is damaged")
+    assert str(caught.value) == (
+        f"{remote.location}/1/dense.bin: sha-256 differs from the manifest, the file is damaged"
+    )
     assert not list(default_cache().rglob("manifest.json"))
     remote.storage.write("1/dense.bin", good)
     assert fetch(remote, 1, default_cache()).directory.is_dir()

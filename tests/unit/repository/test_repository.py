@@ -96,7 +96,7 @@ def test_deltas_lie_in_their_base_and_count_with_it(repository: Repository) -> N
 def test_a_delta_whose_base_or_parent_is_missing_is_refused_by_name(repository: Repository) -> None:
     for parent in (None, 1, 2):
         write_version(repository, parent)
-    place = f"{repository.place}/1/deltas/3"
+    place = f"{repository.location}/1/deltas/3"
     with pytest.raises(MissingVersionError, match="no version 9, there are 1, 2, 3"):
         repository.begin_delta(9)
     repository.remove("1/deltas/2")
@@ -418,7 +418,7 @@ def test_a_chain_across_bases_is_refused(repository: Repository) -> None:
         else:
             with pytest.raises(ModelError) as caught:
                 repository.chain(5)
-            place = f"{repository.place}/1/deltas/5"
+            place = f"{repository.location}/1/deltas/5"
             assert str(caught.value) == f"{place}: its parent, version 3, is of base 3, not 1"
 
 
@@ -489,7 +489,7 @@ def test_verify_names_every_damage(repository: Repository) -> None:
     repository.storage.write("1/deltas/2/cube/part-00000", bytes(part))
     repository.storage.write("1/graph.onnx", b"the graph of all and more")
     repository.storage.delete("1/deltas/3/dense.bin")
-    place = repository.place
+    place = repository.location
     assert verify(repository, 3) == [
         f"{place}/1/graph.onnx: expected 16 bytes, got more",
         f"{place}/1/deltas/2/cube/part-00000: sha-256 differs from the manifest, the file is damaged",
@@ -503,7 +503,7 @@ def test_verify_names_every_damage(repository: Repository) -> None:
 
 def test_verify_looks_for_values_that_are_not_finite(repository: Repository) -> None:
     write_version(repository, dense=np.array([1.0, np.nan], np.float32).tobytes())
-    assert verify(repository, 1) == [f"{repository.place}/1/dense.bin: `w` has values that are not finite"]
+    assert verify(repository, 1) == [f"{repository.location}/1/dense.bin: `w` has values that are not finite"]
 
 
 def test_a_publish_asks_a_store_no_more_often_for_more_deltas(monkeypatch: pytest.MonkeyPatch) -> None:

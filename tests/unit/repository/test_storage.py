@@ -135,7 +135,7 @@ def test_a_lock_has_one_holder_who_is_named(store: Storage) -> None:
         with pytest.raises(ConfigError, match=r": another process is publishing it: process \d+ on ") as caught:
             with held(store, ".lock", "publishing"):
                 pass
-        assert str(caught.value).startswith(store.place)
+        assert str(caught.value).startswith(store.location)
     with held(store, ".lock", "publishing"):
         pass
 
@@ -173,7 +173,7 @@ def test_what_is_a_url_and_what_is_not() -> None:
     assert is_url("s3://bucket/models")
     assert not is_url("models/demo")
     assert not is_url(Path("s3://bucket"))
-    assert open_storage("models").place == "models"
+    assert open_storage("models").location == "models"
     assert isinstance(open_storage("file:///tmp/models"), LocalStorage)
     for place, words in (
         ("nosuch://x/y", "expected a URL that fsspec knows"),

@@ -14,8 +14,8 @@ from elasticrec.errors import SampleError
 from elasticrec.run import Run
 from elasticrec.training import loop
 from elasticrec.training.checkpoint import latest
+from elasticrec.training.event import Event
 from elasticrec.training.loop import train_job
-from elasticrec.training.report import Event
 from support.small import MakeJob, sample_lines
 
 HOURS = ("2026010122", "2026010123", "2026010200", "2026010201")

@@ -1,1 +1,1 @@
-"""Rollout: replicas of the store load a version, then it is offered; rollback goes the other way."""
+"""Rollout: replicas of the online store load a version before it becomes current. Rollback restores an earlier one."""

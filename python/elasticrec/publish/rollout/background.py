@@ -1,4 +1,4 @@
-"""The roll-out beside a coordinator: versions of its job reach the store that the job names."""
+"""Run a rollout on a thread, beside a coordinator or a training in one process."""
 
 import threading
 import time
@@ -9,17 +9,17 @@ from typing import Any
 from elasticrec.config import Job
 from elasticrec.errors import ElasticRecError
 from elasticrec.net.security import check_addresses, store_security
+from elasticrec.publish.content import job_repository
 from elasticrec.publish.rollout.deliver import Delivery
-from elasticrec.publish.rollout.known_store import Remembered
+from elasticrec.publish.rollout.known_store import RecordingReplicas
 from elasticrec.publish.rollout.replicas import StoreReplicas
-from elasticrec.repository.repository import Repository
 
-# After the end of a run its last version has so long to reach the store.
-_LAST_S = 30.0
+# Time limit for the last version of a run to reach the store.
+_FINISH_TIMEOUT_S = 30.0
 
 
 class Rollout:
-    """The roll-out on a thread of its own."""
+    """A rollout that runs on its own thread."""
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
@@ -28,38 +28,37 @@ class Rollout:
         self._thread.start()
 
     def describe(self) -> dict[str, Any]:
-        """For the status."""
+        """Return its progress for the status."""
         return self._delivery.describe()
 
     def end(self) -> None:
-        """Leave the versions as they are."""
+        """Stop the thread."""
         self._stop.set()
         self._thread.join()
 
     def finish(self) -> None:
-        """Wait for the last version, but not for ever."""
+        """Stop the thread and wait for the last version, up to a time limit."""
         self.end()
         _finish(self._delivery)
 
 
 @contextmanager
-def delivering(job: Job, say: Callable[[str], None]) -> Iterator[Rollout | None]:
-    """Roll versions out while the block runs; nothing without a store."""
+def background_rollout(job: Job, say: Callable[[str], None]) -> Iterator[Rollout | None]:
+    """Roll out new versions until the block ends. Yield None if the job names no store."""
     if not job.cube.addresses:
         yield None
         return
-    insecure = job.train.ps.insecure or job.cube.insecure
-    repository = Repository.open(job.publish.repository, job.publish.model, insecure=insecure)
+    repository = job_repository(job, insecure=job.cube.insecure)
     security = store_security(job.cube, ca=None)
     check_addresses(security, job.cube.addresses)
-    replicas = StoreReplicas(repository.name, job.cube.addresses, security)
+    store_replicas = StoreReplicas(repository.name, job.cube.addresses, security)
 
     def tell(text: str) -> None:
         say(f"store: {text}")
 
     cube = job.cube
-    remembered = Remembered(repository, replicas, cube.min_ready, tell)
-    rollout = Rollout(Delivery(repository, remembered, job.publish.gate, tell, cube.min_ready, cube.poll_s))
+    replicas = RecordingReplicas(repository, store_replicas, cube.min_ready, tell)
+    rollout = Rollout(Delivery(repository, replicas, job.publish.gate, tell, cube.min_ready, cube.poll_s))
     try:
         yield rollout
     finally:
@@ -67,8 +66,8 @@ def delivering(job: Job, say: Callable[[str], None]) -> Iterator[Rollout | None]
 
 
 def _finish(delivery: Delivery) -> None:
-    """Until the newest version is offered, or it takes too long."""
-    end = time.monotonic() + _LAST_S
+    """Run steps until the newest version is current, or the time limit is reached."""
+    end = time.monotonic() + _FINISH_TIMEOUT_S
     while time.monotonic() < end:
         try:
             decision = delivery.step()
@@ -77,4 +76,4 @@ def _finish(delivery: Delivery) -> None:
         except (ElasticRecError, OSError) as error:
             delivery.say(str(error))
         time.sleep(0.1)
-    delivery.say("the last version is not offered yet: `elasticrec deliver` goes on with it")
+    delivery.say("the last version is not offered yet: `elasticrec deliver` continues the rollout")

@@ -1,8 +1,8 @@
-"""What a roll-out does next, decided from what is seen and nothing else.
+"""Decide the next step of a rollout from the state of the repository and the store alone.
 
-A version is offered once every shard has enough replicas that hold it; those that hold the offered one, and so will be
-asked for the next, are waited for as long as patience lasts. One that waits is superseded by the next, not queued; one
-that was rolled back to stays until the roll-out is resumed.
+A version is offered once every shard has enough replicas that hold it. Replicas that hold the current version, and so
+receive traffic, are waited for until the patience runs out. A newer version supersedes one that is still loading. After
+a rollback the version stays until the rollout is resumed.
 """
 
 from dataclasses import dataclass
@@ -11,25 +11,26 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Replica:
-    """What is known of one process of the store."""
+    """The known state of one process of the store."""
 
     shard: int
     address: str
     versions: tuple[int, ...] = ()
-    """Those it can answer for."""
+    """Versions that it can serve."""
     loading: int | None = None
     failed: int | None = None
-    """The version that it could not load last,"""
+    """The version that it failed to load last."""
     why: str | None = None
-    """and why; or why it is not known what it holds."""
+    """Why loading failed, or why its state is unknown."""
     is_there: bool = True
+    """Whether it answered."""
     url: str | None = None
-    """Its HTTP face, for notices."""
+    """Its HTTP address, for notifications."""
     bytes_per_s: float | None = None
-    """How fast it loaded its last base."""
+    """Speed at which it loaded its last base."""
 
-    def lacks(self, version: int) -> str:
-        """What it does instead of holding a version, in words."""
+    def describe_missing(self, version: int) -> str:
+        """Describe the replica's state, for a version that it does not hold."""
         if not self.is_there:
             return f"shard {self.shard} {self.address}: {self.why or 'does not answer'}"
         if self.failed == version:
@@ -41,82 +42,86 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The repository and the store at one moment."""
+class RolloutState:
+    """The state of the repository and the store at one moment."""
 
     shards: tuple[tuple[Replica, ...], ...]
     current: int | None
-    """The version that is offered."""
+    """The current version."""
     offerable: tuple[int, ...]
-    """Committed versions that may be offered, ascending."""
+    """Committed versions that passed the gate, ascending."""
     is_held: bool = False
+    """Whether a rollback holds the model."""
     wanted: int | None = None
-    """What a rollback goes to, as long as it is not offered."""
+    """Target of a rollback that is not complete."""
 
 
 class Decision(NamedTuple):
-    """What comes next."""
+    """The next step of a rollout."""
 
     target: int | None
-    """The version that replicas are to load."""
+    """The version that replicas should load."""
     offer: int | None
-    """The one to offer now, if any."""
+    """The version to offer now, or None."""
     text: str
+    """The step, for people."""
     late: tuple[str, ...]
-    """Replicas that lack the target, in words."""
+    """Descriptions of replicas that do not hold the target."""
 
 
 def least_ready(num_replicas: int, min_ready: int | None) -> int:
-    """How many replicas of a shard must hold a version: all but one, and at least one, if not set."""
+    """Return how many replicas of a shard must hold a version: by default all but one, at least one."""
     return min(num_replicas, min_ready) if min_ready is not None else max(num_replicas - 1, 1)
 
 
-def decide(seen: Seen, min_ready: int | None = None, *, is_patient: bool = False) -> Decision:
-    """The next step of the roll-out; with patience, once all replicas have a version that can be expected to."""
-    target = _target(seen)
+def decide(state: RolloutState, min_ready: int | None = None, *, is_patient: bool = False) -> Decision:
+    """Return the next step of the rollout. With `is_patient`, wait for all replicas that can still load a version."""
+    target = _target(state)
     if target is None:
         return Decision(None, None, "waiting for the first version", ())
-    everyone = [replica for shard in seen.shards for replica in shard]
-    late = tuple(replica.lacks(target) for replica in everyone if target not in replica.versions)
-    candidates = [target] if seen.is_held else [version for version in seen.offerable if version > (seen.current or 0)]
-    ready = [version for version in candidates if _is_ready(seen, version, min_ready)]
+    replicas = [replica for shard in state.shards for replica in shard]
+    late = tuple(replica.describe_missing(target) for replica in replicas if target not in replica.versions)
+    candidates = (
+        [target] if state.is_held else [version for version in state.offerable if version > (state.current or 0)]
+    )
+    ready = [version for version in candidates if _is_ready(state, version, min_ready)]
     if is_patient:
-        ready = [version for version in ready if not any(_is_coming(seen, one, version) for one in everyone)]
+        ready = [version for version in ready if not any(_is_expected(state, one, version) for one in replicas)]
     offer = max(ready, default=None)
-    if offer == seen.current:
+    if offer == state.current:
         offer = None
-    return Decision(target, offer, _words(seen, target, offer, late), late)
+    return Decision(target, offer, _describe(state, target, offer, late), late)
 
 
-def _target(seen: Seen) -> int | None:
-    if seen.is_held:
-        return seen.current if seen.wanted is None else seen.wanted
-    newest = max(seen.offerable, default=None)
-    # one that is offered already may be newer than all that the gate lets through
-    return max((version for version in (newest, seen.current) if version is not None), default=None)
+def _target(state: RolloutState) -> int | None:
+    if state.is_held:
+        return state.current if state.wanted is None else state.wanted
+    newest = max(state.offerable, default=None)
+    # The current version may be newer than all versions that pass the gate.
+    return max((version for version in (newest, state.current) if version is not None), default=None)
 
 
-def _is_ready(seen: Seen, version: int, min_ready: int | None) -> bool:
-    held = [sum(version in replica.versions for replica in shard) for shard in seen.shards]
+def _is_ready(state: RolloutState, version: int, min_ready: int | None) -> bool:
+    held = [sum(version in replica.versions for replica in shard) for shard in state.shards]
     return all(
-        count >= least_ready(len(shard), min_ready) for count, shard in zip(held, seen.shards, strict=True)
-    ) and bool(seen.shards)
+        count >= least_ready(len(shard), min_ready) for count, shard in zip(held, state.shards, strict=True)
+    ) and bool(state.shards)
 
 
-def _is_coming(seen: Seen, replica: Replica, version: int) -> bool:
-    """Whether a replica that is asked now lacks a version that it is about to have."""
-    is_asked = replica.is_there and (seen.current is None or seen.current in replica.versions)
-    return is_asked and version not in replica.versions and replica.failed != version
+def _is_expected(state: RolloutState, replica: Replica, version: int) -> bool:
+    """Return whether a replica that receives traffic does not hold a version yet but can still load it."""
+    has_traffic = replica.is_there and (state.current is None or state.current in replica.versions)
+    return has_traffic and version not in replica.versions and replica.failed != version
 
 
-def _words(seen: Seen, target: int, offer: int | None, late: tuple[str, ...]) -> str:
-    num_replicas = sum(map(len, seen.shards))
+def _describe(state: RolloutState, target: int, offer: int | None, late: tuple[str, ...]) -> str:
+    num_replicas = sum(map(len, state.shards))
     loaded = f"{num_replicas - len(late)} of {num_replicas}"
-    held = ", held by a rollback" if seen.is_held else ""
+    held = ", held by a rollback" if state.is_held else ""
     if offer is not None:
-        behind = f", {len(late)} of {num_replicas} replicas are late" if offer == target and late else ""
+        behind = f", {len(late)} of {num_replicas} replicas are behind" if offer == target and late else ""
         more = f", loading {target}: {loaded}" if offer != target else ""
         return f"switched to {offer}{behind}{more}{held}"
-    if seen.current == target:
-        return f"version {target} is offered{held}, {loaded} replicas have it"
+    if state.current == target:
+        return f"version {target} is current{held}: {loaded} replicas have it"
     return f"loading {target}: {loaded} replicas have it{held}"

@@ -1,6 +1,6 @@
-"""The roll-out at work: it looks at the repository and at the store, decides, tells the replicas, and offers.
+"""Run a rollout: observe the repository and the store, decide, notify the replicas, and offer the version.
 
-It keeps nothing: a controller that is started anew, or a second one, goes on from what it sees.
+The controller keeps no state: after a restart, or beside a second controller, it continues from what it observes.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,25 +9,25 @@ from typing import Any, Protocol
 
 from elasticrec.config.publish import Gate
 from elasticrec.errors import ElasticRecError, ModelError
-from elasticrec.publish.gate import Judge, rows_of
-from elasticrec.publish.rollout.decide import Decision, Replica, Seen, decide
+from elasticrec.publish.gate import GateCheck, rows_of
+from elasticrec.publish.rollout.decide import Decision, Replica, RolloutState, decide
 from elasticrec.publish.rollout.patience import Patience
 from elasticrec.repository.repository import Repository
 
 Say = Callable[[str], None]
 
-# The next look while a version is on its way: at first at once, then less and less often.
-_HURRY_S = 0.02
+# First polling interval while replicas are loading a version; it doubles up to `poll_s`.
+_FIRST_PAUSE_S = 0.02
 
 
 class Replicas(Protocol):
-    """The store as the controller sees it."""
+    """The replicas of a store."""
 
     def look(self) -> Sequence[Sequence[Replica]]:
-        """All replicas, by shard."""
+        """Return the state of all replicas, by shard."""
 
     def notice(self, replicas: Sequence[Replica]) -> None:
-        """Have them look at the repository now."""
+        """Ask replicas to check the repository now."""
 
 
 @dataclass
@@ -40,112 +40,112 @@ class Delivery:
     say: Say
     min_ready: int | None = None
     poll_s: float | None = 0.5
-    """Seconds between two looks; none if there is one."""
+    """Seconds between two checks; None for a single check."""
     patience: Patience = field(default_factory=Patience)
     refused: dict[int, list[str]] = field(default_factory=dict)
-    """Versions that the gate did not let through, and why."""
-    _judged: dict[int, bool] = field(default_factory=dict)
-    _told: tuple[str, tuple[str, ...]] = ("", ())
+    """Versions that the gate refused, with the reasons."""
+    _passed: dict[int, bool] = field(default_factory=dict)
+    _reported: tuple[str, tuple[str, ...]] = ("", ())
     _noticed: int | None = None
 
     def run(self, wait: Callable[[float], bool]) -> None:
-        """Look again and again, until `wait` says that it is over."""
-        assert self.poll_s is not None, "who looks once calls `step`"
-        poll_s, hurry_s, target = self.poll_s, _HURRY_S, None
+        """Run steps until `wait` returns true."""
+        assert self.poll_s is not None, "call `step` for a single check"
+        poll_s, loading_pause_s, target = self.poll_s, _FIRST_PAUSE_S, None
         while True:
             pause_s = poll_s
             try:
                 decision = self.step()
                 if decision.target != target:
-                    hurry_s, target = _HURRY_S, decision.target
+                    loading_pause_s, target = _FIRST_PAUSE_S, decision.target
                 if decision.late:
-                    pause_s, hurry_s = min(hurry_s, poll_s), 2 * hurry_s
+                    pause_s, loading_pause_s = min(loading_pause_s, poll_s), 2 * loading_pause_s
             except (ElasticRecError, OSError) as error:
-                self._tell(f"cannot go on: {error}", ())
+                self._report(f"rollout failed, retrying: {error}", ())
             except Exception as error:
-                # our own bug must not end the roll-out
-                self._tell(f"cannot go on: {type(error).__name__}: {error}", ())
+                # A bug must not end the rollout.
+                self._report(f"rollout failed, retrying: {type(error).__name__}: {error}", ())
             if wait(pause_s):
                 return
 
     def step(self) -> Decision:
-        """One look and what follows from it."""
-        seen = self._look()
-        decision = self.patience.decide(seen, self.min_ready)
-        if decision.offer is not None and not self._offer(seen, decision.offer):
-            # a rollback, or another one, came in between: the next look sees it
+        """Reconcile once: observe, decide, offer or notify."""
+        state = self._observe()
+        decision = self.patience.decide(state, self.min_ready)
+        if decision.offer is not None and not self._offer(state, decision.offer):
+            # A rollback or another controller was faster: the next step sees it.
             return decision
-        late = [one for shard in seen.shards for one in shard if one.is_there and decision.target not in one.versions]
+        late = [one for shard in state.shards for one in shard if one.is_there and decision.target not in one.versions]
         if decision.target is not None and decision.target != self._noticed and late:
             self._noticed = decision.target
             self.replicas.notice(late)
-        self._tell(decision.text, decision.late)
+        self._report(decision.text, decision.late)
         return decision
 
     def describe(self) -> dict[str, Any]:
-        """What it said last, for the status."""
-        text, late = self._told
+        """Return the last report, for the status."""
+        text, late = self._reported
         newest = max(self.refused, default=None)
         refused = None if newest is None else {"version": newest, "why": self.refused[newest]}
-        return {"doing": text or "looking at the store", "late": list(late), "refused": refused}
+        return {"doing": text or "checking the store", "late": list(late), "refused": refused}
 
     def preview(self) -> tuple[Decision, tuple[tuple[Replica, ...], ...]]:
-        """What a first step would do, and what it is decided from."""
-        seen = self._look()
-        decision = decide(seen, self.min_ready, is_patient=True)
+        """Return what the next step would do, and the replicas."""
+        state = self._observe()
+        decision = decide(state, self.min_ready, is_patient=True)
         if decision.offer is not None:
             text = f"version {decision.offer} can be offered: start `elasticrec deliver`"
             decision = decision._replace(text=text)
-        return decision, seen.shards
+        return decision, state.shards
 
-    def _look(self) -> Seen:
-        state = self.repository.state()
-        current = None if state is None else state.version
+    def _observe(self) -> RolloutState:
+        found = self.repository.state()
+        current = None if found is None else found.version
         shards = tuple(tuple(replicas) for replicas in self.replicas.look())
-        wanted = None if state is None else state.wanted
-        is_held = state is not None and state.is_held
-        return Seen(shards, current, self._offerable(current), is_held, wanted)
+        wanted = None if found is None else found.wanted
+        is_held = found is not None and found.is_held
+        return RolloutState(shards, current, self._offerable(current), is_held, wanted)
 
-    def _offer(self, seen: Seen, version: int) -> bool:
-        """Whether it is offered now."""
-        if seen.is_held:
+    def _offer(self, state: RolloutState, version: int) -> bool:
+        """Offer a version. Return whether it is current now."""
+        if state.is_held:
             return self.repository.complete_rollback(version)
         return self.repository.offer(version)
 
     def _offerable(self, current: int | None) -> tuple[int, ...]:
-        """The versions that the gate lets through, judged once each; older ones than the current are not looked at.
+        """Return the versions that may be offered. Each one newer than the current is checked by the gate once.
 
-        One that cannot be read is named, and is looked at again: it must not stop those behind it.
+        A version that cannot be read is reported and checked again; it does not block newer versions.
         """
         found = []
         for number in self.repository.versions():
             if current is not None and number <= current:
                 found.append(number)
                 continue
-            if number not in self._judged:
+            if number not in self._passed:
                 try:
-                    reasons = self._judge(number, current)
-                    self._judged[number] = not reasons
+                    reasons = self._refusals(number, current)
+                    self._passed[number] = not reasons
                 except (ModelError, FileNotFoundError) as error:
                     reasons = [str(error)]
                 if reasons and self.refused.get(number) != reasons:
                     self.refused[number] = reasons
                     self.say(f"version {number} is not offered: {'; '.join(reasons)}")
-            if self._judged.get(number):
+            if self._passed.get(number):
                 found.append(number)
         return tuple(found)
 
-    def _judge(self, number: int, current: int | None) -> list[str]:
-        judge = Judge(self.gate, self.repository, rows_of(self.repository, current))
-        return judge.refusals(self.repository.version(number))
+    def _refusals(self, number: int, current: int | None) -> list[str]:
+        gate_check = GateCheck(self.gate, self.repository, rows_of(self.repository, current))
+        return gate_check.refusals(self.repository.version(number))
 
-    def _tell(self, text: str, late: tuple[str, ...]) -> None:
-        """Say what is new."""
-        if (text, late) == self._told:
+    def _report(self, text: str, late: tuple[str, ...]) -> None:
+        """Report changes since the last report."""
+        if (text, late) == self._reported:
             return
-        before, self._told = self._told, (text, late)
+        before, self._reported = self._reported, (text, late)
         if text != before[0]:
-            self.say(text if self.poll_s is None else f"{text}; next look in {self.poll_s:g} s")
+            self.say(text if self.poll_s is None else f"{text}; next check in {self.poll_s:g} s")
         for one in late:
             if one not in before[1]:
                 self.say(f"late: {one}")

@@ -1,4 +1,4 @@
-"""Where the store of a model is, as its roll-out last wrote it down: a rollback by hand asks the same replicas."""
+"""Record the addresses of a model's store in the repository, so that `models rollback` asks the same replicas."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,54 +13,54 @@ from elasticrec.repository.storage import join
 
 @dataclass(frozen=True)
 class KnownStore:
-    """The replicas of each shard, and how many must have a version."""
+    """Addresses of the replicas of each shard, and how many of them must hold a version."""
 
     shards: list[list[str]]
     min_ready: int | None
 
 
 @dataclass
-class Remembered:
-    """The replicas of a store, which is written down once each shard has answered: no typo of an address is."""
+class RecordingReplicas:
+    """Replicas of a store, recorded in the repository once every shard has answered, so that no typo is recorded."""
 
     repository: Repository
     replicas: StoreReplicas
     min_ready: int | None
     say: Callable[[str], None]
-    _is_done: bool = False
+    _is_recorded: bool = False
     _problem: str | None = None
 
     def look(self) -> Sequence[Sequence[Replica]]:
-        """All replicas, by shard."""
+        """Return the state of all replicas, by shard."""
         shards = self.replicas.look()
-        if not self._is_done and all(any(replica.is_there for replica in shard) for shard in shards):
-            self._remember()
+        if not self._is_recorded and all(any(replica.is_there for replica in shard) for shard in shards):
+            self._record()
         return shards
 
     def notice(self, replicas: Sequence[Replica]) -> None:
-        """Have them look at the repository now."""
+        """Ask replicas to check the repository now."""
         self.replicas.notice(replicas)
 
-    def _remember(self) -> None:
+    def _record(self) -> None:
         try:
-            remember(self.repository, self.replicas.addresses, self.min_ready)
-            self._is_done = True
+            record_store(self.repository, self.replicas.addresses, self.min_ready)
+            self._is_recorded = True
         except (ElasticRecError, OSError) as error:
-            # the roll-out goes on; the next look tries again
+            # The rollout continues; the next check tries again.
             if str(error) != self._problem:
                 self._problem = str(error)
-                self.say(f"a rollback by hand will not find the store: {error}")
+                self.say(f"cannot record the addresses of the store, `models rollback` will not find it: {error}")
 
 
-def remember(repository: Repository, addresses: Sequence[Sequence[str]], min_ready: int | None) -> None:
-    """Write down where the store is, unless it stands there."""
+def record_store(repository: Repository, addresses: Sequence[Sequence[str]], min_ready: int | None) -> None:
+    """Record the addresses of the store, unless they are unchanged."""
     found = KnownStore([list(replicas) for replicas in addresses], min_ready)
-    if recall(repository) != found:
+    if read_known_store(repository) != found:
         repository.storage.write(STORE, json.dumps(asdict(found)).encode())
 
 
-def recall(repository: Repository) -> KnownStore | None:
-    """What was written down last; nothing for a model without a store."""
+def read_known_store(repository: Repository) -> KnownStore | None:
+    """Return the recorded store, or None for a model without one."""
     try:
         content = repository.storage.read(STORE)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def recall(repository: Repository) -> KnownStore | None:
         shards = [[str(address) for address in replicas] for replicas in found["shards"]]
         return KnownStore(shards, None if found["min_ready"] is None else int(found["min_ready"]))
     except DAMAGES:
-        where = join(repository.place, STORE)
+        where = join(repository.location, STORE)
         raise ModelError(
             f'{where}: expected {{"shards": [["host:port"]], "min_ready": null}}, the file is damaged; remove it'
         ) from None

@@ -1,25 +1,25 @@
-"""Patience with replicas that are about to have a version."""
+"""Limit how long a rollout waits for replicas that are still loading a version."""
 
 import time
 from collections.abc import Callable
 
-from elasticrec.publish.rollout.decide import Decision, Seen, decide
+from elasticrec.publish.rollout.decide import Decision, RolloutState, decide
 
-# If the one that has a version first died at once, nobody would have it.
+# Waiting keeps a version available if the first replica that loaded it dies.
 PATIENCE_S = 30.0
 
 
 class Patience:
-    """Waits for replicas that are about to have a version once it could be offered without them, but not for ever."""
+    """Delays an offer that is already possible, up to `PATIENCE_S`, until replicas that are still loading are ready."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Since when something could be offered.
+        # When an offer first became possible.
         self._since: float | None = None
 
-    def decide(self, seen: Seen, min_ready: int | None) -> Decision:
-        """The next step of the roll-out."""
-        patient, at_once = decide(seen, min_ready, is_patient=True), decide(seen, min_ready)
+    def decide(self, state: RolloutState, min_ready: int | None) -> Decision:
+        """Return the next step of the rollout."""
+        patient, at_once = decide(state, min_ready, is_patient=True), decide(state, min_ready)
         if patient.offer is not None or at_once.offer is None:
             self._since = None
             return patient

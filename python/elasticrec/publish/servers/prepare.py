@@ -1,39 +1,36 @@
-"""Versions of a run with servers: what all have in common is exported before the first batch, or the job fails then."""
+"""Export the graph and the version template of a run with servers before training, so that a bad model fails early."""
 
 import hashlib
 import json
-from pathlib import Path
 
 from elasticrec.config import Job, fingerprint
 from elasticrec.errors import ElasticRecError
-from elasticrec.publish.content import Network, VersionTemplate
+from elasticrec.publish.content import Network, VersionTemplate, job_repository
 from elasticrec.publish.servers.publishing import PublishSettings
 from elasticrec.publish.servers.versions import RunInfo, RunVersions
-from elasticrec.repository.repository import Repository
 from elasticrec.repository.version import READER_FILE
 from elasticrec.run import Run
 
 
 def prepare_versions(job: Job, run: Run) -> None:
-    """Export the untrained model, unless that was done for a job of this structure."""
+    """Export the untrained model, unless that was done for a job with the same structure."""
     if job.publish.every is None:
         return
-    directory, key = _directory(run), _key(job)
+    directory, key = run.start, _key(job)
     try:
         if VersionTemplate.read(directory).key == key:
             return
     except (ElasticRecError, OSError):
-        # not there, or of no use
+        # Missing or unreadable: export again.
         pass
     from elasticrec.publish.export import input_names
-    from elasticrec.publish.graph import graph_of
-    from elasticrec.publish.local import graphs_of
+    from elasticrec.publish.graph import cached_graph
     from elasticrec.training.dense import FlatParameters
     from elasticrec.training.network import Scorer, build_model
 
     model = build_model(job)
     scorer, dense = Scorer(model, job.data.negative_rate), FlatParameters(model, job)
-    graph = graph_of(job, scorer, dense, graphs_of(run))
+    graph = cached_graph(job, scorer, dense, run.graphs)
     network = Network(
         columns=[{"name": column.name, "width": column.width} for column in model.columns],
         inputs=input_names(model.shape),
@@ -42,21 +39,17 @@ def prepare_versions(job: Job, run: Run) -> None:
     VersionTemplate.of(job, network, key).write(directory, graph, job.reader_source())
 
 
-def _directory(run: Run) -> Path:
-    return run.path / "start"
-
-
 def _key(job: Job) -> str:
-    """Of all that decides what versions have in common: also of what a training may resume with another value of."""
+    """Return a digest of all settings that the template depends on, including those that may change on resume."""
     facts = [fingerprint(job), job.publish.outputs, job.data.negative_rate]
     if job.data.reader is not None:
-        # what the release before wrote down has no reader with it
+        # Templates of the previous release lack the reader: a different key replaces them.
         facts.append(READER_FILE)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def publish_settings(job: Job) -> PublishSettings | None:
-    """When a job publishes; the end of a pass is that of an epoch or of an hour."""
+    """Return a job's publish settings, or None if it does not publish."""
     publish = job.publish
     if publish.every is None:
         return None
@@ -65,15 +58,15 @@ def publish_settings(job: Job) -> PublishSettings | None:
 
 
 def versions_of(job: Job, run: Run, run_id: str) -> RunVersions | None:
-    """Where its versions go."""
+    """Return the target of a job's versions, or None if it does not publish."""
     publish = job.publish
     if publish.every is None:
         return None
     info = RunInfo(
         name=job.name,
         run_id=run_id,
-        start=_directory(run),
+        start=run.start,
         publish=publish,
         has_store=bool(job.cube.addresses),
     )
-    return RunVersions(Repository.open(publish.repository, publish.model, insecure=job.train.ps.insecure), info)
+    return RunVersions(job_repository(job), info)

@@ -1,145 +1,87 @@
-"""Publishes of a running job: every shard writes its part of a version, a manifest written last makes them one.
+"""Publish a running job: every shard writes its part of a version, then the manifest is committed.
 
-The manifest decides: a publish is a version if and only if the repository has its manifest, which has the name of the
-publish in it. Shards keep what they took under that name until they hear which publish was committed last, so that
-what nobody got comes with the next one; one that does not know the committed publish writes all it has. So nothing has
-to be written down beside the manifest: a new coordinator asks the repository.
+The manifest decides: a publish is a version if and only if the repository has its manifest, which holds the name of the
+publish. Shards keep the changes that they took under that name until they hear which publish was committed last;
+changes of a publish that failed go into the next one. A shard that does not know the committed publish writes all its
+rows. Nothing else needs to be recorded: a new coordinator asks the repository.
 """
 
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from elasticrec.errors import ElasticRecError, ModelError
+from elasticrec.errors import ElasticRecError
 from elasticrec.net.messages import PublishPart, ShardOwner
 from elasticrec.publish.content import PublishedVersion
+from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts, VersionTarget
 
-# A publish that is waited for is given up after so many failures.
+# A requested publish is given up after this many failures in a row.
 _MAX_FAILURES = 3
 
 
 @dataclass(frozen=True)
 class PublishSettings:
-    """When versions are published."""
+    """When and how versions are published."""
 
     every_s: float | None = None
-    """Seconds; None for the end of each pass."""
+    """Seconds between publishes; None to publish at the end of each pass."""
     base_every: int = 60
     """Deltas between two bases."""
     row_type: str = "f32"
     timeout_s: float = 600.0
-    """A publish whose parts take longer is given up."""
+    """Time limit for the shards to write their parts."""
     retry_s: float = 5.0
-    """Before the next one, after one that failed."""
+    """Pause after a failed publish."""
 
 
-@dataclass(frozen=True)
-class ShardDraft:
-    """A version that is being written."""
-
-    number: int
-    path: Path
-    """Where the parts go, for all shards that share the disk;"""
-    name: str = ""
-    """the others send them to the repository, under this name,"""
-    store: str | None = None
-    """which is at this URL; the coordinator serves one that is a directory."""
-
-    def cube(self, index: int) -> Path:
-        """The part of a shard."""
-        return self.path / "cube" / f"part-{index:05d}"
-
-    def dense(self, index: int) -> Path:
-        """Its dense values, from which those of all shards are put together."""
-        return self.path / f".dense-{index:05d}"
-
-
-@dataclass(frozen=True)
-class ShardParts:
-    """What a version is made of."""
-
-    publish: str
-    parent: PublishedVersion | None
-    """None for a base."""
-    parts: Mapping[int, PublishPart]
-    owned: Mapping[int, range]
-    """The partitions of each part."""
-    facts: Mapping[str, Any]
-    """What the coordinator knew when it began: metrics, data time, what the shards had `learned`."""
-
-
-class LostParentError(ModelError):
-    """The version that a delta would be of is not in the repository any more."""
-
-
-class Target(Protocol):
-    """Where versions go. None of it is called from two threads at once."""
-
-    def last(self) -> PublishedVersion | None:
-        """Take the model for this run, and find the newest version that it has committed."""
-
-    def begin(self, parent: PublishedVersion | None) -> ShardDraft:
-        """A place for a base, or for a delta."""
-
-    def commit(self, draft: ShardDraft, content: ShardParts) -> PublishedVersion:
-        """Make it a version, and offer it. It is one if and only if this returns, or its manifest is found."""
-
-    def abandon(self, draft: ShardDraft) -> None:
-        """Remove what was written."""
-
-    def close(self) -> None:
-        """Let others publish the model."""
-
-
-def on_a_thread(act: Callable[[], None]) -> None:
-    """Let something that takes its time not hold up the coordinator."""
-    threading.Thread(target=act, name="publish", daemon=True).start()
+def run_on_thread(action: Callable[[], None]) -> None:
+    """Run an action on a thread, so that slow storage does not block the coordinator."""
+    threading.Thread(target=action, name="publish", daemon=True).start()
 
 
 @dataclass(frozen=True)
 class PublishHooks:
-    """The world around it."""
+    """Functions of the coordinator that a publish calls."""
 
     clock: Callable[[], float]
     """Monotonic."""
     say: Callable[[str], None]
-    """To people, a line."""
+    """Log a line."""
     note: Callable[[str], None]
-    """The same, also to whoever started the training."""
+    """Log a line and show it where the training was started."""
     check_term: Callable[[], None]
-    """Raises if this coordinator may not decide anything any more."""
-    run: Callable[[Callable[[], None]], None] = on_a_thread
+    """Raise an error if this coordinator has been replaced."""
+    run: Callable[[Callable[[], None]], None] = run_on_thread
 
 
 class _Task:
-    """Something that is done beside the coordinator; it is looked at until it is over."""
+    """An action that runs beside the coordinator, which polls it until it is done."""
 
-    def __init__(self, act: Callable[[], Any], run: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, action: Callable[[], Any], run: Callable[[Callable[[], None]], None]) -> None:
         self.result: Any = None
         self.error: str | None = None
-        self.is_lost = False
-        """What a delta would be of is gone."""
-        self.is_over = False
-        self._act = act
-        run(self._do)
+        self.has_lost_parent = False
+        """Whether the parent of a delta is gone."""
+        self.is_done = False
+        self._action = action
+        run(self._run)
 
-    def _do(self) -> None:
+    def _run(self) -> None:
         try:
-            self.result = self._act()
+            self.result = self._action()
         except (ElasticRecError, OSError) as error:
             self.error = str(error)
-            self.is_lost = isinstance(error, LostParentError)
+            self.has_lost_parent = isinstance(error, LostParentError)
         except Exception as error:
-            # our own bug must not end the training
+            # A bug in publishing must not end the training.
             self.error = f"{type(error).__name__}: {error}"
-        self.is_over = True
+        self.is_done = True
 
 
 @dataclass
-class _Open:
-    """A publish that is under way."""
+class _OpenPublish:
+    """A publish in progress."""
 
     number: int
     name: str
@@ -148,81 +90,80 @@ class _Open:
     facts: dict[str, Any]
     since: float
     draft: ShardDraft | None = None
-    """None until the repository has a place for it."""
+    """None until the repository has allocated a version number."""
     parts: dict[int, PublishPart] = field(default_factory=dict)
 
     @property
-    def is_cut(self) -> bool:
+    def is_written(self) -> bool:
         """Whether all shards have written their part."""
         return self.parts.keys() == self.owners.keys()
 
     @property
     def kind(self) -> str:
-        """In words."""
+        """Base or delta, for people."""
         return "base" if self.parent is None else "delta"
 
 
 @dataclass
-class Figures:
-    """What became of publishes, of this coordinator."""
+class PublishFigures:
+    """Counts of this coordinator's publishes, and figures of the last version."""
 
     committed: int = 0
     failed: int = 0
     seconds: float = 0.0
-    """From the beginning to the commit of all that were committed."""
+    """Total time of all committed publishes."""
     last_s: float | None = None
     kind: str | None = None
-    """Of the last version, as are those that follow."""
     rows: int | None = None
     changed: int | None = None
     removed: int | None = None
     whole: int | None = None
     num_bytes: int | None = None
     error: str | None = None
-    """Why the last one failed, unless one was committed since."""
+    """Why the last publish failed; None after a commit."""
 
 
 class Publishing:
-    """Publishes, one at a time. One that is due while another is under way comes behind it, and no more than one."""
+    """Runs one publish at a time. A publish that is due during another one starts after it; at most one is queued."""
 
-    def __init__(self, settings: PublishSettings, target: Target, term: int, hooks: PublishHooks) -> None:
+    def __init__(self, settings: PublishSettings, target: VersionTarget, term: int, hooks: PublishHooks) -> None:
         self.settings = settings
-        self.figures = Figures()
+        self.figures = PublishFigures()
         self.last: PublishedVersion | None = None
-        """The newest version of this run."""
+        """Newest version of this run."""
         self._target, self._term, self._hooks = target, term, hooks
         self._number = 0
-        self._open: _Open | None = None
-        self._is_known = False
-        # What is done beside the coordinator, and who takes what it came to.
+        self._open: _OpenPublish | None = None
+        self._is_claimed = False
+        # The task in progress, and the function that handles its result.
         self._task: tuple[_Task, Callable[[_Task], None]] | None = None
         self._wanted = False
         self._due = hooks.clock() + (settings.every_s or 0.0)
         self._not_before = hooks.clock()
-        self._cut = self._done = 0
+        self._written = self._done = 0
         self._num_failures = 0
         self._committed_at: float | None = None
-        self._last_told = ""
+        self._last_report = ""
         self._last_facts: Mapping[str, Any] = {}
 
     def want(self) -> int:
-        """Ask for a publish that begins from now on; the number tells which one answers it."""
+        """Request a publish that begins after this call. Return its ticket for `is_written` and `is_done`."""
         self._wanted = True
         self._num_failures = 0
         return self._number + 1
 
-    def is_cut(self, ticket: int) -> bool:
-        """Whether all shards have written their parts of such a publish, or it was given up."""
-        return self._cut >= ticket
+    def is_written(self, ticket: int) -> bool:
+        """Return whether all shards have written their parts of a requested publish, or it was given up."""
+        return self._written >= ticket
 
     def is_done(self, ticket: int) -> bool:
-        """Whether such a publish is a version, or was given up."""
+        """Return whether a requested publish was committed or given up."""
         return self._done >= ticket
 
     @property
     def is_writing(self) -> bool:
-        """Whether shards have to write, or to say that they have."""
-        return self._open is not None and not self._open.is_cut
+        """Whether the parts of some shards are outstanding."""
+        return self._open is not None and not self._open.is_written
 
     @property
     def age_s(self) -> float | None:
@@ -231,19 +172,19 @@ class Publishing:
 
     @property
     def next_s(self) -> float | None:
-        """Seconds until the next one is due; None if nobody knows."""
+        """Seconds until the next publish is due, or None if unknown."""
         if self._wanted or self.settings.every_s is not None:
             due = self._not_before if self._wanted else max(self._due, self._not_before)
             return max(due - self._hooks.clock(), 0.0)
         return None
 
     def is_due(self, learned: Any = None) -> bool:
-        """Whether one is to be begun as soon as it can be; not if the last one has all that was `learned`."""
-        is_news = self._wanted or learned is None or learned != self._last_facts.get("learned")
-        return is_news and self._open is None and self.next_s == 0.0
+        """Return whether a publish should begin now; not if the last one covers all that was `learned`."""
+        has_changes = self._wanted or learned is None or learned != self._last_facts.get("learned")
+        return has_changes and self._open is None and self.next_s == 0.0
 
     def describe(self) -> dict[str, Any]:
-        """For the status."""
+        """Return the figures for the status."""
         last, found = self.last, self._open
         return {
             "version": None if last is None else last.number,
@@ -258,52 +199,53 @@ class Publishing:
         }
 
     def close(self) -> None:
-        """Let others publish the model."""
+        """Release the model, so that others may publish it."""
         self._target.close()
 
     def tick(
         self, owners: Mapping[int, ShardOwner] | None, facts: Callable[[], dict[str, Any]], *, may_begin: bool
     ) -> None:
-        """Go on with what is under way, begin what is due. `owners` are all shards, None unless all serve."""
-        self._look_at_task()
+        """Advance the publish in progress, or begin one that is due. `owners` is None unless all shards are serving."""
+        self._poll_task()
         found = self._open
-        if found is not None and not found.is_cut:
+        if found is not None and not found.is_written:
             if owners is None or dict(owners) != found.owners:
                 is_moved = owners is not None and owners.keys() != found.owners.keys()
-                self._fail("the partitions moved meanwhile" if is_moved else "a shard died meanwhile", at_once=True)
+                why = "partitions moved during the publish" if is_moved else "a shard died during the publish"
+                self._fail(why, retry_at_once=True)
             elif self._hooks.clock() - found.since >= self.settings.timeout_s:
-                self._fail(f"not written in {self.settings.timeout_s:g} s")
+                self._fail(f"shards did not write their parts within {self.settings.timeout_s:g} s")
         if self._task is not None or self._open is not None:
             return
-        if not self._is_known:
+        if not self._is_claimed:
             if self._hooks.clock() >= self._not_before:
-                self._do(self._target.last, self._know)
+                self._start_task(self._target.claim, self._take_claim)
         elif owners is not None and may_begin and self.next_s == 0.0:
             found_facts = facts()
             if self.is_due(found_facts.get("learned")):
                 self._begin(dict(owners), found_facts)
 
-    def _do(self, act: Callable[[], Any], then: Callable[[_Task], None]) -> None:
-        assert self._task is None, "one after the other"
-        self._task = (_Task(act, self._hooks.run), then)
-        self._look_at_task()
+    def _start_task(self, action: Callable[[], Any], then: Callable[[_Task], None]) -> None:
+        assert self._task is None, "tasks run one at a time"
+        self._task = (_Task(action, self._hooks.run), then)
+        self._poll_task()
 
-    def _look_at_task(self) -> None:
-        if self._task is not None and self._task[0].is_over:
+    def _poll_task(self) -> None:
+        if self._task is not None and self._task[0].is_done:
             task, then = self._task
             self._task = None
             then(task)
 
-    def _know(self, task: _Task) -> None:
-        """What earlier coordinators of this run have published."""
+    def _take_claim(self, task: _Task) -> None:
+        """Take the version that earlier coordinators of this run committed last."""
         if task.error is not None:
-            self._tell(f"publish: the repository cannot be used: {task.error}")
+            self._report_once(f"publish: the repository cannot be used: {task.error}")
             self.figures.error = task.error
             self._not_before = self._hooks.clock() + self.settings.retry_s
             self._number += 1
             self._count_failure(self._number)
             return
-        self.last, self._is_known = task.result, True
+        self.last, self._is_claimed = task.result, True
 
     def _begin(self, owners: dict[int, ShardOwner], facts: dict[str, Any]) -> None:
         now, last = self._hooks.clock(), self.last
@@ -314,25 +256,25 @@ class Publishing:
         is_base = last is None or last.num_deltas >= self.settings.base_every
         parent = None if is_base else last
         name = f"{self._term:08d}-{self._number:06d}"
-        self._open = _Open(self._number, name, owners, parent, facts, now)
-        self._do(lambda: self._target.begin(parent), self._take_draft)
+        self._open = _OpenPublish(self._number, name, owners, parent, facts, now)
+        self._start_task(lambda: self._target.begin(parent), self._take_draft)
 
     def _take_draft(self, task: _Task) -> None:
         found = self._open
         if found is None:
-            # it was given up meanwhile
+            # The publish was given up while its draft was being created.
             if isinstance(task.result, ShardDraft):
                 self._abandon(task.result)
         elif task.error is None:
             found.draft = task.result
         else:
-            if task.is_lost:
-                # the next one is a base
+            if task.has_lost_parent:
+                # Without a parent the next version is a base.
                 self.last = None
-            self._fail(task.error, at_once=task.is_lost)
+            self._fail(task.error, retry_at_once=task.has_lost_parent)
 
     def command(self, index: int, incarnation: int) -> dict[str, Any] | None:
-        """What a shard is to write now, until it says that it has."""
+        """Return the command for a shard to write its part, or None if it has nothing to write."""
         found = self._open
         if found is None or found.draft is None or index in found.parts or index not in found.owners:
             return None
@@ -351,9 +293,9 @@ class Publishing:
         }
 
     def report(self, index: int, part: PublishPart) -> None:
-        """Hear of a shard's part; the last one completes the publish.
+        """Handle a shard's report on its part; the last part starts the commit.
 
-        Parts of other publishes, and so of other terms, and of other incarnations are none of this one.
+        Reports on other publishes (also of other terms) and from other incarnations are ignored.
         """
         found = self._open
         if found is None or part.publish != found.name or index in found.parts or index not in found.owners:
@@ -364,14 +306,14 @@ class Publishing:
             self._fail(f"shard {index}: {part.error or 'no reason given'}")
         elif part.state == "written":
             if part.cube is None or part.dense is None:
-                self._fail(f"shard {index}: says that it has written, but not what")
+                self._fail(f"shard {index}: reported its part as written, without its files")
                 return
             found.parts[index] = part
-            if found.is_cut:
-                self._cut = found.number
+            if found.is_written:
+                self._written = found.number
                 self._commit(found)
 
-    def _commit(self, found: _Open) -> None:
+    def _commit(self, found: _OpenPublish) -> None:
         owned = {index: owner.partitions for index, owner in found.owners.items()}
         draft, content = found.draft, ShardParts(found.name, found.parent, dict(found.parts), owned, found.facts)
         assert draft is not None, "shards write into a draft"
@@ -380,20 +322,20 @@ class Publishing:
             self._hooks.check_term()
             return self._target.commit(draft, content)
 
-        self._do(commit, self._finish)
+        self._start_task(commit, self._finish)
 
     def _finish(self, task: _Task) -> None:
         found = self._open
-        assert found is not None, "a publish is not given up while it is committed"
+        assert found is not None, "a publish is not given up during its commit"
         if task.error is not None:
-            # it may be a version all the same: the repository is asked before the next one
-            self._is_known = False
+            # The commit may have succeeded nevertheless: ask the repository before the next publish.
+            self._is_claimed = False
             self._fail(task.error)
             return
         self._open = None
         self._done = found.number
         self._num_failures = 0
-        self._last_told, self._last_facts = "", found.facts
+        self._last_report, self._last_facts = "", found.facts
         was_refused = self.last is not None and self.last.is_refused
         self.last = task.result
         now = self._hooks.clock()
@@ -401,9 +343,11 @@ class Publishing:
         self._count(found, now - found.since)
         self._hooks.say(self._describe_last(found))
         if self.last.is_refused and not was_refused:
-            self._hooks.note(f"version {self.last.number} is {self.last.offer}; what is served stays until one may be")
+            self._hooks.note(
+                f"version {self.last.number} is {self.last.offer}; the current version stays until a new one passes"
+            )
 
-    def _count(self, found: _Open, seconds: float) -> None:
+    def _count(self, found: _OpenPublish, seconds: float) -> None:
         figures, parts = self.figures, found.parts.values()
         figures.committed += 1
         figures.seconds += seconds
@@ -414,7 +358,7 @@ class Publishing:
         figures.whole = sum(part.whole for part in parts)
         figures.num_bytes = sum(part.cube.bytes for part in parts if part.cube is not None)
 
-    def _describe_last(self, found: _Open) -> str:
+    def _describe_last(self, found: _OpenPublish) -> str:
         figures, last = self.figures, self.last
         assert last is not None
         rows = f"{figures.rows:,} rows"
@@ -424,42 +368,42 @@ class Publishing:
         offer = f"; {last.offer}" if last.offer else ""
         return f"published version {last.number}, a {found.kind}: {rows}, in {figures.last_s:.1f} s{offer}"
 
-    def _tell(self, text: str) -> None:
-        """Tell people, but not the same over and over."""
-        if text != self._last_told:
-            self._last_told = text
+    def _report_once(self, text: str) -> None:
+        """Report a line to people, unless it repeats the last one."""
+        if text != self._last_report:
+            self._last_report = text
             self._hooks.note(text)
 
-    def _fail(self, why: str, *, at_once: bool = False) -> None:
-        """Give a publish up; the versions before are as they were, and the next one carries what this one had."""
+    def _fail(self, reason: str, *, retry_at_once: bool = False) -> None:
+        """Give up the publish in progress; earlier versions stay, and its changes go into the next one."""
         found = self._open
         assert found is not None
         self._open = None
         self.figures.failed += 1
-        self.figures.error = why
+        self.figures.error = reason
         self._wanted = True
         now = self._hooks.clock()
-        self._not_before = now if at_once else now + self.settings.retry_s
-        self._tell(f"publish failed: {why}; the next one carries what it had")
-        if not at_once:
+        self._not_before = now if retry_at_once else now + self.settings.retry_s
+        self._report_once(f"publish failed: {reason}; the next version will include its changes")
+        if not retry_at_once:
             self._count_failure(found.number)
         if found.draft is not None:
             self._abandon(found.draft)
 
     def _count_failure(self, number: int) -> None:
-        """Nobody waits for a disk that stays full, or for a store that does not answer: it comes with a later one."""
+        """Stop retrying a requested publish after several failures: its changes go into a later version."""
         self._num_failures += 1
         if self._num_failures < _MAX_FAILURES:
             return
         self._num_failures = 0
         self._wanted = False
-        self._cut = self._done = number
+        self._written = self._done = number
         if self.settings.every_s is not None:
             self._due = self._hooks.clock() + max(self.settings.every_s, self.settings.retry_s)
 
     def _abandon(self, draft: ShardDraft) -> None:
-        self._do(lambda: self._target.abandon(draft), self._ignore)
+        self._start_task(lambda: self._target.abandon(draft), self._report_abandon)
 
-    def _ignore(self, task: _Task) -> None:
+    def _report_abandon(self, task: _Task) -> None:
         if task.error is not None:
-            self._hooks.say(f"publish: what was written of one could not be removed: {task.error}")
+            self._hooks.say(f"publish: cannot remove the files of a failed version: {task.error}")

@@ -1,4 +1,4 @@
-"""The repository as a running job sees it: a place for the parts of a version, its commit, its offer."""
+"""Write the versions of a running job to the repository: draft, commit, offer."""
 
 import contextlib
 import hashlib
@@ -10,27 +10,27 @@ from elasticrec.durable import write_synced
 from elasticrec.errors import ElasticRecError, ModelError
 from elasticrec.fail_points import fail_point
 from elasticrec.manifest import FileEntry
-from elasticrec.publish.content import Changes, PublishedVersion, Source, VersionTemplate
+from elasticrec.publish.content import Changes, Provenance, PublishedVersion, VersionTemplate
 from elasticrec.publish.offer import offer_version
-from elasticrec.publish.servers.publishing import LostParentError, ShardDraft, ShardParts
+from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts
 from elasticrec.repository.repository import Draft, Repository
 from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, READER_FILE, Content, Version, part_name
 
-# So many versions are looked at for one of this run.
-_MAX_LOOKS = 100
+# Newest versions that are searched for one of this run.
+_MAX_SEARCHED = 100
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Whose versions they are, and what is done with them."""
+    """The run that publishes, and its publish settings."""
 
     name: str
     run_id: str
     start: Path
-    """Where The version template and the graph lie."""
+    """Directory of the version template and the graph."""
     publish: Publish
     has_store: bool
-    """Whether an online store is configured: it offers versions then."""
+    """Whether an online store is configured; then its rollout offers versions."""
 
 
 class RunVersions:
@@ -39,26 +39,26 @@ class RunVersions:
     def __init__(self, repository: Repository, info: RunInfo) -> None:
         self._repository, self._info = repository, info
         self._template = VersionTemplate.read(info.start)
-        # The lock of the model, once it is taken, and the version that is being written.
+        # The model's lock after `claim`, and the version being written.
         self._lock: contextlib.AbstractContextManager[None] | None = None
         self._draft: Draft | None = None
 
-    def last(self) -> PublishedVersion | None:
-        """Take the model for this run, and find its newest version; it is offered if a crash came before that.
+    def claim(self) -> PublishedVersion | None:
+        """Lock the model for this run and return its newest version, or None if the next one must be a base.
 
-        None if the next one has to be a base.
+        A version that was committed but not offered because of a crash is offered now.
         """
         if self._lock is None:
             lock = self._repository.locked()
             lock.__enter__()
             self._lock = lock
         directories = self._repository.directories()
-        for number in sorted(directories, reverse=True)[:_MAX_LOOKS]:
+        for number in sorted(directories, reverse=True)[:_MAX_SEARCHED]:
             try:
                 found = self._repository.read(directories[number])
                 base = self._repository.chain(number)[0]
             except (ModelError, FileNotFoundError):
-                # damaged, or removed meanwhile: nothing to build on
+                # Damaged, or removed since it was listed: no delta can be based on it.
                 continue
             publish = found.manifest["data"].get("publish")
             if isinstance(publish, dict) and publish.get("run") == self._info.run_id:
@@ -70,7 +70,7 @@ class RunVersions:
         return None
 
     def _fits(self, version: Version, base: Version) -> bool:
-        """Whether a delta may be of it: rows, dense values and graph are as this start of the run writes them."""
+        """Return whether deltas may follow a version: same layout of rows, dense values and graph as this start."""
         template, manifest = self._template, version.manifest
         table, graph = manifest["table"], base.files.get(GRAPH_FILE)
         pairs = (
@@ -83,10 +83,10 @@ class RunVersions:
             (manifest["dense"].get("tensors"), template.tensors),
             (graph and graph.sha256, hashlib.sha256((self._info.start / GRAPH_FILE).read_bytes()).hexdigest()),
         )
-        return all(found == wanted for found, wanted in pairs)
+        return all(found == expected for found, expected in pairs)
 
     def begin(self, parent: PublishedVersion | None) -> ShardDraft:
-        """A place for a base, or for a delta."""
+        """Begin a base, or a delta of `parent`."""
         try:
             draft = self._repository.begin() if parent is None else self._repository.begin_delta(parent.number)
         except ModelError as error:
@@ -94,12 +94,12 @@ class RunVersions:
         self._draft = draft
         if self._repository.storage.path_of("") is not None:
             return ShardDraft(draft.number, draft.directory, f"{self._repository.name}/{draft.name}")
-        return ShardDraft(draft.number, draft.directory, draft.name, self._repository.place)
+        return ShardDraft(draft.number, draft.directory, draft.name, self._repository.location)
 
     def commit(self, draft: ShardDraft, content: ShardParts) -> PublishedVersion:
-        """Put the dense values together, and write the manifest last."""
+        """Join the dense values, write the manifest and offer the version."""
         found = self._draft
-        assert found is not None, "a version is begun before it is committed"
+        assert found is not None, "commit needs a draft"
         dense = self._join(draft, content)
         files = {DENSE_FILE: FileEntry(*write_synced(draft.path / DENSE_FILE, dense))}
         if content.parent is None:
@@ -109,33 +109,33 @@ class RunVersions:
             reader = (self._info.start / READER_FILE).read_bytes()
             files[READER_FILE] = FileEntry(*write_synced(draft.path / READER_FILE, reader))
         for index, part in content.parts.items():
-            assert part.cube is not None, "a part that is written says what it is"
+            assert part.cube is not None, "a written part has a cube file"
             files[part_name(index)] = FileEntry(part.cube.bytes, part.cube.sha256)
             self._repository.storage.delete(f"{found.name}/{draft.dense(index).name}")
             draft.dense(index).unlink(missing_ok=True)
         num_deltas = 0 if content.parent is None else content.parent.num_deltas + 1
         fail_point("version")
         version = self._repository.commit(found, self._content(content, num_deltas), files)
-        # from here on it is a version, whatever happens
+        # The version is committed, whatever happens next.
         fail_point("version-written")
         self._draft = None
         return PublishedVersion(draft.number, content.publish, num_deltas, *self._offer(version, dense))
 
     def abandon(self, draft: ShardDraft) -> None:
-        """Remove what was written, unless it is a version all the same."""
+        """Remove the draft's files, unless it was committed."""
         found, self._draft = self._draft, None
         if found is not None:
             self._repository.abandon(found)
 
     def close(self) -> None:
-        """Let others publish the model."""
+        """Release the model, so that others may publish it."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.__exit__(None, None, None)
 
     def _content(self, content: ShardParts, num_deltas: int) -> Content:
         parts, facts = content.parts.values(), content.facts
-        source = Source(
+        provenance = Provenance(
             run=self._info.name,
             checkpoint=f"publish {content.publish}",
             rows=sum(part.rows for part in parts),
@@ -148,11 +148,11 @@ class RunVersions:
         changes = Changes(sum(part.changed for part in parts), sum(part.removed for part in parts))
         ranges = {part_name(index): content.owned[index] for index in content.parts}
         return self._template.content(
-            source, self._info.publish.row_type, changes, ranges if len(content.parts) > 1 else None
+            provenance, self._info.publish.row_type, changes, ranges if len(content.parts) > 1 else None
         )
 
     def _join(self, draft: ShardDraft, content: ShardParts) -> bytes:
-        """The dense vector, from the slices of the shards: here, or where those that share no disk have sent them."""
+        """Return the dense vector, joined from the slices that shards wrote to the disk or sent to the repository."""
         assert self._draft is not None
         slices = []
         for index in sorted(content.parts):
@@ -161,14 +161,14 @@ class RunVersions:
                 path.read_bytes() if path.exists() else self._repository.storage.read(f"{self._draft.name}/{path.name}")
             )
             if entry is None or len(found) != entry.bytes or hashlib.sha256(found).hexdigest() != entry.sha256:
-                raise ModelError(f"{path}: not what shard {index} wrote")
+                raise ModelError(f"{path}: size or sha-256 differs from the report of shard {index}")
             slices.append(found)
         return b"".join(slices)
 
     def _offer(self, version: Version, dense: bytes | None = None) -> tuple[str, bool]:
-        """Offer a version if it is as it has to be; what became of it, in words, and whether something is wrong."""
+        """Offer a version. Return the result for people, and whether it needs attention."""
         try:
-            outcome = offer_version(
+            result = offer_version(
                 self._repository,
                 version,
                 self._info.publish,
@@ -176,7 +176,7 @@ class RunVersions:
                 has_store=self._info.has_store,
             )
         except (ElasticRecError, OSError) as error:
-            # it is a version all the same
+            # The version is committed nevertheless.
             return f"not offered: {error}", True
-        problem = f"; old versions stay: {outcome.problem}" if outcome.problem else ""
-        return outcome.words + problem, bool(outcome.refused)
+        problem = f"; old versions were not removed: {result.collect_error}" if result.collect_error else ""
+        return result.summary + problem, bool(result.refusals)

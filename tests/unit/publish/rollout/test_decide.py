@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrec.publish.rollout.decide import Decision, Replica, Seen, decide, least_ready
+from elasticrec.publish.rollout.decide import Decision, Replica, RolloutState, decide, least_ready
 
 
 def store(*shards: list[tuple[int, ...]]) -> tuple[tuple[Replica, ...], ...]:
@@ -25,34 +25,34 @@ def test_all_but_one_replica_and_at_least_one_must_hold_a_version(
 
 
 def test_a_version_is_offered_once_every_shard_has_enough_replicas_with_it() -> None:
-    first = Seen(store([(1,), (1, 2)], [(1,), (1,)]), current=1, offerable=(1, 2))
+    first = RolloutState(store([(1,), (1, 2)], [(1,), (1,)]), current=1, offerable=(1, 2))
     waits = decide(first)
     assert (waits.target, waits.offer) == (2, None)
     assert waits.text == "loading 2: 1 of 4 replicas have it"
-    goes = decide(Seen(store([(1,), (1, 2)], [(1, 2), (1,)]), current=1, offerable=(1, 2)))
+    goes = decide(RolloutState(store([(1,), (1, 2)], [(1, 2), (1,)]), current=1, offerable=(1, 2)))
     assert (goes.target, goes.offer) == (2, 2)
-    assert goes.text == "switched to 2, 2 of 4 replicas are late"
+    assert goes.text == "switched to 2, 2 of 4 replicas are behind"
     assert goes.late == ("shard 0 host0:0: has 1", "shard 1 host1:1: has 1")
-    all_of_them = decide(Seen(store([(1,), (1, 2)], [(1, 2), (1,)]), current=1, offerable=(1, 2)), min_ready=2)
+    all_of_them = decide(RolloutState(store([(1,), (1, 2)], [(1, 2), (1,)]), current=1, offerable=(1, 2)), min_ready=2)
     assert all_of_them.offer is None
 
 
 def test_versions_that_wait_are_superseded() -> None:
     """The newest one that is everywhere is offered, though a newer one is being loaded: the one between is left out."""
-    seen = Seen(store([(1, 2, 3)], [(1, 2, 3, 4)]), current=1, offerable=(1, 2, 3, 4))
-    decision = decide(seen)
+    state = RolloutState(store([(1, 2, 3)], [(1, 2, 3, 4)]), current=1, offerable=(1, 2, 3, 4))
+    decision = decide(state)
     assert (decision.target, decision.offer) == (4, 3)
     assert decision.text == "switched to 3, loading 4: 1 of 2"
 
 
 def test_one_replica_that_never_loads_stops_nobody_and_is_named() -> None:
     broken = Replica(0, "host0:1", (1,), failed=2, why="cube/part-00000: sha-256 differs")
-    seen = Seen(((Replica(0, "host0:0", (1, 2)), broken),), current=1, offerable=(1, 2))
-    assert decide(seen).offer == 2
-    assert decide(seen).late == ("shard 0 host0:1: cannot load 2: cube/part-00000: sha-256 differs",)
+    state = RolloutState(((Replica(0, "host0:0", (1, 2)), broken),), current=1, offerable=(1, 2))
+    assert decide(state).offer == 2
+    assert decide(state).late == ("shard 0 host0:1: cannot load 2: cube/part-00000: sha-256 differs",)
     gone = Replica(0, "host0:1", is_there=False, why="connection refused")
-    assert decide(Seen(((gone,),), 1, (1, 2))).late == ("shard 0 host0:1: connection refused",)
-    assert decide(Seen(((gone,),), 1, (1, 2))).offer is None
+    assert decide(RolloutState(((gone,),), 1, (1, 2))).late == ("shard 0 host0:1: connection refused",)
+    assert decide(RolloutState(((gone,),), 1, (1, 2))).offer is None
 
 
 def test_with_patience_replicas_that_are_about_to_have_a_version_are_waited_for() -> None:
@@ -60,10 +60,12 @@ def test_with_patience_replicas_that_are_about_to_have_a_version_are_waited_for(
     has, comes = Replica(0, "host0:0", (1, 2)), Replica(0, "host0:1", (1,), loading=2)
 
     def offer(other: Replica, current: int | None = 1) -> int | None:
-        return decide(Seen(((has, other),), current, (1, 2)), is_patient=True).offer
+        return decide(RolloutState(((has, other),), current, (1, 2)), is_patient=True).offer
 
     assert offer(comes) is None
-    assert decide(Seen(((has, comes),), 1, (1, 2)), is_patient=True).text == "loading 2: 1 of 2 replicas have it"
+    assert (
+        decide(RolloutState(((has, comes),), 1, (1, 2)), is_patient=True).text == "loading 2: 1 of 2 replicas have it"
+    )
     assert offer(Replica(0, "host0:1", (1, 2))) == 2
     # these are not asked anyway, or will not have it
     assert offer(Replica(0, "host0:1", is_there=False)) == 2
@@ -72,34 +74,34 @@ def test_with_patience_replicas_that_are_about_to_have_a_version_are_waited_for(
     # before the first offer all that are there will be asked
     assert offer(Replica(0, "host0:1", ()), current=None) is None
     # one that both have goes before
-    assert decide(Seen(((Replica(0, "a", (1, 2, 3)), has),), 1, (1, 2, 3)), is_patient=True).offer == 2
+    assert decide(RolloutState(((Replica(0, "a", (1, 2, 3)), has),), 1, (1, 2, 3)), is_patient=True).offer == 2
 
 
 def test_a_rollback_holds() -> None:
     """What is newer is neither loaded nor offered; the version wanted is offered when it is loaded."""
     everywhere = store([(6, 7, 8)], [(6, 7, 8)])
-    to_loaded = decide(Seen(everywhere, current=8, offerable=(6, 7, 8, 9), is_held=True, wanted=6))
+    to_loaded = decide(RolloutState(everywhere, current=8, offerable=(6, 7, 8, 9), is_held=True, wanted=6))
     assert (to_loaded.target, to_loaded.offer) == (6, 6)
-    there = decide(Seen(everywhere, current=6, offerable=(6, 7, 8, 9), is_held=True))
+    there = decide(RolloutState(everywhere, current=6, offerable=(6, 7, 8, 9), is_held=True))
     assert (there.target, there.offer) == (6, None)
-    assert there.text == "version 6 is offered, held by a rollback, 2 of 2 replicas have it"
-    to_older = decide(Seen(everywhere, current=8, offerable=(3, 8, 9), is_held=True, wanted=3))
+    assert there.text == "version 6 is current, held by a rollback: 2 of 2 replicas have it"
+    to_older = decide(RolloutState(everywhere, current=8, offerable=(3, 8, 9), is_held=True, wanted=3))
     assert (to_older.target, to_older.offer) == (3, None)
     assert to_older.text == "loading 3: 0 of 2 replicas have it, held by a rollback"
-    resumed = decide(Seen(store([(6, 9)]), current=6, offerable=(6, 7, 8, 9)))
+    resumed = decide(RolloutState(store([(6, 9)]), current=6, offerable=(6, 7, 8, 9)))
     assert (resumed.target, resumed.offer) == (9, 9)
 
 
 def test_a_version_that_the_gate_refused_is_never_offered() -> None:
-    seen = Seen(store([(1, 2)]), current=1, offerable=(1,))
-    assert decide(seen) == Decision(1, None, "version 1 is offered, 1 of 1 replicas have it", ())
+    state = RolloutState(store([(1, 2)]), current=1, offerable=(1,))
+    assert decide(state) == Decision(1, None, "version 1 is current: 1 of 1 replicas have it", ())
     # the gate was made narrower after it was offered
-    assert decide(Seen(store([(1, 2)]), current=2, offerable=(1,))).target == 2
+    assert decide(RolloutState(store([(1, 2)]), current=2, offerable=(1,))).target == 2
 
 
 def test_without_a_version_it_waits() -> None:
-    assert decide(Seen(store([()]), None, ())) == Decision(None, None, "waiting for the first version", ())
-    first = decide(Seen(store([()]), None, (1,)))
+    assert decide(RolloutState(store([()]), None, ())) == Decision(None, None, "waiting for the first version", ())
+    first = decide(RolloutState(store([()]), None, (1,)))
     assert (first.target, first.offer) == (1, None)
     assert first.late == ("shard 0 host0:0: has nothing",)
 
@@ -115,10 +117,10 @@ def test_what_is_offered_is_everywhere_and_never_goes_back_by_itself(
     held: list[list[set[int]]], offerable: set[int], current: int | None, is_held: bool, min_ready: int | None
 ) -> None:
     shards = store(*[[tuple(sorted(replica)) for replica in shard] for shard in held])
-    seen = Seen(shards, current, tuple(sorted(offerable)), is_held and current is not None)
-    offer = decide(seen, min_ready).offer
+    state = RolloutState(shards, current, tuple(sorted(offerable)), is_held and current is not None)
+    offer = decide(state, min_ready).offer
     if offer is not None:
-        assert not seen.is_held, "without a wish a rollback stays where it is"
+        assert not state.is_held, "without a wish a rollback stays where it is"
         assert offer in offerable and offer > (current or 0)
         for shard in held:
             assert sum(offer in replica for replica in shard) >= least_ready(len(shard), min_ready)

@@ -47,7 +47,7 @@ def repository(tmp_path: Path) -> Repository:
 def test_a_status_has_what_it_does_who_is_late_and_what_was_refused(repository: Repository) -> None:
     replicas, said = FakeReplicas(), list[str]()
     delivery = Delivery(repository, replicas, Gate(), said.append)
-    assert delivery.describe()["doing"] == "looking at the store"
+    assert delivery.describe()["doing"] == "checking the store"
     first = publish(repository).number
     delivery.step()
     assert replicas.noticed == ["a:1"]
@@ -60,7 +60,7 @@ def test_a_status_has_what_it_does_who_is_late_and_what_was_refused(repository: 
     delivery.step()
     assert repository.current() == first
     assert _store_lines(delivery.describe()) == [
-        "store: switched to 1, 1 of 2 replicas are late",
+        "store: switched to 1, 1 of 2 replicas are behind",
         "  late: shard 0 b:1: does not answer in 1 s",
     ]
     # hardly a row is left: the gate does not let it through
@@ -128,7 +128,7 @@ def test_each_version_has_patience_of_its_own(repository: Repository, ends_early
             now[0] += 2
         delivery.step()
         assert repository.current() == held[-1]
-        # the next look sees the next version already
+        # the next check sees the next version already
         now[0] += 100
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_named_and_does_not_stop_what_is_behind_it(reposi
     replicas.hold(1, 2, 3, 4)
     publish(repository)
     delivery.step()
-    root = Path(repository.place)
+    root = Path(repository.location)
     bad = [publish(repository), publish(repository)]
     (root / bad[0].name / "manifest.json").write_bytes(b"{")
     dense = root / bad[1].name / "dense.bin"
@@ -198,4 +198,4 @@ def test_a_repository_that_cannot_be_read_is_said_too(repository: Repository, mo
     monkeypatch.setattr(Repository, "state", fail)
     delivery = Delivery(repository, FakeReplicas(), Gate(), lambda _: None)
     delivery.run(lambda _: True)
-    assert delivery.describe()["doing"] == "cannot go on: no such disk"
+    assert delivery.describe()["doing"] == "rollout failed, retrying: no such disk"

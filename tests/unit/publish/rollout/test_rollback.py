@@ -9,7 +9,7 @@ from elasticrec import cli
 from elasticrec.errors import UnavailableError
 from elasticrec.net.security import Security, check_addresses
 from elasticrec.publish.rollout.decide import Replica
-from elasticrec.publish.rollout.known_store import KnownStore, Remembered, recall, remember
+from elasticrec.publish.rollout.known_store import KnownStore, RecordingReplicas, read_known_store, record_store
 from elasticrec.publish.rollout.patience import Patience
 from elasticrec.publish.rollout.replicas import StoreReplicas
 from elasticrec.publish.rollout.rollback import Rollback
@@ -68,7 +68,7 @@ def test_one_that_is_not_wanted_any_more_ends_and_offers_nothing(repository: Rep
             repository.rollback(3, is_loaded=False)
 
     with pytest.raises(
-        UnavailableError, match="the rollback to version 1 was given up: another one, or `models resume`"
+        UnavailableError, match="the rollback to version 1 was cancelled by another rollback or by `models resume`"
     ):
         Rollback(repository, FakeReplicas(change), None, lambda _: None).to(1, 60)
     wanted = Current(2, 3) if is_resumed else Current(2, 3, is_held=True, wanted=3)
@@ -100,7 +100,7 @@ def test_a_replica_that_is_asked_is_waited_for(repository: Repository) -> None:
 
 
 def test_who_waits_no_longer_is_told_who_is_late(repository: Repository) -> None:
-    with pytest.raises(UnavailableError, match=r"version 1 is not offered after 0 s, .*: shard 0 a:0: has 2; shard 1"):
+    with pytest.raises(UnavailableError, match=r"version 1 is not current after 0 s, .*: shard 0 a:0: has 2; shard 1"):
         Rollback(repository, FakeReplicas(), None, lambda _: None).to(1, 0)
     assert repository.state() == Current(2, 2, is_held=True, wanted=1)
 
@@ -147,7 +147,7 @@ def test_no_token_goes_to_another_machine_in_clear(
 ) -> None:
     monkeypatch.setenv("ELASTICREC_TOKEN", "secret")
     far = ["10.255.255.1:7"]
-    arguments = [part.replace("MODEL", repository.place) for part in command]
+    arguments = [part.replace("MODEL", repository.location) for part in command]
     in_clear = "the token would go to another machine in clear: expected TLS, or `insecure: true`\n"
     assert cli.main([*arguments, "--address", f"127.0.0.1:1,{far[0]}"]) == 2
     assert capsys.readouterr().err == f"error: cube shard 0 at {far[0]}: {in_clear}"
@@ -161,7 +161,7 @@ def test_no_token_of_a_rollback_does_either(
 ) -> None:
     monkeypatch.setenv("ELASTICREC_TOKEN", "secret")
     repository.storage.write("STORE", b'{"shards": [["10.255.255.1:7"]], "min_ready": null}')
-    assert cli.main(["models", "rollback", f"{repository.place}:1"]) == 2
+    assert cli.main(["models", "rollback", f"{repository.location}:1"]) == 2
     assert "error: cube shard 0 at 10.255.255.1:7: the token would go" in capsys.readouterr().err
     assert repository.current() == 2
 
@@ -169,7 +169,7 @@ def test_no_token_of_a_rollback_does_either(
 def test_a_store_is_remembered_once_every_shard_has_answered(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remember(repository, [["old:1"]], None)
+    record_store(repository, [["old:1"]], None)
     there = {"a:1"}
 
     def look(self: StoreReplicas) -> list[list[Replica]]:
@@ -181,26 +181,26 @@ def test_a_store_is_remembered_once_every_shard_has_answered(
     monkeypatch.setattr(StoreReplicas, "look", look)
     said: list[str] = []
     replicas = StoreReplicas(MODEL, [["a:1", "a:2"], ["b:1", "b:2"]], Security())
-    remembered = Remembered(repository, replicas, 1, said.append)
+    remembered = RecordingReplicas(repository, replicas, 1, said.append)
     # a typo: nobody of a shard answers
     remembered.look()
-    assert recall(repository) == KnownStore([["old:1"]], None)
+    assert read_known_store(repository) == KnownStore([["old:1"]], None)
     there.add("b:2")
     with monkeypatch.context() as patch:
-        patch.setattr("elasticrec.publish.rollout.known_store.remember", fail)
+        patch.setattr("elasticrec.publish.rollout.known_store.record_store", fail)
         for _ in range(2):
             remembered.look()
-    assert said == ["a rollback by hand will not find the store: no space left"]
+    assert said == ["cannot record the addresses of the store, `models rollback` will not find it: no space left"]
     assert [[one.is_there for one in shard] for shard in remembered.look()] == [[True, False], [False, True]]
-    assert recall(repository) == KnownStore([["a:1", "a:2"], ["b:1", "b:2"]], 1)
+    assert read_known_store(repository) == KnownStore([["a:1", "a:2"], ["b:1", "b:2"]], 1)
 
 
 def test_a_typo_in_an_address_leaves_the_store_that_is_known(
     repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    remember(repository, [["old:1"]], None)
-    assert cli.main(["deliver", repository.place, "--address", "127.0.0.1:1", "--once"]) == 0
-    assert recall(repository) == KnownStore([["old:1"]], None)
+    record_store(repository, [["old:1"]], None)
+    assert cli.main(["deliver", repository.location, "--address", "127.0.0.1:1", "--once"]) == 0
+    assert read_known_store(repository) == KnownStore([["old:1"]], None)
 
 
 def fail(*_: object) -> None:

@@ -16,14 +16,8 @@ from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.passes import PassPlan
 from elasticrec.net.messages import PublishPart, ShardOwner
 from elasticrec.publish.content import PublishedVersion
-from elasticrec.publish.servers.publishing import (
-    LostParentError,
-    PublishHooks,
-    Publishing,
-    PublishSettings,
-    ShardDraft,
-    ShardParts,
-)
+from elasticrec.publish.servers.publishing import PublishHooks, Publishing, PublishSettings
+from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts
 from support.fake_roles import Clock, Shard, Trainer, World, plan_of, seeded
 
 Online = dict[int, list[Any]]
@@ -44,8 +38,8 @@ class Versions:
         """Told of every place at which something may go wrong; raises what goes wrong."""
         self._number = 0
 
-    def last(self) -> PublishedVersion | None:
-        self.reach("last")
+    def claim(self) -> PublishedVersion | None:
+        self.reach("claim")
         return self.committed[max(self.committed)][0] if self.committed else None
 
     def begin(self, parent: PublishedVersion | None) -> ShardDraft:
@@ -216,7 +210,7 @@ def test_a_disk_that_stays_full_does_not_hold_the_training_up(make_world: MakeWo
     notes = world.coordinator.status()["passes"]["notes"] if world.coordinator else []
     told = [text for _, text in notes if text.startswith("publish failed: ")]
     assert len(told) == 1, "the same is not told over and over"
-    assert "No space left on device" in told[0] and "the next one carries what it had" in told[0]
+    assert "No space left on device" in told[0] and "the next version will include its changes" in told[0]
     assert not [path for path in world.versions.directory.iterdir() if int(path.name) not in world.versions.committed]
 
 
@@ -257,7 +251,7 @@ def test_a_commit_that_was_one_although_it_failed_is_not_repeated(make_world: Ma
     assert failed[0] in parents, "the next one is of it"
 
 
-@pytest.mark.parametrize("place", ["last", "begin", "commit", "committed", "abandon"])
+@pytest.mark.parametrize("place", ["claim", "begin", "commit", "committed", "abandon"])
 @pytest.mark.parametrize("every_s", [1.0, None])
 def test_a_coordinator_may_die_anywhere_in_a_publish(make_world: MakeWorld, place: str, every_s: float | None) -> None:
     world = make_world(num_units=30, num_passes=3, every_s=every_s)
@@ -265,7 +259,7 @@ def test_a_coordinator_may_die_anywhere_in_a_publish(make_world: MakeWorld, plac
 
     def reach(here: str) -> None:
         nonlocal deaths
-        if here == "commit" and place in ("abandon", "last") and deaths < 3:
+        if here == "commit" and place in ("abandon", "claim") and deaths < 3:
             # only then it comes there
             raise OSError("no room")
         if here == place and deaths < 3:
@@ -290,7 +284,7 @@ def test_a_shard_that_dies_meanwhile(make_world: MakeWorld, every_s: float | Non
     assert (content.parent is not None, [content.parts[index].whole for index in (0, 1)]) == (True, [0, 3])
     assert world.publishing.figures.failed == 1
     notes = [text for _, text in world.coordinator.status()["passes"]["notes"]] if world.coordinator else []
-    assert "publish failed: a shard died meanwhile; the next one carries what it had" in notes
+    assert "publish failed: a shard died during the publish; the next version will include its changes" in notes
     world.run_to_end(world.keep_up)
     world.check_online()
 
@@ -374,7 +368,7 @@ def test_a_version_that_is_not_offered_is_told_once(make_world: MakeWorld) -> No
     assert coordinator.status()["publish"]["offer"] == refused
     world.run_to_end()
     notes = [text for _, text in coordinator.status()["passes"]["notes"]]
-    assert notes == [f"version 2 is {refused}; what is served stays until one may be"]
+    assert notes == [f"version 2 is {refused}; the current version stays until a new one passes"]
 
 
 def test_a_parent_that_is_gone_is_followed_by_a_base(make_world: MakeWorld) -> None:
@@ -471,7 +465,7 @@ def test_parts_of_others_are_none_of_it(slow: Slow) -> None:
     assert slow.publishing.is_writing and slow.publishing.command(0, 11) is not None
     slow.report(1, state="failed", error="no room")
     assert not slow.publishing.is_writing
-    assert slow.noted == ["publish failed: shard 1: no room; the next one carries what it had"]
+    assert slow.noted == ["publish failed: shard 1: no room; the next version will include its changes"]
 
 
 def test_a_part_without_its_file_is_none(slow: Slow) -> None:
@@ -480,7 +474,8 @@ def test_a_part_without_its_file_is_none(slow: Slow) -> None:
     slow.act()
     slow.report(0, cube=None)
     assert slow.noted == [
-        "publish failed: shard 0: says that it has written, but not what; the next one carries what it had"
+        "publish failed: shard 0: reported its part as written, without its files; "
+        "the next version will include its changes"
     ]
 
 
@@ -490,14 +485,16 @@ def test_a_shard_that_hangs_does_not_hold_publishes_up_for_ever(slow: Slow) -> N
     slow.act()
     slow.clock.now += 30.0
     slow.tick()
-    assert slow.noted == ["publish failed: not written in 30 s; the next one carries what it had"]
+    assert slow.noted == [
+        "publish failed: shards did not write their parts within 30 s; the next version will include its changes"
+    ]
 
 
 def test_what_is_given_up_while_it_is_begun_is_removed(slow: Slow) -> None:
     slow.clock.now += 5.0
     slow.tick()
     slow.tick(None)
-    assert slow.noted == ["publish failed: a shard died meanwhile; the next one carries what it had"]
+    assert slow.noted == ["publish failed: a shard died during the publish; the next version will include its changes"]
     slow.act()
     slow.act()
     assert list(slow.versions.directory.iterdir()) == []
@@ -510,8 +507,8 @@ def test_a_repository_that_cannot_be_read_is_asked_again(tmp_path: Path, make_wo
 
     def reach(place: str) -> None:
         nonlocal times
-        times += place == "last"
-        if place == "last" and times <= 2:
+        times += place == "claim"
+        if place == "claim" and times <= 2:
             raise OSError("no route to host")
 
     world.versions.reach = reach

@@ -13,7 +13,7 @@ from elasticrec.errors import ConfigError, ModelError
 from elasticrec.net.messages import PublishPart
 from elasticrec.publish.content import PublishedVersion, VersionTemplate
 from elasticrec.publish.servers.prepare import versions_of
-from elasticrec.publish.servers.publishing import LostParentError, ShardDraft, ShardParts
+from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts
 from elasticrec.publish.servers.versions import RunInfo, RunVersions
 from elasticrec.repository.repository import Repository
 from elasticrec.roles.coordinator import prepare
@@ -91,7 +91,7 @@ def setup(tmp_path: Path) -> Setup:
 
 
 def test_a_base_and_its_deltas(setup: Setup) -> None:
-    assert setup.versions.last() is None
+    assert setup.versions.claim() is None
     first = setup.publish("a")
     second = setup.publish("b", first)
     third = setup.publish("c", second)
@@ -117,7 +117,7 @@ def test_a_base_and_its_deltas(setup: Setup) -> None:
 def test_every_version_carries_the_reader(setup: Setup) -> None:
     replace(ABOUT, reader="reader.py:Mine").write(setup.directory, b"the graph", b"class Mine: ...")
     setup.versions = setup.start()
-    setup.versions.last()
+    setup.versions.claim()
     setup.publish("b", setup.publish("a"))
     for number in (1, 2):
         version = setup.repository.version(number)
@@ -130,14 +130,14 @@ def test_every_version_carries_the_reader(setup: Setup) -> None:
 
 
 def test_a_new_coordinator_finds_the_last_version_of_its_run(setup: Setup) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     setup.publish("b", setup.publish("a"))
     setup.versions.close()
     # somebody else published since
     write_version(setup.repository)
-    last = setup.start().last()
+    last = setup.start().claim()
     assert last is not None and (last.number, last.publish, last.num_deltas) == (2, "b", 1)
-    assert setup.start("run-2").last() is None
+    assert setup.start("run-2").claim() is None
 
 
 @pytest.mark.parametrize(
@@ -155,23 +155,23 @@ def test_a_new_coordinator_finds_the_last_version_of_its_run(setup: Setup) -> No
 def test_a_run_that_goes_on_otherwise_begins_with_a_base(
     setup: Setup, changes: dict[str, Any], graph: bytes, publish: dict[str, Any]
 ) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     setup.publish("b", setup.publish("a"))
     setup.versions.close()
     replace(ABOUT, **changes).write(setup.directory, graph)
     setup.versions = setup.start(**publish)
-    assert setup.versions.last() is None
+    assert setup.versions.claim() is None
     setup.publish("c", None)
     assert setup.repository.chain(3)[0].number == 3
     setup.versions.close()
-    last = setup.start(**publish).last()
+    last = setup.start(**publish).claim()
     assert last is not None and last.number == 3
 
 
 def test_a_version_that_a_crash_kept_from_being_offered_is_offered(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     setup.publish("a")
 
     def die(self: Repository, number: int) -> bool:
@@ -183,13 +183,13 @@ def test_a_version_that_a_crash_kept_from_being_offered_is_offered(
             setup.publish("b")
     assert read_current(setup.directory / "models/m")["version"] == 1
     setup.versions.close()
-    last = setup.start().last()
+    last = setup.start().claim()
     assert last is not None and (last.publish, last.offer) == ("b", "offered")
     assert read_current(setup.directory / "models/m")["version"] == 2
 
 
 def test_a_chain_that_is_broken_is_nothing_to_build_on(setup: Setup) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     first = setup.publish("a")
     second = setup.publish("b", first)
     setup.publish("c", second)
@@ -198,12 +198,12 @@ def test_a_chain_that_is_broken_is_nothing_to_build_on(setup: Setup) -> None:
         setup.versions.begin(PublishedVersion(3, "c", 2))
     with pytest.raises(LostParentError, match="no version 2"):
         setup.versions.begin(second)
-    last = setup.versions.last()
+    last = setup.versions.claim()
     assert last is not None and last.publish == "a"
 
 
 def test_what_is_abandoned_is_removed_unless_it_is_a_version(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     draft = setup.versions.begin(None)
     setup.write(draft, "a", None)
     setup.versions.abandon(draft)
@@ -225,12 +225,12 @@ def test_what_is_abandoned_is_removed_unless_it_is_a_version(setup: Setup, monke
         setup.versions.commit(draft, content)
     monkeypatch.undo()
     setup.versions.abandon(draft)
-    last = setup.versions.last()
+    last = setup.versions.claim()
     assert last is not None and last.publish == "b"
 
 
 def test_a_full_disk_leaves_no_version(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     first = setup.publish("a")
 
     def fail(self: Any, name: str, content: bytes) -> None:
@@ -247,16 +247,16 @@ def test_a_full_disk_leaves_no_version(setup: Setup, monkeypatch: pytest.MonkeyP
 
 
 def test_dense_values_that_are_not_what_a_shard_wrote(setup: Setup) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     draft = setup.versions.begin(None)
     content = setup.write(draft, "a", None)
     draft.dense(1).write_bytes(b"12345678")
-    with pytest.raises(ModelError, match=r"\.dense-00001: not what shard 1 wrote"):
+    with pytest.raises(ModelError, match=r"\.dense-00001: size or sha-256 differs from the report of shard 1"):
         setup.versions.commit(draft, content)
 
 
 def test_the_gate_keeps_a_version_and_does_not_offer_it(setup: Setup) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     setup.publish("a")
     wrong = DENSE.copy()
     wrong[2] = np.nan
@@ -267,7 +267,7 @@ def test_the_gate_keeps_a_version_and_does_not_offer_it(setup: Setup) -> None:
 
 
 def test_a_rollback_holds_what_is_offered(setup: Setup) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     first = setup.publish("a")
     setup.publish("b", first)
     setup.repository.rollback(1)
@@ -277,12 +277,12 @@ def test_a_rollback_holds_what_is_offered(setup: Setup) -> None:
 
 
 def test_two_runs_do_not_publish_the_same_model(setup: Setup) -> None:
-    setup.versions.last()
+    setup.versions.claim()
     other = setup.start("run-2")
     with pytest.raises(ConfigError, match="another process is publishing it"):
-        other.last()
+        other.claim()
     setup.versions.close()
-    assert other.last() is None
+    assert other.claim() is None
     other.close()
 
 
