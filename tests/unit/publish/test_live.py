@@ -145,7 +145,10 @@ def test_a_publish_that_fails_does_not_end_the_training(
     # the number of one that failed does not come again
     assert local().versions() == [1, 3]
     assert local().version(3).manifest["data"]["samples"] == 1800
-    assert "publish failed: [Errno 28] No space left on device; the next version will include its changes" in capsys.readouterr().err
+    assert (
+        "publish failed: [Errno 28] No space left on device; the next version will include its changes"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_last_one_is_tried_again_at_the_end(job_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
