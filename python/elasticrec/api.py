@@ -27,7 +27,7 @@ from elasticrec.run import Run, resolve_run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from elasticrec.publish.local import Published
+    from elasticrec.publish.local import PublishResult
     from elasticrec.serving.client import Client
     from elasticrec.training.event import Callback
     from elasticrec.training.metrics import Metrics
@@ -232,11 +232,11 @@ class TrainingRun:
         (evaluated,) = evaluate_run(self._run, chosen, patterns, lambda line: print(line, file=sys.stderr))
         return evaluated.metrics
 
-    def publish(self, *, best: bool = False, row_type: str | None = None) -> "Published":
+    def publish(self, *, best: bool = False, row_type: str | None = None) -> "PublishResult":
         """Write the newest or the best checkpoint as a version, and make it current if `publish.gate` accepts it.
 
         `row_type` replaces `publish.row_type` of the job. The result says whether the version is current:
-        `outcome.is_offered`, and why not: `outcome.words`.
+        `offer.is_offered`, and why not: `offer.summary`.
         """
         from elasticrec.publish.local import publish_run
 

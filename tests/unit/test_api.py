@@ -363,7 +363,7 @@ def test_overrides_may_be_numpy_numbers_and_paths() -> None:
 def test_train_publish_serve_and_ask() -> None:
     run = elasticrec.train("job.yaml", quiet=True)
     published = run.publish()
-    assert published.version == 1 and published.outcome.is_offered
+    assert published.version == 1 and published.offer.is_offered
     instance = {"0": [5], "1": [1007], "2": [5]}
     expected = run.score(["1 0 5:0 1007:1 5:2"])
     with elasticrec.serve("models/small", quiet=True) as server, server.client() as client:
