@@ -64,23 +64,23 @@ MUTANTS = (
     ),
     Mutant(
         "a part that could not be written makes a checkpoint",
-        "python/elasticrec/roles/writing.py",
-        '            self._tell(whose, "failed", error=str(error))\n            return',
+        "python/elasticrec/roles/background_writer.py",
+        '            self._set_report(key, "failed", error=str(error))\n            return',
         "            return",
         "tests/cluster/test_faults.py::test_a_full_disk_lets_checkpoints_fail_and_nothing_else[async]",
     ),
     Mutant(
         "a unit whose servers were lost is not given back",
         "python/elasticrec/roles/trainer.py",
-        "            self._servers = None\n            self._give_back()",
+        "            self._link.drop()\n            self._give_back()",
         "            raise",
         "tests/cluster/test_faults.py::test_connections_may_be_cut_in_the_middle_of_a_frame[async]",
     ),
     Mutant(
         "a silent coordinator is waited for",
         "python/elasticrec/launch/local.py",
-        "            child.process.kill()\n\n    def _look",
-        "            pass\n\n    def _look",
+        "            child.process.kill()\n\n    def _reconcile",
+        "            pass\n\n    def _reconcile",
         "tests/cluster/test_faults.py::test_a_coordinator_that_hangs_is_replaced",
     ),
     Mutant(

@@ -5,6 +5,7 @@ In a service: `client = elasticrec.Client("http://127.0.0.1:8500")`, `client.pre
 Importing the package imports neither torch nor the extension: each command and class loads what it uses.
 """
 
+import logging
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,10 @@ _MODULES = {
     "SampleError": "elasticrec.errors",
     "UnavailableError": "elasticrec.errors",
 }
+
+
+# Libraries leave the choice of handlers to the application; commands set theirs up in `net/logs.py`.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

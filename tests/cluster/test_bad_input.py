@@ -68,7 +68,7 @@ def test_a_coordinator_that_is_not_there(roles: Roles) -> None:
 def test_open_to_others(roles: Roles, tmp_path: Path) -> None:
     here = "http://127.0.0.1:1"
     open_to_others = "host: 0.0.0.0 is open to others: expected TLS, `insecure: true`, or 127.0.0.1"
-    in_clear = "the token would go to another machine in clear: expected TLS, or `insecure: true`"
+    in_clear = "the token would go to another machine in clear text: expected TLS, or `insecure: true`"
     expected = {
         roles.start("coordinator", HOST="0.0.0.0"): f"coordinator: {open_to_others}",
         roles.start("ps", HOST="0.0.0.0", COORDINATOR=here): f"ps: {open_to_others}",

@@ -54,7 +54,7 @@ def test_a_hung_server_is_replaced_and_does_no_harm_when_it_wakes_up(trainings: 
     training.wait_for(r"units [1-9]\d* of")
     (process, _), *_ = training.roles("ps")
     training.send(process, signal.SIGSTOP)
-    training.wait_for("is silent, starting another one in its place")
+    training.wait_for("does not respond: replacing it")
     training.send(process, signal.SIGCONT)
     training.finish()
     trainings.check()
@@ -70,7 +70,7 @@ def test_a_run_is_scaled(trainings: Trainings, undisturbed: Callable[[str], Undi
     training.wait_for(r"units [1-9]\d* of")
     command = [sys.executable, "-m", "elasticrec", "scale", "cluster", "--servers", "3", "--trainers", "3"]
     scaled = subprocess.run(command, cwd=trainings.directory, capture_output=True, text=True, check=False)
-    assert scaled.returncode == 0 and "so it is, after" in scaled.stdout, scaled.stdout + scaled.stderr
+    assert scaled.returncode == 0 and "scaled to 3 servers" in scaled.stdout, scaled.stdout + scaled.stderr
     assert f"{epochs * NUM_SAMPLES:,} samples" in training.finish()
     trainings.check(epochs)
     if strategy == "sync":
@@ -116,7 +116,7 @@ def test_a_run_that_was_stopped_is_saved_and_goes_on(trainings: Trainings) -> No
     training.wait_for(r"units [1-9]\d* of")
     training.process.send_signal(signal.SIGTERM)
     assert training.process.wait(TIMEOUT_S) == 130
-    assert "stopped and saved; the same command goes on from there" in training.output()
+    assert "stopped and saved; the same command resumes from there" in training.output()
     assert any((trainings.directory / "runs/cluster/checkpoints").glob("ps-*/manifest.json"))
     output = trainings.start().finish()
     assert f"trained runs/cluster: {NUM_SAMPLES:,} samples" in output

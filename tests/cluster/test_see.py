@@ -177,7 +177,9 @@ def test_every_sample_counts_once_however_it_is_scaled(story: Story) -> None:
 
 @pytest.mark.slow
 def test_servers_change_in_ten_seconds(story: Story) -> None:
-    assert story.texts["--servers 2"].startswith("wanted: 2 servers, 1 trainers\nso it is, after ")
+    assert story.texts["--servers 2"].startswith(
+        "scaling to 2 servers and 1 trainer\nscaled to 2 servers and 1 trainer in "
+    )
     # on a machine on which any command takes its time it takes some times as long
     assert story.scale_s["--servers 2"] < max(10, 5 * story.command_s)
 

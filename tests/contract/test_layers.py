@@ -39,10 +39,10 @@ LAYERS = {
     "serving": _BASE | {"cube", "data", "net", "repository"},
     "repository": {"_core", "config", "durable", "errors", "manifest", "net"},
     "coordinator": _BASE | {"data", "fail_points", "journal", "net", "publish", "repository"},
-    "training": _BASE | {"data", "models", "user_code"},
+    "training": _BASE | {"data", "models", "net", "user_code"},
     "publish": _BASE | {"data", "fail_points", "models", "net", "repository", "training"},
     "launch": _BASE | {"journal", "net"},
-    "cube": _BASE | {"launch", "net", "publish", "repository"},
+    "cube": _BASE | {"net", "publish", "repository"},
     "roles": _BASE
     | {"coordinator", "cube", "data", "fail_points", "journal", "launch", "net", "publish", "repository", "training"},
 }

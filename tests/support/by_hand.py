@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrec.config import load_job
-from elasticrec.launch.logs import without_stamp
+from elasticrec.net.logs import without_stamp
 from elasticrec.roles.coordinator import prepare
 from elasticrec.run import Run
 from support.harness import write_job

@@ -16,7 +16,7 @@ from elasticrec.coordinator.passes import PassPlan, Upkeep
 from elasticrec.data.units import UnitSplit
 from elasticrec.errors import UnavailableError
 from elasticrec.net import coordinator as client
-from elasticrec.net import messages
+from elasticrec.net import http_client, messages
 from elasticrec.net.messages import FencedError
 from elasticrec.run import Run
 
@@ -51,7 +51,7 @@ def ask_twice(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         clock.now += seconds
 
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
-    monkeypatch.setattr(client, "random", SimpleNamespace(uniform=lambda _, longest: longest))
+    monkeypatch.setattr(http_client, "random", SimpleNamespace(uniform=lambda _, longest: longest))
     for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
         monkeypatch.setattr(client, name, 60.0)
     return {"deadline_s": 119.0, "attempt_s": 59.0}
@@ -381,11 +381,11 @@ class Trainer:
 class World:
     """One run: a coordinator that can die, shards and trainers, and what must hold whatever happens."""
 
-    def __init__(self, directory: Path, settings: Callable[[PassPlan], Settings], plan: PassPlan, say: Any) -> None:
+    def __init__(self, directory: Path, settings: Callable[[PassPlan], Settings], plan: PassPlan) -> None:
         self.clock = Clock()
         self.run = Run(directory / "run")
         self.run.path.mkdir(exist_ok=True)
-        self.settings, self.say = settings(plan), say
+        self.settings = settings(plan)
         self.coordinator: Coordinator | None = None
         self.shards: list[Shard] = []
         self.trainers: list[Trainer] = []
@@ -397,7 +397,7 @@ class World:
 
     def start_coordinator(self) -> Coordinator:
         """Start one, or the next one."""
-        self.coordinator = Coordinator(self.run, self.settings, clock=self.clock, say=self.say)
+        self.coordinator = Coordinator(self.run, self.settings, clock=self.clock)
         return self.coordinator
 
     def kill_coordinator(self) -> None:

@@ -21,7 +21,7 @@ from elasticrec import _core
 from elasticrec.audit.part import partition_of
 from elasticrec.durable import write_synced
 from elasticrec.errors import ElasticRecError, ModelError
-from elasticrec.launch.local import hold_port
+from elasticrec.launch.local import reserve_port
 from elasticrec.manifest import FileEntry
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Version, part_name
@@ -47,7 +47,7 @@ _held: list[socket.socket] = []
 
 def free_port() -> int:
     """One that nobody listens on; it is held: nobody else gets it before a server does, or while that is away."""
-    held, port = hold_port()
+    held, port = reserve_port()
     _held.append(held)
     return port
 

@@ -12,14 +12,16 @@ from typing import Any
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.errors import ElasticRecError, UnavailableError
-from elasticrec.launch.local import Child, LocalLauncher
+from elasticrec.launch.child import Child
+from elasticrec.launch.local import LocalLauncher
 from elasticrec.manifest import FileEntry, write_manifest
 from elasticrec.net.coordinator import CoordinatorClient
+from elasticrec.net.messages import StatusResponse
 from elasticrec.roles.coordinator import prepare
 from elasticrec.roles.start import Start, read_start
 from elasticrec.run import Run
 
-Status = dict[str, Any]
+Status = StatusResponse
 Say = Callable[[str], None]
 
 _POLL_S = 0.05
@@ -90,8 +92,7 @@ class Cluster:
         kept.mkdir(parents=True)
         for file in checkpoint.iterdir():
             os.link(file, kept / file.name)
-        self.said: list[str] = []
-        self.launcher = LocalLauncher(job, run, self.said.append)
+        self.launcher = LocalLauncher(job, run)
         self._job = job
         self._client = CoordinatorClient(self.launcher.url, security=self.launcher.security, deadline_s=10.0)
         self._is_over = False
@@ -138,7 +139,7 @@ class Cluster:
             if status is not None and is_so(status):
                 return status
             time.sleep(_POLL_S)
-        raise ElasticRecError(f"bench: expected {what} in {_PATIENCE_S:g} s; {' '.join(self.said[-3:])}")
+        raise ElasticRecError(f"bench: expected {what} in {_PATIENCE_S:g} s")
 
     def wait_for_servers(self) -> Status:
         """Until all servers have loaded their rows."""
@@ -206,7 +207,7 @@ class Cluster:
     def servers(self, status: Status) -> Iterator[_core.PsClient]:
         """A client of all servers."""
         client = _core.PsClient(
-            [shard["address"] for shard in status["shards"]],
+            [shard["address"] or "" for shard in status["shards"]],
             run=self.start.run_id,
             token=self.launcher.security.token or "",
             tls=self.launcher.security.wire(),

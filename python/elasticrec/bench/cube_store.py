@@ -16,7 +16,7 @@ from typing import Any, Self
 from elasticrec import _core
 from elasticrec.durable import write_synced
 from elasticrec.errors import UnavailableError
-from elasticrec.launch.local import hold_port
+from elasticrec.launch.local import reserve_port
 from elasticrec.manifest import FileEntry
 from elasticrec.repository.repository import Draft, Repository
 from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Version, part_name
@@ -40,7 +40,7 @@ class RealStore:
         self._processes = ExitStack()
         self._ports: list[int] = []
         for _ in range(replicas):
-            held, port = hold_port()
+            held, port = reserve_port()
             self._processes.enter_context(held)
             self._ports.append(port)
 

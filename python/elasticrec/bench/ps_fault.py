@@ -108,7 +108,7 @@ class Gaps:
 def _kill(cluster: Cluster) -> tuple[float, float, float]:
     """Kill a server: the age of the checkpoint, the time to its successor's first push, and until nothing lacks."""
     status = cluster.wait(lambda status: status["checkpoint"]["age_s"] is not None, "a checkpoint")
-    age = float(status["checkpoint"]["age_s"])
+    age = status["checkpoint"]["age_s"] or 0.0
     before = status["shards"][_KILLED]["incarnation"]
     start = time.monotonic()
     os.kill(process_of(cluster.child(f"ps-{_KILLED}")), signal.SIGKILL)

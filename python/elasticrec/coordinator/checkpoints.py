@@ -5,6 +5,7 @@ runs/<name>/checkpoints/ps-00000003-000012/    term and number: no name is ever 
     manifest.json                              lists every partition exactly once
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from elasticrec.net.messages import ShardOwner, Snapshot, WrittenFile
 
 _KIND = "ps checkpoint"
 _PREFIX = "ps-"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,6 @@ class Hooks:
     """Monotonic."""
     write: Callable[[Entry], None]
     """To the journal."""
-    say: Callable[[str], None]
-    """To people, a line."""
     note: Callable[[str], None]
     """The same, also to whoever started the training."""
 
@@ -294,9 +295,7 @@ class Checkpoints:
             self._fail(str(error))
             return
         names = ", ".join(str(index) for index in missing)
-        self._hooks.say(
-            f"checkpoint {found.path.name}: shard {names} died meanwhile, its part is that of {before.name}"
-        )
+        logger.warning(f"checkpoint {found.path.name}: shard {names} died meanwhile, its part is that of {before.name}")
         self._commit(found, body, is_whole=False)
         self._wanted = True
 
@@ -358,7 +357,7 @@ class Checkpoints:
         self.failures_in_a_row += retry_s is None
         self._wanted = True
         self._not_before = self._hooks.clock() + (self.settings.retry_s if retry_s is None else retry_s)
-        self._hooks.say(f"checkpoint {path.name} failed: {why}")
+        logger.warning(f"checkpoint {path.name} failed: {why}")
         _remove(path)
 
     def _drop_old(self) -> None:

@@ -1,6 +1,7 @@
 """The state of a run, and what the coordinator does by itself: passes begin and end, checkpoints are taken, partitions
 move to another number of shards."""
 
+import logging
 import sys
 import threading
 import time
@@ -25,6 +26,8 @@ from elasticrec.run import Run
 
 # Lines that the status shows.
 _KEPT_NOTES = 100
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,8 @@ class RunState:
         settings: Settings,
         *,
         clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = print,
     ) -> None:
         self.settings = settings
-        self._say = say
         # What people should hear of the data and the checkpoints, counted.
         self._notes: deque[tuple[int, str]] = deque(maxlen=_KEPT_NOTES)
         self._lock = threading.RLock()
@@ -86,7 +87,7 @@ class RunState:
         settings, append = self.settings, self._journal.append
         self.members = Members(settings.timing, clock, append)
         self.passes = Passes(run.units, settings.plan, append, PlanCallbacks(clock, self._note))
-        hooks = Hooks(clock, append, self._say, self._note)
+        hooks = Hooks(clock, append, self._note)
         self.checkpoints = Checkpoints(run.checkpoints, settings.checkpoint, settings.num_partitions, self.term, hooks)
         self.publishing = self._start_publishing(clock)
         self.store: Callable[[], dict[str, Any]] | None = None
@@ -128,7 +129,7 @@ class RunState:
         settings, target = self.settings.publish, self.settings.target
         if settings is None or target is None:
             return None
-        hooks = PublishHooks(clock, self._say, self._note, self._journal.check_term, self.settings.run)
+        hooks = PublishHooks(clock, logger.info, self._note, self._journal.check_term, self.settings.run)
         return Publishing(settings, target, self.term, hooks)
 
     def _replay(self, run: Run) -> str | None:
@@ -307,7 +308,7 @@ class RunState:
             measured = self.settings.measure(newest)
         except (ElasticRecError, OSError) as error:
             # the numbers are for people: what was learned is saved
-            self._say(f"pass {number + 1}: not measured: {error}")
+            logger.info(f"pass {number + 1}: not measured: {error}")
             measured = {}
         hour = self.passes.begun[-1].hour
         self._journal.append(
@@ -322,7 +323,7 @@ class RunState:
         except (ElasticRecError, OSError) as error:
             self.failure = str(error)
             self.stop(self.failure)
-            self._say(self.failure)
+            logger.info(self.failure)
             return False
 
     def _begin_pass(self) -> bool:
@@ -339,19 +340,19 @@ class RunState:
     def _note(self, text: str) -> None:
         """Say a line that the status shows as well."""
         self._notes.append((self._notes[-1][0] + 1 if self._notes else 1, text))
-        self._say(text)
+        logger.info(text)
 
     def tell(self, text: str) -> None:
         """Say a line, not the same one over and over."""
         with self._lock:
             if text != self._last_told:
                 self._last_told = text
-                self._say(text)
+                logger.info(text)
 
     def _want(self, wanted: Wanted) -> None:
         self._journal.append(wanted.entry())
         self.wanted = wanted
-        self._say(f"wanted from now on: {wanted.servers} servers, {wanted.trainers} trainers")
+        logger.info(f"wanted from now on: {wanted.servers} servers, {wanted.trainers} trainers")
 
     def _advance_move(self) -> None:
         """Towards the number of shards that is wanted."""
@@ -370,7 +371,7 @@ class RunState:
         if self._move.advance(self._clock(), leases):
             self._set_map(wanted)
         elif self._move.is_hopeless:
-            self._say(f"servers: {before} stay, their checkpoint could not be written")
+            logger.info(f"servers: {before} stay, their checkpoint could not be written")
             self._want(Wanted(before, self.wanted.trainers))
 
     def _set_map(self, servers: int) -> None:
@@ -379,7 +380,7 @@ class RunState:
         self.members.set_map(servers)
         self.work.set_map(self.members.map)
         self._move, self.members.coming = None, 0
-        self._say(f"servers: the partitions moved from {before} to {servers}, map {self.members.map.epoch}")
+        logger.info(f"servers: the partitions moved from {before} to {servers}, map {self.members.map.epoch}")
 
     def _manifest(self) -> dict[str, Any]:
         """What a checkpoint says beside its files."""

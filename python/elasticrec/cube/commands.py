@@ -303,7 +303,7 @@ def _some(addresses: list[list[str]]) -> list[list[str]]:
 
 
 def _say(text: str) -> None:
-    from elasticrec.launch.logs import stamp
+    from elasticrec.net.logs import stamp
 
     typer.echo(f"{stamp()} {text}", err=True)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`elasticrec status | logs | scale`: a run while it goes on."""
+"""`elasticrec status | logs | scale`: commands for a run, above all while it is running."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ _WATCH_S = 1.0
 
 
 def add_launch(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to the command line."""
     app.command()(status)
     app.command()(logs)
     app.command()(scale)
@@ -21,12 +21,13 @@ def add_launch(app: typer.Typer) -> None:
 
 def status(
     run: RunArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with all there is.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Again every second until the run ends.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all details.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Print again every second until the run ends.")] = False,
 ) -> None:
-    """Show how a run with parameter servers is.
+    """Show the state of a run with parameter servers.
 
-    Roles, units, throughput, rows, memory, staleness, checkpoints, where the time goes.
+    Shows roles, units, throughput, rows, memory, staleness, checkpoints and the time of each stage.
+    For a run that is not running, it shows the last checkpoint and metrics.
     """
     from elasticrec.launch.status import read_status, status_lines
     from elasticrec.run import resolve_run
@@ -48,11 +49,13 @@ def logs(
     run: RunArgument,
     role: Annotated[
         str,
-        typer.Argument(metavar="ROLE", help="Such as `coordinator`, `ps-1`, `trainer-0`, or `ps` for all servers."),
+        typer.Argument(
+            metavar="ROLE", help="A process such as `coordinator`, `ps-1` or `trainer-0`; `ps`: all servers."
+        ),
     ],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, help="Only the last so many lines of what is there.")
+        int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines of the present log.")
     ] = None,
 ) -> None:
     """Print the log of a role."""
@@ -64,11 +67,11 @@ def logs(
 
 def scale(
     run: RunArgument,
-    servers: Annotated[int | None, typer.Option("--servers", help="Parameter servers from now on.")] = None,
-    trainers: Annotated[int | None, typer.Option("--trainers", help="Trainers from now on.")] = None,
+    servers: Annotated[int | None, typer.Option("--servers", help="New number of parameter servers.")] = None,
+    trainers: Annotated[int | None, typer.Option("--trainers", help="New number of trainers.")] = None,
 ) -> None:
-    """Give a running job another number of servers or trainers."""
-    from elasticrec.launch.status import scale_run
+    """Change the number of servers or trainers of a running job."""
+    from elasticrec.launch.scale import scale_run
     from elasticrec.run import resolve_run
 
     for line in scale_run(resolve_run(run), servers=servers, trainers=trainers):

@@ -1,6 +1,7 @@
-"""All roles of a training as processes of this machine: started, watched, started again when they die."""
+"""Runs all roles of a training as processes of this machine: starts them, watches them, and restarts those that die."""
 
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -9,80 +10,54 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from elasticrec.config import Job
 from elasticrec.errors import ElasticRecError, UnavailableError
-from elasticrec.launch.logs import log_path, without_stamp
+from elasticrec.launch.child import Child
+from elasticrec.launch.logs import log_path
 from elasticrec.machine import num_cores
 from elasticrec.net import environment
 from elasticrec.net.coordinator import CoordinatorClient
+from elasticrec.net.logs import without_stamp
+from elasticrec.net.messages import ShardStatus, StatusResponse
 from elasticrec.net.security import local_security
 from elasticrec.run import Run
 
-Say = Callable[[str], None]
-
 _POLL_S = 0.1
-# Between two looks at what the coordinator wants.
-_LOOK_S = 0.4
+# Interval between two requests for the coordinator's status.
+_STATUS_INTERVAL_S = 0.4
 _STOP_S = 20.0
 _SAVE_S = 60.0
-# A role that dies at once again and again is not mended by another start.
+# A role that repeatedly dies soon after its start is not restarted for ever.
 _MAX_QUICK_DEATHS = 5
 _QUICK_S = 2.0
-# So long a process may take until it asks for its place.
+# The longest time from the start of a process to its registration.
 _START_S = 15.0
 
-
-@dataclass
-class Child:
-    """A role's process, and those before it."""
-
-    role: str
-    index: int
-    arguments: list[str]
-    process: subprocess.Popen[bytes] | None = None
-    started: float = 0.0
-    quick_deaths: int = 0
-    is_leaving: bool = False
-    """It was told to go."""
-    down_since: float | None = None
-    """Since when the coordinator has not heard of its shard."""
-    hung: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """Processes that were replaced while they lived: stopped ones, which may wake up and do no harm."""
-
-    @property
-    def name(self) -> str:
-        """Such as `ps-1`."""
-        return self.role if self.role == "coordinator" else f"{self.role}-{self.index}"
-
-    def is_running(self) -> bool:
-        """Whether its process has not ended."""
-        return self.process is not None and self.process.poll() is None
+logger = logging.getLogger(__name__)
 
 
 class LocalLauncher:
-    """Starts the roles of a run and keeps them alive until the coordinator says that it is finished."""
+    """Starts the roles of a run and keeps them alive until the coordinator reports that the run is finished."""
 
-    def __init__(
-        self, job: Job, run: Run, say: Say, *, servers: int | None = None, trainers: int | None = None
-    ) -> None:
-        """`servers` and `trainers` are those of a resumed run that was scaled; the default is the job's."""
-        self._job, self._run, self._say = job, run, say
+    def __init__(self, job: Job, run: Run, *, servers: int | None = None, trainers: int | None = None) -> None:
+        """`servers` and `trainers` are the numbers of a resumed run that was scaled; the default is the job's."""
+        self._job, self._run = job, run
         self.security = local_security(job, secrets.token_urlsafe(24))
         (run.path / "logs").mkdir(parents=True, exist_ok=True)
-        self._needed = {"ps": servers or job.train.servers, "trainer": trainers or job.train.trainers}
-        self._held, self._port = hold_port()
+        self._num_needed = {"ps": servers or job.train.servers, "trainer": trainers or job.train.trainers}
+        self._reserved_port, self._port = reserve_port()
         self.url = f"http{'s' if self.security.cert else ''}://127.0.0.1:{self._port}"
         self.children = [Child("coordinator", 0, ["--port", str(self._port)])]
-        self.children += [Child(role, index, []) for role, number in self._needed.items() for index in range(number)]
+        self.children += [
+            Child(role, index, []) for role, number in self._num_needed.items() for index in range(number)
+        ]
         self._client = CoordinatorClient(self.url, security=self.security, deadline_s=2.0)
         self.stop_requested = False
         self.is_saved = False
         # When the coordinator answered last.
-        self._heard = time.monotonic()
+        self._answered_at = time.monotonic()
 
     def __enter__(self) -> "LocalLauncher":
         for child in self.children:
@@ -98,16 +73,17 @@ class LocalLauncher:
             command += ["--coordinator", self.url]
         if child.role == "ps":
             command += ["--index", str(child.index)]
-        # roles that nobody watches any more would hold the run for ever
         security = self.security
-        told: dict[str, str | Path | None] = {
+        variables: dict[str, str | Path | None] = {
             environment.TOKEN: security.token,
             environment.TLS_CERT: security.cert,
             environment.TLS_KEY: security.key,
             environment.TLS_CA: security.ca,
+            # Roles end with their launcher: without one they would hold the run's lock for ever.
             environment.PARENT: str(os.getpid()),
             environment.NAME: child.name,
-            # those of the job share this machine; the same for all, whenever they are started: it may change bits
+            # The job's trainers share this machine. The number stays the same when the run is scaled: other numbers of
+            # threads may change the last bits of a sum.
             environment.THREADS: str(max(num_cores() // self._job.train.trainers, 1)),
         }
         with log_path(self._run, child.name).open("ab") as log:
@@ -116,70 +92,69 @@ class LocalLauncher:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=environment.with_roles_of(told),
-                # Ctrl-C is for the launcher: shards have to save before they go
+                env=environment.with_role_variables(variables),
+                # Ctrl-C is for the launcher: shards have to save before they end.
                 process_group=0,
             )
         child.started = time.monotonic()
         child.is_leaving, child.down_since = False, None
 
-    def wait(self, progress: Callable[[dict[str, Any]], None]) -> bool:
-        """Watch until the run is finished, or `stop_requested`; `progress` gets the coordinator's status now and then.
+    def wait(self, progress: Callable[[StatusResponse], None]) -> bool:
+        """Watch until the run is finished or `stop_requested` is set; return whether it is finished.
 
-        Returns whether it is finished.
+        `progress` receives the coordinator's status every `train.print_every_s` seconds.
         """
-        next_look = next_line = 0.0
+        next_status = next_progress = 0.0
         while True:
-            if self._watch():
+            if self._restart_dead():
                 return True
             if self.stop_requested:
                 return self._save()
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + _LOOK_S
+            if time.monotonic() >= next_status:
+                next_status = time.monotonic() + _STATUS_INTERVAL_S
                 try:
-                    status = self._look()
+                    status = self._reconcile()
                 except UnavailableError:
-                    self._replace_silent_coordinator()
+                    self._kill_hung_coordinator()
                 else:
-                    self._heard = time.monotonic()
-                    if time.monotonic() >= next_line:
-                        next_line = time.monotonic() + self._job.train.print_every_s
+                    self._answered_at = time.monotonic()
+                    if time.monotonic() >= next_progress:
+                        next_progress = time.monotonic() + self._job.train.print_every_s
                         progress(status)
             time.sleep(_POLL_S)
 
-    def _replace_silent_coordinator(self) -> None:
-        """End a coordinator that long should have answered: it holds the lock of the run, so that none can replace it
-        while it lives."""
+    def _kill_hung_coordinator(self) -> None:
+        """Kill a coordinator that has not answered for long: it holds the run's lock, so another one cannot start."""
         child, now = self.children[0], time.monotonic()
-        since = max(self._heard, child.started + _START_S)
+        since = max(self._answered_at, child.started + _START_S)
         if child.process is not None and child.is_running() and now - since > 2 * self._job.train.ps.lease_s:
-            self._say("coordinator is silent, starting another one in its place")
+            logger.warning("coordinator does not respond: replacing it")
             child.process.kill()
 
-    def _look(self) -> dict[str, Any]:
-        """See what the coordinator wants, and do it."""
-        # those that ended because the run is over did so after it said so: ask only then
+    def _reconcile(self) -> StatusResponse:
+        """Get the coordinator's status, and start and stop processes accordingly."""
+        # Check for ended processes first: those that end because the run is over do so after the status says it.
         ended = [child for child in self.children if not child.is_running()]
         status = self._client.status()
         if status["state"] == "running":
             wanted = status["wanted"]
-            # those of the old map are needed until the partitions have moved
-            self._needed = {"ps": max(wanted["servers"], len(status["shards"])), "trainer": wanted["trainers"]}
-            self._fit(ended)
+            # The servers of the old map are needed until the partitions have moved.
+            self._num_needed = {"ps": max(wanted["servers"], len(status["shards"])), "trainer": wanted["trainers"]}
+            self._start_and_stop(ended)
             self._replace_hung(status)
         return status
 
-    def _fit(self, ended: list[Child]) -> None:
-        """Start what is missing, let go what is too much."""
+    def _start_and_stop(self, ended: list[Child]) -> None:
+        """Start the processes that are missing, and end those that are no longer needed."""
         have = {(child.role, child.index) for child in self.children}
-        for role, number in self._needed.items():
+        for role, number in self._num_needed.items():
             for index in range(number):
                 if (role, index) not in have:
                     self.children.append(Child(role, index, []))
                     self._spawn(self.children[-1])
-        for child in [child for child in self.children if child.role in self._needed]:
-            if child.index < self._needed[child.role]:
-                has_left = child.process is not None and child.process.poll() == 0
+        for child in [child for child in self.children if child.role in self._num_needed]:
+            if child.index < self._num_needed[child.role]:
+                has_left = child.exit_code() == 0
                 if child in ended and (child.is_leaving or has_left):
                     if not child.is_leaving:
                         self._count_end(child, 0)
@@ -187,15 +162,12 @@ class LocalLauncher:
             elif not child.is_running():
                 self.children.remove(child)
             elif child.role == "trainer" and child.process is not None and not child.is_leaving:
-                # a shard that is too much learns of it by the map
+                # Shards learn from the coordinator that they are no longer needed.
                 child.is_leaving = True
                 child.process.terminate()
 
     def _save(self) -> bool:
-        """Have all shards save what they have; if that takes too long, the checkpoint before has to do.
-
-        Returns whether the run came to its end before that.
-        """
+        """Wait for a checkpoint of all shards, for at most a minute; return whether the run finished before it."""
         end = time.monotonic() + _SAVE_S
         ticket: int | None = None
         while True:
@@ -204,81 +176,81 @@ class LocalLauncher:
                     ticket = self._client.checkpoint()["ticket"]
                 status = self._client.status()
             except UnavailableError as error:
-                coordinator = self.children[0].process
-                code = None if coordinator is None else coordinator.poll()
+                coordinator = self.children[0]
+                code = coordinator.exit_code()
                 if code == 0:
                     return True
-                # one that lives may wait for its disk, or for a core
-                if coordinator is None or code is not None or time.monotonic() >= end:
-                    self._say(f"not saved before the end: {error}")
+                # A coordinator that is alive may wait for its disk or for a core.
+                if coordinator.process is None or code is not None or time.monotonic() >= end:
+                    logger.warning("not saved before shutdown: %s", error)
                     return False
             else:
-                if status["state"] == "finished" or self._watch():
+                if status["state"] == "finished" or self._restart_dead():
                     return True
                 self.is_saved = status["checkpoint"]["ticket"] >= ticket
                 if self.is_saved or time.monotonic() >= end:
                     return False
             time.sleep(_POLL_S)
 
-    def _watch(self) -> bool:
-        """Start again what died; true when the coordinator has ended the run."""
+    def _restart_dead(self) -> bool:
+        """Restart the processes that died; return whether the coordinator has ended the run."""
         for child in self.children:
-            code = child.process.poll() if child.process else None
+            code = child.exit_code()
             if code is None:
                 continue
             if code == 0 and child.role == "coordinator":
                 return True
             if code == 0 or child.is_leaving or not self._is_needed(child):
-                # a role that was told to stop
+                # The coordinator or the launcher stopped this process.
                 continue
             if code == 2:
                 raise ElasticRecError(self._last_line(child))
             lived_s = self._count_end(child, code)
             how = f"signal {-code}" if code < 0 else f"code {code}"
-            self._say(f"{child.name} ended with {how} after {lived_s:.0f} s, starting it again")
+            logger.warning("%s ended with %s after %.0f s: restarting it", child.name, how, lived_s)
             self._spawn(child)
         return False
 
     def _count_end(self, child: Child, code: int) -> float:
-        """How long a process lived; too many short lives in a row end the training."""
+        """Return how long a process lived; raise after too many short lives in a row."""
         lived_s = time.monotonic() - child.started
-        # what ends by itself may do so after a long start; what was killed may be killed again
+        # A process that fails by itself may do so after a long start; one that is killed may be killed again.
         is_quick = lived_s < (_QUICK_S if code < 0 else _START_S)
-        child.quick_deaths = child.quick_deaths + 1 if is_quick else 0
-        if child.quick_deaths >= _MAX_QUICK_DEATHS:
-            raise ElasticRecError(f"{child.name} died {child.quick_deaths} times: {self._last_line(child)}")
+        child.num_quick_deaths = child.num_quick_deaths + 1 if is_quick else 0
+        if child.num_quick_deaths >= _MAX_QUICK_DEATHS:
+            raise ElasticRecError(f"{child.name} died {child.num_quick_deaths} times: {self._last_line(child)}")
         return lived_s
 
     def _is_needed(self, child: Child) -> bool:
-        """Whether a shard has a place, as far as is known; one that has none says that its number is too high."""
+        """Whether the run still has this shard, as far as is known; a shard that it has not refuses to start."""
         if child.role != "ps":
             return True
         with contextlib.suppress(UnavailableError):
             status = self._client.status()
-            self._needed["ps"] = max(status["wanted"]["servers"], len(status["shards"]))
-        return child.index < self._needed["ps"]
+            self._num_needed["ps"] = max(status["wanted"]["servers"], len(status["shards"]))
+        return child.index < self._num_needed["ps"]
 
-    def _replace_hung(self, status: dict[str, Any]) -> None:
-        """A role that the coordinator gave up while its process lives is hung: another one takes its place."""
-        states = {shard["index"]: shard for shard in status["shards"]}
+    def _replace_hung(self, status: StatusResponse) -> None:
+        """Replace processes that are alive although the coordinator does not hear from them."""
+        shards = {shard["index"]: shard for shard in status["shards"]}
         silent = {one["figures"].get("pid") for one in status["trainers"] if one["state"] == "silent"}
         for child in self.children:
             if child.process is None or not child.is_running() or child.is_leaving:
                 continue
-            if child.role == "ps" and child.index in states:
-                is_hung = self._is_hung(child, states[child.index])
+            if child.role == "ps" and child.index in shards:
+                is_hung = self._is_hung(child, shards[child.index])
             else:
                 is_hung = child.role == "trainer" and child.process.pid in silent
             if is_hung:
-                self._say(f"{child.name} is silent, starting another one in its place")
+                logger.warning("%s does not respond: replacing it", child.name)
                 child.hung.append(child.process)
                 if child.role == "trainer":
-                    # when it wakes up it is one too many
+                    # It would be one trainer too many when it wakes up.
                     child.process.terminate()
                 self._spawn(child)
 
-    def _is_hung(self, child: Child, shard: dict[str, Any]) -> bool:
-        """Whether a shard should long be there."""
+    def _is_hung(self, child: Child, shard: ShardStatus) -> bool:
+        """Whether a shard has been down for longer than a start or a restart takes."""
         now, lease_s = time.monotonic(), self._job.train.ps.lease_s
         if shard["state"] != "down":
             child.down_since = None
@@ -286,17 +258,17 @@ class LocalLauncher:
         child.down_since = child.down_since or now
         pid = None if child.process is None else child.process.pid
         if shard["incarnation"] is None or shard["figures"].get("pid") != pid:
-            # its process never had this place: it starts, or was stopped before the partitions moved
+            # The process has not registered yet, or was stopped before the partitions moved.
             return now - max(child.started, child.down_since) > max(2 * lease_s, _START_S)
-        # a coordinator that started again may hear of it a little later
+        # A restarted coordinator may hear from the shard a little later.
         return now - child.started > 2 * lease_s and now - child.down_since > lease_s
 
     def _last_line(self, child: Child) -> str:
         lines = log_path(self._run, child.name).read_text(errors="replace").strip().splitlines()
-        return without_stamp(lines[-1]).removeprefix("error: ") if lines else f"{child.name} ended without a word"
+        return without_stamp(lines[-1]).removeprefix("error: ") if lines else f"{child.name} ended without a message"
 
     def stop(self) -> None:
-        """End all processes: politely, then not."""
+        """End all processes: with SIGTERM, after a while with SIGKILL."""
         processes = [
             process
             for child in reversed(self.children)
@@ -304,7 +276,7 @@ class LocalLauncher:
             if process is not None and process.poll() is None
         ]
         for process in processes:
-            # one that is stopped hears nothing else
+            # A stopped process receives no other signal.
             process.send_signal(signal.SIGCONT)
             process.terminate()
         end = time.monotonic() + _STOP_S
@@ -315,18 +287,18 @@ class LocalLauncher:
                 process.kill()
                 process.wait()
         self._client.close()
-        self._held.close()
+        self._reserved_port.close()
 
 
-def hold_port() -> tuple[socket.socket, int]:
-    """A free port, and what keeps others from it until a process of ours listens there, also if that starts again.
+def reserve_port() -> tuple[socket.socket, int]:
+    """Return a free port, and a socket that keeps other programs from it until the coordinator listens there.
 
-    On Linux a socket that does not listen keeps nobody away who sets SO_REUSEADDR as well; elsewhere it would.
+    On Linux a bound socket that does not listen lets another socket with SO_REUSEADDR listen; elsewhere it would not.
     """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    port: int = held.getsockname()[1]
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    port: int = reserved.getsockname()[1]
     if sys.platform != "linux":
-        held.close()
-    return held, port
+        reserved.close()
+    return reserved, port

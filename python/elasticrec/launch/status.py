@@ -1,39 +1,63 @@
-"""How a run is: what its coordinator tells while it runs, what its directory tells when it does not."""
+"""`elasticrec status`: the state of a run, from its coordinator, or from its directory if it is not running."""
 
 import contextlib
 import json
-import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict, final
 
-from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
+from elasticrec.errors import UnavailableError
 from elasticrec.journal import read_entries
 from elasticrec.manifest import MANIFEST
 from elasticrec.net import environment
 from elasticrec.net.address import Address, read_address
 from elasticrec.net.coordinator import CoordinatorClient
+from elasticrec.net.messages import CheckpointStatus, ShardStatus, StatusResponse, TrainerStatus
 from elasticrec.net.security import Security
 from elasticrec.run import Run
 
-Status = dict[str, Any]
-
-# A coordinator that is being started again is there by then.
+# A coordinator that is being restarted answers within this time.
 _ANSWER_S = 3.0
-_SCALE_S = 120.0
-_POLL_S = 0.1
 
 
-def read_status(run: Run) -> Status:
-    """The coordinator's status, or what the directory of a run that does not run says."""
+@final
+class RunningStatus(StatusResponse):
+    """The coordinator's status, with the run and the coordinator's URL."""
+
+    run: str
+    coordinator: str
+
+
+class LastCheckpoint(TypedDict):
+    """The newest complete checkpoint of a run that is not running."""
+
+    newest: str
+    created: str
+
+
+@final
+class StoppedStatus(TypedDict):
+    """The state of a run that is not running."""
+
+    run: str
+    state: str
+    checkpoint: LastCheckpoint | None
+    metrics: dict[str, Any] | None
+    """The last line of the metrics file."""
+    silent: str | None
+    """URL of a coordinator that was killed and does not answer."""
+
+
+def read_status(run: Run) -> RunningStatus | StoppedStatus:
+    """Return the coordinator's status, or the state in the directory of a run that is not running."""
     address = read_address(run.path)
     if address is not None:
-        with contextlib.suppress(UnavailableError), _client(run, address) as client:
+        with contextlib.suppress(UnavailableError), client_of(run, address) as client:
             status = client.status()
             return {"run": str(run.path), "coordinator": address.url, **status}
     return _read_stopped(run, address)
 
 
-def _client(run: Run, address: Address) -> CoordinatorClient:
+def client_of(run: Run, address: Address) -> CoordinatorClient:
+    """Return a client of the run's coordinator for commands."""
     security = Security(address.token)
     if not address.url.startswith("http://127."):
         given = {"ca": environment.tls_files()["ca"]} if address.url.startswith("https:") else {}
@@ -41,8 +65,7 @@ def _client(run: Run, address: Address) -> CoordinatorClient:
     return CoordinatorClient(address.url, security=security, deadline_s=_ANSWER_S)
 
 
-def _read_stopped(run: Run, silent: Address | None) -> Status:
-    """`silent` is where its coordinator was, if that did not end by itself."""
+def _read_stopped(run: Run, silent: Address | None) -> StoppedStatus:
     checkpoint = _last_checkpoint(run)
     entries = read_entries(run.path / "coordinator")
     is_finished = any(entry["kind"] == "finished" for entry in entries)
@@ -51,26 +74,26 @@ def _read_stopped(run: Run, silent: Address | None) -> Status:
     return {
         "run": str(run.path),
         "state": "finished" if is_finished else "stopped",
-        "checkpoint": {key: checkpoint[key] for key in ("newest", "created")} if checkpoint else None,
+        "checkpoint": {"newest": checkpoint["newest"], "created": checkpoint["created"]} if checkpoint else None,
         "metrics": _last_metrics(run),
         "silent": silent.url if silent else None,
     }
 
 
-def _last_checkpoint(run: Run) -> Status | None:
-    """Of the newest whole one; what is damaged others tell."""
+def _last_checkpoint(run: Run) -> dict[str, Any] | None:
+    """Return the manifest of the newest complete checkpoint; damaged manifests are skipped without a message."""
     found = []
     for path in run.checkpoints.glob(f"*/{MANIFEST}"):
         with contextlib.suppress(OSError, ValueError):
             manifest = json.loads(path.read_bytes())
-            # of two of one second the one that the shards wrote is the older
+            # The checkpoint of the shards is written before the final one, perhaps in the same second.
             key = (manifest["created"], not path.parent.name.startswith("ps-"), path.parent.name)
             found.append((key, {**manifest, "newest": path.parent.name}))
     return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def _last_metrics(run: Run) -> Status | None:
-    """The last line of the metrics file; one that a crash cut short is none."""
+def _last_metrics(run: Run) -> dict[str, Any] | None:
+    """Return the last complete line of the metrics file; a crash may have truncated the line after it."""
     try:
         lines = run.metrics_path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -83,23 +106,24 @@ def _last_metrics(run: Run) -> Status | None:
     return None
 
 
-def status_lines(status: Status) -> list[str]:
-    """A status for people."""
+def status_lines(status: RunningStatus | StoppedStatus) -> list[str]:
+    """Format a status as lines of text."""
     if "coordinator" not in status:
         return _stopped_lines(status)
     passes, units = status["passes"], status["units"]
     complete = "-" if units["complete"] is None else units["complete"]
+    of_planned = f" of {passes['planned']}" if passes["planned"] else ""
     lines = [
-        f"{status['run']}: {status['state']}, pass {passes['begun']} of {passes['planned']}, "
+        f"{status['run']}: {status['state']}, pass {passes['begun']}{of_planned}, "
         f"coordinator {status['coordinator']}, term {status['term']}",
         f"units: {complete} of {units['planned']} complete, {units['leased']} leased, "
         f"{units['behind'] or 0} behind, {units['settling']} not yet confirmed",
-        _learned_line(status),
+        _samples_line(status),
     ]
     if status["failure"]:
         lines.append(f"failed: {status['failure']}")
     if status["moving_to"]:
-        lines.append(f"the servers change from {len(status['shards'])} to {status['moving_to']}")
+        lines.append(f"scaling from {len(status['shards'])} to {status['moving_to']} servers")
     serving = sum(shard["state"] == "serving" for shard in status["shards"])
     lines.append(f"servers: {serving} of {status['wanted']['servers']}, map {status['epoch']}")
     lines += [_shard_line(shard) for shard in status["shards"]]
@@ -112,12 +136,12 @@ def status_lines(status: Status) -> list[str]:
     return lines if status["store"] is None else [*lines, *_store_lines(status["store"])]
 
 
-def _stopped_lines(status: Status) -> list[str]:
+def _stopped_lines(status: StoppedStatus) -> list[str]:
     checkpoint, metrics = status["checkpoint"], status["metrics"]
     last = f"last checkpoint {checkpoint['newest']} of {checkpoint['created']}" if checkpoint else "no checkpoint"
     state = "finished" if status["state"] == "finished" else "not running"
     if state == "not running" and status["silent"]:
-        state = f"not running, its coordinator at {status['silent']} did not answer in {_ANSWER_S:g} s"
+        state = f"not running, the coordinator at {status['silent']} did not answer within {_ANSWER_S:g} s"
     lines = [f"{status['run']}: {state}; {last}"]
     if metrics:
         shown = {key: value for key, value in metrics.items() if key != "time" and isinstance(value, int | float | str)}
@@ -132,18 +156,18 @@ def _number(value: float | str) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def _learned_line(status: Status) -> str:
-    """Of the shard with partition 0, which has the sums."""
-    figures: Status = {}
+def _samples_line(status: StatusResponse) -> str:
+    """Format the training metrics, which the shard with partition 0 reports."""
+    figures: dict[str, Any] = {}
     for shard in status["shards"]:
         figures |= {key: value for key, value in shard["figures"].items() if key.endswith("_0")}
     return (
-        f"samples: {figures.get('samples_0', 0):,} of this pass, {status['samples_per_s']:,.0f} a second, "
+        f"samples: {figures.get('samples_0', 0):,} in this pass, {status['samples_per_s']:,.0f} samples/s, "
         f"auc {figures.get('auc_0', 0.0):.4f}, loss {figures.get('log_loss_0', 0.0):.4f}"
     )
 
 
-def _shard_line(shard: Status) -> str:
+def _shard_line(shard: ShardStatus) -> str:
     figures = shard["figures"]
     first, end = shard["partitions"]
     text = f"  ps-{shard['index']} {shard['state']}, partitions {first} to {end - 1}"
@@ -157,12 +181,12 @@ def _shard_line(shard: Status) -> str:
     )
 
 
-def _trainer_line(trainer: Status) -> str:
+def _trainer_line(trainer: TrainerStatus) -> str:
     figures = trainer["figures"]
     name = figures.get("name", f"trainer-{trainer['index']}")
     units = ", ".join(str(unit) for unit in trainer["units"])
     pushes = figures.get("staleness_pushes", 0)
-    # `geo` does not measure it
+    # The strategy `geo` does not measure staleness.
     stale = f"{figures['staleness_sum'] / pushes:.1f} (most {figures['staleness_most']})" if pushes else "-"
     shares = {key.removeprefix("share_"): value for key, value in figures.items() if key.startswith("share_")}
     if shares:
@@ -175,35 +199,35 @@ def _trainer_line(trainer: Status) -> str:
     )
 
 
-def _checkpoint_line(checkpoint: Status) -> str:
+def _checkpoint_line(checkpoint: CheckpointStatus) -> str:
     if checkpoint["newest"] is None:
         text = "checkpoint: none yet"
     else:
-        age = "of an earlier start" if checkpoint["age_s"] is None else f"{checkpoint['age_s']:.0f} s old"
+        age = "of an earlier coordinator" if checkpoint["age_s"] is None else f"{checkpoint['age_s']:.0f} s old"
         took = "" if checkpoint["last_s"] is None else f", took {checkpoint['last_s']:.1f} s"
         text = f"checkpoint: {checkpoint['newest']}, {age}{took}"
-    writing = f", {checkpoint['writing']} is being written" if checkpoint["writing"] else ""
+    writing = f", writing {checkpoint['writing']}" if checkpoint["writing"] else ""
     return f"{text}{writing}; {checkpoint['committed']} committed, {checkpoint['failed']} failed"
 
 
-def _publish_line(publish: Status) -> str:
+def _publish_line(publish: dict[str, Any]) -> str:
     if publish["version"] is None:
         text = "publish: no version yet"
     else:
-        which = f"delta {publish['deltas']} of its base" if publish["deltas"] else "a base"
+        which = f"delta {publish['deltas']} of its base" if publish["deltas"] else "base"
         text = f"publish: version {publish['version']}, {which}, {publish['offer']}"
     if publish["age_s"] is not None:
         rows = f"{publish['changed']:,} of {publish['rows']:,} rows, {publish['removed']:,} removed"
         text += f", {publish['age_s']:.0f} s old, took {publish['last_s']:.1f} s, {rows}"
     if writing := publish["writing"]:
-        text += f"; a {writing['kind']} is being written"
+        text += f"; writing a {writing['kind']}"
     elif publish["next_s"] is not None:
         text += f"; next in {publish['next_s']:.0f} s"
     text += f"; {publish['committed']} committed, {publish['failed']} failed"
-    return f"{text}; the last one failed: {publish['error']}" if publish["error"] else text
+    return f"{text}; the last publish failed: {publish['error']}" if publish["error"] else text
 
 
-def _store_lines(store: Status) -> list[str]:
+def _store_lines(store: dict[str, Any]) -> list[str]:
     lines = [f"store: {store['doing']}", *(f"  late: {replica}" for replica in store["late"])]
     if refused := store["refused"]:
         lines.append(f"  version {refused['version']} is not offered: {'; '.join(refused['why'])}")
@@ -212,42 +236,3 @@ def _store_lines(store: Status) -> list[str]:
 
 def _megabytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
-
-
-def scale_run(run: Run, *, servers: int | None, trainers: int | None) -> Iterator[str]:
-    """Have a running job use another number of servers or trainers; tells what happens until it is so."""
-    address = read_address(run.path)
-    started = time.monotonic()
-    try:
-        if address is None:
-            raise UnavailableError("")
-        with _client(run, address) as client:
-            wanted = client.scale(servers=servers, trainers=trainers)["wanted"]
-            yield f"wanted: {wanted['servers']} servers, {wanted['trainers']} trainers"
-            while not _is_so_now(client, run, wanted):
-                if time.monotonic() > started + _SCALE_S:
-                    raise ElasticRecError(f"{run.path}: it is not so after {_SCALE_S:g} s; see `elasticrec status`")
-                time.sleep(_POLL_S)
-    except UnavailableError:
-        raise ConfigError("; ".join(status_lines(read_status(run))[:1])) from None
-    yield f"so it is, after {time.monotonic() - started:.1f} s"
-
-
-def _is_so_now(client: CoordinatorClient, run: Run, wanted: Status) -> bool:
-    try:
-        return _is_so(client.status(), wanted)
-    except UnavailableError:
-        # it is busy, or is being started again: one that ended has taken its address away
-        if read_address(run.path) is None:
-            raise
-        return False
-
-
-def _is_so(status: Status, wanted: Status) -> bool:
-    states = [shard["state"] for shard in status["shards"]]
-    alive = [trainer for trainer in status["trainers"] if trainer["state"] == "alive"]
-    if status["state"] != "running":
-        raise ElasticRecError(f"the run is {status['state']}")
-    if status["wanted"] != wanted:
-        raise ElasticRecError(f"somebody else wanted {status['wanted']} meanwhile")
-    return states == ["serving"] * wanted["servers"] and len(alive) == wanted["trainers"]

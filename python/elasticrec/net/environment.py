@@ -1,4 +1,4 @@
-"""The environment variables from which a role knows its place; each is a flag of its command too."""
+"""Environment variables of role processes; each has a flag of the same meaning."""
 
 import os
 from pathlib import Path
@@ -20,19 +20,19 @@ THREADS = "ELASTICREC_THREADS"
 NAME = "ELASTICREC_NAME"
 PARENT = "ELASTICREC_PARENT"
 
-_OF_A_ROLE = (
+_ROLE_VARIABLES = (
     RUN, COORDINATOR, TOKEN, INDEX, HOST, PORT, ADVERTISE, TLS_CERT, TLS_KEY, TLS_CA, INSECURE, WAIT, METRICS_PORT,
     THREADS, NAME, PARENT,
 )  # fmt: skip
 
 
 def tls_files() -> dict[str, Path | None]:
-    """The files of TLS that this process was told of."""
+    """Return the TLS files that the environment of this process names."""
     names = {"cert": TLS_CERT, "key": TLS_KEY, "ca": TLS_CA}
     return {file: Path(found) if (found := os.environ.get(name)) else None for file, name in names.items()}
 
 
-def with_roles_of(told: dict[str, str | Path | None]) -> dict[str, str]:
-    """This process's environment for a role that is told exactly this, whatever this process was told."""
-    kept = {name: value for name, value in os.environ.items() if name not in _OF_A_ROLE}
-    return kept | {name: str(value) for name, value in told.items() if value is not None}
+def with_role_variables(variables: dict[str, str | Path | None]) -> dict[str, str]:
+    """Return this process's environment, with exactly these variables of a role in place of its own."""
+    kept = {name: value for name, value in os.environ.items() if name not in _ROLE_VARIABLES}
+    return kept | {name: str(value) for name, value in variables.items() if value is not None}

@@ -1,30 +1,30 @@
-"""What roles tell the coordinator: the bodies of its requests, checked."""
+"""Requests to the coordinator, validated, and its responses (docs/formats/coordinator.md)."""
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elasticrec.errors import ConfigError, UnavailableError
 
 PROTOCOL = 1
-"""Of these bodies and their answers; both sides must have the same."""
+"""Version of these messages; both sides must have the same."""
 
 U64 = Annotated[int, Field(ge=0, lt=2**64)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class FencedError(UnavailableError):
-    """Another one has the place of this member: it must stop, or register as somebody new."""
+    """Another process replaced this member: it must stop, or register as a new member."""
 
 
 class MovedError(FencedError):
-    """The partitions moved to another number of shards: this one may ask for a place among them."""
+    """The partitions moved to another number of shards: this shard may register again."""
 
 
 class SurplusError(ConfigError):
-    """The run has no shard of this number, as after the partitions moved to fewer."""
+    """The run has no shard with this index, for example after it was scaled down."""
 
 
 class _Message(BaseModel):
@@ -32,15 +32,15 @@ class _Message(BaseModel):
 
 
 class OpenUnit(_Message):
-    """A unit of which some batches are applied."""
+    """A unit with some of its batches applied."""
 
     batches: dict[Annotated[int, Field(ge=0, lt=2**32)], U64] = {}
-    """Checksums of the batches that are applied."""
+    """Checksums of the applied batches, by index."""
     num_batches: int | None = None
 
 
 class Record(_Message):
-    """Which batches a partition has applied; a shard's own words (`crates/ps/src/record.rs`)."""
+    """The batches that a partition has applied, as its shard reports them (`crates/ps/src/record.rs`)."""
 
     watermark: U64 = 0
     complete: frozenset[U64] = frozenset()
@@ -53,31 +53,31 @@ class Record(_Message):
 
     @property
     def end(self) -> int:
-        """One behind the last unit of which something is applied."""
+        """One past the last unit with an applied batch."""
         return max(self.watermark, *(1 + unit for unit in self.complete), *(1 + unit for unit in self.open), 0)
 
 
 @dataclass(frozen=True)
 class ShardOwner:
-    """The incarnation that owned a shard when a checkpoint or a publish began, and its partitions."""
+    """The owner of a shard when a checkpoint or a publish began, and its partitions."""
 
     incarnation: int
     partitions: range
 
 
 Records = tuple[tuple[tuple[U64, ...], Record], ...]
-"""Each record once, with the partitions that have it."""
+"""Each distinct record once, with its partitions."""
 
 
 class Status(BaseModel):
-    """What a shard says of itself; figures that this release does not know are shown, not read."""
+    """The status of a shard; figures unknown to this release are shown and not used."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     records: Records
 
     def figures(self) -> dict[str, Any]:
-        """All but the records."""
+        """Return everything but the records."""
         return plain(self.model_extra or {})
 
 
@@ -89,7 +89,7 @@ class WrittenFile(_Message):
 
 
 class Snapshot(_Message):
-    """How far a shard is with its part of a checkpoint."""
+    """Progress of a shard's part of a checkpoint."""
 
     checkpoint: str
     incarnation: U64
@@ -100,7 +100,7 @@ class Snapshot(_Message):
 
 
 class PublishPart(_Message):
-    """How far a shard is with its part of a version."""
+    """Progress of a shard's part of a version."""
 
     publish: str
     incarnation: U64
@@ -108,107 +108,406 @@ class PublishPart(_Message):
     cube: WrittenFile | None = None
     dense: WrittenFile | None = None
     rows: U64 = 0
-    """Of all its partitions."""
+    """Rows of all partitions of the shard."""
     changed: U64 = 0
     """Rows in the part."""
     removed: U64 = 0
-    """Signs in it that have no row any more."""
+    """Signs in the part whose rows were removed."""
     whole: U64 = 0
-    """Partitions that are whole in it."""
+    """Partitions that the part holds completely."""
     samples: U64 = 0
-    """Applied to its first partition."""
+    """Samples applied to the shard's first partition."""
     error: str | None = None
 
 
 class Request(_Message):
-    """What all requests have."""
+    """The fields that all requests share."""
 
     term: U64 = 0
     """The highest term that the role has seen."""
 
 
 class Register(Request):
-    """A process that wants to be a shard or a trainer."""
+    """A process asks to become a shard or a trainer."""
 
     protocol: int
     role: Literal["ps", "trainer"]
     nonce: Annotated[str, Field(min_length=1, max_length=100)]
-    """Drawn once a process: a request that is sent again is known by it."""
+    """Random for each process: identifies a request that is sent again."""
     run: str = ""
-    """Id of the run whose directory it has, if it knows."""
+    """Id of the run in the process's run directory, if known."""
     index: Annotated[int, Field(ge=0)] | None = None
     damaged: dict[str, str] = {}
-    """Checkpoints that could not be loaded, and why."""
+    """Checkpoints that could not be loaded, with the reasons."""
 
 
 class Heartbeat(Request):
-    """Sent again and again; a shard's lease runs from the time at which it was sent."""
+    """Sent periodically; a shard's lease runs from the time of sending."""
 
     incarnation: U64
     sequence: U64
-    """Counts up: what was sent before is not news when it comes later."""
+    """Counts up, so that a delayed heartbeat does not overwrite a newer one."""
     leaving: bool = False
-    """It has stopped: from now on it applies nothing."""
+    """The member has stopped; a shard applies nothing from now on."""
     figures: dict[str, Any] = {}
-    """For people, shown in the status."""
+    """Figures for the status."""
     address: str | None = None
     state: Literal["loading", "serving"] = "loading"
     boundaries: U64 = 0
-    """How many boundaries a shard knows of."""
+    """Number of boundaries that the shard knows."""
     skipped: U64 = 0
-    """How many lost units it knows of."""
+    """Number of lost units that the shard knows."""
     status: Status | None = None
     snapshot: Snapshot | None = None
     publish: PublishPart | None = None
     units: tuple[U64, ...] = ()
-    """Units that a trainer works on."""
+    """Units that the trainer works on."""
     meeting: U64 = 0
-    """The last one that it came to."""
+    """The last meeting that the trainer reached."""
 
 
 class Lease(Request):
-    """A trainer that wants a unit."""
+    """A trainer asks for a unit."""
 
     incarnation: U64
     holds: tuple[U64, ...] = ()
-    """Those that it has: of others that are leased to it the answer was lost."""
+    """Units that the trainer holds; for its other leases the response was lost."""
     waiting: bool = False
-    """A step cannot go on: whoever had the rest of the group may be gone."""
+    """The trainer waits for the rest of its group, whose trainers may be gone."""
 
 
 class MeetRequest(Request):
-    """A trainer that has pushed a merge group and waits for the others."""
+    """A trainer has pushed a merge group and waits for the others."""
 
     incarnation: U64
     meeting: U64
 
 
 class UnitRequest(Request):
-    """A trainer that is done with a unit, or gives it back."""
+    """A trainer has finished a unit, or gives it back."""
 
     incarnation: U64
     unit: U64
 
 
 class Missing(UnitRequest):
-    """A trainer whose unit cannot be read: its data is gone."""
+    """A trainer cannot read a unit: its data is gone."""
 
     why: Annotated[str, Field(max_length=10_000)]
 
 
 class CheckpointRequest(Request):
-    """Somebody who wants a checkpoint now."""
+    """A user or the launcher asks for a checkpoint now."""
 
 
 class Scale(Request):
-    """Somebody who wants another number of shards or trainers."""
+    """A user asks for another number of shards or trainers."""
 
     servers: int | None = None
     trainers: int | None = None
 
 
-def plain(figures: dict[str, Any]) -> dict[str, int | float | str]:
-    """Of what a role says of itself the numbers and names, which can be shown as they are."""
+Figures = dict[str, Any]
+"""Numbers and names that a member reports about itself; they depend on its role and its release."""
+
+
+class StopCommand(TypedDict):
+    """End the process."""
+
+    command: Literal["stop"]
+    why: str
+
+
+class BoundariesCommand(TypedDict):
+    """All boundaries so far."""
+
+    command: Literal["boundaries"]
+    boundaries: list[dict[str, Any]]
+
+
+class SkipCommand(TypedDict):
+    """All lost units so far."""
+
+    command: Literal["skip"]
+    units: list[int]
+
+
+class ReloadCommand(TypedDict):
+    """Return to the last checkpoint."""
+
+    command: Literal["reload"]
+
+
+class SnapshotCommand(TypedDict):
+    """Write this shard's part of a checkpoint."""
+
+    command: Literal["snapshot"]
+    checkpoint: str
+    rows: str
+    dense: str
+
+
+class PublishCommand(TypedDict):
+    """Write this shard's part of a version."""
+
+    command: Literal["publish"]
+    publish: str
+    committed: str | None
+    """The last publish that became a version: a delta holds the changes since."""
+    base: bool
+    row_type: str
+    cube: str
+    dense: str
+    store: str | None
+    """URL of the repository, None if the coordinator serves its files."""
+    name: str
+
+
+Command = StopCommand | BoundariesCommand | SkipCommand | ReloadCommand | SnapshotCommand | PublishCommand
+
+
+class Response(TypedDict):
+    """The fields that all responses share."""
+
+    term: int
+    epoch: int
+    """Epoch of the partition map."""
+    commands: list[Command]
+
+
+class PartPaths(TypedDict):
+    """The files of one part of a checkpoint."""
+
+    rows: str
+    dense: str
+
+
+class CheckpointPaths(TypedDict):
+    """A checkpoint that a shard starts from, with the parts that hold its partitions."""
+
+    name: str
+    parts: list[PartPaths]
+
+
+class ShardAddress(TypedDict):
+    """A shard as trainers connect to it."""
+
+    index: int
+    partitions: list[int]
+    incarnation: int | None
+    address: str | None
+    state: str
+
+
+class RegistrationDelay(Response):
+    """All indexes of the role are taken; register again later."""
+
+    incarnation: None
+    wait_s: float
+    why: str
+
+
+class Registration(Response):
+    """The member's index and lease."""
+
+    incarnation: int
+    index: int
+    lease_s: float
+    next_s: float
+    num_partitions: int
+    servers: int
+
+
+class ShardRegistration(Registration):
+    """The state that a shard starts from."""
+
+    partitions: list[int]
+    boundaries: list[dict[str, Any]]
+    skipped: list[int]
+    checkpoint: CheckpointPaths | None
+
+
+class TrainerRegistration(Registration):
+    """The servers that a trainer connects to."""
+
+    shards: list[ShardAddress]
+
+
+class ShardHeartbeatResponse(Response):
+    """The lease of a shard, and when to send the next heartbeat."""
+
+    lease_s: float
+    next_s: float
+
+
+class TrainerHeartbeatResponse(ShardHeartbeatResponse):
+    """The lease of a trainer, its servers and its lost units."""
+
+    shards: list[ShardAddress]
+    drop: list[int]
+    """Units that the trainer no longer holds."""
+
+
+class UnitEntry(TypedDict):
+    """A unit, as a line of `units/epoch-NNNNN.jsonl` has it."""
+
+    id: int
+    path: str
+    size: int
+    modified_ns: int
+    start: int
+    end: int
+    epoch: int
+    cut: str
+    day: int | None
+
+
+class UnitLease(Response):
+    """A leased unit."""
+
+    unit: UnitEntry
+    skip: list[int]
+    """Batches that all partitions have."""
+    replay: bool
+    shards: list[ShardAddress]
+    group: list[int] | None
+    """Of `sync`: the first unit of the group and its number of units."""
+    meeting: int
+    trainers: int
+    """Number of live trainers."""
+
+
+class NoUnit(Response):
+    """No unit for now, or no unit any more."""
+
+    unit: None
+    finished: bool
+    wait_s: float
+    why: str
+    shards: list[ShardAddress]
+
+
+class MeetResponse(Response):
+    """Whether all trainers with a unit have reached the meeting."""
+
+    go: bool
+
+
+class HeldResponse(Response):
+    """Whether the trainer held the unit."""
+
+    held: bool
+
+
+class CheckpointResponse(Response):
+    """The checkpoint is written when `checkpoint.ticket` of the status has reached `ticket`."""
+
+    ticket: int
+
+
+class ProcessCounts(TypedDict):
+    """The number of processes of each role."""
+
+    servers: int
+    trainers: int
+
+
+class ScaleResponse(Response):
+    """The requested numbers, and the number of servers in the present map."""
+
+    wanted: ProcessCounts
+    servers: int
+
+
+class PassesStatus(TypedDict):
+    """The passes of a run."""
+
+    begun: int
+    planned: int | None
+    ended: int
+    hour: str | None
+    waiting: str | None
+    notes: list[tuple[int, str]]
+    """Numbered lines for the user who started the training."""
+
+
+class UnitFigures(TypedDict):
+    """Units by state."""
+
+    planned: int
+    leased_ever: int
+    complete: int | None
+    leased: int
+    settling: int
+    behind: int | None
+
+
+class ShardStatus(ShardAddress):
+    """A shard in the status."""
+
+    figures: Figures
+    lease_left_s: float
+
+
+class TrainerStatus(TypedDict):
+    """A trainer in the status."""
+
+    index: int
+    incarnation: int
+    state: str
+    units: list[int]
+    lease_left_s: float
+    samples_per_s: float
+    figures: Figures
+
+
+class CheckpointStatus(TypedDict):
+    """Checkpoints in the status."""
+
+    newest: str | None
+    age_s: float | None
+    writing: str | None
+    ticket: int
+    committed: int
+    failed: int
+    seconds: float
+    last_s: float | None
+
+
+class StatusResponse(Response):
+    """The state of a run."""
+
+    state: str
+    failure: str | None
+    passes: PassesStatus
+    units: UnitFigures
+    leases: dict[str, int]
+    """Incarnations of trainers by unit."""
+    counters: dict[str, int]
+    meetings: dict[str, int]
+    wanted: ProcessCounts
+    moving_to: int | None
+    """Number of servers that the partitions are moving to."""
+    started: dict[str, int]
+    samples_per_s: float
+    shards: list[ShardStatus]
+    trainers: list[TrainerStatus]
+    checkpoint: CheckpointStatus
+    publish: dict[str, Any] | None
+    store: dict[str, Any] | None
+
+
+class ErrorResponse(TypedDict):
+    """A refusal."""
+
+    term: int
+    error: str
+    moved: NotRequired[bool]
+    surplus: NotRequired[bool]
+
+
+def plain(figures: Figures) -> Figures:
+    """Return the numbers and names among a member's figures, which can be shown without conversion."""
     return {
         key: value
         for key, value in figures.items()
@@ -220,7 +519,7 @@ AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
 
 def other_release(protocol: int) -> str:
-    """What a role of another release is told."""
+    """Return the refusal of a role of another release."""
     return f"register: protocol: expected {PROTOCOL}, got {protocol}: the role is of another release"
 
 
@@ -229,7 +528,7 @@ class _Protocol(BaseModel):
 
 
 def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
-    """A request from its JSON."""
+    """Parse a request from JSON."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -241,7 +540,7 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
 
 
 def _check_release(body: bytes) -> None:
-    """A role of another release may say what this one does not know: its release is the better reason."""
+    """Refuse another release by its number: that is a better reason than a field that is unknown here."""
     try:
         protocol = _Protocol.model_validate_json(body).protocol
     except ValidationError:

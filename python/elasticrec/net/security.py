@@ -62,7 +62,7 @@ class Security:
         """To another machine no token goes in clear, unless that is wanted."""
         if self.token and not (encrypted or self.insecure or is_loopback(host)):
             raise ConfigError(
-                f"{target}: the token would go to another machine in clear: expected TLS, or `insecure: true`"
+                f"{target}: the token would go to another machine in clear text: expected TLS, or `insecure: true`"
             )
 
 

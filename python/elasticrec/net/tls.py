@@ -1,4 +1,4 @@
-"""TLS of whoever connects over HTTP: whom it trusts, and what is said of a peer that is not the right one."""
+"""TLS of HTTP clients: the authorities they trust, and the wording for peers that they cannot trust."""
 
 import socket
 import ssl
@@ -8,14 +8,18 @@ from elasticrec.errors import ConfigError
 
 _PROBE_S = 2.0
 
-# Of OpenSSL, X509_V_ERR_*.
+# OpenSSL's X509_V_ERR_* codes.
 _NOT_YET, _EXPIRED = 9, 10
 _OTHER_HOST = (62, 64)
 _OTHER_AUTHORITY = (2, 7, 18, 19, 20, 21)
 
 
+class TlsError(ConfigError):
+    """A certificate that is not accepted, or TLS at one end only: another attempt would fail the same way."""
+
+
 def client_context(ca: Path | None) -> ssl.SSLContext:
-    """Trusts the authorities of the `ca` file, or those of the system if there is none."""
+    """Return a context that trusts the authorities of the `ca` file, or those of the system without one."""
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
@@ -24,7 +28,7 @@ def client_context(ca: Path | None) -> ssl.SSLContext:
 
 
 def tls_problem(error: ssl.SSLError, host: str) -> str | None:
-    """What another attempt would not change; none if it may."""
+    """Return the problem that another attempt would not solve, or None if it might."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code == _EXPIRED:
             return "its certificate has expired"
@@ -43,7 +47,7 @@ def tls_problem(error: ssl.SSLError, host: str) -> str | None:
 
 
 def speaks_tls(host: str, port: int) -> bool:
-    """Whether a server that cut a plain connection answers to TLS; nothing is sent but a greeting."""
+    """Whether a server that closed a plain connection speaks TLS; sends nothing but a TLS hello."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

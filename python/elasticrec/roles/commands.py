@@ -1,7 +1,8 @@
-"""`elasticrec coordinator | ps | trainer`: one role in this process, from flags or environment variables alone."""
+"""`elasticrec coordinator | ps | trainer`: run one role in this process, from flags or environment variables only."""
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticrec.launch.logs import Stamped, stamp
 from elasticrec.machine import allow_many_files
 from elasticrec.net import environment
+from elasticrec.net.logs import StampedStream, log_to_stderr
 from elasticrec.net.options import CaOption, CertOption, InsecureOption, KeyOption
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ TokenOption = Annotated[
     str, typer.Option("--token", envvar=environment.TOKEN, help="Secret of the run.", show_default=False)
 ]
 IndexOption = Annotated[
-    int | None, typer.Option("--index", envvar=environment.INDEX, min=0, help="Number of this one among its role.")
+    int | None, typer.Option("--index", envvar=environment.INDEX, min=0, help="Index of this process within its role.")
 ]
 HostOption = Annotated[str, typer.Option("--host", envvar=environment.HOST, help="Address to listen on.")]
 PortOption = Annotated[
@@ -40,7 +41,9 @@ PortOption = Annotated[
 ]
 WaitOption = Annotated[
     float,
-    typer.Option("--wait", envvar=environment.WAIT, min=0.1, help="Seconds to wait for a coordinator that is away."),
+    typer.Option(
+        "--wait", envvar=environment.WAIT, min=0.1, help="Seconds to wait for a coordinator that does not answer."
+    ),
 ]
 MetricsPortOption = Annotated[
     int,
@@ -49,16 +52,18 @@ MetricsPortOption = Annotated[
         envvar=environment.METRICS_PORT,
         min=0,
         max=65535,
-        help="Port of this machine for /metrics; 0 for any.",
+        help="Port of /metrics on 127.0.0.1; 0 for any.",
     ),
 ]
 
 _PR_SET_PDEATHSIG = 1
 
-# A role that another one replaced: its supervisor may start it again.
+# Exit code of a role that was replaced: its supervisor may start it again.
 _REPLACED = 3
-# A coordinator that a signal ended.
-_TOLD_TO_STOP = 143
+# Exit code of a coordinator that was stopped by a signal.
+_STOPPED = 143
+
+logger = logging.getLogger(__name__)
 
 
 def add_roles(app: typer.Typer) -> None:
@@ -77,8 +82,8 @@ def coordinator(
     tls_key: KeyOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Hand out units, own the partition map, commit checkpoints: one a run."""
-    _follow_parent()
+    """Run the coordinator: it leases units, owns the partition map and commits checkpoints. One per run."""
+    _set_up()
     from elasticrec.coordinator.api import Listen
     from elasticrec.net.security import Security
 
@@ -88,9 +93,9 @@ def coordinator(
     from elasticrec.roles.coordinator import serve_coordinator
 
     with _stopping() as stop:
-        if not serve_coordinator(job, found, listen, _say, stop):
-            # whoever watches must not take this for the end of the run
-            raise typer.Exit(_TOLD_TO_STOP)
+        if not serve_coordinator(job, found, listen, stop):
+            # The launcher must not take this for the end of the run.
+            raise typer.Exit(_STOPPED)
 
 
 def ps(
@@ -106,7 +111,7 @@ def ps(
             "--advertise",
             envvar=environment.ADVERTISE,
             metavar="HOST",
-            help="Name or address of this machine for the others, where --host is not one.",
+            help="Host name or address that others connect to, if --host is not one.",
         ),
     ] = None,
     tls_cert: CertOption = None,
@@ -116,8 +121,8 @@ def ps(
     wait: WaitOption = 60.0,
     metrics_port: MetricsPortOption = 0,
 ) -> None:
-    """Hold partitions of the table: a parameter server."""
-    _follow_parent()
+    """Run a parameter server: it holds partitions of the table."""
+    _set_up()
     from elasticrec.net.security import Security
     from elasticrec.roles.member import ListenAddress, RoleOptions
 
@@ -130,7 +135,7 @@ def ps(
     from elasticrec.roles.shard import ShardProcess
 
     allow_many_files()
-    _run(ShardProcess(options, listening, _say, job.train.ps))
+    _run(ShardProcess(options, listening, job.train.ps))
 
 
 def trainer(
@@ -149,12 +154,12 @@ def trainer(
             envvar=environment.THREADS,
             min=1,
             max=4096,
-            help="Threads of the network, where the job has no `train.threads`; all cores if not given.",
+            help="Threads of the network if the job sets no `train.threads`; default: all cores.",
         ),
     ] = None,
 ) -> None:
-    """Train units: pull, step the network, push."""
-    _follow_parent()
+    """Run a trainer: it pulls rows, steps the network and pushes gradients, unit by unit."""
+    _set_up()
     from elasticrec.net.security import Security
     from elasticrec.roles.member import RoleOptions
 
@@ -166,7 +171,7 @@ def trainer(
     options.check()
     from elasticrec.roles.trainer import TrainerProcess
 
-    _run(TrainerProcess(job, options, _say))
+    _run(TrainerProcess(job, options))
 
 
 def _open_run(path: Path) -> tuple["Run", "Job"]:
@@ -175,12 +180,12 @@ def _open_run(path: Path) -> tuple["Run", "Job"]:
 
     run = Run(path)
     if not run.exists():
-        raise ConfigError(f"{path}: not the directory of a run, expected `job.yaml` and `checkpoints` in it")
+        raise ConfigError(f"{path}: not a run directory: expected `job.yaml` and `checkpoints` in it")
     return run, run.job()
 
 
 def _run(process: "ShardProcess | TrainerProcess") -> None:
-    """Run a role to its end; SIGTERM and Ctrl-C have it leave: it says so, and nobody has to wait for its lease."""
+    """Run a role until it ends. On SIGTERM and Ctrl-C it leaves the run, so that its lease need not run out."""
     from elasticrec.errors import UnavailableError
     from elasticrec.net.messages import FencedError
     from elasticrec.roles.member import Shutdown
@@ -190,45 +195,40 @@ def _run(process: "ShardProcess | TrainerProcess") -> None:
     try:
         process.run()
     except Shutdown:
-        _say("left")
+        logger.info("left the run")
     except FencedError as error:
-        _say(str(error))
+        logger.warning("%s", error)
         raise typer.Exit(_REPLACED) from None
     except UnavailableError:
-        # whoever leaves need not be heard
+        # A process that shuts down does not need the coordinator.
         if not process.shutdown.is_requested():
             raise
 
 
 def _name() -> str:
-    """How the launcher calls this process."""
+    """Return the name that the launcher gave to this process."""
     return os.environ.get(environment.NAME, "")
 
 
-def _follow_parent() -> None:
-    """Lines with a time stamp; end with the launcher that started this process, however that ends."""
+def _set_up() -> None:
+    """Set up logging, and end this process when the launcher that started it ends in any way."""
     parent = os.environ.get(environment.PARENT)
     if parent is not None:
-        # all of them, those of errors too
-        sys.stdout, sys.stderr = Stamped(sys.stdout), Stamped(sys.stderr)
+        # The log file gets a time stamp on every line, also on errors and on the output of libraries.
+        sys.stdout, sys.stderr = StampedStream(sys.stdout), StampedStream(sys.stderr)
+    log_to_stderr(stamped=parent is None)
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
-        # it ended before
+        # The launcher ended before the call above.
         raise typer.Exit(1)
 
 
 @contextlib.contextmanager
 def _stopping() -> Iterator[threading.Event]:
-    """An event that a signal sets."""
+    """Yield an event that SIGTERM and Ctrl-C set."""
     stop = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: stop.set())
     yield stop
-
-
-def _say(text: str) -> None:
-    if not isinstance(sys.stderr, Stamped):
-        text = f"{stamp()} {text}"
-    typer.echo(text, err=True)

@@ -1,5 +1,6 @@
-"""The process of the coordinator: it plans, leases, commits, and ends when the run is finished."""
+"""The process of the coordinator: it prepares the run, serves requests, and ends when the run is finished."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -32,12 +33,14 @@ from elasticrec.training.read import cut_of
 if TYPE_CHECKING:
     from elasticrec.training.dense import FlatParameters
 
-# After the end members have so long to hear of it.
-_FAREWELL_S = 10.0
+# Time for the members of a finished run to stop.
+_STOP_S = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 def prepare(job: Job, run: Run) -> None:
-    """Write down what the run starts from, unless it has started before."""
+    """Write the state that the run starts from, unless it has started before."""
     if not has_start(run):
         _prepare_start(job, run)
     prepare_versions(job, run)
@@ -58,14 +61,14 @@ def _prepare_start(job: Job, run: Run) -> None:
         "num_dense": len(dense.values),
         "num_buffers": len(dense.values) - dense.num_parameters,
         "dense": {"kind": optimizer.kind, "learning_rate": optimizer.learning_rate},
-        # and records and bad records, behind those of the labels
+        # The sums of the labels, then the numbers of records and of bad records.
         "num_sums": FLAT_SIZE * len(job.data.labels) + 2,
     }
     write_start(run, spec, vectors, warm)
 
 
 def _warm_start(job: Job, dense: "FlatParameters") -> tuple[WarmStart | None, npt.NDArray[np.float32]]:
-    """Where the rows begin, and the first dense vectors."""
+    """Return the rows that a warm start begins with, and the first dense vectors."""
     from elasticrec.training.warm_start import start_files
 
     if job.train.warm_start is None:
@@ -76,7 +79,7 @@ def _warm_start(job: Job, dense: "FlatParameters") -> tuple[WarmStart | None, np
 
 
 def settings_of(job: Job, run: Run) -> Settings:
-    """What the coordinator has to know of a job."""
+    """Return the coordinator's settings for a job."""
     files = [] if job.data.hours else match_files(job, "train")
     check_headers(job, files)
     sparse, checkpoint, ps = job.sparse, job.train.checkpoint, job.train.ps
@@ -122,9 +125,9 @@ def _hours_of(job: Job) -> Callable[[PlanCallbacks], HourPlan] | None:
 
 
 def measure_pass(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a pass came to, from the sums of partition 0 at its end: the forward before the update is its evaluation."""
+    """Return the metrics of a pass: its predictions are made before the update, so the sums are an evaluation."""
     start = read_start(run.path)
-    # of the other shards none has sums
+    # Only the shard of partition 0 keeps sums.
     part = next(part for part in checkpoint.manifest["parts"] if part["partitions"][0] == 0)
     _, _, (_, sums), _ = _core.read_dense_parts(
         start.shard_spec(range(*part["partitions"])), [str(checkpoint.path / part["dense"])]
@@ -136,22 +139,22 @@ def measure_pass(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def serve_coordinator(job: Job, run: Run, listen: Listen, say: Callable[[str], None], stop: threading.Event) -> bool:
-    """Coordinate the run until it is over, or `stop` is set; returns whether it is over."""
+def serve_coordinator(job: Job, run: Run, listen: Listen, stop: threading.Event) -> bool:
+    """Coordinate the run until it is finished or `stop` is set; return whether it is finished."""
     prepare(job, run)
     settings = replace(settings_of(job, run), run_id=read_start(run.path).run_id)
-    coordinator = Coordinator(run, settings, say=say)
+    coordinator = Coordinator(run, settings)
     try:
-        with CoordinatorServer(coordinator, listen, _files(job)) as server, background_rollout(job, say) as rollout:
+        with CoordinatorServer(coordinator, listen, _files(job)) as server, background_rollout(job, logger.info) as rollout:
             coordinator.store = None if rollout is None else rollout.describe
-            # before anybody is told that it is there
+            # The address is in place before the log line that announces it.
             write_address(run.path, Address(server.url, listen.security.token))
-            say(f"coordinator of {run.path} on {server.url}, term {coordinator.term}")
+            logger.info("coordinator of %s on %s, term %d", run.path, server.url, coordinator.term)
             while not stop.wait(0.1):
                 if coordinator.is_finished or coordinator.failure is not None:
-                    _say_goodbye(coordinator)
+                    _wait_for_members(coordinator)
                     if coordinator.failure is not None:
-                        # whoever watches must not take this for the end of the run
+                        # The launcher must not take this for the end of the run.
                         raise ElasticRecError(coordinator.failure)
                     if rollout is not None:
                         rollout.finish()
@@ -163,13 +166,13 @@ def serve_coordinator(job: Job, run: Run, listen: Listen, say: Callable[[str], N
 
 
 def _files(job: Job) -> Path | None:
-    """The directory of the repository, if it is one: those who share no disk with it get at it through us."""
+    """Return the repository's directory, which the coordinator serves to machines that do not share its disk."""
     return None if is_url(job.publish.repository) else Path(job.publish.repository)
 
 
-def _say_goodbye(coordinator: Coordinator) -> None:
-    """Wait until all members heard that it is over."""
-    end = time.monotonic() + _FAREWELL_S
+def _wait_for_members(coordinator: Coordinator) -> None:
+    """Wait until all members have received the command to stop."""
+    end = time.monotonic() + _STOP_S
     while time.monotonic() < end:
         members = [*coordinator.members.of("ps"), *coordinator.members.of("trainer")]
         if not any(coordinator.members.is_alive(member) for member in members):

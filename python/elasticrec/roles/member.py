@@ -4,21 +4,23 @@ import os
 import re
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 from elasticrec.config.fields import show
 from elasticrec.errors import ConfigError
 from elasticrec.net.coordinator import CoordinatorClient, Term
+from elasticrec.net.messages import Figures, Registration, RegistrationDelay
 from elasticrec.net.security import Security
 from elasticrec.net.server import bind
 
-Answer = dict[str, Any]
+AnyRegistration = TypeVar("AnyRegistration", bound=Registration)
 
 # A host name, an IPv4 or an IPv6 address.
 _HOST = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
-_ASK_AGAIN_S = 0.2
+_RETRY_S = 0.2
 # Timeout of the last requests of a process that shuts down.
 _LAST_WORDS_S = 2.0
 
@@ -37,7 +39,7 @@ class RoleOptions:
     name: str = ""
     """The name of this process and of its log, given by the launcher."""
 
-    def figures(self) -> Answer:
+    def figures(self) -> Figures:
         """Figures that every role reports."""
         return {"pid": os.getpid(), **({"name": self.name} if self.name else {})}
 
@@ -124,13 +126,13 @@ class ShutdownRequest:
         self._event.wait(seconds)
 
 
-def join(client: CoordinatorClient, role: str, index: int | None, shutdown: ShutdownRequest, **more: Any) -> Answer:
-    """Register as a new member; wait while all indexes of the role are taken."""
+def join(register: Callable[[str], AnyRegistration | RegistrationDelay], shutdown: ShutdownRequest) -> AnyRegistration:
+    """Register as a new member with a random nonce; wait while all indexes of the role are taken."""
     nonce = secrets.token_hex(8)
     while True:
-        answer = client.register(role, nonce, index=index, **more)
+        answer = register(nonce)
         if answer["incarnation"] is not None:
-            return answer
+            return cast(AnyRegistration, answer)
         shutdown.check()
         # The present holder of the index may leave before its lease ends.
-        shutdown.wait(min(answer["wait_s"], _ASK_AGAIN_S))
+        shutdown.wait(min(cast(RegistrationDelay, answer)["wait_s"], _RETRY_S))

@@ -1,41 +1,48 @@
-"""The process of a parameter server: a shard in Rust on a socket, and a thread that keeps its lease."""
+"""The process of a parameter server: a shard in Rust that answers on a socket, and heartbeats that renew its lease."""
 
 import contextlib
 import json
+import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from elasticrec import _core
 from elasticrec.config.train import ParameterServers
 from elasticrec.durable import write_synced
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
 from elasticrec.machine import resident_bytes
-from elasticrec.net.messages import FencedError, MovedError, SurplusError
+from elasticrec.net.messages import (
+    Command,
+    FencedError,
+    Figures,
+    MovedError,
+    PublishCommand,
+    ShardRegistration,
+    SnapshotCommand,
+    SurplusError,
+)
 from elasticrec.net.metrics import MetricsServer
 from elasticrec.repository.http import HttpStorage
 from elasticrec.repository.storage import open_storage
-from elasticrec.roles.member import Answer, ListenAddress, RoleOptions, ShutdownRequest, join
+from elasticrec.roles.background_writer import BackgroundWriter, Report, file_entry
+from elasticrec.roles.member import ListenAddress, RoleOptions, ShutdownRequest, join
 from elasticrec.roles.metrics import shard_text
 from elasticrec.roles.start import Start, read_start
-from elasticrec.roles.writing import Writing, file_entry
 from elasticrec.training.metrics import MetricSums
 
-Say = Callable[[str], None]
+# Interval between two computations of the training metrics.
+_TRAINING_METRICS_S = 1.0
+# The shortest interval between two heartbeats.
+_MIN_HEARTBEAT_S = 0.05
+# Delay of every push while the process uses too much memory.
+_PUSH_DELAY_S = 0.02
+# Memory at which pushes are delayed, as a multiple of the limit: tables reserve spare capacity, and snapshots copy.
+_MAX_MEMORY_RATIO = 1.5
 
-# Between two looks at the metric sums.
-_TRAINING_S = 1.0
-
-# Between two signs of life.
-_SOONEST_S = 0.05
-
-
-# Each push of a server with too much memory waits so long.
-_PAUSE_S = 0.02
-# Of the limit: beside its rows a table has spare room, and a snapshot copies.
-_TOO_MUCH = 1.5
+logger = logging.getLogger(__name__)
 
 
 class DamagedError(ElasticRecError):
@@ -43,18 +50,17 @@ class DamagedError(ElasticRecError):
 
 
 class _ReloadError(Exception):
-    """All shards go back to the last checkpoint."""
+    """All shards return to the last checkpoint."""
 
 
 class ShardProcess:
-    """Registers, loads, serves and stops as the coordinator says."""
+    """Registers with the coordinator, loads the shard's rows, serves them, and stops on command."""
 
-    def __init__(self, options: RoleOptions, listening: ListenAddress, say: Say, settings: ParameterServers) -> None:
+    def __init__(self, options: RoleOptions, listening: ListenAddress, settings: ParameterServers) -> None:
         self._options, self._listening = options, listening
         self._tls = options.security.wire()
         self._memory_bytes, self._threads = settings.memory_bytes, settings.threads
         self._base_bytes = resident_bytes()
-        self._say = say
         self._start: Start = read_start(options.run)
         self.shutdown = ShutdownRequest()
         self._client = self.shutdown.watch(options.client())
@@ -62,58 +68,59 @@ class ShardProcess:
         self._lease_until = 0.0
         self._started = time.monotonic()
         self._server: _core.PsServer | None = None
-        self._snapshots, self._publishes = Writing("snapshot"), Writing("publish")
+        self._snapshots, self._publishes = BackgroundWriter("snapshot"), BackgroundWriter("publish")
         self._watermark = 0
-        self._boundaries: list[Answer] = []
+        self._boundaries: list[dict[str, Any]] = []
         self._skipped: list[int] = []
         self._sequence = 0
-        self._place: Answer = {}
+        self._registration: ShardRegistration | None = None
         self._failure: ElasticRecError | OSError | None = None
-        self._training_due = 0.0
-        self._last_training: Answer = {}
+        self._training_metrics_due = 0.0
+        self._training_metrics: Figures = {}
 
     def run(self) -> None:
-        """Serve until the coordinator says stop; a shard that was replaced raises `FencedError`."""
+        """Serve until the coordinator stops the shard; raise `FencedError` if the shard was replaced."""
         damaged: dict[str, str] = {}
         while True:
             try:
-                self._place = join(
-                    self._client,
-                    "ps",
-                    self._options.index,
+                registration = join(
+                    lambda nonce: self._client.register_shard(
+                        nonce, index=self._options.index, run=self._start.run_id, damaged=damaged
+                    ),
                     self.shutdown,
-                    run=self._start.run_id,
-                    damaged=damaged,
                 )
             except SurplusError as error:
-                if not self._place:
+                if self._registration is None:
                     raise
-                self._say(f"shard {self._place['index']}: is not needed any more: {error}")
+                logger.info("shard %d: no longer needed: %s", self._registration["index"], error)
                 return
-            self._boundaries, self._skipped = self._place["boundaries"], self._place["skipped"]
+            self._registration = registration
+            self._boundaries, self._skipped = registration["boundaries"], registration["skipped"]
             self._failure = None
+            name = f"shard {registration['index']}"
             try:
-                self._serve()
+                self._serve(registration)
             except DamagedError as error:
-                # the coordinator looks for itself, and offers the one before
-                damaged[self._place["checkpoint"]["name"]] = str(error)
-                self._say(f"shard {self._place['index']}: {error}")
+                # The coordinator verifies the checkpoint, and sends the previous one if it is damaged.
+                if registration["checkpoint"] is not None:
+                    damaged[registration["checkpoint"]["name"]] = str(error)
+                logger.warning("%s: %s", name, error)
             except MovedError as error:
-                self._say(f"shard {self._place['index']}: {error}")
+                logger.info("%s: %s", name, error)
             except _ReloadError:
-                self._say(f"shard {self._place['index']}: goes back to the last checkpoint with the others")
+                logger.info("%s: returns to the last checkpoint with the other shards", name)
             else:
                 return
             finally:
                 with contextlib.suppress(UnavailableError):
                     self._sequence += 1
-                    self._client.heartbeat(self._place["incarnation"], self._sequence, leaving=True)
+                    self._client.leave(registration["incarnation"], self._sequence)
 
-    def _serve(self) -> None:
-        loading = threading.Thread(target=self._try_to_load, name="load")
+    def _serve(self, registration: ShardRegistration) -> None:
+        loading = threading.Thread(target=self._try_to_load, args=(registration,), name="load")
         loading.start()
         try:
-            while self._beat():
+            while self._heartbeat(registration):
                 pass
         finally:
             loading.join()
@@ -124,17 +131,16 @@ class ShardProcess:
             self._snapshots.forget()
             self._publishes.forget()
 
-    def _try_to_load(self) -> None:
+    def _try_to_load(self, registration: ShardRegistration) -> None:
         try:
-            self._load()
+            self._load(registration)
         except (ElasticRecError, OSError) as error:
             self._failure = error
 
-    def _load(self) -> None:
-        """Make the server, with the rows of the newest checkpoint if there is one."""
-        place = self._place
-        owned = range(*place["partitions"])
-        checkpoint = place["checkpoint"]
+    def _load(self, registration: ShardRegistration) -> None:
+        """Start the server with the rows of the newest checkpoint, if there is one."""
+        owned = range(*registration["partitions"])
+        checkpoint = registration["checkpoint"]
         files = [(part["rows"], part["dense"]) for part in checkpoint["parts"]] if checkpoint else []
         started = time.monotonic()
         server = _core.PsServer(
@@ -142,8 +148,8 @@ class ShardProcess:
             address=self._listening.address,
             run=self._start.run_id,
             token=self._options.security.token or "",
-            incarnation=place["incarnation"],
-            epoch=place["epoch"],
+            incarnation=registration["incarnation"],
+            epoch=registration["epoch"],
             threads=self._threads,
             files=files,
             dense=None if files else self._start.dense_of(owned),
@@ -164,79 +170,80 @@ class ShardProcess:
             name = checkpoint["name"] if checkpoint else self._start.warm["checkpoint"]
             what = f"loaded {name} in {seconds:.1f} s"
         self._started = time.monotonic()
-        self._say(f"shard {place['index']}: {what}, partitions {owned.start} to {owned.stop - 1}, on {server.address}")
+        partitions = f"partitions {owned.start} to {owned.stop - 1}"
+        logger.info("shard %d: %s, %s, on %s", registration["index"], what, partitions, server.address)
         self._server = server
 
-    def _beat(self) -> bool:
-        """One sign of life; false when it is to stop."""
+    def _heartbeat(self, registration: ShardRegistration) -> bool:
+        """Send one heartbeat and wait for the next; return False when the shard has to stop."""
         server = self._server
         if self.shutdown.is_requested():
             return False
         if self._failure is not None:
-            if self._place["checkpoint"] and not isinstance(self._failure, ConfigError):
+            if registration["checkpoint"] and not isinstance(self._failure, ConfigError):
                 raise DamagedError(str(self._failure))
             raise self._failure
         self._sequence += 1
-        asked = _core.Moment()
-        more: Answer = {"state": "loading", "figures": self._own_figures()}
+        sent = _core.Moment()
+        body: dict[str, Any] = {"state": "loading", "figures": self._own_figures()}
         if server is not None:
             if server.failure is not None:
                 raise ElasticRecError(server.failure)
             if self._memory_bytes is not None:
-                # rows have their own limit: beyond it are copies for the disk, which need a while
-                most = self._base_bytes + _TOO_MUCH * self._memory_bytes
-                server.slow_down(_PAUSE_S if resident_bytes() > most else 0.0)
-            more = {
+                # The table limits the memory of its rows; copies for the disk come on top until they are written.
+                limit_bytes = self._base_bytes + _MAX_MEMORY_RATIO * self._memory_bytes
+                server.slow_down(_PUSH_DELAY_S if resident_bytes() > limit_bytes else 0.0)
+            body = {
                 "state": "serving",
                 "address": self._listening.announced(server.address),
                 "boundaries": len(self._boundaries),
                 "skipped": len(self._skipped),
                 "status": json.loads(server.status()),
-                "snapshot": self._snapshots.told,
-                "publish": self._publishes.told,
+                "snapshot": self._snapshots.report,
+                "publish": self._publishes.report,
                 "figures": self._figures(server),
             }
         try:
-            answer = self._client.heartbeat(self._place["incarnation"], self._sequence, **more)
+            answer = self._client.shard_heartbeat(registration["incarnation"], self._sequence, **body)
         except FencedError:
             raise
         except UnavailableError as error:
-            # it may be started again; without it the lease runs out by itself
-            self._say(f"shard {self._place['index']}: {error}")
+            # The coordinator may be restarted; until then the lease runs out.
+            logger.warning("shard %d: %s", registration["index"], error)
             return True
         if server is not None:
-            server.extend_lease(asked, answer["lease_s"])
+            server.extend_lease(sent, answer["lease_s"])
             self._lease_until = self._client.sent_at + answer["lease_s"]
         for command in answer["commands"]:
             if command["command"] == "stop":
                 return False
             if command["command"] == "reload":
                 raise _ReloadError
-            self._obey(command)
-        self._rest(answer["next_s"])
+            self._execute(command, registration)
+        self._wait_for_heartbeat(answer["next_s"])
         return True
 
-    def _rest(self, next_s: float) -> None:
-        """Until the next sign of life, which comes sooner when a unit is complete: somebody may wait for that."""
-        self.shutdown.wait(min(next_s, _SOONEST_S))
-        server, left_s = self._server, next_s - _SOONEST_S
+    def _wait_for_heartbeat(self, next_s: float) -> None:
+        """Wait until the next heartbeat is due: sooner when a unit is complete, since trainers may wait for that."""
+        self.shutdown.wait(min(next_s, _MIN_HEARTBEAT_S))
+        server, left_s = self._server, next_s - _MIN_HEARTBEAT_S
         if server is None or self.shutdown.is_requested():
             self.shutdown.wait(max(left_s, 0.0))
         elif left_s > 0:
             self._watermark = server.wait_for_units(self._watermark, left_s)
 
-    def _figures(self, server: _core.PsServer) -> Answer:
-        return {**server.counters(), **self._own_figures(), **self._training(server)}
+    def _figures(self, server: _core.PsServer) -> Figures:
+        return {**server.counters(), **self._own_figures(), **self._training_figures(server)}
 
-    def _training(self, server: _core.PsServer) -> Answer:
-        """Metrics of the training, made anew now and then: it takes milliseconds, and signs of life may follow fast."""
-        if time.monotonic() < self._training_due:
-            return self._last_training
-        self._training_due = time.monotonic() + _TRAINING_S
-        figures: Answer = {}
+    def _training_figures(self, server: _core.PsServer) -> Figures:
+        """Return the training metrics, cached for a second: computing them takes milliseconds."""
+        if time.monotonic() < self._training_metrics_due:
+            return self._training_metrics
+        self._training_metrics_due = time.monotonic() + _TRAINING_METRICS_S
+        figures: Figures = {}
         now, before = server.sums()
         if len(now):
-            # a pass that has just begun says nothing yet
+            # The sums of a pass that has just begun are zero: show those of the previous pass.
             sums = now if now.any() else before
             figures |= {"records": int(sums[-2]), "bad_records": int(sums[-1])}
             for label, one in enumerate(MetricSums.of_flat(sums)):
@@ -244,16 +251,16 @@ class ShardProcess:
                 figures[f"samples_{label}"] = result.samples
                 figures |= {f"auc_{label}": result.auc or 0.0, f"log_loss_{label}": result.log_loss or 0.0}
                 figures[f"copc_{label}"] = result.copc or 0.0
-        self._last_training = figures
+        self._training_metrics = figures
         return figures
 
-    def _own_figures(self) -> Answer:
+    def _own_figures(self) -> Figures:
         uptime_s = round(time.monotonic() - self._started, 1)
         return {**self._options.figures(), "metrics": self._metrics.url, "uptime_s": uptime_s}
 
     def _metrics_text(self) -> str:
         server = self._server
-        figures: Answer = {
+        figures: Figures = {
             "serving": int(server is not None),
             "lease_left_s": max(self._lease_until - time.monotonic(), 0.0) if server is not None else 0.0,
             **self._snapshots.figures(),
@@ -261,10 +268,11 @@ class ShardProcess:
         }
         if server is not None:
             figures |= {**server.counters(), **json.loads(server.status())}
-        return shard_text(self._place.get("index", self._options.index or 0), figures)
+        index = self._options.index or 0 if self._registration is None else self._registration["index"]
+        return shard_text(index, figures)
 
-    def _obey(self, command: Answer) -> None:
-        server = self._server
+    def _execute(self, command: Command, registration: ShardRegistration) -> None:
+        server, incarnation = self._server, registration["incarnation"]
         if server is None:
             return
         if command["command"] == "boundaries":
@@ -274,38 +282,40 @@ class ShardProcess:
             self._skipped = command["units"]
             server.skip_units(self._skipped)
         elif command["command"] == "snapshot":
-            whose = {"checkpoint": command["checkpoint"], "incarnation": self._place["incarnation"]}
-            self._snapshots.start(whose, lambda: _write_snapshot(server, command))
+            snapshot = command
+            key = {"checkpoint": snapshot["checkpoint"], "incarnation": incarnation}
+            self._snapshots.start(key, lambda: _write_snapshot(server, snapshot))
         elif command["command"] == "publish":
-            whose = {"publish": command["publish"], "incarnation": self._place["incarnation"]}
+            publish = command
+            key = {"publish": publish["publish"], "incarnation": incarnation}
             security = self._options.security
             ca = None if security.ca is None else str(security.ca)
             files = HttpStorage(f"{self._options.coordinator}/files", security.token or "", ca, security.insecure)
-            self._publishes.start(whose, lambda: _write_publish(server, command, files))
+            self._publishes.start(key, lambda: _write_publish(server, publish, files))
 
 
-def _write_snapshot(server: _core.PsServer, command: Answer) -> Answer:
+def _write_snapshot(server: _core.PsServer, command: SnapshotCommand) -> Report:
     """Write this shard's part of a checkpoint."""
     rows, dense = server.snapshot(command["rows"], command["dense"])
     return {"rows": file_entry(*rows), "dense": file_entry(*dense)}
 
 
-def _write_publish(server: _core.PsServer, command: Answer, files: HttpStorage) -> Answer:
-    """Write this shard's part of a version, its dense values beside it; where they belong, or sent there."""
-    place = Path(command["cube"])
-    if place.parent.is_dir():
-        return _write_parts(server, command, place, Path(command["dense"]))
-    # the directory was made for this version: who does not see it shares no disk with the coordinator
-    store = files if command["store"] is None else open_storage(command["store"], insecure=files.insecure)
+def _write_publish(server: _core.PsServer, command: PublishCommand, files: HttpStorage) -> Report:
+    """Write this shard's part of a version and its dense values, in the repository or uploaded to it."""
+    path = Path(command["cube"])
+    if path.parent.is_dir():
+        return _write_parts(server, command, path, Path(command["dense"]))
+    # The coordinator made the directory for this version: this machine does not share its disk.
+    storage = files if command["store"] is None else open_storage(command["store"], insecure=files.insecure)
     with tempfile.TemporaryDirectory(prefix="elasticrec-publish-") as scratch:
-        cube, dense = Path(scratch, place.name), Path(scratch, Path(command["dense"]).name)
+        cube, dense = Path(scratch, path.name), Path(scratch, Path(command["dense"]).name)
         written = _write_parts(server, command, cube, dense)
-        store.put(cube, f"{command['name']}/{place.parent.name}/{cube.name}")
-        store.put(dense, f"{command['name']}/{dense.name}")
+        storage.put(cube, f"{command['name']}/{path.parent.name}/{cube.name}")
+        storage.put(dense, f"{command['name']}/{dense.name}")
     return written
 
 
-def _write_parts(server: _core.PsServer, command: Answer, cube: Path, dense: Path) -> Answer:
+def _write_parts(server: _core.PsServer, command: PublishCommand, cube: Path, dense: Path) -> Report:
     figures, values = server.publish(
         command["publish"],
         committed=command["committed"],

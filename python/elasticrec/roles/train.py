@@ -1,4 +1,4 @@
-"""`elasticrec train` with parameter servers: all roles on this machine, one progress line, one checkpoint at last."""
+"""`elasticrec train` with parameter servers: all roles on this machine, one progress line, one final checkpoint."""
 
 import time
 from contextlib import closing
@@ -12,6 +12,8 @@ from elasticrec.data.header import with_names
 from elasticrec.errors import ElasticRecError
 from elasticrec.journal import read_entries
 from elasticrec.launch.local import LocalLauncher
+from elasticrec.net.logs import logging_to
+from elasticrec.net.messages import StatusResponse
 from elasticrec.roles.coordinator import prepare
 from elasticrec.roles.passes import PassReports, ended_passes, load_parts, newest_checkpoint
 from elasticrec.roles.start import read_start
@@ -23,14 +25,14 @@ from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import Reporter, Summary
 from elasticrec.training.stop import stopping
 
-# A share of bad records says something only of so many.
+# The share of bad records is checked from this number of records on.
 _MIN_RECORDS_FOR_RATIO = 10_000
 
 
 def train_with_servers(
     job: Job, *, fresh: bool = False, callback: Callback | None = None, stream: TextIO | None = None
 ) -> Summary | None:
-    """Train a job with trainers and parameter servers as processes of this machine; an unfinished run goes on.
+    """Train a job with trainers and parameter servers as processes of this machine; resume an unfinished run.
 
     Return None when the callback stopped it; an error of the callback is raised after a checkpoint.
     """
@@ -43,17 +45,17 @@ def train_with_servers(
         prepare(job, run)
         listener = _Listener(job, callback)
         reporter = Reporter(run.metrics_path, job.train.print_every_s, stream, listener.hear)
-        with closing(reporter):
+        with closing(reporter), logging_to(reporter.say):
             passes = PassReports(job, run, reporter)
             before, started = _num_saved(run), time.monotonic()
             entries = read_entries(run.path / "coordinator")
             wanted = wanted_of(entries, Wanted(job.train.servers, job.train.trainers))
-            with LocalLauncher(job, run, reporter.say, servers=wanted.servers, trainers=wanted.trainers) as launcher:
+            with LocalLauncher(job, run, servers=wanted.servers, trainers=wanted.trainers) as launcher:
 
                 def request_stop() -> None:
                     launcher.stop_requested = True
 
-                def report(status: dict[str, Any]) -> None:
+                def report(status: StatusResponse) -> None:
                     _report(job, status, reporter, passes)
                     if listener.wants_stop:
                         request_stop()
@@ -67,11 +69,11 @@ def train_with_servers(
                 return None
             if not is_finished:
                 saved = "stopped and saved" if launcher.is_saved else "stopped, and not saved since the last checkpoint"
-                reporter.say(f"{saved}; the same command goes on from there")
+                reporter.say(f"{saved}; the same command resumes from there")
                 raise KeyboardInterrupt
             seconds = time.monotonic() - started
             summary = _collect(job, run, reporter)
-            # the stages are those of collecting: `status` tells where the time of the roles went
+            # The trainer that collects the result measured its own stages only: `status` shows those of the roles.
             learned = summary.progress.samples - before
             return replace(summary, samples_per_s=learned / seconds, shares={}, read=None, parse=None, bottleneck=None)
 
@@ -85,7 +87,7 @@ class _Listener:
         self.error: BaseException | None = None
 
     def hear(self, record: dict[str, Any]) -> None:
-        """Call the callback. Its error waits until the servers have saved."""
+        """Call the callback; keep its error until the servers have saved."""
         if self._callback is None or self.wants_stop or record["event"] not in get_args(EventKind):
             return
         try:
@@ -95,29 +97,29 @@ class _Listener:
 
 
 def _num_saved(run: Run) -> int:
-    """Samples in the newest checkpoint that the shards wrote."""
+    """Return the number of samples in the shards' newest checkpoint."""
     start = read_start(run.path)
     everything = range(start.num_partitions)
     try:
         parts = newest_checkpoint(run).parts(everything)
         samples = _core.read_dense_parts(start.shard_spec(everything), [part["dense"] for part in parts])[3]
     except (ElasticRecError, OSError):
-        # there is none yet, or it is damaged, which the coordinator tells
+        # There is no checkpoint yet, or it is damaged, which the coordinator reports.
         return 0
     return int(samples[0])
 
 
-def _report(job: Job, status: dict[str, Any], reporter: Reporter, passes: PassReports) -> None:
-    """Tell how it goes, and end a run whose data is bad."""
-    passes.tell(status)
-    text, record = _line(status)
+def _report(job: Job, status: StatusResponse, reporter: Reporter, passes: PassReports) -> None:
+    """Report the progress; raise if too many records are bad."""
+    passes.report(status)
+    text, record = _progress(status)
     reporter.progress(text, record)
     if record.get("records", 0) >= _MIN_RECORDS_FOR_RATIO:
         refuse_bad(job, record["records"], record["bad_records"], "data.train")
 
 
-def _line(status: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """One line for all roles, and the same for the metrics file."""
+def _progress(status: StatusResponse) -> tuple[str, dict[str, Any]]:
+    """Return the progress line of all roles, and the same as a record of the metrics file."""
     figures: dict[str, Any] = {}
     for shard in status["shards"]:
         is_sum = ("_0", "records")
@@ -126,7 +128,7 @@ def _line(status: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     alive = [trainer for trainer in status["trainers"] if trainer["state"] == "alive"]
     serving = [shard for shard in status["shards"] if shard["state"] == "serving"]
     units, passes = status["units"], status["passes"]
-    # a coordinator that starts again knows when all shards have told
+    # A restarted coordinator knows the number once all shards have reported.
     complete = "?" if units["complete"] is None else units["complete"]
     which = f"/{passes['planned']}" if passes["planned"] else f" {passes['hour'] or ''}".rstrip()
     text = (
@@ -142,7 +144,7 @@ def _line(status: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _collect(job: Job, run: Run, reporter: Reporter) -> Summary:
-    """The shards' last checkpoint as one that every other command reads, evaluated."""
+    """Turn the shards' last checkpoint into one that all other commands can read, and evaluate it."""
     trainer = Trainer(job, run, reporter)
     checkpoint = newest_checkpoint(run)
     loaded = load_parts(trainer, checkpoint)
@@ -153,7 +155,7 @@ def _collect(job: Job, run: Run, reporter: Reporter) -> Summary:
         epoch=len(passes),
         unit=passes[-1]["end_unit"],
         batches=0,
-        # those of a run that it began with are not its own
+        # A warm start's steps belong to the other run.
         steps=loaded.steps - read_start(run.path).steps,
         samples=loaded.num_samples,
         records=sum(entry.get("records", 0) for entry in ended),

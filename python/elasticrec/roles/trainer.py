@@ -1,52 +1,39 @@
-"""The process of a trainer: it leases units, pulls, steps the network and pushes; it keeps nothing of its own."""
+"""The process of a trainer: it leases units, pulls rows, steps the network and pushes gradients; it saves no state."""
 
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.data.batches import Batches, open_batches
 from elasticrec.data.units import Unit, check_unchanged, is_lost
-from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
+from elasticrec.errors import ElasticRecError, SampleError, UnavailableError
 from elasticrec.fail_points import fail_point
-from elasticrec.net.messages import FencedError
+from elasticrec.net.messages import FencedError, Figures, NoUnit, Response, TrainerRegistration, UnitLease
 from elasticrec.net.metrics import MetricsServer
-from elasticrec.roles.member import Answer, RoleOptions, Shutdown, ShutdownRequest, join
+from elasticrec.roles.member import RoleOptions, Shutdown, ShutdownRequest, join
 from elasticrec.roles.metrics import trainer_text
+from elasticrec.roles.server_link import ServerLink
 from elasticrec.roles.start import read_start
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import MergeGroup, UnitBatch, split_batches, split_groups
 from elasticrec.training.remote import figures_of, networks_of
 from elasticrec.training.strategies import find_strategy
 
-Say = Callable[[str], None]
-
 _RETRY_S = 0.2
-_MEET_AGAIN_S = 0.005
+# Interval between two requests of a trainer that waits at a meeting.
+_MEET_POLL_S = 0.005
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Stale:
-    """How old the rows were that batches were learned from, in pushes that came between."""
-
-    pushes: int = 0
-    sum: int = 0
-    most: int = 0
-
-    def with_present(self, present: _core.Staleness | None) -> "Stale":
-        """Beside what is counted already."""
-        if present is None:
-            return self
-        return Stale(self.pushes + present.pushes, self.sum + present.sum, max(self.most, present.most))
-
-
-class LostError(ElasticRecError):
-    """A unit whose data is gone."""
+class LostUnitError(ElasticRecError):
+    """The data of a unit is gone."""
 
     def __init__(self, unit: int, why: str) -> None:
         super().__init__(why)
@@ -56,76 +43,85 @@ class LostError(ElasticRecError):
 class TrainerProcess:
     """Trains units until the coordinator has no more."""
 
-    def __init__(self, job: Job, options: RoleOptions, say: Say) -> None:
-        self.job, self._options, self._say = job, options, say
+    def __init__(self, job: Job, options: RoleOptions) -> None:
+        self.job, self._options = job, options
         self._strategy = find_strategy(job.train.strategy)
         self._start = read_start(options.run)
         self.parser = _core.Parser(json.dumps(job.features()))
         self.clock = StageClock(self._strategy.num_lanes(job))
-        self.networks = networks_of(job, say, self.clock)
+        self.networks = networks_of(job, logger.info, self.clock)
         self.shutdown = ShutdownRequest()
         self._client = self.shutdown.watch(options.client())
-        self._tls = options.security.wire()
-        self._unfit_since: float | None = None
-        self._said = ""
-        self._place: Answer = {}
-        self._servers: _core.PsClient | None = None
-        # Of the connections that it has: to which incarnations, and how another thread ends them.
-        self._link: tuple[list[int], _core.PsCloser] | None = None
+        self._link = ServerLink(self._start, options.security, job.train.ps)
+        self._last_problem = ""
+        self._registration: TrainerRegistration | None = None
+        # Units that this trainer holds, and those of them that the coordinator has leased to another trainer since.
         self._units: list[int] = []
-        # Those that the coordinator gave to somebody else since.
         self._dropped = frozenset[int]()
         self._ended = threading.Event()
         self._fenced: FencedError | None = None
         self.most_in_flight = 0
         self.meeting = 0
-        # In a row that servers did not let end, and when another one counts.
+        # Consecutive attempts that failed because of servers, and the time from which another failure counts.
         self._attempts, self._next_attempt = 0, 0.0
         self._units_ended = {"done": 0, "given_back": 0}
-        # Of connections that ended, and of the present ones; one object, as other threads read it.
-        self._stale: tuple[Stale, _core.Staleness | None] = (Stale(), None)
         self._started = time.monotonic()
         self._metrics = MetricsServer(self._metrics_text, token=options.security.token or "", port=options.metrics_port)
 
     def run(self) -> None:
-        """Work until there is nothing left."""
-        self._place = join(self._client, "trainer", self._options.index, self.shutdown, run=self._start.run_id)
-        beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        beating.start()
+        """Train until no unit is left."""
+        self._registration = join(
+            lambda nonce: self._client.register_trainer(nonce, index=self._options.index, run=self._start.run_id),
+            self.shutdown,
+        )
+        heartbeats = threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True)
+        heartbeats.start()
         try:
             while self._fenced is None:
-                answer = self._ask()
-                if answer.get("finished") or any(c["command"] == "stop" for c in answer["commands"]):
-                    return
+                answer = self._request_unit()
                 if answer["unit"] is None:
+                    if answer["finished"] or _is_stopped(answer):
+                        return
                     with self.clock.stage("idle", self.clock.lanes):
                         self.shutdown.wait(answer["wait_s"])
+                elif _is_stopped(answer):
+                    return
                 else:
-                    self._work(answer)
+                    self._train(answer)
             raise self._fenced
         finally:
             self._ended.set()
-            beating.join()
+            heartbeats.join()
 
-    def _ask(self, *, waiting: bool = False) -> Answer:
+    @property
+    def _incarnation(self) -> int:
+        assert self._registration is not None, "a trainer registers first"
+        return self._registration["incarnation"]
+
+    @property
+    def _name(self) -> str:
+        assert self._registration is not None, "a trainer registers first"
+        return f"trainer {self._registration['index']}"
+
+    def _request_unit(self, *, waiting: bool = False) -> UnitLease | NoUnit:
         self.shutdown.check()
         with self.clock.stage("lease"):
-            answer = self._client.lease(self._place["incarnation"], self._units, waiting=waiting)
+            answer = self._client.lease(self._incarnation, self._units, waiting=waiting)
         if answer["unit"] is not None:
             fail_point("leased")
             self._units = [*self._units, answer["unit"]["id"]]
         return answer
 
-    def _beat(self) -> None:
-        """Signs of life, on a connection of their own."""
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats on a separate connection until the trainer ends."""
         client = self.shutdown.watch(self._options.client(self._client.term))
         sequence = 0
         with closing(client):
             while not self._ended.is_set():
                 sequence += 1
                 try:
-                    answer = client.heartbeat(
-                        self._place["incarnation"],
+                    answer = client.trainer_heartbeat(
+                        self._incarnation,
                         sequence,
                         units=self._units,
                         meeting=self.meeting,
@@ -135,72 +131,67 @@ class TrainerProcess:
                     self._fenced = error
                     return
                 except UnavailableError as error:
-                    self._say(f"trainer {self._place['index']}: {error}")
+                    logger.warning("%s: %s", self._name, error)
                     continue
                 self._dropped = frozenset(answer["drop"])
-                self._check_link(answer["shards"])
+                self._link.check(answer["shards"])
                 self._ended.wait(answer["next_s"])
             try:
-                client.heartbeat(self._place["incarnation"], sequence + 1, leaving=True, figures=self._figures())
+                client.leave(self._incarnation, sequence + 1, figures=self._figures())
             except UnavailableError:
-                # it is gone too, and knows by its clock
+                # The coordinator has ended as well, or will see that the lease runs out.
                 return
 
-    def _check_link(self, shards: list[Answer]) -> None:
-        """A server that was replaced while it hung answers no more: nobody shall wait for it."""
-        link = self._link
-        if link is not None and link[0] != [shard["incarnation"] for shard in shards]:
-            link[1].close()
-
-    def _figures(self) -> Answer:
-        before, present = self._stale
-        stale = before.with_present(present)
+    def _figures(self) -> Figures:
+        staleness = self._link.staleness
         return {
             **self._options.figures(),
             "metrics": self._metrics.url,
             "uptime_s": round(time.monotonic() - self._started, 1),
             "most_in_flight": self.most_in_flight,
             "meetings": self.meeting,
-            "staleness_pushes": stale.pushes,
-            "staleness_sum": stale.sum,
-            "staleness_most": stale.most,
+            "staleness_pushes": staleness.pushes,
+            "staleness_sum": staleness.sum,
+            "staleness_most": staleness.most,
             **{f"units_{result}": number for result, number in self._units_ended.items()},
             **figures_of(self.networks, self.clock),
         }
 
     def _metrics_text(self) -> str:
-        return trainer_text(self._place.get("index", 0), self._figures(), dict(self.clock.seconds))
+        index = 0 if self._registration is None else self._registration["index"]
+        return trainer_text(index, self._figures(), dict(self.clock.seconds))
 
-    def _work(self, answer: Answer) -> None:
-        """Train what was leased; what a lost server interrupts is given back."""
+    def _train(self, lease: UnitLease) -> None:
+        """Train a leased unit; give it back if a server is lost."""
+        unit_id = lease["unit"]["id"]
         try:
-            servers = self._connect(answer["shards"])
-            self._strategy(self, servers).run(answer)
+            servers = self._link.connect(lease["shards"])
+            self._strategy(self, servers).run(lease)
             for unit in self._units:
                 self.done(unit)
-        except LostError as error:
-            self._client.missing(self._place["incarnation"], error.unit, str(error))
+        except LostUnitError as error:
+            self._client.missing(self._incarnation, error.unit, str(error))
             for held in self._units:
                 if held != error.unit:
-                    self._client.give_back(self._place["incarnation"], held)
+                    self._client.give_back(self._incarnation, held)
         except UnavailableError as error:
             if isinstance(error, FencedError):
                 raise
-            self._say_once(f"trainer {self._place['index']}: unit {answer['unit']['id']}: {error}")
-            self._servers = None
+            self._log_problem(f"{self._name}: unit {unit_id}: {error}")
+            self._link.drop()
             self._give_back()
             self._count_attempt(error)
             self.shutdown.wait(_RETRY_S)
         except Shutdown:
-            # what it pushed is known by its name: another trainer goes on behind it
-            self._say(f"trainer {self._place['index']}: leaves, unit {answer['unit']['id']} is given back")
+            # Servers know every push by its name: another trainer continues after the last one.
+            logger.info("%s: leaves the run, unit %d is given back", self._name, unit_id)
             self._give_back()
             raise
         finally:
             self._units = []
 
     def _count_attempt(self, error: UnavailableError) -> None:
-        """Give up after `retries`. One that comes before a dead server can have been replaced tells nothing new."""
+        """Give up after `train.ps.retries` attempts; count one for each lease time, in which a server is replaced."""
         now, ps = time.monotonic(), self.job.train.ps
         if now < self._next_attempt:
             return
@@ -212,89 +203,53 @@ class TrainerProcess:
     def _give_back(self) -> None:
         for held in self._units:
             self._units_ended["given_back"] += 1
-            self._client.give_back(self._place["incarnation"], held)
+            self._client.give_back(self._incarnation, held)
 
-    def lease(self, *, waiting: bool = False) -> Answer | None:
-        """Another unit beside those it has, or None if there is none for now."""
+    def lease(self, *, waiting: bool = False) -> UnitLease | None:
+        """Lease another unit beside those held; return None if there is none for now."""
         if self._fenced is not None:
             raise self._fenced
-        answer = self._ask(waiting=waiting)
-        if any(command["command"] == "stop" for command in answer["commands"]):
+        answer = self._request_unit(waiting=waiting)
+        if _is_stopped(answer):
             raise UnavailableError("the run stops")
         return answer if answer["unit"] is not None else None
 
     def done(self, unit: int) -> None:
-        """All of a unit is pushed and acknowledged."""
+        """Report that all pushes of a unit are acknowledged."""
         self._units_ended["done"] += 1
         self._attempts, self._next_attempt = 0, 0.0
         with self.clock.stage("lease"):
-            self._client.done(self._place["incarnation"], unit)
+            self._client.done(self._incarnation, unit)
         self._units = [held for held in self._units if held != unit]
 
-    def _connect(self, shards: list[Answer]) -> _core.PsClient:
-        """Connections to the present servers."""
-        incarnations = [shard["incarnation"] for shard in shards]
-        if self._servers is None or self._servers.incarnations != incarnations:
-            before, present = self._stale
-            self._stale = (before.with_present(present), None)
-            self._link = None
-            self._servers = self._open([shard["address"] for shard in shards])
-            self._link = (incarnations, self._servers.closer())
-            self._stale = (self._stale[0], self._servers.staleness)
-        return self._servers
+    def _log_problem(self, text: str) -> None:
+        """Log a problem unless it is the same as the last one."""
+        if text != self._last_problem:
+            self._last_problem = text
+            logger.warning("%s", text)
 
-    def _open(self, addresses: list[str]) -> _core.PsClient:
-        security, ps = self._options.security, self.job.train.ps
-        for index, address in enumerate(addresses):
-            host = address.rpartition(":")[0].strip("[]")
-            security.check_send(f"ps shard {index} at {address}", host, encrypted=security.ca is not None)
-        try:
-            servers = _core.PsClient(
-                addresses,
-                run=self._start.run_id,
-                token=security.token or "",
-                partitions=self._start.num_partitions,
-                timeout_s=ps.deadline_s,
-                tls=self._tls,
-            )
-        except ConfigError as error:
-            # somebody else may have the port of a server that died, until its lease is over
-            now = time.monotonic()
-            self._unfit_since = self._unfit_since or now
-            if now - self._unfit_since > 2 * ps.lease_s:
-                raise
-            raise UnavailableError(str(error)) from None
-        self._unfit_since = None
-        return servers
-
-    def _say_once(self, text: str) -> None:
-        """Say a line, not the same one over and over."""
-        if text != self._said:
-            self._said = text
-            self._say(text)
-
-    def lease_ahead(self, servers: _core.PsClient) -> Answer | None:
-        """Another unit while one is being trained, if there is one and the servers are the same."""
-        answer = self._ask()
+    def lease_ahead(self, servers: _core.PsClient) -> UnitLease | None:
+        """Lease another unit while one is in training, if there is one and the servers are the same."""
+        answer = self._request_unit()
         if answer["unit"] is None:
             return None
         if self._fenced is None and servers.incarnations == [shard["incarnation"] for shard in answer["shards"]]:
             return answer
         unit = answer["unit"]["id"]
         self._units_ended["given_back"] += 1
-        self._client.give_back(self._place["incarnation"], unit)
+        self._client.give_back(self._incarnation, unit)
         self._units = [held for held in self._units if held != unit]
         return None
 
     def open_unit(self, unit: Unit) -> Batches:
-        """Begin to read a unit."""
-        with self._losing(unit):
+        """Start to read a unit."""
+        with self._detect_loss(unit):
             check_unchanged([unit])
             return open_batches(self.job, self.parser, [unit], shuffle=self.job.data.shuffle)
 
     @contextmanager
-    def _losing(self, unit: Unit) -> Iterator[None]:
-        """While a unit is read: data that is gone raises `LostError` where the job allows it."""
+    def _detect_loss(self, unit: Unit) -> Iterator[None]:
+        """Raise `LostUnitError` for data that is gone, if the job allows to skip it."""
         try:
             yield
         except UnavailableError:
@@ -303,37 +258,41 @@ class TrainerProcess:
             if self.job.data.on_missing == "fail" or not is_lost(unit):
                 raise
             reason = (error.strerror or "").lower() if isinstance(error, OSError) else ""
-            raise LostError(unit.id, f"{unit.path}: {reason}" if reason else str(error)) from None
+            raise LostUnitError(unit.id, f"{unit.path}: {reason}" if reason else str(error)) from None
 
     def read(self, unit: Unit, reader: Batches) -> Iterator[_core.Batch]:
-        """Batches as they come; between two of them the trainer may leave."""
+        """Yield batches as they are read; between two of them the trainer may shut down."""
         batches = iter(reader)
         while True:
             self.shutdown.check()
             if unit.id in self._dropped:
-                raise UnavailableError("its lease ran out, another trainer has it")
-            with self._losing(unit), self.clock.stage("wait"):
+                raise UnavailableError("its lease expired, another trainer has it")
+            with self._detect_loss(unit), self.clock.stage("wait"):
                 batch = next(batches, None)
             if batch is None:
                 return
             yield batch
 
     def batches(self, unit: Unit) -> Generator[UnitBatch]:
-        """The batches of a unit, named."""
+        """Yield the batches of a unit with their names."""
         with closing(self.open_unit(unit)) as reader:
             yield from split_batches(self.read(unit, reader), partial(self.parser.empty, unit.id))
 
     def groups(self, unit: Unit) -> Generator[MergeGroup]:
-        """The merge groups of a unit."""
+        """Yield the merge groups of a unit."""
         empty = partial(self.parser.empty, unit.id)
         with closing(self.open_unit(unit)) as reader:
             yield from split_groups(self.read(unit, reader), self.job.train.merge_size, empty)
 
     def meet(self) -> None:
-        """Wait until the other trainers that have a unit are as far."""
+        """Wait until the other trainers with a unit have reached the same meeting."""
         self.meeting += 1
-        while not self._client.meet(self._place["incarnation"], self.meeting)["go"]:
+        while not self._client.meet(self._incarnation, self.meeting)["go"]:
             if self._fenced is not None:
                 raise self._fenced
             self.shutdown.check()
-            time.sleep(_MEET_AGAIN_S)
+            time.sleep(_MEET_POLL_S)
+
+
+def _is_stopped(answer: Response) -> bool:
+    return any(command["command"] == "stop" for command in answer["commands"])

@@ -7,11 +7,11 @@ trains the last batches of the unit before.
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from elasticrec import _core
 from elasticrec.data.batches import Batches
 from elasticrec.data.units import Unit
+from elasticrec.net.messages import UnitLease
 from elasticrec.training.groups import UnitBatch, split_batches
 
 
@@ -19,7 +19,7 @@ from elasticrec.training.groups import UnitBatch, split_batches
 class Source:
     """Where units come from."""
 
-    lease: Callable[[], dict[str, Any] | None]
+    lease: Callable[[], UnitLease | None]
     """Lease another unit on the same servers; None if there is none for now."""
     begin: Callable[[Unit], Batches]
     """Start to read a unit."""
@@ -40,7 +40,7 @@ class _OpenUnit:
 class UnitStream:
     """Yields the batches that a server still lacks, until no other unit can be leased."""
 
-    def __init__(self, source: Source, first: dict[str, Any]) -> None:
+    def __init__(self, source: Source, first: UnitLease) -> None:
         self._source = source
         self._first = first
         self._seen: dict[int, int] = {}
@@ -65,7 +65,7 @@ class UnitStream:
             for left in opened:
                 left.batches.close()
 
-    def _open(self, answer: dict[str, Any]) -> _OpenUnit:
+    def _open(self, answer: UnitLease) -> _OpenUnit:
         """Start to read a leased unit."""
         unit = Unit(**answer["unit"])
         self._seen[unit.id] = unit.seen

@@ -31,7 +31,7 @@ EMPTY = {"watermark": 0, "complete": [], "open": {}, "boundaries": 0}
 def serving(tmp_path: Path, **listen: Any) -> Iterator[CoordinatorServer]:
     """One whose time stands still: no lease runs out, however slow the machine is."""
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
-    with closing(Coordinator(Run(tmp_path / "run"), settings, clock=Clock(), say=print)) as coordinator:
+    with closing(Coordinator(Run(tmp_path / "run"), settings, clock=Clock())) as coordinator:
         place = {name: listen.pop(name) for name in ("host", "port") if name in listen}
         with CoordinatorServer(coordinator, Listen(**place, security=Security(**listen))) as server:
             yield server
@@ -52,22 +52,22 @@ def raw(url: str, method: str, path: str, body: bytes = b"", **headers: str) -> 
 
 def test_a_unit_from_lease_to_report(tmp_path: Path) -> None:
     with serving(tmp_path) as server, client_of(server.url) as client:
-        shard = client.register("ps", "s", index=0)
+        shard = client.register_shard("s", index=0)
         assert (shard["partitions"], shard["epoch"], shard["checkpoint"]) == ([0, 4], 1, None)
         assert [boundary["before_unit"] for boundary in shard["boundaries"]] == [6]
-        trainer = client.register("trainer", "t")["incarnation"]
+        trainer = client.register_trainer("t")["incarnation"]
         assert "shard 0 is down" in client.lease(trainer, [])["why"]
 
         def beat(sequence: int, record: dict[str, Any]) -> dict[str, Any]:
             status = {"num_rows": 7, "records": [[[0, 1, 2, 3], record]]}
             more = {"address": "127.0.0.1:1", "state": "serving", "boundaries": 0, "status": status}
-            return client.heartbeat(shard["incarnation"], sequence, **more)
+            return client.shard_heartbeat(shard["incarnation"], sequence, **more)
 
         assert [command["command"] for command in beat(1, EMPTY)["commands"]] == ["boundaries"]
         lease = client.lease(trainer, [])
         assert lease["unit"]["id"] == 0 and lease["unit"]["path"] == str(tmp_path / "train.txt")
         assert lease["skip"] == [] and lease["shards"][0]["address"] == "127.0.0.1:1"
-        assert client.heartbeat(trainer, 1, units=[0])["drop"] == []
+        assert client.trainer_heartbeat(trainer, 1, units=[0])["drop"] == []
         assert client.done(trainer, 0)["held"]
         beat(2, EMPTY | {"watermark": 1, "open": {"1": {"batches": {"0": 2**64 - 1}, "num_batches": None}}})
         lease = client.lease(trainer, [])
@@ -80,13 +80,13 @@ def test_a_unit_from_lease_to_report(tmp_path: Path) -> None:
         assert status["units"]["complete"] == 1 and status["shards"][0]["figures"] == {"num_rows": 7}
         assert status["checkpoint"]["writing"] == command["checkpoint"]
         with pytest.raises(FencedError, match="incarnation 5: not a member: it never registered"):
-            client.heartbeat(5, 1)
+            client.shard_heartbeat(5, 1)
         with pytest.raises(ConfigError, match="unit: expected one below 6, got 6"):
             client.done(trainer, 6)
         with pytest.raises(ConfigError, match="shard 0: not a trainer"):
             client.lease(shard["incarnation"], [])
         with pytest.raises(SurplusError, match="index: expected a shard below 1, got 1"):
-            client.register("ps", "x", index=1)
+            client.register_shard("x", index=1)
         with pytest.raises(ConfigError, match="protocol") as raised:
             client._post("register", protocol=0, role="ps", nonce="y")
         assert not isinstance(raised.value, SurplusError)
@@ -214,10 +214,10 @@ def test_roles_go_on_with_the_next_coordinator(tmp_path: Path) -> None:
     """The same address, another process: what was registered still is, and requests wait for it."""
     port = free_port()
     with serving(tmp_path, port=port) as server, client_of(server.url) as client:
-        trainer = client.register("trainer", "t")["incarnation"]
+        trainer = client.register_trainer("t")["incarnation"]
     answers: list[dict[str, Any]] = []
     with client_of(f"http://127.0.0.1:{port}", term=client.term, deadline_s=100.0) as again:
-        thread = threading.Thread(target=lambda: answers.append(again.heartbeat(trainer, 2)))
+        thread = threading.Thread(target=lambda: answers.append(again.trainer_heartbeat(trainer, 2)))
         thread.start()
         with serving(tmp_path, port=port):
             thread.join(timeout=120)

@@ -23,9 +23,9 @@ class Setup:
     """A directory of checkpoints of two shards."""
 
     def __init__(self, directory: Path, term: int = 1, last: str | None = None) -> None:
-        self.clock, self.said, self.journal = Clock(), list[str](), list[Any]()
+        self.clock, self.journal = Clock(), list[Any]()
         self.noted: list[str] = []
-        hooks = Hooks(self.clock, self.journal.append, self.said.append, self.noted.append)
+        hooks = Hooks(self.clock, self.journal.append, self.noted.append)
         self.checkpoints = Checkpoints(directory, SETTINGS, 5, term, hooks)
         self.checkpoints.start(last)
         self.directory = directory
@@ -156,21 +156,23 @@ def _says_nothing(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("lose", [_dies, _is_replaced], ids=lambda f: f.__name__)
-def test_without_a_part_a_lost_shard_costs_the_checkpoint(setup: Setup, lose: Callable[[Setup], None]) -> None:
+def test_without_a_part_a_lost_shard_costs_the_checkpoint(
+    setup: Setup, lose: Callable[[Setup], None], caplog: pytest.LogCaptureFixture
+) -> None:
     before = setup.take()
     setup.begin()
     lose(setup)
     assert before in setup.names() and "ps-00000001-000002" not in setup.names()
     assert setup.checkpoints.num_failed == 1
-    assert setup.said[-1] == "checkpoint ps-00000001-000002 failed: a shard died meanwhile"
+    assert caplog.messages[-1] == "checkpoint ps-00000001-000002 failed: a shard died meanwhile"
     setup.checkpoints.tick(OWNERS)
     assert setup.checkpoints.writing is not None, "at once: nothing is wrong with the disk"
 
 
-def test_a_move_costs_the_checkpoint_that_is_being_written(setup: Setup) -> None:
+def test_a_move_costs_the_checkpoint_that_is_being_written(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     setup.begin()
     setup.checkpoints.tick({0: ShardOwner(77, range(0, 6))})
-    assert setup.said[-1].endswith(" failed: the partitions moved meanwhile")
+    assert caplog.messages[-1].endswith(" failed: the partitions moved meanwhile")
 
 
 def test_where_shards_go_back_together_no_checkpoint_has_parts_of_two_times(setup: Setup) -> None:
@@ -183,7 +185,7 @@ def test_where_shards_go_back_together_no_checkpoint_has_parts_of_two_times(setu
     assert newest is not None and newest.name == before and setup.checkpoints.num_failed == 1
 
 
-def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup) -> None:
+def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     """Each partition has its own record, so that parts of two times make a checkpoint."""
     before = setup.take()
     ticket = setup.checkpoints.want()
@@ -197,19 +199,21 @@ def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup) -> No
     for kind in ("rows", "dense"):
         old, new = (setup.checkpoints.directory / name / f"shard-00001.{kind}" for name in (before, newest.name))
         assert old.read_bytes() == new.read_bytes()
-    assert setup.said[-1].endswith(f"shard 1 died meanwhile, its part is that of {before}")
+    assert caplog.messages[-1].endswith(f"shard 1 died meanwhile, its part is that of {before}")
     assert not setup.checkpoints.is_committed(ticket), "who asked for one from now on still waits"
     setup.checkpoints.tick(OWNERS)
     assert setup.checkpoints.writing == "ps-00000001-000003"
 
 
 @pytest.mark.parametrize("fail", [_fails, _hangs, _says_nothing], ids=lambda f: f.__name__)
-def test_a_failure_costs_that_checkpoint_only(setup: Setup, fail: Callable[[Setup], None]) -> None:
+def test_a_failure_costs_that_checkpoint_only(
+    setup: Setup, fail: Callable[[Setup], None], caplog: pytest.LogCaptureFixture
+) -> None:
     before = setup.take()
     setup.begin()
     fail(setup)
     assert setup.names() == [before] and setup.checkpoints.num_failed == 1
-    assert setup.said[-1].startswith("checkpoint ps-00000001-000002 failed: ")
+    assert caplog.messages[-1].startswith("checkpoint ps-00000001-000002 failed: ")
     setup.checkpoints.tick(OWNERS)
     assert setup.checkpoints.writing is None, "not at once"
     setup.clock.now += 2.0
@@ -218,22 +222,24 @@ def test_a_failure_costs_that_checkpoint_only(setup: Setup, fail: Callable[[Setu
     assert setup.take() == "ps-00000001-000003" or setup.checkpoints.writing
 
 
-def test_a_file_of_another_size_is_refused(setup: Setup) -> None:
+def test_a_file_of_another_size_is_refused(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     first, second = setup.begin()
     setup.write(0, first)
     Path(first["dense"]).write_text("cut")
     setup.write(1, second)
-    assert setup.checkpoints.newest is None and "bytes, got 3" in setup.said[-1]
+    assert setup.checkpoints.newest is None and "bytes, got 3" in caplog.messages[-1]
 
 
-def test_a_manifest_that_cannot_be_written(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_that_cannot_be_written(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "manifest.json")
 
     monkeypatch.setattr("elasticrec.coordinator.checkpoints.write_manifest", full)
     for index, command in enumerate(setup.begin()):
         setup.write(index, command)
-    assert setup.names() == [] and "No space left" in setup.said[-1]
+    assert setup.names() == [] and "No space left" in caplog.messages[-1]
 
 
 def test_the_last_k_are_kept(setup: Setup) -> None:
@@ -244,13 +250,13 @@ def test_the_last_k_are_kept(setup: Setup) -> None:
     assert setup.names() == [*names[-2:], "step-000000000001"], "and what is not ours is left alone"
 
 
-def test_a_new_coordinator_takes_the_newest(setup: Setup) -> None:
+def test_a_new_coordinator_takes_the_newest(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     setup.take()
     name = setup.take()
     setup.begin()
     again = Setup(setup.directory, term=2, last=name)
     assert again.checkpoints.newest is not None and again.checkpoints.newest.name == name
-    assert again.said == again.noted == []
+    assert caplog.messages == again.noted == []
     # what the coordinator before had begun is not among what counts, and names are not used twice
     assert again.take() == "ps-00000002-000001"
     assert again.names() == [name, "ps-00000002-000001"]
@@ -324,7 +330,7 @@ def test_the_only_one_is_missing(setup: Setup) -> None:
 
 def test_of_another_table(setup: Setup) -> None:
     setup.take()
-    hooks = Hooks(setup.clock, setup.journal.append, setup.said.append, setup.noted.append)
+    hooks = Hooks(setup.clock, setup.journal.append, setup.noted.append)
     other = Checkpoints(setup.directory, SETTINGS, 8, 2, hooks)
     other.start(None)
     assert other.newest is None and "expected 8 partitions, got 5" in setup.noted[-1]

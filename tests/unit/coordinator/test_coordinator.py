@@ -53,8 +53,7 @@ def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
     def make(
         shards: int = 2, trainers: int = 2, change: Callable[[Settings], Settings] = lambda s: s, **plan: Any
     ) -> World:
-        said: list[str] = []
-        world = World(tmp_path, lambda p: change(settings_of(p)), plan_of(tmp_path, **plan), said.append)
+        world = World(tmp_path, lambda p: change(settings_of(p)), plan_of(tmp_path, **plan))
         worlds.append(world)
         world.start_coordinator()
         world.shards = [Shard(world, f"s{i}") for i in range(shards)]
@@ -435,7 +434,7 @@ def test_who_left_need_not_be_waited_for(make_world: MakeWorld) -> None:
 
 
 def test_figures_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
-    coordinator = Coordinator(Run(tmp_path / "run"), settings_of(plan_of(tmp_path)), clock=Clock(), say=print)
+    coordinator = Coordinator(Run(tmp_path / "run"), settings_of(plan_of(tmp_path)), clock=Clock())
     trainer = ask(coordinator, "register", protocol=1, role="trainer", nonce="t")["incarnation"]
     body = {"incarnation": trainer, "sequence": 1, "figures": {"rate": 2.5, "bad": float("nan"), "deep": [1]}}
     ask(coordinator, "heartbeat", **body)

@@ -21,7 +21,7 @@ def test_members_hear_of_the_end_before_the_coordinator_goes(tmp_path: Path, mon
     clock = Clock()
     waited: list[float] = []
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
-    with closing(Coordinator(Run(tmp_path / "run"), settings, clock=clock, say=print)) as coordinator:
+    with closing(Coordinator(Run(tmp_path / "run"), settings, clock=clock)) as coordinator:
         members = [
             ask(coordinator, "register", protocol=1, role=name, nonce=name)["incarnation"] for name in ("ps", "trainer")
         ]
@@ -36,14 +36,14 @@ def test_members_hear_of_the_end_before_the_coordinator_goes(tmp_path: Path, mon
                 ask(coordinator, "heartbeat", incarnation=incarnation, sequence=1)
 
         monkeypatch.setattr(role, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
-        role._say_goodbye(coordinator)
+        role._wait_for_members(coordinator)
         assert not leaves_at and 2.0 <= sum(waited) < 2.3, "both left, and nobody waits any longer"
-        role._say_goodbye(coordinator)
+        role._wait_for_members(coordinator)
         assert sum(waited) < 2.3
         # one that does not go is not waited for without end
         leaves_at[clock() + 1e6] = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")["incarnation"]
         waited.clear()
-        role._say_goodbye(coordinator)
+        role._wait_for_members(coordinator)
         assert 9.9 <= sum(waited) < 10.3
 
 
@@ -60,4 +60,4 @@ def test_a_run_that_failed_does_not_end_as_if_it_were_finished(
 
     monkeypatch.setattr(Coordinator, "tick", fail)
     with pytest.raises(ElasticRecError, match=r"^train\.txt: no such file$"):
-        role.serve_coordinator(job, run, Listen(), print, threading.Event())
+        role.serve_coordinator(job, run, Listen(), threading.Event())

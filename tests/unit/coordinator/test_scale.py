@@ -62,9 +62,8 @@ def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
     worlds: list[Launched] = []
 
     def make(num_units: int = 40, **changes: object) -> Launched:
-        said: list[str] = []
         plan = plan_of(tmp_path, num_units=num_units)
-        world = Launched(tmp_path, lambda plan: replace(settings_of(plan), **changes), plan, said.append)  # type: ignore[arg-type]
+        world = Launched(tmp_path, lambda plan: replace(settings_of(plan), **changes), plan)  # type: ignore[arg-type]
         worlds.append(world)
         world.start_coordinator()
         world.launch()
@@ -245,7 +244,10 @@ def test_a_job_with_other_numbers_is_obeyed_and_otherwise_what_was_wanted_last(m
     world.check_exactly_once([40])
 
 
-def test_a_disk_that_takes_no_checkpoint_keeps_the_servers(make_world: MakeWorld) -> None:
+def test_a_disk_that_takes_no_checkpoint_keeps_the_servers(
+    make_world: MakeWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     world = make_world()
     coordinator = world.until(has_units(8))
     failed = {"state": "failed", "error": "no space left on device"}
@@ -255,7 +257,7 @@ def test_a_disk_that_takes_no_checkpoint_keeps_the_servers(make_world: MakeWorld
         )
     ask(coordinator, "scale", servers=3)
     world.until(lambda coordinator: coordinator.wanted.servers == 2, world.launch, limit_s=10)
-    assert "servers: 2 stay, their checkpoint could not be written" in world.say.__self__
+    assert "servers: 2 stay, their checkpoint could not be written" in caplog.messages
     world.until(has_units(20), world.launch)
 
 

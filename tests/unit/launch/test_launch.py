@@ -18,10 +18,12 @@ from typer.testing import CliRunner
 from elasticrec.cli import app, main
 from elasticrec.config import parse_job
 from elasticrec.errors import ConfigError, ElasticRecError, ModelError, UnavailableError
-from elasticrec.launch.local import Child, LocalLauncher
-from elasticrec.launch.logs import LogReader, Stamped, find_logs, without_stamp
+from elasticrec.launch.child import Child
+from elasticrec.launch.local import LocalLauncher
+from elasticrec.launch.logs import LogReader, find_logs
 from elasticrec.launch.status import read_status, status_lines
 from elasticrec.net.address import Address, read_address, remove_address, write_address
+from elasticrec.net.logs import StampedStream, without_stamp
 from elasticrec.net.metrics import Families, MetricsServer
 from elasticrec.run import Run
 
@@ -66,7 +68,7 @@ def test_a_run_that_was_killed_is_not_running(
     write_checkpoint(run, "ps-00000001-000002", created="2026-01-01T00:00:02+00:00")
     write_checkpoint(run, "ps-00000001-000001", created="2026-01-01T00:00:01+00:00")
     run.metrics_path.write_text('{"time": 1.5, "event": "progress", "rows": 1234, "auc_0": 0.75}\n{"ti')
-    silent = ", its coordinator at http://127.0.0.1:1 did not answer in 0.2 s" if has_address else ""
+    silent = ", the coordinator at http://127.0.0.1:1 did not answer within 0.2 s" if has_address else ""
     expected = f"runs/demo: not running{silent}; last checkpoint ps-00000001-000002 of 2026-01-01T00:00:02+00:00"
     assert status_lines(read_status(run)) == [expected, "last metrics: event progress, rows 1,234, auc_0 0.7500"]
     assert main(["scale", "demo", "--servers", "2"]) == 2
@@ -85,7 +87,7 @@ def test_a_run_that_is_finished_or_has_nothing(run: Run) -> None:
 
 def test_lines_get_the_time_whoever_writes_them() -> None:
     below = io.StringIO()
-    stream = Stamped(below)
+    stream = StampedStream(below)
     stream.write("one\ntwo")
     stream.write(" halves\n")
     with pytest.raises(TypeError):
@@ -124,10 +126,10 @@ def test_logs_of_all_servers_are_in_the_order_of_time(run: Run) -> None:
 
 
 def test_no_such_log(run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"runs/demo: has no logs: roles of `train\.mode: ps` write them"):
+    with pytest.raises(ConfigError, match=r"runs/demo: no logs: only the processes of `train\.mode: ps` write logs"):
         find_logs(run, "ps")
     (run.path / "logs/ps-0.log").touch()
-    with pytest.raises(ConfigError, match="ps-1: no such role in runs/demo, expected one of `ps-0`, or"):
+    with pytest.raises(ConfigError, match="ps-1: no such role in runs/demo: expected one of `ps-0`, or"):
         find_logs(run, "ps-1")
     result = CliRunner().invoke(app, ["logs", "demo", "ps-0", "--tail", "-1"])
     assert result.exit_code == 2
@@ -190,14 +192,14 @@ class Process:
 class Launched:
     """A launcher of three servers and two trainers that are no processes, and a coordinator that says `status`."""
 
-    def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
         raw = {"name": "demo", "data": {"format": "slots", "train": "logs", "slots": "0"}}
         job = parse_job(raw, base=Path(), overrides=("train.mode=ps", "train.servers=3", "train.trainers=2"))
         self.now = 1000.0
         self.time = SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
         monkeypatch.setattr("elasticrec.launch.local.time", self.time)
-        self.said: list[str] = []
-        self.launcher = LocalLauncher(job, run, self.said.append)
+        self.launcher = LocalLauncher(job, run)
         self.started: list[str] = []
         monkeypatch.setattr(self.launcher, "_spawn", self.spawn)
         shard = {"state": "serving", "incarnation": 1, "figures": {"pid": Process.pid}}
@@ -207,6 +209,10 @@ class Launched:
         monkeypatch.setattr(self.launcher._client, "checkpoint", lambda: {"ticket": 7})
         for child in self.launcher.children:
             self.launcher._spawn(child)
+
+    @property
+    def said(self) -> list[str]:
+        return self._caplog.messages
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -229,10 +235,10 @@ class Launched:
 
 
 @pytest.fixture
-def launched(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
-    found = Launched(run, monkeypatch)
+def launched(run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Launched]:
+    found = Launched(run, monkeypatch, caplog)
     yield found
-    found.launcher._held.close()
+    found.launcher._reserved_port.close()
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(16, 8), (2, 1), (1, 1), (5, 2)])
@@ -240,7 +246,7 @@ def test_trainers_of_a_machine_share_its_cores(
     launched: Launched, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
 ) -> None:
     """And go on with their share when the run is scaled: with `sync` another number would be other bits."""
-    launched.launcher._needed["trainer"] = 5
+    launched.launcher._num_needed["trainer"] = 5
     told = []
     popen = SimpleNamespace(Popen=lambda *_, env, **__: told.append(env["ELASTICREC_THREADS"]), DEVNULL=None)
     monkeypatch.setattr("elasticrec.launch.local.subprocess", popen)
@@ -273,18 +279,18 @@ def test_servers_of_the_old_map_are_started_again_until_the_partitions_moved(lau
     dead = next(child for child in launcher.children if child.name == "ps-2")
     dead.process = Process()  # type: ignore[assignment]
     dead.process.code = -9  # type: ignore[union-attr, attr-defined]
-    launcher._look()
-    launcher._watch()
+    launcher._reconcile()
+    launcher._restart_dead()
     assert running() == ["coordinator", "ps-0", "ps-1", "ps-2", "trainer-0"], "the trainer that is too much was told"
     # the map is there: servers that are too much end by themselves, and are not started again
     status["shards"] = status["shards"][:1]
     for child in launcher.children:
         if child.name in ("ps-1", "ps-2"):
             child.process.code = 0  # type: ignore[union-attr, attr-defined]
-    launcher._look()
+    launcher._reconcile()
     assert running() == ["coordinator", "ps-0", "trainer-0"] and len(launcher.children) == 3
     status["wanted"] = {"servers": 2, "trainers": 2}
-    launcher._look()
+    launcher._reconcile()
     assert running() == ["coordinator", "ps-0", "ps-1", "trainer-0", "trainer-1"]
 
 
@@ -296,8 +302,8 @@ def test_quick_deaths_end_the_training_with_the_last_line(launched: Launched, ru
     def die(lived_s: float) -> None:
         launched.now += lived_s
         launched.end(name, code)
-        launcher._watch()
-        launcher._look()
+        launcher._restart_dead()
+        launcher._reconcile()
 
     for _ in range(4):
         die(0.5)
@@ -313,9 +319,9 @@ def test_quick_deaths_end_the_training_with_the_last_line(launched: Launched, ru
 def test_a_role_that_was_told_to_go_may_come_back_as_often_as_it_likes(launched: Launched) -> None:
     for _ in range(10):
         launched.status["wanted"]["trainers"] = 1
-        launched.launcher._look()
+        launched.launcher._reconcile()
         launched.status["wanted"]["trainers"] = 2
-        launched.launcher._look()
+        launched.launcher._reconcile()
     assert launched.started.count("trainer-1") == 11 and launched.said == []
 
 
@@ -328,7 +334,7 @@ def test_a_server_is_hung_only_after_it_was_down_for_a_lease(launched: Launched)
     def look(state: str, seconds: float) -> None:
         shard["state"] = state
         launched.now += seconds
-        launcher._look()
+        launcher._reconcile()
 
     look("unheard", 0.1)
     look("unheard", lease_s + 1.0)
@@ -340,7 +346,7 @@ def test_a_server_is_hung_only_after_it_was_down_for_a_lease(launched: Launched)
     assert launched.started.count("ps-1") == 1 and launched.said == []
     before = launched.child("ps-1").process
     look("down", 0.2)
-    assert launched.said == ["ps-1 is silent, starting another one in its place"]
+    assert launched.said == ["ps-1 does not respond: replacing it"]
     # the stopped one is not told to go: when it wakes up it finds that it was replaced
     assert launched.child("ps-1").hung == [before] and before is not None and before.poll() is None
     # the next one has time to start
@@ -358,12 +364,12 @@ def test_a_server_that_starts_again_is_not_hung(launched: Launched) -> None:
     launched.now += 100.0
     launched.launcher._spawn(launched.child("ps-1"))
     for _ in range(15):
-        launched.launcher._look()
+        launched.launcher._reconcile()
         launched.now += 1.0
     assert launched.said == []
     launched.now += 0.1
-    launched.launcher._look()
-    assert launched.said == ["ps-1 is silent, starting another one in its place"]
+    launched.launcher._reconcile()
+    assert launched.said == ["ps-1 does not respond: replacing it"]
 
 
 def test_a_hung_trainer_is_replaced_and_ended(launched: Launched) -> None:
@@ -372,11 +378,11 @@ def test_a_hung_trainer_is_replaced_and_ended(launched: Launched) -> None:
     hung.pid, other.pid = 71, 72
     for state in ("alive", "unheard"):
         launched.status["trainers"] = [{"state": state, "figures": {"pid": 71}}, {"state": "alive", "figures": {}}]
-        launched.launcher._look()
+        launched.launcher._reconcile()
     assert hung.poll() is None and launched.said == []
     launched.status["trainers"][0]["state"] = "silent"
-    launched.launcher._look()
-    assert launched.said == ["trainer-0 is silent, starting another one in its place"]
+    launched.launcher._reconcile()
+    assert launched.said == ["trainer-0 does not respond: replacing it"]
     assert hung.poll() == 0, "when it wakes up it is one too many"
     assert other.poll() is None and launched.child("trainer-1").process is other
     assert launched.child("trainer-0").is_running() and launched.child("trainer-0").hung == [hung]
@@ -430,7 +436,7 @@ def test_a_run_that_is_stopped_saves_first(launched: Launched, monkeypatch: pyte
     launcher.is_saved = False
     monkeypatch.setattr(launcher._client, "checkpoint", lambda: launched.end("coordinator", -9) or {"ticket": 8})
     assert not launcher.wait(lambda status: None) and not launcher.is_saved
-    assert launched.said[-1] == "not saved before the end: coordinator did not answer"
+    assert launched.said[-1] == "not saved before shutdown: coordinator did not answer"
 
 
 def test_a_coordinator_that_is_slow_to_answer_is_asked_again_to_save(
@@ -453,4 +459,4 @@ def test_a_coordinator_that_is_slow_to_answer_is_asked_again_to_save(
     launched.launcher.is_saved, slow = False, 10**6
     assert not launched.launcher.wait(lambda status: None) and not launched.launcher.is_saved
     assert 60.0 <= launched.now - started < 62.0, "not for ever"
-    assert launched.said == ["not saved before the end: coordinator did not answer"]
+    assert launched.said == ["not saved before shutdown: coordinator did not answer"]

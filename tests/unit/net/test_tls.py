@@ -37,7 +37,7 @@ def shown(files: Files, token: str | None = "secret") -> Security:
 def ask(tmp_path: Path, server: Security, client: Security, *, scheme: str = "https", **more: Any) -> int:
     """The term of a coordinator that has this, asked by somebody who has that."""
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
-    with closing(Coordinator(Run(tmp_path / "run"), settings, say=print)) as coordinator:
+    with closing(Coordinator(Run(tmp_path / "run"), settings)) as coordinator:
         with CoordinatorServer(coordinator, Listen(security=server)) as serving:
             url = f"{scheme}://{serving.url.partition('://')[2]}"
             with CoordinatorClient(url, security=client, **{"deadline_s": 60.0, "attempt_s": 60.0, **more}) as asking:
@@ -70,7 +70,7 @@ def test_others_need_a_token_and_tls(files: Files, host: str) -> None:
 
 def test_no_token_in_clear_to_others() -> None:
     url = "http://10.0.0.1:7"
-    expected = "^coordinator at 10.0.0.1:7: the token would go to another machine in clear: expected TLS, or `insecure"
+    expected = "^coordinator at 10.0.0.1:7: the token would go to another machine in clear text: expected TLS, or `ins"
     with pytest.raises(ConfigError, match=expected):
         CoordinatorClient(url, security=Security("secret"))
     for allowed in (Security("secret", insecure=True), Security()):
@@ -175,7 +175,7 @@ def test_roles_of_a_launcher_have_what_it_says_alone(files: Files, monkeypatch: 
     for name, value in files.environment().items():
         monkeypatch.setenv(name, value)
     assert local_security(job, "t") == Security("t", files.cert, files.key, files.ca)
-    told = environment.with_roles_of({environment.TOKEN: "t", environment.TLS_CERT: None})
+    told = environment.with_role_variables({environment.TOKEN: "t", environment.TLS_CERT: None})
     ours = {name: value for name, value in told.items() if name.startswith("ELASTICREC_")}
     assert ours == {"ELASTICREC_OTHER": "kept", "ELASTICREC_TOKEN": "t"}
     monkeypatch.delenv(environment.TLS_CA)
@@ -204,7 +204,7 @@ def test_what_a_server_announces() -> None:
 def test_a_listener_on_the_way_hears_no_token(tmp_path: Path, files: Files, has_tls: bool) -> None:
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
     server, client = (shown(files), Security("secret", ca=files.ca)) if has_tls else (Security("secret"),) * 2
-    with closing(Coordinator(Run(tmp_path / "run"), settings, say=print)) as coordinator:
+    with closing(Coordinator(Run(tmp_path / "run"), settings)) as coordinator:
         with CoordinatorServer(coordinator, Listen(security=server)) as serving:
             base, _, port = serving.url.rpartition(":")
             with Eavesdropper(int(port)) as listening:

@@ -137,7 +137,7 @@ def test_without_the_token_nothing_is_read_or_written(url: str, store: HttpStora
             status, _, answer = ask(url, method, f"/files/{path}", body, Repr_Digest=digest, Authorization=token)
             assert status == 401 and b"secret rows" not in answer
     assert store.read("a") == b"secret rows"
-    with pytest.raises(ConfigError, match="wrong token, or none; `ELASTICREC_TOKEN` has it"):
+    with pytest.raises(ConfigError, match="wrong token, or none; set `ELASTICREC_TOKEN`"):
         HttpStorage(url, "wrong").read("a")
 
 
@@ -168,7 +168,7 @@ def test_a_version_is_published_to_it_and_fetched_from_it(store: HttpStorage, tm
 def test_a_file_that_was_damaged_on_its_way_is_not_taken(store: HttpStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write("a", b"right")
     monkeypatch.setattr("elasticrec.repository.files.digest_header", lambda _: digest_header(bytes(32)))
-    with pytest.raises(UnavailableError, match="/files/a: sha-256 differs, the file was damaged on its way"):
+    with pytest.raises(UnavailableError, match="/files/a: sha-256 differs, the file was damaged in transit"):
         store.read("a")
 
 
@@ -176,14 +176,19 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
     far = "http://10.255.255.1:7160/files/m"
     monkeypatch.setenv("ELASTICREC_TOKEN", "secret")
     asked: list[str] = []
-    monkeypatch.setattr("http.client.HTTPConnection.request", lambda *_: asked.append("asked"))
+
+    def refuse(*_: object, **__: object) -> None:
+        asked.append("asked")
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr("urllib3.HTTPConnectionPool.urlopen", refuse)
     with pytest.raises(ConfigError) as caught:
         open_storage(far).read("CURRENT")
     assert str(caught.value) == (
-        f"{far}: the token would go to another machine in clear: expected https://, `--insecure`, or "
+        f"{far}: the token would go to another machine in clear text: expected https://, `--insecure`, or "
         "`ELASTICREC_INSECURE=1`"
     )
-    with pytest.raises(ConfigError, match="in clear"):
+    with pytest.raises(ConfigError, match="in clear text"):
         open_storage(far).below("x").find()
     assert asked == []
     # where it is wanted, or there is none, it is tried
@@ -199,5 +204,5 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
 def test_a_server_that_is_gone_is_one_line(tmp_path: Path) -> None:
     with file_server(tmp_path, "secret") as url:
         pass
-    with pytest.raises(UnavailableError, match=r"/files/a: .*refused"):
+    with pytest.raises(UnavailableError, match=r"/files/a did not answer: .*refused"):
         HttpStorage(url, "secret").read("a")

@@ -1,4 +1,4 @@
-"""The process of a parameter server without a table or a socket: what it makes of the coordinator's answers."""
+"""The process of a parameter server, without a table and a socket: how it reacts to the coordinator's responses."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from elasticrec.roles.shard import DamagedError, ShardProcess
 from elasticrec.roles.start import write_start
 from elasticrec.run import Run
 
-PLACE: dict[str, Any] = {
+REGISTRATION: dict[str, Any] = {
     "incarnation": 11,
     "index": 1,
     "epoch": 1,
@@ -25,27 +25,30 @@ PLACE: dict[str, Any] = {
     "skipped": [],
     "checkpoint": {"name": "ps-00000001-000001", "parts": []},
 }
-BEAT: dict[str, Any] = {"lease_s": 5.0, "next_s": 0.0, "commands": []}
+HEARTBEAT: dict[str, Any] = {"lease_s": 5.0, "next_s": 0.0, "commands": []}
 
 
 class Client:
-    """A coordinator that gives these answers, one after the other, or raises them."""
+    """A coordinator that gives these registrations one after the other; errors are raised."""
 
-    def __init__(self, *places: dict[str, Any] | Exception) -> None:
-        self.places = list(places)
-        self.asked: list[dict[str, Any]] = []
+    def __init__(self, *registrations: dict[str, Any] | Exception) -> None:
+        self.registrations = list(registrations)
+        self.requests: list[dict[str, Any]] = []
         self.deadline_s = 1.0
         self.sent_at = 0.0
 
-    def register(self, role: str, nonce: str, **more: Any) -> dict[str, Any]:
-        self.asked.append(more)
-        place = self.places.pop(0)
-        if isinstance(place, Exception):
-            raise place
-        return place
+    def register_shard(self, nonce: str, **more: Any) -> dict[str, Any]:
+        self.requests.append(more)
+        registration = self.registrations.pop(0)
+        if isinstance(registration, Exception):
+            raise registration
+        return registration
 
-    def heartbeat(self, incarnation: int, sequence: int, **more: Any) -> dict[str, Any]:
-        return BEAT
+    def shard_heartbeat(self, incarnation: int, sequence: int, **more: Any) -> dict[str, Any]:
+        return HEARTBEAT
+
+    def leave(self, incarnation: int, sequence: int) -> None:
+        pass
 
 
 Make = Callable[..., ShardProcess]
@@ -56,9 +59,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made: list[ShardProcess] = []
     write_start(Run(tmp_path), {"table": {"partitions": 4}, "num_dense": 0}, np.zeros((1, 0), np.float32))
 
-    def make_one(client: Client | None = None, say: Callable[[str], None] = print) -> ShardProcess:
+    def make_one(client: Client | None = None) -> ShardProcess:
         options = RoleOptions(tmp_path, "http://127.0.0.1:1", index=1)
-        process = ShardProcess(options, ListenAddress(), say, ParameterServers())
+        process = ShardProcess(options, ListenAddress(), ParameterServers())
         process._client = client or Client()  # type: ignore[assignment]
         made.append(process)
         return process
@@ -71,34 +74,34 @@ def make(tmp_path: Path) -> Iterator[Make]:
 @pytest.mark.parametrize(
     "refusal", [ConfigError("could not be loaded, although its files are whole"), SurplusError("below 1, got 1")]
 )
-def test_only_a_shard_that_is_too_much_ends_quietly(
-    make: Make, monkeypatch: pytest.MonkeyPatch, refusal: ConfigError
+def test_only_a_surplus_shard_ends_without_an_error(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusal: ConfigError
 ) -> None:
-    said: list[str] = []
-    client = Client(PLACE, refusal)
-    process = make(client, said.append)
+    caplog.set_level("INFO")
+    client = Client(REGISTRATION, refusal)
+    process = make(client)
     is_surplus = isinstance(refusal, SurplusError)
 
-    def serve() -> None:
+    def serve(_: object) -> None:
         raise MovedError("moved") if is_surplus else DamagedError("out of memory")
 
     monkeypatch.setattr(process, "_serve", serve)
     if is_surplus:
         process.run()
-        assert said[-1] == "shard 1: is not needed any more: below 1, got 1"
+        assert caplog.messages[-1] == "shard 1: no longer needed: below 1, got 1"
     else:
         with pytest.raises(ConfigError, match="its files are whole"):
             process.run()
-        assert client.asked[1]["damaged"] == {"ps-00000001-000001": "out of memory"}
+        assert client.requests[1]["damaged"] == {"ps-00000001-000001": "out of memory"}
 
 
-def test_a_shard_that_never_had_a_place_says_that_its_number_is_too_high(make: Make) -> None:
+def test_a_shard_that_never_registered_raises_if_its_index_is_too_high(make: Make) -> None:
     with pytest.raises(ConfigError, match="below 1, got 1"):
         make(Client(SurplusError("below 1, got 1"))).run()
 
 
 class Server:
-    """Writes a snapshot when it is told to go on."""
+    """Writes a snapshot once `may_end` is set."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -119,57 +122,55 @@ def command(name: str, rows: str = "rows") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rows", ["rows", "full"])
-def test_an_old_snapshot_does_not_answer_for_the_next_one(make: Make, rows: str) -> None:
+def test_the_report_of_an_old_snapshot_does_not_replace_a_newer_one(make: Make, rows: str) -> None:
     process, old, new = make(), Server(), Server()
-    process._place = PLACE
 
-    def obey(server: Server, name: str, rows: str = "rows") -> None:
+    def execute(server: Server, name: str, rows: str = "rows") -> None:
         process._server = server  # type: ignore[assignment]
-        process._obey(command(name, rows))
+        process._execute(command(name, rows), REGISTRATION)  # type: ignore[arg-type]
 
-    obey(old, "a", rows)
+    execute(old, "a", rows)
     (first,) = snapshot_threads()
-    # meanwhile the coordinator has given that one up
-    obey(new, "b")
-    obey(new, "b")
+    # Meanwhile the coordinator has given up the first checkpoint.
+    execute(new, "b")
+    execute(new, "b")
     (second,) = [thread for thread in snapshot_threads() if thread is not first]
     writing = {"checkpoint": "b", "incarnation": 11, "state": "writing"}
     old.may_end.set()
     first.join()
-    assert process._snapshots.told == writing
+    assert process._snapshots.report == writing
     new.may_end.set()
     second.join()
     files = {"rows": {"bytes": 1, "sha256": "rows"}, "dense": {"bytes": 2, "sha256": "dense"}}
-    assert process._snapshots.told == {**writing, "state": "written", **files}
+    assert process._snapshots.report == {**writing, "state": "written", **files}
 
 
-def test_a_snapshot_of_before_does_not_answer_for_the_next_incarnation(make: Make) -> None:
+def test_a_snapshot_of_an_earlier_incarnation_is_not_reported(make: Make) -> None:
     process, server = make(), Server()
-    process._server, process._place = server, PLACE  # type: ignore[assignment]
-    process._obey(command("a"))
+    process._server = server  # type: ignore[assignment]
+    process._execute(command("a"), REGISTRATION)  # type: ignore[arg-type]
     (first,) = snapshot_threads()
-    process._place = PLACE | {"incarnation": 12}
-    process._obey(command("a"))
+    process._execute(command("a"), REGISTRATION | {"incarnation": 12})  # type: ignore[arg-type, typeddict-item]
     (second,) = [thread for thread in snapshot_threads() if thread is not first]
-    assert process._snapshots.told == {"checkpoint": "a", "incarnation": 12, "state": "writing"}
-    # it loads again, and nothing is written
+    assert process._snapshots.report == {"checkpoint": "a", "incarnation": 12, "state": "writing"}
+    # The shard loads again: no snapshot is being written.
     process._snapshots.forget()
     server.may_end.set()
     first.join()
     second.join()
-    assert process._snapshots.told is None
+    assert process._snapshots.report is None
 
 
-def test_a_lease_runs_from_before_the_sign_of_life_was_sent(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator counts from when it came: a shard that counted from the answer could outlive its lease."""
+def test_a_lease_runs_from_before_the_heartbeat_was_sent(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator counts from the arrival: a shard that counted from the response could outlive its lease."""
     events: list[str] = []
     leases: list[tuple[str, float]] = []
 
-    class Beating(Client):
-        def heartbeat(self, incarnation: int, sequence: int, **more: Any) -> dict[str, Any]:
+    class HeartbeatClient(Client):
+        def shard_heartbeat(self, incarnation: int, sequence: int, **more: Any) -> dict[str, Any]:
             events.append("heartbeat")
             self.sent_at = 100.0
-            return BEAT
+            return HEARTBEAT
 
     class Leased:
         failure = None
@@ -178,18 +179,18 @@ def test_a_lease_runs_from_before_the_sign_of_life_was_sent(make: Make, monkeypa
         def status(self) -> str:
             return "{}"
 
-        def extend_lease(self, asked: str, lease_s: float) -> None:
-            leases.append((asked, lease_s))
+        def extend_lease(self, sent: str, lease_s: float) -> None:
+            leases.append((sent, lease_s))
 
     def moment() -> str:
         events.append("moment")
         return f"moment {len(events)}"
 
     monkeypatch.setattr("elasticrec._core.Moment", moment)
-    process = make(Beating())
+    process = make(HeartbeatClient())
     monkeypatch.setattr(process, "_figures", lambda server: {})
-    monkeypatch.setattr(process, "_rest", lambda next_s: None)
-    process._server, process._place = Leased(), PLACE  # type: ignore[assignment]
-    assert process._beat()
+    monkeypatch.setattr(process, "_wait_for_heartbeat", lambda next_s: None)
+    process._server = Leased()  # type: ignore[assignment]
+    assert process._heartbeat(REGISTRATION)  # type: ignore[arg-type]
     assert events == ["moment", "heartbeat"] and leases == [("moment 1", 5.0)]
-    assert process._lease_until == 105.0, "from when the request was sent that was answered, not from now"
+    assert process._lease_until == 105.0, "the lease runs from the time the request was sent"

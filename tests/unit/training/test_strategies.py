@@ -20,6 +20,7 @@ from elasticrec.data.units import Unit, plan_units
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.roles.dry_run import run_dry
 from elasticrec.roles.member import ShutdownRequest
+from elasticrec.roles.server_link import ServerLink
 from elasticrec.roles.start import read_start
 from elasticrec.roles.trainer import TrainerProcess
 from elasticrec.training.embedding import table_spec
@@ -350,7 +351,7 @@ def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, Asked]:
         _client=asked,
         clock=cluster.network.clock,
         job=cluster.job,
-        _place={"incarnation": 7, "index": 0},
+        _registration={"incarnation": 7, "index": 0},
         meeting=4,
         _fenced=None,
         _units=[3],
@@ -358,8 +359,8 @@ def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, Asked]:
         _units_ended={"given_back": 0},
         _attempts=0,
         _next_attempt=0.0,
-        _said="",
-        _say=lambda _: None,
+        _last_problem="",
+        _link=object.__new__(ServerLink),
         shutdown=ShutdownRequest(),
         networks=[cluster.network],
     )
@@ -378,7 +379,7 @@ def test_a_trainer_leaves_a_unit_that_another_one_has(clusters: partial[Cluster]
     batches = trainer.read(cluster.unit, cluster.batches())  # type: ignore[arg-type]
     assert next(batches).unit == cluster.unit.id
     trainer._dropped = frozenset({cluster.unit.id})
-    with pytest.raises(UnavailableError, match="its lease ran out, another trainer has it"):
+    with pytest.raises(UnavailableError, match="its lease expired, another trainer has it"):
         next(batches)
     assert asked.given_back == []
 
@@ -390,7 +391,7 @@ def test_a_trainer_gives_up_after_its_retries(clusters: partial[Cluster], monkey
         trainer._units = [3]
         raise UnavailableError("ps shard 0 at 127.0.0.1:1: did not answer in time")
 
-    monkeypatch.setattr(trainer, "_connect", lost)
+    monkeypatch.setattr(trainer._link, "connect", lost)
     now = [100.0]
     monkeypatch.setattr("elasticrec.roles.trainer.time.monotonic", lambda: now[0])
     monkeypatch.setattr(trainer.shutdown, "wait", lambda _: None)
@@ -400,10 +401,10 @@ def test_a_trainer_gives_up_after_its_retries(clusters: partial[Cluster], monkey
         # before a server that died can have been replaced no attempt counts
         for _ in range(10):
             now[0] += lease_s / 10.1
-            trainer._work(answer)
+            trainer._train(answer)  # type: ignore[arg-type]
         now[0] += lease_s
     with pytest.raises(UnavailableError, match=r"did not answer in time \(3 attempts\)"):
-        trainer._work(answer)
+        trainer._train(answer)  # type: ignore[arg-type]
     assert asked.given_back == [3] * 21
 
 
@@ -411,11 +412,11 @@ def test_a_trainer_does_not_wait_for_a_server_that_was_replaced(clusters: partia
     cluster = clusters()
     trainer, _ = trainer_of(cluster)
     shards = [{"incarnation": one} for one in cluster.client.incarnations]
-    trainer._link = (cluster.client.incarnations, cluster.client.closer())
-    trainer._check_link(shards)
+    trainer._link._connected = (cluster.client.incarnations, cluster.client.closer())
+    trainer._link.check(shards)  # type: ignore[arg-type]
     batch = next(cluster.batches())
     cluster.client.pull(batch, dense=True)
-    trainer._check_link([shards[0], {"incarnation": 99}])
+    trainer._link.check([shards[0], {"incarnation": 99}])  # type: ignore[arg-type, list-item]
     with pytest.raises(UnavailableError):
         for _ in range(100):
             cluster.client.pull(batch, dense=True)

@@ -1,7 +1,6 @@
-"""The store as the roll-out sees it: every replica is greeted, and says what it holds, loads and could not load."""
+"""The replicas of the online store: which versions each one holds, loads, or failed to load."""
 
 import contextlib
-import http.client
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,98 +10,86 @@ from urllib.parse import urlsplit
 
 from elasticrec import _core
 from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.net.http_client import HttpClient
 from elasticrec.net.security import Security
-from elasticrec.net.tls import client_context
 from elasticrec.publish.rollout.decide import Replica
 
-# A replica that hangs must not hold up the others.
-_PATIENCE_S = 2.0
-_AT_ONCE = 16
+# A replica that hangs must not delay the others.
+_TIMEOUT_S = 2.0
+_MAX_THREADS = 16
 
 
 @dataclass(frozen=True)
 class StoreReplicas:
-    """All replicas of all shards, by address."""
+    """The replicas of all shards, by address."""
 
     model: str
     addresses: Sequence[Sequence[str]]
     security: Security
 
     def look(self) -> list[list[Replica]]:
-        """Ask all of them at once."""
+        """Query all replicas concurrently; return them by shard."""
         tls = self.security.wire()
-        places = [(shard, address) for shard, replicas in enumerate(self.addresses) for address in replicas]
-        with ThreadPoolExecutor(min(len(places), _AT_ONCE) or 1) as pool:
-            found = list(pool.map(lambda place: self._ask(place[0], place[1], tls), places))
+        queries = [(shard, address) for shard, replicas in enumerate(self.addresses) for address in replicas]
+        with ThreadPoolExecutor(min(len(queries), _MAX_THREADS) or 1) as threads:
+            found = list(threads.map(lambda query: self._query(query[0], query[1], tls), queries))
         return [[one for one in found if one.shard == shard] for shard in range(len(self.addresses))]
 
-    def _ask(self, shard: int, address: str, tls: _core.PsTls) -> Replica:
+    def _query(self, shard: int, address: str, tls: _core.PsTls) -> Replica:
         token = self.security.token or ""
         try:
             versions, partitions, about = _core.probe_cube_server(
-                address, self.model, token=token, timeout_s=_PATIENCE_S, tls=tls
+                address, self.model, token=token, timeout_s=_TIMEOUT_S, tls=tls
             )
         except UnavailableError as error:
             return Replica(shard, address, why=str(error), is_there=False)
         if wrong := self._wrong_partitions(shard, partitions):
             return Replica(shard, address, why=wrong, is_there=False)
-        said = _parse(about)
-        failed = said.get("failed") or {}
+        status = _parse(about)
+        failed = status.get("failed") or {}
         return Replica(
             shard,
             address,
-            tuple(version for version in versions if version in said.get("versions", versions)),
-            loading=said.get("loading"),
+            tuple(version for version in versions if version in status.get("versions", versions)),
+            loading=status.get("loading"),
             failed=failed.get("version"),
-            why=failed.get("why") or said.get("problem"),
-            url=said.get("http"),
-            bytes_per_s=said.get("bytes_per_s"),
+            why=failed.get("why") or status.get("problem"),
+            url=status.get("http"),
+            bytes_per_s=status.get("bytes_per_s"),
         )
 
     def _wrong_partitions(self, shard: int, partitions: Sequence[int]) -> str | None:
-        """A server of another shard at this address would leave partitions to nobody."""
+        """Return the problem if the server at this address belongs to another shard: some partitions would be lost."""
         start, end, num_partitions = partitions
         num_shards = len(self.addresses)
-        wanted = [at * num_partitions // num_shards for at in (shard, shard + 1)]
-        if [start, end] == wanted:
+        expected = [at * num_partitions // num_shards for at in (shard, shard + 1)]
+        if [start, end] == expected:
             return None
-        expected = f"expected partitions {wanted[0]} to {wanted[1] - 1}, shard {shard} of {num_shards}"
-        return f"{expected}, got {start} to {end - 1}"
+        return (
+            f"expected partitions {expected[0]} to {expected[1] - 1}, shard {shard} of {num_shards}, "
+            f"got {start} to {end - 1}"
+        )
 
     def notice(self, replicas: Sequence[Replica]) -> None:
-        """Have them look at the repository now; one that does not hear looks a little later by itself."""
-        with ThreadPoolExecutor(min(len(replicas), _AT_ONCE) or 1) as pool:
-            list(pool.map(self._notice, replicas))
-
-    def _may_send(self, host: str, scheme: str) -> bool:
-        """Whether no token goes to another machine in clear, whatever a replica says of itself."""
-        try:
-            self.security.check_send("cube", host, encrypted=scheme == "https")
-        except ConfigError:
-            return False
-        return True
+        """Have the replicas check the repository now; a replica that misses the notice checks a little later."""
+        with ThreadPoolExecutor(min(len(replicas), _MAX_THREADS) or 1) as threads:
+            list(threads.map(self._notice, replicas))
 
     def _notice(self, replica: Replica) -> None:
         if replica.url is None:
             return
         parts = urlsplit(replica.url)
-        # what it calls itself may be `0.0.0.0`: its port, and the host that it was found at
-        host = replica.address.rpartition(":")[0].strip("[]")
-        if not self._may_send(host, parts.scheme):
-            return
-        headers = {"Authorization": f"Bearer {self.security.token}"} if self.security.token else {}
-        connection = (
-            http.client.HTTPSConnection(host, parts.port, timeout=_PATIENCE_S, context=client_context(self.security.ca))
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(host, parts.port, timeout=_PATIENCE_S)
-        )
-        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("POST", "/v1/load", headers=headers)
-            connection.getresponse().read()
+        # A replica may announce `0.0.0.0`: take its port, and the host where it was found.
+        host = replica.address.rpartition(":")[0]
+        url = f"{parts.scheme}://{host}:{parts.port}"
+        # The replica's URL is not trusted: the client refuses to send the token to another machine in clear text.
+        with contextlib.suppress(UnavailableError, ConfigError):
+            with HttpClient(url, name="cube", security=self.security, timeout_s=_TIMEOUT_S) as client:
+                client.request("POST", "/v1/load")
 
 
 def _parse(about: str) -> dict[str, Any]:
-    """What a server says of itself: it may be of another release."""
+    """Parse the status in a server's hello; a server of another release may send anything."""
     try:
         found = json.loads(about or "{}")
     except ValueError:

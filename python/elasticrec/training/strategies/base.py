@@ -2,18 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.data.batches import Batches
 from elasticrec.data.units import Unit
+from elasticrec.net.messages import UnitLease
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import MergeGroup, UnitBatch
 from elasticrec.training.remote import RemoteNetwork
 
-Lease = dict[str, Any]
-"""The coordinator's answer to a request for a unit: `unit`, `skip`, `group`, `trainers`, `meeting`, `shards`."""
+Lease = UnitLease
 
 
 class TrainerContext(Protocol):

@@ -37,7 +37,7 @@ class Sync(Strategy):
 
     def run(self, lease: Lease) -> None:
         """Run steps until the units are done."""
-        self._group: Group = (lease["group"][0], lease["group"][1])
+        self._group = _group_of(lease)
         self._open: list[_OpenUnit] = []
         self._leases = [lease]
         with ExitStack() as stack:
@@ -62,7 +62,7 @@ class Sync(Strategy):
         """Open the leased units at the current step."""
         opened = []
         for lease in self._leases:
-            if (lease["group"][0], lease["group"][1]) != self._group:
+            if _group_of(lease) != self._group:
                 raise UnavailableError(f"unit {lease['unit']['id']}: belongs to another group, the run was rolled back")
             unit = Unit(**lease["unit"])
             batches = self.trainer.batches(unit)
@@ -104,3 +104,8 @@ class Sync(Strategy):
             pushed.append(self.network.step(self.servers, one.unit.seen, batch, pulling, group=self._group))
         for pushing in pushed:
             self.servers.wait_for_ack(pushing)
+
+
+def _group_of(lease: Lease) -> Group:
+    assert lease["group"] is not None, "a job with strategy `sync` has groups"
+    return (lease["group"][0], lease["group"][1])

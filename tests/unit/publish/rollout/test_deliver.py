@@ -166,7 +166,7 @@ def test_weights_that_are_not_finite_are_not_offered(repository: Repository) -> 
 
 def test_a_replica_of_another_shard_is_none_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would leave partitions to nobody."""
-    monkeypatch.setattr("elasticrec.publish.rollout.replicas._PATIENCE_S", 60.0)
+    monkeypatch.setattr("elasticrec.publish.rollout.replicas._TIMEOUT_S", 60.0)
     server = _core.CubeServer(MODEL, address="127.0.0.1:0", token="", partitions=(0, 8), num_partitions=16)
     try:
         ((first,), (second,)) = StoreReplicas(MODEL, [[server.address], [server.address]], Security()).look()

@@ -148,7 +148,7 @@ def test_no_token_goes_to_another_machine_in_clear(
     monkeypatch.setenv("ELASTICREC_TOKEN", "secret")
     far = ["10.255.255.1:7"]
     arguments = [part.replace("MODEL", repository.location) for part in command]
-    in_clear = "the token would go to another machine in clear: expected TLS, or `insecure: true`\n"
+    in_clear = "the token would go to another machine in clear text: expected TLS, or `insecure: true`\n"
     assert cli.main([*arguments, "--address", f"127.0.0.1:1,{far[0]}"]) == 2
     assert capsys.readouterr().err == f"error: cube shard 0 at {far[0]}: {in_clear}"
     check_addresses(Security("secret", insecure=True), [far])

@@ -145,8 +145,7 @@ def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
                 )
             )
 
-        said: list[str] = []
-        world = PublishWorld(tmp_path, settings, plan_of(tmp_path, **plan), said.append)
+        world = PublishWorld(tmp_path, settings, plan_of(tmp_path, **plan))
         world.versions = versions
         worlds.append(world)
         world.start_coordinator()

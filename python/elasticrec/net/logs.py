@@ -1,0 +1,105 @@
+"""Logging of commands and processes, and the time stamp in front of the lines of a log file."""
+
+import contextlib
+import io
+import logging
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TextIO
+
+import typer
+
+STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} ")
+
+_STAMPED_FORMAT = logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", "%Y-%m-%dT%H:%M:%S")
+_root = logging.getLogger("elasticrec")
+
+
+class _LineHandler(logging.Handler):
+    """Passes every record to a function as one line of text."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._write(self.format(record))
+
+
+class _StderrHandler(_LineHandler):
+    """Writes to the standard error of the moment, which commands and tests replace."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: typer.echo(text, err=True))
+
+
+def log_to_stderr(*, stamped: bool) -> None:
+    """Set up logging for a command: lines go to standard error, with a time stamp unless the stream adds one."""
+    for handler in [handler for handler in _root.handlers if isinstance(handler, _StderrHandler)]:
+        _root.removeHandler(handler)
+    handler = _StderrHandler()
+    if stamped:
+        handler.setFormatter(_STAMPED_FORMAT)
+    _root.addHandler(handler)
+    _root.setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def logging_to(write: Callable[[str], None]) -> Iterator[None]:
+    """Pass log lines to `write` inside the block, for example to the reporter that owns the terminal."""
+    handler, level = _LineHandler(write), _root.level
+    _root.addHandler(handler)
+    _root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        _root.removeHandler(handler)
+        _root.setLevel(level)
+
+
+def stamp() -> str:
+    """Return the present time as log lines show it."""
+    return datetime.now().isoformat(timespec="milliseconds")
+
+
+def without_stamp(line: str) -> str:
+    """Remove the time stamp of a log line."""
+    return STAMP.sub("", line, count=1)
+
+
+class StampedStream(io.TextIOBase):
+    """Adds the time stamp to every line, whatever writes it: log lines, errors, and the output of libraries."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._at_start = True
+
+    def write(self, text: str) -> int:
+        """Write whole lines in one call, so that lines of two threads do not mix."""
+        if not isinstance(text, str):
+            # Some libraries find out in this way whether a stream takes bytes.
+            raise TypeError(f"expected text, got {type(text).__name__}")
+        parts = []
+        for line in text.splitlines(keepends=True):
+            parts.append(f"{stamp()} {line}" if self._at_start else line)
+            self._at_start = line.endswith("\n")
+        self._stream.write("".join(parts))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the wrapped stream."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the wrapped stream."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether the wrapped stream is a terminal."""
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the wrapped stream."""
+        return self._stream.encoding
