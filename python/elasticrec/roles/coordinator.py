@@ -145,7 +145,10 @@ def serve_coordinator(job: Job, run: Run, listen: Listen, stop: threading.Event)
     settings = replace(settings_of(job, run), run_id=read_start(run.path).run_id)
     coordinator = Coordinator(run, settings)
     try:
-        with CoordinatorServer(coordinator, listen, _files(job)) as server, background_rollout(job, logger.info) as rollout:
+        with (
+            CoordinatorServer(coordinator, listen, _files(job)) as server,
+            background_rollout(job, logger.info) as rollout,
+        ):
             coordinator.store = None if rollout is None else rollout.describe
             # The address is in place before the log line that announces it.
             write_address(run.path, Address(server.url, listen.security.token))
