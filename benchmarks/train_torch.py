@@ -1,10 +1,11 @@
-"""The rival of `elasticrec bench train`: what a good engineer writes in plain PyTorch for the same file and network.
+"""The rival of `elasticrec bench train`: good plain PyTorch for the same file and network.
 
-DataLoader workers parse the lines into index arrays, embedding bags hold the rows (of a known vocabulary, which a table
-in production does not have), sparse Adagrad steps them, fused Adam steps the network. Measured twice: with a bag for
-each slot, as such scripts are written, and with one bag for all slots, which a known and numbered vocabulary allows.
-Alone it looks for the best number of workers and threads; with `--setting` it measures once, so that the benchmark can
-have it and ElasticREC take turns. The last line is one JSON object.
+DataLoader workers parse lines into index arrays. Embedding bags hold the rows, of a vocabulary known in advance, which
+a table in production does not have. Sparse Adagrad updates the rows, fused Adam the network. It is measured twice:
+with a bag per slot, as such scripts are usually written, and with one bag for all slots, which a numbered vocabulary
+allows.
+Without `--setting` it searches for the best number of workers and threads; with `--setting` it measures once, so that
+the benchmark can measure it and ElasticREC in turn. The last line is one JSON value.
 """
 
 import argparse
@@ -27,7 +28,7 @@ SECONDS = 4.0
 
 
 class Lines(IterableDataset):
-    """Batches of (signs, dense values, labels), the file dealt out to the workers batch by batch."""
+    """Yields batches of (signs, dense values, labels); workers take every n-th batch of the file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -42,7 +43,7 @@ class Lines(IterableDataset):
                     return
                 if number % step != first:
                     continue
-                # all values of the batch at once: the names have fixed places, so that only the colons are in the way
+                # Fields have a fixed order, so all values of the batch are converted at once.
                 fields = [field.partition(":")[2] for line in lines for field in line.split()]
                 table = np.array(fields, dtype=np.float64).reshape(len(lines), 1 + DENSE + SLOTS)
                 signs = table[:, 1 + DENSE :].astype(np.int64)
@@ -54,7 +55,7 @@ class Lines(IterableDataset):
 
 
 class WideDeep(nn.Module):
-    """The same network as ElasticREC's."""
+    """The network that ElasticREC trains."""
 
     def __init__(self, values: int, one_bag: bool) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class WideDeep(nn.Module):
 
     def forward(self, signs: Tensor, dense: Tensor) -> Tensor:
         if len(self.rows) == 1:
-            # one sign a slot: each is a bag of its own
+            # One sign per slot: each sign is a bag.
             rows = self.rows[0]((signs + self.first_of_slot).view(-1, 1)).view(-1, SLOTS, 1 + DIM)
         else:
             rows = torch.stack([bag(signs[:, slot : slot + 1]) for slot, bag in enumerate(self.rows)], 1)
@@ -82,7 +83,7 @@ class WideDeep(nn.Module):
 
 
 def rate(path: str, values: int, one_bag: bool, workers: int, threads: int) -> float:
-    """Samples a second with so many loader processes and torch threads."""
+    """Return samples per second with numbers of loader processes and torch threads."""
     torch.set_num_threads(threads)
     model = WideDeep(values, one_bag)
     network = [parameter for name, parameter in model.named_parameters() if not name.startswith("rows.")]
@@ -108,19 +109,19 @@ def rate(path: str, values: int, one_bag: bool, workers: int, threads: int) -> f
 
 
 def best_setting(path: str, values: int, one_bag: bool) -> tuple[int, int]:
-    """The number of loader processes and torch threads that is fastest."""
+    """Return the fastest numbers of loader processes and torch threads."""
     choices = list(itertools.product((1, 2), (1, os.cpu_count() or 1)))
     return max(choices, key=lambda setting: rate(path, values, one_bag, *setting))
 
 
 def main() -> None:
-    """Look for the best settings, or measure one of them."""
+    """Search for the best settings, or measure one setting."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file")
     parser.add_argument("--values", type=int, required=True, help="distinct values of a slot")
     parser.add_argument("--setting", type=int, nargs=3, metavar=("ONE_BAG", "WORKERS", "THREADS"))
     arguments = parser.parse_args()
-    # the optimizer's own gradients
+    # Skip checks of the sparse gradients, which PyTorch itself makes.
     torch.sparse.check_sparse_tensor_invariants.disable()
     if arguments.setting:
         one_bag, workers, threads = arguments.setting

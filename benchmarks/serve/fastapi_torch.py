@@ -1,4 +1,4 @@
-"""FastAPI with uvicorn: bytes in, bytes out; requests that are there at the same time can be scored together."""
+"""FastAPI with uvicorn: bytes in, bytes out; concurrent requests can be scored together."""
 
 import asyncio
 import os
@@ -9,14 +9,14 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from model import Floats, Model, Signs, arguments, split
 
-# uvicorn's processes import this file and know nothing of its command line
+# uvicorn's processes import this file and do not see its command line.
 DIRECTORY, BATCH = "RIVAL_DIRECTORY", "RIVAL_BATCH"
 
 app = FastAPI()
 
 
-class Joined:
-    """Scores requests that have come in one turn of the loop together."""
+class BatchScorer:
+    """Scores the requests of one turn of the event loop together."""
 
     def __init__(self, model: Model, most: int) -> None:
         self._model = model
@@ -24,7 +24,7 @@ class Joined:
         self._waiting: list[tuple[Signs, Floats, asyncio.Future[bytes]]] = []
 
     async def predict(self, signs: Signs, dense: Floats) -> bytes:
-        """The scores of one request."""
+        """Return the scores of one request."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bytes] = loop.create_future()
         if not self._waiting:
@@ -48,27 +48,27 @@ class Joined:
 
 if DIRECTORY in os.environ:
     model = Model(Path(os.environ[DIRECTORY]))
-    joined = Joined(model, int(os.environ[BATCH])) if os.environ[BATCH] != "1" else None
+    scorer = BatchScorer(model, int(os.environ[BATCH])) if os.environ[BATCH] != "1" else None
 
 
 @app.post("/predict")
 async def predict(request: Request) -> Response:
-    """Scores as bytes."""
+    """Return scores as bytes."""
     signs, dense = split(await request.body())
-    if joined is not None:
-        return Response(await joined.predict(signs, dense), media_type="application/octet-stream")
+    if scorer is not None:
+        return Response(await scorer.predict(signs, dense), media_type="application/octet-stream")
     return Response(model.predict(signs, dense).tobytes(), media_type="application/octet-stream")
 
 
 def main() -> None:
     """Serve until killed."""
-    given = arguments(__doc__)
-    os.environ |= {DIRECTORY: str(given.directory), BATCH: str(given.batch)}
+    options = arguments(__doc__)
+    os.environ |= {DIRECTORY: str(options.directory), BATCH: str(options.batch)}
     uvicorn.run(
         "fastapi_torch:app",
         host="127.0.0.1",
-        port=given.port,
-        workers=given.workers,
+        port=options.port,
+        workers=options.workers,
         loop="uvloop",
         http="httptools",
         access_log=False,

@@ -10,12 +10,12 @@ from kserve import InferOutput, InferRequest, InferResponse, ModelServer
 from kserve import Model as KserveModel
 from model import DENSE, SLOTS, Model, arguments
 
-# a line a request otherwise; here, because its processes import this file
+# Without this KServe logs a line per request. Its processes import this file, so the call is here.
 logging.disable(logging.INFO)
 
 
 class WideDeep(KserveModel):
-    """The model as KServe has it."""
+    """The model for KServe."""
 
     def __init__(self, model: Model) -> None:
         super().__init__("bench")
@@ -23,7 +23,7 @@ class WideDeep(KserveModel):
         self.ready = True
 
     async def predict(self, payload: InferRequest, headers: Any = None, response_headers: Any = None) -> InferResponse:
-        """Scores of a request."""
+        """Return the scores of a request."""
         signs, dense = (tensor.as_numpy() for tensor in payload.inputs)
         scores = self._model.predict(
             signs.astype(np.uint64, copy=False).reshape(-1, SLOTS),
@@ -41,7 +41,7 @@ class WideDeep(KserveModel):
 
 
 def stay_on_loopback() -> None:
-    """KServe listens on all interfaces, and has no setting for it."""
+    """Make KServe listen on the loopback interface only; it has no setting for that."""
     configure, create = uvicorn.Config.__init__, grpc.aio.server
 
     def config(self: uvicorn.Config, app: Any, **options: Any) -> None:
@@ -59,11 +59,11 @@ def stay_on_loopback() -> None:
 
 def main() -> None:
     """Serve until killed."""
-    given = arguments(__doc__)
+    options = arguments(__doc__)
     stay_on_loopback()
     ModelServer(
-        http_port=given.port, grpc_port=given.grpc_port, workers=given.workers, enable_latency_logging=False
-    ).start([WideDeep(Model(given.directory))])
+        http_port=options.port, grpc_port=options.grpc_port, workers=options.workers, enable_latency_logging=False
+    ).start([WideDeep(Model(options.directory))])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""MLServer: tensors of the Open Inference Protocol over REST (JSON) and gRPC (raw); batches are its own."""
+"""MLServer: tensors of the Open Inference Protocol over REST (JSON) and gRPC (raw), with its own batching."""
 
 from pathlib import Path
 
@@ -11,15 +11,15 @@ from model import DENSE, SLOTS, Model, arguments
 
 
 class WideDeep(MLModel):
-    """The model as MLServer has it."""
+    """The model for MLServer."""
 
     async def load(self) -> bool:
-        """Load the model, in a worker if there are any."""
+        """Load the model; MLServer calls it in a worker if it has workers."""
         self._model = Model(Path(self.settings.parameters.uri))
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Scores of a request, or of a batch of them."""
+        """Return the scores of a request or a batch of requests."""
         signs, dense = payload.inputs
         scores = self._model.predict(
             np.array(signs.data.root, np.uint64).reshape(-1, SLOTS),
@@ -30,24 +30,24 @@ class WideDeep(MLModel):
 
 
 async def serve() -> None:
-    """Serve until killed; the pool of workers wants a loop when it is made."""
-    given = arguments(__doc__)
+    """Serve until killed; MLServer starts its workers inside an event loop."""
+    options = arguments(__doc__)
     settings = Settings(
         debug=False,
         host="127.0.0.1",
-        http_port=given.port,
-        grpc_port=given.grpc_port,
-        # without a pool of workers the model is in the process that answers
-        parallel_workers=0 if given.workers == 1 else given.workers,
+        http_port=options.port,
+        grpc_port=options.grpc_port,
+        # Without workers the model is in the process that answers.
+        parallel_workers=0 if options.workers == 1 else options.workers,
         metrics_endpoint=None,
         gzip_enabled=False,
     )
     model = ModelSettings(
         name="bench",
         implementation=WideDeep,
-        parameters=ModelParameters(uri=str(given.directory)),
-        max_batch_size=0 if given.batch == 1 else given.batch,
-        max_batch_time=0.0 if given.batch == 1 else 0.001,
+        parameters=ModelParameters(uri=str(options.directory)),
+        max_batch_size=0 if options.batch == 1 else options.batch,
+        max_batch_time=0.0 if options.batch == 1 else 0.001,
     )
     await MLServer(settings).start([model])
 

@@ -1,4 +1,4 @@
-"""Show and click of each sign: numpy arrays, gathered piece by piece in bounded memory."""
+"""Show and click of each sign, in numpy arrays that are merged in bounded memory."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ import numpy.typing as npt
 Signs = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
-# Signs of samples that wait to be sorted into the counts.
-_WAITING = 2**21
+# Signs of samples to collect before they are sorted into the counts.
+_MAX_PENDING = 2**21
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Each sign once, in increasing order."""
+    """Distinct signs in increasing order, with their shows and clicks."""
 
     signs: Signs
     shows: Numbers
@@ -24,7 +24,7 @@ class Counts:
 
     @classmethod
     def of(cls, signs: Signs, shows: Numbers, clicks: Numbers) -> "Counts":
-        """Signs in any order, with repeats, whose shows and clicks are added up."""
+        """Return the counts of signs in any order; shows and clicks of repeated signs are added."""
         order = np.argsort(signs, kind="stable")
         ordered = signs[order]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(signs) else order
@@ -34,12 +34,12 @@ class Counts:
 
     @classmethod
     def none(cls) -> "Counts":
-        """No sign at all."""
+        """Return empty counts."""
         return cls(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
 
     @classmethod
     def sum(cls, parts: Sequence["Counts"]) -> "Counts":
-        """The counts of several parts of the data."""
+        """Return the sum of several counts."""
         if not parts:
             return cls.none()
         return cls.of(
@@ -53,7 +53,7 @@ class Counts:
 
 
 class Tally:
-    """Takes samples one by one, or many at once."""
+    """Adds up samples, one by one or many at once."""
 
     def __init__(self) -> None:
         self.num_samples = 0
@@ -62,20 +62,20 @@ class Tally:
         self._done: list[Counts] = []
 
     def add(self, show: int, click: int, signs: list[int]) -> None:
-        """A sample; every occurrence of a sign counts."""
+        """Add a sample; every occurrence of a sign counts."""
         self.num_samples += 1
         self._signs.extend(signs)
         self._samples.append((show, click, len(signs)))
-        if len(self._signs) >= _WAITING:
+        if len(self._signs) >= _MAX_PENDING:
             self._sort_in()
 
     def add_counts(self, num_samples: int, counts: Counts) -> None:
-        """Samples that were counted elsewhere."""
+        """Add samples that were counted elsewhere."""
         self.num_samples += num_samples
         self._push(counts)
 
     def counts(self) -> Counts:
-        """All so far."""
+        """Return the counts of all samples so far."""
         self._sort_in()
         self._done = [Counts.sum(self._done)]
         return self._done[0]
@@ -89,7 +89,7 @@ class Tally:
         self._signs, self._samples = array("Q"), []
 
     def _push(self, counts: Counts) -> None:
-        """Parts of like size are joined: each sign is sorted a few times however much data there is."""
+        """Merge parts of similar size, so that each sign is sorted only a few times."""
         self._done.append(counts)
         while len(self._done) > 1 and len(self._done[-2]) <= 2 * len(self._done[-1]):
             last = self._done.pop()

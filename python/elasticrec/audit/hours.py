@@ -1,4 +1,4 @@
-"""The passes of a run over hours: is each hour there as often as it should be, and do the days end where they do?"""
+"""The passes of a run over hours: whether each hour is trained as the job says, and days end where they should."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,32 +17,32 @@ _FORM = "%Y-%m-%dT%H"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a pass stands in the time of the data."""
+class PassTime:
+    """The data time of a pass."""
 
     seen: int
-    """What its rows say when they were last seen."""
+    """The value that its rows store as last seen."""
     ends: bool
-    """Whether counts decay and rows go behind it."""
+    """Whether counts decay and rows are evicted after it."""
 
 
-def epochs(num_passes: int) -> list[Place]:
-    """Passes over the same files, each of which ends."""
-    return [Place(min(number, MAX_SEEN), True) for number in range(num_passes)]
+def epochs(num_passes: int) -> list[PassTime]:
+    """Return the times of passes over the same files, each with an end."""
+    return [PassTime(min(number, MAX_SEEN), True) for number in range(num_passes)]
 
 
 @dataclass(frozen=True)
-class Decided:
-    """What a run says of its hours."""
+class HourDecisions:
+    """The decisions of a run about its hours."""
 
     passes: list[dict[str, Any]]
-    """What each pass is of."""
+    """The entry of each pass."""
     skipped: list[dict[str, Any]]
-    """Hours that were left out when they came late or changed."""
+    """Entries of hours that were skipped because they came late or changed."""
 
 
-class _Walk:
-    """Goes through the passes and finds what is not as the job says."""
+class _HourChecker:
+    """Follows the passes and collects differences from the job."""
 
     def __init__(self, job: Job) -> None:
         assert job.data.hours is not None
@@ -55,29 +55,29 @@ class _Walk:
         self._ended: date | None = None
         self.problems: list[str] = []
 
-    def add(self, number: int, told: dict[str, Any]) -> Place:
-        """The next pass."""
+    def add(self, number: int, entry: dict[str, Any]) -> PassTime:
+        """Check the next pass and return its time."""
         where = f"pass {number}"
-        if told["why"] == "day_end":
-            place = self._add_day_end(where)
+        if entry["why"] == "day_end":
+            time = self._add_day_end(where)
         else:
-            hour = datetime.strptime(told["hour"], _FORM)
-            over = [datetime.strptime(one, _FORM) for one in told["passed_over"]]
-            place = self._add_hour(f"{where}: hour {told['hour']}", hour, told["why"], over)
-        if (told["day"], told["ends_day"]) != (place.seen, place.ends):
+            hour = datetime.strptime(entry["hour"], _FORM)
+            over = [datetime.strptime(one, _FORM) for one in entry["passed_over"]]
+            time = self._add_hour(f"{where}: hour {entry['hour']}", hour, entry["why"], over)
+        if (entry["day"], entry["ends_day"]) != (time.seen, time.ends):
             self.problems.append(
-                f"{where}: expected day {place.seen}, {'ended' if place.ends else 'not ended'} by it, got day "
-                f"{told['day']}, {'ended' if told['ends_day'] else 'not ended'}"
+                f"{where}: expected day {time.seen}, {'ended' if time.ends else 'not ended'} by it, got day "
+                f"{entry['day']}, {'ended' if entry['ends_day'] else 'not ended'}"
             )
-        return place
+        return time
 
-    def _add_day_end(self, where: str) -> Place:
+    def _add_day_end(self, where: str) -> PassTime:
         if self._day is None or self._ended == self._day:
-            self.problems.append(f"{where}: ends a day that has no hours, or was ended before")
+            self.problems.append(f"{where}: ends a day that has no hours or has already ended")
         self._ended = self._day
-        return Place(0 if self._day is None else self._number(self._day), True)
+        return PassTime(0 if self._day is None else self._number(self._day), True)
 
-    def _add_hour(self, where: str, hour: datetime, why: str, over: list[datetime]) -> Place:
+    def _add_hour(self, where: str, hour: datetime, why: str, over: list[datetime]) -> PassTime:
         day = self._date(hour)
         ends = False
         if why == "next":
@@ -87,7 +87,7 @@ class _Walk:
                 self._next = self._after(self._next)
             if missing != over or self._next != hour:
                 text = ", ".join(one.strftime(_FORM) for one in missing) or "none"
-                self.problems.append(f"{where}: expected {text} to be passed over for it, each in order and once")
+                self.problems.append(f"{where}: expected {text} to be given up before it, each once and in order")
             if self._day is not None and self._day < day and self._ended != self._day:
                 self.problems.append(f"{where}: expected the end of day {self._number(self._day)} before it")
             self._passed_over.update(over)
@@ -97,9 +97,9 @@ class _Walk:
         elif why == "late" and hour in self._passed_over:
             self._passed_over.discard(hour)
         elif why != "changed" or hour not in self._trained:
-            self.problems.append(f"{where}: is trained as `{why}`, which it was not")
+            self.problems.append(f"{where}: is trained as `{why}`, which does not match the passes before it")
         self._trained.add(hour)
-        return Place(self._number(day), ends)
+        return PassTime(self._number(day), ends)
 
     def _number(self, day: date) -> int:
         return min((day - self._date(self._first)).days, MAX_SEEN)
@@ -114,34 +114,34 @@ class _Walk:
         return hour
 
 
-def walk(job: Job, decided: Decided) -> tuple[list[Place], list[str]]:
-    """The place of each pass in time, and what is wrong with the passes."""
-    found = _Walk(job)
-    return [found.add(number, told) for number, told in enumerate(decided.passes)], found.problems
+def check_hours(job: Job, decisions: HourDecisions) -> tuple[list[PassTime], list[str]]:
+    """Return the data time of each pass, and the problems of the passes."""
+    checker = _HourChecker(job)
+    return [checker.add(number, entry) for number, entry in enumerate(decisions.passes)], checker.problems
 
 
-def files_of(job: Job, decided: Decided, passes: Sequence[PassUnits], lost: set[Path]) -> list[list[Path]]:
-    """The files that each pass must have: all of the directory, unless it has changed since, as was told."""
+def files_of(job: Job, decisions: HourDecisions, passes: Sequence[PassUnits], lost: set[Path]) -> list[list[Path]]:
+    """Return the expected files of each pass: all files of its hour, or its own files if the hour changed later."""
     root = Path(job.data.train[0]).absolute()
-    last = {told["hour"]: number for number, told in enumerate(decided.passes)}
-    changed = {entry["skipped"] for entry in decided.skipped if entry["why"] == "changed"}
-    found: list[list[Path]] = []
-    for one, told in zip(passes, decided.passes, strict=True):
-        if told["hour"] is None:
-            found.append([])
+    last = {entry["hour"]: number for number, entry in enumerate(decisions.passes)}
+    changed = {entry["skipped"] for entry in decisions.skipped if entry["why"] == "changed"}
+    files: list[list[Path]] = []
+    for one, entry in zip(passes, decisions.passes, strict=True):
+        if entry["hour"] is None:
+            files.append([])
             continue
-        hour = datetime.strptime(told["hour"], _FORM)
+        hour = datetime.strptime(entry["hour"], _FORM)
         directory = root / hour.strftime("%Y%m%d") / hour.strftime("%H")
         strange = [path for path in one.files if not path.is_relative_to(directory)]
         if strange:
-            raise ModelError(f"pass {one.number}: {strange[0]}: expected files of hour {told['hour']}")
-        is_latest = last[told["hour"]] == one.number and told["hour"] not in changed
-        found.append(_below(directory, lost) if is_latest else [path for path in one.files if path not in lost])
-    return found
+            raise ModelError(f"pass {one.number}: {strange[0]}: expected files of hour {entry['hour']}")
+        is_latest = last[entry["hour"]] == one.number and entry["hour"] not in changed
+        files.append(_below(directory, lost) if is_latest else [path for path in one.files if path not in lost])
+    return files
 
 
 def _below(directory: Path, lost: set[Path]) -> list[Path]:
-    """The files of a directory but those that storage leaves beside data."""
+    """Return the files of a directory, without the hidden and marker files of storage systems."""
 
     def is_data(path: Path) -> bool:
         parts = path.relative_to(directory).parts

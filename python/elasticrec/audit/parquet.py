@@ -1,4 +1,4 @@
-"""Parquet: row groups to counts, column by column."""
+"""Counts of the signs in Parquet files, column by column."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from elasticrec.audit.counts import Counts, Signs, Tally
-from elasticrec.audit.numbers import BadRecordError, OddError, seconds_of
 from elasticrec.audit.signs import Features, SlotSigns, in_share, xxh3
+from elasticrec.audit.values import BadRecordError, OddError, seconds_of
 from elasticrec.config import Job
 from elasticrec.errors import SampleError
 
@@ -34,7 +34,7 @@ class ParquetCounter:
         self._names = list(dict.fromkeys([*names, *features.labels, *filter(None, (self._weight, self._time))]))
 
     def count(self, path: Path, tally: Tally) -> None:
-        """Add all rows that are trained on."""
+        """Add all training rows of a file."""
         first = 0
         try:
             file = pq.ParquetFile(path)
@@ -77,7 +77,7 @@ class ParquetCounter:
         tally.add_counts(int(taken.sum()), counts)
 
     def _check_numbers(self, table: pa.Table, taken: Mask) -> Rows:
-        """Take rows out whose labels or weight are none; returns the clicks."""
+        """Remove rows with invalid labels or weight from `taken`; return the clicks."""
         click = np.zeros(len(table), np.int64)
         for label in reversed(self._features.labels):
             values, nulls = _numbers(table[label])
@@ -89,7 +89,7 @@ class ParquetCounter:
         return click
 
     def _slot(self, slot: SlotSigns, column: pa.ChunkedArray) -> tuple[Signs, Rows]:
-        """The signs of a column, each with its row."""
+        """Return the signs of a column, each with its row."""
         array = _plain(column)
         rows = np.arange(len(array), dtype=np.int64)
         kind = array.type
@@ -104,36 +104,36 @@ class ParquetCounter:
         lengths = np.array([len(one) for one in items], np.int64)
         flat = [item if slot.sequence is None else item[1] for one in items for item in one]
         starts = np.cumsum(lengths) - lengths
-        places = texts.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        if not len(places):
+        indices = texts.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        if not len(indices):
             return np.empty(0, np.uint64), rows
-        counts = lengths[places]
-        of_value = np.repeat(np.arange(len(places)), counts)
+        counts = lengths[indices]
+        of_value = np.repeat(np.arange(len(indices)), counts)
         within = np.arange(len(of_value)) - np.repeat(np.cumsum(counts) - counts, counts)
-        signs = np.array(flat, np.uint64)[starts[places][of_value] + within]
+        signs = np.array(flat, np.uint64)[starts[indices][of_value] + within]
         rows = rows[of_value]
         if slot.sequence is not None:
-            # the last ones of a row: their distance to the first sign of the next row
-            behind = np.searchsorted(rows, rows, "right") - np.arange(len(rows))
-            kept = behind <= slot.sequence
+            # Keep the last signs of each row, by their distance to the first sign of the next row.
+            from_end = np.searchsorted(rows, rows, "right") - np.arange(len(rows))
+            kept = from_end <= slot.sequence
             return signs[kept], rows[kept]
         return signs, rows
 
     def _taken(self, path: Path, table: pa.Table, first: int) -> Mask:
-        """Which rows are trained on, as far as the split goes."""
+        """Return which rows the train/eval split leaves for training."""
         if self._select is None:
             return np.ones(len(table), np.bool_)
         kind, value, _ = self._select
         if kind == "ratio":
             seed = xxh3(path.name.encode())
-            places = range(first, first + len(table))
-            return ~_mask(in_share(xxh3(place.to_bytes(8, "little"), seed), value) for place in places)
+            numbers = range(first, first + len(table))
+            return ~_mask(in_share(xxh3(number.to_bytes(8, "little"), seed), value) for number in numbers)
         assert self._time is not None
         seconds, bad = self._seconds(table[self._time])
         return ~(seconds >= value) & ~bad
 
     def _seconds(self, column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], Mask]:
-        """Times, with rows without one before all others, and the rows whose text is none."""
+        """Return times, and the rows whose text is not a time; a row without a time is before all others."""
         array = _plain(column)
         bad = np.zeros(len(array), np.bool_)
         if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):

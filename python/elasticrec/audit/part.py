@@ -1,4 +1,4 @@
-"""A reader of part files of its own, from docs/formats/part.md and docs/formats/table.md."""
+"""An independent reader of part files, from docs/formats/part.md and docs/formats/table.md."""
 
 import json
 import struct
@@ -20,13 +20,13 @@ _HEAD = struct.Struct("<8sII")
 _ENTRY = struct.Struct("<IIQQQQQQQ")
 _TRAILER = struct.Struct("<8sIIQQQIIQQ")
 _LINE = 64
-# show, click, and seen with its flags, behind the values of a row
+# Show, click and last seen with its flags, after the values of a row.
 _TAIL_BYTES = 10
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the directory says of a partition."""
+    """The directory entry of a partition."""
 
     partition: int
     num_rows: int
@@ -37,12 +37,12 @@ class Entry:
 
 
 class PartFile:
-    """A part file whose frame is sound; blocks are checked when they are read."""
+    """A part file with a valid frame; blocks are checked when they are read."""
 
     def __init__(self, path: Path, kind: int) -> None:
         self.path = path
         if path.stat().st_size < 2 * _LINE:
-            raise self._damaged("it is too short")
+            raise self._damaged("too short")
         self._bytes: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
         size = len(self._bytes)
         trailer = _TRAILER.unpack(self._read(size - _LINE, _LINE))
@@ -50,11 +50,11 @@ class PartFile:
             trailer
         )
         if magic != b"ERECPART" or self._read(0, 16) != self._read(size - _LINE, 16):
-            raise self._damaged("it does not begin and end as one")
+            raise self._damaged("its first and last bytes are not those of a part file")
         if (format, found) != (1, kind):
             raise ModelError(f"{path}: expected format 1 and kind {kind}, got {format} and {found}")
         if directory_at + _LINE * num_entries + _LINE != size or not _LINE <= meta_at <= directory_at - meta_length:
-            raise self._damaged("its trailer does not fit its length")
+            raise self._damaged("its trailer does not match its length")
         frame = xxhash.xxh3_64(self._read(0, _LINE))
         frame.update(self._read(meta_at, size - 8 - meta_at))
         if frame.intdigest() != checksum:
@@ -64,16 +64,16 @@ class PartFile:
         end = _LINE
         for entry in self.entries:
             if entry.offset != end:
-                raise self._damaged(f"the block of partition {entry.partition} is not behind the one before")
+                raise self._damaged(f"the block of partition {entry.partition} does not follow the block before it")
             end = _up(entry.offset + entry.length)
         if end != meta_at or any(self._read(16, 48)):
-            raise self._damaged("there is something between its blocks")
-        places = [entry.partition for entry in self.entries]
-        if places != sorted(set(places)) or any(place >= self.num_partitions for place in places):
-            raise self._damaged("its partitions do not ascend")
+            raise self._damaged("there are bytes between its blocks")
+        partitions = [entry.partition for entry in self.entries]
+        if partitions != sorted(set(partitions)) or any(number >= self.num_partitions for number in partitions):
+            raise self._damaged("its partitions are not in increasing order")
 
     def block(self, entry: Entry) -> npt.NDArray[np.uint8]:
-        """The bytes of a partition, checked."""
+        """Return the bytes of a partition after checking them."""
         end = entry.offset + entry.length
         block = self._bytes[entry.offset : end]
         if xxhash.xxh3_64_intdigest(block.data) != entry.checksum:
@@ -83,7 +83,7 @@ class PartFile:
         return block
 
     def rows(self, entry: Entry) -> npt.NDArray[Any]:
-        """Sign, show and click of the rows of a partition."""
+        """Return sign, show and click of the rows of a partition."""
         row_bytes = self.meta["row_bytes"]
         if entry.length != entry.num_rows * row_bytes or row_bytes < 8 + _TAIL_BYTES:
             what = f"expected {entry.num_rows} rows of {row_bytes} bytes, got {entry.length} bytes"
@@ -108,12 +108,12 @@ class PartFile:
         return ModelError(f"{self.path}: not a part file, or damaged: {what}")
 
 
-def _up(place: int) -> int:
-    return -(-place // _LINE) * _LINE
+def _up(offset: int) -> int:
+    return -(-offset // _LINE) * _LINE
 
 
 def mix(values: Signs) -> Signs:
-    """The finaliser of MurmurHash3."""
+    """Return the values after the finalizer of MurmurHash3."""
     mixed: Signs = values ^ (values >> np.uint64(33))
     mixed = mixed * np.uint64(0xFF51AFD7ED558CCD)
     mixed ^= mixed >> np.uint64(33)
@@ -122,7 +122,7 @@ def mix(values: Signs) -> Signs:
 
 
 def partition_of(signs: Signs, num_partitions: int) -> Signs:
-    """(mix(sign) × P) >> 64, in halves: numpy has no 128 bits."""
+    """Return (mix(sign) × P) >> 64, computed in halves because numpy has no 128-bit integers."""
     mixed, count, half = mix(signs), np.uint64(num_partitions), np.uint64(32)
     low = (mixed & np.uint64(2**32 - 1)) * count
     return ((mixed >> half) * count + (low >> half)) >> half

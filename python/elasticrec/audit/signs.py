@@ -1,4 +1,4 @@
-"""Values of slots to signs, by docs/formats/features.md."""
+"""Values of slots and dense columns to signs, by docs/formats/features.md."""
 
 import math
 from collections.abc import Callable
@@ -7,47 +7,47 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from elasticrec.audit.numbers import f32, finite
+from elasticrec.audit.values import f32, finite
 from elasticrec.config.columns import BucketSlot, DenseColumn, Slot
 from elasticrec.config.data import Data
 
-# What a value adds to its sample: signs, or of a slot that is cut (slot, sign).
+# An item is a sign, or (slot, sign) for a sequence, which keeps only its last signs.
 Item = Any
 Items = tuple[Item, ...]
 
 NOTHING: Items = ()
-# Texts of one column, or of one format without columns, that are kept in mind.
-_MOST_KNOWN = 2**16
-# A logarithm of another library may differ by so much.
+# Texts that a cache keeps.
+_MAX_CACHED = 2**16
+# Relative error between two implementations of the logarithm.
 _LAST_BIT = 2.0**-22
 
 
-class Known(dict[bytes, Items]):
-    """What texts add, found out once; forgotten when there are too many."""
+class ItemCache(dict[bytes, Items]):
+    """The items of texts, computed once; the cache is emptied when it is full."""
 
     def __init__(self, find: Callable[[bytes], Items]) -> None:
         super().__init__()
         self._find = find
 
     def __missing__(self, text: bytes) -> Items:
-        if len(self) >= _MOST_KNOWN:
+        if len(self) >= _MAX_CACHED:
             self.clear()
-        found = self[text] = self._find(text)
-        return found
+        items = self[text] = self._find(text)
+        return items
 
 
 def xxh3(content: bytes, seed: int = 0) -> int:
-    """XXH3-64."""
+    """Return the XXH3-64 hash."""
     return xxhash.xxh3_64_intdigest(content, seed)
 
 
 def in_share(hash: int, ratio: float) -> bool:
-    """Whether a record with this hash is in the share that is held out: by the bits that a f64 has."""
+    """Return whether a record with this hash is held out; the comparison has the precision of a 64-bit float."""
     return float(hash >> 11) < ratio * 2.0**53
 
 
 class SlotSigns:
-    """The signs of one slot."""
+    """Computes the signs of a slot."""
 
     def __init__(self, slot: Slot, data: Data) -> None:
         self.name = slot.name
@@ -62,7 +62,7 @@ class SlotSigns:
         self._nulls = {b"", *(text.encode() for text in (data.columns.null if data.columns else ()))}
 
     def of_text(self, text: bytes) -> Items:
-        """A field, which may be nothing or several values."""
+        """Return the items of a field with no value, one value or several values."""
         if text in self._nulls:
             return NOTHING
         if self._separator is None:
@@ -71,17 +71,17 @@ class SlotSigns:
         return tuple(item for piece in pieces for item in self.of_value(piece))
 
     def of_value(self, value: bytes) -> Items:
-        """A value as it stands."""
+        """Return the items of a value."""
         return NOTHING if value == self._padding else self._item(xxh3(value, self._seed))
 
     def of_sign(self, sign: int) -> Items:
-        """A sign of slot text."""
+        """Return the items of a sign in slot text."""
         if sign == self._padding_sign:
             return NOTHING
         return self._item(xxh3(sign.to_bytes(8, "little"), self._seed) if self._separate else sign)
 
     def of_bucket(self, bucket: int) -> Items:
-        """The bucket of a dense value."""
+        """Return the items of the bucket of a dense value."""
         return self._item(xxh3(bucket.to_bytes(8, "little", signed=True), self._seed))
 
     def _item(self, sign: int) -> Items:
@@ -91,7 +91,7 @@ class SlotSigns:
 
 
 class DenseSigns:
-    """A dense column: its number must be one, and may be a bucket."""
+    """Checks the numbers of a dense column, and computes signs if it has buckets."""
 
     def __init__(self, column: DenseColumn, slots: dict[str, tuple[SlotSigns, int]]) -> None:
         self.name = column.name
@@ -103,10 +103,10 @@ class DenseSigns:
         if column.name in slots:
             self._slot, self._steps = slots[column.name]
         self.num_edges = 0
-        """Different values that a last bit puts into another bucket."""
+        """Distinct values whose bucket depends on the last bit of a logarithm."""
 
     def of_number(self, value: float | None) -> Items:
-        """What a number of 32 bits adds to its sample."""
+        """Return the items of a 32-bit number."""
         normalized = finite(self._normalize(finite(value)))
         if self._slot is None:
             return NOTHING
@@ -116,8 +116,8 @@ class DenseSigns:
             self.num_edges += math.floor(exact * (1 - _LAST_BIT)) != math.floor(exact * (1 + _LAST_BIT))
         return self._slot.of_bucket(bucket)
 
-    def reading(self, read: Callable[[bytes], float | None]) -> Callable[[bytes], Items]:
-        """As `of_number`, of a text."""
+    def items_from(self, read: Callable[[bytes], float | None]) -> Callable[[bytes], Items]:
+        """Return a function that computes the items of a text, which `read` turns into a number."""
         return lambda text: self.of_number(read(text))
 
     def _normalize(self, value: float) -> float:
@@ -131,7 +131,7 @@ class DenseSigns:
 
 
 class Features:
-    """What a job makes of its data."""
+    """The slots, dense columns and labels of a job."""
 
     def __init__(self, data: Data) -> None:
         self.slots = [SlotSigns(slot, data) for slot in data.slots]
@@ -142,13 +142,13 @@ class Features:
         }
         self.dense = [DenseSigns(column, buckets) for column in data.dense]
         self.labels = list(data.labels)
-        # a slot is known by its name and by that of its column, which goes first
+        # A slot is found by its name or its column; the column has precedence.
         self.by_name = {slot.name.encode(): slot for slot in self.slots}
         self.by_name |= {slot.column.encode(): slot for slot in self.slots}
         self.has_sequence = any(slot.sequence is not None for slot in self.slots)
 
-    def settle(self, items: list[Item]) -> list[int]:
-        """The signs of a sample: of a sequence the last ones."""
+    def signs_of(self, items: list[Item]) -> list[int]:
+        """Return the signs of the items of a sample; a sequence keeps only its last signs."""
         if not self.has_sequence:
             return items
         signs: list[int] = []

@@ -1,4 +1,4 @@
-"""The units of a run as they were written down: do they have all of the data, each byte once a pass?"""
+"""The recorded units of a run: whether they cover all of the data, each byte once per pass."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from elasticrec.errors import ModelError, SampleError
 
 @dataclass(frozen=True)
 class Unit:
-    """The part of a line of a unit file that matters here."""
+    """The fields of a recorded unit that the audit needs."""
 
     id: int
     path: Path
@@ -29,19 +29,19 @@ class PassUnits:
     sha256: str
     units: list[Unit]
     lost: set[Path] = field(default_factory=set)
-    """Files that were gone before they were read."""
+    """Files that were lost before they were read."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that it reads, each once."""
+        """The files that the pass reads, each once."""
         return tuple(sorted({unit.path for unit in self.units} - self.lost))
 
     def without(self, lost: set[Path]) -> "PassUnits":
-        """The same pass without the files that nothing was trained of."""
+        """Return the pass without lost files that nothing was trained from."""
         return replace(self, lost=lost & set(self.files))
 
     def check_files(self) -> None:
-        """Refuse files that are not what they were: nothing can be said of them."""
+        """Refuse files that have changed since training, as they cannot be counted again."""
         units = [unit for unit in self.units if unit.path not in self.lost]
         for path, size, modified_ns in sorted({(unit.path, unit.size, unit.modified_ns) for unit in units}):
             stat = os.stat(path)
@@ -52,7 +52,7 @@ class PassUnits:
                 )
 
     def problems(self, first_id: int, expected: list[Path], format: str) -> list[str]:
-        """Bytes that are in no unit or in two, files that are in none, ids that are not in order."""
+        """Return bytes that are in no unit or in two, files without units, and ids out of order."""
         found = []
         if [unit.id for unit in self.units] != list(range(first_id, first_id + len(self.units))):
             found.append(f"pass {self.number}: expected units {first_id} to {first_id + len(self.units) - 1} in order")
@@ -70,7 +70,7 @@ class PassUnits:
             if at != end:
                 found.append(f"pass {self.number}: {path}: expected units up to {end}, got them up to {at}")
         strange = sorted(ranges.keys() - set(expected))
-        found += [f"pass {self.number}: {path}: has units, but is no file of `data.train`" for path in strange]
+        found += [f"pass {self.number}: {path}: has units, but is not a file of `data.train`" for path in strange]
         return found
 
 
@@ -87,7 +87,7 @@ def _end_of(path: Path, format: str) -> int:
 
 
 def read_pass(directory: Path, number: int) -> PassUnits:
-    """The units of a pass; the last line of their file has the sha-256 of the others."""
+    """Read the units of a pass and check the checksum in their last line."""
     path = directory / f"epoch-{number:05d}.jsonl"
     content = path.read_bytes()
     *lines, seal = content.splitlines(keepends=True) or [b""]

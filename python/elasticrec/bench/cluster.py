@@ -1,4 +1,4 @@
-"""Real roles for measurements: started by the local launcher, with a checkpoint full of rows, and watched."""
+"""A cluster for measurements: real roles with a full table, started by the local launcher."""
 
 import contextlib
 import os
@@ -25,13 +25,13 @@ Status = StatusResponse
 Say = Callable[[str], None]
 
 _POLL_S = 0.05
-# Longer than any start on a busy machine.
-_PATIENCE_S = 300.0
+# Longer than any start takes on a busy machine.
+_TIMEOUT_S = 300.0
 _CHECKPOINT = "ps-00000000-000000"
 
 
 def write_checkpoint(job: Job, table: _core.Table, directory: Path) -> Path:
-    """A checkpoint with the rows of a table and the network as it starts: no unit is trained yet."""
+    """Write a checkpoint with the rows of a table and a new network, before the first unit."""
     run = Run.create(job)
     prepare(job, run)
     start = read_start(run.path)
@@ -62,27 +62,27 @@ def write_checkpoint(job: Job, table: _core.Table, directory: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Load:
-    """What all roles did between two moments."""
+class Rates:
+    """What all roles did during a measurement."""
 
     samples_per_s: float
     cpu_s: dict[str, float]
-    """Seconds of a core in each second, by role."""
+    """CPU seconds per second, by role."""
     shares: dict[str, float]
-    """Of the trainers' time, by stage."""
+    """Shares of the trainers' time, by stage."""
 
     @property
     def cpu_s_a_million(self) -> float:
-        """Of all roles, for a million samples."""
+        """CPU seconds of all roles per million samples."""
         return sum(self.cpu_s.values()) / self.samples_per_s * 1e6
 
 
-class _EnoughError(Exception):
-    """The measurement is over."""
+class _MeasurementOverError(Exception):
+    """Ends the launcher's wait after the measurement."""
 
 
 class Cluster:
-    """The roles of a job, until the end of a `with`."""
+    """The roles of a job, which run while the block runs."""
 
     def __init__(self, job: Job, checkpoint: Path) -> None:
         run = Run.create(job)
@@ -111,19 +111,19 @@ class Cluster:
         self._client.close()
 
     def _watch(self) -> None:
-        def look(_: Status) -> None:
+        def check(_: Status) -> None:
             if self._is_over:
-                raise _EnoughError
+                raise _MeasurementOverError
 
         try:
-            self.launcher.wait(look)
-        except _EnoughError:
+            self.launcher.wait(check)
+        except _MeasurementOverError:
             return
         except ElasticRecError as error:
             self._failure = error
 
     def status(self) -> Status | None:
-        """All that the coordinator tells, or None while it does not answer."""
+        """Return the coordinator's status, or None while it does not answer."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -131,81 +131,81 @@ class Cluster:
         except UnavailableError:
             return None
 
-    def wait(self, is_so: Callable[[Status], bool], what: str) -> Status:
-        """Until the coordinator tells of something."""
-        end = time.monotonic() + _PATIENCE_S
+    def wait(self, is_reached: Callable[[Status], bool], what: str) -> Status:
+        """Wait until the coordinator's status fulfils a condition; `what` names it in the error."""
+        end = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < end:
             status = self.status()
-            if status is not None and is_so(status):
+            if status is not None and is_reached(status):
                 return status
             time.sleep(_POLL_S)
-        raise ElasticRecError(f"bench: expected {what} in {_PATIENCE_S:g} s")
+        raise ElasticRecError(f"bench: expected {what} within {_TIMEOUT_S:g} s")
 
     def wait_for_servers(self) -> Status:
-        """Until all servers have loaded their rows."""
-        return self.wait(lambda status: all(s["state"] == "serving" for s in status["shards"]), "servers that serve")
+        """Wait until all servers have loaded their rows."""
+        return self.wait(lambda status: all(s["state"] == "serving" for s in status["shards"]), "serving servers")
 
     def wait_for_samples(self, count: int) -> Status:
-        """Until every trainer has stepped so many."""
+        """Wait until every trainer has trained a number of samples."""
 
         def are_warm(status: Status) -> bool:
             samples = [trainer["figures"].get("samples", 0) for trainer in status["trainers"]]
             return len(samples) >= self._job.train.trainers and min(samples) >= count
 
-        return self.wait(are_warm, f"{count} samples of each trainer")
+        return self.wait(are_warm, f"{count} samples from each trainer")
 
     def checkpoint(self) -> int:
-        """Ask for a checkpoint; `wait` for its ticket."""
+        """Request a checkpoint and return its ticket."""
         return int(self._client.checkpoint()["ticket"])
 
-    def measure(self, seconds: float) -> Load:
-        """What all roles do in so many seconds from now on."""
-        before, cpu_before, start = self._look(), self._cpu_s(), time.monotonic()
+    def measure(self, seconds: float) -> Rates:
+        """Measure what all roles do during the next seconds."""
+        before, cpu_before, start = self._figures(), self._cpu_s(), time.monotonic()
         time.sleep(seconds)
-        # trainers tell of themselves now and then: on a busy machine not in every second
+        # Trainers report from time to time: on a busy machine less than once a second.
         least_s = seconds / 2
 
-        def is_news(index: int, figures: dict[str, Any]) -> bool:
-            # one that has not stepped since was stopped, not slow
+        def is_new(index: int, figures: dict[str, Any]) -> bool:
+            # A trainer without a step since then was stopped, not slow.
             clock_s, samples = (figures[name] - before[index][name] for name in ("clock_s", "samples"))
             return bool(clock_s >= least_s and samples > 0)
 
-        after = self._look(is_news)
+        after = self._figures(is_new)
         took, cpu_after = time.monotonic() - start, self._cpu_s()
         rates = [
             (figures["samples"] - before[index]["samples"]) / max(figures["clock_s"] - before[index]["clock_s"], 1e-9)
             for index, figures in after.items()
         ]
-        return Load(
+        return Rates(
             samples_per_s=sum(rates),
             cpu_s={role: (cpu_after[role] - cpu_s) / took for role, cpu_s in cpu_before.items()},
             shares=_mean_shares([(before[index], figures) for index, figures in after.items()]),
         )
 
-    def _look(self, is_news: Callable[[int, dict[str, Any]], bool] = lambda *_: True) -> dict[int, dict[str, Any]]:
-        """The figures of each trainer, once they are news of all."""
+    def _figures(self, is_new: Callable[[int, dict[str, Any]], bool] = lambda *_: True) -> dict[int, dict[str, Any]]:
+        """Return the figures of each trainer, once all of them are new."""
 
-        def is_there(status: Status) -> bool:
-            found = status["trainers"]
-            return bool(found) and all(is_news(trainer["index"], trainer["figures"]) for trainer in found)
+        def are_new(status: Status) -> bool:
+            trainers = status["trainers"]
+            return bool(trainers) and all(is_new(trainer["index"], trainer["figures"]) for trainer in trainers)
 
-        status = self.wait(is_there, "trainers")
+        status = self.wait(are_new, "trainers")
         return {trainer["index"]: trainer["figures"] for trainer in status["trainers"]}
 
     def _cpu_s(self) -> dict[str, float]:
-        """Seconds that the processes of each role have used."""
-        found: dict[str, float] = {}
+        """Return the CPU seconds that the processes of each role have used."""
+        seconds: dict[str, float] = {}
         for child in self.launcher.children:
-            found[child.role] = found.get(child.role, 0.0) + cpu_seconds(process_of(child))
-        return found
+            seconds[child.role] = seconds.get(child.role, 0.0) + cpu_seconds(process_of(child))
+        return seconds
 
     def child(self, name: str) -> Child:
-        """A role by its name, such as `ps-1`."""
+        """Return a role by name, such as `ps-1`."""
         return next(child for child in self.launcher.children if child.name == name)
 
     @contextlib.contextmanager
     def servers(self, status: Status) -> Iterator[_core.PsClient]:
-        """A client of all servers."""
+        """Yield a client of all servers."""
         client = _core.PsClient(
             [shard["address"] or "" for shard in status["shards"]],
             run=self.start.run_id,
@@ -218,28 +218,28 @@ class Cluster:
 
 
 def process_of(child: Child) -> int:
-    """The process id of a role that runs."""
+    """Return the process id of a running role."""
     assert child.process is not None, "the launcher has started all roles"
     return child.process.pid
 
 
 def cpu_seconds(process: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _mean_shares(trainers: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]:
-    """Where the time of trainers went between two looks: their figures tell it since their start."""
-    found: dict[str, float] = {}
+    """Return the shares of the trainers' time between two reports; their figures count from their start."""
+    shares: dict[str, float] = {}
     for before, after in trainers:
         took = max(after["clock_s"] - before["clock_s"], 1e-9)
         for key, share in after.items():
             if key.startswith("share_"):
                 spent = share * after["clock_s"] - before.get(key, 0.0) * before["clock_s"]
                 name = key.removeprefix("share_")
-                found[name] = found.get(name, 0.0) + spent / took / len(trainers)
-    return {name: round(share, 4) for name, share in found.items()}
+                shares[name] = shares.get(name, 0.0) + spent / took / len(trainers)
+    return {name: round(share, 4) for name, share in shares.items()}
 
 
-__all__ = ["Cluster", "Load", "cpu_seconds", "process_of", "write_checkpoint"]
+__all__ = ["Cluster", "Rates", "cpu_seconds", "process_of", "write_checkpoint"]

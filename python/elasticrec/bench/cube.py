@@ -1,6 +1,6 @@
-"""The speed of the cube: in one process next to the memory alone, through sockets next to Redis, while versions change.
+"""The speed of the cube: in one process compared with plain memory access, through sockets compared with Redis.
 
-Servers are processes of their own; who asks is this one. Figures are medians; what is compared takes turns.
+Servers run in their own processes, the client in this one. Figures are medians; compared figures are measured in turn.
 """
 
 import json
@@ -30,21 +30,21 @@ BATCH = 1000
 MISS_SHARE = 0.05
 ROW_BYTES = 40
 PARTITIONS = 256
-# A version with hardly a row: what a lookup costs without its memory.
+# A version with one row: shows the cost of a lookup without its memory access.
 _EMPTY = 1 << 40
-# Connections and requests on their way on each.
+# Connections, and requests in flight on each.
 _SHAPES = ((1, 8), (2, 4), (2, 8))
 _REDIS_SHAPES = ((1, 8), (2, 8), (4, 4), (8, 2))
 # Redis reads and writes its sockets with one thread, or with two.
 _REDIS_THREADS = (1, 2)
-# Of what Redis can do: its latency is compared while it has time to spare.
+# Latency is compared at this share of the throughput of Redis, where it has capacity to spare.
 _OFFERED = 0.5
 _BATCHES = 2000
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of the measurement."""
 
     rows: int
     repeats: int
@@ -61,7 +61,7 @@ class Process:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=directory)
 
     def cpu_s(self) -> float:
-        """Of all its threads."""
+        """Return the CPU seconds of all its threads."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -74,7 +74,7 @@ class Process:
 
 
 class Cube(Process):
-    """A cube server of all partitions."""
+    """A cube server with all partitions."""
 
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, "-m", "elasticrec.bench.cube_process", str(PARTITIONS)]
@@ -82,7 +82,7 @@ class Cube(Process):
         self.address = self._line()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the server and returns what it did."""
+        """Call a method of the server and return its result."""
         assert self.process.stdin is not None
         print(json.dumps([method, *arguments]), file=self.process.stdin, flush=True)
         return json.loads(self._line())
@@ -95,7 +95,7 @@ class Cube(Process):
         return line
 
     def load(self, rows: int, version: int, connections: int, in_flight: int) -> _core.CubeLoad:
-        """Who asks it."""
+        """Return a traffic generator for the server."""
         return _core.CubeLoad(
             cube_process.MODEL,
             [[self.address]],
@@ -110,7 +110,7 @@ class Cube(Process):
 
 
 def run(sizes: Sizes, say: Callable[[str], None]) -> Result:
-    """All figures; those of Redis with `rivals`."""
+    """Return all figures; those of Redis with `rivals`."""
     result: Result = {
         "rows": sizes.rows,
         "row_bytes": ROW_BYTES,
@@ -143,7 +143,7 @@ def run(sizes: Sizes, say: Callable[[str], None]) -> Result:
 
 
 def _in_process(sizes: Sizes, directory: Path, say: Callable[[str], None]) -> Result:
-    """Building, opening and looking up on one core, each time a file and memory of its own."""
+    """Build, open and look up on one core, each time with a new file and new memory."""
     folder = directory / "in-process"
     figures, file_bytes = [], 0
     for number in range(sizes.repeats):
@@ -167,7 +167,7 @@ def _in_process(sizes: Sizes, directory: Path, say: Callable[[str], None]) -> Re
 
 @contextmanager
 def _redis(sizes: Sizes, threads: int, directory: Path, say: Callable[[str], None]) -> Iterator[tuple[Process, str]]:
-    """A Redis with the same rows."""
+    """Start a Redis and fill it with the same rows."""
     import socket
 
     with socket.socket() as probe:
@@ -176,11 +176,11 @@ def _redis(sizes: Sizes, threads: int, directory: Path, say: Callable[[str], Non
     command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
     command += ["--io-threads", str(threads), "--io-threads-do-reads", "yes"]
     with Process(command, directory) as process:
-        # its log is of no interest, but must not fill the pipe
+        # Read its output, so that the pipe does not fill up.
         threading.Thread(target=lambda: process.process.stdout and process.process.stdout.read(), daemon=True).start()
         address = f"127.0.0.1:{port}"
         _wait_for(port, process)
-        say(f"filling Redis, threads for sockets: {threads}, with {sizes.rows:,} rows")
+        say(f"filling Redis ({threads} I/O threads) with {sizes.rows:,} rows")
         _redis_load(address, sizes.rows, (1, 1)).fill(1)
         yield process, address
 
@@ -207,7 +207,7 @@ def _redis_load(address: str, rows: int, shape: tuple[int, int]) -> _core.RedisL
 
 
 def _rates(load: _core.CubeLoad | _core.RedisLoad, server: Process, seconds: float) -> tuple[float, float, float]:
-    """Keys a second, keys a CPU second of the server, keys a CPU second of both ends."""
+    """Return keys per second, per CPU second of the server, and per CPU second of both ends."""
     before, own = server.cpu_s(), time.process_time()
     figures = load.run(seconds)
     server_s, own_s = server.cpu_s() - before, time.process_time() - own
@@ -218,12 +218,12 @@ def _rates(load: _core.CubeLoad | _core.RedisLoad, server: Process, seconds: flo
 
 
 def _best(loads: dict[Shape, tuple[Any, Process]], seconds: float) -> Shape:
-    """The shape with which a server does the most."""
+    """Return the shape with the highest rate."""
     return max(loads, key=lambda shape: _rates(*loads[shape], seconds)[0])
 
 
 def _sockets(sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], say: Callable[[str], None]) -> Result:
-    """Through a socket, as fast as answers come, and at the same offered load; Redis, by its threads, in turns."""
+    """Measure through a socket at full speed and at a fixed rate; the cube and each Redis take turns."""
     loads: dict[Shape, _core.CubeLoad] = {shape: cube.load(sizes.rows, 1, *shape) for shape in _SHAPES}
     shape = _best({shape: (load, cube) for shape, load in loads.items()}, sizes.seconds / 4)
     empty = cube.load(sizes.rows, _EMPTY, *shape)
@@ -274,21 +274,22 @@ def _sockets(sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], sa
 
 
 def describe(result: Result) -> list[str]:
-    """The figures, for people."""
+    """Return the figures as lines of text."""
     lines = [
         f"cube of {result['rows']:,} rows of {ROW_BYTES} bytes, batches of {BATCH}, {MISS_SHARE:.0%} misses:",
-        f"in one process: {result['inprocess_keys_per_s'] / 1e6:.1f} M keys/s on a core; the memory alone "
-        f"{result['inprocess_probe_keys_per_s'] / 1e6:.1f} M/s: {result['inprocess_ratio']:.2f} of it",
+        f"in one process: {result['inprocess_keys_per_s'] / 1e6:.1f} M keys/s per core, "
+        f"{result['inprocess_ratio']:.2f} of plain memory access "
+        f"({result['inprocess_probe_keys_per_s'] / 1e6:.1f} M/s)",
         f"built at {result['build_rows_per_s'] / 1e6:.1f} M rows/s, opened in {result['open_s']:.2f} s, "
-        f"{result['bytes_per_key']:.1f} bytes a key beside its row",
+        f"{result['bytes_per_key']:.1f} bytes per key in addition to its row",
         f"through sockets: {result['keys_per_s'] / 1e6:.1f} M keys/s with both ends on {result['cores']} cores, "
-        f"{result['keys_per_server_cpu_s'] / 1e6:.1f} M a CPU second of the server; lookups that find nothing "
-        f"{result['loopback_keys_per_s'] / 1e6:.1f} M/s: what the loopback allows",
+        f"{result['keys_per_server_cpu_s'] / 1e6:.1f} M per CPU second of the server; limit of the loopback, measured "
+        f"with missing keys: {result['loopback_keys_per_s'] / 1e6:.1f} M/s",
     ]
     if "redis_ratio" in result:
         lines += [
             f"Redis: {result['redis_keys_per_s'] / 1e6:.2f} M keys/s, "
-            f"{result['redis_keys_per_server_cpu_s'] / 1e6:.2f} M a CPU second: "
+            f"{result['redis_keys_per_server_cpu_s'] / 1e6:.2f} M per CPU second; the cube has "
             f"{result['redis_ratio']:.1f} and {result['redis_cpu_ratio']:.1f} times that",
             f"at {result['offered_requests_per_s']:,.0f} requests/s: p50 {result['p50_s'] * 1e6:.0f} µs, "
             f"p99 {result['p99_s'] * 1e6:.0f} µs; Redis p50 {result['redis_p50_s'] * 1e6:.0f} µs, "

@@ -1,8 +1,8 @@
-"""A cube server in a process of its own, so that its CPU seconds can be told from those of who asks.
+"""A cube server in its own process, so that its CPU seconds are separate from those of the client.
 
     python -m elasticrec.bench.cube_process PARTITIONS
 
-Prints its address, then answers each line (a JSON list: the name of a method and its arguments) with what it returned.
+Prints its address, then answers each line (a JSON list of a method name and its arguments) with the result.
 """
 
 import json
@@ -15,7 +15,7 @@ METHODS = ("install_base",)
 
 
 def main(num_partitions: int) -> None:
-    """Serve until there are no more lines."""
+    """Serve until standard input ends."""
     server = _core.CubeServer(
         MODEL, address="127.0.0.1:0", token="", partitions=(0, num_partitions), num_partitions=num_partitions
     )

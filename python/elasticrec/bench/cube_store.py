@@ -1,6 +1,6 @@
-"""A whole online store for `bench cube`: a repository, `elasticrec cube serve` for each replica, `elasticrec deliver`.
+"""A complete online store for `bench cube`: a repository, `cube serve` for each replica, and `deliver`.
 
-What is measured with it goes the way that versions go: files, checksums, a manifest, looks at the repository, an offer.
+Versions take the normal path: files, checksums, a manifest, polls of the repository, a rollout.
 """
 
 import hashlib
@@ -23,30 +23,30 @@ from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, Content, Versi
 
 MODEL = "bench"
 _TIMEOUT_S = 120.0
-_LOOK_S = 0.002
+_POLL_S = 0.002
 
 
 class RealStore:
-    """One shard; its processes run while the block does."""
+    """One shard, whose processes run while the block runs."""
 
     def __init__(self, directory: Path, columns: Sequence[tuple[str, int]], num_partitions: int, replicas: int) -> None:
         self._directory = directory
         (directory / "models" / MODEL).mkdir(parents=True)
         self.repository = Repository.open(directory / "models", MODEL)
-        self._about: dict[str, Any] = {
+        self._table: dict[str, Any] = {
             "partitions": num_partitions,
             "columns": [{"name": name, "width": width} for name, width in columns],
         }
         self._processes = ExitStack()
         self._ports: list[int] = []
         for _ in range(replicas):
-            held, port = reserve_port()
-            self._processes.enter_context(held)
+            listener, port = reserve_port()
+            self._processes.enter_context(listener)
             self._ports.append(port)
 
     @property
     def addresses(self) -> list[str]:
-        """Of the replicas."""
+        """The addresses of the replicas."""
         return [f"127.0.0.1:{port}" for port in self._ports]
 
     def __enter__(self) -> Self:
@@ -64,18 +64,18 @@ class RealStore:
         process = self._processes.enter_context(
             subprocess.Popen(command, cwd=self._directory, stdout=silent, stderr=silent)
         )
-        # called first: a process is waited for after it was killed
+        # Callbacks run in reverse order: the process is killed first, then waited for.
         self._processes.callback(process.kill)
 
     def publish_base(self, part: Path, rows: int, entry: FileEntry | None = None) -> Version:
-        """A version of a part file, which is linked."""
+        """Publish a version with a part file, which is linked."""
         entry = entry or entry_of(part)
         with self.repository.begin() as draft:
             os.link(part, draft.directory / part_name(0))
             return self._commit(draft, entry, rows, changed=0)
 
     def publish_delta(self, parent: int, rows: int, changed: int, write: Callable[[Path], tuple[int, str]]) -> Version:
-        """A delta whose part is written by the caller."""
+        """Publish a delta whose part file `write` writes."""
         with self.repository.begin_delta(parent) as draft:
             return self._commit(draft, FileEntry(*write(draft.directory / part_name(0))), rows, changed)
 
@@ -93,42 +93,42 @@ class RealStore:
             metrics={"train": [], "eval": None},
             data={"samples": 0, "until": None},
             changed=changed,
-            **self._about,
+            **self._table,
         )
         return self.repository.commit(draft, content, files)
 
     def wait_for(self, version: int) -> None:
-        """Until it, or a newer one, is offered."""
-        self._wait(lambda: (self.repository.current() or 0) >= version, f"version {version} is not offered")
+        """Wait until a version, or a newer one, is current."""
+        self._wait(lambda: (self.repository.current() or 0) >= version, f"version {version} is not current")
 
     def wait_for_all(self, version: int) -> None:
-        """Until every replica has it, and it is offered."""
+        """Wait until every replica has a version and it is current."""
         self.wait_for(version)
         self._wait(
-            lambda: all(version in _held(address) for address in self.addresses),
+            lambda: all(version in _versions_of(address) for address in self.addresses),
             f"a replica does not have version {version}",
         )
 
-    def _wait(self, is_so: Callable[[], bool], otherwise: str) -> None:
+    def _wait(self, is_reached: Callable[[], bool], problem: str) -> None:
         end = time.monotonic() + _TIMEOUT_S
-        while not is_so():
+        while not is_reached():
             if time.monotonic() > end:
-                raise UnavailableError(f"bench: {otherwise} after {_TIMEOUT_S:g} s")
-            time.sleep(_LOOK_S)
+                raise UnavailableError(f"bench: {problem} after {_TIMEOUT_S:g} s")
+            time.sleep(_POLL_S)
 
     def clients(self) -> list[_core.CubeClient]:
-        """One of each replica alone."""
+        """Return a client of each replica."""
         return [_core.CubeClient(MODEL, [[address]], token="", deadline_s=10.0) for address in self.addresses]
 
 
 def entry_of(path: Path) -> FileEntry:
-    """Size and checksum of a file."""
+    """Return size and checksum of a file."""
     with open(path, "rb") as file:
         return FileEntry(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def _held(address: str) -> list[int]:
-    """Versions of a replica; none while it does not answer."""
+def _versions_of(address: str) -> list[int]:
+    """Return the versions of a replica; none while it does not answer."""
     try:
         return _core.probe_cube_server(address, MODEL, token="", timeout_s=2.0)[0]
     except UnavailableError:

@@ -1,4 +1,4 @@
-"""Lookups while versions change: a new base under load, and deltas, one after the other."""
+"""Lookups while versions change: a new base during traffic, then deltas one after the other."""
 
 import statistics
 import threading
@@ -25,14 +25,14 @@ _WIDTH = 10
 _PARTITIONS = 256
 _CHANGED = 100_000
 _REPLICAS = 2
-# Seconds of load before a switch, and for one: a base of ten million rows takes about two.
+# Seconds of traffic before a switch, and during it: a base of ten million rows takes about two.
 _BEFORE_S = 2.0
 _SWITCH_S = 8.0
 _SHAPE = (1, 4)
 
 
 def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], None]) -> Result:
-    """Lookups/s from the publish of a new base until it is loaded, offered and asked for, next to before."""
+    """Measure lookups while a new base is published, loaded and used, compared with the rate before."""
     ratios, took, failed, restarted = [], [], 0, 0
     with RealStore(directory / "switch", _COLUMNS, _PARTITIONS, replicas=1) as store:
         store.wait_for_all(store.publish_base(base, sizes.rows).number)
@@ -48,7 +48,7 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
             in_flight=_SHAPE[1],
         )
         for number in range(sizes.repeats):
-            say(f"a switch under load, {number + 1}/{sizes.repeats}")
+            say(f"switch during traffic, {number + 1}/{sizes.repeats}")
             path = directory / f"base-{number + 2}"
             _core.write_load_cube(path, sizes.rows, number + 2)
             entry = entry_of(path)
@@ -70,20 +70,20 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
 def _switch(
     store: RealStore, load: _core.CubeLoad, path: Path, entry: FileEntry, rows: int
 ) -> tuple[float, float, Result]:
-    """The rate during the switch next to the one before it, its seconds, and what became of the requests."""
+    """Return the rate during a switch relative to the rate before, its seconds, and the figures of the requests."""
     figures: Result = {}
-    asking = threading.Thread(target=lambda: figures.update(load.run(_BEFORE_S + _SWITCH_S * max(1.0, rows / 1e7))))
+    client = threading.Thread(target=lambda: figures.update(load.run(_BEFORE_S + _SWITCH_S * max(1.0, rows / 1e7))))
     start = time.monotonic()
-    asking.start()
+    client.start()
     time.sleep(_BEFORE_S)
     begin = time.monotonic() - start
     version = store.publish_base(path, rows, entry).number
     store.wait_for(version)
     load.switch(version)
     end = time.monotonic() - start
-    asking.join()
+    client.join()
     slice_s, slices = figures["slice_s"], figures["slices"]
-    # of every slice that it touches
+    # Include every time slice that the switch touches.
     first, last = int(begin / slice_s), int(end / slice_s) + 1
     warm = int(0.5 / slice_s)
     before = statistics.mean(slices[warm : first - 1] or [0])
@@ -93,7 +93,7 @@ def _switch(
 
 
 def deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], None]) -> Result:
-    """From a delta that is published to rows that every replica gives, and that are offered; and one every second."""
+    """Measure the time from the publish of a delta until every replica has it, alone and with one delta per second."""
     with RealStore(directory / "deltas", _COLUMNS, _PARTITIONS, _REPLICAS) as store:
         version = store.publish_base(base, sizes.rows).number
         store.wait_for_all(version)
@@ -106,10 +106,10 @@ def deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], Non
             store.wait_for_all(version)
             _check(clients, version, signs)
             times.append(time.monotonic() - start)
-            # not in step with those who look
+            # Avoid a fixed phase relative to the polls.
             time.sleep(1.0 + times[-1] % 0.3)
-        say(f"{sizes.deltas} deltas, one a second")
-        lags = _one_a_second(sizes, store, version)
+        say(f"{sizes.deltas} deltas, one per second")
+        lags = _one_per_second(sizes, store, version)
     return {
         "delta_s": statistics.median(times),
         "delta_rows": min(_CHANGED, sizes.rows),
@@ -120,16 +120,16 @@ def deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], Non
     }
 
 
-def _one_a_second(sizes: "Sizes", store: RealStore, version: int) -> list[float]:
-    """Of each delta the seconds from its publish to when it, or a newer one, was offered."""
-    begun: dict[int, float] = {}
+def _one_per_second(sizes: "Sizes", store: RealStore, version: int) -> list[float]:
+    """Return for each delta the seconds until it, or a newer version, was current."""
+    due: dict[int, float] = {}
     lags: list[float] = []
     first, last = version + 1, version + sizes.deltas
 
     def watch() -> None:
         for number in range(first, last + 1):
             store.wait_for(number)
-            lags.append(time.monotonic() - begun[number])
+            lags.append(time.monotonic() - due[number])
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -137,8 +137,8 @@ def _one_a_second(sizes: "Sizes", store: RealStore, version: int) -> list[float]
     for number in range(first, last + 1):
         signs, values = _changes(sizes.rows, number)
         time.sleep(max(0.0, start + number - first - time.monotonic()))
-        # from when it was due: one that comes late because the one before took long is late
-        begun[number] = start + number - first
+        # Count from the due time: a delta delayed by the one before is late.
+        due[number] = start + number - first
         version = _publish(store, version, signs, values, sizes.rows)
     watching.join()
     return lags
@@ -151,22 +151,22 @@ def _publish(
 
 
 def _check(clients: list[_core.CubeClient], version: int, signs: npt.NDArray[np.uint64]) -> None:
-    """Every replica has the rows of a delta."""
+    """Check that every replica has the rows of a delta."""
     for client in clients:
         found, present = client.get(version, np.ascontiguousarray(signs[:1000]))
         if not present.all() or not (found[:, 0] == version).all():
-            raise UnavailableError(f"bench: version {version}: rows of a delta are not there")
+            raise UnavailableError(f"bench: version {version}: rows of a delta are missing")
 
 
 def _changes(rows: int, version: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
-    """Distinct signs, sorted by their partition, and their new rows."""
+    """Return distinct signs and their new rows."""
     numbers = np.random.default_rng(version).choice(rows, min(_CHANGED, rows), replace=False).astype(np.uint64)
     signs = numbers * np.uint64(0x9E3779B97F4A7C15)
     return signs, np.full((len(signs), _WIDTH), version, np.float32)
 
 
 def _write_delta(path: Path, signs: npt.NDArray[np.uint64], values: npt.NDArray[np.float32]) -> tuple[int, str]:
-    """As a publish does it: a partition after the other."""
+    """Write a delta as a publish does, partition by partition."""
     partitions = partitions_of(signs)
     order = np.argsort(partitions, kind="stable")
     signs, values = signs[order], values[order]
@@ -181,7 +181,7 @@ def _write_delta(path: Path, signs: npt.NDArray[np.uint64], values: npt.NDArray[
 
 
 def partitions_of(signs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """`partition_of` of `docs/formats/part.md`, for 256 partitions: the top eight bits of the mixed sign."""
+    """Return `partition_of` of `docs/formats/part.md` for 256 partitions: the top eight bits of the mixed sign."""
     mixed = signs.copy()
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         mixed ^= mixed >> np.uint64(33)
@@ -191,12 +191,13 @@ def partitions_of(signs: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def describe(result: Result) -> list[str]:
-    """For people."""
+    """Return the figures as lines of text."""
     return [
-        f"a new base under load: {result['switch_ratio']:.2f} of the lookups/s before, for {result['switch_s']:.1f} s; "
-        f"{result['switch_failed']} failed, {result['switch_restarted']} asked again",
-        f"a delta of {result['delta_rows']:,} rows is offered and in {_REPLICAS} replicas after "
-        f"{result['delta_s']:.2f} s; {result['deltas']} of them, one a second: half within "
+        f"a new base during traffic: {result['switch_ratio']:.2f} of the lookups/s before, for "
+        f"{result['switch_s']:.1f} s; "
+        f"{result['switch_failed']} failed, {result['switch_restarted']} restarted",
+        f"a delta of {result['delta_rows']:,} rows is current and in {_REPLICAS} replicas after "
+        f"{result['delta_s']:.2f} s; {result['deltas']} deltas, one per second: half within "
         f"{result['deltas_lag_s']:.2f} s, {result['deltas_max_lag_s']:.2f} s at most, "
-        f"the last after {result['deltas_last_lag_s']:.2f} s",
+        f"the last one {result['deltas_last_lag_s']:.2f} s",
     ]

@@ -1,8 +1,8 @@
-"""The network alone as one of several processes: it warms up, says so, and measures when it is told to.
+"""The dense network in one of several processes: warms up, reports it, and measures on request.
 
     python -m elasticrec.bench.dense_process JOB LINES SECONDS
 
-Prints `ready`, waits for a line, steps for so many seconds on one thread, prints samples, seconds and CPU seconds.
+Prints `ready`, waits for a line, steps for SECONDS on one thread, then prints samples, seconds and CPU seconds.
 """
 
 import sys
@@ -14,7 +14,7 @@ from elasticrec.config import load_job
 
 
 def main(job: str, lines: str, seconds: str) -> None:
-    """Measure."""
+    """Run the measurement."""
     step, num_samples = dense_step(load_job(Path(job)), Path(lines).read_bytes(), threads=1)
     for _ in range(WARM_UP_STEPS):
         step()

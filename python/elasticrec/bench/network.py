@@ -1,4 +1,4 @@
-"""The limit of training: the same network, loss and optimizer on ready tensors."""
+"""The limit of training: the same network, loss and optimizer on tensors in memory."""
 
 import json
 import time
@@ -16,7 +16,7 @@ WARM_UP_STEPS = 10
 
 
 def dense_only_rate(job: Job, text: bytes, seconds: float) -> tuple[float, int]:
-    """Samples a second at the best number of threads, and that number; `text` is one batch of lines."""
+    """Return samples per second with the best number of threads, and that number; `text` is one batch of lines."""
     rates = {threads: _rate(job, text, seconds, threads) for threads in range(1, num_cores() + 1)}
     best = max(rates, key=lambda threads: rates[threads])
     return rates[best], best
@@ -35,7 +35,7 @@ def _rate(job: Job, text: bytes, seconds: float, threads: int) -> float:
 
 
 def dense_step(job: Job, text: bytes, threads: int) -> tuple[Callable[[], None], int]:
-    """One step of the network on a ready batch, and the samples of that."""
+    """Return a function that runs one step of the network on a batch in memory, and the samples of the batch."""
     torch.set_num_threads(threads)
     model = build_model(job)
     dense, scorer = FlatParameters(model, job), Scorer(model)

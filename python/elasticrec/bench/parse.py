@@ -1,4 +1,4 @@
-"""The speed of the parser: lines in memory to batches, each sign named once, on one core."""
+"""The speed of the parser: lines in memory to batches with deduplicated signs, on one core."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ FORMATS = ("slots", "criteo", "paddlerec", "csv")
 
 
 def run(samples: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """MB/s of each text format, each the median of `repeats`."""
+    """Return MB/s of each text format, the median of `repeats`."""
     result: dict[str, Any] = {"samples": samples, "repeats": repeats}
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         for format in FORMATS:
@@ -31,8 +31,8 @@ def run(samples: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any
 
 
 def describe(result: dict[str, Any]) -> list[str]:
-    """The figures, for people."""
-    return [f"{format}: {result[f'{format}_mb_per_s']:,.0f} MB/s a core" for format in FORMATS]
+    """Return the figures as lines of text."""
+    return [f"{format}: {result[f'{format}_mb_per_s']:,.0f} MB/s per core" for format in FORMATS]
 
 
 def _write_slots(out: Path, samples: int) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _write_demo(out: Path, samples: int, format: str, slots: int) -> None:
 
 
 def _criteo_fields(samples: int) -> Iterator[list[str]]:
-    """Fields of Criteo rows: label, 13 numbers, 26 categories."""
+    """Yield the fields of Criteo rows: label, 13 numbers, 26 categories."""
     if not Path("criteo").is_dir():
         _write_criteo(Path("criteo"), samples)
     for path in sorted(Path("criteo").rglob("*.txt")):
@@ -69,7 +69,7 @@ def _criteo_fields(samples: int) -> Iterator[list[str]]:
 
 
 def _write_paddlerec(out: Path, samples: int) -> dict[str, Any]:
-    """Criteo rows as PaddleRec's own example has them."""
+    """Write Criteo rows in the layout of PaddleRec's own example."""
     out.mkdir()
     with (out / "part.txt").open("w") as file:
         for label, *fields in _criteo_fields(samples):
@@ -80,7 +80,7 @@ def _write_paddlerec(out: Path, samples: int) -> dict[str, Any]:
 
 
 def _write_csv(out: Path, samples: int) -> dict[str, Any]:
-    """Criteo rows with commas."""
+    """Write Criteo rows as CSV."""
     out.mkdir()
     names = ["label", *CRITEO_DENSE, *CRITEO_SLOTS]
     with (out / "part.csv").open("w") as file:
@@ -99,7 +99,7 @@ _WRITERS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 
 
 def parse_rate(job: Job) -> float:
-    """MB/s of the job's first file, by the CPU time of this thread."""
+    """Return MB/s for the job's first file, by the CPU time of this thread."""
     parser = _core.Parser(json.dumps(job.features()))
     content = match_files(job, "train")[0].read_bytes()
     lines = content.splitlines(keepends=True)

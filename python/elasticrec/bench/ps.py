@@ -1,6 +1,6 @@
-"""Training with parameter servers against its network alone: real roles, the network and files of `bench train`.
+"""Training with parameter servers compared with its network alone: real roles, with the model of `bench train`.
 
-Every figure comes from processes that the local launcher started: what they do before they are warm is not counted.
+All figures come from processes that the local launcher started, and leave out their warm-up.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from elasticrec.training.report import Reporter
 Result = dict[str, Any]
 
 BATCH_SIZE = 512
-# One pass has to last for a whole measurement: at its end all servers write a checkpoint.
+# Links to the data file, so that a pass outlasts a measurement: at its end all servers write a checkpoint.
 _LINKS = 40
 
 PARTS = {"speed": ps_speed.speed, "growth": ps_speed.growth, "pull": ps_pull.run, "fault": ps_fault.run}
@@ -32,7 +32,7 @@ PARTS = {"speed": ps_speed.speed, "growth": ps_speed.growth, "pull": ps_pull.run
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of the measurement."""
 
     samples: int
     rows: int
@@ -43,7 +43,7 @@ class Sizes:
 
 @dataclass
 class Bench:
-    """What all parts measure with."""
+    """The settings and files that all parts share."""
 
     sizes: Sizes
     say: Callable[[str], None]
@@ -53,11 +53,11 @@ class Bench:
     num_jobs: int = 0
 
     def job(self, servers: int, trainers: int, **settings: Any) -> Job:
-        """A job of its own name with so many roles."""
+        """Return a new job with these numbers of roles."""
         self.num_jobs += 1
         roles = {"mode": "ps", "servers": servers, "trainers": trainers, "print_every_s": 1.0}
         ps = settings.pop("ps", {})
-        # at the end of a measurement roles are ended, not saved
+        # At the end of a measurement roles are stopped without a checkpoint.
         checkpoint = {"every_s": 86400.0, "keep": 1}
         section = {**self.raw["train"], **roles, "checkpoint": checkpoint, "ps": ps, **settings}
         raw = {**self.raw, "name": f"bench-{self.num_jobs}", "train": section}
@@ -65,7 +65,7 @@ class Bench:
 
 
 def run(sizes: Sizes, parts: list[str], say: Callable[[str], None]) -> Result:
-    """The figures of the parts, each the median of `repeats`, compared in turns with what they are beside."""
+    """Return the figures of the parts, medians of `repeats`; compared figures are measured in turn."""
     result: Result = {"samples": sizes.samples, "rows": sizes.rows, "repeats": sizes.repeats, "cores": num_cores()}
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         bench = _prepare(sizes, say)
@@ -75,7 +75,7 @@ def run(sizes: Sizes, parts: list[str], say: Callable[[str], None]) -> Result:
 
 
 def _prepare(sizes: Sizes, say: Callable[[str], None]) -> Bench:
-    """Files of samples, and a checkpoint with all rows that the servers begin with."""
+    """Write the samples, and a checkpoint with all rows for the servers to load."""
     values = sizes.rows // train.SLOTS
     say(f"writing {sizes.samples:,} samples of PaddleRec slot text")
     file = train.write_samples(Path("zipf.txt"), sizes.samples, values, "zipf")
@@ -93,7 +93,7 @@ def _prepare(sizes: Sizes, say: Callable[[str], None]) -> Bench:
 
 
 def describe(result: Result) -> list[str]:
-    """The figures for people, and where the time goes."""
+    """Return the figures as lines of text, with the shares of time."""
     lines = []
     if "ratio_1_1" in result:
         lines += ps_speed.describe_speed(result)

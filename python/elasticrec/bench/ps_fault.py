@@ -1,4 +1,4 @@
-"""What a killed server costs, and how long a checkpoint holds training up."""
+"""The cost of a killed server, and the pause that a checkpoint causes."""
 
 import os
 import signal
@@ -18,14 +18,14 @@ Result = dict[str, Any]
 _SERVERS, _TRAINERS = 2, 2
 _KILLED = 1
 _WARM_UP_SAMPLES = 20_000
-# Between two looks at what a server has applied.
-_LOOK_S = 0.002
-# The age of the checkpoint when the server is killed, in windows of a measurement.
+# Seconds between two polls of the updates that a server has applied.
+_POLL_S = 0.002
+# Age of the checkpoint when the server is killed, in durations of a measurement.
 _AGE_WINDOWS = 2.0
 
 
 def run(bench: "Bench") -> Result:
-    """Seconds from the kill of a server to its successor's first push and until it lacks nothing; pauses of pushes."""
+    """Measure the recovery from a killed server, and the pauses of pushes during a checkpoint."""
     recovery: list[float] = []
     caught_up: list[float] = []
     ages: list[float] = []
@@ -40,10 +40,10 @@ def run(bench: "Bench") -> Result:
             pauses.append((at, without))
             written.append(took)
             time.sleep(max(_AGE_WINDOWS * bench.sizes.seconds - took, 0.0))
-            age, first_push, nothing_lacks = _kill(cluster)
+            age, first_push, all_caught_up = _kill(cluster)
             ages.append(age)
             recovery.append(first_push)
-            caught_up.append(nothing_lacks)
+            caught_up.append(all_caught_up)
     return {
         "rows_a_server": min(rows),
         "recovery_s": statistics.median(recovery),
@@ -59,7 +59,7 @@ def run(bench: "Bench") -> Result:
 
 
 def _pause(cluster: Cluster) -> tuple[float, float, float]:
-    """The longest gap between pushes while a checkpoint is written, that of an equal time after it, and that time."""
+    """Return the longest gap between pushes during a checkpoint, in an equal time after it, and that time."""
     with cluster.servers(cluster.wait_for_servers()) as client:
         ticket = cluster.checkpoint()
         start = time.monotonic()
@@ -68,29 +68,29 @@ def _pause(cluster: Cluster) -> tuple[float, float, float]:
         took = time.monotonic() - start
         end = time.monotonic() + took
         with Gaps(client) as without:
-            cluster.wait(lambda _: time.monotonic() >= end, "an equal time")
+            cluster.wait(lambda _: time.monotonic() >= end, "the end of an equal time")
         return at_checkpoint.longest, without.longest, took
 
 
 class Gaps:
-    """The longest time in which a server applied nothing, looked at from outside.
+    """Measures the longest time in which a server applied no push, from outside.
 
-    On a thread of its own: somebody who also waits for the coordinator would take that for a gap.
+    Runs on its own thread, because waiting for the coordinator would look like a gap.
     """
 
     def __init__(self, client: _core.PsClient) -> None:
         self._client = client
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="gaps")
+        self._thread = threading.Thread(target=self._poll, name="gaps")
         self.longest = 0.0
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         before = self._client.applied()
         since = [time.monotonic()] * len(before)
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_POLL_S):
             applied, now = self._client.applied(), time.monotonic()
             for server, count in enumerate(applied):
-                # one that is still open counts too
+                # A gap that is still open counts too.
                 self.longest = max(self.longest, now - since[server])
                 if count != before[server]:
                     since[server] = now
@@ -106,7 +106,7 @@ class Gaps:
 
 
 def _kill(cluster: Cluster) -> tuple[float, float, float]:
-    """Kill a server: the age of the checkpoint, the time to its successor's first push, and until nothing lacks."""
+    """Kill a server; return the age of the checkpoint, and the seconds to the first push and until it caught up."""
     status = cluster.wait(lambda status: status["checkpoint"]["age_s"] is not None, "a checkpoint")
     age = status["checkpoint"]["age_s"] or 0.0
     before = status["shards"][_KILLED]["incarnation"]
@@ -120,20 +120,20 @@ def _kill(cluster: Cluster) -> tuple[float, float, float]:
     status = cluster.wait(is_back, "a successor")
     with cluster.servers(status) as client:
         while client.applied()[_KILLED] == 0:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         first_push = time.monotonic() - start
-    cluster.wait(lambda status: status["units"]["behind"] == 0 and is_back(status), "that nothing lacks")
+    cluster.wait(lambda status: status["units"]["behind"] == 0 and is_back(status), "a server that has caught up")
     return age, first_push, time.monotonic() - start
 
 
 def describe(result: Result) -> list[str]:
-    """For people."""
+    """Return the figures as lines of text."""
     return [
         f"kill -9 of a server with {result['rows_a_server']:,} rows: its successor applies a push after "
-        f"{result['recovery_s']:.1f} s (the longest of all {result['recovery_worst_s']:.1f} s) and lacks nothing after "
+        f"{result['recovery_s']:.1f} s (at most {result['recovery_worst_s']:.1f} s) and has caught up after "
         f"{result['caught_up_s']:.1f} s, with a checkpoint {result['checkpoint_age_s']:.1f} s old "
         f"(allowed {result['caught_up_allowed_s']:.1f} s)",
-        f"a checkpoint takes {result['checkpoint_s']:.1f} s; the longest gap between pushes meanwhile "
+        f"a checkpoint takes {result['checkpoint_s']:.1f} s; the longest gap between pushes during it is "
         f"{result['longest_gap_ms']:.0f} ms, without one {result['longest_gap_without_ms']:.0f} ms: "
-        f"{result['pause_ms']:.0f} ms beyond",
+        f"{result['pause_ms']:.0f} ms more",
     ]

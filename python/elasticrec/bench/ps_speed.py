@@ -1,4 +1,4 @@
-"""How fast training with servers is beside its network alone, and what more trainers cost."""
+"""The speed of training with servers compared with its network alone, and the cost of more trainers."""
 
 import statistics
 import subprocess
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from elasticrec.bench.cluster import Cluster, Load
+from elasticrec.bench.cluster import Cluster, Rates
 from elasticrec.bench.network import dense_only_rate
 from elasticrec.errors import ModelError
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
-# Servers, trainers, and the threads of a trainer to choose from; the network alone chooses its best number too.
+# Servers, trainers, and numbers of threads per trainer to try; the network alone uses its best number too.
 SHAPES = {"1_1": (1, 1, (1, 2)), "2_2": (2, 2, (1,))}
 _GROWTH_SERVERS = 2
-# Batches that warm caches, threads and the allocator before the clock starts.
+# Batches that warm up caches, threads and the allocator.
 _WARM_UP_BATCHES = 40
 
 
 def speed(bench: "Bench") -> Result:
-    """Samples a second with as many cores as the network alone has, in turns with that."""
+    """Measure samples per second with as many cores as the network alone, in turn with it."""
     rates: dict[str, list[float]] = {"dense": [], "dense_2": []}
-    loads: dict[str, dict[int, list[Load]]] = {
+    loads: dict[str, dict[int, list[Rates]]] = {
         shape: {number: [] for number in threads} for shape, (_, _, threads) in SHAPES.items()
     }
     job = bench.job(1, 1)
@@ -62,9 +62,9 @@ def speed(bench: "Bench") -> Result:
 
 
 def growth(bench: "Bench") -> Result:
-    """CPU seconds of all roles for a million samples with more and more trainers, in turns with the network alone."""
+    """Measure CPU seconds per million samples with a growing number of trainers, in turn with networks alone."""
     counts = [1 << power for power in range(16) if 1 << power <= bench.sizes.max_trainers]
-    ours: dict[int, list[Load]] = {count: [] for count in counts}
+    ours: dict[int, list[Rates]] = {count: [] for count in counts}
     alone: dict[int, list[float]] = {count: [] for count in counts}
     for repeat in range(bench.sizes.repeats):
         for count in counts:
@@ -89,14 +89,14 @@ def growth(bench: "Bench") -> Result:
     return result
 
 
-def _measure(bench: "Bench", servers: int, trainers: int, threads: int) -> Load:
+def _measure(bench: "Bench", servers: int, trainers: int, threads: int) -> Rates:
     with Cluster(bench.job(servers, trainers, threads=threads), bench.checkpoint) as cluster:
         cluster.wait_for_samples(_WARM_UP_BATCHES * 512)
         return cluster.measure(bench.sizes.seconds)
 
 
 def _dense_processes(bench: "Bench", count: int) -> tuple[float, float]:
-    """Samples a second of so many networks alone, each a process with one thread; CPU seconds for a million samples."""
+    """Run networks alone in single-threaded processes; return samples per second and CPU seconds per million."""
     Path("dense.yaml").write_text(yaml.safe_dump(bench.raw))
     Path("dense.txt").write_bytes(bench.text)
     command = [sys.executable, "-m", "elasticrec.bench.dense_process", "dense.yaml", "dense.txt"]
@@ -107,7 +107,7 @@ def _dense_processes(bench: "Bench", count: int) -> tuple[float, float]:
     try:
         for process in processes:
             if _line_of(process) != "ready":
-                raise ModelError("bench: the network alone, as a process: expected `ready`, it ended")
+                raise ModelError("bench: process of the network alone: expected `ready`, got its end")
         for process in processes:
             assert process.stdin is not None
             print("go", file=process.stdin, flush=True)
@@ -126,38 +126,36 @@ def _line_of(process: "subprocess.Popen[str]") -> str:
 
 
 def describe_speed(result: Result) -> list[str]:
-    """For people."""
+    """Return the figures as lines of text."""
     lines = [
-        f"the network alone: {result['dense_only_samples_per_s']:,.0f} samples/s; as two processes of one thread "
+        f"the network alone: {result['dense_only_samples_per_s']:,.0f} samples/s; as two single-threaded processes "
         f"{result['dense_only_2_processes_samples_per_s']:,.0f}"
     ]
     for shape, (servers, trainers, _) in SHAPES.items():
         rate, threads = result[f"samples_per_s_{shape}"], result[f"threads_{shape}"]
         lines.append(
-            f"{trainers} trainers of {threads} threads, {servers} servers: {rate:,.0f} samples/s: "
+            f"{trainers} trainers with {threads} threads, {servers} servers: {rate:,.0f} samples/s: "
             f"{result[f'ratio_{shape}']:.2f} of the network alone"
         )
         shares = sorted(result[f"shares_{shape}"].items(), key=lambda item: -item[1])
-        lines.append(
-            "  a trainer's time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
-        )
+        lines.append("  trainer time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
         cores = result[f"cpu_s_{shape}"].items()
-        lines.append("  cores in use: " + ", ".join(f"{role} {cpu_s:.2f}" for role, cpu_s in cores))
+        lines.append("  cores used: " + ", ".join(f"{role} {cpu_s:.2f}" for role, cpu_s in cores))
     return lines
 
 
 def describe_growth(result: Result) -> list[str]:
-    """For people."""
+    """Return the figures as lines of text."""
     lines = []
     for count in result["growth_trainers"]:
         roles = result[f"cpu_s_a_million_{count}_by_role"].items()
         lines.append(
-            f"{count} trainers: {result[f'cpu_s_a_million_{count}']:.1f} CPU seconds a million samples ("
+            f"{count} trainers: {result[f'cpu_s_a_million_{count}']:.1f} CPU seconds per million samples ("
             + ", ".join(f"{role} {cpu_s:.1f}" for role, cpu_s in roles)
             + f"); networks alone {result[f'dense_only_cpu_s_a_million_{count}']:.1f}"
         )
     lines.append(
-        f"growth: {result['cpu_growth_ours']:+.3f}, of the networks alone {result['cpu_growth_dense_only']:+.3f}: "
-        f"{result['cpu_growth']:+.3f} beyond"
+        f"growth: {result['cpu_growth_ours']:+.3f}, networks alone {result['cpu_growth_dense_only']:+.3f}: "
+        f"{result['cpu_growth']:+.3f} more"
     )
     return lines

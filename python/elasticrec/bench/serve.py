@@ -1,4 +1,4 @@
-"""The server against the engine underneath: instances a CPU second, what joining brings, latencies, hot swaps."""
+"""Serving compared with the engine: instances per CPU second, gain of joined requests, latency, version swaps."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 from elasticrec import _core
 from elasticrec.bench import serve_rivals
-from elasticrec.bench.serve_model import NAME, Requests, Served, Sizes, make, over_grpc, over_http
+from elasticrec.bench.serve_model import NAME, BenchModel, Requests, Sizes, make, over_grpc, over_http
 from elasticrec.bench.stages import mean_us, stages_of
 from elasticrec.errors import UnavailableError
 from elasticrec.machine import num_cores
@@ -25,27 +25,27 @@ Result = dict[str, Any]
 Say = Callable[[str], None]
 
 PARTS = ("engine", "joining", "latency", "swap")
-# installs other servers, so that it has to be asked for
+# Not measured by default, as it installs other servers.
 RIVALS = "rivals"
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Of the requests of an open loop, so that runs are alike.
+# Seed of the random arrivals, so that runs are alike.
 _POISSON_SEED = 1
-# Requests that take turns: more than caches hold of their rows.
+# Distinct requests, whose rows do not fit into the caches.
 _NUM_BODIES = 256
 _ENGINE_CONNECTIONS, _MANY_CONNECTIONS = 4, 64
 # Rows of a delta.
 _CHANGED = 5000
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 def run(sizes: Sizes, parts: list[str], say: Say) -> Result:
-    """The figures of some parts, each the median of `repeats`."""
+    """Return the figures of the parts, medians of `repeats`."""
     if RIVALS in parts:
         serve_rivals.check_clone()
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         say(f"making a model of {sizes.rows:,} rows")
-        served = make(sizes.rows)
+        model = make(sizes.rows)
         result: Result = {"rows": sizes.rows, "repeats": sizes.repeats, "cores": num_cores()}
         measures = {
             "engine": _engine,
@@ -55,13 +55,13 @@ def run(sizes: Sizes, parts: list[str], say: Say) -> Result:
             RIVALS: serve_rivals.run,
         }
         for part in parts:
-            result |= measures[part](served, sizes, say)
+            result |= measures[part](model, sizes, say)
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
 
 
 @contextlib.contextmanager
 def _on(core: int | None) -> Iterator[None]:
-    """Threads and processes that are started meanwhile stay on a core, if there are several."""
+    """Keep threads and processes that are started in the block on one core, if there are several."""
     before = os.sched_getaffinity(0)
     if core is not None and len(before) > 1:
         os.sched_setaffinity(0, {sorted(before)[core]})
@@ -95,13 +95,13 @@ def _load(server: ServerProcess, requests: Requests, **options: Any) -> _core.Lo
 
 
 def _cpu_s(process_id: int) -> float:
-    """Seconds of processor time that a process has had."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _per_cpu_s(server: ServerProcess, requests: Requests, connections: int, seconds: float) -> float:
-    """Requests a CPU second of the server, load on the other core."""
+    """Return requests per CPU second of the server, with the traffic generator on the other core."""
     with _on(1):
         _load(server, requests, connections=connections, seconds=min(seconds, 0.5))
         before = _cpu_s(server.process.pid)
@@ -109,47 +109,47 @@ def _per_cpu_s(server: ServerProcess, requests: Requests, connections: int, seco
         return report.answered / (_cpu_s(server.process.pid) - before)
 
 
-def _engine(served: Served, sizes: Sizes, say: Say) -> Result:
-    """Instances a CPU second of the server over those of the engine alone, both on the same core."""
+def _engine(model: BenchModel, sizes: Sizes, say: Say) -> Result:
+    """Compare instances per CPU second of the server with the engine alone, both on the same core."""
     result: Result = {}
     with _serving(0, "threads=1") as server:
         for instances in (128, 512):
-            batches = served.batches(instances, _NUM_BODIES)
-            faces = {"http": over_http(batches), "grpc": over_grpc(batches)}
+            batches = model.batches(instances, _NUM_BODIES)
+            protocols = {"http": over_http(batches), "grpc": over_grpc(batches)}
             rates: dict[str, list[float]] = {"engine": [], "http": [], "grpc": []}
             for repeat in range(sizes.repeats):
-                say(f"engine, {instances} instances a request: {repeat + 1}/{sizes.repeats}")
-                rates["engine"].append(_engine_rate(served, instances, sizes.seconds))
-                for face, requests in faces.items():
+                say(f"engine, {instances} instances per request: {repeat + 1}/{sizes.repeats}")
+                rates["engine"].append(_engine_rate(model, instances, sizes.seconds))
+                for protocol, requests in protocols.items():
                     before = stages_of(server.address)
                     rate = _per_cpu_s(server, requests, _ENGINE_CONNECTIONS, sizes.seconds)
-                    rates[face].append(instances * rate)
-                    result[f"stages_us_{face}_{instances}"] = mean_us(before, stages_of(server.address))
+                    rates[protocol].append(instances * rate)
+                    result[f"stages_us_{protocol}_{instances}"] = mean_us(before, stages_of(server.address))
             middle = {name: statistics.median(values) for name, values in rates.items()}
             result[f"engine_instances_per_cpu_s_{instances}"] = middle["engine"]
-            for face in faces:
-                result[f"instances_per_cpu_s_{face}_{instances}"] = middle[face]
-                # of pairs that were measured one after the other
-                pairs = zip(rates[face], rates["engine"], strict=True)
-                result[f"engine_ratio_{face}_{instances}"] = statistics.median(ours / bare for ours, bare in pairs)
-            result[f"engine_ratio_{instances}"] = min(result[f"engine_ratio_{face}_{instances}"] for face in faces)
+            for protocol in protocols:
+                result[f"instances_per_cpu_s_{protocol}_{instances}"] = middle[protocol]
+                # The median over pairs of consecutive measurements.
+                pairs = zip(rates[protocol], rates["engine"], strict=True)
+                result[f"engine_ratio_{protocol}_{instances}"] = statistics.median(ours / bare for ours, bare in pairs)
+            result[f"engine_ratio_{instances}"] = min(result[f"engine_ratio_{name}_{instances}"] for name in protocols)
     return result
 
 
-def _engine_rate(served: Served, instances: int, seconds: float) -> float:
-    """Instances a CPU second of the engine on ready tensors."""
+def _engine_rate(model: BenchModel, instances: int, seconds: float) -> float:
+    """Return instances per CPU second of the engine on tensors in memory."""
     with _on(0):
         before = time.process_time()
         started = time.perf_counter()
-        rate = _core.engine_rate(str(served.path), str(library_path()), batch=instances, seconds=seconds, threads=1)
-        # of a core that somebody else had for a while, only what was ours counts
+        rate = _core.engine_rate(str(model.path), str(library_path()), batch=instances, seconds=seconds, threads=1)
+        # Count only our share of the core, if other processes used it too.
         share = (time.process_time() - before) / (time.perf_counter() - started)
     return rate / min(share, 1.0)
 
 
-def _joining(served: Served, sizes: Sizes, say: Say) -> Result:
-    """Requests of one instance from many connections, a CPU second of the server, joined and each alone."""
-    requests = over_http(served.batches(1, 4096))
+def _joining(model: BenchModel, sizes: Sizes, say: Say) -> Result:
+    """Measure requests of one instance from many connections per CPU second, joined and each alone."""
+    requests = over_http(model.batches(1, 4096))
     rates: dict[str, list[float]] = {"on": [], "off": []}
     with _serving(0, "threads=1") as joins, _serving(0, "threads=1", "batch_size=1") as alone:
         for repeat in range(sizes.repeats):
@@ -179,13 +179,13 @@ def _open_loop(server: ServerProcess, requests: Requests, rate: float, seconds: 
     )
 
 
-def _latency(served: Served, sizes: Sizes, say: Say) -> Result:
-    """Latencies at shares of the capacity, random arrivals, counted from when requests were due."""
+def _latency(model: BenchModel, sizes: Sizes, say: Say) -> Result:
+    """Measure latency at shares of the capacity, with random arrivals, counted from the due time of each request."""
     result: Result = {}
     worst = []
     with _serving(None) as server:
         for instances in (1, 16):
-            requests = over_http(served.batches(instances, 1024))
+            requests = over_http(model.batches(instances, 1024))
             capacities = [_capacity(server, requests, sizes.seconds) for _ in range(sizes.repeats)]
             capacity = statistics.median(capacities)
             result[f"capacity_{instances}"] = capacity
@@ -202,16 +202,16 @@ def _latency(served: Served, sizes: Sizes, say: Say) -> Result:
                 ):
                     middle = statistics.median(getattr(report, value) for report in reports) / 1e3
                     result[f"{name}_ms_at_{share}_{instances}"] = middle
-                # due and never sent, which no latency speaks of
+                # Requests that were due but never sent; the latencies do not include them.
                 unsent = [report.unsent / report.offered for report in reports]
                 result[f"unsent_share_at_{share}_{instances}"] = statistics.median(unsent)
             worst.append(result[f"p99_ms_at_50_{instances}"])
     return result | {"p99_ms_at_50": max(worst)}
 
 
-def _swap(served: Served, sizes: Sizes, say: Say) -> Result:
-    """Latencies at half of the capacity while versions come, over those while none do."""
-    requests = over_http(served.batches(1, 4096))
+def _swap(model: BenchModel, sizes: Sizes, say: Say) -> Result:
+    """Measure latency at half of the capacity while versions change, relative to none changing."""
+    requests = over_http(model.batches(1, 4096))
     seconds = max(sizes.seconds, 4.0)
     seen: dict[str, list[float]] = {"calm": [], "base": [], "delta": []}
     with _serving(None, "poll_s=0.1") as server:
@@ -223,16 +223,16 @@ def _swap(served: Served, sizes: Sizes, say: Say) -> Result:
         for repeat in range(sizes.repeats):
             say(f"swaps at {rate:,.0f} requests/s: {repeat + 1}/{sizes.repeats}")
             measure("calm")
-            # written before: that is somebody else's work, to load it is the server's
-            version = served.publish()
-            with _offering(server, served, [version]):
+            # Publish before the measurement: the server only loads a version.
+            version = model.publish()
+            with _offering(server, model, [version]):
                 measure("base")
             chain = [version]
             for _ in range(int(seconds)):
-                chain.append(served.publish(chain[-1], _CHANGED))
-            with _offering(server, served, chain[1:]):
+                chain.append(model.publish(chain[-1], _CHANGED))
+            with _offering(server, model, chain[1:]):
                 measure("delta")
-    # of the middle ones: a single p99 without swaps varies by more than the swaps add to it
+    # Use medians: a single p99 varies more than the swaps add to it.
     middle = {kind: statistics.median(values) for kind, values in seen.items()}
     ratios = {kind: middle[kind] / middle["calm"] for kind in ("base", "delta")}
     return {
@@ -245,13 +245,13 @@ def _swap(served: Served, sizes: Sizes, say: Say) -> Result:
 
 
 @contextlib.contextmanager
-def _offering(server: ServerProcess, served: Served, versions: list[int]) -> Iterator[None]:
-    """Offer versions a second apart while the block runs; the server has the last one at its end."""
+def _offering(server: ServerProcess, model: BenchModel, versions: list[int]) -> Iterator[None]:
+    """Make versions current one second apart while the block runs; wait until the server has the last one."""
 
     def offer() -> None:
         for version in versions:
             time.sleep(1.0)
-            served.repository.offer(version)
+            model.repository.offer(version)
 
     offering = threading.Thread(target=offer)
     offering.start()
@@ -259,10 +259,10 @@ def _offering(server: ServerProcess, served: Served, versions: list[int]) -> Ite
         yield
     finally:
         offering.join()
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + _TIMEOUT_S
     while _version(server) != versions[-1]:
         if time.monotonic() > end:
-            raise UnavailableError(f"serve: version {versions[-1]} did not come to work in {_PATIENCE_S:.0f} s")
+            raise UnavailableError(f"serve: version {versions[-1]} was not loaded within {_TIMEOUT_S:.0f} s")
         time.sleep(0.05)
 
 
@@ -272,41 +272,41 @@ def _version(server: ServerProcess) -> int:
 
 
 def describe(result: Result) -> list[str]:
-    """The figures for people, and where the time goes."""
+    """Return the figures as lines of text, with the time of each stage."""
     lines = []
     for instances in (128, 512):
         if f"engine_ratio_{instances}" not in result:
             continue
         lines.append(
-            f"{instances} instances a request: the engine alone "
-            f"{result[f'engine_instances_per_cpu_s_{instances}']:,.0f} instances a CPU second"
+            f"{instances} instances per request: the engine alone "
+            f"{result[f'engine_instances_per_cpu_s_{instances}']:,.0f} instances per CPU second"
         )
-        for face in ("http", "grpc"):
-            stages = result[f"stages_us_{face}_{instances}"]
+        for protocol in ("http", "grpc"):
+            stages = result[f"stages_us_{protocol}_{instances}"]
             lines.append(
-                f"  {face}: {result[f'instances_per_cpu_s_{face}_{instances}']:,.0f}, "
-                f"{result[f'engine_ratio_{face}_{instances}']:.2f} of it; a request: "
+                f"  {protocol}: {result[f'instances_per_cpu_s_{protocol}_{instances}']:,.0f}, "
+                f"{result[f'engine_ratio_{protocol}_{instances}']:.2f} of it; per request: "
                 + ", ".join(f"{name} {micros:,.0f} µs" for name, micros in stages.items() if name != "queue")
             )
     if "batching_gain" in result:
         lines.append(
-            f"1 instance a request, {_MANY_CONNECTIONS} connections: "
-            f"{result['joined_requests_per_cpu_s']:,.0f} requests a CPU second joined, "
+            f"1 instance per request, {_MANY_CONNECTIONS} connections: "
+            f"{result['joined_requests_per_cpu_s']:,.0f} requests per CPU second joined, "
             f"{result['alone_requests_per_cpu_s']:,.0f} each alone: {result['batching_gain']:.1f} times"
         )
     for instances in (1, 16):
         if f"capacity_{instances}" not in result:
             continue
-        lines.append(f"{instances} instances a request: at most {result[f'capacity_{instances}']:,.0f} requests/s")
+        lines.append(f"{instances} instances per request: at most {result[f'capacity_{instances}']:,.0f} requests/s")
         for share in (50, 80):
             figures = ", ".join(
                 f"{name} {result[f'{key}_ms_at_{share}_{instances}']:.2f} ms"
-                for name, key in (("p50", "p50"), ("p99", "p99"), ("p99.9", "p999"), ("generator late by", "lag_p99"))
+                for name, key in (("p50", "p50"), ("p99", "p99"), ("p99.9", "p999"), ("generator lag", "lag_p99"))
             )
             lines.append(f"  at {share} %: {figures}")
     if "swap_p99_ratio" in result:
         lines.append(
-            f"p99 at half of that: {result['p99_ms_without_swaps']:.2f} ms; while a base is switched to "
-            f"{result['swap_p99_ratio_base']:.2f} times, with a delta every second {result['swap_p99_ratio_delta']:.2f}"
+            f"p99 at half of that: {result['p99_ms_without_swaps']:.2f} ms; during a switch to a new base "
+            f"{result['swap_p99_ratio_base']:.2f} times, with a delta per second {result['swap_p99_ratio_delta']:.2f}"
         )
     return lines + serve_rivals.describe(result)

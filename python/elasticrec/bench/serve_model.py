@@ -1,6 +1,6 @@
-"""What `bench serve` serves, and requests of it.
+"""The model that `bench serve` measures, and requests for it.
 
-Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-400-400, over as many rows as are asked for.
+Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-400-400, with any number of rows.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from elasticrec.training.loop import train_job
 
 NAME = "bench"
 SLOTS, DENSE = 26, 13
-# Of the Zipf distribution of the signs of a slot.
+# Exponent of the Zipf distribution of the signs of a slot.
 _SKEW = 1.05
 _SEED = 7
 
@@ -36,7 +36,7 @@ Batches = list[tuple[Signs, npt.NDArray[np.float32]]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of the measurement."""
 
     rows: int
     repeats: int
@@ -44,20 +44,20 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Served:
-    """A version of so many rows in a repository."""
+class BenchModel:
+    """A published model with many rows in a repository."""
 
     repository: Repository
     path: Path
-    """Of the version that was made first."""
+    """The directory of the first version."""
     signs: Signs
-    """`[slots, rows of a slot]`, all that have a row."""
+    """All signs with a row, `[slots, rows per slot]`."""
     content: Content
     run: Run
-    """That the network comes from."""
+    """The run that trained the network."""
 
     def publish(self, parent: int | None = None, changed: int = 0) -> int:
-        """A new base with all rows, or a delta with some of them, not offered yet; returns its number."""
+        """Publish a base with all rows or a delta with some, without making it current; return its number."""
         repository, random = self.repository, np.random.default_rng(_SEED)
         signs = self.signs.ravel() if parent is None else random.choice(self.signs.ravel(), changed, replace=False)
         graph, dense = ((self.path / name).read_bytes() for name in (GRAPH_FILE, DENSE_FILE))
@@ -72,7 +72,7 @@ class Served:
             return repository.commit(draft, content, files).number
 
     def batches(self, instances: int, count: int) -> Batches:
-        """Signs `[instances, slots]` and dense values of requests: signs as often as logs have them."""
+        """Return signs `[instances, slots]` and dense values of requests; signs are as frequent as in click logs."""
         random = np.random.default_rng(_SEED + 1)
         weights = 1 / np.arange(1, self.signs.shape[1] + 1) ** _SKEW
         ends = np.cumsum(weights / weights.sum())
@@ -84,8 +84,8 @@ class Served:
         return made
 
 
-def make(rows: int) -> Served:
-    """Train a little for a network, and publish it with so many rows; everything in the current directory."""
+def make(rows: int) -> BenchModel:
+    """Train a network briefly and publish it with many rows, in the current directory."""
     _core.write_demo(
         "data",
         samples=20_000,
@@ -117,9 +117,9 @@ def make(rows: int) -> Served:
         data=manifest["data"],
     )
     signs = np.random.default_rng(_SEED).integers(0, 2**64 - 1, (SLOTS, rows // SLOTS), np.uint64)
-    served = Served(repository, published.path, signs, content, summary.run)
-    repository.offer(served.publish())
-    return served
+    model = BenchModel(repository, published.path, signs, content, summary.run)
+    repository.offer(model.publish())
+    return model
 
 
 def _job() -> Job:
@@ -137,11 +137,11 @@ def _write_rows(path: Path, content: Content, signs: Signs, *, is_base: bool) ->
     writer: Any = (_core.CubeWriter if is_base else _core.DeltaWriter)(
         str(path), columns, row_type="f32", num_partitions=content.partitions
     )
-    homes = partition_of(signs, content.partitions)
+    partitions = partition_of(signs, content.partitions)
     random = np.random.default_rng(_SEED)
     width = sum(width for _, width in columns)
     for partition in range(content.partitions):
-        some = np.ascontiguousarray(signs[homes == partition])
+        some = np.ascontiguousarray(signs[partitions == partition])
         values = random.standard_normal((len(some), width), np.float32) * np.float32(0.01)
         writer.add(partition, some, values, *(() if is_base else (np.empty(0, np.uint64),)))
     size, digest = writer.finish()
@@ -150,7 +150,7 @@ def _write_rows(path: Path, content: Content, signs: Signs, *, is_base: bool) ->
 
 @dataclass(frozen=True)
 class Requests:
-    """Bodies of one protocol, and how they are sent."""
+    """Request bodies of one protocol, and how to send them."""
 
     path: str
     bodies: list[bytes]
@@ -160,7 +160,7 @@ class Requests:
 
 
 def over_http(batches: Batches) -> Requests:
-    """Binary tensors of the Open Inference Protocol."""
+    """Return requests with binary tensors of the Open Inference Protocol."""
     bodies = []
     for signs, dense in batches:
         inputs = [_tensor("signs", "UINT64", signs), _tensor("dense", "FP32", dense)]
@@ -176,7 +176,7 @@ def _tensor(name: str, datatype: str, values: npt.NDArray[Any]) -> dict[str, Any
 
 
 def over_grpc(batches: Batches) -> Requests:
-    """The same as messages of `ModelInfer`."""
+    """Return the same requests as `ModelInfer` messages."""
     bodies = []
     for signs, dense in batches:
         inputs: list[tuple[str, str, npt.NDArray[Any]]] = [("signs", "UINT64", signs), ("dense", "FP32", dense)]
@@ -191,7 +191,7 @@ def over_grpc(batches: Batches) -> Requests:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of a protobuf message that has a length."""
+    """Return a length-delimited field of a protobuf message."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 

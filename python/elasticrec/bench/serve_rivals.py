@@ -1,6 +1,6 @@
-"""Other model servers with the network and the rows of `bench serve`, each in a virtual environment of its own.
+"""Other model servers with the network and the rows of `bench serve`, each in its own virtual environment.
 
-They are files of `benchmarks/serve/`, which only a clone has.
+They use the files in `benchmarks/serve/`, which only a clone has.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from elasticrec import _core
-from elasticrec.bench.serve_model import DENSE, NAME, SLOTS, Batches, Requests, Served, Sizes, over_grpc, over_http
+from elasticrec.bench.serve_model import DENSE, NAME, SLOTS, Batches, BenchModel, Requests, Sizes, over_grpc, over_http
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.repository.version import part_name
 from elasticrec.serving.process import server_process
@@ -39,25 +39,25 @@ Scores = npt.NDArray[np.float32]
 SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "serve"
 _CONNECTIONS = (8, 64, 256)
 _NUM_BODIES = 4096
-# Instances whose scores are compared, and how near they have to be.
+# Instances whose scores are compared, and the largest difference allowed.
 _COMPARED, _TOLERANCE = 16, 1e-4
 _WARM_UP_S = 0.5
-# Seconds at most of looking for the best shape, each time.
+# Longest trial of one shape.
 _TRIAL_S = 2.0
-_START_PATIENCE_S = 180.0
+_START_TIMEOUT_S = 180.0
 _POLL_S = 0.05
-# What `benchmarks/serve/model.py` says in every process that has loaded it.
+# Printed by `benchmarks/serve/model.py` in every process that has loaded the model.
 _LOADED = "model loaded"
 
 
 def over_bytes(batches: Batches) -> Requests:
-    """All signs, then all dense values, and nothing else."""
+    """Return requests with the bytes of all signs, then of all dense values."""
     bodies = [signs.tobytes() + dense.tobytes() for signs, dense in batches]
     return Requests("/predict", bodies, "application/octet-stream", {}, False)
 
 
 def over_json(batches: Batches) -> Requests:
-    """Tensors of the Open Inference Protocol as JSON."""
+    """Return requests with tensors of the Open Inference Protocol as JSON."""
     bodies = []
     for signs, dense in batches:
         inputs = [
@@ -70,19 +70,19 @@ def over_json(batches: Batches) -> Requests:
 
 @dataclass(frozen=True)
 class Rival:
-    """A server, and the shapes that it is tried in."""
+    """A model server, and the shapes to try."""
 
     name: str
     script: str
     packages: tuple[str, ...]
-    """The first one names its version."""
+    """The first package gives the version."""
     shapes: tuple[tuple[int, int], ...]
-    """Processes that score, and requests that are scored together."""
-    faces: dict[str, Callable[[Batches], Requests]]
+    """Number of processes, and requests that are scored together."""
+    protocols: dict[str, Callable[[Batches], Requests]]
     has_loading_parent: bool = False
-    """Whether the process that starts several others loads the model too."""
+    """Whether the process that starts the others loads the model too."""
     is_extended: bool = False
-    """Whether it does what the server does not bring itself: measured too, and named apart."""
+    """Whether our script adds a feature that the server lacks; such rivals are reported separately."""
 
 
 _ALONE, _TOGETHER = ((1, 1), (2, 1)), ((1, 64), (2, 64))
@@ -90,11 +90,11 @@ _ALL_SHAPES = _ALONE + _TOGETHER
 _FASTAPI = ("fastapi", "uvicorn[standard]")
 
 RIVALS = (
-    # has no batches of its own either: thirty lines of its file join what one turn of the loop has
+    # FastAPI has no batching: thirty lines of our script join the requests of one turn of the event loop.
     Rival("fastapi", "fastapi_torch.py", _FASTAPI, _ALONE, {"bytes": over_bytes}),
     Rival("fastapi_joined", "fastapi_torch.py", _FASTAPI, _TOGETHER, {"bytes": over_bytes}, is_extended=True),
     Rival("litserve", "litserve_torch.py", ("litserve",), _ALL_SHAPES, {"bytes": over_bytes}),
-    # its workers do not start with a newer uvloop
+    # Its workers do not start with a newer uvloop.
     Rival(
         "mlserver",
         "mlserver_torch.py",
@@ -106,7 +106,7 @@ RIVALS = (
         "kserve",
         "kserve_torch.py",
         ("kserve",),
-        # has no batches of its own
+        # KServe has no batching.
         _ALONE,
         {"binary": over_http, "json": over_json, "grpc": over_grpc},
         has_loading_parent=True,
@@ -116,35 +116,35 @@ RIVALS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """One way to run a rival and to ask it."""
+    """One way to run a rival and to send requests to it."""
 
     workers: int
     batch: int
-    face: str
+    protocol: str
 
     def __str__(self) -> str:
         joined = f"up to {self.batch} requests together" if self.batch > 1 else "each request alone"
-        return f"{self.face}, {self.workers} process{'es' if self.workers > 1 else ''}, {joined}"
+        return f"{self.protocol}, {self.workers} process{'es' if self.workers > 1 else ''}, {joined}"
 
 
 def check_clone() -> None:
-    """Refuse an installed package, before anything is made."""
+    """Refuse to run from an installed package, which lacks the scripts."""
     if not SCRIPTS.is_dir():
-        raise ConfigError("bench: --rivals: expected a clone with `benchmarks/`, this is an installed package")
+        raise ConfigError("bench: --rivals: expected a clone with `benchmarks/`, got an installed package")
 
 
-def export_model(served: Served, directory: Path) -> None:
-    """The network and the rows for those who do not know ElasticREC, of a new base that is offered."""
+def export_model(model: BenchModel, directory: Path) -> None:
+    """Export the network and the rows in formats that other servers can load."""
     directory.mkdir(parents=True, exist_ok=True)
-    scorer = load_checkpoint(served.run).scorer.eval()
+    scorer = load_checkpoint(model.run).scorer.eval()
     width = sum(column.width for column in scorer.model.columns)
     shapes = torch.zeros(2, SLOTS, width), torch.zeros(2, DENSE)
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.trace(scorer, shapes).save(str(directory / "network.pt"))  # type: ignore[no-untyped-call]
-    signs = np.sort(served.signs.ravel())
-    repository = served.repository
-    number = served.publish()
+    signs = np.sort(model.signs.ravel())
+    repository = model.repository
+    number = model.publish()
     repository.offer(number)
     cube = Path(repository.location, repository.version(number).name, part_name(0))
     rows, found = _core.read_cube([str(cube)], signs.tolist())
@@ -153,28 +153,28 @@ def export_model(served: Served, directory: Path) -> None:
     np.save(directory / "rows.npy", rows)
 
 
-def run(served: Served, sizes: Sizes, say: Say) -> Result:
-    """Requests of one instance a second, of our server and of each rival at its best, in turns."""
+def run(model: BenchModel, sizes: Sizes, say: Say) -> Result:
+    """Measure requests of one instance per second, of our server and of each rival at its best, in turn."""
     check_clone()
     exported = Path("exported").absolute()
-    export_model(served, exported)
-    batches = served.batches(1, _NUM_BODIES)
+    export_model(model, exported)
+    batches = model.batches(1, _NUM_BODIES)
     rivals: dict[str, Result] = {}
     failed: dict[str, str] = {}
     with server_process(f"models/{NAME}") as server:
         ours = Target(server.address, over_http(batches))
-        wanted = ours.scores()
+        expected = ours.scores()
         for rival in RIVALS:
-            place = Path("rivals", rival.name).absolute()
+            directory = Path("rivals", rival.name).absolute()
             try:
-                bench = RivalBench(rival, place, exported, batches, wanted, say)
+                bench = RivalBench(rival, directory, exported, batches, expected, say)
                 bench.install()
                 rivals[rival.name] = bench.measure(ours, sizes)
             except UnavailableError as error:
-                say(f"{rival.name}: left out: {error}")
+                say(f"{rival.name}: skipped: {error}")
                 failed[rival.name] = str(error)
             finally:
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
     result: Result = {"rivals": rivals, "rivals_left_out": failed}
     for key, is_extended in (("python_server", False), ("extended_python_server", True)):
         names = [rival.name for rival in RIVALS if rival.name in rivals and rival.is_extended == is_extended]
@@ -186,13 +186,13 @@ def run(served: Served, sizes: Sizes, say: Say) -> Result:
 
 @dataclass(frozen=True)
 class Target:
-    """A server that is asked, and how."""
+    """A running server and the requests for it."""
 
     address: str
     requests: Requests
 
     def rate(self, seconds: float) -> tuple[float, int]:
-        """Requests a second of a closed loop, with the number of connections at which it does most."""
+        """Return requests per second of a closed loop, and the best number of connections."""
         self._load(_CONNECTIONS[0], min(seconds, _WARM_UP_S))
         return max((self._load(connections, seconds), connections) for connections in _CONNECTIONS)
 
@@ -212,7 +212,7 @@ class Target:
         return report.requests_per_s
 
     def scores(self) -> Scores:
-        """Those of the first requests; of HTTP only."""
+        """Return the scores of the first requests, over HTTP."""
         return np.concatenate([self._ask(body) for body in self.requests.bodies[:_COMPARED]])
 
     def _ask(self, body: bytes) -> Scores:
@@ -233,38 +233,38 @@ class Target:
 
 @dataclass(frozen=True)
 class RivalBench:
-    """One rival: its environment, its processes, its figures."""
+    """The environment, processes and figures of one rival."""
 
     rival: Rival
-    place: Path
+    directory: Path
     exported: Path
     batches: Batches
-    wanted: Scores
+    expected: Scores
     say: Say
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
-        return self.place / "env" / "bin" / "python"
+        """Return the interpreter of its environment."""
+        return self.directory / "env" / "bin" / "python"
 
     def install(self) -> None:
-        """Its packages from the index, torch from the environment that runs this."""
+        """Install its packages from the index; torch comes from the current environment."""
         self.say(f"{self.rival.name}: installing {' '.join(self.rival.packages)}")
-        venv.create(self.place / "env", symlinks=True)
+        venv.create(self.directory / "env", symlinks=True)
         self.call(
             [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", *self.rival.packages]
         )
-        (packages,) = (self.place / "env" / "lib").glob("python*/site-packages")
-        # behind the packages of its own, so that only what it does not bring comes from there
+        (packages,) = (self.directory / "env" / "lib").glob("python*/site-packages")
+        # Comes after its own packages on the path, so that only missing packages are found there.
         (packages / "torch-of-the-benchmark.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
 
     def measure(self, ours: Target, sizes: Sizes) -> Result:
-        """Its best shape, then that and our server in turns."""
+        """Find its best shape, then measure that and our server in turn."""
         rates = self._try(min(sizes.seconds, _TRIAL_S))
         shape = max(rates, key=lambda shape: rates[shape])
         pairs, connections = [], 0
         with self._running(shape.workers, shape.batch) as addresses:
-            theirs = self._target(addresses, shape.face)
+            theirs = self._target(addresses, shape.protocol)
             for repeat in range(sizes.repeats):
                 self.say(f"{self.rival.name}: {shape}: {repeat + 1}/{sizes.repeats}")
                 rate, connections = theirs.rate(sizes.seconds)
@@ -280,16 +280,18 @@ class RivalBench:
         }
 
     def _try(self, seconds: float) -> dict[Shape, float]:
-        """Requests a second in every shape that works."""
+        """Return requests per second of every shape that works."""
         rates: dict[Shape, float] = {}
         problem = "no shape"
         for workers, batch in self.rival.shapes:
             try:
                 with self._running(workers, batch) as addresses:
-                    for face in self.rival.faces:
-                        shape = Shape(workers, batch, face)
-                        rates[shape], connections = self._target(addresses, face).rate(seconds)
-                        self.say(f"{self.rival.name}: {shape}: {rates[shape]:,.0f} requests/s at {connections}")
+                    for protocol in self.rival.protocols:
+                        shape = Shape(workers, batch, protocol)
+                        rates[shape], connections = self._target(addresses, protocol).rate(seconds)
+                        self.say(
+                            f"{self.rival.name}: {shape}: {rates[shape]:,.0f} requests/s, {connections} connections"
+                        )
             except UnavailableError as error:
                 problem = str(error)
                 self.say(f"{self.rival.name}: {workers} processes, {batch} together: {problem}")
@@ -297,49 +299,51 @@ class RivalBench:
             raise UnavailableError(problem)
         return rates
 
-    def _target(self, addresses: dict[bool, str], face: str) -> Target:
-        """Checked: it has to give our scores. Over gRPC the answers are those of the same model, checked over HTTP."""
-        requests = self.rival.faces[face](self.batches)
+    def _target(self, addresses: dict[bool, str], protocol: str) -> Target:
+        """Return a target after checking its scores over HTTP; over gRPC the same model answers."""
+        requests = self.rival.protocols[protocol](self.batches)
         target = Target(addresses[requests.is_grpc], requests)
         if not requests.is_grpc:
-            off = float(np.abs(target.scores() - self.wanted).max())
+            off = float(np.abs(target.scores() - self.expected).max())
             if not off <= _TOLERANCE:
-                raise UnavailableError(f"{face}: scores: expected ours to {_TOLERANCE:g}, got {off:.2g} beside them")
+                raise UnavailableError(
+                    f"{protocol}: scores: expected ours within {_TOLERANCE:g}, got a difference of {off:.2g}"
+                )
         return target
 
     @contextlib.contextmanager
     def _running(self, workers: int, batch: int) -> Iterator[dict[bool, str]]:
-        """Its processes, answering; the addresses of HTTP and of gRPC by whether it is that."""
+        """Start its processes and yield the addresses of HTTP (False) and gRPC (True)."""
         ports = _free_ports(2)
         command = [str(self.python), str(SCRIPTS / self.rival.script), str(self.exported)]
         for name, value in zip(("port", "grpc-port", "workers", "batch"), (*ports, workers, batch), strict=True):
             command += [f"--{name}", str(value)]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         addresses = {False: f"127.0.0.1:{ports[0]}", True: f"127.0.0.1:{ports[1]}"}
-        log = self.place / "log"
+        log = self.directory / "log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, cwd=self.place, env=environment, stdout=out, stderr=out, start_new_session=True
+                command, cwd=self.directory, env=environment, stdout=out, stderr=out, start_new_session=True
             )
             try:
                 expected = workers + (self.rival.has_loading_parent and workers > 1)
                 self._wait(process, addresses[False], log, expected)
                 yield addresses
             finally:
-                # all of them: some leave children behind when they are asked to end
+                # Kill the whole process group: some servers leave children behind.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
     def _wait(self, process: "subprocess.Popen[bytes]", address: str, log: Path, num_loads: int) -> None:
-        """Until every process has the model and one answers."""
-        face = next(face for face in self.rival.faces.values() if face is not over_grpc)
-        target = Target(address, face(self.batches[:1]))
-        end = time.monotonic() + _START_PATIENCE_S
+        """Wait until every process has loaded the model and one answers."""
+        make = next(make for make in self.rival.protocols.values() if make is not over_grpc)
+        target = Target(address, make(self.batches[:1]))
+        end = time.monotonic() + _START_TIMEOUT_S
         problem = "did not load the model"
         while time.monotonic() < end:
             if process.poll() is not None:
-                raise UnavailableError(f"it ended with code {process.returncode}: {_last_line(log.read_text())}")
+                raise UnavailableError(f"exited with code {process.returncode}: {_last_line(log.read_text())}")
             if log.read_text(errors="replace").count(_LOADED) >= num_loads:
                 try:
                     target.scores()
@@ -347,14 +351,14 @@ class RivalBench:
                 except UnavailableError as error:
                     problem = str(error)
             time.sleep(_POLL_S)
-        raise UnavailableError(f"it did not answer in {_START_PATIENCE_S:.0f} s: {problem}")
+        raise UnavailableError(f"did not answer within {_START_TIMEOUT_S:.0f} s: {problem}")
 
     def _version(self) -> str:
         code = f"import importlib.metadata as metadata; print(metadata.version('{self.rival.packages[0]}'))"
         return self.call([str(self.python), "-c", code]).strip()
 
     def call(self, command: list[str]) -> str:
-        """What a command prints."""
+        """Run a command and return its output."""
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UnavailableError(f"{' '.join(command[1:4])}: {_last_line(done.stderr)}")
@@ -371,24 +375,24 @@ def _free_ports(count: int) -> list[int]:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"
 
 
 def describe(result: Result) -> list[str]:
-    """The figures for people."""
+    """Return the figures as lines of text."""
     lines = [
-        f"1 instance a request: {rival['our_requests_per_s']:,.0f} requests/s, {name} {rival['version']} "
+        f"1 instance per request: {rival['our_requests_per_s']:,.0f} requests/s, {name} {rival['version']} "
         f"{rival['requests_per_s']:,.0f} ({rival['shape']}): {rival['ratio']:.1f} times"
         for name, rival in result.get("rivals", {}).items()
     ]
-    lines += [f"{name} was left out: {why}" for name, why in result.get("rivals_left_out", {}).items()]
+    lines += [f"{name} was skipped: {why}" for name, why in result.get("rivals_left_out", {}).items()]
     if "python_server_ratio" in result:
         lines.append(
-            f"{result['python_server_ratio']:.1f} times the best server as it comes, {result['python_server']}"
+            f"{result['python_server_ratio']:.1f} times the best server without changes, {result['python_server']}"
         )
     if "extended_python_server_ratio" in result:
         lines.append(
             f"{result['extended_python_server_ratio']:.1f} times {result['extended_python_server']}, "
-            "with what its users have to write themselves"
+            "with code that its users must write themselves"
         )
     return lines

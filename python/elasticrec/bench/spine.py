@@ -1,6 +1,6 @@
-"""The speed of the spine: training against its network alone, serving against its engine alone, parsing.
+"""A small measurement of parsing, training and serving, compared with the network and the engine alone.
 
-One shape for all of it: Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-400-400, generated Criteo rows.
+Everywhere the same shape: Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-400-400, generated Criteo rows.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _CONNECTIONS = 4
 
 
 def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) -> Result:
-    """All figures, each the median of `repeats`."""
-    # runs and models are made in the current directory
+    """Return all figures, medians of `repeats`."""
+    # Runs and models are written to the current directory.
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         say(f"writing {samples:,} generated Criteo rows")
         _core.write_demo(
@@ -48,7 +48,7 @@ def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) 
         say("parsing")
         result["parse_mb_per_s"] = statistics.median(parse_rate(job) for _ in range(repeats))
         text = b"".join(match_files(job, "train")[0].read_bytes().splitlines(keepends=True)[: job.train.batch_size])
-        # the two sides of the comparison take turns: a noisy neighbour hits both
+        # The two sides of a comparison take turns, so that other work on the machine affects both.
         trained, dense_only = [], []
         for repeat in range(repeats):
             say(f"training {repeat + 1}/{repeats}: the whole loop, then its network alone")
@@ -69,7 +69,7 @@ def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) 
 
 
 def describe(result: Result) -> list[str]:
-    """The figures for people, and where the time goes."""
+    """Return the figures as lines of text, with the shares of time."""
     shares = sorted(result["train_shares"].items(), key=lambda item: -item[1])
     stages = result["serve_stages_us_128"]
     return [
@@ -78,12 +78,12 @@ def describe(result: Result) -> list[str]:
         f"{result['dense_only_samples_per_s']:,.0f} ({result['dense_only_threads']} threads): "
         f"{result['train_ratio']:.2f} of it",
         "  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005),
-        f"serving, 1 sample a request: {result['serve_rps_1']:,.0f} requests/s, "
+        f"serving, 1 sample per request: {result['serve_rps_1']:,.0f} requests/s, "
         f"p50 {result['serve_p50_us_1']:,.0f} µs, p99 {result['serve_p99_us_1']:,.0f} µs",
-        f"serving, 128 samples a request: {result['serve_instances_per_s_128']:,.0f} samples/s; the engine alone "
+        f"serving, 128 samples per request: {result['serve_instances_per_s_128']:,.0f} samples/s; the engine alone "
         f"{result['engine_instances_per_s_128']:,.0f}: {result['serve_ratio_128']:.2f} of it, "
-        "load generator on the same cores",
-        "  a request: " + ", ".join(f"{name} {micros:,.0f} µs" for name, micros in stages.items()),
+        "traffic generator on the same cores",
+        "  per request: " + ", ".join(f"{name} {micros:,.0f} µs" for name, micros in stages.items()),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The speed and size of the table: random pulls and Adagrad updates on one core, next to what the memory allows."""
+"""The speed and size of the table: random pulls and Adagrad updates on one core, compared with plain memory access."""
 
 import json
 import os
@@ -19,13 +19,13 @@ SPEC = {
     "columns": [{"name": "wide", "width": 1, "init_scale": 0.0}, {"name": "deep", "width": 9, "init_scale": 0.01}],
     "optimizer": {"kind": "adagrad", "learning_rate": 0.05, "initial_accumulator": 1.0, "epsilon": 1e-8},
 }
-# What a key cannot do without: weights, Adagrad's sums, show and click.
+# The minimum per key: weights, Adagrad's sums, show and click.
 _PAYLOAD_BYTES = 4 * _WIDTH + 4 * _WIDTH + 8
 _BATCHES = 200
 
 
 def run(rows: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Rates of the table and of the bare memory, each the median of `repeats`, and the bytes of a key."""
+    """Return the rates of the table and of plain memory access, medians of `repeats`, and the bytes per key."""
     say(f"filling a table with {rows:,} rows")
     before = _resident_bytes()
     bench = _core.TableBench(json.dumps(SPEC), rows)
@@ -33,7 +33,7 @@ def run(rows: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     say("measuring")
     times = [bench.measure(_BATCHES) for _ in range(repeats)]
     pull, pull_probe, push, push_probe = (1 / statistics.median(column) for column in zip(*times, strict=True))
-    say("measuring as a job that publishes does")
+    say("measuring with changes listed for a publish")
     bench.take_changes()
     listed, taken = [], []
     for _ in range(repeats):
@@ -59,21 +59,21 @@ def run(rows: int, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 
 def describe(result: dict[str, Any]) -> list[str]:
-    """The figures, for people."""
+    """Return the figures as lines of text."""
     return [
         f"table of {result['rows']:,} rows of 1 + 9 columns, Adagrad, one core, uniform signs:",
-        f"pulls: {result['pulls_per_s'] / 1e6:.1f} M/s; the memory alone {result['probe_pulls_per_s'] / 1e6:.1f} M/s: "
-        f"{result['pull_ratio']:.2f} of it",
-        f"updates: {result['updates_per_s'] / 1e6:.1f} M/s; the memory alone "
+        f"pulls: {result['pulls_per_s'] / 1e6:.1f} M/s; plain memory access "
+        f"{result['probe_pulls_per_s'] / 1e6:.1f} M/s: {result['pull_ratio']:.2f} of it",
+        f"updates: {result['updates_per_s'] / 1e6:.1f} M/s; plain memory access "
         f"{result['probe_updates_per_s'] / 1e6:.1f} M/s: {result['update_ratio']:.2f} of it",
         f"updates with changes listed for a publish: {result['listed_updates_per_s'] / 1e6:.1f} M/s, "
-        f"{result['listed_ratio']:.2f} of those without; they are taken at {result['taken_rows_per_s'] / 1e6:.1f} M/s",
-        f"bytes a key beside weights, state, show and click: {result['bytes_per_key']:.1f}",
+        f"{result['listed_ratio']:.2f} of those without; collected at {result['taken_rows_per_s'] / 1e6:.1f} M/s",
+        f"bytes per key in addition to weights, state, show and click: {result['bytes_per_key']:.1f}",
     ]
 
 
 def _resident_bytes() -> int:
-    """What this process holds in memory now; its peak where the system does not tell."""
+    """Return the resident memory of this process; its peak if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

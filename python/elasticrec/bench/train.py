@@ -1,6 +1,6 @@
-"""Training against its network alone: PaddleRec slot text on disk, ten million rows in the table, no staleness.
+"""Training compared with its network alone: PaddleRec text on disk, ten million rows, no staleness.
 
-The shape is Criteo's: 26 slots, 13 dense values; Wide & Deep with dim 9 and an MLP of 400-400-400, Adam for that.
+The shape is Criteo's: 26 slots and 13 dense values; Wide & Deep with dim 9 and an MLP of 400-400-400, with Adam.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ SLOTS, DENSE = 26, 13
 BATCH_SIZES = (512, 4096)
 RIVAL_BATCH_SIZE = 512
 ZIPF = 1.05
-# Samples that warm caches, threads and the allocator before the clock starts.
+# Batches that warm up caches, threads and the allocator.
 _WARM_UP_BATCHES = 20
 
 
 def run(samples: int, rows: int, repeats: int, seconds: float, say: Callable[[str], None], rivals: bool) -> Result:
-    """All figures, each the median of `repeats`; ours, the network alone and the rival take turns."""
+    """Return all figures, medians of `repeats`; training, the network alone and the rival take turns."""
     script = _rival_script() if rivals else None
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         values = rows // SLOTS
@@ -55,7 +55,7 @@ def run(samples: int, rows: int, repeats: int, seconds: float, say: Callable[[st
         result: Result = {"samples": samples, "rows": rows, "repeats": repeats, "cores": num_cores()}
         rival = None
         if script is not None:
-            say("plain PyTorch, DataLoader workers, EmbeddingBag, sparse Adagrad: looking for its best settings")
+            say("plain PyTorch (DataLoader workers, EmbeddingBag, sparse Adagrad): searching for its best settings")
             rival = Rival(script, files["zipf"], values)
         for size in BATCH_SIZES:
             at = Measurement(size, samples, values, files, repeats, seconds, say)
@@ -66,7 +66,7 @@ def run(samples: int, rows: int, repeats: int, seconds: float, say: Callable[[st
 
 
 def describe(result: Result) -> list[str]:
-    """The figures for people, and where the time goes."""
+    """Return the figures as lines of text, with the shares of time."""
     lines = []
     for size in BATCH_SIZES:
         lines.append(
@@ -86,7 +86,7 @@ def describe(result: Result) -> list[str]:
 
 
 def write_samples(path: Path, samples: int, values: int, kind: str) -> Path:
-    """Lines of Criteo's shape: `click:0 dense_feature:0.05 … 1:737395 …`."""
+    """Write lines in the shape of Criteo: `click:0 dense_feature:0.05 … 1:737395 …`."""
     chance = np.random.default_rng(1)
     signs = np.stack([_draw(chance, samples, values, kind) for _ in range(SLOTS)], axis=1)
     dense = chance.random((samples, DENSE), dtype=np.float32)
@@ -109,13 +109,13 @@ def _draw(chance: np.random.Generator, samples: int, values: int, kind: str) -> 
         return chance.integers(0, values, samples)
     weights = np.arange(1, values + 1, dtype=np.float64) ** -ZIPF
     ranks = np.searchsorted(np.cumsum(weights / weights.sum()), chance.random(samples)).clip(0, values - 1)
-    # the frequent ones are no neighbours
+    # Frequent values should not be neighbours.
     drawn: npt.NDArray[np.int64] = chance.permutation(values)[ranks]
     return drawn
 
 
 def raw_job(batch_size: int, train: list[str]) -> dict[str, Any]:
-    """The job that is measured, as a file would have it."""
+    """Return the measured job as a job file would have it."""
     return {
         "name": "bench",
         "data": {
@@ -133,7 +133,7 @@ def raw_job(batch_size: int, train: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Rates at one batch size, taken in turns."""
+    """Rates at one batch size, measured in turn."""
 
     size: int
     samples: int
@@ -144,10 +144,10 @@ class Measurement:
     say: Callable[[str], None]
 
     def run(self, rival: "Rival | None") -> Result:
-        """The medians of ours, of the network alone and of the rival if there is one."""
+        """Return the medians of training, of the network alone and, if given, of the rival."""
         job = parse_job(raw_job(self.size, [str(self.files["zipf"])]), base=Path.cwd(), source="bench")
         text = head(self.files["zipf"], self.size)
-        # the trainer's own lines would stand between those of the benchmark
+        # Keep the trainer's own lines out of the output.
         reporter = Reporter(Path("metrics.jsonl"), 3600, stream=io.StringIO())
         rates: defaultdict[str, list[float]] = defaultdict(list)
         shares: dict[str, float] = {}
@@ -180,14 +180,14 @@ class Measurement:
 
 
 class Rival:
-    """Plain PyTorch over the same file, in a process of its own, at its best settings."""
+    """Plain PyTorch over the same file, in its own process with its best settings."""
 
     def __init__(self, script: Path, file: Path, values: int) -> None:
         self._command = [sys.executable, str(script), str(file), "--values", str(values)]
         self._settings = self._run()
 
     def rates(self) -> dict[str, float]:
-        """Samples a second with a bag for each slot, and with one for all."""
+        """Return samples per second with one bag per slot, and with one bag for all slots."""
         names = ("torch", "torch_one_bag")
         return {
             name: self._run("--setting", *map(str, setting))
@@ -197,12 +197,12 @@ class Rival:
     def _run(self, *arguments: str) -> Any:
         finished = subprocess.run([*self._command, *arguments], stdout=subprocess.PIPE, text=True, check=False)
         if finished.returncode != 0:
-            raise ModelError(f"{self._command[1]}: expected figures, it ended with code {finished.returncode}")
+            raise ModelError(f"{self._command[1]}: expected figures, got exit code {finished.returncode}")
         return json.loads(finished.stdout.splitlines()[-1])
 
 
 def head(path: Path, count: int) -> bytes:
-    """The first lines of a file."""
+    """Return the first lines of a file."""
     with path.open("rb") as file:
         return b"".join(file.readline() for _ in range(count))
 
@@ -223,7 +223,7 @@ def fill(trainer: Trainer, values: int) -> None:
 
 
 def _train_rate(trainer: Trainer, file: Path, num_samples: int) -> tuple[float, dict[str, float]]:
-    """Samples a second over a file, from the disk to the step, and the share of each stage."""
+    """Return samples per second over a file, from disk to step, and the share of each stage."""
     data, train = trainer.job.data, trainer.job.train
     units = plan_units([file], UnitSplit(data.unit_bytes, True, train.seed, "bench", data.format), 0, 0)
     warm_up = min(_WARM_UP_BATCHES, num_samples // train.batch_size // 4)
@@ -242,7 +242,7 @@ def _train_rate(trainer: Trainer, file: Path, num_samples: int) -> tuple[float, 
 def _rival_script() -> Path:
     script = Path(__file__).parents[3] / "benchmarks" / "train_torch.py"
     if not script.is_file():
-        raise ConfigError("bench: --rivals: expected a clone with `benchmarks/`, this is an installed package")
+        raise ConfigError("bench: --rivals: expected a clone with `benchmarks/`, got an installed package")
     return script
 
 

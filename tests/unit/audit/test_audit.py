@@ -1,4 +1,4 @@
-"""The audit: exact on every format, and every kind of damage is found and named."""
+"""The audit is exact for every format, and finds and names every kind of damage."""
 
 import hashlib
 import json
@@ -131,8 +131,8 @@ def test_nothing_differs_in_any_format(make_job: MakeJob, tmp_path: Path, name: 
     assert (summary.progress.evicted > 0) == upkeep
 
 
-def test_odd_records_count_or_not_as_in_training(make_job: MakeJob, tmp_path: Path) -> None:
-    """Bad ones are left out, blank ones are none, and what looks bad but is not counts."""
+def test_odd_records_are_counted_as_in_training(make_job: MakeJob, tmp_path: Path) -> None:
+    """Bad records and blank lines are not counted; unusual but valid records are."""
     lines = [
         b"\xef\xbb\xbf1 0 5:0 6:1 7:2",
         b"",
@@ -182,7 +182,7 @@ ODD_FIELDS = [
 ]
 
 
-def test_odd_fields_of_csv_count_or_not_as_in_training(make_job: MakeJob, tmp_path: Path) -> None:
+def test_odd_csv_fields_are_counted_as_in_training(make_job: MakeJob, tmp_path: Path) -> None:
     plain = [f"0,v{number},t{number},{number},x,1,0," for number in range(30)]
     text = "\n".join(["click,user,tags,price,note,w,at,rest", *(line for line, _ in ODD_FIELDS), *plain])
     (tmp_path / "train.csv").write_text(text)
@@ -205,7 +205,7 @@ def test_odd_fields_of_csv_count_or_not_as_in_training(make_job: MakeJob, tmp_pa
     assert expect_nothing(job).num_samples == summary.progress.samples == 30 + sum(good for _, good in ODD_FIELDS)
 
 
-def test_what_is_not_certain_is_said(make_job: MakeJob, tmp_path: Path) -> None:
+def test_uncertain_records_are_reported(make_job: MakeJob, tmp_path: Path) -> None:
     text = as_csv(rows(300)) + b'0,1,"a\rb",1,1,1700000000,x\n'
     write(tmp_path / "train.csv", text)
     job = make_job(
@@ -216,10 +216,10 @@ def test_what_is_not_certain_is_said(make_job: MakeJob, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [0, 2])
-def test_a_batch_that_was_not_applied_once_is_found(
+def test_a_batch_not_applied_exactly_once_is_found(
     make_job: MakeJob, write_samples: WriteSamples, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """The fault that it is made for."""
+    """The fault that the audit exists for."""
     write_samples(count=400)
     push = Embedding.push
 
@@ -242,7 +242,7 @@ def test_a_batch_that_was_not_applied_once_is_found(
 
 @pytest.fixture
 def trained(make_job: MakeJob, write_samples: WriteSamples) -> tuple[Job, Path]:
-    """A run with two epochs, and its last checkpoint."""
+    """Return a run with two epochs and its last checkpoint."""
     write_samples(count=400)
     job = make_job(train={"epochs": 2}, data={"unit_bytes": 4096})
     train_job(job)
@@ -268,7 +268,7 @@ def test_one_wrong_count_is_found_and_named(trained: tuple[Job, Path], capsys: p
     assert summary.endswith("signs: 0 rows missing, 0 rows too many, 1 wrong counts")
 
 
-def test_a_missing_row_and_one_too_many_are_found_and_named(trained: tuple[Job, Path]) -> None:
+def test_a_missing_and_an_extra_row_are_found_and_named(trained: tuple[Job, Path]) -> None:
     job, checkpoint = trained
     seen: list[tuple[int, int, int]] = []
     strange = next(sign for sign in range(10**6, 2 * 10**6) if partition_of(np.array([sign], np.uint64), 4)[0] == 3)
@@ -305,7 +305,7 @@ def test_only_the_first_rows_are_listed(trained: tuple[Job, Path]) -> None:
     assert len(found.lines()) == 22 and found.lines()[20] == f"and {found.missing - 20} rows more"
 
 
-def test_partitions_are_there_once_and_rows_in_theirs(trained: tuple[Job, Path]) -> None:
+def test_misplaced_rows_and_missing_partitions_are_found(trained: tuple[Job, Path]) -> None:
     job, checkpoint = trained
 
     def change(blocks: Blocks, meta: Any) -> None:
@@ -317,16 +317,16 @@ def test_partitions_are_there_once_and_rows_in_theirs(trained: tuple[Job, Path])
     reseal(checkpoint, "checkpoint")
     lines = audit(job).lines()
     assert "partition 3: expected once in the files `part-00000`, got 0 times" in lines
-    assert sum("rows are of other partitions, such as sign" in line for line in lines) == 2
+    assert sum("rows belong to other partitions, such as sign" in line for line in lines) == 2
 
 
-def test_the_samples_of_the_manifest_are_counted_too(trained: tuple[Job, Path]) -> None:
+def test_the_samples_in_the_manifest_are_checked(trained: tuple[Job, Path]) -> None:
     job, checkpoint = trained
     reseal(checkpoint, "checkpoint", lambda manifest: manifest.update(samples=manifest["samples"] - 1))
     assert audit(job).problems == ["samples: expected 800, got 799 in the manifest"]
 
 
-def test_units_have_each_byte_once(trained: tuple[Job, Path]) -> None:
+def test_units_must_cover_each_byte_once(trained: tuple[Job, Path]) -> None:
     job, _ = trained
     path = Run.of(job).units / "epoch-00001.jsonl"
     *lines, _ = path.read_bytes().splitlines(keepends=True)
@@ -365,7 +365,7 @@ def test_every_flipped_byte_of_a_part_file_is_found(trained: tuple[Job, Path]) -
         PartFile(path, 1)
 
 
-# What cannot be audited
+# Runs that cannot be audited
 
 
 def test_data_that_changed_is_refused(trained: tuple[Job, Path], tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_the_middle_of_an_epoch_is_refused(
     capsys.readouterr()
     assert main(["audit", "small"]) == 2
     error = capsys.readouterr().err
-    assert "is of the middle of epoch 1, expected the end of one" in error and error.count("\n") == 1
+    assert "is from the middle of epoch 1, expected the end of an epoch" in error and error.count("\n") == 1
 
 
 def test_a_run_without_a_checkpoint_is_refused(make_job: MakeJob, write_samples: WriteSamples) -> None:
@@ -396,7 +396,7 @@ def test_a_run_without_a_checkpoint_is_refused(make_job: MakeJob, write_samples:
         audit(job)
 
 
-def test_a_warm_start_counts_on_and_old_rows_go(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_a_warm_start_keeps_counts_and_evicts_old_rows(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples(count=400)
     write_samples("more.txt", count=100, seed=5)
     start = train_job(make_job(train={"epochs": 2}))
@@ -405,14 +405,14 @@ def test_a_warm_start_counts_on_and_old_rows_go(make_job: MakeJob, write_samples
     train_job(job)
     found = audit(job)
     assert not found.differs and found.num_samples == 200
-    assert found.num_signs > start.rows, "a row of the start is not too old after two epochs"
-    assert found.notes[0].startswith("the counts begin with those of ")
+    assert found.num_signs > start.rows, "rows of the start are not too old after two epochs"
+    assert found.notes[0].startswith("the counts include those of ")
     train_job(make_job(name="warm", data=data, sparse={"evict": {"max_age": 1}}, train={**train, "epochs": 3}))
     later = audit(job)
-    assert not later.differs and later.num_signs < found.num_signs, "after three it is"
+    assert not later.differs and later.num_signs < found.num_signs, "after three epochs they are"
 
 
-def test_without_xxhash_it_says_what_to_install(
+def test_without_xxhash_the_error_says_what_to_install(
     trained: tuple[Job, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys

@@ -1,4 +1,4 @@
-"""What the audit makes of odd records beside what the trainer's parsers make of them: two codes, one rule."""
+"""The audit and the trainer's parsers read odd records alike, with independent code."""
 
 import math
 import random
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elasticrec.audit import files
+from elasticrec.audit import file_counter
 from elasticrec.audit.counts import Counts, Tally
-from elasticrec.audit.files import FileCounter, with_names
-from elasticrec.audit.numbers import BadRecordError, f32_of, seconds_of
+from elasticrec.audit.file_counter import FileCounter, with_names
+from elasticrec.audit.values import BadRecordError, f32_of, seconds_of
 from elasticrec.config import Job
 from elasticrec.errors import SampleError
 from support.small import MakeJob
@@ -43,7 +43,7 @@ TIMES += [b"2026-02-30", b"soon", b"2026-01-01T23:59:59.5+00:00", b"2025-12-31T2
 
 
 def trained_counts(job: Job) -> tuple[int, Counts]:
-    """What the parsers of the trainer make of the files of a job."""
+    """Count the files of a job with the trainer's parsers."""
     tally, num_samples = Tally(), 0
     for batch in batches_of(job):
         num_samples += batch.num_samples
@@ -60,7 +60,7 @@ def trained_counts(job: Job) -> tuple[int, Counts]:
 
 
 def expect_equal(job: Job, path: Path, least: float = 0.05) -> None:
-    """The audit reads a file as the trainer does; some of it is good and some bad."""
+    """Check that the audit counts a file as the trainer does; some records are good and some bad."""
     num_samples, expected = trained_counts(job)
     counter = FileCounter(with_names(job, path))
     counted = Tally()
@@ -94,11 +94,11 @@ SLOT_JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("suffix", "lines_at_once"), [("", 1), ("", 3), (".gz", 50_000), (".zst", 50_000)])
 @pytest.mark.parametrize("name", SLOT_JOBS)
-def test_slot_text(
+def test_slot_text_is_read_as_in_training(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str, lines_at_once: int
 ) -> None:
-    """Lines are counted together where all are plain, and one by one where some are odd."""
-    monkeypatch.setattr(files, "_LINES_AT_ONCE", lines_at_once)
+    """Lines are counted at once if all are plain, and one by one if some are odd."""
+    monkeypatch.setattr(file_counter, "_LINES_AT_ONCE", lines_at_once)
     tokens = [b"5:", b":0", b"x:0", b"1:2:0", b"18446744073709551616:0", b"buy=1", b"buy=9", b"rest=x", b"buy", b"+1:0"]
     tokens += [
         b"000000000000000000001:0",
@@ -127,7 +127,7 @@ def test_slot_text(
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_several_members_or_frames_in_one_file(make_job: MakeJob, tmp_path: Path, suffix: str) -> None:
+def test_several_gzip_members_or_zstd_frames_in_one_file(make_job: MakeJob, tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"train.txt{suffix}", b"1 0 5:0\n1 1 6:")
     first = path.read_bytes()
     path.write_bytes(first + write(path, b"0\n1 0 7:0").read_bytes())
@@ -141,7 +141,7 @@ def test_several_members_or_frames_in_one_file(make_job: MakeJob, tmp_path: Path
 
 
 @pytest.mark.parametrize("labels", [["click"], ["click", "buy"]], ids=len)
-def test_paddlerec(make_job: MakeJob, tmp_path: Path, labels: list[str]) -> None:
+def test_paddlerec_is_read_as_in_training(make_job: MakeJob, tmp_path: Path, labels: list[str]) -> None:
     tokens = [
         b"user:",
         b"user",
@@ -183,7 +183,7 @@ def test_paddlerec(make_job: MakeJob, tmp_path: Path, labels: list[str]) -> None
     expect_equal(make_job(data=data), path)
 
 
-def test_criteo(make_job: MakeJob, tmp_path: Path) -> None:
+def test_criteo_is_read_as_in_training(make_job: MakeJob, tmp_path: Path) -> None:
     def line(chance: random.Random) -> bytes:
         fields = [some(chance, LABELS, lambda: b"0", 0.6)]
         fields += [some(chance, NUMBERS, lambda: b"%d" % chance.randrange(-3, 10**6), 0.02) for _ in range(13)]
@@ -200,7 +200,7 @@ def test_criteo(make_job: MakeJob, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
 @pytest.mark.parametrize("split", [(), {"ratio": 0.3}, {"time": "2026-01-01T00:30"}], ids=str)
-def test_csv(make_job: MakeJob, tmp_path: Path, delimiter: str, split: Any) -> None:
+def test_csv_is_read_as_in_training(make_job: MakeJob, tmp_path: Path, delimiter: str, split: Any) -> None:
     names = ["click", "user", "tags", "price", "seen by", "w", "at", "rest"]
 
     def quoted(chance: random.Random, field: bytes) -> bytes:
@@ -270,7 +270,7 @@ class Odd:
 """
 
 
-def test_reader(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_user_reader_is_read_as_in_training(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(READER)
 
     def line(chance: random.Random) -> bytes:
@@ -293,7 +293,7 @@ def test_reader(make_job: MakeJob, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("time", ["text", "number", "stamp", "date"])
-def test_parquet(make_job: MakeJob, tmp_path: Path, time: str) -> None:
+def test_parquet_is_read_as_in_training(make_job: MakeJob, tmp_path: Path, time: str) -> None:
     chance = random.Random(3)
 
     def column(odd: list[Any], plain: Callable[[], Any], share: float = 0.05) -> list[Any]:
@@ -345,8 +345,8 @@ def test_parquet(make_job: MakeJob, tmp_path: Path, time: str) -> None:
         expect_equal(make_job(data={**data, "eval": split, "unit_bytes": 4096}), path)
 
 
-def test_numbers_and_times() -> None:
-    # rounded twice it would be 1.0
+def test_numbers_are_rounded_once_and_times_parsed() -> None:
+    # Rounded twice, the result would be 1.0.
     assert f32_of(b"1.00000005960464477540") == float(np.nextafter(np.float32(1), np.float32(2)))
     assert [f32_of(text) for text in (b"", b".", b"0x1", b"1e", b" 1")] == [None] * 5
     new_year = 1_767_225_600

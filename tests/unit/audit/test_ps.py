@@ -1,4 +1,4 @@
-"""The audit of a run with parameter servers: real processes train, then the checkpoint is damaged in every way."""
+"""The audit of a run with parameter servers: real processes train, then the checkpoint is damaged."""
 
 import shutil
 import struct
@@ -46,7 +46,7 @@ def test_a_run_with_servers_is_exact_and_damage_is_named(tmp_path: Path) -> None
     shutil.copytree(checkpoint, whole)
 
     def damaged(name: str, change: Callable[[Blocks, Any], None]) -> Audit:
-        """The audit of the checkpoint with one change."""
+        """Audit the checkpoint after one change."""
         shutil.rmtree(checkpoint)
         shutil.copytree(whole, checkpoint)
         rewrite(checkpoint / name, change)
@@ -57,7 +57,7 @@ def test_a_run_with_servers_is_exact_and_damage_is_named(tmp_path: Path) -> None
         blocks[1]["rows"] -= 1
 
     assert damaged("shard-00001.dense", one_sample_less).problems == [
-        "partition 5: expected 3,000 samples applied to its dense values, got 2,999"
+        "partition 5: expected 3,000 samples in its dense slice, got 2,999"
     ]
 
     def open_unit(blocks: Blocks, meta: Any) -> None:
@@ -71,7 +71,7 @@ def test_a_run_with_servers_is_exact_and_damage_is_named(tmp_path: Path) -> None
         meta["records"][0]["watermark"] -= 1
 
     found = damaged("shard-00000.dense", one_unit_less)
-    assert len(found.problems) == 4 and found.notes[0].endswith("a run at work is audited when it has come to its end")
+    assert len(found.problems) == 4 and found.notes[0].endswith("audit a run after it has ended")
 
     def one_end_less(blocks: Blocks, meta: Any) -> None:
         meta["records"][0]["boundaries"] = 1
@@ -114,4 +114,4 @@ def test_a_run_with_servers_is_exact_and_damage_is_named(tmp_path: Path) -> None
     shutil.copytree(whole, checkpoint)
     reseal(checkpoint, KIND, no_pass)
     (line,) = audit_run(Run(run)).problems
-    assert line.startswith("pass 1: its units are not those of the manifest of ")
+    assert line.startswith("pass 1: its units are not those in the manifest of ")

@@ -62,7 +62,7 @@ def test_serve_compared_with_its_engine_joining_latency_and_swaps(capsys: pytest
     worst = max(seen["base"][0], seen["delta"][0]) / seen["calm"][0]
     assert result["swap_p99_ratio"] == pytest.approx(worst, rel=0.05)
     assert any("each alone: " in line for line in lines) and any(
-        "while a base is switched to" in line for line in lines
+        "during a switch to a new base" in line for line in lines
     )
 
 

@@ -1,4 +1,4 @@
-"""Rivals of `bench serve`: that they hold our model, are checked and end; their own packages are not installed here."""
+"""Rivals of `bench serve` get our model, are checked and stopped; their own packages are not installed here."""
 
 import contextlib
 import os
@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from elasticrec.bench import serve_rivals
-from elasticrec.bench.serve_model import NAME, Served, Sizes, make, over_http
+from elasticrec.bench.serve_model import NAME, BenchModel, Sizes, make, over_http
 from elasticrec.bench.serve_rivals import Rival, Target, over_bytes
 from elasticrec.cli import main
 from elasticrec.serving.process import server_process
 
 SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "serve"
 
-# A rival without packages: what the real ones do, in the standard library.
+# A rival in the standard library, without packages.
 PLAIN = """
 import subprocess
 import sys
@@ -53,21 +53,21 @@ ThreadingHTTPServer(("127.0.0.1", given.port), Handler).serve_forever()
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def bench_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchModel]:
     with contextlib.chdir(tmp_path_factory.mktemp("bench")):
         yield make(2600)
 
 
 @pytest.mark.slow
-def test_their_model_has_the_scores_of_our_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exported_model_scores_like_our_server(bench_model: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
     import model
 
     exported = Path("exported").absolute()
-    serve_rivals.export_model(served, exported)
+    serve_rivals.export_model(bench_model, exported)
     theirs = model.Model(exported)
-    batches = served.batches(1, 16)
-    # signs without a row, the greatest one too, and a value below zero
+    batches = bench_model.batches(1, 16)
+    # Signs without a row, the largest sign, and a negative value.
     batches[0][0][0, :2] = (1, 2**64 - 1)
     batches[1][1][0, 0] = -2.5
     with server_process(f"models/{NAME}") as server:
@@ -81,8 +81,8 @@ def test_their_model_has_the_scores_of_our_server(served: Served, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_rivals_are_measured_in_turns_or_left_out_with_the_reason(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rivals_are_measured_in_turn_or_skipped_with_the_reason(
+    bench_model: BenchModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.py").symlink_to(SCRIPTS / "model.py")
     for name, offset in (("plain", "0"), ("liar", "1")):
@@ -100,21 +100,21 @@ def test_rivals_are_measured_in_turns_or_left_out_with_the_reason(
         return "1.0\n"
 
     monkeypatch.setattr(serve_rivals.RivalBench, "call", call)
-    result = serve_rivals.run(served, Sizes(2600, 3, 0.2), lambda _: None)
+    result = serve_rivals.run(bench_model, Sizes(2600, 3, 0.2), lambda _: None)
     assert [command[-1] for command in calls if "install" in command] == [*names, "helped"]
     assert result["rivals"].keys() == {"plain", "helped"}, result
     plain = result["rivals"]["plain"]
     assert plain["version"] == "1.0" and plain["requests_per_s"] > 0 and plain["ratio"] > 0
     assert list(plain["shapes"]) == [plain["shape"]] == ["bytes, 1 process, each request alone"]
     assert (result["python_server"], result["python_server_ratio"]) == ("plain", plain["ratio"])
-    # with more than a server brings it is said, and does not stand for the servers
+    # A rival with features added by our script is reported separately.
     helped = result["rivals"]["helped"]["ratio"]
     assert (result["extended_python_server"], result["extended_python_server_ratio"]) == ("helped", helped)
-    assert result["rivals_left_out"]["broken"] == "it ended with code 1: no model today"
-    assert result["rivals_left_out"]["liar"].startswith("bytes: scores: expected ours to 0.0001, got 1 ")
+    assert result["rivals_left_out"]["broken"] == "exited with code 1: no model today"
+    assert result["rivals_left_out"]["liar"].startswith("bytes: scores: expected ours within 0.0001, got 1")
     lines = serve_rivals.describe(result)
-    assert "plain 1.0" in lines[0] and lines[2].startswith("broken was left out: ") and len(lines) == 6
-    # whatever a rival has started ends with it, and its environment goes
+    assert "plain 1.0" in lines[0] and lines[2].startswith("broken was skipped: ") and len(lines) == 6
+    # Child processes of a rival are stopped, and its environment is removed.
     child = int(Path("exported", "child").read_text())
     assert not _is_alive(child)
     assert not list(Path("rivals").iterdir())
@@ -125,11 +125,11 @@ def _is_alive(process_id: int) -> bool:
         os.kill(process_id, 0)
     except ProcessLookupError:
         return False
-    # one that was killed and that nobody has asked for yet is no more
+    # A killed process that nobody has waited for yet is a zombie.
     return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_rivals_are_for_a_clone(
+def test_rivals_need_a_clone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve_rivals, "SCRIPTS", tmp_path / "none")
@@ -137,7 +137,7 @@ def test_rivals_are_for_a_clone(
     assert "bench: --rivals: expected a clone" in capsys.readouterr().err
 
 
-def test_an_unknown_part(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--part", "luck"]) == 2
     expected = "error: bench: --part: expected engine, joining, latency, swap, rivals, got `luck`\n"
     assert capsys.readouterr().err == expected

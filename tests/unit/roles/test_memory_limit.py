@@ -46,7 +46,7 @@ def test_a_full_server_drops_new_signs_and_the_audit_is_told(tmp_path: Path) -> 
     assert found.num_samples == NUM_SAMPLES
     (note,) = found.notes
     assert note.startswith("not exact: 4 partitions were full (train.ps.memory_bytes): ")
-    assert not note.endswith(" 0 rows made room")
+    assert not note.endswith(" 0 rows were evicted to make room")
     result = elasticrec("audit", "small", cwd=tmp_path)
     assert (result.returncode, result.stdout.splitlines()[0]) == (0, note)
 
@@ -78,11 +78,13 @@ def test_what_a_full_partition_did_not_count_must_be_what_it_says() -> None:
 
     assert problems() == []
     (line,) = problems(shows=4)
-    assert line == "partition 2: was full: expected shows and clicks (4, 1) not to be counted, got (3, 1)"
+    assert line == "partition 2: was full: expected lost shows and clicks (4, 1), got (3, 1)"
     assert problems(shows=4, evicted=1) == [], "what those rows had nobody knows"
     got.shows[-1 - int(np.flatnonzero(chosen[::-1])[0])] += 1
     (line,) = problems(evicted=1)
-    assert line.startswith(f"sign {full[-1]}: expected at most show 3 and click 1, although its partition was full, ")
+    assert line.startswith(
+        f"sign {full[-1]}: expected at most show 3 and click 1, even though its partition was full, "
+    )
 
 
 @pytest.mark.slow

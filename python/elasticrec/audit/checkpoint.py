@@ -1,4 +1,4 @@
-"""What the newest checkpoint of a run holds: of one process, or of shards."""
+"""The newest checkpoint of a run, of one process or of shards."""
 
 import json
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from elasticrec.audit.counts import Counts
-from elasticrec.audit.hours import Decided
+from elasticrec.audit.hours import HourDecisions
 from elasticrec.audit.part import DENSE_KIND, TABLE_KIND, PartFile, partition_of
 from elasticrec.config import Job
 from elasticrec.errors import ModelError
@@ -19,7 +19,7 @@ from elasticrec.run import Run
 
 @dataclass(frozen=True)
 class DenseSlice:
-    """What a shard says of the dense values of a partition."""
+    """The dense values of a partition, as a shard wrote them."""
 
     partition: int
     num_samples: int
@@ -27,33 +27,33 @@ class DenseSlice:
 
 
 @dataclass(frozen=True)
-class Held:
+class CheckpointContent:
     """A checkpoint at the end of a pass."""
 
     path: Path
     num_passes: int
     num_samples: int | None
-    """Of all passes, where the manifest says so."""
+    """Samples of all passes, if the manifest has them."""
     rows: Counts
     start: Path | None = None
-    """The checkpoint of another run that this one began with,"""
+    """The checkpoint of another run that this run started from."""
     start_parts: list[Path] = field(default_factory=list)
-    """and where its rows are."""
+    """The part files with the rows of `start`."""
     slices: list[DenseSlice] | None = None
-    """Of a run with shards."""
+    """Dense slices of a run with shards."""
     passes: list[dict[str, Any]] | None = None
-    """Of a run with shards: as its manifest has them."""
-    decided: Decided | None = None
-    """Of a run over hours."""
+    """Passes in the manifest of a run with shards."""
+    decisions: HourDecisions | None = None
+    """Decisions of a run over hours."""
     missing: list[dict[str, Any]] = field(default_factory=list)
     """Units whose data was lost before it was read."""
     overflow: dict[int, dict[str, int]] = field(default_factory=dict)
-    """By partition: what it did not take or keep because its server was full."""
+    """For each full partition, the counts that its server did not keep."""
     problems: list[str] = field(default_factory=list)
 
 
-def newest(run: Run, job: Job) -> Held:
-    """What the newest whole checkpoint of a run holds."""
+def read_newest(run: Run, job: Job) -> CheckpointContent:
+    """Read the newest complete checkpoint of a run."""
     is_ps = job.train.mode == "ps"
     paths = sorted(path.parent for path in run.checkpoints.glob(f"{'ps' if is_ps else 'step'}-*/{MANIFEST}"))
     if not paths:
@@ -62,40 +62,40 @@ def newest(run: Run, job: Job) -> Held:
 
 
 def read_table(parts: list[Path], num_partitions: int) -> tuple[Counts, list[str]]:
-    """The rows of the part files of a table."""
+    """Return the rows in the part files of a table, and their problems."""
     return _read_rows([PartFile(part, TABLE_KIND) for part in parts], num_partitions)
 
 
-def _of_one_process(path: Path, job: Job) -> Held:
+def _of_one_process(path: Path, job: Job) -> CheckpointContent:
     manifest = read_manifest(path, "checkpoint")
     verify_files(path, manifest)
     progress = manifest["progress"]
     num_passes = max(progress["epoch"], progress["upkept"])
-    # the end of an epoch was done before its evaluation, which then did not come to an end
+    # The table may be at the end of an epoch whose evaluation did not finish.
     is_whole = not progress["open"] or progress["upkept"] > progress["epoch"]
     if not is_whole or num_passes == 0:
         raise ModelError(
-            f"{path}: is of the middle of epoch {progress['epoch'] + 1}, expected the end of one; "
-            "the same `elasticrec train` goes on to it"
+            f"{path}: is from the middle of epoch {progress['epoch'] + 1}, expected the end of an epoch; "
+            "run the same `elasticrec train` to finish it"
         )
     rows, problems = read_table(sorted(path.glob("table/part-*")), job.sparse.partitions)
     start = manifest.get("warm_start")
-    told = manifest.get("hours", [])
-    passes = [entry for entry in told if "skipped" not in entry][:num_passes]
-    return Held(
+    entries = manifest.get("hours", [])
+    passes = [entry for entry in entries if "skipped" not in entry][:num_passes]
+    return CheckpointContent(
         path,
         num_passes,
         manifest["samples"],
         rows,
         start=Path(start) if start else None,
         start_parts=sorted(Path(start).glob("table/part-*")) if start else [],
-        decided=Decided(passes, [entry for entry in told if "skipped" in entry]) if told else None,
+        decisions=HourDecisions(passes, [entry for entry in entries if "skipped" in entry]) if entries else None,
         missing=manifest.get("missing", []),
         problems=problems,
     )
 
 
-def _of_shards(run: Run, path: Path, job: Job) -> Held:
+def _of_shards(run: Run, path: Path, job: Job) -> CheckpointContent:
     manifest = read_manifest(path, "ps checkpoint")
     verify_files(path, manifest)
     start = manifest.get("warm_start")
@@ -111,17 +111,17 @@ def _of_shards(run: Run, path: Path, job: Job) -> Held:
             if entry.aux[1] >= len(file.meta["records"]):
                 raise ModelError(f"{file.path}: partition {entry.partition}: expected a record, got none")
             slices.append(DenseSlice(entry.partition, entry.num_rows, file.meta["records"][entry.aux[1]]))
-    problems += _cover(files, num_partitions)
+    problems += _check_coverage(files, num_partitions)
     passes = manifest["passes"]
     hours = [one["hour"] for one in passes if one.get("hour")]
-    return Held(
+    return CheckpointContent(
         path,
         len(passes),
         None,
         rows,
         slices=slices,
         passes=passes,
-        decided=Decided(hours, _skipped_hours(run)) if hours else None,
+        decisions=HourDecisions(hours, _skipped_hours(run)) if hours else None,
         start=Path(start) if start else None,
         start_parts=sorted((run.path / "start").glob("rows-*")),
         overflow={int(key): value for file in files for key, value in file.meta.get("overflow", {}).items()},
@@ -131,15 +131,15 @@ def _of_shards(run: Run, path: Path, job: Job) -> Held:
 
 
 def _skipped_hours(run: Run) -> list[dict[str, Any]]:
-    """Hours that were left out, also those after the checkpoint, which no pass is of."""
+    """Return the hours that were skipped, including those after the checkpoint."""
     lines = (run.path / "coordinator/journal.jsonl").read_bytes().split(b"\n")
-    # the last line is cut off while it is written
+    # The last line may be incomplete, as the coordinator may be writing it.
     entries = [json.loads(line)["entry"] for line in lines[:-1]]
     return [entry for entry in entries if entry["kind"] == "hour"]
 
 
 def _read_rows(files: list[PartFile], num_partitions: int) -> tuple[Counts, list[str]]:
-    problems = _cover(files, num_partitions)
+    problems = _check_coverage(files, num_partitions)
     parts = []
     for file in files:
         for entry in file.entries:
@@ -150,18 +150,18 @@ def _read_rows(files: list[PartFile], num_partitions: int) -> tuple[Counts, list
                 problems.append(f"{where}: expected signs in increasing order, each once")
             strange = signs[partition_of(signs, num_partitions) != entry.partition]
             if len(strange):
-                problems.append(f"{where}: {len(strange):,} rows are of other partitions, such as sign {strange[0]}")
+                problems.append(f"{where}: {len(strange):,} rows belong to other partitions, such as sign {strange[0]}")
             parts.append((signs, rows["show"].astype(np.int64), rows["click"].astype(np.int64)))
     if not parts:
         return Counts.none(), problems
-    # rows that are there twice are not added up: a problem was told of them, or their partition is there twice
+    # Repeated rows are not added up: they are reported as problems above.
     signs, shows, clicks = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     order = np.argsort(signs, kind="stable")
     return Counts(signs[order], shows[order], clicks[order]), problems
 
 
-def _cover(files: Iterable[PartFile], num_partitions: int) -> list[str]:
-    """Partitions that are not there exactly once."""
+def _check_coverage(files: Iterable[PartFile], num_partitions: int) -> list[str]:
+    """Return a problem for each partition that does not occur exactly once."""
     times = np.zeros(num_partitions, np.int64)
     names = set()
     for file in files:

@@ -1,4 +1,4 @@
-"""A file of samples to the counts of its signs, whatever its format."""
+"""Counts of the signs in a file, in any format."""
 
 import contextlib
 import csv
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from elasticrec.audit.counts import Tally
-from elasticrec.audit.fields import Csv
-from elasticrec.audit.lines import Criteo, LineFormat, PaddleRec, SlotText
-from elasticrec.audit.numbers import BadRecordError, OddError
-from elasticrec.audit.reader import OwnReader
+from elasticrec.audit.csv_format import CsvFormat
+from elasticrec.audit.line_formats import CriteoFormat, LineFormat, PaddleRecFormat, SlotTextFormat
 from elasticrec.audit.signs import Features, in_share, xxh3
+from elasticrec.audit.user_reader import UserReader
+from elasticrec.audit.values import BadRecordError, OddError
 from elasticrec.config import Job
 from elasticrec.errors import SampleError
 
@@ -27,35 +27,35 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass
-class Odd:
-    """Records with something that the audit does not read for certain as the trainer does."""
+class OddRecords:
+    """Records that the audit may read differently from the trainer."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """By what is odd about them."""
+    """Number of records by what is odd about them."""
 
     def add(self, what: str) -> None:
-        """Count one."""
-        # the first few will do
+        """Count a record."""
+        # Five kinds are enough for a report.
         if what in self.counts or len(self.counts) < 5:
             self.counts[what] = self.counts.get(what, 0) + 1
 
     def lines(self) -> list[str]:
-        """To be told."""
+        """Return notes for the report."""
         return [f"not certain: {count:,} records have {what}" for what, count in self.counts.items()]
 
 
 class FileCounter:
-    """Counts files of one job."""
+    """Counts the files of a job."""
 
     def __init__(self, job: Job) -> None:
-        self.odd = Odd()
+        self.odd = OddRecords()
         self._job = job
         self._select = job.data.select(held_out=False)
         self.features = Features(job.data)
         self._format = None if job.data.format == "parquet" else self._line_format(job)
 
     def count(self, path: Path, tally: Tally) -> None:
-        """Add all samples of a file that are trained on."""
+        """Add all training samples of a file."""
         if self._format is None:
             from elasticrec.audit.parquet import ParquetCounter
 
@@ -65,31 +65,31 @@ class FileCounter:
 
     @property
     def num_edges(self) -> int:
-        """Dense values that lie on the edge of a bucket: the last bit of a logarithm decides about them."""
+        """Number of dense values at the edge of a bucket, where the last bit of a logarithm decides."""
         return sum(column.num_edges for column in self.features.dense)
 
     def _line_format(self, job: Job) -> LineFormat:
         data = job.data
         if data.format == "reader":
-            return OwnReader(self.features, job)
+            return UserReader(self.features, job)
         if data.format == "csv":
             assert data.columns is not None
-            return Csv(self.features, data.columns)
+            return CsvFormat(self.features, data.columns)
         if data.format == "criteo":
-            return Criteo(self.features)
-        return SlotText(self.features) if data.format == "slots" else PaddleRec(self.features)
+            return CriteoFormat(self.features)
+        return SlotTextFormat(self.features) if data.format == "slots" else PaddleRecFormat(self.features)
 
     def _count_lines(self, path: Path, format: LineFormat, tally: Tally) -> None:
         lines = lines_of(path)
         while some := list(islice(lines, _LINES_AT_ONCE)):
-            counts = format.count(some) if isinstance(format, SlotText) and self._select is None else None
+            counts = format.count(some) if isinstance(format, SlotTextFormat) and self._select is None else None
             if counts is not None:
                 tally.add_counts(len(some), counts)
             else:
                 self._count_singly(some, format, tally)
 
     def _count_singly(self, lines: list[bytes], format: LineFormat, tally: Tally) -> None:
-        settle = self.features.settle
+        signs_of = self.features.signs_of
         for line in lines:
             try:
                 if not format.is_record(line) or self._is_held_out(format, line):
@@ -101,7 +101,7 @@ class FileCounter:
                 pass
             else:
                 if sample is not None:
-                    tally.add(sample[0], sample[1], settle(sample[2]))
+                    tally.add(sample[0], sample[1], signs_of(sample[2]))
 
     def _is_held_out(self, format: LineFormat, line: bytes) -> bool:
         if self._select is None:
@@ -114,7 +114,7 @@ class FileCounter:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, plain or compressed, without their ends."""
+    """Yield the lines of a file, plain or compressed, without line ends."""
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(path.open("rb"))
         start = file.read(4)
@@ -133,7 +133,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise SampleError(f"{path}: damaged or cut off: {error}") from None
         except OSError as error:
-            # what pyarrow says of a damaged file has no number and no name
+            # Errors of pyarrow about damaged files have no number and no file name.
             if error.errno is not None:
                 raise
             raise SampleError(f"{path}: damaged or cut off: {error}") from None
@@ -146,7 +146,7 @@ def _zstd(file: IO[bytes]) -> IO[bytes]:
 
 
 def with_names(job: Job, first: Path) -> Job:
-    """The job with the columns of its CSV files, where it does not name them."""
+    """Return the job with CSV column names from the first file, if the job does not list them."""
     columns = job.data.columns
     if job.data.format != "csv" or columns is None or columns.names:
         return job

@@ -1,39 +1,39 @@
-"""What a table must hold after some passes: counts are added up, decayed and evicted as docs/formats/table.md says."""
+"""The expected rows of a table after some passes: counts are added, decayed and evicted as in docs/formats/table.md."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from elasticrec.audit.counts import Counts, Numbers
-from elasticrec.audit.hours import Place
+from elasticrec.audit.hours import PassTime
 from elasticrec.audit.part import mix
 from elasticrec.config.sparse import Sparse
 
-_MOST = 2**32 - 1
+_MAX_COUNT = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class ExpectedRows:
-    """Rows with the pass in which they were seen last."""
+    """Rows, with the data time at which each was last seen."""
 
     counts: Counts
     seen: Numbers
 
     @classmethod
     def start(cls, counts: Counts) -> "ExpectedRows":
-        """The rows before the first pass, which begins the time anew."""
+        """Return the rows before the first pass; their data time starts at 0."""
         return cls(counts, np.zeros(len(counts), np.int64))
 
-    def after_pass(self, number: int, counts: Counts, sparse: Sparse, place: Place) -> "ExpectedRows":
-        """The rows after a pass that adds `counts`, and its end."""
+    def after_pass(self, number: int, counts: Counts, sparse: Sparse, time: PassTime) -> "ExpectedRows":
+        """Return the rows after a pass that adds `counts`."""
         total = Counts.sum([self.counts, counts])
         seen = np.zeros(len(total), np.int64)
         seen[np.searchsorted(total.signs, self.counts.signs)] = self.seen
         at = np.searchsorted(total.signs, counts.signs)
-        # of an hour that came late nothing goes back
-        seen[at] = np.maximum(seen[at], place.seen)
-        shows, clicks = np.minimum(total.shows, _MOST), np.minimum(total.clicks, _MOST)
-        if not place.ends:
+        # A late hour does not set rows back.
+        seen[at] = np.maximum(seen[at], time.seen)
+        shows, clicks = np.minimum(total.shows, _MAX_COUNT), np.minimum(total.clicks, _MAX_COUNT)
+        if not time.ends:
             return ExpectedRows(Counts(total.signs, shows, clicks), seen)
         rate = sparse.decay.show_click
         if rate < 1:
@@ -50,5 +50,5 @@ class ExpectedRows:
             score = evict.nonclk_coeff * without + evict.click_coeff * clicks.astype(np.float64)
             kept &= score >= evict.min_score
         if evict.max_age is not None:
-            kept &= np.maximum(place.seen - seen, 0) <= evict.max_age
+            kept &= np.maximum(time.seen - seen, 0) <= evict.max_age
         return ExpectedRows(Counts(total.signs[kept], shows[kept], clicks[kept]), seen[kept])

@@ -1,16 +1,16 @@
-"""CSV: a line to a sample, fields quoted as in RFC 4180 but within one line."""
+"""CSV lines to samples; fields are quoted as in RFC 4180, within one line."""
 
 import re
 from collections.abc import Callable
 
-from elasticrec.audit.lines import Sample
-from elasticrec.audit.numbers import BadRecordError, OddError, label_of, seconds_of, trimmed_f32_of, weight
-from elasticrec.audit.signs import NOTHING, Features, Item, Items, Known
+from elasticrec.audit.line_formats import Sample
+from elasticrec.audit.signs import NOTHING, Features, Item, ItemCache, Items
+from elasticrec.audit.values import BadRecordError, OddError, check_weight, label_of, seconds_of, trimmed_f32_of
 from elasticrec.config.columns import Columns
 
 
-class Csv:
-    """Fields in the order of `columns.names`."""
+class CsvFormat:
+    """CSV lines with the fields of `columns.names`."""
 
     def __init__(self, features: Features, columns: Columns) -> None:
         self._features = features
@@ -19,24 +19,24 @@ class Csv:
         self._delimiter = columns.delimiter.encode()
         self._nulls = {b"", *(text.encode() for text in columns.null)}
         other = rb"[^%s]" % re.escape(self._delimiter)
-        # quoted with whatever stands behind it, quoted up to the end, plain
+        # A quoted field with text after it, a quoted field without an end, or a plain field.
         self._quoted = re.compile(rb'"((?:[^"]|"")*)"(?!")(%s*)|"((?:[^"]|"")*)$|(%s*)' % (other, other))
-        self._columns: list[tuple[int, Known]] = []
+        self._columns: list[tuple[int, ItemCache]] = []
         for slot in features.slots:
             self._use(slot.column, slot.of_text)
         for column in features.dense:
-            self._use(column.column, self._number(column.reading(trimmed_f32_of)))
+            self._use(column.column, self._number(column.items_from(trimmed_f32_of)))
         for label in features.labels[1:]:
             self._use(label, self._label)
         if columns.weight is not None:
             self._use(columns.weight, self._weight)
-        self._time = self._place(columns.time) if columns.time is not None else None
+        self._time = self._index(columns.time) if columns.time is not None else None
         if columns.time is not None:
-            self._use(columns.time, self._moment)
-        self._click = self._place(features.labels[0])
+            self._use(columns.time, self._check_time)
+        self._click = self._index(features.labels[0])
 
     def is_record(self, line: bytes) -> bool:
-        """All but blank lines and headers; a row of tabs is bad, not blank."""
+        """Return whether a line is a record: not blank and not a header; a line of tabs is a bad record."""
         if not line.strip(b" \t"):
             return b"\t" in line
         if not self._header or not line.removeprefix(b'"').startswith(self._names[0]):
@@ -47,7 +47,7 @@ class Csv:
             return True
 
     def time_of(self, line: bytes) -> float | None:
-        """When a line was logged."""
+        """Return the time of a line, or None."""
         if self._time is None:
             return None
         try:
@@ -59,7 +59,7 @@ class Csv:
         return seconds_of(fields[self._time]) if self._time < len(fields) else None
 
     def parse(self, line: bytes) -> Sample:
-        """The sample of a line."""
+        """Return the sample of a line."""
         fields = self._split(line)
         if len(fields) != len(self._names):
             raise BadRecordError
@@ -68,15 +68,15 @@ class Csv:
             raise BadRecordError
         click = int(label_of(label) >= 0.5)
         items: list[Item] = []
-        for at, known in self._columns:
-            items += known[fields[at]]
+        for at, cache in self._columns:
+            items += cache[fields[at]]
         return 1, click, items
 
-    def _place(self, column: str) -> int:
+    def _index(self, column: str) -> int:
         return self._names.index(column.encode())
 
     def _use(self, column: str, find: Callable[[bytes], Items]) -> None:
-        self._columns.append((self._place(column), Known(find)))
+        self._columns.append((self._index(column), ItemCache(find)))
 
     def _number(self, read: Callable[[bytes], Items]) -> Callable[[bytes], Items]:
         return lambda text: NOTHING if text in self._nulls else read(text)
@@ -88,10 +88,10 @@ class Csv:
         return NOTHING
 
     def _weight(self, text: bytes) -> Items:
-        weight(trimmed_f32_of(text))
+        check_weight(trimmed_f32_of(text))
         return NOTHING
 
-    def _moment(self, text: bytes) -> Items:
+    def _check_time(self, text: bytes) -> Items:
         if seconds_of(text) is None:
             raise BadRecordError
         return NOTHING
@@ -106,7 +106,7 @@ class Csv:
         fields, at = [], 0
         while True:
             match = self._quoted.match(line, at)
-            assert match is not None, "the last alternative takes anything"
+            assert match is not None, "the last alternative matches anything"
             quoted, rest, unclosed, plain = match.groups()
             if plain is not None:
                 fields.append(plain)

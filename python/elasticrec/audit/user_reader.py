@@ -1,29 +1,29 @@
-"""A reader of the user's own, run as it is: a line to a sample."""
+"""Lines to samples with the user's own reader."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elasticrec.audit.lines import Lines, Sample
-from elasticrec.audit.numbers import BadRecordError, number_of, share, weight
+from elasticrec.audit.line_formats import PlainLines, Sample
 from elasticrec.audit.signs import NOTHING, Features, Item, Items, SlotSigns
+from elasticrec.audit.values import BadRecordError, check_weight, number_of, share
 from elasticrec.config import Job
 from elasticrec.user_code import load_class, told_with_line
 
 
-class OwnReader(Lines):
-    """Named values of the user's class."""
+class UserReader(PlainLines):
+    """Lines that the user's reader turns into named values."""
 
     def __init__(self, features: Features, job: Job) -> None:
         assert job.data.reader is not None
         self._features = features
         self._dense = {column.name: column for column in features.dense}
-        made = load_class(job.data.reader, job.reader_source())
+        reader_class = load_class(job.data.reader, job.reader_source())
         with told_with_line(Path(job.data.reader.rpartition(":")[0])):
-            self._reader = made()
+            self._reader = reader_class()
 
     def parse(self, line: bytes) -> Sample | None:
-        """The sample of a line; none if the reader passes it over."""
+        """Return the sample of a line, or None if the reader skips it."""
         try:
             sample = self._reader.parse(line.decode("utf-8"))
         except Exception:
@@ -51,7 +51,7 @@ class OwnReader(Lines):
                 num_labels += 1
                 click = int(label >= 0.5) if name == self._features.labels[0] else click
             elif name == "weight":
-                weight(number_of(value))
+                check_weight(number_of(value))
         if num_labels != len(self._features.labels):
             raise BadRecordError
         return 1, click, items

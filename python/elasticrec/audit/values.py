@@ -1,4 +1,4 @@
-"""Texts of the data as numbers and times, by the rules of docs/guide/data.md."""
+"""Texts and values of the data as numbers and times, by the rules of docs/guide/data.md."""
 
 import ctypes
 import math
@@ -15,31 +15,31 @@ _NUMBER = re.compile(
 _DATE = re.compile(rb"(\d{4})-(\d\d)-(\d\d)(?:[Tt _](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,6}))?)?(Z|z|[+-]\d\d:?\d\d)?)?")
 _LIKE_A_DATE = re.compile(rb"\d{4}-\d\d-\d\d[-0-9:.,+TtZz_ ]*")
 _SPACES = b" \t\n\r\x0c"
-# Numbers above are milliseconds.
-_MOST_SECONDS = 2e10
+# Larger numbers are milliseconds.
+_MAX_SECONDS = 2e10
 
 
 class BadRecordError(Exception):
-    """A record that is no sample: it is counted nowhere."""
+    """A record that cannot be parsed; it is not counted."""
 
 
 class OddError(BadRecordError):
-    """A record with something that the audit does not know how the trainer reads."""
+    """A record that the trainer may read differently."""
 
 
 def f32(number: float) -> float:
-    """The nearest number of 32 bits."""
+    """Return the nearest 32-bit float."""
     return ctypes.c_float(number).value
 
 
 def f32_of(text: bytes) -> float | None:
-    """A number as text, rounded once to 32 bits; none if it is no number. NaN and infinities are numbers."""
+    """Return a text as a number, rounded once to 32 bits; None if it is not a number. NaN and infinity are numbers."""
     if _NUMBER.fullmatch(text) is None:
         return None
     wide = float(text)
     (bits,) = struct.unpack("<Q", struct.pack("<d", wide))
     if bits & 0x1FFFFFFF == 0x10000000 and math.isfinite(wide):
-        # in the middle between two numbers of 32 bits: the text says to which side it was rounded before
+        # A tie between two 32-bit floats: the exact text decides the direction of the rounding.
         exact, rounded = Decimal(text.decode()), Decimal(wide)
         if exact != rounded:
             wide = math.nextafter(wide, math.inf if exact > rounded else -math.inf)
@@ -47,19 +47,19 @@ def f32_of(text: bytes) -> float | None:
 
 
 def trimmed_f32_of(text: bytes) -> float | None:
-    """As `f32_of`, with spaces around it."""
+    """Return `f32_of` a text without spaces around it."""
     return f32_of(text.strip(_SPACES))
 
 
 def finite(value: float | None) -> float:
-    """A number that can be used."""
+    """Return a finite number; raise `BadRecordError` for anything else."""
     if value is None or not math.isfinite(value):
         raise BadRecordError
     return value
 
 
 def label_of(text: bytes) -> float:
-    """A label: a truth value, or a share."""
+    """Return a label: true, false or a number from 0 to 1."""
     if text in (b"false", b"False"):
         return 0.0
     if text in (b"true", b"True"):
@@ -68,20 +68,20 @@ def label_of(text: bytes) -> float:
 
 
 def share(value: float | None) -> float:
-    """A label that is a number."""
+    """Return a number from 0 to 1; raise `BadRecordError` for anything else."""
     if value is None or not 0 <= value <= 1:
         raise BadRecordError
     return value
 
 
-def weight(value: float | None) -> None:
-    """Refuse what is no weight; its value does not change what is counted."""
+def check_weight(value: float | None) -> None:
+    """Raise `BadRecordError` for an invalid weight; a valid one does not change the counts."""
     if finite(value) <= 0:
         raise BadRecordError
 
 
 def number_of(value: Any) -> float:
-    """A number that a reader gave."""
+    """Return a number that a reader returned, as a 32-bit float."""
     if isinstance(value, str | bytes | bytearray | memoryview):
         raise BadRecordError
     try:
@@ -91,9 +91,9 @@ def number_of(value: Any) -> float:
 
 
 def seconds_of(text: bytes) -> float | None:
-    """Seconds since 1970 of a number or a date; none if it is neither."""
+    """Return seconds since 1970 of a number or a date; None if the text is neither."""
     if _NUMBER.fullmatch(text) and math.isfinite(number := float(text)):
-        return number / 1000 if abs(number) > _MOST_SECONDS else number
+        return number / 1000 if abs(number) > _MAX_SECONDS else number
     match = _DATE.fullmatch(text)
     if match is None:
         if _LIKE_A_DATE.fullmatch(text):

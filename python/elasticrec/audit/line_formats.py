@@ -1,4 +1,4 @@
-"""Slot text, PaddleRec text and Criteo rows: a line to a sample."""
+"""Lines of slot text, PaddleRec text and Criteo rows to samples."""
 
 from array import array
 from collections import Counter
@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 
 from elasticrec.audit.counts import Counts
-from elasticrec.audit.numbers import BadRecordError, f32_of, label_of, trimmed_f32_of
-from elasticrec.audit.signs import NOTHING, Features, Item, Items, Known
+from elasticrec.audit.signs import NOTHING, Features, Item, ItemCache, Items
+from elasticrec.audit.values import BadRecordError, f32_of, label_of, trimmed_f32_of
 
-# Show, click, and what the values add.
+# Show, click, and the items of all values.
 Sample = tuple[int, int, list[Item]]
 
 _TABS = bytes.maketrans(b"\t", b" ")
@@ -18,27 +18,27 @@ _CRITEO_FIELDS = 40
 
 
 class LineFormat(Protocol):
-    """What every format of lines can do."""
+    """A format of lines."""
 
     def is_record(self, line: bytes) -> bool:
-        """Whether a line is one."""
+        """Return whether a line is a record."""
 
     def time_of(self, line: bytes) -> float | None:
-        """When it was logged."""
+        """Return the time of a line, or None."""
 
     def parse(self, line: bytes) -> Sample | None:
-        """The sample of a line; none if it is passed over, `BadRecordError` if it is bad."""
+        """Return the sample of a line, or None if it is skipped; raise `BadRecordError` if it is bad."""
 
 
-class Lines:
-    """What the formats without columns share."""
+class PlainLines:
+    """Base of the formats without columns."""
 
     def is_record(self, line: bytes) -> bool:
-        """All but blank lines."""
+        """Return whether a line is not blank."""
         return bool(line.strip(b" \t"))
 
     def time_of(self, line: bytes) -> float | None:
-        """They have none."""
+        """Return None: these formats have no time."""
         return None
 
 
@@ -52,16 +52,16 @@ def _u64(text: bytes) -> int:
     return number
 
 
-class SlotText(Lines):
-    """`show click [label=count …] sign:slot …`"""
+class SlotTextFormat(PlainLines):
+    """Lines `show click [label=count …] sign:slot …`."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
-        self._known = Known(self._token)
+        self._cache = ItemCache(self._token)
         self._more = {label.encode() for label in features.labels[1:]}
 
     def parse(self, line: bytes) -> Sample:
-        """The sample of a line."""
+        """Return the sample of a line."""
         fields = _fields(line)
         if len(fields) < 2:
             raise BadRecordError
@@ -69,10 +69,10 @@ class SlotText(Lines):
         if not 1 <= show < 2**32 or click > show:
             raise BadRecordError
         items: list[Item] = []
-        known, num_labels = self._known, 1
+        cache, num_labels = self._cache, 1
         for field in fields[2:]:
             if b":" in field:
-                items += known[field]
+                items += cache[field]
             else:
                 num_labels += self._label(field, show)
         if num_labels != len(self._features.labels):
@@ -80,9 +80,9 @@ class SlotText(Lines):
         return show, click, items
 
     def count(self, lines: list[bytes]) -> Counts | None:
-        """As `parse` of each line and all their signs added up, many times faster; None if that takes `parse`.
+        """Count many lines at once, many times faster than `parse`; None if they need `parse`.
 
-        Tokens of lines with equal show and click are counted as texts, and read once.
+        Tokens of lines with equal show and click are counted as texts and parsed once.
         """
         if self._more or self._features.has_sequence:
             return None
@@ -96,12 +96,12 @@ class SlotText(Lines):
             for (show, click), some in tails.items():
                 if not (show.isdigit() and click.isdigit()):
                     return None
-                # as of a line without signs
+                # Check show and click as in a line without signs.
                 self.parse(show + b" " + click)
                 tokens = Counter(b" ".join(some).translate(_TABS).split(b" "))
                 tokens.pop(b"", None)
                 for token, number in tokens.items():
-                    for sign in self._known[token] if b":" in token else self._refuse():
+                    for sign in self._cache[token] if b":" in token else self._refuse():
                         signs.append(sign)
                         shows.append(int(show) * number)
                         clicks.append(int(click) * number)
@@ -132,28 +132,28 @@ class SlotText(Lines):
         return True
 
 
-class PaddleRec(Lines):
-    """`name:value …`"""
+class PaddleRecFormat(PlainLines):
+    """Lines `name:value …`."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
-        self._known = Known(self._token)
+        self._cache = ItemCache(self._token)
         self._labels = {label.encode(): at for at, label in enumerate(features.labels)}
-        self._dense: dict[bytes, list[Known]] = {}
+        self._dense: dict[bytes, list[ItemCache]] = {}
         for column in features.dense:
             base, dot, _ = column.name.rpartition(".")
-            numbers = Known(column.reading(trimmed_f32_of))
+            numbers = ItemCache(column.items_from(trimmed_f32_of))
             self._dense.setdefault((base if dot else column.name).encode(), []).append(numbers)
 
     def parse(self, line: bytes) -> Sample:
-        """The sample of a line."""
+        """Return the sample of a line."""
         items: list[Item] = []
-        seen: dict[bytes, int] = {}
+        last_index: dict[bytes, int] = {}
         num_labels = click = 0
         for field in _fields(line):
             name, _, value = field.partition(b":")
             if name in self._features.by_name:
-                items += self._known[field]
+                items += self._cache[field]
             elif not value:
                 raise BadRecordError
             elif name in self._labels:
@@ -161,10 +161,10 @@ class PaddleRec(Lines):
                 num_labels += 1
                 click = int(label >= 0.5) if self._labels[name] == 0 else click
             elif name in self._dense:
-                place = seen[name] = seen.get(name, -1) + 1
-                if place >= len(self._dense[name]):
+                index = last_index[name] = last_index.get(name, -1) + 1
+                if index >= len(self._dense[name]):
                     raise BadRecordError
-                items += self._dense[name][place][value]
+                items += self._dense[name][index][value]
         if num_labels != len(self._labels):
             raise BadRecordError
         return 1, click, items
@@ -176,23 +176,23 @@ class PaddleRec(Lines):
         return self._features.by_name[name].of_value(value)
 
 
-class Criteo(Lines):
-    """A label, 13 numbers, 26 categories, between tabs."""
+class CriteoFormat(PlainLines):
+    """Rows of a label, 13 numbers and 26 categories, separated by tabs."""
 
     def __init__(self, features: Features) -> None:
-        self._columns: list[tuple[int, Known]] = []
+        self._columns: list[tuple[int, ItemCache]] = []
         for column in features.dense:
-            self._columns.append((int(column.name[1:]), Known(column.reading(f32_of))))
+            self._columns.append((int(column.name[1:]), ItemCache(column.items_from(f32_of))))
         for slot in features.slots:
-            self._columns.append((13 + int(slot.name[1:]), Known(slot.of_value)))
+            self._columns.append((13 + int(slot.name[1:]), ItemCache(slot.of_value)))
 
     def parse(self, line: bytes) -> Sample:
-        """The sample of a line."""
+        """Return the sample of a line."""
         fields = line.split(b"\t")
         if len(fields) != _CRITEO_FIELDS or fields[0] not in (b"0", b"1"):
             raise BadRecordError
         items: list[Item] = []
-        for at, known in self._columns:
+        for at, cache in self._columns:
             if field := fields[at]:
-                items += known[field]
+                items += cache[field]
         return 1, int(fields[0]), items
