@@ -15,7 +15,6 @@ __all__ = [
     "CubeBench",
     "CubeClient",
     "CubeItems",
-    "CubeLoad",
     "CubeServer",
     "CubeView",
     "CubeWriter",
@@ -36,9 +35,10 @@ __all__ = [
     "Readers",
     "RecordBatch",
     "RecordReader",
-    "RedisLoad",
+    "RedisTraffic",
     "Server",
     "Staleness",
+    "StoreTraffic",
     "Table",
     "TableBench",
     "batch_from_parts",
@@ -55,8 +55,8 @@ __all__ = [
     "read_dense_parts",
     "shuffle_records",
     "shuffle_units",
+    "write_bench_cube",
     "write_demo",
-    "write_load_cube",
 ]
 
 _F32 = npt.NDArray[np.float32]
@@ -215,14 +215,14 @@ class Table:
 
 @final
 class TableBench:
-    """A table full of rows, to measure."""
+    """A table full of rows, for measurements."""
     def __new__(cls, spec_json: str, num_rows: int) -> TableBench: ...
     @property
     def row_bytes(self) -> int: ...
     def measure(self, num_batches: int) -> tuple[float, float, float, float]:
-        """Seconds a key of (pull, its probe, push, its probe): medians of batches that are taken in turns."""
+        """Return the median seconds per key of (pull, its probe, push, its probe)."""
     def take_changes(self) -> tuple[int, float]:
-        """Takes what changed, and has changes listed from then on: (how many there were, seconds)."""
+        """Take the changed rows; return (their number, seconds). From then on the table lists its changes."""
 
 @final
 class CubeView:
@@ -280,7 +280,7 @@ class DeltaWriter:
 
 @final
 class CubeBench:
-    """A cube of many rows of 1 + 9 columns, to measure; writes it into `directory` and loads it."""
+    """A cube of many rows of 1 + 9 columns, for measurements; written into `directory` and loaded."""
     def __new__(cls, directory: str, num_rows: int, *, row_type: str = "f32") -> CubeBench: ...
     @property
     def build_s(self) -> float:
@@ -294,11 +294,11 @@ class CubeBench:
     def row_bytes(self) -> int: ...
     @property
     def num_segments(self) -> int:
-        """Parts that a lookup goes through before the base."""
+        """Segments of changes that a lookup reads before the base."""
     def change(self, num_changed: int) -> tuple[float, float, float, int]:
-        """Publishes a delta; seconds to write, open and apply it, and its bytes."""
+        """Publish a delta; return the seconds to write, open and apply it, and its bytes."""
     def measure(self, num_batches: int) -> tuple[float, float]:
-        """Seconds a key of (lookup, its probe): medians of batches of 1000 that are taken in turns."""
+        """Return the median seconds per key of (lookup, its probe) over batches of 1000 keys."""
 
 @final
 class Server:
@@ -760,8 +760,11 @@ class CubeClient:
         """Of each replica `shard`, `address`, `down` (why, or None), `versions`, requests `waiting` for an answer."""
 
 @final
-class CubeLoad:
-    """Batches of random keys against a store, for `elasticrec bench cube`."""
+class StoreTraffic:
+    """Traffic of random keys on a store, for `elasticrec bench cube`.
+
+    Opens `connections` connections to each replica, each with up to `in_flight` requests of `batch` keys in flight.
+    """
 
     def __new__(
         cls,
@@ -777,21 +780,21 @@ class CubeLoad:
         in_flight: int,
     ) -> Self: ...
     def switch(self, version: int) -> None:
-        """Requests ask for this version from now on, also while they are run."""
+        """Request this version from now on; may be called during `run`."""
     def run(self, seconds: float, *, rate: float | None = None) -> dict[str, Any]:
-        """Asks for so long: as fast as answers come, or so many requests a second whatever becomes of those before."""
+        """Send requests for `seconds`: as fast as answers arrive, or `rate` per second on schedule."""
 
 @final
-class RedisLoad:
-    """The same keys against Redis, with `MGET`."""
+class RedisTraffic:
+    """The same traffic on Redis, with `MGET`."""
 
     def __new__(
         cls, address: str, *, rows: int, batch: int, miss_share: float, connections: int, in_flight: int
     ) -> Self: ...
     def fill(self, version: int) -> None:
-        """Gives Redis the rows of the cube."""
+        """Set the rows that `write_bench_cube` writes."""
     def run(self, seconds: float, *, rate: float | None = None) -> dict[str, Any]:
-        """As `CubeLoad.run`."""
+        """Send requests like `StoreTraffic.run`."""
 
-def write_load_cube(path: str | Path, num_rows: int, version: int) -> None:
-    """Writes a cube of rows of 1 + 9 columns, the first of which is the version."""
+def write_bench_cube(path: str | Path, num_rows: int, version: int) -> None:
+    """Write a cube of rows of 1 + 9 columns; the first value of a row is the version."""

@@ -257,7 +257,7 @@ impl Cube {
     }
 
     /// The memory that it was loaded into; none if it is mapped.
-    pub(crate) fn memory(&self) -> &[u8] {
+    pub fn memory(&self) -> &[u8] {
         match &self.backing {
             Backing::Mapped(_) => &[],
             Backing::Loaded(memory) => memory,

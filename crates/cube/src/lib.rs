@@ -14,8 +14,6 @@ mod error;
 mod filter;
 mod fuzz;
 mod index;
-pub mod load;
-pub mod measure;
 mod memory;
 mod meta;
 pub mod publish;

@@ -1,9 +1,8 @@
-//! Cubes, for Python: versions opened and looked up, base and delta files written, and what there is to measure.
+//! Cubes, for Python: versions opened and looked up, base and delta files written.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use elasticrec_cube::measure::Bench;
 use elasticrec_cube::publish::PublishedRows;
 use elasticrec_cube::{Changes, Column, Cube, CubeError, DeltaFile, RowType, View};
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
@@ -231,64 +230,6 @@ impl DeltaWriter {
         let writer = self.inner.take().ok_or_else(finished)?;
         let written = py.detach(|| writer.finish()).map_err(IntoPyErr::into_py_err)?;
         Ok((written.bytes, written.sha256))
-    }
-}
-
-/// A cube of many rows, to measure.
-#[pyclass(module = "elasticrec._core")]
-pub(crate) struct CubeBench {
-    inner: Bench,
-}
-
-#[pymethods]
-impl CubeBench {
-    /// Writes a cube of `num_rows` rows of 1 + 9 columns into `directory` and opens it.
-    #[new]
-    #[pyo3(signature = (directory, num_rows, *, row_type = "f32"))]
-    fn new(py: Python<'_>, directory: PathBuf, num_rows: u64, row_type: &str) -> PyResult<Self> {
-        let row_type = row_type_of(row_type)?;
-        let inner = py.detach(|| Bench::new(&directory, num_rows, row_type)).map_err(IntoPyErr::into_py_err)?;
-        Ok(CubeBench { inner })
-    }
-
-    /// Seconds to write the file, checksums and sync included.
-    #[getter]
-    fn build_s(&self) -> f64 {
-        self.inner.build_s
-    }
-
-    /// Seconds to open and check it.
-    #[getter]
-    fn open_s(&self) -> f64 {
-        self.inner.open_s
-    }
-
-    #[getter]
-    fn file_bytes(&self) -> u64 {
-        self.inner.file_bytes
-    }
-
-    #[getter]
-    fn row_bytes(&self) -> usize {
-        self.inner.view().row_bytes()
-    }
-
-    /// Parts that a lookup goes through before the base.
-    #[getter]
-    fn num_segments(&self) -> usize {
-        self.inner.view().num_segments()
-    }
-
-    /// Publishes a delta; seconds to write, open and apply it, and its bytes.
-    fn change(&mut self, py: Python<'_>, num_changed: usize) -> PyResult<(f64, f64, f64, u64)> {
-        let [write, open, apply, bytes] =
-            py.detach(|| self.inner.change(num_changed)).map_err(IntoPyErr::into_py_err)?;
-        Ok((write, open, apply, bytes as u64))
-    }
-
-    /// Seconds a key of (lookup, its probe): medians of batches of 1000 that are taken in turns.
-    fn measure(&mut self, py: Python<'_>, num_batches: usize) -> (f64, f64) {
-        py.detach(|| self.inner.measure(num_batches.max(1))).into()
     }
 }
 

@@ -1,8 +1,8 @@
 //! `elasticrec._core`: the seam between Python and Rust, and the only crate that knows Python.
 
 mod batch;
+mod bench;
 mod cube;
-mod cube_load;
 mod cube_net;
 mod demo;
 mod errors;
@@ -21,9 +21,11 @@ mod _core {
     #[pymodule_export]
     use crate::batch::{Batch, BatchReader, Cut, Parser, cut_units, is_compressed, shuffle_units};
     #[pymodule_export]
-    use crate::cube::{CubeBench, CubeItems, CubeView, CubeWriter, DeltaWriter};
+    use crate::bench::store::{RedisTraffic, StoreTraffic, write_bench_cube};
     #[pymodule_export]
-    use crate::cube_load::{CubeLoad, RedisLoad, write_load_cube};
+    use crate::bench::{cube::CubeBench, table::TableBench};
+    #[pymodule_export]
+    use crate::cube::{CubeItems, CubeView, CubeWriter, DeltaWriter};
     #[pymodule_export]
     use crate::cube_net::{CubeClient, CubeServer, probe_cube_server};
     #[pymodule_export]
@@ -42,5 +44,5 @@ mod _core {
     #[pymodule_export]
     use crate::serve::{Predictor, Readers, Server, engine_rate};
     #[pymodule_export]
-    use crate::table::{Table, TableBench, read_cube};
+    use crate::table::{Table, read_cube};
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use elasticrec_cube::publish::{PublishRequest, PublishState, publish_table};
 use elasticrec_cube::{Cube, View, write_table};
 use elasticrec_sample::pool::{pool, pool_gradient};
-use elasticrec_table::measure::Bench;
 use elasticrec_table::{Eviction, Push, TableSpec};
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray3, PyReadwriteArray3};
 use pyo3::exceptions::PyValueError;
@@ -196,41 +195,6 @@ pub(crate) fn check_shape(what: &str, len: usize, num_cells: usize, width: usize
         return Ok(());
     }
     Err(PyValueError::new_err(format!("{what}: expected {expected} values, got {len}")))
-}
-
-/// A table full of rows, to measure.
-#[pyclass(module = "elasticrec._core")]
-pub(crate) struct TableBench {
-    inner: Bench,
-}
-
-#[pymethods]
-impl TableBench {
-    #[new]
-    fn new(py: Python<'_>, spec_json: &str, num_rows: u64) -> PyResult<Self> {
-        let spec = TableSpec::from_json(spec_json).map_err(IntoPyErr::into_py_err)?;
-        let table = elasticrec_table::Table::new(spec).map_err(IntoPyErr::into_py_err)?;
-        let inner = py.detach(|| Bench::new(table, num_rows)).map_err(IntoPyErr::into_py_err)?;
-        Ok(TableBench { inner })
-    }
-
-    /// Bytes of a row.
-    #[getter]
-    fn row_bytes(&self) -> usize {
-        self.inner.table().row_bytes()
-    }
-
-    /// Seconds a key of (pull, its probe, push, its probe): the median of `num_batches` of each, taken in turns.
-    fn measure(&mut self, py: Python<'_>, num_batches: usize) -> PyResult<(f64, f64, f64, f64)> {
-        let measured = py.detach(|| self.inner.measure(num_batches.max(1)));
-        let [pull, pull_probe, push, push_probe] = measured.map_err(IntoPyErr::into_py_err)?;
-        Ok((pull, pull_probe, push, push_probe))
-    }
-
-    /// Takes what changed, and has changes listed from then on: (how many there were, seconds).
-    fn take_changes(&mut self, py: Python<'_>) -> (usize, f64) {
-        py.detach(|| self.inner.take_changes())
-    }
 }
 
 /// Rows of a cube by sign: (rows `[signs, width]`, how many were found).

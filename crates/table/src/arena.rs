@@ -134,7 +134,7 @@ impl Arena {
 }
 
 /// Zeroed memory and its first byte, at a huge page; the first `small_bytes` are of ordinary pages.
-pub(crate) fn map_huge_pages(bytes: usize, small_bytes: usize) -> Result<(MmapMut, NonNull<u8>), GrowError> {
+pub fn map_huge_pages(bytes: usize, small_bytes: usize) -> Result<(MmapMut, NonNull<u8>), GrowError> {
     let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
     let mut map = MmapMut::map_anon(bytes + HUGE_PAGE_BYTES).map_err(|source| GrowError::Memory { bytes, source })?;
     let offset = map.as_ptr().align_offset(HUGE_PAGE_BYTES);

@@ -8,7 +8,6 @@ mod arena;
 mod delta;
 mod index;
 mod limit;
-pub mod measure;
 pub mod optimizer;
 pub mod part;
 pub mod partition;
@@ -22,7 +21,7 @@ pub mod table;
 mod threads;
 mod upkeep;
 
-pub use arena::GrowError;
+pub use arena::{GrowError, map_huge_pages};
 pub use delta::{FullRows, RowTail};
 pub use limit::{Cut, Overflow};
 pub use optimizer::Optimizer;

@@ -94,9 +94,9 @@ class Cube(Process):
             raise UnavailableError("bench: the cube server ended")
         return line
 
-    def load(self, rows: int, version: int, connections: int, in_flight: int) -> _core.CubeLoad:
+    def load(self, rows: int, version: int, connections: int, in_flight: int) -> _core.StoreTraffic:
         """Return a traffic generator for the server."""
-        return _core.CubeLoad(
+        return _core.StoreTraffic(
             cube_process.MODEL,
             [[self.address]],
             token="",
@@ -126,8 +126,8 @@ def run(sizes: Sizes, say: Callable[[str], None]) -> Result:
         result |= _in_process(sizes, directory, say)
         base, empty = directory / "base", directory / "empty"
         say(f"writing a cube of {sizes.rows:,} rows")
-        _core.write_load_cube(base, sizes.rows, 1)
-        _core.write_load_cube(empty, 1, _EMPTY)
+        _core.write_bench_cube(base, sizes.rows, 1)
+        _core.write_bench_cube(empty, 1, _EMPTY)
         with Cube(directory) as cube:
             cube.call("install_base", 1, [str(base)])
             cube.call("install_base", _EMPTY, [str(empty)])
@@ -199,14 +199,16 @@ def _wait_for(port: int, process: Process) -> None:
             time.sleep(0.05)
 
 
-def _redis_load(address: str, rows: int, shape: tuple[int, int]) -> _core.RedisLoad:
+def _redis_load(address: str, rows: int, shape: tuple[int, int]) -> _core.RedisTraffic:
     connections, in_flight = shape
-    return _core.RedisLoad(
+    return _core.RedisTraffic(
         address, rows=rows, batch=BATCH, miss_share=MISS_SHARE, connections=connections, in_flight=in_flight
     )
 
 
-def _rates(load: _core.CubeLoad | _core.RedisLoad, server: Process, seconds: float) -> tuple[float, float, float]:
+def _rates(
+    load: _core.StoreTraffic | _core.RedisTraffic, server: Process, seconds: float
+) -> tuple[float, float, float]:
     """Return keys per second, per CPU second of the server, and per CPU second of both ends."""
     before, own = server.cpu_s(), time.process_time()
     figures = load.run(seconds)
@@ -224,10 +226,10 @@ def _best(loads: dict[Shape, tuple[Any, Process]], seconds: float) -> Shape:
 
 def _sockets(sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], say: Callable[[str], None]) -> Result:
     """Measure through a socket at full speed and at a fixed rate; the cube and each Redis take turns."""
-    loads: dict[Shape, _core.CubeLoad] = {shape: cube.load(sizes.rows, 1, *shape) for shape in _SHAPES}
+    loads: dict[Shape, _core.StoreTraffic] = {shape: cube.load(sizes.rows, 1, *shape) for shape in _SHAPES}
     shape = _best({shape: (load, cube) for shape, load in loads.items()}, sizes.seconds / 4)
     empty = cube.load(sizes.rows, _EMPTY, *shape)
-    rivals: dict[Shape, tuple[_core.RedisLoad, Process]] = {
+    rivals: dict[Shape, tuple[_core.RedisTraffic, Process]] = {
         (threads, *each): (_redis_load(address, sizes.rows, each), process)
         for threads, (process, address) in redis.items()
         for each in _REDIS_SHAPES

@@ -36,7 +36,7 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
     ratios, took, failed, restarted = [], [], 0, 0
     with RealStore(directory / "switch", _COLUMNS, _PARTITIONS, replicas=1) as store:
         store.wait_for_all(store.publish_base(base, sizes.rows).number)
-        load = _core.CubeLoad(
+        load = _core.StoreTraffic(
             MODEL,
             [store.addresses],
             token="",
@@ -50,7 +50,7 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
         for number in range(sizes.repeats):
             say(f"switch during traffic, {number + 1}/{sizes.repeats}")
             path = directory / f"base-{number + 2}"
-            _core.write_load_cube(path, sizes.rows, number + 2)
+            _core.write_bench_cube(path, sizes.rows, number + 2)
             entry = entry_of(path)
             ratio, seconds, figures = _switch(store, load, path, entry, sizes.rows)
             ratios.append(ratio)
@@ -68,7 +68,7 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
 
 
 def _switch(
-    store: RealStore, load: _core.CubeLoad, path: Path, entry: FileEntry, rows: int
+    store: RealStore, load: _core.StoreTraffic, path: Path, entry: FileEntry, rows: int
 ) -> tuple[float, float, Result]:
     """Return the rate during a switch relative to the rate before, its seconds, and the figures of the requests."""
     figures: Result = {}

@@ -1,0 +1,8 @@
+//! Measurements and traffic generators for `elasticrec bench`. No product crate depends on this one.
+
+pub mod cube;
+mod keys;
+mod memory;
+pub mod store;
+pub mod table;
+mod timing;

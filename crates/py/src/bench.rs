@@ -1,0 +1,5 @@
+//! Measurements and traffic for `elasticrec bench`.
+
+pub(crate) mod cube;
+pub(crate) mod store;
+pub(crate) mod table;
