@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         "with sync only the lost shard goes back",
         "python/elasticrec/coordinator/members.py",
-        "            self.going_back = set(range(self.map.servers)) - {place}",
+        "            self.going_back = set(range(self.map.servers)) - {index}",
         "            self.going_back = set()",
         "tests/cluster/test_kill.py::test_any_role_may_be_killed_at_any_moment[sync-0]",
     ),

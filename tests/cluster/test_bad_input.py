@@ -105,7 +105,7 @@ def test_strangers_at_a_coordinator(roles: Roles, run: Run, tmp_path: Path) -> N
     wrong = [roles.start(name, COORDINATOR=url, TOKEN="guess") for name in ("ps", "trainer")]
     assert refused(second.finish()) == f"{run.path}: another coordinator has this run"
     for role in wrong:
-        assert refused(role.finish()) == f"{where}: wrong token, or none"
+        assert refused(role.finish()) == f"{where}: missing or wrong token"
     old = [sys.executable, "-c", _OLD, "ps", "--run", str(run.path), "--coordinator", url, "--token", TOKEN]
     ended = subprocess.run(old, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     told = f"{where}: register: protocol: expected 1, got 0: the role is of another release"
@@ -131,7 +131,7 @@ def test_a_run_of_another_job(tmp_path: Path) -> None:
         before = files_of(run)
         text = run.job_path.read_text()
         run.job_path.write_text(text.replace("batch_size: 128", "batch_size: 64"))
-        told = f"{run.path}: the run of another job, which differs in `job`: its job.yaml was changed after it began"
+        told = f"{run.path}: the run belongs to another job, which differs in `job`: its job.yaml was changed after the start"
         assert refused(roles.start("coordinator").finish()) == told
         run.job_path.write_text(text)
         assert files_of(run) == before

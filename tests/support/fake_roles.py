@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.coordinator import Coordinator
 from elasticrec.coordinator.passes import PassPlan, Upkeep
+from elasticrec.coordinator.settings import Settings
 from elasticrec.data.units import UnitSplit
 from elasticrec.errors import UnavailableError
 from elasticrec.net import coordinator as client

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from elasticrec.net.server import Place, WebServer
+from elasticrec.net.server import ListenOptions, WebServer
 from elasticrec.repository.files import FileServer
 
 _SERVING = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
@@ -82,7 +82,7 @@ def file_server(root: Path, token: str) -> Iterator[str]:
         return JSONResponse({"error": error.detail}, error.status_code)
 
     app = Starlette(routes=FileServer(root, token).routes(), exception_handlers={HTTPException: refuse})
-    server = WebServer(app, Place("files", "127.0.0.1", 0))
+    server = WebServer(app, ListenOptions("files", "127.0.0.1", 0))
     server.start()
     try:
         yield f"{server.url}/files"

@@ -1,7 +1,8 @@
-"""The coordinator's HTTP face: JSON in, JSON out, a token before anything else."""
+"""The coordinator's HTTP API: JSON requests and responses, guarded by the token."""
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,38 +17,40 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from elasticrec.coordinator import metrics
-from elasticrec.coordinator.coordinator import Answer, Coordinator
+from elasticrec.coordinator.coordinator import Coordinator
 from elasticrec.errors import ElasticRecError, UnavailableError
 from elasticrec.net import messages
 from elasticrec.net.metrics import CONTENT_TYPE
 from elasticrec.net.security import Security
-from elasticrec.net.server import Place, WebServer, check_token, read_body
+from elasticrec.net.server import ListenOptions, WebServer, check_token, read_body
 from elasticrec.repository.files import FileServer
 
-# A shard's records name every batch of the units that are open: those of a large compressed file are many.
+# A shard's records list every batch of its open units: a large compressed file has many.
 MAX_BODY_BYTES = 64 << 20
 _TICK_S = 0.1
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
-class Listen:
-    """Where the coordinator listens, and for whom."""
+class ServerOptions:
+    """The address that the coordinator listens on, and its security."""
 
     host: str = "127.0.0.1"
     port: int = 0
     security: Security = field(default_factory=Security)
 
     def check(self) -> None:
-        """Beyond this machine nothing listens without a token and TLS, unless that is wanted."""
+        """Refuse an unsafe address and unusable TLS files."""
         self.security.check_listen("coordinator", self.host)
-        # in better words than those of OpenSSL, which would ask for the password of a key that has one
+        # The messages are better than those of OpenSSL, which would also ask for the password of an encrypted key.
         self.security.wire()
 
 
 def make_app(coordinator: Coordinator, token: str | None = None, files: Path | None = None) -> Starlette:
-    """The routes; `files` is the directory of the repository, for those who share no disk with it."""
+    """Return the application; `files` is the repository's directory, for machines that do not share its disk."""
     api = _Api(coordinator, token)
-    posts: dict[str, tuple[type[Any], Callable[[Any], Answer]]] = {
+    posts: dict[str, tuple[type[Any], Callable[[Any], Mapping[str, Any]]]] = {
         "/v1/register": (messages.Register, coordinator.register),
         "/v1/heartbeat": (messages.Heartbeat, coordinator.heartbeat),
         "/v1/lease": (messages.Lease, coordinator.lease),
@@ -70,14 +73,14 @@ def make_app(coordinator: Coordinator, token: str | None = None, files: Path | N
 
 
 class _Api:
-    """What all routes share: who may ask, and what errors look like."""
+    """The routes' common parts: the check of the token, and the format of errors."""
 
     def __init__(self, coordinator: Coordinator, token: str | None) -> None:
         self._coordinator = coordinator
         self._token = token
 
-    def post(self, kind: type[BaseModel], act: Callable[[Any], Answer]) -> Callable[[Request], Any]:
-        """The route of a request with a body."""
+    def post(self, kind: type[BaseModel], act: Callable[[Any], Mapping[str, Any]]) -> Callable[[Request], Any]:
+        """Return the route of a request with a body."""
 
         async def route(request: Request) -> Response:
             check_token(request, self._token)
@@ -97,11 +100,11 @@ class _Api:
         )
 
     async def health(self, request: Request) -> Response:
-        """For whoever asks whether the process lives: it tells nothing else."""
+        """Report that the process is alive; needs no token."""
         return JSONResponse({"status": "ok", "term": self._coordinator.term})
 
     async def _run(self, act: Callable[[], Response]) -> Response:
-        """Act on a thread: it may wait for the disk."""
+        """Handle a request on a thread: it may wait for the disk."""
         try:
             return await run_in_threadpool(act)
         except messages.FencedError as error:
@@ -114,39 +117,40 @@ class _Api:
             return self._error(400, str(error))
 
     def _error(self, status: int, text: str, headers: dict[str, str] | None = None, **marks: bool) -> Response:
-        """An answer that says what is wrong; `marks` are for roles, which do not read the text."""
+        """Return an error; `marks` are for roles, which do not parse the text."""
         more = {name: True for name, is_set in marks.items() if is_set}
         return JSONResponse({"term": self._coordinator.term, "error": text, **more}, status, headers)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
-        """Of requests that are none of ours."""
+        """Answer a request that no route takes."""
         assert isinstance(error, HTTPException)
         return self._error(error.status_code, error.detail.lower(), dict(error.headers or {}))
 
     async def fail(self, request: Request, error: Exception) -> Response:
-        """Of our own bugs; the trace is in the log."""
+        """Answer after a bug; the log has the traceback."""
         return self._error(500, f"internal error: {type(error).__name__}")
 
 
 class CoordinatorServer:
-    """A coordinator that answers on a socket, and does between requests what is due."""
+    """Serves a coordinator on a socket, and runs its periodic work between requests."""
 
-    def __init__(self, coordinator: Coordinator, listen: Listen, files: Path | None = None) -> None:
-        listen.check()
+    def __init__(self, coordinator: Coordinator, options: ServerOptions, files: Path | None = None) -> None:
+        options.check()
         self._coordinator = coordinator
-        security = listen.security
+        security = options.security
         self._web = WebServer(
             make_app(coordinator, security.token, files),
-            Place("coordinator", listen.host, listen.port, security.cert, security.key),
+            ListenOptions("coordinator", options.host, options.port, security.cert, security.key),
         )
         self.url = self._web.url
         self._stopping = threading.Event()
-        self._ticking = threading.Thread(target=self._tick, name="tick", daemon=True)
+        self._ticks = threading.Thread(target=self._tick, name="tick", daemon=True)
+        self._last_problem = ""
 
     def start(self) -> Self:
-        """Answer from now on; what came meanwhile has waited in the socket."""
+        """Start to answer; earlier connections have waited in the socket's backlog."""
         self._web.start()
-        self._ticking.start()
+        self._ticks.start()
         return self
 
     def _tick(self) -> None:
@@ -154,15 +158,17 @@ class CoordinatorServer:
             try:
                 self._coordinator.tick()
             except (UnavailableError, OSError) as error:
-                # a disk may have room again; a run that is lost is told to all who ask
-                self._coordinator.tell(str(error))
+                # A full disk may get room again; after a loss of the run, every request gets the error.
+                if str(error) != self._last_problem:
+                    self._last_problem = str(error)
+                    logger.warning("%s", error)
 
     def stop(self) -> None:
-        """End; requests that are being answered end first."""
+        """Stop after the requests in flight are answered."""
         self._stopping.set()
         self._web.stop()
-        if self._ticking.ident is not None:
-            self._ticking.join()
+        if self._ticks.ident is not None:
+            self._ticks.join()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -1,6 +1,6 @@
-"""Meetings of `half_async`: after every merge group a trainer waits until the others are as far as it is.
+"""Meetings of `half_async`: after every merge group a trainer waits until the others have reached the same point.
 
-Who takes part is who has a unit: a trainer whose lease lapsed, or that has nothing to do, holds nobody up.
+Trainers with a unit take part: a trainer whose lease has expired, or that is idle, does not delay the others.
 """
 
 from collections.abc import Collection
@@ -9,34 +9,34 @@ from dataclasses import dataclass
 
 @dataclass
 class MeetingFigures:
-    """What happened."""
+    """Figures for the status and the metrics."""
 
     attended: int = 0
-    """By all trainers together."""
+    """Meetings, summed over all trainers."""
     most_ahead: int = 0
-    """The most meetings that a trainer was ahead of another one that took part."""
+    """The largest lead of a trainer over another that took part, in meetings."""
 
 
 class Meetings:
-    """How many meetings each trainer has attended."""
+    """Counts the meetings that each trainer has reached."""
 
     def __init__(self) -> None:
         self._attended: dict[int, int] = {}
         self.figures = MeetingFigures()
 
-    def know(self, trainer: int, number: int) -> None:
-        """A trainer that a coordinator before this one knew has attended so many."""
+    def restore(self, trainer: int, number: int) -> None:
+        """Set the number of meetings of a trainer that registered with an earlier coordinator."""
         self._attended.setdefault(trainer, number)
 
     def join(self, trainer: int, present: Collection[int]) -> int:
-        """A trainer got a unit: it is as far as the last of the others, or as far as it was."""
+        """Let a trainer with a new unit take part: it joins at the slowest of the others, or where it was before."""
         others = [self._attended[one] for one in present if one != trainer and one in self._attended]
         own = self._attended.get(trainer, max(self._attended.values(), default=0) if not others else 0)
         self._attended[trainer] = max(own, min(others, default=own))
         return self._attended[trainer]
 
     def arrive(self, trainer: int, number: int, present: Collection[int]) -> bool:
-        """A trainer comes to its meeting `number`, or still waits there; whether all who take part are there."""
+        """Record that a trainer has reached its meeting `number`; return whether all that take part have."""
         before = self._attended.get(trainer, 0)
         if number > before:
             self._attended[trainer] = number
@@ -46,5 +46,5 @@ class Meetings:
         return min(numbers) >= number
 
     def forget(self, trainer: int) -> None:
-        """A trainer is gone for good."""
+        """Remove a trainer that has left."""
         self._attended.pop(trainer, None)

@@ -1,7 +1,8 @@
-"""Members: who is a shard or a trainer of the run, until when, and which partitions are whose.
+"""Members: the shards and trainers of a run, their leases, and the partition map.
 
-A shard applies only while its lease runs, which it counts from when it *sent* a heartbeat. Here the lease is counted
-from when the heartbeat came, and a margin longer: once it is over here, the shard has stopped, and can be replaced.
+A shard applies pushes only while its lease runs, which it counts from the time it *sent* a heartbeat. The coordinator
+counts the lease from the heartbeat's arrival, plus a margin: when it expires here, the shard has stopped and can be
+replaced.
 """
 
 import secrets
@@ -21,21 +22,21 @@ NAMES: dict[Role, str] = {"ps": "shard", "trainer": "trainer"}
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a member may be silent."""
+    """Times of leases and heartbeats."""
 
     lease_s: float = 3.0
     margin_s: float = 0.5
-    """What clocks may differ in speed over a lease, and more."""
+    """More than clocks of two machines drift apart during a lease."""
     heartbeat_s: float = 0.5
     hurry_s: float = 0.05
-    """Between heartbeats of shards whose report somebody waits for."""
+    """Interval between heartbeats of shards while other members wait for their report."""
     forget_s: float = 60.0
-    """A silent trainer is kept in mind for so long."""
+    """Time from the end of a trainer's lease to its removal."""
 
 
 @dataclass(frozen=True)
 class PartitionMap:
-    """Which shard has which partitions."""
+    """Assigns ranges of partitions to shards."""
 
     num_partitions: int
     servers: int
@@ -48,46 +49,46 @@ class PartitionMap:
             )
 
     def owned(self, index: int) -> range:
-        """The partitions of a shard."""
+        """Return the partitions of a shard."""
         partitions, servers = self.num_partitions, self.servers
         return range(index * partitions // servers, (index + 1) * partitions // servers)
 
 
 @dataclass
 class Member:
-    """A process with a place in the run."""
+    """A registered process."""
 
     role: Role
     index: int
     incarnation: int
     nonce: str
     until: float
-    """From then on its lease has certainly run out."""
+    """Time from which its lease has certainly expired."""
     heard: bool
-    """By this coordinator, not only by the one before."""
+    """Whether it has contacted this coordinator, not only an earlier one."""
     address: str | None = None
     state: str = "loading"
     sequence: int = -1
     figures: dict[str, Any] = field(default_factory=dict)
     rate: Rate = field(default_factory=Rate)
-    """Of the samples that a trainer pushes."""
+    """Rate of the samples that a trainer pushes."""
 
     @property
     def name(self) -> str:
-        """Such as `shard 0`."""
+        """The name for messages, such as `shard 0`."""
         return f"{NAMES[self.role]} {self.index}"
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Not now."""
+    """No index is free now: the time to wait, and why."""
 
     seconds: float
     why: str
 
 
 class Members:
-    """Registrations and heartbeats. What must not be forgotten goes through `write` before it counts."""
+    """Registers members and renews their leases; changes are journaled through `write` before they take effect."""
 
     def __init__(self, timing: Timing, clock: Callable[[], float], write: Callable[[Entry], None]) -> None:
         self.timing = timing
@@ -96,26 +97,25 @@ class Members:
         self._map: PartitionMap | None = None
         self._members: dict[int, Member] = {}
         self._used: set[int] = set()
-        # Shards of an earlier map whose leases may still run.
+        # Shards of an earlier map whose leases may not have expired.
         self._retired: dict[int, Member] = {}
         self.coming = 0
-        """Shards of the next map, while the partitions move."""
+        """Number of shards of the next map while the partitions move."""
         self.num_started: Counter[Role] = Counter()
-        """Processes that ever took a place."""
-        # Places of this map that somebody has had.
-        self._held: set[int] = set()
+        """Processes that have registered so far."""
+        # Indexes of this map that have had a shard.
+        self._used_indexes: set[int] = set()
         self.going_back: set[int] = set()
-        """Where all shards go back together: places whose shard has to load the last checkpoint, as the one did that
-        was replaced."""
+        """Indexes of shards that must load the last checkpoint because another shard did (with groups only)."""
 
     @property
     def map(self) -> PartitionMap:
-        """The map in force."""
+        """The present partition map."""
         assert self._map is not None, "a run has a map before it has members"
         return self._map
 
     def replay(self, entry: Entry) -> None:
-        """Take an entry of the journal in: whoever was a member may still be one."""
+        """Replay an entry of the journal; earlier members may still be alive."""
         match entry["kind"]:
             case "map":
                 self._set_map(PartitionMap(entry["num_partitions"], entry["servers"], entry["epoch"]))
@@ -126,7 +126,7 @@ class Members:
                 self._remove(entry["incarnation"])
 
     def set_map(self, servers: int, num_partitions: int | None = None) -> None:
-        """Spread the partitions over another number of shards; those of the old map are members no more."""
+        """Assign the partitions to another number of shards; the old shards are no longer members."""
         before = self._map
         after = PartitionMap(num_partitions or self.map.num_partitions, servers, 1 + (before.epoch if before else 0))
         self._write({"kind": "map", "num_partitions": after.num_partitions, "servers": servers, "epoch": after.epoch})
@@ -138,49 +138,49 @@ class Members:
         self._retired |= shards
         for number in shards:
             del self._members[number]
-        self._held, self.going_back = set(), set()
+        self._used_indexes, self.going_back = set(), set()
 
     def register(self, role: Role, nonce: str, index: int | None = None) -> Member | Wait:
-        """Give a place to a process; one that asks again gets the same again."""
+        """Give an index to a process; a repeated request with the same nonce gets the same index."""
         for member in self._members.values():
             if (member.role, member.nonce) == (role, nonce):
                 return self._touch(member)
-        place = self._shard_place(index) if role == "ps" else self._trainer_place()
-        if isinstance(place, Wait):
-            return place
+        free = self._free_shard_index(index) if role == "ps" else self._free_trainer_index()
+        if isinstance(free, Wait):
+            return free
         incarnation = self._new_incarnation()
-        self._write({"kind": "member", "role": role, "index": place, "incarnation": incarnation, "nonce": nonce})
-        member = Member(role, place, incarnation, nonce, until=self._lease_end(), heard=True)
+        self._write({"kind": "member", "role": role, "index": free, "incarnation": incarnation, "nonce": nonce})
+        member = Member(role, free, incarnation, nonce, until=self._lease_end(), heard=True)
         self._add(member)
         return member
 
-    def _shard_place(self, index: int | None) -> int | Wait:
-        """A place whose holder has certainly stopped."""
+    def _free_shard_index(self, index: int | None) -> int | Wait:
+        """Return an index whose last shard has certainly stopped."""
         servers = self.map.servers
         if index is not None and servers <= index < self.coming:
-            return Wait(self.timing.heartbeat_s, f"the partitions move to {self.coming} shards")
+            return Wait(self.timing.heartbeat_s, f"the partitions are moving to {self.coming} shards")
         if index is not None and index >= servers:
             raise SurplusError(f"register: index: expected a shard below {servers}, got {index}")
         now = self._clock()
         leaving = [member for member in self._retired.values() if member.until > now]
         if leaving:
             last = max(member.until for member in leaving)
-            return Wait(last - now, f"{len(leaving)} shards of the map before may still apply")
+            return Wait(last - now, f"{len(leaving)} shards of the previous map may still apply pushes")
         waits = []
-        for place in range(servers) if index is None else [index]:
-            holder = self.shard(place)
+        for candidate in range(servers) if index is None else [index]:
+            holder = self.shard(candidate)
             if holder is None or holder.until <= now:
-                return place
+                return candidate
             waits.append(holder.until - now)
         which = f"all {servers} shards are" if index is None else f"shard {index} is"
-        return Wait(min(waits), f"{which} taken, the lease runs out in {min(waits):.1f} s at the earliest")
+        return Wait(min(waits), f"{which} taken, the lease expires in {min(waits):.1f} s at the earliest")
 
-    def _trainer_place(self) -> int:
+    def _free_trainer_index(self) -> int:
         taken = {member.index for member in self.of("trainer")}
-        return next(place for place in range(len(taken) + 1) if place not in taken)
+        return next(index for index in range(len(taken) + 1) if index not in taken)
 
     def _new_incarnation(self) -> int:
-        """Random, so that no two coordinators can give the same, and never used twice."""
+        """Return a random number that no coordinator of this run has used."""
         while True:
             incarnation = secrets.randbits(64)
             if incarnation and incarnation not in self._used:
@@ -190,41 +190,41 @@ class Members:
         if member.role == "ps" and (before := self.shard(member.index)):
             del self._members[before.incarnation]
         if member.role == "ps":
-            self._note_start(member.index)
+            self._record_start(member.index)
         self._used.add(member.incarnation)
         self.num_started[member.role] += 1
         self._members[member.incarnation] = member
 
-    def _note_start(self, place: int) -> None:
-        """Of the journal's entries alone, so that the next coordinator comes to the same."""
-        if place in self.going_back:
-            self.going_back.discard(place)
-        elif place in self._held:
-            self.going_back = set(range(self.map.servers)) - {place}
-        self._held.add(place)
+    def _record_start(self, index: int) -> None:
+        """Update the shards that must go back; depends on the journal only, so that a later coordinator agrees."""
+        if index in self.going_back:
+            self.going_back.discard(index)
+        elif index in self._used_indexes:
+            self.going_back = set(range(self.map.servers)) - {index}
+        self._used_indexes.add(index)
 
     def heartbeat(self, incarnation: int) -> Member:
-        """Hear of a member: its lease begins again. One whose place was given away is refused."""
+        """Renew a member's lease; raise `FencedError` if it was replaced."""
         return self._touch(self.get(incarnation))
 
     def get(self, incarnation: int) -> Member:
-        """A member by its incarnation."""
+        """Return a member by its incarnation."""
         member = self._members.get(incarnation)
         if member is None:
             if incarnation in self._retired:
                 raise MovedError(f"incarnation {incarnation}: the partitions moved to {self.map.servers} shards")
-            known = "its place was given to another process" if incarnation in self._used else "it never registered"
+            known = "it was replaced by another process" if incarnation in self._used else "it never registered"
             raise FencedError(f"incarnation {incarnation}: not a member: {known}")
         return member
 
     def leave(self, incarnation: int) -> None:
-        """A member has stopped and says so: nobody has to wait for its lease."""
+        """Remove a member that has stopped, so that its lease need not expire."""
         if incarnation in self._members or incarnation in self._retired:
             self._write({"kind": "left", "incarnation": incarnation})
             self._remove(incarnation)
 
     def forget(self) -> list[Member]:
-        """Drop trainers that have been silent for long; a shard is kept until another one has its place."""
+        """Remove trainers that have been silent for long; a shard stays until another one has its index."""
         now = self._clock()
         gone = [member for member in self.of("trainer") if member.until + self.timing.forget_s <= now]
         for member in gone:
@@ -244,25 +244,25 @@ class Members:
         return self._clock() + self.timing.lease_s + self.timing.margin_s
 
     def of(self, role: Role) -> Iterator[Member]:
-        """The members of a role."""
+        """Yield the members of a role."""
         return (member for member in tuple(self._members.values()) if member.role == role)
 
     def shard(self, index: int) -> Member | None:
-        """Who has the place of a shard, alive or not."""
+        """Return the shard with an index, alive or not."""
         return next((member for member in self.of("ps") if member.index == index), None)
 
     def is_alive(self, member: Member) -> bool:
-        """Whether it was heard of in time."""
+        """Whether a member has sent a heartbeat to this coordinator in time."""
         return member.heard and member.until > self._clock()
 
     def lease_left_s(self, member: Member) -> float:
-        """Until it counts as gone."""
+        """Return the time until a member's lease expires."""
         return max(member.until - self._clock(), 0.0)
 
     def is_unheard(self, member: Member) -> bool:
-        """Whether only an earlier coordinator heard of it, and it may still come back with what it has."""
+        """Whether a member of an earlier coordinator may still be alive with its units or rows."""
         return not member.heard and member.until > self._clock()
 
     def unheard(self) -> list[Member]:
-        """Members that may still come back."""
+        """Return the members that may still be alive, but have not contacted this coordinator."""
         return [member for member in self._members.values() if self.is_unheard(member)]

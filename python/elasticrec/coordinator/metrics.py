@@ -1,22 +1,25 @@
-"""The coordinator's metrics, in the text that Prometheus reads; docs/metrics.md lists them."""
+"""The coordinator's metrics for Prometheus (docs/metrics.md)."""
 
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from elasticrec.net.messages import CheckpointStatus, StatusResponse, UnitFigures
 from elasticrec.net.metrics import Families, Sample
 
 
-def render(status: dict[str, Any]) -> str:
-    """The text for a status."""
+def render(status: StatusResponse) -> str:
+    """Return the metrics of a status in the text format of Prometheus."""
     found = Families("elasticrec_coordinator_")
     found.add("term", "gauge", "Term of the coordinator.", status["term"])
     found.add("map_epoch", "gauge", "Epoch of the partition map.", status["epoch"])
-    found.add("passes", "gauge", "Passes that have begun.", status["passes"]["begun"])
+    found.add("passes", "gauge", "Passes that have started.", status["passes"]["begun"])
     _add_units(found, status["units"], status["counters"])
     meetings = status["meetings"]
-    found.add("meetings_total", "counter", "Meetings of `half_async`, of all trainers together.", meetings["attended"])
-    found.add("meetings_ahead_most", "gauge", "The most that a trainer was ahead of another.", meetings["most_ahead"])
+    found.add("meetings_total", "counter", "Meetings of `half_async`, summed over all trainers.", meetings["attended"])
+    found.add(
+        "meetings_ahead_most", "gauge", "Largest lead of a trainer over another, in meetings.", meetings["most_ahead"]
+    )
     _add_members(found, status)
     _add_checkpoints(found, status["checkpoint"])
     if status["publish"] is not None:
@@ -24,67 +27,82 @@ def render(status: dict[str, Any]) -> str:
     return found.text()
 
 
-def _add_units(found: Families, units: dict[str, Any], counters: dict[str, Any]) -> None:
-    found.add("units_planned", "gauge", "Units of the passes that have begun.", units["planned"])
-    found.add("units_complete", "gauge", "Units that every partition has.", units["complete"])
-    found.add("units_leased", "gauge", "Units that trainers work on.", units["leased"])
-    found.add("units_settling", "gauge", "Units that are pushed and not yet reported by all shards.", units["settling"])
-    found.add("units_behind", "gauge", "Units that a shard that went back lacks.", units["behind"])
-    found.add("leases_total", "counter", "Units given to trainers.", counters["given"])
-    found.add("replays_total", "counter", "Of those, units that somebody had before.", counters["replayed"])
+def _add_units(found: Families, units: UnitFigures, counters: dict[str, int]) -> None:
+    found.add("units_planned", "gauge", "Units of the passes that have started.", units["planned"])
+    found.add("units_complete", "gauge", "Units that every partition has applied.", units["complete"])
+    found.add("units_leased", "gauge", "Units leased to trainers.", units["leased"])
+    found.add(
+        "units_settling", "gauge", "Units that are pushed, but not yet confirmed by all shards.", units["settling"]
+    )
+    found.add("units_behind", "gauge", "Units that a restored shard lacks.", units["behind"])
+    found.add("leases_total", "counter", "Leases of units.", counters["given"])
+    found.add("replays_total", "counter", "Leases of units that were leased before.", counters["replayed"])
     found.add(
         "leases_ended_total",
         "counter",
-        "Leases that ended before their unit was pushed, and units that the shards did not report.",
+        "Leases that ended before the unit was pushed, and pushed units that shards did not confirm.",
         *(({"reason": reason}, counters[reason]) for reason in ("lapsed", "given_back", "unsettled")),
     )
 
 
-def _add_members(found: Families, status: dict[str, Any]) -> None:
+def _add_members(found: Families, status: StatusResponse) -> None:
     shards, trainers, wanted = status["shards"], status["trainers"], status["wanted"]
-    found.add("shards", "gauge", "Shards by state.", *_by_state(shards, ("serving", "loading", "unheard", "down")))
-    found.add("trainers", "gauge", "Trainers by state.", *_by_state(trainers, ("alive", "unheard", "silent")))
+    found.add(
+        "shards",
+        "gauge",
+        "Shards by state.",
+        *_by_state([one["state"] for one in shards], ("serving", "loading", "unheard", "down")),
+    )
+    found.add(
+        "trainers",
+        "gauge",
+        "Trainers by state.",
+        *_by_state([one["state"] for one in trainers], ("alive", "unheard", "silent")),
+    )
     found.add(
         "wanted",
         "gauge",
-        "Processes that the run shall have.",
+        "Requested number of processes.",
         ({"role": "ps"}, wanted["servers"]),
         ({"role": "trainer"}, wanted["trainers"]),
     )
     found.add(
         "starts_total",
         "counter",
-        "Processes that took a place in the run, those that replaced others too.",
+        "Processes that registered, including replacements.",
         *(({"role": role}, status["started"].get(role, 0)) for role in ("ps", "trainer")),
     )
     found.add(
         "lease_left_seconds",
         "gauge",
-        "Until a member counts as gone unless it is heard of.",
+        "Time until the member's lease expires.",
         *(({"role": "ps", "index": str(one["index"])}, one["lease_left_s"]) for one in shards),
         *(({"role": "trainer", "index": str(one["index"])}, one["lease_left_s"]) for one in trainers),
     )
-    found.add("samples_per_second", "gauge", "Of all trainers over the last seconds.", status["samples_per_s"])
+    found.add(
+        "samples_per_second", "gauge", "Throughput of all trainers over the last seconds.", status["samples_per_s"]
+    )
 
 
-def _add_checkpoints(found: Families, checkpoint: dict[str, Any]) -> None:
+def _add_checkpoints(found: Families, checkpoint: CheckpointStatus) -> None:
     found.add(
         "checkpoints_total",
         "counter",
         "Checkpoints of this coordinator.",
-        *(({"result": result}, checkpoint[result]) for result in ("committed", "failed")),
+        ({"result": "committed"}, checkpoint["committed"]),
+        ({"result": "failed"}, checkpoint["failed"]),
     )
     found.add(
         "checkpoint_seconds_total",
         "counter",
-        "From the beginning to the commit of the checkpoints that were committed.",
+        "Time of committed checkpoints from begin to commit.",
         checkpoint["seconds"],
     )
-    found.add("checkpoint_age_seconds", "gauge", "Since the last commit of this coordinator.", checkpoint["age_s"])
+    found.add("checkpoint_age_seconds", "gauge", "Time since this coordinator's last checkpoint.", checkpoint["age_s"])
 
 
 def _add_publishes(found: Families, publish: dict[str, Any]) -> None:
-    found.add("version", "gauge", "Newest version that the run published.", publish["version"])
+    found.add("version", "gauge", "Newest published version.", publish["version"])
     found.add(
         "publishes_total",
         "counter",
@@ -94,17 +112,17 @@ def _add_publishes(found: Families, publish: dict[str, Any]) -> None:
     found.add(
         "publish_seconds_total",
         "counter",
-        "From the beginning to the commit of the publishes that were committed.",
+        "Time of committed publishes from begin to commit.",
         publish["seconds"],
     )
-    found.add("publish_age_seconds", "gauge", "Since the last commit of this coordinator.", publish["age_s"])
-    found.add("publish_next_seconds", "gauge", "Until the next publish is due.", publish["next_s"])
+    found.add("publish_age_seconds", "gauge", "Time since this coordinator's last publish.", publish["age_s"])
+    found.add("publish_next_seconds", "gauge", "Time until the next publish is due.", publish["next_s"])
     found.add("publish_rows", "gauge", "Rows of the last version.", publish["rows"])
-    found.add("publish_changed_rows", "gauge", "Rows that were written for it.", publish["changed"])
-    found.add("publish_removed_rows", "gauge", "Signs that it took away.", publish["removed"])
-    found.add("publish_bytes", "gauge", "Bytes of its part files.", publish["num_bytes"])
+    found.add("publish_changed_rows", "gauge", "Rows written for the last version.", publish["changed"])
+    found.add("publish_removed_rows", "gauge", "Signs removed by the last version.", publish["removed"])
+    found.add("publish_bytes", "gauge", "Bytes of the last version's part files.", publish["num_bytes"])
 
 
-def _by_state(members: list[dict[str, Any]], states: Iterable[str]) -> list[Sample]:
-    counts = Counter(member["state"] for member in members)
+def _by_state(members: Iterable[str], states: Iterable[str]) -> list[Sample]:
+    counts = Counter(members)
     return [({"state": state}, counts[state]) for state in states]

@@ -1,4 +1,4 @@
-"""Passes: which units come when. A pass is an epoch over the files, or an hour; its end is a boundary of units."""
+"""Passes: the order of units. A pass is an epoch over the files, or an hour; its end is a boundary between units."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _PASSES_IN_MEMORY = 16
 
 @dataclass(frozen=True)
 class Upkeep:
-    """What is done to the whole table at the end of a pass: `sparse.decay` and `sparse.evict` of the job."""
+    """Maintenance of the whole table at the end of a pass: `sparse.decay` and `sparse.evict` of the job."""
 
     decay: float = 1.0
     min_score: float | None = None
@@ -25,9 +25,9 @@ class Upkeep:
     click_coeff: float = 1.0
 
     def boundary(self, number: int, before_unit: int, now: int | None = None) -> dict[str, Any]:
-        """The end of a pass as a shard takes it (`crates/ps/src/shard.rs`), with the effect it has in one process.
+        """Return the end of a pass as shards take it (`crates/ps/src/shard.rs`): the same as in one process.
 
-        `now` is the data time, that of epochs if not given.
+        `now` is the data time; the default is the number of the epoch.
         """
         return {
             "before_unit": before_unit,
@@ -42,7 +42,7 @@ class Upkeep:
 
 @dataclass(frozen=True)
 class Pass:
-    """Units `first_unit..end_unit`, written down."""
+    """Units `first_unit..end_unit`, as recorded in the journal."""
 
     number: int
     first_unit: int
@@ -51,29 +51,29 @@ class Pass:
     sha256: str
     boundary: dict[str, Any]
     hour: dict[str, Any] | None = None
-    """Of `data.hours`: what it is of, a `HourPass`."""
+    """With `data.hours`: the `HourPass` of the units."""
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """What decides the passes of a job."""
+    """The settings and functions that determine the passes of a job."""
 
     files: Callable[[int], Sequence[Path]]
-    """The files of a pass."""
+    """Returns the files of a pass."""
     cut: UnitSplit
     num_passes: int
-    """Of `hours` nobody knows how many there will be."""
+    """Not used with `hours`, whose number is open."""
     upkeep: Upkeep = Upkeep()
     hours: Callable[[PlanCallbacks], HourPlan] | None = None
-    """Hours instead of epochs."""
+    """Makes the plan of a job with hours instead of epochs."""
     check: Callable[[Sequence[Path]], None] = lambda _: None
-    """Raises if files are not of this job."""
+    """Raises if the files do not belong to this job."""
     on_missing: str = "fail"
     """`data.on_missing`."""
 
 
 class Passes:
-    """The passes that have begun. Each is written down, units and boundary, before its first unit is leased."""
+    """The passes that have begun. Units and boundary of each are recorded before its first unit is leased."""
 
     def __init__(
         self, directory: Path, plan: PassPlan, write: Callable[[Entry], None], callbacks: PlanCallbacks | None = None
@@ -81,29 +81,29 @@ class Passes:
         self._directory = directory
         self._plan = plan
         self._write = write
-        # Of the passes that were asked for last: those of a year of hours would not fit.
+        # The units of the last passes that were used: a year of hours would not fit into memory.
         self._units: dict[int, list[Unit]] = {}
         self.begun: list[Pass] = []
         self.skipped: list[Entry] = []
-        """Hours that were left out."""
+        """Hours that were skipped."""
         self.missing: dict[int, Entry] = {}
-        """Units whose data is lost."""
+        """Units whose data is lost, by id."""
         callbacks = replace(callbacks or PlanCallbacks(), write=self._skip_hour)
         self.hours = plan.hours(callbacks) if plan.hours else None
 
     def replay(self, entry: Entry) -> None:
-        """Take a pass of the journal in, its units checked."""
+        """Replay a pass of the journal, and verify its units."""
         begun = Pass(**_plain(entry))
         path = self._directory / begun.file
         units = read_units(path)
         if _digest(path) != begun.sha256:
-            raise ModelError(f"{path}: not the units that pass {begun.number} began with, the file was replaced")
+            raise ModelError(f"{path}: sha-256 differs from the journal: the units of pass {begun.number} were changed")
         self._add(begun, units)
         if self.hours is not None and begun.hour is not None:
             self.hours.replay(begun.hour)
 
     def replay_hour(self, entry: Entry) -> None:
-        """Take in that an hour was left out."""
+        """Replay a skipped hour of the journal."""
         self.skipped.append(_plain(entry))
         if self.hours is not None:
             self.hours.replay(_plain(entry))
@@ -113,18 +113,18 @@ class Passes:
         self.skipped.append(entry)
 
     def replay_missing(self, entry: Entry) -> None:
-        """Take in that the data of a unit was lost."""
+        """Replay a lost unit of the journal."""
         self.missing[entry["unit"]] = _plain(entry)
 
     def lose(self, unit: Unit, num_batches: int) -> None:
-        """Write down that the data of a unit is lost."""
+        """Record that the data of a unit is lost."""
         entry = {"unit": unit.id, "path": unit.path, "bytes": unit.end - unit.start, "batches": num_batches}
         self._write({"kind": "missing", **entry})
         self.missing[unit.id] = entry
 
     @property
     def end_unit(self) -> int:
-        """One behind the last unit that is planned."""
+        """One past the last planned unit."""
         return self.begun[-1].end_unit if self.begun else 0
 
     @property
@@ -134,17 +134,20 @@ class Passes:
 
     @property
     def is_last(self) -> bool:
-        """Whether no pass comes behind those that have begun."""
+        """Whether no further pass follows."""
         return len(self.begun) >= self._plan.num_passes if self.hours is None else self.hours.is_over
 
     def until(self, *, is_complete: bool) -> str | None:
-        """Of `data.hours` the last hour in order that is learned as a whole; `is_complete` is of the last pass."""
+        """Return the last hour in order that is trained completely, None without hours.
+
+        `is_complete` says whether the last pass is.
+        """
         done = self.begun if is_complete else self.begun[:-1]
         hours = (begun.hour["hour"] for begun in reversed(done) if begun.hour and begun.hour["why"] == "next")
         return next(hours, None)
 
     def begin_next(self) -> Pass | None:
-        """Plan the units of the next pass and write them down; none if there is no other one, or not yet."""
+        """Plan and record the units of the next pass; return None if there is none, or none yet."""
         if self.hours is None:
             return None if self.is_last else self._begin(self._plan.files(len(self.begun)), None)
         hour = self.hours.next_pass()
@@ -163,12 +166,12 @@ class Passes:
         if not units and hour is None:
             raise SampleError(f"data.train: expected samples, got {len(files)} file(s) without any")
         path = self._directory / f"epoch-{number:05d}.jsonl"
-        # a file that a crash left here is of no lease: its pass had not begun
+        # A file that a crash left here was never used: its pass is not in the journal.
         write_units(path, units)
         end = first + len(units)
         upkeep = self._plan.upkeep
         if hour is not None and not hour.ends_day:
-            # rows that go for want of memory are chosen by the same score everywhere
+            # Within a day nothing decays, and rows stay; the score coefficients choose the rows to evict for memory.
             upkeep = replace(upkeep, decay=1.0, min_score=None, max_age=None)
         boundary = upkeep.boundary(number, end, hour.day if hour else None)
         begun = Pass(number, first, end, path.name, _digest(path), boundary, hour.entry() if hour else None)
@@ -190,7 +193,7 @@ class Passes:
             del self._units[next(iter(self._units))]
 
     def unit(self, number: int) -> Unit:
-        """A unit by its id."""
+        """Return a unit by its id."""
         begun = next(one for one in reversed(self.begun) if one.first_unit <= number < one.end_unit)
         if begun.number not in self._units:
             self._keep(begun, read_units(self._directory / begun.file))
@@ -198,7 +201,7 @@ class Passes:
 
 
 def _plain(entry: Entry) -> Entry:
-    """What was written down, without what the journal added."""
+    """Return an entry without the fields that the journal adds."""
     return {key: value for key, value in entry.items() if key not in ("n", "term", "kind")}
 
 

@@ -1,8 +1,8 @@
-"""Scaling: how many shards and trainers the run shall have, and how the partitions move to another number of shards.
+"""Scaling: the requested number of shards and trainers, and the move of the partitions to another number of shards.
 
-No unit is leased meanwhile. When those in flight are pushed or given back, or after a while, a checkpoint is taken;
-then the new map is written down: the old shards are members no more, the new ones load that checkpoint. What was pushed
-behind its cut is replayed, as after a death.
+No unit is leased during a move. When the units in flight are pushed or given back, or after a grace period, a
+checkpoint is taken. Then the new map is journaled: the old shards are no longer members, and the new ones load the
+checkpoint. Batches that were pushed after its cut are replayed, as after the death of a shard.
 """
 
 from collections.abc import Callable
@@ -11,24 +11,25 @@ from typing import Any
 
 from elasticrec.errors import ConfigError
 from elasticrec.journal import Entry
+from elasticrec.net.messages import ProcessCounts
 
 MAX_TRAINERS = 65536
 
-# So long units in flight may go on to their ends before the checkpoint is cut through them.
+# Time for the units in flight to finish before the checkpoint is taken.
 _GRACE_S = 2.0
-# A disk that takes no checkpoint must not hold the training up.
+# A disk that cannot store a checkpoint must not stop the training.
 _MAX_FAILURES = 2
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How many of each role the run shall have."""
+    """The requested number of processes of each role."""
 
     servers: int
     trainers: int
 
     def change(self, servers: int | None, trainers: int | None, num_partitions: int) -> "Wanted":
-        """Other numbers, checked."""
+        """Return other numbers; refuse those that the run cannot have."""
         if servers is None and trainers is None:
             raise ConfigError("scale: expected a number of servers or of trainers, got neither")
         if servers is not None and not 1 <= servers <= num_partitions:
@@ -37,19 +38,23 @@ class Wanted:
             raise ConfigError(f"trainers: expected 1 to {MAX_TRAINERS}, got {trainers}")
         return Wanted(self.servers if servers is None else servers, self.trainers if trainers is None else trainers)
 
+    def counts(self) -> ProcessCounts:
+        """Return the numbers for a response."""
+        return {"servers": self.servers, "trainers": self.trainers}
+
     def entry(self, kind: str = "wanted") -> Entry:
-        """For the journal."""
+        """Return the entry for the journal."""
         return {"kind": kind, "servers": self.servers, "trainers": self.trainers}
 
     @classmethod
     def last(cls, entries: list[Entry], kind: str) -> "Wanted | None":
-        """The last entry of a journal, if there is one."""
+        """Return the numbers of the last such entry of a journal, or None."""
         found = [entry for entry in entries if entry["kind"] == kind]
         return cls(found[-1]["servers"], found[-1]["trainers"]) if found else None
 
 
 def wanted_of(entries: list[Entry], job: Wanted) -> Wanted:
-    """What a run shall have that starts again: what was wanted last, unless the job says otherwise than it did."""
+    """Return the numbers for a run that is resumed: the last ones requested, unless the job file has changed since."""
     wanted, before = Wanted.last(entries, "wanted") or job, Wanted.last(entries, "job") or job
     return Wanted(
         job.servers if job.servers != before.servers else wanted.servers,
@@ -58,34 +63,34 @@ def wanted_of(entries: list[Entry], job: Wanted) -> Wanted:
 
 
 @dataclass(frozen=True)
-class Saving:
-    """What a move needs of the checkpoints."""
+class MoveHooks:
+    """The functions of the checkpoints that a move uses."""
 
     want: Callable[[], int]
     is_committed: Callable[[int], bool]
     num_failures: Callable[[], int]
-    """In a row, for reasons of their own."""
+    """Consecutive failures, without those that were caused by the death of a shard."""
 
 
 class Move:
-    """One move of the partitions, from the moment at which it is wanted until the map is changed."""
+    """One move of the partitions, from the request until the map changes."""
 
-    def __init__(self, servers: int, now: float, saving: Saving) -> None:
+    def __init__(self, servers: int, now: float, hooks: MoveHooks) -> None:
         self.servers = servers
-        self._cut_at = now + _GRACE_S
-        self._saving = saving
-        self._failures_before = saving.num_failures()
+        self._save_at = now + _GRACE_S
+        self._hooks = hooks
+        self._failures_before = hooks.num_failures()
         self._ticket: int | None = None
 
     def advance(self, now: float, leases: dict[int, Any]) -> bool:
-        """Go a step on; whether all is saved and the map may change."""
+        """Request the checkpoint when it is time; return whether it is written and the map may change."""
         if self._ticket is None:
-            if not leases or now >= self._cut_at:
-                self._ticket = self._saving.want()
+            if not leases or now >= self._save_at:
+                self._ticket = self._hooks.want()
             return False
-        return self._saving.is_committed(self._ticket)
+        return self._hooks.is_committed(self._ticket)
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether checkpoints fail again and again."""
-        return self._saving.num_failures() - self._failures_before >= _MAX_FAILURES
+        """Whether checkpoints fail repeatedly."""
+        return self._hooks.num_failures() - self._failures_before >= _MAX_FAILURES

@@ -1,27 +1,28 @@
-"""The state of a run, and what the coordinator does by itself: passes begin and end, checkpoints are taken, partitions
-move to another number of shards."""
+"""The state of a run and the coordinator's periodic work: begin and end passes, take checkpoints, publish versions, and
+move partitions to another number of shards."""
 
 import logging
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
-from elasticrec.coordinator.checkpoints import Checkpoint, Checkpoints, CheckpointSettings, Hooks, last_term
+from elasticrec.coordinator.checkpoint import last_term
+from elasticrec.coordinator.checkpoints import Checkpoints, Hooks
 from elasticrec.coordinator.meetings import Meetings
-from elasticrec.coordinator.members import Member, Members, Timing
-from elasticrec.coordinator.passes import Passes, PassPlan
-from elasticrec.coordinator.scaling import Move, Saving, Wanted, wanted_of
+from elasticrec.coordinator.members import Member, Members
+from elasticrec.coordinator.passes import Passes
+from elasticrec.coordinator.scaling import Move, MoveHooks, Wanted, wanted_of
+from elasticrec.coordinator.settings import Settings
 from elasticrec.coordinator.work import Work, WorkTiming
 from elasticrec.data.hours import PlanCallbacks
 from elasticrec.errors import ConfigError, ElasticRecError
 from elasticrec.journal import Journal
 from elasticrec.net.messages import ShardOwner
-from elasticrec.publish.servers.publishing import PublishHooks, Publishing, PublishSettings, run_on_thread
-from elasticrec.publish.servers.target import VersionTarget
+from elasticrec.publish.servers.publishing import PublishHooks, Publishing
 from elasticrec.run import Run
 
 # Lines that the status shows.
@@ -30,40 +31,8 @@ _KEPT_NOTES = 100
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a coordinator has to know of its job."""
-
-    job: str
-    """Digest of all that must be the same as long as the run lasts."""
-    num_partitions: int
-    servers: int
-    """Shards that a new run has; of one that goes on the journal knows."""
-    plan: PassPlan
-    trainers: int = 1
-    """That a new run has; of one that was scaled the journal knows."""
-    timing: Timing = field(default_factory=Timing)
-    settle_s: float = 2.0
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    manifest: Mapping[str, Any] = field(default_factory=dict)
-    """More for the manifests of checkpoints, such as the job."""
-    stop_when_finished: bool = True
-    measure: Callable[[Checkpoint], dict[str, Any]] = lambda _: {}
-    """What a pass came to, from the checkpoint at its end."""
-    group_size: int | None = None
-    """Of `sync`: units whose batches make steps together. Shards go back together then."""
-    run_id: str = ""
-    """What roles know the run by, if they do: others are refused."""
-    publish: PublishSettings | None = None
-    """When versions are published; None for never."""
-    target: VersionTarget | None = None
-    """Where they go."""
-    run: Callable[[Callable[[], None]], None] = run_on_thread
-    """Does what must not hold the coordinator up."""
-
-
 class RunState:
-    """What is known of the run, from its journal and from what members said, and what follows from it by the clock."""
+    """The state of a run, from the journal and the members' reports, and the actions that are due."""
 
     def __init__(
         self,
@@ -73,7 +42,7 @@ class RunState:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        # What people should hear of the data and the checkpoints, counted.
+        # Numbered lines for the user about the data and the checkpoints.
         self._notes: deque[tuple[int, str]] = deque(maxlen=_KEPT_NOTES)
         self._lock = threading.RLock()
         self._journal = Journal.open(run.path / "coordinator", last_term(run.checkpoints))
@@ -91,17 +60,16 @@ class RunState:
         self.checkpoints = Checkpoints(run.checkpoints, settings.checkpoint, settings.num_partitions, self.term, hooks)
         self.publishing = self._start_publishing(clock)
         self.store: Callable[[], dict[str, Any]] | None = None
-        """How the roll-out to the online store goes, for the status."""
-        # Which publish is of the end of the pass, while it is complete.
+        """Returns the state of the rollout to the online store, for the status."""
+        # Ticket of the publish at the end of the pass, while the pass is complete.
         self._version_ticket: int | None = None
         self._last_pass: dict[str, Any] = {}
         self.is_finished = False
-        # Passes whose end is written down.
+        # Number of passes whose end is in the journal.
         self._num_ended = 0
         self._stop: str | None = None
         self.failure: str | None = None
-        self._last_told = ""
-        # Which checkpoint ends the pass, while it is complete.
+        # Ticket of the checkpoint at the end of the pass, while the pass is complete.
         self._ticket: int | None = None
         self._clock = clock
         self._move: Move | None = None
@@ -133,7 +101,7 @@ class RunState:
         return Publishing(settings, target, self.term, hooks)
 
     def _replay(self, run: Run) -> str | None:
-        """Take in what an earlier coordinator wrote down; returns the checkpoint that it committed last."""
+        """Replay the journal of earlier coordinators; return the last checkpoint that it commits."""
         identity = {"job": self.settings.job, "num_partitions": self.settings.num_partitions}
         last_checkpoint, finished = None, -1
         for entry in self._journal.entries:
@@ -143,8 +111,8 @@ class RunState:
                     if changed:
                         keys = ", ".join(f"`{key}`" for key in changed)
                         raise ConfigError(
-                            f"{run.path}: the run of another job, which differs in {keys}: "
-                            "its job.yaml was changed after it began"
+                            f"{run.path}: the run belongs to another job, which differs in {keys}: "
+                            "its job.yaml was changed after the start"
                         )
                 case "pass":
                     self.passes.replay(entry)
@@ -166,7 +134,7 @@ class RunState:
         if not any(entry["kind"] == "map" for entry in self._journal.entries):
             self.members.set_map(self.settings.servers, self.settings.num_partitions)
         self._start_wanted()
-        # a higher `train.epochs`, or a later `data.hours.end`, goes on
+        # With a higher `train.epochs` or a later `data.hours.end` the run continues.
         self.is_finished = finished == len(self.passes.begun) and self.passes.is_last
         return last_checkpoint
 
@@ -176,24 +144,24 @@ class RunState:
         before = Wanted.last(self._journal.entries, "job")
         if job != before:
             if before is not None:
-                # first, so that whoever finds the other entry missing comes to the same again
+                # The order matters: a coordinator that finds only the first entry comes to the same numbers.
                 self._want(self.wanted)
             self._journal.append(job.entry("job"))
 
     @property
     def term(self) -> int:
-        """In every answer; roles refuse a lower one than they have seen."""
+        """The coordinator's term; roles reject responses of a lower term than they have seen."""
         return self._journal.term
 
     def close(self) -> None:
-        """Let the run go; members keep what they have and wait for the next coordinator."""
+        """Release the run; members keep their state and wait for the next coordinator."""
         with self._lock:
             self._journal.close()
             if self.publishing is not None:
                 self.publishing.close()
 
     def tick(self) -> None:
-        """What is due by the clock; called often, and with every request."""
+        """Do what is due; called periodically and with every request."""
         with self._lock:
             for index in range(self.members.map.servers):
                 self.work.set_up(index, self._is_serving(self.members.shard(index)))
@@ -206,8 +174,8 @@ class RunState:
             self._advance_move()
 
     def _tick_checkpoints(self) -> None:
-        """Where shards go back together, a checkpoint is one moment of all of them."""
-        # a trainer that an earlier coordinator knew may be inside a group
+        """Begin or give up checkpoints; with groups, only between two groups."""
+        # A trainer that registered with an earlier coordinator may be inside a group.
         may_begin = self.settings.group_size is None or (self.work.is_between_groups() and not self.members.unheard())
         self.checkpoints.tick(self._owners(), self._manifest, may_begin=may_begin)
 
@@ -216,12 +184,12 @@ class RunState:
             self.publishing.tick(self._owners(), self._facts, may_begin=self._may_publish())
 
     def _is_publish_due(self) -> bool:
-        """Whether trainers have to wait for a version at the end of their group."""
+        """Whether trainers must wait at the end of their group until a version is written."""
         publishing = self.publishing
         return publishing is not None and self.work.has_begun() and publishing.is_due(self._learned())
 
     def _may_publish(self) -> bool:
-        """Whether a version of now would be of one model: no shard lacks what others have, and no step is half done."""
+        """Whether a version would be consistent now: no shard is behind the others, and no step is in flight."""
         if self.members.unheard() or self.work.is_behind() or not self.work.has_begun():
             return False
         if self._version_ticket is None and self.publishing is not None and self.publishing.settings.every_s is None:
@@ -229,7 +197,7 @@ class RunState:
         return self.settings.group_size is None or self.work.is_between_groups()
 
     def _facts(self) -> dict[str, Any]:
-        """What is known of a version that is cut now, beside its parts."""
+        """Return the manifest fields of a version that begins now."""
         is_complete = self.work.is_pass_complete()
         return {
             "passes": len(self.passes.begun) - (not is_complete),
@@ -239,14 +207,14 @@ class RunState:
         }
 
     def _learned(self) -> list[Any]:
-        """What tells whether the shards changed, by what they said last."""
+        """Return figures that change whenever the shards' parameters do, as far as reported."""
         shards = [self.members.shard(index) for index in range(self.members.map.servers)]
         names = ("applied", "evicted", "limit_evicted")
         figures = [(shard.incarnation, [shard.figures.get(name) for name in names]) for shard in shards if shard]
         return [figures, self.work.num_boundaries()]
 
     def _metrics_so_far(self) -> list[dict[str, Any]]:
-        """Of a first pass that is not at its end, from what the shard of partition 0 says."""
+        """Return the metrics of an unfinished first pass, which the shard of partition 0 reports."""
         shard = self.members.shard(0)
         figures = {} if shard is None else shard.figures
         found: list[dict[str, Any]] = []
@@ -259,7 +227,7 @@ class RunState:
         return shard is not None and self.members.is_alive(shard) and shard.state == "serving"
 
     def _owners(self) -> dict[int, ShardOwner] | None:
-        """All shards, if all of them serve."""
+        """Return the owners of all shards if all of them serve, else None."""
         shards = [self.members.shard(index) for index in range(self.members.map.servers)]
         serving = [shard for shard in shards if shard is not None and self._is_serving(shard)]
         if len(serving) < len(shards) or self._stop is not None:
@@ -267,13 +235,13 @@ class RunState:
         return {shard.index: ShardOwner(shard.incarnation, self.members.map.owned(shard.index)) for shard in serving}
 
     def _advance(self) -> None:
-        """A pass that is complete everywhere is saved, then comes the next one, or the end."""
+        """Save a pass that is complete on all shards, then begin the next one or finish the run."""
         if self.is_finished or self._stop is not None:
             return
         if not self.passes.begun:
             self._begin_next_or_fail()
         elif not self.work.is_pass_complete():
-            # also of a shard that went back after the checkpoint was asked for
+            # The pass may also be incomplete again, if a shard was restored after the request for a checkpoint.
             self._ticket = self._version_ticket = None
         elif self._ticket is None:
             self._ticket = self.checkpoints.want()
@@ -289,7 +257,7 @@ class RunState:
                 self.is_finished = True
 
     def _awaits_version(self, *, is_end: bool) -> bool:
-        """Whether a version has to be cut where the pass ends; the last one of a run has to be committed."""
+        """Whether to wait for the version of the pass's end: for its parts, or at the run's end for its commit."""
         publishing = self.publishing
         if publishing is None or not (is_end or publishing.settings.every_s is None):
             return False
@@ -300,15 +268,15 @@ class RunState:
         return not is_there(self._version_ticket)
 
     def _end_pass(self) -> None:
-        """Write down what the last pass came to, once."""
+        """Write the metrics of the last pass to the journal, once."""
         newest, number = self.checkpoints.newest, len(self.passes.begun) - 1
         if self._num_ended > number or newest is None:
             return
         try:
             measured = self.settings.measure(newest)
         except (ElasticRecError, OSError) as error:
-            # the numbers are for people: what was learned is saved
-            logger.info(f"pass {number + 1}: not measured: {error}")
+            # The metrics are informative: the parameters are saved.
+            logger.warning("pass %d: not measured: %s", number + 1, error)
             measured = {}
         hour = self.passes.begun[-1].hour
         self._journal.append(
@@ -323,7 +291,7 @@ class RunState:
         except (ElasticRecError, OSError) as error:
             self.failure = str(error)
             self.stop(self.failure)
-            logger.info(self.failure)
+            logger.error("%s", self.failure)
             return False
 
     def _begin_pass(self) -> bool:
@@ -333,57 +301,51 @@ class RunState:
         return begun is not None
 
     def stop(self, why: str) -> None:
-        """Tell all members to end."""
+        """Stop all members."""
         with self._lock:
             self._stop = why
 
     def _note(self, text: str) -> None:
-        """Say a line that the status shows as well."""
+        """Log a line and show it in the status."""
         self._notes.append((self._notes[-1][0] + 1 if self._notes else 1, text))
-        logger.info(text)
-
-    def tell(self, text: str) -> None:
-        """Say a line, not the same one over and over."""
-        with self._lock:
-            if text != self._last_told:
-                self._last_told = text
-                logger.info(text)
+        logger.info("%s", text)
 
     def _want(self, wanted: Wanted) -> None:
         self._journal.append(wanted.entry())
         self.wanted = wanted
-        logger.info(f"wanted from now on: {wanted.servers} servers, {wanted.trainers} trainers")
+        logger.info("scaling to %d servers and %d trainers", wanted.servers, wanted.trainers)
 
     def _advance_move(self) -> None:
-        """Towards the number of shards that is wanted."""
+        """Move the partitions to the requested number of shards."""
         before, wanted = self.members.map.servers, self.wanted.servers
         if before == wanted or self.is_finished or self._stop is not None:
             self._move, self.members.coming = None, 0
             return
         self.members.coming = wanted
         if self._move is None or self._move.servers != wanted:
-            saving = Saving(
+            hooks = MoveHooks(
                 self.checkpoints.want, self.checkpoints.is_committed, lambda: self.checkpoints.failures_in_a_row
             )
-            self._move = Move(wanted, self._clock(), saving)
-        # with groups the checkpoint waits for the end of one by itself
+            self._move = Move(wanted, self._clock(), hooks)
+        # With groups the checkpoint itself waits for the end of a group.
         leases = {} if self.settings.group_size is not None else self.work.leases()
         if self._move.advance(self._clock(), leases):
             self._set_map(wanted)
         elif self._move.is_hopeless:
-            logger.info(f"servers: {before} stay, their checkpoint could not be written")
+            logger.warning("servers: not scaled from %d to %d: the checkpoint could not be written", before, wanted)
             self._want(Wanted(before, self.wanted.trainers))
 
     def _set_map(self, servers: int) -> None:
-        """The old shards are members no more; new ones load the last checkpoint once those have stopped."""
+        """Change the map: new shards load the last checkpoint once the old ones have stopped."""
         before = self.members.map.servers
         self.members.set_map(servers)
         self.work.set_map(self.members.map)
         self._move, self.members.coming = None, 0
-        logger.info(f"servers: the partitions moved from {before} to {servers}, map {self.members.map.epoch}")
+        epoch = self.members.map.epoch
+        logger.info("servers: the partitions moved from %d to %d servers, map %d", before, servers, epoch)
 
     def _manifest(self) -> dict[str, Any]:
-        """What a checkpoint says beside its files."""
+        """Return the manifest fields of a checkpoint."""
         return {
             "map_epoch": self.members.map.epoch,
             "passes": [asdict(begun) for begun in self.passes.begun],

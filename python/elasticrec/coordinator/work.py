@@ -1,37 +1,37 @@
-"""Work: which unit a trainer gets. A unit is complete when the present owner of every partition says so, not before."""
+"""Leases of units to trainers. A unit is complete when the present owner of every partition reports it, not before."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from elasticrec.coordinator.members import PartitionMap
 from elasticrec.errors import ModelError
-from elasticrec.net.messages import Record, Records
+from elasticrec.net.messages import Record, Records, UnitFigures
 
 
 @dataclass(frozen=True)
 class WorkTiming:
-    """How long a unit stays with somebody."""
+    """Times after which a unit is leased again."""
 
     lease_s: float = 3.5
-    """A trainer that is silent for so long has lost its unit."""
+    """Lease of a silent trainer."""
     settle_s: float = 2.0
-    """After `done`, the time for the shards to report the unit; else it is leased again."""
+    """Time for the shards to confirm a unit after its trainer reported it as done."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """A unit for a trainer."""
+    """A unit that is leased to a trainer."""
 
     unit: int
     skip: tuple[int, ...]
-    """Batches that every partition has: not to be pushed again."""
+    """Batches that every partition has applied: the trainer leaves them out."""
     is_replay: bool
-    """Somebody had it before."""
+    """Whether the unit was leased before."""
 
 
 @dataclass(frozen=True)
 class NoWork:
-    """Nothing for now, or for good."""
+    """There is no unit for now, or no unit any more."""
 
     why: str
     finished: bool = False
@@ -47,24 +47,24 @@ class _Lease:
 class _Shard:
     incarnation: int | None = None
     records: Records | None = None
-    """Unknown from its start until its first report."""
+    """None until the first report of the shard's process."""
     is_up: bool = False
 
 
 @dataclass
 class Counters:
-    """What happened to leases."""
+    """Counts leases by their end."""
 
     given: int = 0
     replayed: int = 0
     lapsed: int = 0
     given_back: int = 0
     unsettled: int = 0
-    """Units that were `done` but that the shards did not report in time."""
+    """Units that were done, but not confirmed by the shards in time."""
 
 
 class Work:
-    """Leases. Passes are added one after the other, shards report, trainers ask."""
+    """Leases units: passes add units, shards report what they have applied, and trainers request units."""
 
     def __init__(
         self,
@@ -75,49 +75,49 @@ class Work:
         group_size: int | None = None,
     ) -> None:
         self.counters = Counters()
-        # Units whose batches make steps together: a group is complete before the next one begins.
+        # Number of units whose batches make steps together: a group is complete before the next one begins.
         self._group_size = group_size
         self._num_passes = num_passes
         self._timing = timing
         self._clock = clock
         self._ends: list[int] = []
-        # One behind the highest unit that was ever leased.
+        # One past the highest unit that was ever leased.
         self._leased_end = 0
         self._leases: dict[int, _Lease] = {}
-        # Units that are done, as their trainers say, with the time until which the shards may say so.
+        # Units that their trainers reported as done, with the time limit for the confirmation by the shards.
         self._settling: dict[int, float] = {}
-        # Units whose data is lost: shards are told, trainers do not get them.
+        # Units whose data is lost: shards skip them, trainers do not get them.
         self._skipped: set[int] = set()
-        # Units that come before all new ones; None until every shard has reported.
+        # Units that are leased before new ones; None until every shard has reported.
         self._behind: set[int] | None = None
         self._lacking: list[int] | None = None
         self.set_map(partitions)
 
     def set_map(self, partitions: PartitionMap) -> None:
-        """Begin with shards that have not reported."""
+        """Set the partition map; all shards have to report first."""
         self._map = partitions
         self._shards = [_Shard() for _ in range(partitions.servers)]
         self._forget()
 
     def add_pass(self, end: int) -> None:
-        """Units up to `end` may be leased, once all before are complete and the boundary is applied everywhere."""
+        """Add the units up to `end`: leased once all earlier units are complete and the boundary is applied."""
         self._ends.append(end)
 
     def start_shard(self, index: int, incarnation: int) -> None:
-        """A process took the place of a shard: what the one before had reported is worth nothing."""
+        """Forget the report of a shard that was replaced by another process."""
         if self._shards[index].incarnation != incarnation:
             self._shards[index] = _Shard(incarnation)
             self._forget()
 
     def set_up(self, index: int, is_up: bool) -> None:
-        """Whether a shard is there to be pushed to."""
+        """Set whether a shard accepts pushes."""
         self._shards[index].is_up = is_up
 
     def _forget(self) -> None:
         self._behind = self._lacking = None
 
     def report(self, index: int, records: Records) -> None:
-        """What the partitions of a shard have."""
+        """Take a shard's report of the batches that its partitions have applied."""
         shard = self._shards[index]
         self._check(index, records)
         shard.records = records
@@ -139,10 +139,10 @@ class Work:
         last = max(record.end for _, record in records)
         planned = self._ends[-1] if self._ends else 0
         if last > planned:
-            raise ModelError(f"shard {index}: has units below {last}, but only those below {planned} are planned")
+            raise ModelError(f"shard {index}: records: expected units below {planned}, got unit {last - 1}")
 
     def group_of(self, unit: int) -> range | None:
-        """The units with which a unit makes steps; none if a push is a step of its own."""
+        """Return the group of units that makes steps together; None for strategies without groups."""
         if self._group_size is None:
             return None
         start = max((end for end in self._ends if end <= unit), default=0)
@@ -151,7 +151,7 @@ class Work:
         return range(first, min(first + self._group_size, stop))
 
     def is_between_groups(self) -> bool:
-        """Whether all shards are at the end of the same group, and nobody works on the next one."""
+        """Whether all shards are at the end of the same group, and no unit of the next group is leased."""
         records = self._records()
         if self._unready() or any(record.open or record.complete for record in records):
             return False
@@ -159,20 +159,20 @@ class Work:
         group = self.group_of(min(watermarks))
         if len(watermarks) > 1 or group is None or group.start not in watermarks:
             return False
-        # who has not yet told that a unit of the group before is done works on nothing
+        # Leases of the previous group do not count: their trainers have only not reported the end yet.
         return not any(unit >= group.start for unit in (*self._leases, *self._settling))
 
     def lease(self, trainer: int, holds: Iterable[int] = (), share: int | None = None) -> Grant | NoWork:
-        """The unit that this trainer shall take next; of a group at most a share, unless it waits for the others."""
+        """Lease a unit to a trainer; with groups at most `share` units, unless it waits for the others."""
         self.lapse()
         if why := self._unready():
             return NoWork(why)
         holds = set(holds)
         if share is not None and len(holds) >= share:
-            return NoWork("it has its share of the group")
+            return NoWork("the trainer has its share of the group")
         lost = [unit for unit, lease in self._leases.items() if lease.trainer == trainer and unit not in holds]
         if lost:
-            # it was leased, but the answer did not arrive
+            # The trainer did not receive the response.
             return self._grant(min(lost), trainer, is_replay=False)
         unit = self._next()
         if unit is None:
@@ -194,10 +194,10 @@ class Work:
         return None
 
     def _next(self) -> int | None:
-        """First what a shard that went back lacks, then what was given back, then what is new."""
+        """Return the next unit: first those that a restored shard lacks, then returned ones, then new ones."""
         limit = self._limit()
         if self._group_size is not None:
-            # a step needs all units of its group, those that were leased before and those that were not
+            # A step needs all units of its group, whether they were leased before or not.
             first = min(record.watermark for record in self._records())
             taken = {*self._leases, *self._settling, *self._skipped}
             free = (unit for unit in range(first, limit) if not self._is_complete(unit))
@@ -211,11 +211,11 @@ class Work:
     def _why_none(self) -> str:
         behind = self._find_behind()
         if behind:
-            return f"{len(behind)} units that a shard lacks come first, others have them"
+            return f"{len(behind)} units that a restored shard lacks come first and are leased"
         return "the other units of the pass are leased"
 
     def _limit(self) -> int:
-        """Units from here on come behind a boundary that some partition has not applied."""
+        """Return the first unit that must wait for a boundary which some partition has not applied."""
         records = self._records()
         applied = min(record.boundaries for record in records)
         limit = self._ends[applied] if applied < len(self._ends) else (self._ends[-1] if self._ends else 0)
@@ -223,7 +223,7 @@ class Work:
         return limit if group is None else min(limit, group.stop)
 
     def _find_behind(self) -> set[int]:
-        """What some partition lacks since a shard came (back), of all that was ever leased."""
+        """Return the units, leased at any time, that some partition lacks since a shard was restored."""
         if self._behind is None:
             self._behind = set(self._find_lacking())
         elif self._behind:
@@ -231,7 +231,7 @@ class Work:
         return self._behind
 
     def _find_lacking(self) -> list[int]:
-        """Units that were leased and that are not complete everywhere, in order."""
+        """Return the units that were leased and are not complete, in order."""
         if self._lacking is None:
             first = min(record.watermark for record in self._records())
             self._lacking = [unit for unit in range(first, self._leased_end) if not self._is_complete(unit)]
@@ -241,18 +241,21 @@ class Work:
         return [record for shard in self._shards for _, record in shard.records or ()]
 
     def _is_complete(self, unit: int) -> bool:
-        """Only what the present shards say counts, and all of them must have spoken."""
+        """Whether all present shards have reported that they have the unit."""
         known = all(shard.records is not None for shard in self._shards)
         return known and all(record.has(unit) for record in self._records())
 
     def _skip(self, unit: int) -> tuple[int, ...]:
-        """Batches that all partitions have; those that have all of the unit lack none."""
+        """Return the batches that no partition lacks."""
         lacking = [record for record in self._records() if not record.has(unit)]
         parts = [set(record.open[unit].batches) if unit in record.open else set() for record in lacking]
         return tuple(sorted(set.intersection(*parts))) if parts else ()
 
     def done(self, trainer: int, unit: int) -> bool:
-        """A trainer has pushed all of a unit: its lease ends. Whether the unit is complete the shards will tell."""
+        """End the lease of a unit that is pushed completely; return whether the trainer held it.
+
+        The unit is complete once the shards confirm it.
+        """
         lease = self._leases.get(unit)
         if lease is not None and lease.trainer != trainer:
             return False
@@ -262,7 +265,7 @@ class Work:
         return lease is not None
 
     def give_back(self, trainer: int, unit: int) -> bool:
-        """A trainer does not go on with a unit."""
+        """End the lease of an unfinished unit; return whether the trainer held it."""
         lease = self._leases.get(unit)
         if lease is None or lease.trainer != trainer:
             return False
@@ -271,18 +274,18 @@ class Work:
         return True
 
     def num_applied(self, unit: int) -> int:
-        """Batches of an open unit that some partition has."""
+        """Return the largest number of batches of an open unit that a partition has applied."""
         return max((len(record.open[unit].batches) for record in self._records() if unit in record.open), default=0)
 
     def skip(self, unit: int) -> None:
-        """The data of a unit is lost."""
+        """Never lease a unit again: its data is lost."""
         self._leases.pop(unit, None)
         self._settling.pop(unit, None)
         self._skipped.add(unit)
         self._raise_leased_end(unit + 1)
 
     def hold(self, trainer: int, units: Iterable[int]) -> list[int]:
-        """A trainer says what it works on: those go on being its own. Returns those that are not."""
+        """Renew the leases of the units that a trainer works on; return those that it does not hold."""
         lost = []
         until = self._clock() + self._timing.lease_s
         for unit in units:
@@ -291,19 +294,19 @@ class Work:
             if is_unknown or (lease is not None and lease.trainer != trainer):
                 lost.append(unit)
             elif unit not in self._settling and not self._is_complete(unit):
-                # also of a lease that lapsed, or that a coordinator before this one gave
+                # This also restores an expired lease, and a lease of an earlier coordinator.
                 self._leases[unit] = _Lease(trainer, until)
                 self._raise_leased_end(unit + 1)
         return lost
 
     def drop_trainer(self, trainer: int) -> None:
-        """A trainer is gone: its units are free."""
+        """End the leases of a trainer that has left."""
         for unit in [unit for unit, lease in self._leases.items() if lease.trainer == trainer]:
             del self._leases[unit]
             self.counters.lapsed += 1
 
     def lapse(self) -> None:
-        """End what has run out."""
+        """End expired leases, and stop waiting for overdue confirmations."""
         now = self._clock()
         for unit in [unit for unit, lease in self._leases.items() if lease.until <= now]:
             del self._leases[unit]
@@ -313,26 +316,26 @@ class Work:
             self.counters.unsettled += 1
 
     def wants_report(self) -> bool:
-        """Whether a trainer's `done` waits to be confirmed, and nothing else is to be given out meanwhile."""
+        """Whether trainers are idle until the shards confirm units."""
         if not self._settling or self._unready():
             return bool(self._settling)
         return bool(self._find_behind()) or self._leased_end >= self._limit()
 
     def is_behind(self) -> bool:
-        """Whether a shard lacks what others have, as far as is known: it went back, or has not told."""
+        """Whether a shard may lack batches that others have: it was restored, or has not reported."""
         return self._unready() is not None or bool(self._find_behind())
 
     def has_begun(self) -> bool:
-        """Whether some unit is complete everywhere, as far as is known."""
+        """Whether at least one unit is known to be complete."""
         return self._unready() is None and len(self._find_lacking()) < self._leased_end
 
     def num_boundaries(self) -> int:
-        """That partitions have passed, of all together."""
+        """Return the number of applied boundaries, summed over partitions."""
         found = (one for shard in self._shards for one in shard.records or ())
         return sum(len(partitions) * record.boundaries for partitions, record in found)
 
     def is_pass_complete(self) -> bool:
-        """Whether all units that are planned are complete and all boundaries applied, everywhere."""
+        """Whether all partitions have all planned units and all boundaries."""
         if self._unready() or not self._ends:
             return False
         return all(
@@ -340,11 +343,11 @@ class Work:
         )
 
     def is_finished(self) -> bool:
-        """Whether nothing of any pass is left."""
+        """Whether all passes are complete."""
         return len(self._ends) >= self._num_passes and self.is_pass_complete()
 
-    def figures(self) -> dict[str, int | None]:
-        """For the status and the metrics."""
+    def figures(self) -> UnitFigures:
+        """Return the numbers of units for the status and the metrics."""
         known = all(shard.records is not None for shard in self._shards)
         lacking = self._find_lacking() if known else []
         return {
@@ -357,9 +360,9 @@ class Work:
         }
 
     def workers(self) -> set[int]:
-        """Trainers that have a unit."""
+        """Return the incarnations of the trainers that hold a unit."""
         return {lease.trainer for lease in self._leases.values()}
 
     def leases(self) -> dict[int, int]:
-        """Trainer by unit."""
+        """Return the incarnations of the trainers by unit."""
         return {unit: lease.trainer for unit, lease in sorted(self._leases.items())}

@@ -17,7 +17,7 @@ from elasticrec.cube.metrics import node_text
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.machine import resident_bytes
 from elasticrec.net.security import Security
-from elasticrec.net.server import Place, WebServer
+from elasticrec.net.server import ListenOptions, WebServer
 from elasticrec.repository.repository import Repository
 
 Say = Callable[[str], None]
@@ -61,7 +61,7 @@ class StoreNode:
         self._problem: str | None = None
         self._error: Exception | None = None
         security = options.security
-        place = Place("cube", options.host, options.http_port, security.cert, security.key)
+        place = ListenOptions("cube", options.host, options.http_port, security.cert, security.key)
         self._web = WebServer(make_app(self, security.token), place)
         self.url = self._web.url
 

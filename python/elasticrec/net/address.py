@@ -1,4 +1,4 @@
-"""Where the coordinator of a run listens: a file in the run's directory, for commands that ask a running job."""
+"""The address of a run's coordinator: a file in the run's directory, for commands that query a running job."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,24 +12,24 @@ _NAME = "address.json"
 
 @dataclass(frozen=True)
 class Address:
-    """What it takes to ask a coordinator."""
+    """URL and token of a coordinator."""
 
     url: str
     token: str | None = None
 
 
 def write_address(run: Path, address: Address) -> None:
-    """Write it down; only the user who trains may read the token."""
+    """Write the address; only the user of the training may read the token."""
     write_atomically(run / "coordinator" / _NAME, json.dumps(asdict(address)).encode(), mode=0o600)
 
 
 def remove_address(run: Path) -> None:
-    """After the end; a coordinator that was killed leaves it, and nobody answers there."""
+    """Remove the address of a coordinator that ends; one that is killed leaves it behind."""
     (run / "coordinator" / _NAME).unlink(missing_ok=True)
 
 
 def read_address(run: Path) -> Address | None:
-    """The address that was written down last, or none."""
+    """Return the last address that was written, or None."""
     path = run / "coordinator" / _NAME
     try:
         found = json.loads(path.read_bytes())

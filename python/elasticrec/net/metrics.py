@@ -1,57 +1,63 @@
-"""The text that Prometheus reads, and a small server for roles that have no other HTTP face."""
+"""Metrics in the text format of Prometheus, and a small server for roles without an HTTP API."""
 
 import hmac
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from elasticrec.errors import ConfigError
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 Value = float | int | None
 Sample = tuple[dict[str, str], Value]
 
 
-class Families:
-    """Metrics under one prefix, with labels that all of them have."""
+class Families(Collector):
+    """Metrics with a common prefix and common labels, from figures that are counted elsewhere."""
 
     def __init__(self, prefix: str, **labels: str) -> None:
         self._prefix, self._labels = prefix, labels
-        self._lines: list[str] = []
+        self._metrics: list[Metric] = []
 
     def add(self, name: str, kind: Literal["counter", "gauge"], help_text: str, *samples: Sample | Value) -> None:
-        """One metric; a value that is not known is left out."""
-        full = self._prefix + name
-        self._lines += [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}"]
+        """Add a metric; unknown values are left out."""
+        full_name = self._prefix + name
+        metric = Metric(full_name.removesuffix("_total"), help_text, kind)
         for sample in samples:
             labels, value = sample if isinstance(sample, tuple) else ({}, sample)
             if value is not None:
-                text = ",".join(f'{key}="{label}"' for key, label in (self._labels | labels).items())
-                self._lines.append(f"{full}{{{text}}} {value}" if text else f"{full} {value}")
+                metric.add_sample(full_name, self._labels | labels, value)
+        self._metrics.append(metric)
 
     def histogram(self, name: str, help_text: str, buckets: Sequence[tuple[float, int]], total: float) -> None:
-        """Counts by upper bound, the last of which is infinite, and the sum of all values."""
-        full = self._prefix + name
-        self._lines += [f"# HELP {full} {help_text}", f"# TYPE {full} histogram"]
-        labels = "".join(f'{key}="{label}",' for key, label in self._labels.items())
-        below = 0
-        for bound, count in buckets:
-            below += count
-            text = "+Inf" if math.isinf(bound) else f"{bound:.6g}"
-            self._lines.append(f'{full}_bucket{{{labels}le="{text}"}} {below}')
-        own = f"{{{labels.rstrip(',')}}}" if labels else ""
-        self._lines += [f"{full}_sum{own} {total}", f"{full}_count{own} {below}"]
+        """Add a histogram: counts by upper bound, of which the last is infinite, and the sum of all values."""
+        metric = HistogramMetricFamily(self._prefix + name, help_text, labels=list(self._labels))
+        cumulative, count = [], 0
+        for bound, number in buckets:
+            count += number
+            cumulative.append(("+Inf" if math.isinf(bound) else f"{bound:.6g}", count))
+        metric.add_metric(list(self._labels.values()), cumulative, total)
+        self._metrics.append(metric)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics."""
+        return self._metrics
 
     def text(self) -> str:
-        """All of it."""
-        return "".join(f"{line}\n" for line in self._lines)
+        """Return the metrics in the text format."""
+        return generate_latest(self).decode()
 
 
 class MetricsServer:
-    """`/metrics` on a port of this machine, on threads of its own."""
+    """Serves `/metrics` on 127.0.0.1, on separate threads."""
 
     def __init__(self, render: Callable[[], str], *, token: str, port: int = 0) -> None:
         try:
@@ -62,20 +68,20 @@ class MetricsServer:
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def _handler(render: Callable[[], str], token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        # a peer that says nothing must not keep a thread for ever
+        # A silent peer may not keep a thread.
         timeout = 10
 
         def do_GET(self) -> None:
             given = self.headers.get("authorization", "")
             if token and not hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {token}".encode()):
-                self._answer(401, "wrong token, or none\n")
+                self._answer(401, "missing or wrong token\n")
             elif self.path != "/metrics":
                 self._answer(404, "not found\n")
             else:
@@ -90,6 +96,6 @@ def _handler(render: Callable[[], str], token: str) -> type[BaseHTTPRequestHandl
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Nothing: scrapes are no news."""
+            """Log nothing: scrapes are frequent."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""Options of all commands whose processes talk to others, each with the environment variable that stands for it."""
+"""Command-line options for TLS, each with its environment variable."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,15 +8,17 @@ import typer
 from elasticrec.net import environment
 
 CertOption = Annotated[
-    Path | None, typer.Option("--tls-cert", envvar=environment.TLS_CERT, help="PEM file of the certificate to show.")
+    Path | None, typer.Option("--tls-cert", envvar=environment.TLS_CERT, help="PEM file of this process's certificate.")
 ]
-KeyOption = Annotated[Path | None, typer.Option("--tls-key", envvar=environment.TLS_KEY, help="PEM file of its key.")]
+KeyOption = Annotated[
+    Path | None, typer.Option("--tls-key", envvar=environment.TLS_KEY, help="PEM file of the certificate's key.")
+]
 CaOption = Annotated[
     Path | None, typer.Option("--tls-ca", envvar=environment.TLS_CA, help="PEM file of the authorities to trust.")
 ]
 InsecureOption = Annotated[
     bool,
     typer.Option(
-        "--insecure", envvar=environment.INSECURE, help="Talk to other machines without TLS, even without a token."
+        "--insecure", envvar=environment.INSECURE, help="Allow other machines without TLS and without a token."
     ),
 ]

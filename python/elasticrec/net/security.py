@@ -1,4 +1,4 @@
-"""What keeps others out: a token and TLS, and the rule that nothing goes beyond this machine without both."""
+"""Token and TLS of a process, and the rule that other machines are only reached with both, unless `insecure` is set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,20 +11,21 @@ from elasticrec.config.publish import Cube
 from elasticrec.errors import ConfigError
 from elasticrec.net import environment
 
-# A server takes no longer hello.
+# Servers refuse a longer hello.
 _MAX_TOKEN = 1024
 
 
 @dataclass(frozen=True)
 class Security:
-    """What a role shows, whom it trusts, and whether it may do without."""
+    """The token, the TLS files, and whether the process may do without them."""
 
     token: str | None = field(default=None, repr=False)
     cert: Path | None = None
-    """PEM files: what it shows where it listens, and the key of that;"""
+    """PEM file of the certificate for the sockets it listens on."""
     key: Path | None = None
+    """PEM file of the certificate's key."""
     ca: Path | None = None
-    """and the authorities it trusts where it connects."""
+    """PEM file of the authorities that it trusts when it connects."""
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -39,27 +40,27 @@ class Security:
 
     @classmethod
     def of(cls, job: Job, token: str, given: dict[str, Path | None], insecure: bool = False) -> "Security":
-        """From what a role was given; a file that it needs and was not given is the one that its job names.
+        """Return the security of a role; `given` names the files it needs, the job is used for those that are None.
 
-        Keys that `given` does not have are not needed: the role may run where those files are not.
+        Files that `given` does not name are not needed, and may be missing on the role's machine.
         """
         tls = job.train.ps.tls.model_dump()
         files = {name: path or (Path(tls[name]) if tls[name] else None) for name, path in given.items()}
         return cls(token or None, **files, insecure=insecure or job.train.ps.insecure)
 
     def wire(self) -> _core.PsTls:
-        """The same for the wire between trainers and servers, read now: files that are of no use are told here."""
+        """Return the TLS settings for the binary protocols; raise for files that cannot be used."""
         return _core.PsTls(cert=self.cert, key=self.key, ca=self.ca)
 
     def check_listen(self, role: str, host: str) -> None:
-        """Beyond this machine nothing listens without a token and TLS, unless that is wanted."""
+        """Refuse to listen beyond this machine without a token and TLS, unless `insecure` is set."""
         if is_loopback(host) or self.insecure or (self.token and self.cert):
             return
         missing = " and ".join(name for name, has in (("a token", self.token), ("TLS", self.cert)) if not has)
         raise ConfigError(f"{role}: host: {host} is open to others: expected {missing}, `insecure: true`, or 127.0.0.1")
 
     def check_send(self, target: str, host: str, *, encrypted: bool) -> None:
-        """To another machine no token goes in clear, unless that is wanted."""
+        """Refuse to send the token to another machine in clear text, unless `insecure` is set."""
         if self.token and not (encrypted or self.insecure or is_loopback(host)):
             raise ConfigError(
                 f"{target}: the token would go to another machine in clear text: expected TLS, or `insecure: true`"
@@ -67,7 +68,7 @@ class Security:
 
 
 def local_security(job: Job, token: str) -> Security:
-    """What roles on this machine alone have: TLS where the environment or the job says so."""
+    """Return the security of a run whose roles are all on this machine, with TLS if the job or environment has it."""
     security = Security.of(job, token, environment.tls_files())
     if (security.cert is None) != (security.ca is None):
         raise ConfigError("tls: expected a certificate, its key and the `ca` that signed it, got some of them")

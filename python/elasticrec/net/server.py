@@ -1,4 +1,4 @@
-"""What all HTTP faces in Python share: a server on a thread, a token before anything else, bodies of a limited size."""
+"""Set-up of the HTTP servers in Python: a server on a thread, the check of the token, bodies of limited size."""
 
 import errno
 import hmac
@@ -16,8 +16,8 @@ from elasticrec.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a role listens, and with which certificate."""
+class ListenOptions:
+    """The address that a role listens on, and its certificate."""
 
     role: str
     host: str
@@ -27,9 +27,9 @@ class Place:
 
 
 class WebServer:
-    """Routes that are answered on a thread of their own."""
+    """Serves an application on a separate thread."""
 
-    def __init__(self, app: Starlette, place: Place) -> None:
+    def __init__(self, app: Starlette, options: ListenOptions) -> None:
         config = uvicorn.Config(
             app,
             http="h11",
@@ -39,26 +39,26 @@ class WebServer:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=5,
-            ssl_certfile=place.cert,
-            ssl_keyfile=place.key,
+            ssl_certfile=options.cert,
+            ssl_keyfile=options.key,
         )
-        # a certificate that cannot be read is told now, not from a thread
+        # Raise for an unusable certificate here, not on the thread.
         try:
             config.load()
         except OSError as error:
-            raise ConfigError(f"{place.role}: {place.cert}: cannot be used for TLS: {error}") from None
-        self._socket = bind(place.role, place.host, place.port)
-        host = f"[{place.host}]" if ":" in place.host else place.host
-        self.url = f"http{'s' if place.cert else ''}://{host}:{self._socket.getsockname()[1]}"
+            raise ConfigError(f"{options.role}: {options.cert}: cannot be used for TLS: {error}") from None
+        self._socket = bind(options.role, options.host, options.port)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"http{'s' if options.cert else ''}://{host}:{self._socket.getsockname()[1]}"
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
 
     def start(self) -> None:
-        """Answer from now on; what came meanwhile has waited in the socket."""
+        """Start to answer; earlier connections have waited in the socket's backlog."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; requests that are being answered end first."""
+        """Stop after the requests in flight are answered."""
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join()
@@ -66,17 +66,17 @@ class WebServer:
 
 
 def check_token(request: Request, token: str | None) -> None:
-    """Refuse a request without the token, if there is one."""
+    """Refuse a request without the right token, if the server has one."""
     if token is None:
         return
     given = request.headers.get("authorization", "")
-    # takes as long for a token that is nearly right as for one that is not
+    # The time of the comparison tells nothing about the token.
     if not hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {token}".encode()):
-        raise HTTPException(401, "wrong token, or none", {"WWW-Authenticate": "Bearer"})
+        raise HTTPException(401, "missing or wrong token", {"WWW-Authenticate": "Bearer"})
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, as long as it is not too long."""
+    """Return the body of a request; refuse more than `limit` bytes."""
     chunks, size = [], 0
     try:
         async for chunk in request.stream():
@@ -90,21 +90,21 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def bind(role: str, host: str, port: int) -> socket.socket:
-    """A socket that listens there."""
-    where = f"{host}:{port}"
+    """Return a socket that listens on an address."""
+    address = f"{host}:{port}"
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio sends small answers at once only where the protocol is named, else they wait 40 ms for the peer
+        # asyncio disables Nagle's algorithm only on sockets that name the protocol: small answers would wait 40 ms.
         found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
-        raise ConfigError(f"{role}: {where}: cannot listen there: {_reason(error)}") from None
+        raise ConfigError(f"{role}: {address}: cannot listen there: {_reason(error)}") from None
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
         found.listen(1024)
     except OSError as error:
         found.close()
-        raise ConfigError(f"{role}: {where}: cannot listen there: {_reason(error)}") from None
+        raise ConfigError(f"{role}: {address}: cannot listen there: {_reason(error)}") from None
     return found
 
 

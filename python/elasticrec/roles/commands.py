@@ -84,11 +84,11 @@ def coordinator(
 ) -> None:
     """Run the coordinator: it leases units, owns the partition map and commits checkpoints. One per run."""
     _set_up()
-    from elasticrec.coordinator.api import Listen
+    from elasticrec.coordinator.api import ServerOptions
     from elasticrec.net.security import Security
 
     found, job = _open_run(run)
-    listen = Listen(host, port, Security.of(job, token, {"cert": tls_cert, "key": tls_key}, insecure))
+    listen = ServerOptions(host, port, Security.of(job, token, {"cert": tls_cert, "key": tls_key}, insecure))
     listen.check()
     from elasticrec.roles.coordinator import serve_coordinator
 

@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Job, fingerprint, match_files, meaning
-from elasticrec.coordinator.api import CoordinatorServer, Listen
-from elasticrec.coordinator.checkpoints import Checkpoint, CheckpointSettings
-from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.api import CoordinatorServer, ServerOptions
+from elasticrec.coordinator.checkpoint import Checkpoint
+from elasticrec.coordinator.checkpoints import CheckpointSettings
+from elasticrec.coordinator.coordinator import Coordinator
 from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.passes import PassPlan, Upkeep
+from elasticrec.coordinator.settings import Settings
 from elasticrec.data.header import check_headers
 from elasticrec.data.hours import HourPlan, PlanCallbacks
 from elasticrec.errors import ElasticRecError
@@ -139,7 +141,7 @@ def measure_pass(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def serve_coordinator(job: Job, run: Run, listen: Listen, stop: threading.Event) -> bool:
+def serve_coordinator(job: Job, run: Run, listen: ServerOptions, stop: threading.Event) -> bool:
     """Coordinate the run until it is finished or `stop` is set; return whether it is finished."""
     prepare(job, run)
     settings = replace(settings_of(job, run), run_id=read_start(run.path).run_id)

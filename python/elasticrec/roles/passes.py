@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.coordinator.checkpoints import Checkpoint, open_checkpoint
+from elasticrec.coordinator.checkpoint import Checkpoint, open_checkpoint
 from elasticrec.errors import ElasticRecError, ModelError
 from elasticrec.journal import Entry, read_entries
 from elasticrec.net.messages import StatusResponse

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from elasticrec.coordinator import api
-from elasticrec.coordinator.api import CoordinatorServer, Listen
-from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.api import CoordinatorServer, ServerOptions
+from elasticrec.coordinator.coordinator import Coordinator
+from elasticrec.coordinator.settings import Settings
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.net.coordinator import CoordinatorClient, Term
 from elasticrec.net.messages import FencedError, SurplusError
@@ -33,7 +34,7 @@ def serving(tmp_path: Path, **listen: Any) -> Iterator[CoordinatorServer]:
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
     with closing(Coordinator(Run(tmp_path / "run"), settings, clock=Clock())) as coordinator:
         place = {name: listen.pop(name) for name in ("host", "port") if name in listen}
-        with CoordinatorServer(coordinator, Listen(**place, security=Security(**listen))) as server:
+        with CoordinatorServer(coordinator, ServerOptions(**place, security=Security(**listen))) as server:
             yield server
 
 
@@ -81,7 +82,7 @@ def test_a_unit_from_lease_to_report(tmp_path: Path) -> None:
         assert status["checkpoint"]["writing"] == command["checkpoint"]
         with pytest.raises(FencedError, match="incarnation 5: not a member: it never registered"):
             client.shard_heartbeat(5, 1)
-        with pytest.raises(ConfigError, match="unit: expected one below 6, got 6"):
+        with pytest.raises(ConfigError, match="unit: expected a unit below 6, got 6"):
             client.done(trainer, 6)
         with pytest.raises(ConfigError, match="shard 0: not a trainer"):
             client.lease(shard["incarnation"], [])
@@ -114,7 +115,7 @@ def test_metrics(tmp_path: Path) -> None:
 def test_a_wrong_token(tmp_path: Path, path: str, given: str | None) -> None:
     headers = {} if given is None else {"Authorization": given}
     with serving(tmp_path, token="secret") as server:
-        expected = (401, {"term": 1, "error": "wrong token, or none"})
+        expected = (401, {"term": 1, "error": "missing or wrong token"})
         assert raw(server.url, "GET", path, **headers) == expected
         assert raw(server.url, "POST", "/v1/register", b"{", **headers) == expected
         assert raw(server.url, "GET", "/health", **headers) == (200, {"status": "ok", "term": 1})
@@ -125,7 +126,7 @@ def test_the_right_token(tmp_path: Path) -> None:
         with client_of(server.url, token="secret") as client:
             assert client.status()["state"] == "running"
         with client_of(server.url, token="other") as client:
-            with pytest.raises(ConfigError, match=r"^coordinator at 127.0.0.1:\d+: wrong token, or none$"):
+            with pytest.raises(ConfigError, match=r"^coordinator at 127.0.0.1:\d+: missing or wrong token$"):
                 client.status()
 
 

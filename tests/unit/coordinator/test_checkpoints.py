@@ -199,7 +199,7 @@ def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup, caplo
     for kind in ("rows", "dense"):
         old, new = (setup.checkpoints.directory / name / f"shard-00001.{kind}" for name in (before, newest.name))
         assert old.read_bytes() == new.read_bytes()
-    assert caplog.messages[-1].endswith(f"shard 1 died meanwhile, its part is that of {before}")
+    assert caplog.messages[-1].endswith(f"shard 1 died meanwhile, using its part of {before}")
     assert not setup.checkpoints.is_committed(ticket), "who asked for one from now on still waits"
     setup.checkpoints.tick(OWNERS)
     assert setup.checkpoints.writing == "ps-00000001-000003"
@@ -290,7 +290,7 @@ def test_a_damaged_one_is_passed_over(setup: Setup, damage: Callable[[Path], Non
     again = Setup(setup.directory, term=2, last=second)
     assert again.checkpoints.newest is not None and again.checkpoints.newest.name == first
     (line,) = again.noted
-    assert second in line and line.endswith("; the checkpoint before it is used")
+    assert second in line and line.endswith(f"; using {first} instead")
     # the good one is not dropped for the sake of the damaged one
     third = again.take()
     assert first in again.names() and third in again.names()
@@ -301,22 +301,20 @@ def test_one_that_is_missing_is_said(setup: Setup) -> None:
     (setup.directory / second / "manifest.json").unlink()
     again = Setup(setup.directory, term=2, last=second)
     assert again.checkpoints.newest is not None and again.checkpoints.newest.name == first
-    assert again.noted == [
-        f"{setup.directory / second}: was committed but is missing; the checkpoint before it is used"
-    ]
+    assert again.noted == [f"{setup.directory / second}: committed checkpoint is missing; using {first} instead"]
 
 
 def test_none_is_whole(setup: Setup) -> None:
     first, second = setup.take(), setup.take()
     for name in (first, second):
         _flip(setup.directory / name)
-    setup.checkpoints.pass_over(second, "checksum")
+    setup.checkpoints.report_unloadable(second, "checksum")
     again = Setup(setup.directory, term=2)
     for one in (setup, again):
         assert one.checkpoints.newest is None and len(one.noted) == 2
         for name, line in zip((second, first), one.noted, strict=True):
             assert name in line
-            assert line.endswith("; there is no whole checkpoint before it, the run starts from its beginning")
+            assert line.endswith("; there is no earlier valid checkpoint: the run starts from the beginning")
 
 
 def test_the_only_one_is_missing(setup: Setup) -> None:
@@ -324,7 +322,7 @@ def test_the_only_one_is_missing(setup: Setup) -> None:
     (setup.directory / name / "manifest.json").unlink()
     (line,) = Setup(setup.directory, term=2, last=name).noted
     assert line.endswith(
-        "was committed but is missing; there is no whole checkpoint before it, the run starts from its beginning"
+        "committed checkpoint is missing; there is no earlier valid checkpoint: the run starts from the beginning"
     )
 
 
@@ -338,11 +336,11 @@ def test_of_another_table(setup: Setup) -> None:
 
 def test_a_shard_that_cannot_load_one(setup: Setup) -> None:
     first, second = setup.take(), setup.take()
-    with pytest.raises(ModelError, match="could not be loaded, although its files are whole: out of memory"):
-        setup.checkpoints.pass_over(second, "out of memory")
+    with pytest.raises(ModelError, match="could not be loaded, although its files are intact: out of memory"):
+        setup.checkpoints.report_unloadable(second, "out of memory")
     _flip(setup.directory / second)
-    setup.checkpoints.pass_over(second, "checksum")
+    setup.checkpoints.report_unloadable(second, "checksum")
     assert setup.checkpoints.newest is not None and setup.checkpoints.newest.name == first
     # another shard says the same a moment later
-    setup.checkpoints.pass_over(second, "checksum")
+    setup.checkpoints.report_unloadable(second, "checksum")
     assert setup.checkpoints.newest.name == first and len(setup.noted) == 1

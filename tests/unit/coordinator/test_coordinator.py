@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from elasticrec.coordinator.checkpoints import CheckpointSettings
-from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.coordinator import Coordinator
 from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.metrics import render
 from elasticrec.coordinator.passes import PassPlan
+from elasticrec.coordinator.settings import Settings
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.net.messages import FencedError
 from elasticrec.run import Run
@@ -147,7 +148,7 @@ def test_while_shards_go_back_together_nothing_is_leased(make_world: MakeWorld) 
     world.until(lambda coordinator: bool(coordinator.members.going_back))
     trainer = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")["incarnation"]
     lease = ask(coordinator, "lease", incarnation=trainer)
-    assert lease["unit"] is None and lease["why"] == "all shards go back to the last checkpoint"
+    assert lease["unit"] is None and lease["why"] == "all shards return to the last checkpoint"
 
 
 def test_only_the_shard_that_died_goes_back(make_world: MakeWorld) -> None:
@@ -235,7 +236,7 @@ def test_a_second_coordinator_does_no_harm(make_world: MakeWorld) -> None:
 def test_another_job(make_world: MakeWorld) -> None:
     world = make_world()
     world.kill_coordinator()
-    with pytest.raises(ConfigError, match="run of another job, which differs in `job`"):
+    with pytest.raises(ConfigError, match="run belongs to another job, which differs in `job`"):
         Coordinator(world.run, replace(world.settings, job="job-2"), clock=world.clock)
     world.start_coordinator()
 
@@ -243,7 +244,7 @@ def test_another_job(make_world: MakeWorld) -> None:
 def test_a_coordinator_that_was_followed_by_another_one_decides_nothing(make_world: MakeWorld) -> None:
     world = make_world()
     assert world.coordinator is not None
-    with pytest.raises(UnavailableError, match="term 1 is over: term 2 was seen"):
+    with pytest.raises(UnavailableError, match="term 1 is over: the role has seen term 2"):
         ask(world.coordinator, "register", protocol=1, role="trainer", nonce="a", term=2)
     (world.run.path / "coordinator" / "term-00000002").touch()
     with pytest.raises(UnavailableError, match="taken this run over"):
@@ -320,7 +321,7 @@ def test_a_shard_that_finds_its_checkpoint_damaged_gets_the_one_before(make_worl
     assert second["incarnation"] == first["incarnation"]
     assert second["checkpoint"]["name"] == "ps-00000001-000001"
     (note,) = [text for _, text in coordinator.status()["passes"]["notes"]]
-    assert newest.name in note and note.endswith("; the checkpoint before it is used")
+    assert newest.name in note and note.endswith(" instead")
     world.clock.now += 1.2
     world.shards.append(Shard(world, "new"))
     world.run_to_end()

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from elasticrec.config import Job
-from elasticrec.coordinator.api import Listen
-from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.api import ServerOptions
+from elasticrec.coordinator.coordinator import Coordinator
+from elasticrec.coordinator.settings import Settings
 from elasticrec.errors import ElasticRecError
 from elasticrec.roles import coordinator as role
 from elasticrec.run import Run
@@ -60,4 +61,4 @@ def test_a_run_that_failed_does_not_end_as_if_it_were_finished(
 
     monkeypatch.setattr(Coordinator, "tick", fail)
     with pytest.raises(ElasticRecError, match=r"^train\.txt: no such file$"):
-        role.serve_coordinator(job, run, Listen(), threading.Event())
+        role.serve_coordinator(job, run, ServerOptions(), threading.Event())

@@ -167,9 +167,9 @@ def test_who_has_no_unit_holds_nobody_up() -> None:
 
 def test_a_new_coordinator_knows_how_far_trainers_are() -> None:
     meetings = Meetings()
-    meetings.know(1, 56)
-    meetings.know(2, 57)
-    meetings.know(2, 3)
+    meetings.restore(1, 56)
+    meetings.restore(2, 57)
+    meetings.restore(2, 3)
     assert not meetings.arrive(2, 57, {1, 2}), "the other one is behind"
     assert meetings.join(3, {1, 2, 3}) == 56
     assert not meetings.arrive(1, 57, {1, 2, 3})

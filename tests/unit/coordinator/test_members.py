@@ -68,7 +68,7 @@ def test_a_silent_shard_is_replaced_after_its_lease_and_the_margin() -> None:
     setup.clock.now += 0.1
     second = setup.shard("b", 0)
     assert (second.index, second.incarnation != first.incarnation) == (0, True)
-    with pytest.raises(FencedError, match="its place was given to another process"):
+    with pytest.raises(FencedError, match="it was replaced by another process"):
         setup.members.heartbeat(first.incarnation)
     with pytest.raises(FencedError, match="it never registered"):
         setup.members.heartbeat(12345)

@@ -61,7 +61,7 @@ def test_units_that_were_replaced(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     Passes(tmp_path / "units", plan_of(other, num_units=3), list[Entry]().append).begin_next()
-    with pytest.raises(ModelError, match=r"epoch-00000.jsonl: not the units that pass 0 began with"):
+    with pytest.raises(ModelError, match=r"epoch-00000.jsonl: sha-256 differs from the journal: the units of pass 0"):
         Passes(tmp_path / "units", plan_of(tmp_path), journal.append).replay({"n": 0, "term": 1, **journal[0]})
     (tmp_path / "units/epoch-00000.jsonl").write_text("{}\n")
     with pytest.raises(ModelError, match="damaged"):

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from elasticrec.coordinator.checkpoints import CheckpointSettings
-from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.coordinator import Coordinator
 from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.passes import PassPlan
 from elasticrec.coordinator.rate import Rate
+from elasticrec.coordinator.settings import Settings
 from elasticrec.errors import ConfigError
 from support.fake_roles import Shard, Trainer, World, ask, plan_of, seeded
 
@@ -97,9 +98,9 @@ def test_no_unit_is_leased_from_the_wish_to_the_new_map(make_world: MakeWorld) -
     assert coordinator.checkpoints.newest is None
     asked = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")
     lease = ask(coordinator, "lease", incarnation=asked["incarnation"])
-    assert lease["unit"] is None and lease["why"] == "the servers change from 2 to 3"
+    assert lease["unit"] is None and lease["why"] == "scaling from 2 to 3 servers"
     early = ask(coordinator, "register", protocol=1, role="ps", nonce="y", index=2)
-    assert early["incarnation"] is None and early["why"] == "the partitions move to 3 shards"
+    assert early["incarnation"] is None and early["why"] == "the partitions are moving to 3 shards"
     world.until(lambda coordinator: coordinator.members.map.servers == 3, world.launch)
     assert coordinator.work.counters.given == given
     newest = coordinator.checkpoints.newest
@@ -149,7 +150,7 @@ def test_shards_of_the_map_before_are_fenced(make_world: MakeWorld) -> None:
     world.until(lambda coordinator: coordinator.members.map.servers == 3)
     hung.paused_until = world.clock() + 1e9
     answer = ask(coordinator, "register", protocol=1, role="ps", nonce="x")
-    assert answer["incarnation"] is None and "map before" in answer["why"] and answer["epoch"] == 2
+    assert answer["incarnation"] is None and "previous map" in answer["why"] and answer["epoch"] == 2
     # `World.note_start` asserts that no two shards may apply to one partition
     world.until(has_servers(3), world.launch)
     hung.paused_until = 0.0
@@ -257,7 +258,7 @@ def test_a_disk_that_takes_no_checkpoint_keeps_the_servers(
         )
     ask(coordinator, "scale", servers=3)
     world.until(lambda coordinator: coordinator.wanted.servers == 2, world.launch, limit_s=10)
-    assert "servers: 2 stay, their checkpoint could not be written" in caplog.messages
+    assert "servers: not scaled from 2 to 3: the checkpoint could not be written" in caplog.messages
     world.until(has_units(20), world.launch)
 
 
@@ -284,7 +285,7 @@ def test_a_run_that_is_over_is_not_scaled(make_world: MakeWorld) -> None:
     world = make_world(num_units=4)
     world.run_to_end()
     assert world.coordinator is not None
-    with pytest.raises(ConfigError, match="scale: expected a run that goes on, got one that is finished"):
+    with pytest.raises(ConfigError, match="scale: expected a running run, got one that is finished"):
         ask(world.coordinator, "scale", servers=1)
 
 

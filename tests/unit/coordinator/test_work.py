@@ -253,7 +253,7 @@ def test_reports_have_each_partition_once(partitions: tuple[int, ...]) -> None:
 
 
 def test_a_shard_of_another_run() -> None:
-    with pytest.raises(ModelError, match="shard 0: has units below 12, but only those below 10 are planned"):
+    with pytest.raises(ModelError, match="shard 0: records: expected units below 10, got unit 11"):
         Setup().report(record(3, (11,)))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from elasticrec.cube.http import Sought, make_app
 from elasticrec.errors import ConfigError, UnavailableError
-from elasticrec.net.server import Place, WebServer
+from elasticrec.net.server import ListenOptions, WebServer
 
 
 class FakeNode:
@@ -52,7 +52,7 @@ def node() -> FakeNode:
 
 @pytest.fixture
 def url(node: FakeNode) -> Iterator[str]:
-    server = WebServer(make_app(node, "secret"), Place("cube", "127.0.0.1", 0))
+    server = WebServer(make_app(node, "secret"), ListenOptions("cube", "127.0.0.1", 0))
     server.start()
     yield server.url
     server.stop()
@@ -116,5 +116,5 @@ def test_the_rest(url: str, node: FakeNode) -> None:
 def test_without_the_token_nothing_is_told(url: str, node: FakeNode, path: str) -> None:
     body = b'{"keys": [2]}' if path in ("/v1/load", "/DictService/seek") else None
     for token in ("", "wrong"):
-        assert ask(url + path, body, token) == (401, {"error": "wrong token, or none"})
+        assert ask(url + path, body, token) == (401, {"error": "missing or wrong token"})
     assert node.num_notices == 0

@@ -142,7 +142,7 @@ def test_metrics_text() -> None:
     assert found.text().splitlines() == [
         "# HELP x_a_total All.",
         "# TYPE x_a_total counter",
-        'x_a_total{shard="1"} 12345678',
+        'x_a_total{shard="1"} 1.2345678e+07',
         "# HELP x_b Some.",
         "# TYPE x_b gauge",
         'x_b{shard="1",state="up"} 1.5',
@@ -164,7 +164,7 @@ def test_the_metrics_of_a_role_want_its_token() -> None:
                     return error.code, error.read().decode()
 
         assert get(server.url, "secret") == (200, "x 1\n")
-        assert get(server.url, "secre") == (401, "wrong token, or none\n")
+        assert get(server.url, "secre") == (401, "missing or wrong token\n")
         assert get(server.url.replace("/metrics", "/"), "secret") == (404, "not found\n")
         with pytest.raises(
             ConfigError, match=f"metrics: 127.0.0.1:{port}: cannot listen there: Address already in use"

@@ -137,7 +137,7 @@ def test_without_the_token_nothing_is_read_or_written(url: str, store: HttpStora
             status, _, answer = ask(url, method, f"/files/{path}", body, Repr_Digest=digest, Authorization=token)
             assert status == 401 and b"secret rows" not in answer
     assert store.read("a") == b"secret rows"
-    with pytest.raises(ConfigError, match="wrong token, or none; set `ELASTICREC_TOKEN`"):
+    with pytest.raises(ConfigError, match="missing or wrong token; set `ELASTICREC_TOKEN`"):
         HttpStorage(url, "wrong").read("a")
 
 

@@ -72,7 +72,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 @pytest.mark.parametrize(
-    "refusal", [ConfigError("could not be loaded, although its files are whole"), SurplusError("below 1, got 1")]
+    "refusal", [ConfigError("could not be loaded, although its files are intact"), SurplusError("below 1, got 1")]
 )
 def test_only_a_surplus_shard_ends_without_an_error(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusal: ConfigError
@@ -90,7 +90,7 @@ def test_only_a_surplus_shard_ends_without_an_error(
         process.run()
         assert caplog.messages[-1] == "shard 1: no longer needed: below 1, got 1"
     else:
-        with pytest.raises(ConfigError, match="its files are whole"):
+        with pytest.raises(ConfigError, match="its files are intact"):
             process.run()
         assert client.requests[1]["damaged"] == {"ps-00000001-000001": "out of memory"}
 

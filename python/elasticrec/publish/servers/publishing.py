@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticrec.errors import ElasticRecError
-from elasticrec.net.messages import PublishPart, ShardOwner
+from elasticrec.net.messages import PublishCommand, PublishPart, ShardOwner
 from elasticrec.publish.content import PublishedVersion
 from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts, VersionTarget
 
@@ -273,7 +273,7 @@ class Publishing:
                 self.last = None
             self._fail(task.error, retry_at_once=task.has_lost_parent)
 
-    def command(self, index: int, incarnation: int) -> dict[str, Any] | None:
+    def command(self, index: int, incarnation: int) -> PublishCommand | None:
         """Return the command for a shard to write its part, or None if it has nothing to write."""
         found = self._open
         if found is None or found.draft is None or index in found.parts or index not in found.owners:

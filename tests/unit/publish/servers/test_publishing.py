@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from elasticrec.coordinator.checkpoints import CheckpointSettings
-from elasticrec.coordinator.coordinator import Coordinator, Settings
+from elasticrec.coordinator.coordinator import Coordinator
 from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.passes import PassPlan
+from elasticrec.coordinator.settings import Settings
 from elasticrec.net.messages import PublishPart, ShardOwner
 from elasticrec.publish.content import PublishedVersion
 from elasticrec.publish.servers.publishing import PublishHooks, Publishing, PublishSettings
