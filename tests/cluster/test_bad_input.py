@@ -131,7 +131,10 @@ def test_a_run_of_another_job(tmp_path: Path) -> None:
         before = files_of(run)
         text = run.job_path.read_text()
         run.job_path.write_text(text.replace("batch_size: 128", "batch_size: 64"))
-        told = f"{run.path}: the run belongs to another job, which differs in `job`: its job.yaml was changed after the start"
+        told = (
+            f"{run.path}: the run belongs to another job, which differs in `job`: "
+            "its job.yaml was changed after the start"
+        )
         assert refused(roles.start("coordinator").finish()) == told
         run.job_path.write_text(text)
         assert files_of(run) == before
