@@ -26,7 +26,7 @@ def load_class(place: str, source: bytes | None = None) -> type[Any]:
     module.__file__ = file
     # dataclasses and pickle look a class up by the name of its module
     sys.modules[module.__name__] = module
-    with told_with_line(path):
+    with naming_line(path):
         # from these bytes: a loader might take an older version of the file from its cache
         exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
     found = getattr(module, name, None)
@@ -38,7 +38,7 @@ def load_class(place: str, source: bytes | None = None) -> type[Any]:
 
 
 @contextmanager
-def told_with_line(path: Path) -> Iterator[None]:
+def naming_line(path: Path) -> Iterator[None]:
     """Whatever the user's code raises becomes one line: `file:line: kind: message`."""
     try:
         yield

@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_is_refused_by_every_command(tmp_path: Path) -> Non
         error = error_of(elasticrec(*command, cwd=tmp_path))
         assert error.startswith(f"{path.relative_to(tmp_path)}/{name}: {expected}")
         assert command is publish or error.endswith(
-            f"; without {path.relative_to(tmp_path)} the one before is used, there are 1"
+            f"; remove {path.relative_to(tmp_path)} to use the one before it (1 left)"
         )
         (path / name).write_bytes(content)
     for name, message in (("metrics.npz", "expected "), ("manifest.json", "not JSON, the file is damaged: ")):
@@ -255,7 +255,7 @@ def test_a_checkpoint_of_another_model_is_refused(
         error = here.fail(*command)
     finally:
         shutil.rmtree(intruder)
-    expected = f"{intruder.relative_to(two_runs)}: of another job, which differs in `model.hidden`"
+    expected = f"{intruder.relative_to(two_runs)}: belongs to another job, which differs in `model.hidden`"
     assert error.startswith(expected)
     # without it the run is what it was
     assert "click" in here.succeed("eval", "tiny")

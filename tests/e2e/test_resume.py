@@ -130,7 +130,7 @@ def test_a_signal_saves_and_says_how_to_go_on(whole: Path, unfinished: Path, num
     assert output == ""
     assert "Traceback" not in errors
     steps = steps_of(complete(unfinished)[-1])
-    assert errors.splitlines()[-1] == f"stopped and saved; the same command goes on from step {steps}"
+    assert errors.splitlines()[-1] == f"stopped and saved; run the same command to continue from step {steps}"
     finish(unfinished)
     assert final_state(unfinished) == final_state(whole / "job.yaml")
 

@@ -8,7 +8,7 @@ from elasticrec.audit.line_formats import PlainLines, Sample
 from elasticrec.audit.signs import NOTHING, Features, Item, Items, SlotSigns
 from elasticrec.audit.values import BadRecordError, check_weight, number_of, share
 from elasticrec.config import Job
-from elasticrec.user_code import load_class, told_with_line
+from elasticrec.user_code import load_class, naming_line
 
 
 class UserReader(PlainLines):
@@ -19,7 +19,7 @@ class UserReader(PlainLines):
         self._features = features
         self._dense = {column.name: column for column in features.dense}
         reader_class = load_class(job.data.reader, job.reader_source())
-        with told_with_line(Path(job.data.reader.rpartition(":")[0])):
+        with naming_line(Path(job.data.reader.rpartition(":")[0])):
             self._reader = reader_class()
 
     def parse(self, line: bytes) -> Sample | None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.errors import ConfigError, SampleError
-from elasticrec.user_code import line_of, load_class, told_with_line
+from elasticrec.user_code import line_of, load_class, naming_line
 
 # Number of bad records that are shown in full; the rest are only counted.
 SHOWN_BAD = 5
@@ -27,7 +27,7 @@ class LineReader:
     def __init__(self, spec: str, source: bytes | None, parser: _core.Parser, *, labels: bool) -> None:
         self._path = Path(spec.rpartition(":")[0])
         made = load_class(spec, source)
-        with told_with_line(self._path):
+        with naming_line(self._path):
             self._reader: Reader = made()
         if not callable(getattr(self._reader, "parse", None)):
             raise ConfigError(f"{self._path}: `{made.__name__}`: expected a method `parse(self, line)`, got none")

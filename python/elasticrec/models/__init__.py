@@ -1,4 +1,4 @@
-"""The networks above the embeddings: one short file a model, torch only."""
+"""The networks on top of the embeddings: one short file per model, torch only."""
 
 from elasticrec.models.base import Column, Inputs, Model, Options, Sequence, Shape, mlp
 from elasticrec.models.dcn_v2 import DCNv2

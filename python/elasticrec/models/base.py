@@ -1,4 +1,4 @@
-"""What every model has: the columns it asks the table for, and logits from pooled columns and dense values.
+"""The base class of models: table columns, and logits from pooled columns and dense values.
 
 Shapes in names: B samples, S slots, D dense values, L labels, W the width of a column.
 """
@@ -15,7 +15,7 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Column:
-    """Values that a model keeps for every sign."""
+    """A group of weights that the table stores for every sign."""
 
     name: str
     width: int
@@ -24,19 +24,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Sequence:
-    """A slot whose signs are not pooled: cells `first` to `first + length`, filled from the front, then zero."""
+    """A slot whose signs are not pooled: cells `first` to `first + length`, padded with zeros at the end."""
 
     first: int
     length: int
     target: int | None
-    """The cell of the slot whose rows it shares."""
+    """Cell of the slot whose rows it shares."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """The sizes of the data that a model is built for.
 
-    `num_slots` counts the vectors of a sample: one for each slot, and one for each place of a sequence.
+    `num_slots` counts the vectors of a sample: one per slot, and one per position of a sequence.
     """
 
     num_slots: int
@@ -47,7 +47,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Options:
-    """The `model` section of a job; a model takes what it has a use for."""
+    """The `model` section of a job; each model uses the options it needs."""
 
     dim: int = 9
     hidden: tuple[int, ...] = (400, 400, 400)
@@ -56,7 +56,7 @@ class Options:
     expert_hidden: tuple[int, ...] = (128,)
     attention_hidden: tuple[int, ...] = (36,)
     extra: collections.abc.Mapping[str, Any] = field(default_factory=dict)
-    """`model.options` of the job: what a model of the user's own has beyond these."""
+    """`model.options` of the job: options of a custom model."""
 
 
 class Model(nn.Module):
@@ -69,7 +69,7 @@ class Model(nn.Module):
         self.shape = shape
 
     def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:
-        """Logits, one a label."""
+        """Return logits, one per label."""
         raise NotImplementedError
 
 
@@ -88,7 +88,7 @@ class Linear(nn.Module):
 
 
 def mlp(num_inputs: int, hidden: collections.abc.Sequence[int], num_outputs: int) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Return linear layers with ReLU in between."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(num_inputs, width), nn.ReLU()]

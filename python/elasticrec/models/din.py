@@ -1,4 +1,4 @@
-"""DIN (Zhou et al. 2018): what somebody did before, weighted by what it has to do with what is shown."""
+"""DIN (Zhou et al. 2018): the user's history, weighted by its relevance for the shown item."""
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,8 @@ from elasticrec.models.base import Column, Inputs, Model, Options, Shape, mlp
 class DIN(Model):
     """logits = MLP(vectors of ordinary slots, Σ_t a(e_t, v) · e_t of each sequence, dense values)
 
-    v is the vector of the slot whose rows the sequence shares, a = MLP(e, v, e − v, e ⊙ v), not normalised: how much of
-    the history is about v must stay visible. The places behind a short history are zero and add nothing.
+    v is the vector of the slot whose rows the sequence shares. a = MLP(e, v, e − v, e ⊙ v) is not normalized, so that
+    the sum grows with the part of the history that is relevant for v. Positions after a short history are zero.
     """
 
     def __init__(self, shape: Shape, options: Options) -> None:

@@ -1,4 +1,4 @@
-"""LR: logistic regression, the model that every other one has to beat."""
+"""LR: logistic regression, the baseline for all other models."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""MMoE (Ma et al. 2018): experts that all labels share, and for each label a gate that mixes them and a tower."""
+"""MMoE (Ma et al. 2018): experts shared by all labels; each label has a gate that mixes them and a tower."""
 
 import torch
 from torch import Tensor, nn

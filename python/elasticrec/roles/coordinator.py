@@ -30,7 +30,7 @@ from elasticrec.repository.storage import is_url
 from elasticrec.roles.start import WarmStart, has_start, read_start, write_start
 from elasticrec.run import Run
 from elasticrec.training.metrics import MetricSums
-from elasticrec.training.read import cut_of
+from elasticrec.training.read import unit_split
 
 if TYPE_CHECKING:
     from elasticrec.training.dense import FlatParameters
@@ -92,7 +92,7 @@ def settings_of(job: Job, run: Run) -> Settings:
         trainers=job.train.trainers,
         plan=PassPlan(
             files=lambda _: files,
-            cut=cut_of(job),
+            cut=unit_split(job),
             num_passes=job.train.epochs,
             upkeep=Upkeep(
                 decay=sparse.decay.show_click,

@@ -18,8 +18,8 @@ from elasticrec.errors import ConfigError
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes
-from elasticrec.training.read import cut_of
-from elasticrec.training.remote import RemoteNetwork, figures_of, networks_of
+from elasticrec.training.read import unit_split
+from elasticrec.training.remote import RemoteNetwork, network_figures, make_networks
 from elasticrec.training.stop import stopping
 from elasticrec.training.strategies import find_strategy
 
@@ -39,13 +39,13 @@ def run_dry(job: Job, say: Callable[[str], None]) -> None:
     if job.train.mode != "ps":
         raise ConfigError(f"{job.source}: train.mode: expected `ps` for a dry run without servers, got `local`")
     clock = StageClock(find_strategy(job.train.strategy).num_lanes(job))
-    networks = networks_of(job, say, clock)
-    units = plan_units(match_files(job, "train"), cut_of(job), 0, 0)
+    networks = make_networks(job, say, clock)
+    units = plan_units(match_files(job, "train"), unit_split(job), 0, 0)
     parser = _core.Parser(json.dumps(job.features()))
     asked: list[bool] = []
 
     def rate() -> tuple[int, float]:
-        samples: int = figures_of(networks, clock)["samples"]
+        samples: int = network_figures(networks, clock)["samples"]
         return samples, samples / max(clock.elapsed, 1e-9)
 
     def until_asked(batches: Iterator[_core.Batch]) -> Iterator[UnitBatch]:

@@ -19,7 +19,7 @@ from elasticrec.run import Run
 from elasticrec.training.loop import Trainer
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.report import Reporter, describe
-from elasticrec.training.stop import Stopped
+from elasticrec.training.stop import StopTraining
 
 
 def ended_passes(run: Run) -> list[Entry]:
@@ -121,7 +121,7 @@ class PassReports:
             load_parts(trainer, open_checkpoint(path, read_start(self._run.path).num_partitions))
             trainer.evaluator.watch = self._watch
             found = trainer.evaluator.run(trainer.state.embedding, trainer.scorer, trainer.parser)
-        except Stopped:
+        except StopTraining:
             return
         except (ElasticRecError, OSError) as error:
             # With short passes the checkpoint may be removed already; the next pass is evaluated.
@@ -139,7 +139,7 @@ class PassReports:
 
     def _watch(self, _: int) -> None:
         if self._stopped:
-            raise Stopped
+            raise StopTraining
 
 
 def _num_reported(run: Run) -> int:

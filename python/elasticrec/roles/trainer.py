@@ -22,7 +22,7 @@ from elasticrec.roles.server_link import ServerLink
 from elasticrec.roles.start import read_start
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import MergeGroup, UnitBatch, split_batches, split_groups
-from elasticrec.training.remote import figures_of, networks_of
+from elasticrec.training.remote import network_figures, make_networks
 from elasticrec.training.strategies import find_strategy
 
 _RETRY_S = 0.2
@@ -49,7 +49,7 @@ class TrainerProcess:
         self._start = read_start(options.run)
         self.parser = _core.Parser(json.dumps(job.features()))
         self.clock = StageClock(self._strategy.num_lanes(job))
-        self.networks = networks_of(job, logger.info, self.clock)
+        self.networks = make_networks(job, logger.info, self.clock)
         self.shutdown = ShutdownRequest()
         self._client = self.shutdown.watch(options.client())
         self._link = ServerLink(self._start, options.security, job.train.ps)
@@ -154,7 +154,7 @@ class TrainerProcess:
             "staleness_sum": staleness.sum,
             "staleness_most": staleness.most,
             **{f"units_{result}": number for result, number in self._units_ended.items()},
-            **figures_of(self.networks, self.clock),
+            **network_figures(self.networks, self.clock),
         }
 
     def _metrics_text(self) -> str:

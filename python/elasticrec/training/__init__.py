@@ -1,1 +1,1 @@
-"""Training: batches through the table and the network, checkpoints, evaluation."""
+"""Training: the loop in one process, checkpoints, metrics and evaluation; `strategies/` trains with servers."""

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a training needs to go on as if it had never stopped.
+"""Checkpoints: everything that a training needs to resume with the same bits.
 
 runs/<name>/checkpoints/step-000000001200/
     table/part-00000   the table's rows with their optimizer state
@@ -35,7 +35,7 @@ _METRICS = "metrics.npz"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training has come: all units below `unit` are complete, and `batches` of that one."""
+    """Position of a training: all units below `unit` are complete, and the first `batches` of `unit`."""
 
     epoch: int
     unit: int
@@ -45,19 +45,19 @@ class Progress:
     records: int
     bad_records: int
     non_finite: int = 0
-    """Batches whose gradient was not finite: counted, not applied."""
+    """Batches with a non-finite gradient: counted, not applied."""
     evicted: int = 0
-    """Rows that left the table at the ends of epochs."""
+    """Rows evicted at the ends of epochs."""
     upkept: int = 0
-    """Epochs whose end has decayed and evicted."""
+    """Epochs after which decay and eviction ran."""
     finished: bool = False
-    """Nothing of the job's epochs is left."""
+    """Whether all epochs of the job are trained."""
     evaluated: int = 0
     """Steps at the last evaluation."""
     warm_start: str | None = None
-    """The checkpoint that the run began with, if that of another one."""
+    """Path of the checkpoint of another run that this run started from."""
     hours: tuple[dict[str, Any], ...] = ()
-    """Of `data.hours`: what was decided, in order; the passes among it are those that it holds."""
+    """Decisions of `data.hours` in order: hours that are trained and hours that are skipped."""
     missing: tuple[dict[str, Any], ...] = ()
     """Units whose data was lost."""
 
@@ -71,7 +71,7 @@ class Checkpoint:
 
     @property
     def progress(self) -> Progress:
-        """How far the training had come."""
+        """Position of the training."""
         record = self.manifest["progress"]
         opened = record["open"]
         return Progress(
@@ -94,36 +94,36 @@ class Checkpoint:
 
     @property
     def evaluation(self) -> list[Metrics] | None:
-        """Metrics of each label at the last evaluation before it."""
+        """Metrics of each label at the last evaluation before the checkpoint."""
         metrics = self.manifest["metrics"]["eval"]
         return None if metrics is None else [Metrics.from_dict(one) for one in metrics]
 
     @property
     def rows(self) -> list[Path]:
-        """The part files of its table."""
+        """Part files of the table."""
         return [self.path / _TABLE]
 
     @property
     def snapshot(self) -> int | None:
-        """The epoch, counted from 0, whose end it is."""
+        """The epoch, counted from 0, at whose end it was saved, or None."""
         progress = self.progress
         return progress.epoch - 1 if progress.epoch and not progress.batches else None
 
     @property
     def own_evaluation(self) -> list[Metrics] | None:
-        """The evaluation of these very parameters, if there was one."""
+        """Metrics of an evaluation of exactly these parameters, or None."""
         progress = self.progress
         return self.evaluation if progress.steps and progress.evaluated == progress.steps else None
 
     @property
     def name(self) -> str:
-        """Such as `step-000000001200`; with `.1` for the end of an epoch if the step was saved before."""
+        """Name such as `step-000000001200`; a second checkpoint of the same step ends with `.1`."""
         return self.path.name
 
 
 @dataclass
 class State:
-    """What a checkpoint is taken of, and restored into."""
+    """The trainable state that a checkpoint saves and restores."""
 
     embedding: Embedding
     dense: FlatParameters
@@ -131,10 +131,10 @@ class State:
 
 
 def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[Metrics] | None = None) -> Checkpoint:
-    """Write a checkpoint, complete or not at all, and drop those that `train.checkpoint` does not keep."""
+    """Write a checkpoint atomically, and remove those that `train.checkpoint` does not keep."""
     path = _new_path(run, progress.steps)
     if path.exists():
-        # left by a crash in the middle of this same step
+        # Left by a crash while saving the same step.
         shutil.rmtree(path)
     (path / "table").mkdir(parents=True)
     try:
@@ -142,7 +142,7 @@ def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[
         body = {"run": run.name, "job": meaning(job), **_body(state, progress, evaluation), "dense": dense}
         write_manifest(path, _KIND, body, files)
     except BaseException:
-        # a disk that was full should not stay so
+        # Free the space, in case the disk is full.
         _remove(path)
         raise
     _drop_old(run, job)
@@ -150,7 +150,7 @@ def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[
 
 
 def _write_files(path: Path, state: State) -> tuple[dict[str, FileEntry], dict[str, Any]]:
-    """Write everything but the manifest; returns its files and what it says of the network."""
+    """Write all files but the manifest. Return the files and the manifest's section `dense`."""
     steps, vectors = state.dense.state()
     files = {
         _TABLE: FileEntry(*state.embedding.table.snapshot(str(path / _TABLE))),
@@ -198,27 +198,27 @@ def _body(state: State, progress: Progress, evaluation: list[Metrics] | None) ->
 
 
 def list_checkpoints(run: Run) -> list[Checkpoint]:
-    """The complete checkpoints of a run, oldest first."""
+    """Return the complete checkpoints of a run, oldest first."""
     return [open_checkpoint(path) for path in list_paths(run)]
 
 
 def latest(run: Run) -> Checkpoint | None:
-    """The newest complete checkpoint."""
+    """Return the newest complete checkpoint, or None."""
     paths = list_paths(run)
     return open_checkpoint(paths[-1]) if paths else None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint by its directory, its manifest checked."""
+    """Open a checkpoint by its directory and check its manifest."""
     return Checkpoint(path, read_manifest(path, _KIND))
 
 
 def restore(
     checkpoint: Checkpoint, job: Job, state: State, *, equal: Callable[[Job], dict[str, Any]] | None = None
 ) -> None:
-    """Load a checkpoint, all files checked, into a model and table that were just made.
+    """Verify the files of a checkpoint and load them into a new model and table.
 
-    Its job must have the same values as `job` in every key that `equal` gives, or `meaning`.
+    The checkpoint's job must equal `job` in every key that `equal` returns, by default those of `meaning`.
     """
     restore_dense(checkpoint, job, state.dense, equal=equal)
     state.embedding.table.load([str(path) for path in checkpoint.rows])
@@ -230,26 +230,26 @@ def restore(
 def restore_dense(
     checkpoint: Checkpoint, job: Job, dense: FlatParameters, *, equal: Callable[[Job], dict[str, Any]] | None = None
 ) -> None:
-    """Load the network of a checkpoint, all files checked."""
+    """Verify the files of a checkpoint and load its network."""
     path, manifest = checkpoint.path, checkpoint.manifest
     check_job(checkpoint, (equal or meaning)(job))
     verify_files(path, manifest)
     saved = manifest["dense"]
     expected = [tensor.to_dict() for tensor in dense.tensors]
     if saved["tensors"] != expected or saved["optimizer"] != dense.kind:
-        raise ModelError(f"{path}: of another model: {_difference(expected, saved, dense.kind)}")
+        raise ModelError(f"{path}: belongs to another model: {_difference(expected, saved, dense.kind)}")
     flat = np.fromfile(path / _DENSE, np.float32).reshape(len(saved["vectors"]), saved["length"])
     dense.restore(saved["steps"], dict(zip(saved["vectors"], flat, strict=True)))
 
 
 def check_job(checkpoint: Checkpoint, ours: dict[str, Any]) -> None:
-    """Refuse a checkpoint of a job with other values than `ours`."""
+    """Reject a checkpoint of a job whose values differ from `ours`."""
     theirs = checkpoint.manifest["job"]
-    # keys that one side does not know are those of another release
+    # Keys that only one side has were added or removed by another release.
     changed = sorted(key for key, value in theirs.items() if key in ours and ours[key] != value)
     if changed:
         keys = ", ".join(f"`{key}`" for key in changed)
-        raise ModelError(f"{checkpoint.path}: of another job, which differs in {keys}")
+        raise ModelError(f"{checkpoint.path}: belongs to another job, which differs in {keys}")
 
 
 def _difference(expected: list[dict[str, Any]], dense: dict[str, Any], optimizer: str) -> str:
@@ -271,14 +271,14 @@ def _metrics_bytes(all_sums: list[MetricSums]) -> bytes:
 
 
 def list_paths(run: Run) -> list[Path]:
-    """Directories of the complete checkpoints, oldest first."""
+    """Return the directories of the complete checkpoints, oldest first."""
     return sorted(path.parent for path in run.checkpoints.glob(f"step-*/{MANIFEST}"))
 
 
 def _new_path(run: Run, steps: int) -> Path:
-    """Where the next checkpoint goes: never over a complete one, which may be the only one.
+    """Return the directory of the next checkpoint; a complete checkpoint is never overwritten.
 
-    The end of an epoch and the batch before it are the same step; what comes second sorts behind the first.
+    The end of an epoch has the same step as its last batch; the second checkpoint of a step sorts after the first.
     """
     first = path = run.checkpoints / f"step-{steps:012d}"
     number = 1
@@ -289,15 +289,15 @@ def _new_path(run: Run, steps: int) -> Path:
 
 
 def best(run: Run, job: Job) -> Checkpoint | None:
-    """Of the checkpoints whose parameters were evaluated, the best by `train.checkpoint.keep_best`, or by AUC.
+    """Return the best evaluated checkpoint by `train.checkpoint.keep_best` (default AUC), or None.
 
-    Nothing marks it: it follows from the manifests, and the best so far is never dropped.
+    The best follows from the manifests alone; with `keep_best` it is never removed.
     """
     return _best(_readable(run), job)
 
 
 def best_value(evaluation: list[Metrics] | None, job: Job) -> float | None:
-    """What `best` compares: more is better."""
+    """Return the value that `best` compares; higher is better."""
     if evaluation is None:
         return None
     settings = job.train.checkpoint
@@ -310,12 +310,12 @@ def best_value(evaluation: list[Metrics] | None, job: Job) -> float | None:
 
 def _best(found: list[Checkpoint], job: Job) -> Checkpoint | None:
     measured = [(value, one) for one in found if (value := best_value(one.own_evaluation, job)) is not None]
-    # of equals the first, which took the least training
+    # Of equal values the first wins, because it needed the least training.
     return max(measured, key=lambda item: item[0])[1] if measured else None
 
 
 def _readable(run: Run) -> list[Checkpoint]:
-    """The complete checkpoints whose manifests are sound, oldest first."""
+    """Return the complete checkpoints with valid manifests, oldest first."""
     found = []
     for path in list_paths(run):
         with contextlib.suppress(ModelError):
@@ -324,13 +324,13 @@ def _readable(run: Run) -> list[Checkpoint]:
 
 
 def _drop_old(run: Run, job: Job) -> None:
-    """Remove checkpoints that are not kept, and what crashes left unfinished."""
+    """Remove checkpoints that are not kept, and incomplete ones left by crashes."""
     settings = job.train.checkpoint
     paths = list_paths(run)
     kept = set(paths[-settings.keep :])
     if settings.keep_best or settings.keep_epochs:
         found = _readable(run)
-        # one that cannot be judged is for people to remove
+        # Keep unreadable checkpoints: people decide about them.
         kept |= set(paths) - {one.path for one in found}
         kept |= {one.path for one in found if one.snapshot is not None and settings.keeps_epoch(one.snapshot)}
         if settings.keep_best and (chosen := _best(found, job)):
@@ -341,6 +341,6 @@ def _drop_old(run: Run, job: Job) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Without its manifest the rest of a directory is nothing, wherever a crash stops the removal."""
+    """Remove a checkpoint; the manifest goes first, so that a crash leaves no damaged checkpoint."""
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path)

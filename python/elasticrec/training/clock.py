@@ -1,4 +1,4 @@
-"""Where the time of a training goes, stage by stage."""
+"""Time spent in each stage of the training loop."""
 
 import threading
 import time
@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 
 class StageClock:
-    """Adds up the seconds spent in each stage of the loop. Stages do not nest: their shares are of one whole, which is
-    the time of all `lanes` that go on side by side."""
+    """Sums the seconds of each stage. Stages do not nest; shares refer to the total time of all parallel `lanes`."""
 
     def __init__(self, lanes: int = 1) -> None:
         self.seconds: dict[str, float] = {}
@@ -20,7 +19,7 @@ class StageClock:
 
     @contextmanager
     def stage(self, name: str, lanes: int = 1) -> Iterator[None]:
-        """Time the body of a `with`, in which so many lanes stand still."""
+        """Time the body of a `with` that blocks this number of lanes."""
         start = self.now()
         try:
             yield
@@ -29,27 +28,27 @@ class StageClock:
 
     @staticmethod
     def now() -> float:
-        """Seconds of the clock that stages are timed with."""
+        """Return the current time of the clock."""
         return time.perf_counter()
 
     def add(self, name: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere, such as those of the reader's threads."""
+        """Add seconds measured elsewhere, such as in the reader's threads."""
         with self._lock:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it was made."""
+        """Seconds since the clock was created."""
         return time.perf_counter() - self._start
 
     def shares(self) -> dict[str, float]:
-        """Share of the time since the start, by stage."""
+        """Return the share of the time since the start, by stage."""
         whole = max(self.elapsed * self.lanes, 1e-9)
-        # a copy, which another thread may look at while a stage is added
+        # Copy first, because other threads may add stages.
         return {name: seconds / whole for name, seconds in dict(self.seconds).items()}
 
     def lap(self) -> dict[str, float]:
-        """Share of the time since the last lap, by stage."""
+        """Return the share of the time since the last lap, by stage, and start a new lap."""
         now = self.elapsed
         whole = max((now - self._lap_start) * self.lanes, 1e-9)
         shares = {name: (seconds - self._lap_seconds.get(name, 0.0)) / whole for name, seconds in self.seconds.items()}

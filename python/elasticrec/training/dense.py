@@ -1,4 +1,4 @@
-"""The network's parameters as one flat vector: what the optimizer steps, a checkpoint keeps and a version carries."""
+"""The network's parameters as one flat vector, used by the optimizer, checkpoints and versions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from elasticrec.errors import ModelError
 
 Vector = npt.NDArray[np.float32]
 
-# Tensors begin on a cache line, in memory and in the file.
+# Values per cache line: tensors are aligned to it in memory and in the file.
 _ALIGN = 16
 
 # State vectors of each optimizer, by torch's names.
@@ -23,14 +23,14 @@ _STATE = {"adam": ("exp_avg", "exp_avg_sq"), "adagrad": ("sum",), "sgd": ()}
 
 @dataclass(frozen=True)
 class FlatTensor:
-    """Where a parameter or buffer lies in the flat vector; the offset counts values."""
+    """Position of a parameter or buffer in the flat vector; the offset counts values."""
 
     name: str
     shape: tuple[int, ...]
     offset: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As a manifest keeps it: the offset in bytes."""
+        """Return the entry of a manifest, with the offset in bytes."""
         return {"name": self.name, "shape": list(self.shape), "offset": 4 * self.offset}
 
 
@@ -44,56 +44,56 @@ class FlatParameters:
             if tensor.dtype != torch.float32:
                 raise ModelError(f"model: `{name}`: expected float32, got {tensor.dtype}")
         self.tensors: list[FlatTensor] = []
-        end = self._place(parameters, 0)
+        end = self._append(parameters, 0)
         self.num_parameters = end
-        end = self._place(buffers, end)
+        end = self._append(buffers, end)
         self.values = torch.zeros(end)
         self._gradient = torch.zeros(self.num_parameters)
-        for place, tensor in zip(self.tensors, (parameters | buffers).values(), strict=True):
-            where = slice(place.offset, place.offset + tensor.numel())
+        for entry, tensor in zip(self.tensors, (parameters | buffers).values(), strict=True):
+            where = slice(entry.offset, entry.offset + tensor.numel())
             self.values[where] = tensor.detach().flatten()
-            tensor.data = self.values[where].view(place.shape)
-            if place.name in parameters:
-                tensor.grad = self._gradient[where].view(place.shape)
+            tensor.data = self.values[where].view(entry.shape)
+            if entry.name in parameters:
+                tensor.grad = self._gradient[where].view(entry.shape)
         parameter = nn.Parameter(self.values[: self.num_parameters])
         parameter.grad = self._gradient
         self._parameter = parameter
         self.kind = job.dense.optimizer.kind
         self._optimizer = _optimizer(self.kind, parameter, job.dense.optimizer.learning_rate)
 
-    def _place(self, tensors: Mapping[str, Tensor], end: int) -> int:
+    def _append(self, tensors: Mapping[str, Tensor], end: int) -> int:
         for name, tensor in tensors.items():
             self.tensors.append(FlatTensor(name, tuple(tensor.shape), end))
             end += -(-tensor.numel() // _ALIGN) * _ALIGN
         return end
 
     def zero_gradient(self) -> None:
-        """Forget the gradient of the last batch."""
+        """Reset the gradient."""
         self._gradient.zero_()
 
     @property
     def gradient(self) -> Vector:
-        """The gradient of the parameters, as torch has it."""
+        """The gradient of the parameters, in memory shared with torch."""
         gradient: Vector = self._gradient.numpy()
         return gradient
 
     def buffers(self) -> Tensor:
-        """The float buffers, such as the means of BatchNorm, as they are now."""
+        """Return a copy of the float buffers, such as the means of BatchNorm."""
         return self.values[self.num_parameters :].clone()
 
     def change(self, before: Tensor, share: float = 1.0) -> Vector:
-        """The gradient of the parameters, and a share of what a forward changed in the buffers since `before`."""
+        """Return the gradient of the parameters, followed by the buffers' changes since `before` times `share`."""
         if not len(before):
             return self.gradient
         changes = (self.values[self.num_parameters :] - before) * share
         return np.concatenate([self.gradient, changes.numpy()])
 
     def step(self) -> None:
-        """One step of the optimizer; the caller has asked `gradient_is_finite`."""
+        """Run one optimizer step; the caller checks `gradient_is_finite` first."""
         self._optimizer.step()
 
     def gradient_is_finite(self) -> bool:
-        """Whether the gradient may be applied: a sum over it is finite only if all of it is."""
+        """Return whether the gradient is finite; its sum is finite only if all values are."""
         return bool(torch.isfinite(self._gradient.sum()))
 
     @property
@@ -102,7 +102,7 @@ class FlatParameters:
         return ("value", *_STATE[self.kind])
 
     def state(self) -> tuple[int, dict[str, Vector]]:
-        """Steps so far, and every vector of a checkpoint, padded to one length."""
+        """Return the number of steps and the vectors of a checkpoint, padded to one length."""
         state = self._optimizer.state.get(self._parameter, {})
         vectors: dict[str, Vector] = {"value": self.values.numpy().copy()}
         for name in _STATE[self.kind]:
@@ -113,7 +113,7 @@ class FlatParameters:
         return int(state.get("step", 0)), vectors
 
     def restore(self, step: int, vectors: dict[str, Vector]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` returned."""
         self.values.copy_(torch.from_numpy(vectors["value"]))
         if not step:
             return

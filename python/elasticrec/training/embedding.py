@@ -1,4 +1,4 @@
-"""The bridge between the table in Rust and the network in torch: pooled rows in, their gradient out."""
+"""Connect the table in Rust and the network in torch: pull pooled rows, push their gradient."""
 
 import json
 from typing import Any
@@ -12,12 +12,12 @@ from elasticrec.errors import ConfigError
 from elasticrec.machine import num_cores
 from elasticrec.models import Column, Inputs
 
-# Initial values depend on the name; a job has one table.
+# Initial values of rows depend on the name.
 TABLE = "main"
 
 
 def table_spec(job: Job, columns: tuple[Column, ...]) -> dict[str, Any]:
-    """The declaration of the job's table, as the crate reads it and a snapshot keeps it."""
+    """Return the specification of the job's table, for the crate and for snapshots."""
     scale = {"zero": 0.0, "uniform": job.sparse.init_scale}
     late = late_columns(job, columns)
     return {
@@ -33,7 +33,7 @@ def table_spec(job: Job, columns: tuple[Column, ...]) -> dict[str, Any]:
 
 
 def late_columns(job: Job, columns: tuple[Column, ...]) -> set[str]:
-    """Names of the columns that a sign gets once it was shown `sparse.admission.count` times."""
+    """Return the names of the columns that a sign gets after `sparse.admission.count` shows."""
     admission, names = job.sparse.admission, [column.name for column in columns]
     late = names[1:] if admission.columns is None else list(admission.columns)
     for name in late:
@@ -45,21 +45,21 @@ def late_columns(job: Job, columns: tuple[Column, ...]) -> set[str]:
             )
     if admission.count and not late:
         raise ConfigError(
-            f"{job.source}: sparse.admission: `{job.model.kind}` has the one column `{names[0]}`, which would not come "
-            f"late; `columns: [{names[0]}]` makes it so"
+            f"{job.source}: sparse.admission: `{job.model.kind}` has the one column `{names[0]}`, which is not delayed "
+            f"by default; set `columns: [{names[0]}]`"
         )
     return set(late)
 
 
 def split_columns(pooled: Tensor, columns: tuple[Column, ...]) -> Inputs:
-    """Views of the columns by name: one look-up serves all of them."""
+    """Return views of the columns by name."""
     widths = [column.width for column in columns]
     parts = torch.split(pooled, widths, dim=2)
     return {column.name: part for column, part in zip(columns, parts, strict=True)}
 
 
 class Embedding:
-    """Pulls the rows of a batch into memory that torch shares, and pushes the gradient of that memory back."""
+    """Pulls the rows of a batch into memory shared with torch, and pushes the gradient of that memory."""
 
     def __init__(self, job: Job, columns: tuple[Column, ...]) -> None:
         threads = job.train.threads or num_cores()
@@ -68,11 +68,11 @@ class Embedding:
         self._buffer = torch.empty(0)
 
     def pull(self, batch: _core.Batch) -> Tensor:
-        """Rows by cell `[B, S, W]`, a leaf that collects its gradient; valid until the next pull."""
+        """Return the rows by cell `[B, S, W]`, a leaf with gradient; valid until the next pull."""
         shape = (batch.num_samples, self._num_cells, self.table.width)
         size = shape[0] * shape[1] * shape[2]
         if self._buffer.numel() < size:
-            # an evaluation may be the first to need so much, and training must be able to use it after
+            # Training must be able to use a buffer that an evaluation allocated.
             with torch.inference_mode(False):
                 self._buffer = torch.empty(size)
         pooled = self._buffer[:size].view(shape)
@@ -80,7 +80,7 @@ class Embedding:
         return pooled.requires_grad_()
 
     def push(self, batch: _core.Batch, pooled: Tensor, scale: float, seen: int) -> bool:
-        """Count the batch and step its rows; false if the gradient was not finite and nothing was stepped."""
+        """Count the batch and step its rows. Return False if the gradient was not finite and nothing was applied."""
         gradient = pooled.grad
         assert gradient is not None, "push follows backward"
         _, non_finite = self.table.push(batch, gradient.contiguous().numpy(), scale, seen)

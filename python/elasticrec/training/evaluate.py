@@ -1,4 +1,4 @@
-"""Evaluation: the network over data it does not learn from."""
+"""Evaluate the network on data without training it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -18,21 +18,21 @@ from elasticrec.training.embedding import Embedding
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer
 from elasticrec.training.own_metrics import OwnMetric
-from elasticrec.training.read import cut_of, refuse_bad
+from elasticrec.training.read import refuse_bad, unit_split
 
 Scores = npt.NDArray[np.float32]
 
 
 @torch.inference_mode()
 def logits_of(embedding: Embedding, scorer: Scorer, batch: _core.Batch) -> Scores:
-    """Logits `[B, L]` of a batch; creates no row."""
+    """Return the logits `[B, L]` of a batch; creates no rows."""
     scorer.eval()
     logits = scorer.logits(embedding.pull(batch), torch.from_numpy(batch.dense))
     return logits.numpy()
 
 
 def probabilities(logits: Scores) -> Scores:
-    """Scores as users see them."""
+    """Return the probabilities of logits."""
     return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
 
@@ -43,7 +43,7 @@ def evaluate(
     num_labels: int,
     own: Sequence[OwnMetric] = (),
 ) -> list[Metrics]:
-    """Metrics of each label."""
+    """Return the metrics of each label."""
     sums = [MetricSums() for _ in range(num_labels)]
     measurements = [[metric.start() for metric in own] for _ in range(num_labels)]
     for batch in batches:
@@ -61,7 +61,7 @@ def evaluate(
         for metric, measurement in zip(own, started, strict=True):
             found = measurement.result()
             if twice := sorted(values.keys() & found.keys()):
-                raise ModelError(f"{metric.path}: `{twice[0]}` is the name of two metrics, expected one of each")
+                raise ModelError(f"{metric.path}: `{twice[0]}`: two metrics have this name, expected distinct names")
             values |= found
         results.append(one.result(calibration=True, own=values))
     return results
@@ -69,18 +69,18 @@ def evaluate(
 
 @dataclass
 class Evaluator:
-    """The data that a job is evaluated on, and what is measured."""
+    """The evaluation data of a job and its custom metrics."""
 
     job: Job
     files: list[Path]
     own: list[OwnMetric]
     say: Callable[[str], None]
     watch: Callable[[int], None] = field(default=lambda _: None)
-    """Told the records so far, batch by batch; may raise to end it."""
+    """Called after every batch with the number of records so far; may raise to stop."""
 
     def run(self, embedding: Embedding, scorer: Scorer, parser: _core.Parser) -> list[Metrics]:
-        """Metrics of each label over all of the data, in file order."""
-        units = plan_units(self.files, replace(cut_of(self.job), shuffle=False), 0, 0)
+        """Return the metrics of each label over all data, in file order."""
+        units = plan_units(self.files, replace(unit_split(self.job), shuffle=False), 0, 0)
         reader = open_batches(self.job, parser, units, shuffle=False, held_out=True)
         records = bad = 0
 

@@ -1,5 +1,4 @@
-"""Strategy `async`: batches in flight between a trainer and its servers, pulled ahead, stepped in order, acknowledged
-later."""
+"""Strategy `async`: keep several batches in flight between a trainer and its servers."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,34 +10,34 @@ from elasticrec.training.groups import UnitBatch
 
 
 class Servers(Protocol):
-    """What a flight needs of the parameter servers."""
+    """The parameter servers, as a flight uses them."""
 
     def pull(self, batch: _core.Batch, *, dense: bool) -> _core.PullTicket:
-        """Ask for the rows of a batch, without waiting."""
+        """Request the rows of a batch without waiting."""
 
     def wait_for_ack(self, pushing: _core.PushTicket) -> tuple[bool, bool]:
         """Wait until a push is applied."""
 
 
 class Batches(Protocol):
-    """Where the batches of a flight come from, and who hears of their end."""
+    """The source of batches, which is also told when they are done."""
 
     def take(self) -> UnitBatch | None:
-        """The next one; none if there are no more."""
+        """Return the next batch, or None at the end."""
 
-    def end(self, named: UnitBatch) -> None:
-        """All servers have applied what this one learned."""
+    def end(self, batch: UnitBatch) -> None:
+        """Note that all servers have applied the push of a batch."""
 
 
 Step = Callable[[UnitBatch, _core.PullTicket], _core.PushTicket]
 
 
 class Flight:
-    """At most `limit` batches between the pull and the acknowledgement of their push.
+    """Keeps at most `limit` batches between their pull and the acknowledgement of their push.
 
-    With 1 a batch is pulled after the push before it was applied, as in local training; with 2 its rows come while the
-    one before is stepped; with 3 that one's push is applied while the next is stepped. Dense values come with the first
-    batch and then with every `dense_every`th: in between the network is that much older than the rows.
+    With 1, a batch is pulled after the previous push was applied, as in local training. With 2, a batch is pulled while
+    the previous one is trained. With 3, a push is also applied while the next batch is trained. Dense values are pulled
+    with every `dense_every`th batch; in between the network is stale by that many batches.
     """
 
     def __init__(self, servers: Servers, step: Step, clock: StageClock, *, limit: int, dense_every: int) -> None:
@@ -52,17 +51,17 @@ class Flight:
         self._pushed: deque[tuple[UnitBatch, _core.PushTicket]] = deque()
 
     def run(self, batches: Batches) -> None:
-        """Train on batches; all of them are acknowledged in the end."""
+        """Train all batches and wait for their acknowledgements."""
         ahead = min(self._limit - 1, 1)
         while True:
             while len(self._pulled) + len(self._pushed) >= self._limit:
                 self._advance(batches)
-            named = batches.take()
-            if named is None:
+            batch = batches.take()
+            if batch is None:
                 break
             with self._clock.stage("pull"):
                 wants_dense = self._num_pulls % self._dense_every == 0
-                self._pulled.append((named, self._servers.pull(named.batch, dense=wants_dense)))
+                self._pulled.append((batch, self._servers.pull(batch.batch, dense=wants_dense)))
                 self._num_pulls += 1
             if len(self._pulled) > ahead:
                 self._take_step()
@@ -73,13 +72,13 @@ class Flight:
 
     def _advance(self, batches: Batches) -> None:
         if self._pushed:
-            named, pushing = self._pushed.popleft()
+            batch, pushing = self._pushed.popleft()
             with self._clock.stage("acknowledge"):
                 self._servers.wait_for_ack(pushing)
-            batches.end(named)
+            batches.end(batch)
         else:
             self._take_step()
 
     def _take_step(self) -> None:
-        named, pulling = self._pulled.popleft()
-        self._pushed.append((named, self._step(named, pulling)))
+        batch, pulling = self._pulled.popleft()
+        self._pushed.append((batch, self._step(batch, pulling)))

@@ -1,4 +1,4 @@
-"""Forward through the network: the loss of a batch, which is a number or the end."""
+"""Forward pass of the network; a non-finite loss ends the training."""
 
 import math
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ from elasticrec.training.own_model import seeded
 def forward(
     job: Job, scorer: Scorer, pooled: Tensor, batch: _core.Batch, *, is_seeded: bool = True
 ) -> tuple[Tensor, Loss]:
-    """Logits and loss of a batch; a loss that is no number names the batch and its lines."""
+    """Return the logits and the loss of a batch; the error for a non-finite loss names the batch and its lines."""
     with seeded(job, batch) if is_seeded else nullcontext():
         logits = scorer.logits(pooled, torch.from_numpy(batch.dense))
         loss = loss_of(logits, batch)
@@ -24,6 +24,6 @@ def forward(
     if not math.isfinite(mean):
         raise ModelError(
             f"unit {batch.unit} batch {batch.index} ({batch.places}): expected a finite loss, got {mean}; "
-            "lower the learning rates or look at the data"
+            "lower the learning rates or check the data"
         )
     return logits, loss

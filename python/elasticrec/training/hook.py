@@ -1,4 +1,4 @@
-"""What a training calls between its steps: the seam to whoever publishes from it."""
+"""The hook that a training calls between steps; publishing uses it."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -7,25 +7,25 @@ if TYPE_CHECKING:
 
 
 class Hook(Protocol):
-    """Called in the training's own thread, where its state is whole. What it raises ends the training."""
+    """Called in the training's thread while its state is consistent. Exceptions end the training."""
 
     def begin(self, trainer: "Trainer") -> None:
-        """Before the first batch."""
+        """Called before the first batch."""
 
     def between(self, trainer: "Trainer") -> None:
-        """Between two batches."""
+        """Called between two batches."""
 
     def end_pass(self, trainer: "Trainer") -> None:
-        """At the end of an epoch or hour, after its evaluation and checkpoint."""
+        """Called at the end of an epoch or hour, after its evaluation and checkpoint."""
 
     def end(self, trainer: "Trainer") -> None:
-        """After the last pass."""
+        """Called after the last pass."""
 
 
 class NoHook:
-    """Nobody publishes."""
+    """A hook that does nothing."""
 
     def begin(self, trainer: "Trainer") -> None:
-        """Nothing."""
+        """Do nothing."""
 
     between = end_pass = end = begin

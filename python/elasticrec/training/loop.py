@@ -1,4 +1,4 @@
-"""The training loop: units to batches, batches through the table and the network, checkpoints on the way."""
+"""The training loop in one process: read batches, train the table and the network, evaluate, save checkpoints."""
 
 import json
 import math
@@ -17,10 +17,8 @@ from elasticrec.data.batches import Batches, open_batches, prepare
 from elasticrec.data.header import check_headers, with_names
 from elasticrec.data.units import Unit, read_units
 from elasticrec.errors import ConfigError, ModelError, SampleError
-from elasticrec.machine import num_cores
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
-from elasticrec.training.bottleneck import Setup, Shares, bottleneck
 from elasticrec.training.checkpoint import Progress, State
 from elasticrec.training.clock import StageClock
 from elasticrec.training.dense import FlatParameters
@@ -29,29 +27,24 @@ from elasticrec.training.evaluate import Evaluator
 from elasticrec.training.event import Callback, Event
 from elasticrec.training.forward import forward
 from elasticrec.training.hook import Hook, NoHook
+from elasticrec.training.loop_figures import LoopFigures, to_dicts
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer, build_model, num_threads
 from elasticrec.training.own_metrics import load_metrics
 from elasticrec.training.passes import LocalPasses
 from elasticrec.training.read import refuse_bad
-from elasticrec.training.report import (
-    Reporter,
-    Summary,
-    describe,
-    describe_shares,
-    worse_than_chance,
-)
+from elasticrec.training.report import Reporter, Summary, worse_than_chance
 from elasticrec.training.schedule import Schedule
-from elasticrec.training.stop import Stopped, stopping
-from elasticrec.training.upkeep import keep_up
+from elasticrec.training.stop import StopTraining, stopping
+from elasticrec.training.upkeep import run_upkeep
 from elasticrec.training.warm_start import find_start, warm_start
 
-# A share of bad records says something only of so many.
+# `data.max_bad_ratio` is checked during an epoch only after this many records.
 _MIN_RECORDS_FOR_RATIO = 10_000
 
 
 class Trainer:
-    """One process that trains a job: it holds the table and the network."""
+    """Trains a job in one process; holds the table and the network."""
 
     def __init__(self, job: Job, run: Run, reporter: Reporter, callback: Callback | None = None) -> None:
         torch.set_num_threads(num_threads(job))
@@ -76,14 +69,15 @@ class Trainer:
         self.evaluation: list[Metrics] | None = None
         self.stop_requested = False
         self.hook: Hook = NoHook()
-        """What is called between steps."""
+        """Called between steps."""
+        self._figures = LoopFigures(self)
         self._callback = callback
         self._stopped_by_callback = False
         self._saved: Progress | None = None
         self._best: float | None = None
 
     def resume(self) -> bool:
-        """Go on from the newest checkpoint, if there is one; a new run may begin with the parameters of another."""
+        """Load the newest checkpoint and return True; without one, begin a new run, possibly with a warm start."""
         checkpoint = checkpoints.latest(self.run)
         if checkpoint is None:
             self._begin()
@@ -92,7 +86,7 @@ class Trainer:
             checkpoints.restore(checkpoint, self.job, self.state)
         except ModelError as error:
             others = len(checkpoints.list_paths(self.run)) - 1
-            hint = f"; without {checkpoint.path} the one before is used, there are {others}" if others else ""
+            hint = f"; remove {checkpoint.path} to use the one before it ({others} left)" if others else ""
             raise ModelError(f"{error}{hint}") from None
         self.progress = self._saved = self.passes.restore(checkpoint.progress)
         self.evaluation = checkpoint.evaluation
@@ -103,14 +97,14 @@ class Trainer:
             size = "hours" if has_hours else f"of {self.job.train.epochs} epochs"
             self.reporter.say(
                 f"{self.run.path} is finished: {self.progress.epoch} {size}, {self.progress.samples:,} samples; "
-                f"a {'later `data.hours.end`' if has_hours else 'higher `train.epochs`'} goes on, `--fresh` starts over"
+                f"raise `{'data.hours.end' if has_hours else 'train.epochs'}` to continue, or start over with `--fresh`"
             )
             return True
         self.reporter.say(
             f"resuming {self.run.path} from {checkpoint.name}: {'pass' if self.passes.has_hours else 'epoch'} "
             f"{self.progress.epoch + 1}, {self.progress.samples:,} samples done"
         )
-        self._tell("start", {"checkpoint": checkpoint.name})
+        self._emit("start", {"checkpoint": checkpoint.name})
         return True
 
     def _begin(self) -> None:
@@ -121,10 +115,10 @@ class Trainer:
                 f"starting {self.run.path} with the parameters of {start.path}: "
                 f"{len(self.state.embedding.table):,} rows, {start.progress.samples:,} samples"
             )
-        self._tell("start", {"checkpoint": None, "warm_start": self.progress.warm_start})
+        self._emit("start", {"checkpoint": None, "warm_start": self.progress.warm_start})
 
     def train(self) -> Summary:
-        """Train every epoch that is left and leave a checkpoint of the end."""
+        """Train all remaining passes and save a final checkpoint."""
         first_samples = self.progress.samples
         if not self.passes.is_over(self.progress):
             self.hook.begin(self)
@@ -137,16 +131,16 @@ class Trainer:
                 self._finish_epoch()
                 self.hook.end_pass(self)
             if self.passes.has_hours:
-                self.progress = replace(self.passes.noted(self.progress), finished=True)
+                self.progress = replace(self.passes.with_skipped_hours(self.progress), finished=True)
                 self._save()
             self.hook.end(self)
-        except Stopped:
+        except StopTraining:
             if not self._stopped_by_callback:
                 raise KeyboardInterrupt from None
-        return self._summary(first_samples)
+        return self._figures.summary(first_samples)
 
     def restart_clock(self) -> StageClock:
-        """A clock that begins now."""
+        """Replace the clock by one that starts now, and return it."""
         self.clock = StageClock()
         return self.clock
 
@@ -160,10 +154,10 @@ class Trainer:
             try:
                 return self._train_units(units, started)
             except (OSError, SampleError) as error:
-                units, self.progress = self.passes.go_on_without(units, self.progress, error)
+                units, self.progress = self.passes.skip_lost(units, self.progress, error)
 
     def _train_units(self, units: list[Unit], started: tuple[float, int]) -> None:
-        # of a unit that is lost nothing is skipped in the one behind it
+        # Batches are skipped only in the unit that the checkpoint was in.
         skip = self.progress.batches if units and units[0].id == self.progress.unit else 0
         reader = open_batches(self.job, self.parser, units, shuffle=self.job.data.shuffle, skip_batches=skip)
         with closing(reader):
@@ -172,15 +166,16 @@ class Trainer:
                 self.step(batch)
                 self._check_bad(batch)
                 if self.reporter.due():
-                    self._report(_share_done(units, batch), *started)
+                    text, values = self._figures.progress(_share_done(units, batch), *started)
+                    self._emit("progress", values, text)
                 self._follow_schedule()
                 self.hook.between(self)
 
     def _follow_schedule(self) -> None:
-        """Between two batches: evaluate, stop or save, as is due."""
+        """Evaluate, stop or save if due; called between two batches."""
         if self.schedule.evaluation_due(self.progress, self.clock.elapsed):
             self._evaluate()
-            self._tell("evaluation", {"eval": _dicts(self.evaluation)})
+            self._emit("evaluation", {"eval": to_dicts(self.evaluation)})
             if self._is_best():
                 self._save()
         if self.stop_requested:
@@ -193,13 +188,13 @@ class Trainer:
             self._stop()
 
     def _stop(self) -> None:
-        """Save and end, as a signal or the callback asked for."""
+        """Save and stop, on request of a signal or the callback."""
         self._save()
-        self.reporter.say(f"stopped and saved; the same command goes on from step {self.progress.steps}")
-        raise Stopped
+        self.reporter.say(f"stopped and saved; run the same command to continue from step {self.progress.steps}")
+        raise StopTraining
 
     def timed(self, reader: Batches) -> Iterator[_core.Batch]:
-        """The batches of a reader, with the time that they are waited for, and that of the reader's own threads."""
+        """Yield the batches of a reader, and time the waiting and the reader's threads."""
         before = (0.0, 0.0)
         while True:
             with self.clock.stage("wait"):
@@ -213,7 +208,7 @@ class Trainer:
             yield batch
 
     def step(self, batch: _core.Batch) -> None:
-        """One batch: pull, forward, backward, push, step. Values are read only after the push before."""
+        """Train one batch: pull, forward, backward, push, step. Rows are read after the previous push."""
         embedding, dense, clock = self.state.embedding, self.state.dense, self.clock
         applied = True
         if batch.num_samples:
@@ -226,7 +221,7 @@ class Trainer:
                 dense.zero_gradient()
                 torch.autograd.backward(loss.mean)
             with clock.stage("push"):
-                # all of a batch is applied or nothing: without a number for a scale the push only counts
+                # A batch is applied completely or not at all: with a NaN scale the push only counts it.
                 scale = loss.weight if dense.gradient_is_finite() else math.nan
                 applied = embedding.push(batch, pooled, scale=scale, seen=self.passes.seen(self.progress))
             with clock.stage("step"):
@@ -249,18 +244,18 @@ class Trainer:
         )
 
     def _finish_epoch(self) -> None:
-        """Evaluate, then write a checkpoint that begins the next epoch."""
+        """Evaluate, then save a checkpoint at the start of the next epoch."""
         self._check_bad_ratio(least=1)
         epoch = self.progress.epoch
         self.passes.refuse_empty(self.progress, len(self.state.embedding.table))
         if self.passes.ends_day:
             with self.clock.stage("upkeep"):
                 now = self.passes.seen(self.progress)
-                self.progress = keep_up(self.job, self.state.embedding, self.progress, now)
+                self.progress = run_upkeep(self.job, self.state.embedding, self.progress, now)
         due = self.schedule.epoch_checkpoint_due(epoch)
         if self.evaluator.files:
             if due:
-                # a crash in the middle of an evaluation must not cost what was learned
+                # Save first, so that a crash during the evaluation loses no training.
                 self._save()
             self._evaluate()
         units = read_units(self.passes.units_path(epoch))
@@ -276,43 +271,33 @@ class Trainer:
         self._report_epoch()
 
     def adopt(self, progress: Progress) -> Summary:
-        """Take parameters that others learned, evaluate them and leave a checkpoint."""
+        """Evaluate and save parameters that were trained elsewhere (`train.mode: ps`)."""
         self.progress = progress
         if self.evaluator.files:
             self._evaluate()
         self._save()
         if self.passes.has_hours:
-            # what each pass came to was told when it ended
-            self._tell("evaluation", {"eval": _dicts(self.evaluation)})
+            # Passes were reported when they ended.
+            self._emit("evaluation", {"eval": to_dicts(self.evaluation)})
         else:
             self._report_epoch()
-        return self._summary(0)
+        return self._figures.summary(0)
 
     def _report_epoch(self) -> None:
-        train = [sums.result(calibration=True) for sums in self.state.sums]
-        for at, label in enumerate(self.job.data.labels):
-            text = f"{self.passes.name(self.progress.epoch)} {label}: train {describe(train[at])}"
-            if self.evaluation:
-                text += f" | eval {describe(self.evaluation[at])}"
-            self.reporter.say(text)
-        values = {
-            "epoch": self.progress.epoch,
-            "rows": len(self.state.embedding.table),
-            "evicted": self.progress.evicted,
-            "train": _dicts(train),
-            "eval": _dicts(self.evaluation),
-        }
+        lines, values = self._figures.end_of_pass()
+        for line in lines:
+            self.reporter.say(line)
         if self.passes.has_hours:
-            self._tell("pass", {"pass": self.progress.epoch, "hour": self.passes.hour, **values})
+            self._emit("pass", {"pass": self.progress.epoch, "hour": self.passes.hour, **values})
         else:
-            self._tell("epoch", values)
+            self._emit("epoch", values)
 
     def _evaluate(self) -> None:
-        """Measure the parameters as they are; what is learned so far is saved if that fails or is stopped."""
+        """Evaluate the parameters. If that fails or is stopped, save first."""
         try:
             with self.clock.stage("evaluate"):
                 self.evaluation = self.evaluator.run(self.state.embedding, self.scorer, self.parser)
-        except Stopped:
+        except StopTraining:
             self._stop()
         except Exception:
             self._save()
@@ -325,13 +310,13 @@ class Trainer:
 
     def _watch_evaluation(self, records: int) -> None:
         if self.stop_requested:
-            raise Stopped
+            raise StopTraining
         if self.reporter.due():
             values = {"event": "evaluating", "steps": self.progress.steps, "records": records}
             self.reporter.progress(f"evaluating: {records:,} records", values)
 
     def _is_best(self) -> bool:
-        """Whether these parameters were just evaluated as the best so far, and the best is to be kept."""
+        """Return whether the last evaluation is of these parameters, is the best so far, and the best is kept."""
         if not self.job.train.checkpoint.keep_best or self.progress.evaluated != self.progress.steps:
             return False
         self._check_best_metric()
@@ -342,7 +327,7 @@ class Trainer:
         return True
 
     def _check_best_metric(self) -> None:
-        """Only an evaluation tells the names of the user's own metrics."""
+        """Check `keep_best`; the names of custom metrics are known only after an evaluation."""
         name = self.job.train.checkpoint.keep_best
         known = [*METRICS[:2], *(self.evaluation[0].own if self.evaluation else ())]
         if name not in known:
@@ -352,11 +337,8 @@ class Trainer:
             )
 
     def metrics(self) -> dict[str, Any]:
-        """Of this pass and of the last evaluation, as manifests keep them."""
-        return {"train": _dicts(self._train_metrics()), "eval": _dicts(self.evaluation)}
-
-    def _train_metrics(self) -> list[Metrics]:
-        return [sums.result() for sums in self.state.sums]
+        """Return the metrics of this pass and of the last evaluation, as written to manifests."""
+        return {"train": to_dicts(self._figures.train_metrics()), "eval": to_dicts(self.evaluation)}
 
     def _save(self) -> None:
         if self._saved == self.progress:
@@ -376,28 +358,8 @@ class Trainer:
         if self.progress.records >= least:
             refuse_bad(self.job, self.progress.records, self.progress.bad_records, "data.train")
 
-    def _report(self, done: float, started_s: float, started_samples: int) -> None:
-        metrics = self._train_metrics()
-        speed = (self.progress.samples - started_samples) / max(self.clock.elapsed - started_s, 1e-9)
-        rows = len(self.state.embedding.table)
-        shares = self._shares(self.clock.lap())
-        reason = bottleneck(shares, self._setup())
-        text = (
-            f"{self.passes.name(self.progress.epoch + 1)} {done:4.0%} "
-            f"{self.progress.samples:>12,} samples {speed:>9,.0f}/s {describe(metrics[0])} rows {rows:,} "
-            f"| {describe_shares(shares)}{f' | {reason}' if reason else ''}"
-        )
-        values = {
-            "samples_per_s": round(speed, 1),
-            "rows": rows,
-            "train": _dicts(metrics),
-            "shares": shares.to_dict(),
-            "bottleneck": reason,
-        }
-        self._tell("progress", values, text)
-
-    def _tell(self, kind: str, values: dict[str, Any], text: str | None = None) -> None:
-        """A record of the metrics file, a line where there is one, and an event for the callback."""
+    def _emit(self, kind: str, values: dict[str, Any], text: str | None = None) -> None:
+        """Write a record to the metrics file, print `text` if given, and call the callback."""
         record = {"event": kind, "steps": self.progress.steps, "samples": self.progress.samples, **values}
         if text is None:
             self.reporter.record(record)
@@ -406,64 +368,22 @@ class Trainer:
         if self._callback is None:
             return
         try:
-            wanted = self._callback(Event.of_record(record, self.job.data.labels))
+            answer = self._callback(Event.of_record(record, self.job.data.labels))
         except BaseException:
-            # it is called between batches, where the state is whole
+            # The callback runs between batches, where the state is consistent.
             if self.progress.steps:
                 self._save()
             raise
-        if wanted is False:
+        if answer is False:
             self.stop_requested = self._stopped_by_callback = True
-
-    def _shares(self, seconds: dict[str, float]) -> Shares:
-        """Shares of the clock, with those of the reader's threads apart."""
-        stages = {name: share for name, share in seconds.items() if name not in ("read", "parse")}
-        parse = seconds.get("parse")
-        return Shares(stages, seconds.get("read"), None if parse is None else parse / self._num_parsers())
-
-    def _num_parsers(self) -> int:
-        return 1 if self.job.data.format == "parquet" else self.job.data.workers
-
-    def _setup(self) -> Setup:
-        return Setup(
-            workers=self.job.data.workers,
-            threads=num_threads(self.job),
-            cores=num_cores(),
-            has_workers=self.job.data.format != "parquet",
-            every_steps=self.job.train.checkpoint.every_steps is not None,
-            evaluates_inside=self.job.train.evaluate.every_steps is not None
-            or self.job.train.evaluate.every_s is not None,
-            keeps_best=self.job.train.checkpoint.keep_best is not None,
-        )
-
-    def _summary(self, first_samples: int) -> Summary:
-        labels = self.job.data.labels
-        num_samples = self.progress.samples - first_samples
-        shares = self._shares(self.clock.shares())
-        return Summary(
-            run=self.run,
-            progress=self.progress,
-            train=dict(zip(labels, self._train_metrics(), strict=True)),
-            evaluation=dict(zip(labels, self.evaluation, strict=True)) if self.evaluation else None,
-            rows=len(self.state.embedding.table),
-            samples_per_s=num_samples / self.clock.elapsed,
-            shares=shares.stages,
-            read=shares.read,
-            parse=shares.parse,
-            bottleneck=bottleneck(shares, self._setup()) if num_samples else None,
-        )
 
 
 def _share_done(units: list[Unit], batch: _core.Batch) -> float:
-    """How much of an epoch's bytes is behind, with those of the unit that is being read: it may be a large file."""
+    """Return the share of an epoch's bytes that is done, including the read part of the current unit."""
     total = sum(unit.end - unit.start for unit in units)
     done = sum(unit.end - unit.start for unit in units if unit.id < batch.unit)
     done += sum(max(batch.file_bytes - unit.start, 0) for unit in units if unit.id == batch.unit)
     return done / max(total, 1)
-
-
-def _dicts(metrics: list[Metrics] | None) -> list[dict[str, Any]] | None:
-    return None if metrics is None else [one.to_dict() for one in metrics]
 
 
 def train_job(
@@ -474,15 +394,15 @@ def train_job(
     stream: TextIO | None = None,
     hook: Hook | None = None,
 ) -> Summary:
-    """Train a job in this process; an unfinished run of it goes on where it was.
+    """Train a job in this process; resume its run if there is one.
 
-    `callback` is told every event; when it returns False the training stops with a checkpoint, and when it raises, too.
+    `callback` receives every event. If it returns False or raises, the training saves a checkpoint and stops.
     `hook` is called between steps.
     """
     job = with_names(job)
     with Run.of(job).locked():
         if job.model.own:
-            # a model that does not work must leave no trace, and its file may lie in the run that is discarded
+            # Build it before anything is written or discarded; its file may be in the run that is discarded.
             build_model(job)
         if fresh:
             check_start(job)
@@ -496,7 +416,7 @@ def train_job(
 
 
 def check_start(job: Job) -> None:
-    """A job that cannot start must not cost the run it would replace."""
+    """Raise an error if the job cannot start, before its previous run is discarded."""
     if not job.data.hours:
         match_files(job, "train")
     match_files(job, "eval")

@@ -1,4 +1,4 @@
-"""AUC, log loss, COPC and calibration over buckets of the logit: sums that merge over batches and resumes."""
+"""AUC, log loss, COPC and calibration, computed from sums over buckets of the logit that can be merged."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# Even steps of the logit: as fine for a click rate of 0.0001 as for one of 0.5.
+# Equal steps of the logit have the same resolution for a click rate of 0.0001 as for one of 0.5.
 _NUM_BUCKETS = 1 << 17
 _LOGIT_LIMIT = 16.0
 _NUM_DECILES = 10
@@ -17,16 +17,16 @@ _NUM_DECILES = 10
 FLAT_SIZE = 2 * _NUM_BUCKETS + 5
 """Values of one label in a flat vector of sums."""
 
-# A batch alone costs more in calls than in samples.
+# Samples are counted in groups, because small batches are dominated by the overhead of calls.
 _COUNTED_AT_ONCE = 8192
 
-# An AUC below 0.5 by fewer standard errors may be chance.
+# Standard errors below 0.5 from which an AUC is not considered chance.
 _MIN_ERRORS = 3.0
 
 
 @dataclass(frozen=True)
 class Decile:
-    """A tenth of the weight, by rising prediction."""
+    """A tenth of the weight, ordered by prediction."""
 
     predicted: float
     """Mean prediction."""
@@ -37,7 +37,7 @@ class Decile:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What the sums say of one label."""
+    """Metrics of one label."""
 
     samples: int
     auc: float | None
@@ -46,12 +46,12 @@ class Metrics:
     copc: float | None
     """Clicks over predicted clicks."""
     calibration: tuple[Decile, ...] = ()
-    """Only of an evaluation and of a whole epoch."""
+    """Present only for an evaluation and for a complete epoch."""
     own: dict[str, float] = field(default_factory=dict)
-    """Metrics of the user's own, by name."""
+    """Custom metrics by name."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; what is empty is left out."""
+        """Return the metrics for JSON, without empty fields."""
         values: dict[str, Any] = {
             "samples": self.samples,
             "auc": self.auc,
@@ -66,29 +66,29 @@ class Metrics:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Metrics":
-        """What `to_dict` gave."""
+        """Return the metrics that `to_dict` converted."""
         deciles = tuple(Decile(*one) for one in values.get("calibration", ()))
         return cls(**{**values, "calibration": deciles})
 
     def value(self, name: str) -> float | None:
-        """A metric by its name in JSON, or one of the user's own; none where it has no value."""
+        """Return a metric by its name, built-in or custom, or None if it has no finite value."""
         value = self.own.get(name) if name in self.own else getattr(self, name, None)
         return value if isinstance(value, float) and math.isfinite(value) else None
 
     def errors_below_chance(self) -> float | None:
-        """How many standard errors the AUC lies under 0.5, where that is too far to be chance."""
+        """Return by how many standard errors the AUC is below 0.5, or None if it may be chance."""
         clicks = sum(one.observed * one.weight for one in self.calibration)
         misses = sum(one.weight for one in self.calibration) - clicks
         if self.auc is None or clicks <= 0 or misses <= 0:
             return None
-        # of scores that have nothing to do with the labels (Mann and Whitney 1947)
+        # Standard error of the AUC of random scores (Mann and Whitney 1947).
         error = math.sqrt((clicks + misses + 1) / (12 * clicks * misses))
         below = (0.5 - self.auc) / error
         return below if below >= _MIN_ERRORS else None
 
 
 def flat_sums(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:
-    """What a batch `[B, L]` adds to the sums of all labels, as places and values of one flat vector."""
+    """Return what a batch `[B, L]` adds to the flat vector of sums: indices and values."""
     places, values = [], []
     for label in range(logits.shape[1]):
         bucket, clicks, columns = _counted(logits[:, label].astype(np.float64), labels[:, label], weights)
@@ -102,9 +102,9 @@ def flat_sums(logits: Array, labels: Array, weights: Array) -> tuple[Array, Arra
 
 
 def _counted(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array, tuple[Array, ...]]:
-    """Of each sample its bucket, its clicks, and what it adds to the five sums."""
-    place = (np.clip(logits / _LOGIT_LIMIT, -1, 1) + 1) * (_NUM_BUCKETS / 2)
-    bucket = np.minimum(place.astype(np.int64), _NUM_BUCKETS - 1)
+    """Return for each sample its bucket, its clicks, and its contributions to the five sums."""
+    position = (np.clip(logits / _LOGIT_LIMIT, -1, 1) + 1) * (_NUM_BUCKETS / 2)
+    bucket = np.minimum(position.astype(np.int64), _NUM_BUCKETS - 1)
     clicks = labels * weights
     # log(1 + e^x) without overflow
     softplus = np.logaddexp(0, logits)
@@ -125,39 +125,39 @@ class MetricSums:
         self._buckets = np.zeros((2, _NUM_BUCKETS))
         # samples, weight, log loss, clicks, predicted clicks
         self._sums = np.zeros(5)
-        self._waiting: list[tuple[Array, Array, Array]] = []
-        self._num_waiting = 0
+        self._pending: list[tuple[Array, Array, Array]] = []
+        self._num_pending = 0
 
     def add(self, logits: Array, labels: Array, weights: Array) -> None:
-        """Count a batch: a label is the share of a sample's weight that clicked."""
+        """Add a batch; a label is the share of the sample's weight that clicked."""
         if not len(logits):
             return
-        self._waiting.append((logits, labels, weights))
-        self._num_waiting += len(logits)
-        if self._num_waiting >= _COUNTED_AT_ONCE:
+        self._pending.append((logits, labels, weights))
+        self._num_pending += len(logits)
+        if self._num_pending >= _COUNTED_AT_ONCE:
             self._count()
 
     def _count(self) -> None:
-        """Count what waits; the sums have the same bits whatever is counted at once."""
-        if not self._waiting:
+        """Count pending batches; the sums are bit-identical for any grouping."""
+        if not self._pending:
             return
-        logits, labels, weights = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
-        starts = np.cumsum([0, *(len(batch[0]) for batch in self._waiting[:-1])])
-        self._waiting, self._num_waiting = [], 0
+        logits, labels, weights = (np.concatenate(parts) for parts in zip(*self._pending, strict=True))
+        starts = np.cumsum([0, *(len(batch[0]) for batch in self._pending[:-1])])
+        self._pending, self._num_pending = [], 0
         bucket, clicks, columns = _counted(logits.astype(np.float64), labels, weights)
         np.add.at(self._buckets[1], bucket, clicks)
         np.add.at(self._buckets[0], bucket, weights - clicks)
-        # batch by batch, as if each were counted alone
+        # Sum batch by batch, as if each batch were counted alone.
         for sums in zip(*(np.add.reduceat(column, starts, dtype=np.float64) for column in columns), strict=True):
             self._sums += sums
 
     def result(self, *, calibration: bool = False, own: dict[str, float] | None = None) -> Metrics:
-        """The metrics of everything added so far."""
+        """Return the metrics of all batches added so far."""
         self._count()
         samples, weight, loss, clicks, predicted = self._sums.tolist()
         negative, positive = self._buckets
         pairs = negative.sum() * positive.sum()
-        # a tie within a bucket counts half
+        # A tie within a bucket counts half.
         below = np.cumsum(negative) - negative / 2
         return Metrics(
             samples=int(samples),
@@ -169,7 +169,7 @@ class MetricSums:
         )
 
     def _deciles(self) -> tuple[Decile, ...]:
-        """Tenths of equal weight: a bucket across a border counts to both sides by its share."""
+        """Return tenths of equal weight; a bucket across a border is divided between both."""
         used = np.flatnonzero(self._buckets.any(axis=0))
         weights, clicks = self._buckets[:, used].sum(axis=0), self._buckets[1, used]
         middle = ((used + 0.5) / (_NUM_BUCKETS / 2) - 1) * _LOGIT_LIMIT
@@ -186,7 +186,7 @@ class MetricSums:
 
     @classmethod
     def of_flat(cls, values: Array) -> list["MetricSums"]:
-        """The sums of all labels from a flat vector that `flat_sums` was added to; what is behind them is left out."""
+        """Return the sums of all labels from a flat vector of `flat_sums`; ignore values after them."""
         found = []
         for part in values[: len(values) // FLAT_SIZE * FLAT_SIZE].reshape(-1, FLAT_SIZE):
             sums = cls()
@@ -196,14 +196,14 @@ class MetricSums:
         return found
 
     def state(self) -> dict[str, Array]:
-        """What a checkpoint keeps: the buckets that are not empty, and the sums."""
+        """Return the state for a checkpoint: non-empty buckets and the sums."""
         self._count()
         used = np.flatnonzero(self._buckets.any(axis=0))
         return {"used": used, "buckets": self._buckets[:, used], "sums": self._sums.copy()}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Put back what `state` gave."""
-        self._waiting, self._num_waiting = [], 0
+        """Restore the state that `state` returned."""
+        self._pending, self._num_pending = [], 0
         self._buckets[:] = 0
         self._buckets[:, state["used"]] = state["buckets"]
         self._sums[:] = state["sums"]

@@ -1,4 +1,4 @@
-"""The network of a job and its loss: the part of a training step that torch does."""
+"""The network of a job and its loss."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from elasticrec.training.own_model import build_own
 
 
 def build_model(job: Job) -> Model:
-    """The model of a job with the initial weights that its seed decides."""
+    """Build the model of a job; the seed determines its initial weights."""
     shape = shape_of(job)
     options = Options(**job.model.model_dump(exclude={"kind", "options"}), extra=job.model.options)
     with torch.random.fork_rng(devices=[]):
@@ -31,7 +31,7 @@ def build_model(job: Job) -> Model:
 
 
 def shape_of(job: Job) -> Shape:
-    """The sizes of a job's data: each slot is one vector, a sequence one for each of its places."""
+    """Return the sizes of a job's data: one vector per slot, one per position of a sequence."""
     first: dict[str, int] = {}
     num_cells = 0
     for slot in job.data.inputs:
@@ -46,20 +46,20 @@ def shape_of(job: Job) -> Shape:
 
 
 def num_threads(job: Job) -> int:
-    """Threads of the network: as the job says, or all cores."""
+    """Return the number of threads of the network: `train.threads`, or all cores."""
     return job.train.threads or num_cores()
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The mean over a batch, and the weight that it is the mean over."""
+    """The mean loss of a batch, and the total weight of its samples."""
 
     mean: Tensor
     weight: float
 
 
 def loss_of(logits: Tensor, batch: _core.Batch) -> Loss:
-    """Cross entropy, summed over labels, averaged over the times that samples were shown."""
+    """Return the cross entropy, summed over labels and averaged over the weights of the samples."""
     weights = torch.from_numpy(batch.weights)
     total = functional.binary_cross_entropy_with_logits(
         logits, torch.from_numpy(batch.labels), weight=weights[:, None], reduction="sum"
@@ -69,11 +69,11 @@ def loss_of(logits: Tensor, batch: _core.Batch) -> Loss:
 
 
 class Scorer(nn.Module):
-    """What is exported: rows by cell and dense values to probabilities.
+    """The exported module: from rows by cell and dense values to probabilities.
 
-    Where only a share of the samples without a click was kept, probabilities are those of all samples, while logits are
-    of the data as it is: with rate r and q learned, p / (1 - p) = r q / (1 - q) for the click, and any other label,
-    which comes with a click, is scaled as the click's.
+    If only a share r of the samples without a click was kept (`data.negative_rate`), logits refer to the sampled data
+    and probabilities to all data: with q learned, p / (1 - p) = r q / (1 - q) for the click. Any other label occurs
+    only with a click, and is scaled by the same factor as the click.
     """
 
     def __init__(self, model: Model, negative_rate: float = 1.0) -> None:
@@ -91,7 +91,7 @@ class Scorer(nn.Module):
         return logits
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Scores as users see them, `[B, L]`."""
+        """Return probabilities that are corrected for `negative_rate`, `[B, L]`."""
         learned = torch.sigmoid(logits)
         if self.negative_rate == 1.0:
             return learned

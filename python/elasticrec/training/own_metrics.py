@@ -1,4 +1,4 @@
-"""Metrics of the user's own: classes with `update` and `result`, run over an evaluation beside AUC and the rest."""
+"""Custom metrics: classes with `update` and `result` that run over an evaluation."""
 
 import math
 import numbers
@@ -9,31 +9,31 @@ from elasticrec.config import Job
 from elasticrec.config.train import METRICS
 from elasticrec.errors import ModelError
 from elasticrec.training.metrics import Array
-from elasticrec.user_code import load_class, told_with_line
+from elasticrec.user_code import load_class, naming_line
 
 _METHODS = ("update", "result")
 
 
 class OwnMetric:
-    """One class of the user's, and an object of it for each evaluation and label."""
+    """A custom metric class; creates one object for each evaluation and label."""
 
-    def __init__(self, place: str) -> None:
-        self.path = Path(place.rpartition(":")[0])
-        self._class = load_class(place)
+    def __init__(self, location: str) -> None:
+        self.path = Path(location.rpartition(":")[0])
+        self._class = load_class(location)
         for method in _METHODS:
             if not callable(getattr(self._class, method, None)):
                 raise ModelError(f"{self.path}: `{self._class.__name__}`: expected a method `{method}`, got none")
-        # a constructor that fails should do so before anything is trained
+        # Call the constructor once, so that its errors occur before training.
         self.start()
 
     def start(self) -> "Measurement":
-        """Begin one evaluation of one label."""
-        with told_with_line(self.path):
+        """Start an evaluation of one label."""
+        with naming_line(self.path):
             return Measurement(self.path, self._class.__name__, self._class())
 
 
 class Measurement:
-    """An object of the user's class at work."""
+    """An object of a custom metric class during an evaluation."""
 
     def __init__(self, path: Path, name: str, metric: Any) -> None:
         self._path = path
@@ -41,13 +41,13 @@ class Measurement:
         self._metric = metric
 
     def update(self, scores: Array, labels: Array, weights: Array) -> None:
-        """A batch: predictions, labels and weights, `[N]` each."""
-        with told_with_line(self._path):
+        """Add a batch: predictions, labels and weights, `[N]` each."""
+        with naming_line(self._path):
             self._metric.update(scores, labels, weights)
 
     def result(self) -> dict[str, float]:
-        """The user's values, checked: names that are free, and finite numbers."""
-        with told_with_line(self._path):
+        """Return the metric's values after checking their names and types."""
+        with naming_line(self._path):
             values = self._metric.result()
         where = f"{self._path}: `{self._name}.result`"
         if not isinstance(values, dict):
@@ -63,5 +63,5 @@ class Measurement:
 
 
 def load_metrics(job: Job) -> list[OwnMetric]:
-    """The classes that `train.metrics` names."""
-    return [OwnMetric(place) for place in job.train.metrics]
+    """Load the classes named in `train.metrics`."""
+    return [OwnMetric(location) for location in job.train.metrics]

@@ -1,4 +1,4 @@
-"""The passes of a training in one process: epochs over the same files, or hours as they come."""
+"""The passes of a training in one process: epochs over the same files, or hours as they arrive."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,19 +13,19 @@ from elasticrec.data.units import Unit, check_unchanged, is_lost, plan_units, re
 from elasticrec.errors import SampleError
 from elasticrec.run import Run
 from elasticrec.training.checkpoint import Progress
-from elasticrec.training.read import cut_of
+from elasticrec.training.read import unit_split
 
-# A stop is heard in this time while an hour is waited for.
+# Interval of checking for a stop request while waiting for an hour.
 _PAUSE_S = 0.1
 
 
 class LocalPasses:
-    """Knows which pass comes next, and which units it has."""
+    """Decides which pass is next and which units it has."""
 
     def __init__(self, job: Job, run: Run, say: Callable[[str], None]) -> None:
         self._job, self._run, self._say = job, run, say
         self.files = [] if job.data.hours else match_files(job, "train")
-        """Those of an epoch."""
+        """Files of an epoch; empty with hours."""
         check_headers(job, self.files)
         self._skipped: list[dict[str, Any]] = []
         self._hour: HourPass | None = None
@@ -39,32 +39,32 @@ class LocalPasses:
 
     @property
     def hour(self) -> str | None:
-        """The hour at hand."""
+        """The current hour, or None."""
         return self._hour.hour if self._hour else None
 
     @property
     def ends_day(self) -> bool:
-        """Whether counts decay and rows are evicted at the end of the pass at hand."""
+        """Whether counts decay and rows are evicted at the end of the current pass."""
         return self._hour is None or self._hour.ends_day
 
     def seen(self, progress: Progress) -> int:
-        """Data time: days for hours, else epochs."""
+        """Return the data time: the day of an hour, else the epoch."""
         return self._hour.day if self._hour else progress.epoch
 
     def name(self, number: int) -> str:
-        """The pass at hand for people, by its number from 1 on."""
+        """Return the name of the current pass for people; `number` counts from 1."""
         if self._plan is None:
             return f"epoch {number}/{self._job.train.epochs}"
         return f"pass {number} {self.hour or 'day end'}"
 
     def is_over(self, progress: Progress) -> bool:
-        """Whether nothing is left to train."""
+        """Return whether nothing is left to train."""
         if self._plan is None:
             return progress.epoch >= self._job.train.epochs
         return progress.finished and self._plan.is_over
 
     def restore(self, progress: Progress) -> Progress:
-        """Go on from a checkpoint; a pass of which it has nothing has not begun."""
+        """Continue from a checkpoint; a pass that the checkpoint has no batch of begins again."""
         if self._plan is None:
             return progress
         num_passes = progress.epoch + (progress.batches > 0 or progress.upkept > progress.epoch)
@@ -77,7 +77,7 @@ class LocalPasses:
         return replace(progress, hours=entries)
 
     def begin_next(self, progress: Progress, check_stop: Callable[[], None]) -> Progress | None:
-        """Wait for the next pass, or go on with that at hand; none if there is no other one."""
+        """Wait for the next pass, or continue the current one. Return None after the last pass."""
         if self._plan is None:
             return progress if progress.epoch < self._job.train.epochs else None
         if progress.batches or progress.upkept > progress.epoch:
@@ -90,16 +90,16 @@ class LocalPasses:
         self._hour = found
         self._plan.replay(found.entry())
         check_headers(self._job, self._plan.files(found))
-        progress = self.noted(progress)
+        progress = self.with_skipped_hours(progress)
         return replace(progress, hours=(*progress.hours, found.entry()))
 
-    def noted(self, progress: Progress) -> Progress:
-        """With the hours that were left out since."""
+    def with_skipped_hours(self, progress: Progress) -> Progress:
+        """Return the progress with the hours that were skipped since the last call."""
         skipped, self._skipped[:] = list(self._skipped), []
         return replace(progress, hours=(*progress.hours, *skipped))
 
     def open_units(self, progress: Progress) -> tuple[list[Unit], Progress]:
-        """The units of the pass at hand that are left, without those whose data is lost if the job allows that."""
+        """Return the remaining units of the current pass, without lost ones if `data.on_missing` allows that."""
         path = self.units_path(progress.epoch)
         if progress.batches:
             lost = {entry["unit"] for entry in progress.missing}
@@ -108,7 +108,7 @@ class LocalPasses:
                 return self.without_lost(units, progress)
             check_unchanged(units)
             return units, progress
-        # units that a crash left of this epoch are of no checkpoint, and the job or the data may be others by now
+        # Plan again: units from before a crash are in no checkpoint, and job or data may have changed.
         units = self._plan_units(progress)
         write_units(path, units)
         return units, progress
@@ -118,20 +118,20 @@ class LocalPasses:
         while True:
             files = self.files if self._plan is None or self._hour is None else self._plan.files(self._hour)
             try:
-                return plan_units(files, cut_of(self._job), progress.epoch, progress.unit, day)
+                return plan_units(files, unit_split(self._job), progress.epoch, progress.unit, day)
             except FileNotFoundError:
                 if self._plan is None or self._job.data.on_missing == "fail":
                     raise
 
     def units_path(self, epoch: int) -> Path:
-        """Where the units of a pass are written down."""
+        """Return the file that records the units of a pass."""
         return self._run.units / f"epoch-{epoch:05d}.jsonl"
 
-    def go_on_without(self, units: Sequence[Unit], progress: Progress, error: Exception) -> tuple[list[Unit], Progress]:
-        """The units that are left when one could not be read, or that error if no data is gone."""
+    def skip_lost(self, units: Sequence[Unit], progress: Progress, error: Exception) -> tuple[list[Unit], Progress]:
+        """Return the remaining units after a read error. Raise the error unless data was lost and may be skipped."""
         left = [unit for unit in units if unit.id >= progress.unit]
         if progress.batches and left and left[0].id == progress.unit and any(map(is_lost, left[1:])):
-            # units are loaded before they are cut: what was at its end when the next one could not be read is whole
+            # The next unit could not be read, so this one was read completely.
             left = left[1:]
         found, after = self.without_lost(left, progress)
         if self._job.data.on_missing == "fail" or len(found) == len(left):
@@ -139,7 +139,7 @@ class LocalPasses:
         return found, after
 
     def without_lost(self, units: Sequence[Unit], progress: Progress) -> tuple[list[Unit], Progress]:
-        """The units whose data is there; the others are named."""
+        """Return the units whose data still exists; record and report the others."""
         kept: list[Unit] = []
         missing = list(progress.missing)
         for unit in units:
@@ -150,15 +150,15 @@ class LocalPasses:
             size = unit.end - unit.start
             missing.append({"unit": unit.id, "path": unit.path, "bytes": size, "batches": num_batches})
             if self._job.data.on_missing == "skip":
-                some = f", of which {num_batches} batches were trained" if num_batches else ""
+                trained = f", of which {num_batches} batches were trained" if num_batches else ""
                 self._say(
-                    f"unit {unit.id} is lost, {size:,} bytes from {unit.start:,} on{some} (data.on_missing): "
-                    f"{unit.path}: is gone or changed"
+                    f"unit {unit.id} is lost, {size:,} bytes from {unit.start:,} on{trained} (data.on_missing): "
+                    f"{unit.path}: removed or changed"
                 )
         return kept, replace(progress, missing=tuple(missing))
 
     def refuse_empty(self, progress: Progress, num_rows: int) -> None:
-        """A pass without a sample is none, unless it is of an hour."""
+        """Raise an error for an epoch without samples or without signs; an hour may be empty."""
         source = self._job.source
         if not progress.batches:
             if self._plan is not None:

@@ -1,4 +1,4 @@
-"""Scores from a checkpoint: the trainer's own view of a sample, which the server must match."""
+"""Scores of a checkpoint, computed by torch; the server must match them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ from elasticrec.training.embedding import Embedding
 from elasticrec.training.evaluate import Scores, logits_of
 from elasticrec.training.metrics import MetricSums
 from elasticrec.training.network import Scorer, build_model
-from elasticrec.training.read import cut_of
+from elasticrec.training.read import unit_split
 
 
 @dataclass
 class CheckpointModel:
-    """A checkpoint in memory."""
+    """A checkpoint loaded into memory."""
 
     job: Job
     checkpoint: Checkpoint
@@ -37,20 +37,20 @@ class CheckpointModel:
     parse: Callable[[bytes], _core.Batch]
 
     def predict(self, text: bytes) -> Scores:
-        """Probabilities `[N, L]` of lines in the training format; their labels are passed over."""
+        """Return probabilities `[N, L]` of lines in the training format; labels are ignored."""
         return self.scores(self.parse(text))
 
     def read_row(self, path: Path, row: int) -> _core.Batch:
-        """A row of a Parquet file, counted from 0; a bad one raises `SampleError`."""
+        """Read a row of a Parquet file, counted from 0; raise `SampleError` for a bad one."""
         from elasticrec.data.parquet import row_of
 
         return row_of(self.job, self.parser, path, row)
 
     def predict_file(self, path: str) -> Iterator[Scores]:
-        """Probabilities of the rows of a Parquet file, some at a time; a bad row ends it."""
+        """Yield the probabilities of a Parquet file by batch; raise `SampleError` at a bad row."""
         from elasticrec.data.parquet import ParquetReader
 
-        units = plan_units([Path(path)], replace(cut_of(self.job), shuffle=False), 0, 0)
+        units = plan_units([Path(path)], replace(unit_split(self.job), shuffle=False), 0, 0)
         job = self.job.without_holdout()
         with closing(
             ParquetReader(job, self.parser, units, shuffle=False, skip=0, held_out=False, labels=False)
@@ -61,13 +61,13 @@ class CheckpointModel:
                 yield self.scores(batch)
 
     def scores(self, batch: _core.Batch) -> Scores:
-        """Probabilities `[N, L]` of a batch."""
+        """Return probabilities `[N, L]` of a batch."""
         logits = torch.from_numpy(logits_of(self.state.embedding, self.scorer, batch)).double()
         return self.scorer.probabilities(logits).float().numpy()
 
 
 def load_checkpoint(run: Run, *, best: bool = False) -> CheckpointModel:
-    """The newest or the best checkpoint of a run; one that a training at work drops meanwhile gives way to the next."""
+    """Load the newest or the best checkpoint of a run; retry if a running training removes it."""
     while True:
         checkpoint = checkpoints.best(run, run.job()) if best else checkpoints.latest(run)
         if checkpoint is None:
@@ -82,7 +82,7 @@ def load_checkpoint(run: Run, *, best: bool = False) -> CheckpointModel:
 
 
 def load(job: Job, checkpoint: Checkpoint) -> CheckpointModel:
-    """A checkpoint of a job, all files checked."""
+    """Verify and load a checkpoint of a job."""
     model = build_model(job)
     state = State(Embedding(job, model.columns), FlatParameters(model, job), [MetricSums() for _ in job.data.labels])
     checkpoints.restore(checkpoint, job, state)

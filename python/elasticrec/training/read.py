@@ -1,17 +1,17 @@
-"""What training and evaluation share of reading: how files are cut, how much may be bad."""
+"""Reading settings shared by training and evaluation: splitting of files, limit of bad records."""
 
 from elasticrec.config import Job, fingerprint
 from elasticrec.data.units import UnitSplit
 from elasticrec.errors import SampleError
 
 
-def cut_of(job: Job) -> UnitSplit:
-    """How the job's files become units, and units batches."""
+def unit_split(job: Job) -> UnitSplit:
+    """Return how files are split into units and batches."""
     return UnitSplit(job.data.unit_bytes, job.data.shuffle, job.train.seed, fingerprint(job)[:16], job.data.format)
 
 
 def refuse_bad(job: Job, records: int, bad: int, key: str) -> None:
-    """Fail a job whose data has more bad records than it allows."""
+    """Raise an error if there are more bad records than the job allows."""
     limit = job.data.max_bad_ratio
     if bad > limit * records:
         raise SampleError(

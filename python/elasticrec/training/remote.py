@@ -1,4 +1,4 @@
-"""The network of a trainer whose rows and parameters are on servers: a batch comes, what it learned goes."""
+"""The network of a trainer whose rows and parameters are on parameter servers."""
 
 import copy
 import math
@@ -28,19 +28,19 @@ _NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What a batch learned, valid until the next one."""
+    """The gradients of a batch, valid until the next batch."""
 
     batch: _core.Batch
     gradient: npt.NDArray[np.float32]
-    """Of its rows `[B, S, W]`, of the mean loss."""
+    """Gradient of the mean loss for the rows, `[B, S, W]`."""
     dense: npt.NDArray[np.float32]
-    """Of the parameters, and what changed in the buffers; none where the batch has no sample."""
+    """Gradient of the parameters and changes of the buffers; empty for a batch without samples."""
     scale: float
-    """By which the gradient of rows becomes a sum over samples; not a number where nothing may be stepped."""
+    """Factor from the mean to the sum over samples; NaN if nothing may be applied."""
     weight: float
-    """Of all samples."""
+    """Total weight of the samples."""
     sums: Sums
-    """Places of the metric sums, and what is added to each."""
+    """Indices into the metric sums, and the values to add."""
 
 
 class RemoteNetwork:
@@ -52,7 +52,7 @@ class RemoteNetwork:
         self.clock = clock or StageClock()
         torch.set_num_threads(max(num_threads(job) // self.clock.lanes, 1))
         self._job, self._say = job, say
-        # torch has one generator for all threads: lanes cannot each have the numbers of their batch
+        # torch has one generator for all threads, so parallel lanes cannot seed by batch.
         self._is_seeded = self.clock.lanes == 1
         self.model = model or build_model(job)
         self._scorer = Scorer(self.model, job.data.negative_rate)
@@ -61,15 +61,15 @@ class RemoteNetwork:
         self._buffer = torch.empty(0)
         self._scorer.train()
         self.buffer_share = 1.0
-        """What a change of the buffers counts for, where others change them at the same time: each is made from values
-        as old as there are others, and their sum would swing."""
+        """Weight of buffer changes. Several networks change the buffers at the same time, based on stale values; adding
+        their changes at full weight would oscillate."""
         self.num_samples = 0
         self.num_batches = 0
         self.num_pulls = 0
         self.num_pushes = 0
 
     def receive(self, servers: _core.PsClient, pulling: _core.PullTicket, batch: _core.Batch, *, dense: bool) -> Tensor:
-        """Wait for the rows of a batch, and for the dense values."""
+        """Wait for the rows of a batch, and for the dense values if requested."""
         self.num_pulls += 1
         with self.clock.stage("pull"):
             pooled = self.rows_of(batch, servers.width)
@@ -77,7 +77,7 @@ class RemoteNetwork:
         return pooled
 
     def learn(self, batch: _core.Batch, pooled: Tensor) -> BatchResult:
-        """Forward and backward."""
+        """Run forward and backward."""
         for line in batch.bad:
             self._say(f"bad record: {line}")
         self.num_batches += 1
@@ -93,11 +93,11 @@ class RemoteNetwork:
             torch.autograd.backward(loss.mean)
         with self.clock.stage("metrics"):
             sums = self._with_records(batch, *flat_sums(logits.detach().numpy(), batch.labels, batch.weights))
-        # all of a batch is applied or nothing: without a number for a scale the push only counts
+        # A batch is applied completely or not at all: with a NaN scale the push only counts it.
         change = self.dense.change(buffers, self.buffer_share)
         is_finite = self.dense.gradient_is_finite() and math.isfinite(float(change[self.dense.num_parameters :].sum()))
         if not is_finite:
-            # every server has some of it, whatever its signs; and nothing of it may stay here
+            # Every server receives NaN for its part of the dense values, and the local buffers are restored.
             change = np.full(len(change), np.nan, np.float32)
             self.dense.values[self.dense.num_parameters :] = buffers
         scale = loss.weight if is_finite else math.nan
@@ -109,31 +109,31 @@ class RemoteNetwork:
         self,
         servers: _core.PsClient,
         seen: int,
-        named: UnitBatch,
+        one: UnitBatch,
         pulling: _core.PullTicket,
         *,
         dense: bool = True,
         group: tuple[int, int] | None = None,
     ) -> _core.PushTicket:
-        """Receive a batch's rows and send what it learned; not yet acknowledged."""
-        learned = self.learn(named.batch, self.receive(servers, pulling, named.batch, dense=dense))
+        """Receive the rows of a batch, train it and send the push. The push is not yet acknowledged."""
+        result = self.learn(one.batch, self.receive(servers, pulling, one.batch, dense=dense))
         with self.clock.stage("push"):
             self.num_pushes += 1
             return servers.push(
                 pulling,
-                named.batch,
-                learned.gradient,
-                learned.dense,
-                scale=learned.scale,
-                last=named.is_last,
+                one.batch,
+                result.gradient,
+                result.dense,
+                scale=result.scale,
+                last=one.is_last,
                 seen=seen,
-                sums=learned.sums,
-                weight=learned.weight,
+                sums=result.sums,
+                weight=result.weight,
                 group=group,
             )
 
     def rows_of(self, batch: _core.Batch, width: int) -> Tensor:
-        """Room for the rows of a batch, `[B, S, W]`."""
+        """Return a buffer for the rows of a batch, `[B, S, W]`."""
         shape = (batch.num_samples, self._num_cells, width)
         size = math.prod(shape)
         if self._buffer.numel() < size:
@@ -141,26 +141,26 @@ class RemoteNetwork:
         return self._buffer[:size].view(shape)
 
     def _with_records(
-        self, batch: _core.Batch, places: npt.NDArray[np.uint32], values: npt.NDArray[np.float64]
+        self, batch: _core.Batch, indices: npt.NDArray[np.uint32], values: npt.NDArray[np.float64]
     ) -> Sums:
-        """The sums of a batch, with its records and bad records behind them."""
+        """Append the counts of records and of bad records to the sums of a batch."""
         end = FLAT_SIZE * len(self._job.data.labels)
         counts = np.array([batch.num_records, batch.num_bad], np.float64)
-        return np.append(places, np.array([end, end + 1], np.uint32)), np.append(values, counts)
+        return np.append(indices, np.array([end, end + 1], np.uint32)), np.append(values, counts)
 
 
-def networks_of(job: Job, say: Callable[[str], None], clock: StageClock) -> list[RemoteNetwork]:
-    """A network for each lane of a clock; the user's code is run once."""
+def make_networks(job: Job, say: Callable[[str], None], clock: StageClock) -> list[RemoteNetwork]:
+    """Create a network for each lane of a clock; a custom model is built once and copied."""
     model = build_model(job)
     if clock.lanes > 1:
         torch.seed()
-    # copied before its parameters move into a flat vector
+    # Copy before the parameters move into a flat vector.
     models = [model, *(copy.deepcopy(model) for _ in range(clock.lanes - 1))]
     return [RemoteNetwork(job, say, clock, one) for one in models]
 
 
-def figures_of(networks: Sequence[RemoteNetwork], clock: StageClock) -> dict[str, Any]:
-    """What the networks of a trainer did so far, in which time, and where that went."""
+def network_figures(networks: Sequence[RemoteNetwork], clock: StageClock) -> dict[str, Any]:
+    """Return the counts, the time and the stage shares of a trainer's networks."""
     shares = {f"share_{name}": round(share, 6) for name, share in clock.shares().items()}
     return {
         "clock_s": clock.elapsed,

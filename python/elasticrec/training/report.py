@@ -1,4 +1,4 @@
-"""What a training says of itself: a line on the terminal, a line in a log, a line of JSON."""
+"""Reports of a training: terminal lines, records of the metrics file, and the summary."""
 
 import contextlib
 import io
@@ -19,28 +19,28 @@ from elasticrec.training.metrics import Metrics
 
 @dataclass(frozen=True)
 class Summary:
-    """What a training came to."""
+    """The result of a training."""
 
     run: Run
     progress: Progress
     train: dict[str, Metrics]
-    """By label, of the last epoch."""
+    """Metrics of the last epoch by label."""
     evaluation: dict[str, Metrics] | None
     rows: int
     samples_per_s: float
-    """Of this process, without what it resumed from."""
+    """Speed of this process, without samples from before a resume."""
     shares: dict[str, float]
     """Share of the time by stage."""
     read: float | None = None
-    """Share of the time of the thread that reads; none where it is not counted."""
+    """Share of the reading thread's time; None if not measured."""
     parse: float | None = None
-    """Share of the time of the threads that parse."""
+    """Share of the parsing threads' time; None if not measured."""
     bottleneck: str | None = None
-    """What held it up, in words."""
+    """The bottleneck and advice, for people."""
 
 
 class Reporter:
-    """Prints progress and appends to the metrics file. On a terminal the progress line is written over."""
+    """Prints progress and appends to the metrics file. On a terminal the progress line is overwritten."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Reporter:
         stream: TextIO | None = None,
         listener: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """`listener` is called with every record."""
+        """Open the metrics file; `listener` is called with every record."""
         self._path = path
         self._file = _append_to(path) if path else None
         self._every_s = every_s
@@ -60,18 +60,18 @@ class Reporter:
         self._last = time.monotonic()
 
     def start(self) -> None:
-        """The first progress line is due one interval from now."""
+        """Start the interval of progress lines."""
         self._last = time.monotonic()
 
     def due(self) -> bool:
-        """Whether the next progress line is."""
+        """Return whether a progress line is due."""
         return time.monotonic() - self._last >= self._every_s
 
     def progress(self, text: str, record: dict[str, Any]) -> None:
-        """A progress line and its record."""
+        """Print a progress line and write its record."""
         self._last = time.monotonic()
         if self._overwrites:
-            # a line that wraps could not be written over
+            # Truncate the line: a wrapped line could not be overwritten.
             self._stream.write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
             self._open_line = True
         else:
@@ -80,7 +80,7 @@ class Reporter:
         self.record(record)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that is not overwritten."""
         if self._open_line:
             self._stream.write("\n")
             self._open_line = False
@@ -88,7 +88,7 @@ class Reporter:
         self._stream.flush()
 
     def record(self, values: dict[str, Any]) -> None:
-        """A line of the metrics file."""
+        """Append a record to the metrics file."""
         if self._listener is not None:
             self._listener(values)
         if self._file is None:
@@ -101,17 +101,17 @@ class Reporter:
             raise
 
     def close(self) -> None:
-        """End the line and the file."""
+        """End the progress line and close the file."""
         if self._open_line:
             self._stream.write("\n")
         if self._file:
-            # what could not be written was told when it was tried
+            # Write errors were raised by `record` already.
             with contextlib.suppress(OSError):
                 self._file.close()
 
 
 def _append_to(path: Path) -> TextIO:
-    """The file at its end, on a line of its own: a crash may have cut the last one short."""
+    """Open a file for appending; terminate a last line that a crash left incomplete."""
     file = open(path, "a+b")
     end = file.tell()
     if end:
@@ -122,7 +122,7 @@ def _append_to(path: Path) -> TextIO:
 
 
 def describe(metrics: Metrics) -> str:
-    """Such as `loss 0.4312 auc 0.7904 copc 1.01`, and the user's own."""
+    """Format metrics such as `loss 0.4312 auc 0.7904 copc 1.01`, followed by custom ones."""
     values: list[tuple[str, float | None, int]] = [
         ("loss", metrics.log_loss, 4),
         ("auc", metrics.auc, 4),
@@ -133,7 +133,7 @@ def describe(metrics: Metrics) -> str:
 
 
 def describe_shares(shares: Shares) -> str:
-    """The stages that take time, largest first, and how busy the reader's threads are."""
+    """Format the shares of the stages, largest first, and of the reader's threads."""
     stages = sorted(shares.stages.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {share:.0%}" for name, share in stages if share >= 0.005)
     threads = [(name, share) for name, share in (("read", shares.read), ("parse", shares.parse)) if share is not None]
@@ -142,18 +142,18 @@ def describe_shares(shares: Shares) -> str:
 
 
 def worse_than_chance(metrics: Metrics) -> str | None:
-    """A warning for an AUC that is too far under 0.5 to be chance."""
+    """Return a warning for an AUC significantly below 0.5, or None."""
     below = metrics.errors_below_chance()
     if below is None:
         return None
     return (
-        f"auc {metrics.auc:.4f} is under 0.5 by {below:.0f} standard errors, worse than chance: are the labels of "
+        f"auc {metrics.auc:.4f} is {below:.0f} standard errors below 0.5, worse than chance: are the labels of "
         "`data.train` or `data.eval` swapped, or do the two come from different times, formats or slots?"
     )
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """What a training came to, for people."""
+    """Format the summary for people."""
     progress = summary.progress
     size = f"{summary.run.path}: {progress.samples:,} samples, {summary.rows:,} rows"
     speed = f"{summary.samples_per_s:,.0f} samples/s"

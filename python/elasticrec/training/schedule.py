@@ -1,40 +1,40 @@
-"""When a training saves itself and when it evaluates: by steps, by seconds and by epochs."""
+"""When to save checkpoints and to evaluate: by steps, by seconds and by epochs."""
 
 from elasticrec.config.train import Train
 from elasticrec.training.checkpoint import Progress
 
 
 class Schedule:
-    """Knows what is due. Times are seconds of the training's clock, and count from the last time it was done."""
+    """Decides what is due. Times are seconds of the training's clock; intervals count from the last time."""
 
     def __init__(self, settings: Train, *, follows: bool = False) -> None:
         self._settings = settings
-        # Nobody knows which pass is the last one.
+        # With hours the last pass is not known in advance.
         self._follows = follows
         self._saved_s = 0.0
         self._evaluated_s = 0.0
 
     def start(self) -> None:
-        """The clock begins at zero."""
+        """Start all intervals at a clock of zero."""
         self._saved_s = self._evaluated_s = 0.0
 
     def saved(self, now_s: float) -> None:
-        """A checkpoint was written."""
+        """Note that a checkpoint was saved."""
         self._saved_s = now_s
 
     def evaluated(self, now_s: float) -> None:
-        """An evaluation ended."""
+        """Note that an evaluation ended."""
         self._evaluated_s = now_s
 
     def checkpoint_due(self, progress: Progress, now_s: float) -> bool:
-        """Whether a checkpoint is to be written after this batch."""
+        """Return whether to save a checkpoint after this batch."""
         settings = self._settings.checkpoint
         if settings.every_steps and progress.steps % settings.every_steps == 0:
             return True
         return now_s - self._saved_s >= settings.every_s
 
     def evaluation_due(self, progress: Progress, now_s: float) -> bool:
-        """Whether to evaluate after this batch; one that a stop cut short is due again."""
+        """Return whether to evaluate after this batch; an interrupted evaluation is due again."""
         settings = self._settings.evaluate
         if progress.evaluated == progress.steps:
             return False
@@ -43,7 +43,7 @@ class Schedule:
         return settings.every_s is not None and now_s - self._evaluated_s >= settings.every_s
 
     def epoch_checkpoint_due(self, epoch: int) -> bool:
-        """Whether the end of an epoch, counted from 0, is to be saved: the last one always is."""
+        """Return whether to save at the end of an epoch, counted from 0; the last one is always saved."""
         settings = self._settings.checkpoint
         last = not self._follows and epoch + 1 >= self._settings.epochs
         return last or (epoch + 1) % settings.every_epochs == 0 or settings.keeps_epoch(epoch)

@@ -1,4 +1,4 @@
-"""Evaluation after the training: the checkpoints of a run, one or a range of epochs, over any data."""
+"""Evaluate the checkpoints of a run after training: one or a range of epochs, on any data."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -24,14 +24,14 @@ _RANGE = re.compile(r"([0-9]{0,9}):([0-9]{0,9})|([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """A checkpoint and what was measured of it, by label."""
+class CheckpointMetrics:
+    """A checkpoint and its metrics by label."""
 
     checkpoint: Checkpoint
     metrics: dict[str, Metrics]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the metrics for JSON."""
         progress = self.checkpoint.progress
         return {
             "snapshot": self.checkpoint.snapshot,
@@ -43,7 +43,7 @@ class Evaluated:
 
 
 def choose(run: Run, epochs: str | None, *, best: bool = False) -> list[Checkpoint]:
-    """The newest checkpoint, the best, or the snapshots at the ends of a range of epochs."""
+    """Return the newest checkpoint, the best one, or those at the ends of a range of epochs."""
     if epochs is not None and best:
         raise ConfigError("eval: expected one of --range and --best")
     if epochs is not None:
@@ -56,7 +56,7 @@ def choose(run: Run, epochs: str | None, *, best: bool = False) -> list[Checkpoi
 
 
 def _in_range(run: Run, epochs: str) -> list[Checkpoint]:
-    """`0:4` are the epochs 0, 1, 2 and 3, counted from 0; `2:` those from 2 on; `3` that one."""
+    """Return snapshots of epochs, counted from 0: `0:4` is 0 to 3, `2:` is 2 and later, `3` is epoch 3."""
     match = _RANGE.fullmatch(epochs)
     if match is None:
         raise ConfigError(f"--range: expected epochs such as `0:4`, `2:` or `3`, got `{epochs}`")
@@ -76,19 +76,19 @@ def _in_range(run: Run, epochs: str) -> list[Checkpoint]:
 
 def evaluate_run(
     run: Run, chosen: Sequence[Checkpoint], patterns: Sequence[str], say: Callable[[str], None]
-) -> Iterator[Evaluated]:
-    """Measure each checkpoint over `data.eval` of its job, or over the files given."""
+) -> Iterator[CheckpointMetrics]:
+    """Evaluate each checkpoint on `data.eval` of the job, or on the given files."""
     job = _with_data(run.job(), patterns)
     torch.set_num_threads(num_threads(job))
     files = match_files(job, "eval")
     if not files:
-        raise ConfigError(f"{run.path}: its job has no `data.eval`, expected --data FILES")
+        raise ConfigError(f"{run.path}: the job has no `data.eval`, expected --data FILES")
     check_headers(job, files)
     evaluator = Evaluator(job, files, load_metrics(job), say)
     for checkpoint in chosen:
         loaded = load(job, checkpoint)
         metrics = evaluator.run(loaded.state.embedding, loaded.scorer, loaded.parser)
-        yield Evaluated(checkpoint, dict(zip(job.data.labels, metrics, strict=True)))
+        yield CheckpointMetrics(checkpoint, dict(zip(job.data.labels, metrics, strict=True)))
 
 
 def _with_data(job: Job, patterns: Sequence[str]) -> Job:
@@ -100,8 +100,8 @@ def _with_data(job: Job, patterns: Sequence[str]) -> Job:
     return changed
 
 
-def table_lines(evaluated: Sequence[Evaluated]) -> list[str]:
-    """A line for each checkpoint and label, and the calibration where there is one checkpoint."""
+def table_lines(evaluated: Sequence[CheckpointMetrics]) -> list[str]:
+    """Format a line for each checkpoint and label; for a single checkpoint, also its calibration."""
     own = sorted({name for one in evaluated for metrics in one.metrics.values() for name in metrics.own})
     header = ["snapshot", "checkpoint", "label", "samples", "loss", "auc", "copc", *own]
     rows = [header]
@@ -114,7 +114,7 @@ def table_lines(evaluated: Sequence[Evaluated]) -> list[str]:
     lines = _aligned(rows)
     if len(evaluated) == 1:
         for label, metrics in evaluated[0].metrics.items():
-            lines += ["", f"calibration of {label}, by tenths of the weight with rising prediction:"]
+            lines += ["", f"calibration of {label}, by tenths of the weight, ordered by prediction:"]
             tenths = [["predicted", "observed", "observed/predicted"]]
             for tenth in metrics.calibration:
                 ratio = f"{tenth.observed / tenth.predicted:.2f}" if tenth.predicted else "-"

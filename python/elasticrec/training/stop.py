@@ -1,4 +1,4 @@
-"""Stopping a training from outside: after the batch at hand, with a checkpoint."""
+"""Stop a training after the current batch, with a checkpoint."""
 
 import signal
 import threading
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Stopped(Exception):  # noqa: N818 - not an error
-    """The training was asked to stop and has come to a place where it can."""
+class StopTraining(Exception):  # noqa: N818 - not an error
+    """Raised between batches after a stop was requested."""
 
 
 @contextmanager
 def stopping(request: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call `request`; a second one ends the process at once.
+    """Call `request` on Ctrl-C and SIGTERM; a second signal ends the process at once.
 
-    In a thread beside the main one there are no signals, and a callback is the way to stop.
+    Outside the main thread no handlers are installed, because only the main thread receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

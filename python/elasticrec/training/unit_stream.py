@@ -1,4 +1,4 @@
-"""The batches of unit after unit without a gap.
+"""Stream the batches of consecutive units without a gap.
 
 When a reader yields the last batch of a unit, the next unit is leased and opened: it is read while the network still
 trains the last batches of the unit before.
@@ -16,8 +16,8 @@ from elasticrec.training.groups import UnitBatch, split_batches
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where units come from."""
+class UnitSource:
+    """Functions that lease and read units."""
 
     lease: Callable[[], UnitLease | None]
     """Lease another unit on the same servers; None if there is none for now."""
@@ -30,7 +30,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _OpenUnit:
-    """A unit that is being read."""
+    """A unit being read."""
 
     unit: Unit
     skip: frozenset[int]
@@ -38,9 +38,9 @@ class _OpenUnit:
 
 
 class UnitStream:
-    """Yields the batches that a server still lacks, until no other unit can be leased."""
+    """Yields the batches that some server has not applied, until no other unit can be leased."""
 
-    def __init__(self, source: Source, first: UnitLease) -> None:
+    def __init__(self, source: UnitSource, first: UnitLease) -> None:
         self._source = source
         self._first = first
         self._seen: dict[int, int] = {}

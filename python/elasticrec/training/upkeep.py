@@ -1,4 +1,4 @@
-"""The end of an epoch for the table: counts decay, rows that are not worth their memory go, in this order."""
+"""Decay counts and evict rows of the table at the end of an epoch, in this order."""
 
 from dataclasses import replace
 
@@ -7,10 +7,10 @@ from elasticrec.training.checkpoint import Progress
 from elasticrec.training.embedding import Embedding
 
 
-def keep_up(job: Job, embedding: Embedding, progress: Progress, now: int | None = None) -> Progress:
-    """Do for the epoch at hand what the job asks for, once: a checkpoint between this and the next epoch knows.
+def run_upkeep(job: Job, embedding: Embedding, progress: Progress, now: int | None = None) -> Progress:
+    """Decay and evict as the job requires, once per epoch. The returned progress records that it was done.
 
-    `now` is the data time, that of epochs if not given.
+    `now` is the data time; by default the epoch.
     """
     decay, evict = job.sparse.decay, job.sparse.evict
     evicts = evict.min_score is not None or evict.max_age is not None

@@ -1,4 +1,4 @@
-"""Warm start: a new run begins with the parameters of another one, whose model has the same structure."""
+"""Warm start: begin a new run with the parameters of another run whose model has the same structure."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,37 +15,37 @@ from elasticrec.training.metrics import MetricSums
 
 
 def find_start(job: Job) -> Checkpoint:
-    """The checkpoint that a new run of the job begins with, by what its manifest says."""
-    with _naming_the_key(job):
+    """Find the checkpoint named by `train.warm_start` and check its manifest."""
+    with _naming_key(job):
         checkpoint = _find(str(job.train.warm_start))
         if checkpoint.path.resolve().is_relative_to(Run.of(job).path.resolve()):
-            raise ConfigError(f"{checkpoint.path}: expected another run, got the job's own, which `train` goes on with")
+            raise ConfigError(f"{checkpoint.path}: expected another run, got the job's own, which `train` resumes")
         checkpoints.check_job(checkpoint, structure(job))
     return checkpoint
 
 
 def warm_start(job: Job, state: State) -> Checkpoint:
-    """Load rows, network and the state of both optimizers; settings such as learning rates are the new job's."""
+    """Load rows, network and optimizer states; settings such as learning rates come from the new job."""
     checkpoint = find_start(job)
-    with _naming_the_key(job):
+    with _naming_key(job):
         checkpoints.restore(checkpoint, job, state, equal=structure)
-    # epochs are counted from 0 again, and the age of a row with them
+    # Epochs count from 0 again, and with them the age of rows.
     state.embedding.table.restart_time()
-    # the metrics are of this run's samples alone
+    # Metrics cover the samples of this run only.
     state.sums = [MetricSums() for _ in job.data.labels]
     return checkpoint
 
 
 def start_files(job: Job, dense: FlatParameters) -> tuple[Checkpoint, list[Path]]:
-    """As `warm_start`, of the network alone; returns the files of the rows, for whoever reads them."""
+    """Load only the network of the warm start. Return the checkpoint and the files of its rows."""
     checkpoint = find_start(job)
-    with _naming_the_key(job):
+    with _naming_key(job):
         checkpoints.restore_dense(checkpoint, job, dense, equal=structure)
     return checkpoint, checkpoint.rows
 
 
 @contextmanager
-def _naming_the_key(job: Job) -> Iterator[None]:
+def _naming_key(job: Job) -> Iterator[None]:
     try:
         yield
     except ElasticRecError as error:
@@ -53,7 +53,7 @@ def _naming_the_key(job: Job) -> Iterator[None]:
 
 
 def _find(text: str) -> Checkpoint:
-    """The checkpoint of a directory, or the newest of a run."""
+    """Return the checkpoint in a directory, or the newest one of a run."""
     if (Path(text) / MANIFEST).is_file():
         return checkpoints.open_checkpoint(Path(text))
     run = resolve_run(text)

@@ -11,7 +11,7 @@ from elasticrec.data.units import read_units
 from elasticrec.errors import ModelError, SampleError
 from elasticrec.journal import Entry
 from elasticrec.training.checkpoint import Progress
-from elasticrec.training.upkeep import keep_up
+from elasticrec.training.upkeep import run_upkeep
 from support.fake_roles import plan_of
 from support.small import MakeJob
 
@@ -87,7 +87,7 @@ def test_the_end_of_a_pass_is_that_of_an_epoch(make_job: MakeJob, decay: Any, ev
     job = make_job(sparse={"partitions": 4, "decay": decay, "evict": evict})
     local = Mock()
     local.table.evict.return_value = 0
-    keep_up(job, local, Progress(epoch=3, unit=0, batches=1, steps=1, samples=1, records=1, bad_records=0))
+    run_upkeep(job, local, Progress(epoch=3, unit=0, batches=1, steps=1, samples=1, records=1, bad_records=0))
     settings = job.sparse.evict
     upkeep = Upkeep(
         decay=job.sparse.decay.show_click,

@@ -25,7 +25,7 @@ SETUP = Setup(workers=1, threads=2, cores=4)
         (
             Shares({"wait": 0.61}, read=0.1, parse=0.99),
             Setup(workers=1, threads=2, cores=4, has_workers=False),
-            "waiting for data 61 %: Parquet is read by one thread; with fewer columns or as text it is faster",
+            "waiting for data 61 %: Parquet is read by one thread; fewer columns or text files are faster",
         ),
         (
             Shares({"wait": 0.61}, read=0.1, parse=0.99),
@@ -35,7 +35,7 @@ SETUP = Setup(workers=1, threads=2, cores=4)
         (
             Shares({"wait": 0.61}, read=0.08, parse=0.11),
             SETUP,
-            "waiting for data 61 %: yet its threads are idle (read 8 %, parse 11 %); other work on this machine may "
+            "waiting for data 61 %: but its threads are idle (read 8 %, parse 11 %); other processes may "
             "take their cores, or `data.unit_bytes` is too large for so little data",
         ),
         (
@@ -46,49 +46,49 @@ SETUP = Setup(workers=1, threads=2, cores=4)
         (
             Shares({"wait": 0.9}, read=0.1, parse=0.9),
             Setup(workers=4, threads=4, cores=4),
-            "waiting for data 90 %: parsing takes all cores; fewer `data.slots` are less to parse",
+            "waiting for data 90 %: parsing uses all cores; use fewer `data.slots`",
         ),
         (
             Shares({"wait": 0.9}),
             Setup(workers=4, threads=4, cores=4),
-            "waiting for data 90 %: a faster disk or more cores; `data.workers` are as many as there are cores",
+            "waiting for data 90 %: use a faster disk or more cores; `data.workers` already equals the number of cores",
         ),
         (
             Shares({"pull": 0.3, "push": 0.25, "forward": 0.2, "backward": 0.2}),
             SETUP,
-            "pulling and pushing rows 55 %: a smaller `model.dim` or fewer `data.slots` make rows cheaper",
+            "pulling and pushing rows 55 %: use a smaller `model.dim` or fewer `data.slots`",
         ),
         (
             Shares({"wait": 0.3, "forward": 0.2, "backward": 0.25, "step": 0.05}),
             SETUP,
-            "the network 50 %: raise `train.threads` (2 for 4 cores), or a smaller `model.hidden`",
+            "the network 50 %: raise `train.threads` (2 for 4 cores) or use a smaller `model.hidden`",
         ),
         (
             Shares({"forward": 0.4, "backward": 0.4}),
             Setup(workers=1, threads=4, cores=4),
-            "the network 80 %: all else keeps up; a smaller `model.hidden` or a larger `train.batch_size` is faster",
+            "the network 80 %: use a smaller `model.hidden` or a larger `train.batch_size`",
         ),
         (
             Shares({"checkpoint": 0.6}),
             SETUP,
-            "saving checkpoints 60 %: raise `train.checkpoint.every_s`, or `every_epochs` where epochs are short",
+            "saving checkpoints 60 %: raise `train.checkpoint.every_s`, or `every_epochs` if epochs are short",
         ),
         (
             Shares({"checkpoint": 0.6}),
             Setup(1, 2, 4, every_steps=True),
-            "saving checkpoints 60 %: raise `train.checkpoint.every_steps`, or `every_epochs` where epochs are short",
+            "saving checkpoints 60 %: raise `train.checkpoint.every_steps`, or `every_epochs` if epochs are short",
         ),
         (
             Shares({"checkpoint": 0.6}),
             Setup(1, 2, 4, evaluates_inside=True, keeps_best=True),
-            "saving checkpoints 60 %: `train.checkpoint.keep_best` saves every better one, evaluate less often",
+            "saving checkpoints 60 %: `train.checkpoint.keep_best` saves every new best; evaluate less often",
         ),
-        (Shares({"evaluate": 0.5}), SETUP, "evaluating 50 %: give `data.eval` fewer files"),
+        (Shares({"evaluate": 0.5}), SETUP, "evaluating 50 %: use fewer files in `data.eval`"),
         (Shares({"publish": 0.5}), SETUP, "publishing 50 %: raise `publish.every`"),
         (
             Shares({"evaluate": 0.5}),
             Setup(1, 2, 4, evaluates_inside=True),
-            "evaluating 50 %: raise `train.evaluate.every_steps` or `every_s`, or give `data.eval` fewer files",
+            "evaluating 50 %: raise `train.evaluate.every_steps` or `every_s`, or use fewer files in `data.eval`",
         ),
         (Shares({}), SETUP, None),
         (Shares({"wait": 0.1, "metrics": 0.9}), SETUP, None),

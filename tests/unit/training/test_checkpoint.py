@@ -217,7 +217,7 @@ def test_one_of_another_job_is_refused(make_job: MakeJob, changes: dict[str, obj
     job = make_job()
     run = Run.create(job)
     path = trained(job).save(run)
-    assert refusal(run, make_job(**changes)) == f"{path}: of another job, which differs in {message}"
+    assert refusal(run, make_job(**changes)) == f"{path}: belongs to another job, which differs in {message}"
 
 
 def test_one_of_another_network_is_refused(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,9 +227,9 @@ def test_one_of_another_network_is_refused(make_job: MakeJob, monkeypatch: pytes
     path = trained(job).save(run)
     other = make_job(model={"hidden": [8, 9]})
     monkeypatch.setattr("elasticrec.training.checkpoint.meaning", lambda _: {})
-    assert refusal(run, other) == f"{path}: of another model: `deep.2.weight`: expected [9, 8], got [8, 8]"
+    assert refusal(run, other) == f"{path}: belongs to another model: `deep.2.weight`: expected [9, 8], got [8, 8]"
     sgd = make_job(dense={"optimizer": {"kind": "sgd"}})
-    assert refusal(run, sgd) == f"{path}: of another model: dense optimizer: expected sgd, got adam"
+    assert refusal(run, sgd) == f"{path}: belongs to another model: dense optimizer: expected sgd, got adam"
     message = refusal(run, make_job(sparse={"partitions": 8}))
     assert message.startswith(f"{path}/table/part-00000: partitions: ")
 

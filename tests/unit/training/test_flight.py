@@ -9,7 +9,7 @@ from elasticrec.config.train import ParameterServers
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes
-from elasticrec.training.unit_stream import Source, UnitStream
+from elasticrec.training.unit_stream import UnitSource, UnitStream
 
 
 class Batch:
@@ -124,7 +124,7 @@ class Leases:
         self.opened: list[int] = []
         self.asked = 0
         self.stream = UnitStream(
-            Source(self.lease, lambda unit: Reader(unit.id, self.opened), lambda _, reader: iter(reader), Parser()),  # type: ignore[arg-type]
+            UnitSource(self.lease, lambda unit: Reader(unit.id, self.opened), lambda _, reader: iter(reader), Parser()),  # type: ignore[arg-type]
             self.first,
         )
 

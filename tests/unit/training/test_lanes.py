@@ -18,7 +18,7 @@ from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes
-from elasticrec.training.remote import networks_of
+from elasticrec.training.remote import make_networks
 from elasticrec.training.strategies import find_strategy
 
 WAIT_S = 30
@@ -298,7 +298,7 @@ def test_shares_are_of_the_time_of_all_lanes(monkeypatch: pytest.MonkeyPatch) ->
 def test_networks_of_lanes_share_the_threads_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    one, two = networks_of(job(threads=5), print, StageClock(2))
+    one, two = make_networks(job(threads=5), print, StageClock(2))
     assert threads == [2, 2]
     assert torch.equal(one.dense.values, two.dense.values)
     one.dense.values.zero_()

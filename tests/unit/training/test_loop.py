@@ -183,7 +183,7 @@ def test_a_signal_is_answered_and_the_handlers_come_back(
     stop_after(3, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         train_job(make_job())
-    assert capsys.readouterr().err.splitlines()[-1] == "stopped and saved; the same command goes on from step 3"
+    assert capsys.readouterr().err.splitlines()[-1] == "stopped and saved; run the same command to continue from step 3"
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
@@ -200,7 +200,7 @@ def test_a_finished_run_says_so_and_does_nothing_more(
     capsys.readouterr()
     again = train_job(job)
     assert capsys.readouterr().err == (
-        "runs/small is finished: 1 of 1 epochs, 300 samples; a higher `train.epochs` goes on, `--fresh` starts over\n"
+        "runs/small is finished: 1 of 1 epochs, 300 samples; raise `train.epochs` to continue, or start over with `--fresh`\n"
     )
     assert latest(Run.of(job)) == checkpoint
     assert records_of(job) == records
@@ -403,7 +403,7 @@ def test_a_loss_that_is_not_finite_names_its_batch_and_lines(
     )
     assert re.fullmatch(
         rf"unit 0 batch 1 \(.*/train.txt: {lines}\): expected a finite loss, got (nan|inf); "
-        "lower the learning rates or look at the data",
+        "lower the learning rates or check the data",
         refusal(job, ModelError),
     )
 
@@ -520,7 +520,7 @@ def test_a_stop_while_it_evaluates_is_saved_before_it_is_said(
         patch.setattr(Trainer, "_evaluate", stopping)
         with pytest.raises(KeyboardInterrupt):
             train_job(job)
-    assert "stopped and saved; the same command goes on from step 5\n" in capsys.readouterr().err
+    assert "stopped and saved; run the same command to continue from step 5\n" in capsys.readouterr().err
     saved = latest(Run.of(job))
     assert saved is not None and (saved.progress.samples, saved.progress.epoch) == (300, 0)
     summary = train_job(job)

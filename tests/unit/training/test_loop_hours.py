@@ -84,7 +84,7 @@ def test_hours_come_while_it_trains(hourly: Any, tmp_path: Path, capsys: pytest.
 
 
 def test_it_goes_on_where_it_was(hourly: Any, tmp_path: Path) -> None:
-    """Stopped inside a pass, between two, and while it waits: in the end the same bits as without that."""
+    """StopTraining inside a pass, between two, and while it waits: in the end the same bits as without that."""
     for hour in HOURS[:3]:
         write_hour(tmp_path, hour)
     events = 0

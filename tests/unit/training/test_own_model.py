@@ -155,7 +155,7 @@ BROKEN = {
     ),
     "widths": (
         MODEL.replace('("deep", options.dim)', '("deep", 0)'),
-        " `MyModel`: columns: expected different names and wid",
+        " `MyModel`: columns: expected distinct names and wid",
     ),
     "forward": (MODEL.replace('"deep"].', '"deap"].'), "14: KeyError: 'deap'"),
     "logits": (

@@ -99,7 +99,7 @@ def test_an_evaluation_that_was_stopped_is_made_up_for(
         patch.setattr(Trainer, "_evaluate", stopping)
         with pytest.raises(KeyboardInterrupt):
             train_job(job)
-    assert capsys.readouterr().err.endswith("stopped and saved; the same command goes on from step 4\n")
+    assert capsys.readouterr().err.endswith("stopped and saved; run the same command to continue from step 4\n")
     saved = latest(Run.of(job))
     assert saved is not None and (saved.progress.steps, saved.progress.evaluated) == (4, 0)
     assert saved.evaluation is None and saved.own_evaluation is None
@@ -249,7 +249,7 @@ def test_a_callback_is_told_and_may_stop(make_job: MakeJob, capsys: Capture) -> 
     job = make_job(data={"eval": "eval.txt"}, train=train)
     summary = train_job(job, callback=callback)
     assert (summary.progress.steps, summary.progress.finished) == (13, False)
-    assert "stopped and saved; the same command goes on from step 13\n" in capsys.readouterr().err
+    assert "stopped and saved; run the same command to continue from step 13\n" in capsys.readouterr().err
     kinds = [event.kind for event in events]
     assert kinds.count("progress") == 13
     assert [kind for kind in kinds if kind != "progress"] == ["start", "evaluation", "evaluation", "epoch"]
@@ -323,7 +323,11 @@ def test_an_auc_that_is_worse_than_chance_is_pointed_out(make_job: MakeJob, tmp_
     # the training data is learned well enough in some epochs for its opposite to be badly predicted
     train_job(make_job(data={"eval": "eval.txt"}, dense={"optimizer": {"learning_rate": 0.01}}, train={"epochs": 3}))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("eval click: ")]
-    assert lines and "is under 0.5 by" in lines[-1] and "labels of `data.train` or `data.eval` swapped" in lines[-1]
+    assert (
+        lines
+        and "standard errors below 0.5" in lines[-1]
+        and "labels of `data.train` or `data.eval` swapped" in lines[-1]
+    )
     train_job(make_job(name="right", data={"eval": "train.txt"}, train={"epochs": 3}))
     assert "is under 0.5" not in capsys.readouterr().err
 

@@ -68,7 +68,7 @@ def test_a_table_for_people(job: Job, capsys: Capture) -> None:
 def test_one_checkpoint_shows_its_calibration(job: Job, capsys: Capture) -> None:
     lines = run(capsys)
     assert lines[1].split()[0] == "3"
-    assert lines[3] == "calibration of click, by tenths of the weight with rising prediction:"
+    assert lines[3] == "calibration of click, by tenths of the weight, ordered by prediction:"
     tenths = [[float(value) for value in line.split()] for line in lines[5:]]
     assert len(tenths) == 10
     assert [tenth[0] for tenth in tenths] == sorted(tenth[0] for tenth in tenths)

@@ -28,7 +28,7 @@ from elasticrec.training.flight import Servers
 from elasticrec.training.groups import MergeGroup, UnitBatch, split_batches, split_groups
 from elasticrec.training.lanes import Lanes
 from elasticrec.training.metrics import FLAT_SIZE
-from elasticrec.training.read import cut_of
+from elasticrec.training.read import unit_split
 from elasticrec.training.remote import RemoteNetwork
 from elasticrec.training.strategies import strategies
 from elasticrec.training.strategies.geo import Geo
@@ -67,7 +67,7 @@ class Cluster:
         self.shards = [self._serve(spec, range(4 * at, 4 * at + 4), at + 1) for at in range(2)]
         self.client = self.connect()
         files = sorted((directory / "data").glob("*/*/*.txt"))
-        (self.unit,) = plan_units(files, cut_of(self.job), 0, 0)
+        (self.unit,) = plan_units(files, unit_split(self.job), 0, 0)
         self.parser = _core.Parser(json.dumps(self.job.features()))
 
     def _serve(self, spec: dict[str, object], owned: range, incarnation: int) -> _core.PsServer:

@@ -21,7 +21,7 @@ from elasticrec.training.embedding import Embedding, late_columns
 from elasticrec.training.loop import Trainer, train_job
 from elasticrec.training.predict import load_checkpoint
 from elasticrec.training.report import summary_lines
-from elasticrec.training.upkeep import keep_up
+from elasticrec.training.upkeep import run_upkeep
 from support.small import MakeJob, WriteSamples, sample_lines
 
 COLUMNS = (Column("wide", 1, init="zero"), Column("deep", 4))
@@ -131,12 +131,12 @@ def test_rows_that_nobody_saw_for_long_go_once(make_job: MakeJob) -> None:
         pooled.grad = pooled.detach() * 0 + 1
         embedding.push(batch, pooled, scale=1.0, seen=seen)
     progress = Progress(epoch=2, unit=0, batches=1, steps=1, samples=1, records=1, bad_records=0)
-    assert keep_up(job, embedding, progress) == replace(progress, upkept=3)
+    assert run_upkeep(job, embedding, progress) == replace(progress, upkept=3)
     assert len(embedding.table) == 3, "two epochs ago is not more than two"
-    later = keep_up(job, embedding, replace(progress, epoch=4, upkept=3))
+    later = run_upkeep(job, embedding, replace(progress, epoch=4, upkept=3))
     assert (later.upkept, later.evicted) == (5, 2)
     assert embedding.table.get(7) is embedding.table.get(8) is None
-    assert keep_up(job, embedding, later) == later, "an epoch ends once"
+    assert run_upkeep(job, embedding, later) == later, "an epoch ends once"
     row = embedding.table.get(9)
     assert row is not None and row[0] == 16, "show was halved at the end of two epochs"
 
@@ -203,5 +203,5 @@ def test_late_columns_are_those_of_the_model(make_job: MakeJob) -> None:
         "job.yaml: sparse.admission.columns: expected columns of `wide_deep`, which has `wide`, `deep`; got `depp`"
     )
     assert late_columns(make_job(), COLUMNS[1:]) == set()
-    with pytest.raises(ConfigError, match="has the one column `deep`, which would not come late"):
+    with pytest.raises(ConfigError, match="has the one column `deep`, which is not delayed by default"):
         late_columns(make_job(sparse={"admission": {"count": 2}}), COLUMNS[1:])

@@ -119,11 +119,11 @@ def test_learning_rates_may_be_others(make_job: MakeJob) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"hidden": [8, 9]}}, "of another job, which differs in `model.hidden`"),
-        ({"model": {"dim": 5}}, "of another job, which differs in `model.dim`"),
-        ({"data": {"train": "other.txt", "slots": "0-1"}}, "of another job, which differs in `data.slots`"),
-        ({"sparse": {"optimizer": {"kind": "sgd"}}}, "of another job, which differs in `sparse.optimizer.kind`"),
-        ({"dense": {"optimizer": {"kind": "sgd"}}}, "of another job, which differs in `dense.optimizer.kind`"),
+        ({"model": {"hidden": [8, 9]}}, "belongs to another job, which differs in `model.hidden`"),
+        ({"model": {"dim": 5}}, "belongs to another job, which differs in `model.dim`"),
+        ({"data": {"train": "other.txt", "slots": "0-1"}}, "belongs to another job, which differs in `data.slots`"),
+        ({"sparse": {"optimizer": {"kind": "sgd"}}}, "belongs to another job, which differs in `sparse.optimizer.kind`"),
+        ({"dense": {"optimizer": {"kind": "sgd"}}}, "belongs to another job, which differs in `dense.optimizer.kind`"),
     ],
 )
 def test_another_model_is_refused(make_job: MakeJob, first: Job, sections: dict[str, Any], message: str) -> None:

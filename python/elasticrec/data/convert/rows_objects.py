@@ -14,7 +14,7 @@ from elasticrec.data.init.detect_typed import flatten
 from elasticrec.data.raw_lines import any_parser, record_batches, some_lines
 from elasticrec.data.reader import Reader
 from elasticrec.errors import SampleError
-from elasticrec.user_code import line_of, load_class, told_with_line
+from elasticrec.user_code import line_of, load_class, naming_line
 
 
 class _ObjectRows(ABC):
@@ -114,7 +114,7 @@ class ReaderRows(_ObjectRows):
     def __init__(self, data: InputData, spec: str) -> None:
         self._path = Path(spec.rpartition(":")[0])
         reader_class = load_class(spec)
-        with told_with_line(self._path):
+        with naming_line(self._path):
             self._reader: Reader = reader_class()
         super().__init__(data, Schema.of(data.job))
 

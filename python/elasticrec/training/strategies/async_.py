@@ -9,7 +9,7 @@ from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes, num_lanes
 from elasticrec.training.remote import RemoteNetwork
 from elasticrec.training.strategies.base import Lease, Strategy
-from elasticrec.training.unit_stream import Source, UnitStream
+from elasticrec.training.unit_stream import UnitSource, UnitStream
 
 
 class Async(Strategy):
@@ -26,7 +26,7 @@ class Async(Strategy):
         """Train units until no other unit can be leased."""
         trainer, servers = self.trainer, self.servers
         self.share_buffers(lease["trainers"])
-        source = Source(partial(trainer.lease_ahead, servers), trainer.open_unit, trainer.read, trainer.parser)
+        source = UnitSource(partial(trainer.lease_ahead, servers), trainer.open_unit, trainer.read, trainer.parser)
         stream = UnitStream(source, lease)
 
         def step(network: RemoteNetwork, one: UnitBatch, pulling: _core.PullTicket) -> _core.PushTicket:
