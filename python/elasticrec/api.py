@@ -104,12 +104,12 @@ def serve(
     if job is not None:
         _check("serve", "job", job, (Job, str, os.PathLike), "a Job, a str or a Path")
     _check("serve", "port", port, int, "an int")
-    from elasticrec.serving.plan import plan_of
+    from elasticrec.serving.plan import plan_models
     from elasticrec.serving.server import serving, url_of
 
     given = default_job(()) if job is None else job if isinstance(job, Job) else load_job(job)
     loaded = given.model_copy(update={"serve": given.serve.model_copy(update={"port": port})})
-    variants = plan_of([os.fspath(model) for model in models], loaded, is_given=job is not None)
+    variants = plan_models([os.fspath(model) for model in models], loaded, is_given=job is not None)
     with _output(quiet) as stream:
 
         def say(line: str) -> None:

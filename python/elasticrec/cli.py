@@ -325,13 +325,13 @@ def serve(
 ) -> None:
     """Serve published models over HTTP, gRPC and bRPC, and follow new versions."""
     from elasticrec.config import default_job, load_job
-    from elasticrec.serving.plan import plan_of
+    from elasticrec.serving.plan import plan_models
     from elasticrec.serving.server import serve as serve_models
 
     given = {"serve.port": port, "serve.readers": readers}
     changes = [*(overrides or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     whole = default_job(changes) if job is None else load_job(job, changes)
-    serve_models(plan_of(models or [], whole, is_given=job is not None), whole, _say, wait=wait)
+    serve_models(plan_models(models or [], whole, is_given=job is not None), whole, _say, wait=wait)
 
 
 @app.command()

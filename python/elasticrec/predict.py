@@ -21,7 +21,7 @@ from elasticrec.repository.find import find_version
 from elasticrec.serving.client import Client
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.serving.reader import encode_batch
-from elasticrec.serving.reader_source import source_of as source_of_reader
+from elasticrec.serving.reader_source import reader_source
 
 if TYPE_CHECKING:
     # Imported for types only: it needs torch.
@@ -228,7 +228,7 @@ def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool
     predictor = _core.Predictor(str(path), str(library_path()))
     if features["format"] != "reader":
         return Source(predictor.predict, labels=LabelReader.of_features(features, scored))
-    source = source_of_reader(path)
+    source = reader_source(path)
     if source is None:
         raise ModelError(f"{path}: was published without the reader that these lines need; publish it again")
     if not run_reader:

@@ -101,7 +101,7 @@ def test_what_is_wrong_is_one_line(directory: Path) -> None:
     assert refusal("models/other").startswith("error: models/other: no such model, expected")
     assert refusal() == "error: serve: expected a model such as models/demo, or --job, got neither"
     assert refusal("data").startswith("error: data: not a model, expected")
-    twice = "two models are called `tiny`, expected names that differ: `serve.models[].name`"
+    twice = "two models are called `tiny`, expected distinct `serve.models[].name`"
     assert refusal("models/tiny", "models") == f"error: serve: {twice}"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -111,7 +111,7 @@ def test_what_is_wrong_is_one_line(directory: Path) -> None:
 
 
 def test_a_server_process_that_does_not_start_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match=r"^serve: the server ended with code 2 before it served$"):
+    with pytest.raises(UnavailableError, match=r"^serve: the server ended with code 2 before it was ready$"):
         with serving("models/none", cwd=tmp_path):
             pass
 

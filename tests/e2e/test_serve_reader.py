@@ -255,7 +255,7 @@ def test_a_line_that_ends_its_readers_is_said_once_and_they_come_back(directory:
         wait_until(lambda: post(server, "0|u1|1||1")[0] == 200)
         assert post(server, "print")[0] == 200
     log = (tmp_path / "log").read_text()
-    assert 1 <= log.count("tiny: a reader process ended (code 3), another is started") <= 3, log
+    assert 1 <= log.count("tiny: a reader process ended (code 3), restarting it") <= 3, log
     assert log.count("printed by the reader\n") == 1
 
 

@@ -12,7 +12,7 @@ from elasticrec.config import Secret
 from elasticrec.data.raw_lines import any_parser, record_batches
 from elasticrec.errors import ConfigError, SampleError
 from elasticrec.serving.client import Client
-from elasticrec.serving.protocol import Answer, Place, model_path
+from elasticrec.serving.protocol import Answer, ServerAddress, model_path
 
 Result = dict[str, Any]
 
@@ -49,7 +49,7 @@ def run(url: str, name: str | None, token: str | None, settings: Settings, say: 
         raise ConfigError(f"bench: --format: expected {' or '.join(FORMATS)}, got `{settings.format}`")
     if settings.poisson and settings.rate is None:
         raise ConfigError("bench: --poisson needs --rate")
-    place = Place.of(url)
+    place = ServerAddress.of(url)
     if place.has_tls:
         raise ConfigError(f"bench: {place.where}: expected http://, got https://: bench load has no TLS")
     secret = Secret(token, Path.cwd()).reveal_token() if token else None

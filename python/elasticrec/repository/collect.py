@@ -1,4 +1,4 @@
-"""Which old versions go: by the number of bases to keep, never one that is in use."""
+"""Garbage collection: remove old versions, but never one that is in use."""
 
 import time
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from elasticrec.repository.repository import Repository
 from elasticrec.repository.storage import Stat
 from elasticrec.repository.version import directory_of, number_of
 
-# What was never committed and had no write for so long was left by a crash.
+# Uncommitted versions without a write for this long were left by a crash.
 _ABANDONED_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Collection:
-    """What a collection keeps and removes."""
+    """The versions that a collection keeps and removes."""
 
     kept: dict[int, str]
-    """Versions that stay, and why."""
+    """Versions that are kept, with the reason."""
     removed: list[int]
-    """Versions that go, newest first: a delta before what it needs."""
+    """Versions that are removed, newest first, so that deltas go before their parents."""
     abandoned: list[str]
-    """Directories that never became a version."""
+    """Directories of versions that were never committed."""
     num_bytes: int
-    """Of all that goes."""
+    """Total size of what is removed."""
 
 
 def plan_collection(repository: Repository, keep: int, now_s: float | None = None) -> Collection:
-    """What a collection would do now."""
+    """Return what a collection would do now."""
     files = repository.storage.find()
     directories = {
         number: directory
@@ -44,7 +44,7 @@ def plan_collection(repository: Repository, keep: int, now_s: float | None = Non
 
 
 def collect(repository: Repository, keep: int, now_s: float | None = None) -> Collection:
-    """Remove what `plan_collection` says, while nobody changes what is offered or pinned."""
+    """Plan and run a collection under the lock of CURRENT and PINS."""
     with repository.changing():
         plan = plan_collection(repository, keep, now_s)
         directories = repository.directories()
@@ -70,7 +70,7 @@ def _kept(repository: Repository, directories: dict[int, str], keep: int) -> dic
             roots[state.wanted] = "wanted by a rollback"
     for root, why in roots.items():
         if root in directories:
-            # a chain that is broken is for people to look at: `chain` names what is missing, and nothing goes
+            # A broken chain raises an error here: nothing is removed until somebody has looked at it.
             for version in repository.chain(root):
                 kept.setdefault(version.number, f"version {root} needs it")
             kept[root] = why
@@ -78,7 +78,7 @@ def _kept(repository: Repository, directories: dict[int, str], keep: int) -> dic
 
 
 def _empty(repository: Repository, now_s: float) -> list[str]:
-    """Directories on a disk that nothing was ever written to; a store has none."""
+    """Return old empty directories of versions on a disk; other storage has none."""
     root = repository.storage.path_of("")
     if root is None:
         return []
@@ -89,7 +89,7 @@ def _empty(repository: Repository, now_s: float) -> list[str]:
 
 
 def _owner(file: str) -> str | None:
-    """The directory of a version, complete or not, that a file is in: the innermost."""
+    """Return the innermost version directory that contains a file, complete or not."""
     parts = file.split("/")
     for length in (3, 1):
         directory = "/".join(parts[:length])
@@ -105,5 +105,5 @@ def _abandoned(files: dict[str, Stat], complete: set[str], now_s: float) -> list
         if owner is not None and owner not in complete:
             newest[owner] = max(newest.get(owner, 0.0), stat.modified_s or now_s)
     old = [directory for directory, modified_s in newest.items() if now_s - modified_s > _ABANDONED_S]
-    # a base without a manifest whose deltas have one is damaged, not abandoned
+    # A base without a manifest that has complete deltas is damaged, not abandoned.
     return sorted(one for one in old if not any(other.startswith(f"{one}/") for other in complete))

@@ -1,4 +1,4 @@
-"""`elasticrec models`: what is published, and what is served of it; each command imports what it runs when it runs."""
+"""`elasticrec models`: inspect and manage published versions. Commands import lazily, so that `--help` is fast."""
 
 import json
 from pathlib import Path
@@ -10,30 +10,32 @@ if TYPE_CHECKING:
     from elasticrec.repository.repository import Repository
 
 models_app = typer.Typer(
-    help="Look at published models, pin versions, roll back, collect old ones.", rich_markup_mode=None
+    help="Show published models, pin versions, roll back, and remove old versions.", rich_markup_mode=None
 )
 
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="Directory, URL or name of a model such as models/demo, or a packed one (.tar.gz)."
+        metavar="MODEL", help="Directory, URL or name of a model such as models/demo, or a packed model (.tar.gz)."
     ),
 ]
 VersionArgument = Annotated[
     str,
-    typer.Argument(metavar="MODEL[:VERSION]", help="A model as models/demo:7; without a version the current one."),
+    typer.Argument(
+        metavar="MODEL[:VERSION]", help="A model with a version, such as models/demo:7; by default its current version."
+    ),
 ]
 ThisVersionArgument = Annotated[
     str, typer.Argument(metavar="MODEL:VERSION", help="A version of a model, such as models/demo:7.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @models_app.command("list")
 def list_models(
-    place: Annotated[
+    location: Annotated[
         str,
-        typer.Argument(metavar="[MODEL]", help="A model, or a repository with several: directory, URL or name."),
+        typer.Argument(metavar="[MODEL]", help="Directory, URL or name of a model, or a repository of several models."),
     ] = "models",
     as_json: JsonOption = False,
 ) -> None:
@@ -41,7 +43,7 @@ def list_models(
     from elasticrec.repository.find import open_listing
     from elasticrec.repository.tables import describe_model, model_lines
 
-    found = [describe_model(repository) for repository in open_listing(place)]
+    found = [describe_model(repository) for repository in open_listing(location)]
     if as_json:
         typer.echo(json.dumps({"models": found}))
         return
@@ -52,13 +54,13 @@ def list_models(
 
 @models_app.command()
 def show(model: VersionArgument, as_json: JsonOption = False) -> None:
-    """Show a version: what it is made of, what it was trained on, its metrics."""
+    """Show a version: its chain, its training data and its metrics."""
     from elasticrec.repository.find import open_model
     from elasticrec.repository.storage import join
     from elasticrec.repository.tables import version_lines
 
-    place = open_model(model)
-    repository, number = place.repository, place.version()
+    reference = open_model(model)
+    repository, number = reference.repository, reference.version()
     chain = repository.chain(number)
     state = repository.state()
     shown = {
@@ -87,10 +89,10 @@ def diff(
     from elasticrec.repository.find import open_model
     from elasticrec.repository.tables import difference_lines
 
-    places = [open_model(text) for text in (first, second)]
-    a, b = (fetch(place.repository, place.version(), default_cache()) for place in places)
+    references = [open_model(text) for text in (first, second)]
+    a, b = (fetch(reference.repository, reference.version(), default_cache()) for reference in references)
     found = compare(a, b, rows=rows)
-    left, right = (f"{place.repository.name}:{place.version()}" for place in places)
+    left, right = (f"{reference.repository.name}:{reference.version()}" for reference in references)
     for line in [json.dumps(found.to_dict())] if as_json else difference_lines(left, right, found):
         typer.echo(line)
 
@@ -98,34 +100,34 @@ def diff(
 @models_app.command()
 def verify(
     model: VersionArgument,
-    all_versions: Annotated[bool, typer.Option("--all", help="Every version of the model.")] = False,
+    all_versions: Annotated[bool, typer.Option("--all", help="Check every version of the model.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a version: its chain, every file's size and checksum, weights that are numbers, rows that can be read."""
+    """Check a version: its chain, size and checksum of every file, finite weights, readable rows."""
     from elasticrec.repository.find import open_model
     from elasticrec.repository.verify import unreadable
     from elasticrec.repository.verify import verify as check
 
-    place = open_model(model)
-    numbers = place.repository.versions() if all_versions else [place.version()]
-    problems = {number: check(place.repository, number) for number in numbers}
-    whole = {number: place.repository.version(number) for number, found in problems.items() if not found}
-    # a version is read with the last of those that are made of it
+    reference = open_model(model)
+    numbers = reference.repository.versions() if all_versions else [reference.version()]
+    problems = {number: check(reference.repository, number) for number in numbers}
+    whole = {number: reference.repository.version(number) for number, found in problems.items() if not found}
+    # Reading the last version of a chain covers the versions below it.
     for number in whole.keys() - {version.parent for version in whole.values()}:
-        problems[number] = unreadable(place.repository, number)
+        problems[number] = unreadable(reference.repository, number)
     if as_json:
         typer.echo(json.dumps({"versions": {str(number): found for number, found in problems.items()}}))
     else:
         for number, found in problems.items():
             for line in found or ["ok"]:
-                typer.echo(f"{place.repository.name}:{number}: {line}")
+                typer.echo(f"{reference.repository.name}:{number}: {line}")
     if any(problems.values()):
         raise typer.Exit(1)
 
 
 @models_app.command()
 def pin(model: ThisVersionArgument) -> None:
-    """Keep a version, and all it is made of, until it is unpinned."""
+    """Keep a version and its chain until it is unpinned."""
     repository, number = this_version(model, "pin")
     repository.pin(number)
     typer.echo(f"pinned {repository.name}:{number}; pinned: {', '.join(map(str, repository.pins()))}")
@@ -133,7 +135,7 @@ def pin(model: ThisVersionArgument) -> None:
 
 @models_app.command()
 def unpin(model: ThisVersionArgument) -> None:
-    """Let a version go with the others of its age."""
+    """Unpin a version, so that `models gc` may remove it."""
     repository, number = this_version(model, "unpin")
     repository.unpin(number)
     typer.echo(f"unpinned {repository.name}:{number}; pinned: {', '.join(map(str, repository.pins())) or 'none'}")
@@ -141,30 +143,33 @@ def unpin(model: ThisVersionArgument) -> None:
 
 @models_app.command()
 def resume(model: ModelArgument) -> None:
-    """Let new versions be offered again after a rollback."""
+    """Resume offering new versions after a rollback."""
     from elasticrec.repository.repository import STORE
 
     repository = _model(model)
     was_held = (state := repository.state()) is not None and state.is_held
-    # where there is a store its roll-out looks all the time
-    next_one = "the newest that the gate lets through is offered" if repository.storage.exists(STORE) else None
+    has_store = repository.storage.exists(STORE)
     current = repository.resume()
-    words = "resumed" if was_held else "was not held"
-    newest = max(repository.versions(), default=None)
-    typer.echo(
-        f"{repository.location}: {words}; current {current.version}, the newest is {newest}, "
-        + (f"{next_one} as soon as the store has it" if next_one else "the next one published is offered")
+    result = "resumed" if was_held else "was not held"
+    next_offer = (
+        "the newest version that passes the gate becomes current once the store has loaded it"
+        if has_store
+        else "the next published version becomes current"
     )
+    newest = max(repository.versions(), default=None)
+    typer.echo(f"{repository.location}: {result}; current {current.version}, newest {newest}; {next_offer}")
 
 
 @models_app.command()
 def gc(
     model: ModelArgument,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest bases to keep, with their deltas.")] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed, without removing it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old versions, never one that is current, pinned, or needed by another that stays."""
+    """Remove old versions; versions that are current, pinned, or needed by a kept version are kept."""
     from elasticrec.repository.collect import collect, plan_collection
 
     repository = _model(model)
@@ -173,18 +178,18 @@ def gc(
         typer.echo(json.dumps(vars(done)))
         return
     verb = "would remove" if dry_run else "removed"
-    gone = [*map(str, sorted(done.removed)), *(f"{directory} (never finished)" for directory in done.abandoned)]
+    gone = [*map(str, sorted(done.removed)), *(f"{directory} (incomplete)" for directory in done.abandoned)]
     typer.echo(f"{repository.location}: {verb} {', '.join(gone) or 'nothing'}, {done.num_bytes:,} bytes")
-    for number, why in done.kept.items():
-        typer.echo(f"kept {number}: {why}")
+    for number, reason in done.kept.items():
+        typer.echo(f"kept {number}: {reason}")
 
 
 @models_app.command()
 def pack(
     model: VersionArgument,
-    file: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="Where to write.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="File to write.")],
 ) -> None:
-    """Write a version with all it is made of into one file, which is taken wherever a model is."""
+    """Write a version and its chain to one file, which can be used in reference of a model."""
     from elasticrec.errors import ConfigError
     from elasticrec.repository.fetch import default_cache, fetch
     from elasticrec.repository.find import open_model
@@ -192,11 +197,11 @@ def pack(
     from elasticrec.repository.pack import pack as write
 
     if not is_pack(file.name):
-        raise ConfigError(f"{file}: expected a name that ends in .tar.gz")
-    place = open_model(model)
-    fetched = fetch(place.repository, place.version(), default_cache(), lambda text: typer.echo(text, err=True))
+        raise ConfigError(f"{file}: expected a name ending in .tar.gz")
+    reference = open_model(model)
+    fetched = fetch(reference.repository, reference.version(), default_cache(), lambda text: typer.echo(text, err=True))
     num_bytes = write(fetched, file)
-    typer.echo(f"packed {place.repository.name}:{fetched.version.number} into {file}, {num_bytes:,} bytes")
+    typer.echo(f"packed {reference.repository.name}:{fetched.version.number} into {file}, {num_bytes:,} bytes")
 
 
 def _model(text: str) -> "Repository":
@@ -209,8 +214,8 @@ def this_version(text: str, command: str, *, insecure: bool = False) -> "tuple[R
     from elasticrec.errors import ConfigError
     from elasticrec.repository.find import open_model
 
-    place = open_model(text, insecure=insecure)
-    if place.number is None:
-        there = ", ".join(map(str, place.repository.versions())) or "none"
-        raise ConfigError(f"models {command}: expected MODEL:VERSION such as {text}:3; there are {there}")
-    return place.repository, place.number
+    reference = open_model(text, insecure=insecure)
+    if reference.number is None:
+        there = ", ".join(map(str, reference.repository.versions())) or "none"
+        raise ConfigError(f"models {command}: expected MODEL:VERSION such as {text}:3; available: {there}")
+    return reference.repository, reference.number

@@ -1,4 +1,4 @@
-"""What differs between two versions: their manifests, metrics and rows."""
+"""Compare two versions: manifests, metrics, files and rows."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +9,24 @@ from elasticrec.errors import ModelError
 from elasticrec.repository.fetch import Fetched
 from elasticrec.repository.rows import open_rows
 
-# Of no interest: each version has its own.
-_OWN = ("version", "created", "self_sha256", "files", "base", "parent", "format", "metrics", "checkpoint", "run")
+# Keys that differ between any two versions.
+_VERSION_KEYS = (
+    "version",
+    "created",
+    "self_sha256",
+    "files",
+    "base",
+    "parent",
+    "format",
+    "metrics",
+    "checkpoint",
+    "run",
+)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of the second version next to the first."""
+class RowCounts:
+    """Rows of the second version compared with the first."""
 
     added: int
     removed: int
@@ -25,19 +36,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two versions next to each other."""
+    """The differences between two versions."""
 
     keys: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Keys of the manifests with other values, dotted."""
+    """Dotted keys of the manifests with different values."""
     metrics: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    """Files that are not the same: `added`, `removed` or `changed`."""
-    rows: Rows | None = None
+    """Files that differ: `added`, `removed` or `changed`."""
+    rows: RowCounts | None = None
     note: str | None = None
     """Why rows were not compared."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the differences for JSON."""
         return {
             "keys": {key: list(values) for key, values in self.keys.items()},
             "metrics": {key: list(values) for key, values in self.metrics.items()},
@@ -48,12 +59,12 @@ class Difference:
 
 
 def compare(a: Fetched, b: Fetched, *, rows: bool = True) -> Difference:
-    """All that differs; rows one by one where they can be listed."""
+    """Compare two versions; with `rows`, also row by row."""
     left, right = flat(a.version.manifest), flat(b.version.manifest)
     keys = {
         key: (left.get(key), right.get(key))
         for key in sorted(left.keys() | right.keys())
-        if key.split(".")[0] not in _OWN and left.get(key) != right.get(key)
+        if key.split(".")[0] not in _VERSION_KEYS and left.get(key) != right.get(key)
     }
     counted, note = None, None
     if rows:
@@ -73,7 +84,7 @@ def _compare_metrics(a: Fetched, b: Fetched) -> dict[str, tuple[float | None, fl
 
 
 def metrics_of(manifest: dict[str, Any]) -> dict[str, float]:
-    """Metrics by `eval LABEL auc` and so on, numbers only."""
+    """Return numeric metrics by names such as `eval LABEL auc`."""
     labels = manifest["features"]["labels"]
     found = {}
     for part in ("train", "eval"):
@@ -87,17 +98,17 @@ def metrics_of(manifest: dict[str, Any]) -> dict[str, float]:
 
 def _compare_files(a: Fetched, b: Fetched) -> dict[str, str]:
     left, right = a.version.files, b.version.files
-    words = {}
+    changes = {}
     for name in sorted(left | right):
         if name not in left or name not in right:
-            words[name] = "added" if name not in left else "removed"
+            changes[name] = "added" if name not in left else "removed"
         elif left[name] != right[name]:
-            words[name] = "changed"
-    return words
+            changes[name] = "changed"
+    return changes
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Keys of a document, dotted; lists as they are."""
+    """Flatten a document to dotted keys; lists are kept."""
     if not isinstance(value, dict):
         return {prefix: value}
     found: dict[str, Any] = {}
@@ -106,8 +117,8 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _compare_rows(a: Any, b: Any) -> Rows:
-    """Rows of `b` looked up in `a`, and the other way round."""
+def _compare_rows(a: Any, b: Any) -> RowCounts:
+    """Count rows by looking up those of `b` in `a`, and those of `a` in `b`."""
     added = changed = equal = removed = 0
     for signs, rows in b.items():
         before, present = a.lookup(signs)
@@ -118,4 +129,4 @@ def _compare_rows(a: Any, b: Any) -> Rows:
     for signs, _ in a.items():
         _, present = b.lookup(signs)
         removed += int((~present).sum())
-    return Rows(added, removed, changed, equal)
+    return RowCounts(added, removed, changed, equal)

@@ -1,7 +1,7 @@
-"""A version on this machine: where it lies if the repository is a disk of it, else a copy in a cache.
+"""Make a version available on this machine: in place for a local repository, else as a copy in a cache.
 
-<cache>/blobs/<sha256>             a file of any version, whole and checked; `.part` while it is downloaded
-<cache>/<place>/<model>/<version>  versions as in a repository, of links to those blobs that somebody here asked for
+<cache>/blobs/<sha256>                a verified file of any version; `.part` during its download
+<cache>/<location>/<model>/<version>  versions laid out as in a repository, with links to the fetched blobs
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from elasticrec.repository.version import Version, number_of
 
 _BLOBS = "blobs"
 _LOCK = ".lock"
-# Left free on the disk of a cache, for whatever else it is for.
+# Space to leave free on the disk of the cache.
 _SPARE_BYTES = 16 << 20
 
 Say = Callable[[str], None]
@@ -36,27 +36,27 @@ class Fetched:
     model: Path
     """Directory of the model, laid out as a repository."""
     chain: list[Version]
-    """What the version is made of, its base first."""
+    """The base and the deltas up to the version."""
     partitions: range | None = None
-    """The partitions whose rows were asked for; None: all, and the network as well."""
+    """Partitions whose rows were fetched; None for all rows and the network."""
 
     @property
     def version(self) -> Version:
-        """The version itself."""
+        """The fetched version, the last one of the chain."""
         return self.chain[-1]
 
     @property
     def directory(self) -> Path:
-        """That of the version."""
+        """Directory of the version."""
         return self.model / self.version.name
 
     def parts(self, version: Version) -> list[Path]:
-        """The part files of the cube of one version of the chain, those that were asked for."""
+        """Return the fetched part files of one version of the chain."""
         return [self.model / version.name / name for name in version.parts_of(self.partitions)]
 
 
 def default_cache() -> Path:
-    """Where copies of remote and packed models go: `ELASTICREC_CACHE`, or the cache of the user."""
+    """Return the cache directory: `ELASTICREC_CACHE`, or the user's cache."""
     given = os.environ.get("ELASTICREC_CACHE")
     if given:
         return Path(given)
@@ -72,23 +72,23 @@ def fetch(
     partitions: range | None = None,
     rows: bool = True,
 ) -> Fetched:
-    """The files of a version and all it is made of: checked, and a download that was cut goes on where it was.
+    """Fetch and verify a version with its chain; interrupted downloads are resumed.
 
-    With `partitions` only part files, and of them those that have rows of these; without `rows` only the network.
+    With `partitions`, fetch only part files with rows of these; without `rows`, fetch only the network.
     """
     chain = repository.chain(number)
-    here = repository.storage.path_of("")
-    if here is not None:
-        return Fetched(here, chain, partitions)
+    local = repository.storage.path_of("")
+    if local is not None:
+        return Fetched(local, chain, partitions)
     model = _model_directory(repository, cache)
     with _using(cache, fcntl.LOCK_SH):
-        # the network of a version is its own weights and the graph of its base
-        of_network = {chain[0].name, chain[-1].name}
+        # The network consists of the version's own weights and the graph of its base.
+        network_versions = {chain[0].name, chain[-1].name}
         missing = {
             version.name: _missing(version, model, partitions)
             if rows
             else _missing_network(version, model)
-            if version.name in of_network
+            if version.name in network_versions
             else {}
             for version in chain
         }
@@ -104,26 +104,26 @@ def fetch(
 
 
 def _missing(version: Version, model: Path, partitions: range | None) -> dict[str, FileEntry]:
-    """The files of a version that are needed and not in the cache."""
+    """Return the required files of a version that are not in the cache."""
     needed = version.files if partitions is None else version.parts_of(partitions)
     return {name: version.files[name] for name in needed if not (model / version.name / name).is_file()}
 
 
 def _missing_network(version: Version, model: Path) -> dict[str, FileEntry]:
-    """The files of a version that have no rows and are not in the cache."""
+    """Return the files of a version without rows that are not in the cache."""
     files = {name: entry for name, entry in version.files.items() if name not in version.parts}
     return {name: entry for name, entry in files.items() if not (model / version.name / name).is_file()}
 
 
 def prune(repository: Repository, keep: set[int], cache: Path) -> None:
-    """Drop the copies of all versions of a model but those to keep; not while somebody fetches."""
+    """Remove all cached versions of a model except those to keep; do nothing during a fetch."""
     if repository.storage.path_of("") is not None or not cache.is_dir():
         return
     model = _model_directory(repository, cache)
     with contextlib.suppress(BlockingIOError), _using(cache, fcntl.LOCK_EX | fcntl.LOCK_NB):
         paths = {path.parent for path in model.rglob(MANIFEST)}
         wanted = _needed(paths, model, keep)
-        # deltas lie inside their bases, so the deepest go first
+        # Deltas are inside their bases, so remove the deepest first.
         for path in sorted(paths - wanted, key=lambda one: -len(one.parts)):
             (path / MANIFEST).unlink(missing_ok=True)
             if not any(other.is_relative_to(path) for other in wanted):
@@ -134,7 +134,7 @@ def prune(repository: Repository, keep: set[int], cache: Path) -> None:
 
 
 def _needed(paths: set[Path], model: Path, keep: set[int]) -> set[Path]:
-    """Directories of versions to keep, and of the older ones of their bases, which they may be made of."""
+    """Return the directories of versions to keep, and of older versions of the same base, which they may depend on."""
     names = {path: path.relative_to(model).as_posix() for path in paths}
     newest: dict[str, int] = {}
     for name in names.values():
@@ -146,8 +146,8 @@ def _needed(paths: set[Path], model: Path, keep: set[int]) -> set[Path]:
 
 
 def _model_directory(repository: Repository, cache: Path) -> Path:
-    place = hashlib.sha256(repository.location.encode()).hexdigest()[:16]
-    return cache / place / repository.name
+    location = hashlib.sha256(repository.location.encode()).hexdigest()[:16]
+    return cache / location / repository.name
 
 
 @contextlib.contextmanager
@@ -180,7 +180,7 @@ def _download(repository: Repository, name: str, entry: FileEntry, cache: Path, 
     blob, part = cache / _BLOBS / entry.sha256, _part(cache, entry.sha256)
     while not blob.is_file():
         with open(part, "a+b") as file:
-            # another process may be at the same file
+            # Another process may download the same file.
             fcntl.flock(file, fcntl.LOCK_EX)
             if blob.is_file():
                 break

@@ -1,4 +1,4 @@
-"""MODEL, as commands take it: a directory, a URL, a name, one of its versions, or a pack."""
+"""Resolve MODEL on the command line: a directory, a URL, a name, a version of it, or a packed model."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from elasticrec.repository.repository import CURRENT, Repository
 from elasticrec.repository.storage import Storage, is_url
 from elasticrec.repository.version import decode_version, number_of
 
-# Where a model is looked for by its name alone, which is where jobs put them.
+# Default repository, where models are found by name.
 MODELS = Path("models")
 
 _WITH_VERSION = re.compile(r"(.*[^:/]):([1-9][0-9]{0,17})")
@@ -22,13 +22,13 @@ _VERSION_URL = re.compile(r"(.+?)/([1-9][0-9]{0,17}(?:/deltas/[1-9][0-9]{0,17})?
 
 @dataclass(frozen=True)
 class ModelReference:
-    """A model, and the version that was named with it."""
+    """A model, and a version if one was named."""
 
     repository: Repository
     number: int | None
 
     def version(self) -> int:
-        """That version, or the current one."""
+        """Return the named version, or the current one."""
         if self.number is not None:
             return self.number
         current = self.repository.current()
@@ -38,7 +38,7 @@ class ModelReference:
 
 
 def open_model(text: str, *, insecure: bool = False) -> ModelReference:
-    """The model that MODEL or MODEL:VERSION stands for."""
+    """Resolve MODEL or MODEL:VERSION."""
     if is_pack(text):
         found = unpack_url(text, default_cache()) if is_url(text) else unpack(Path(text), default_cache())
         return ModelReference(Repository.open(found), None)
@@ -59,7 +59,7 @@ def open_model(text: str, *, insecure: bool = False) -> ModelReference:
 
 
 def _is_name(path: Path) -> bool:
-    """Whether it is the name of a model; one goes before a directory of that name, where users keep their data."""
+    """Return whether a path is the name of a model. Names take precedence over directories, which may hold data."""
     return len(path.parts) == 1 and (MODELS / path).is_dir() and not (path / CURRENT).is_file()
 
 
@@ -74,59 +74,59 @@ def _open_url(text: str, insecure: bool) -> ModelReference:
 
 
 def _of_version_directory(path: Path) -> ModelReference:
-    """By the version's own directory: its model's lies around it."""
+    """Resolve the directory of a version; the model's directory contains it."""
     name = _name_of(path)
     number = number_of(name)
     if number is None:
-        raise ModelError(f"{path}: a version outside of a model, expected <repository>/<model>/<version>")
-    return ModelReference(Repository.open(_around(path, name)), number)
+        raise ModelError(f"{path}: not inside a model, expected <repository>/<model>/<version>")
+    return ModelReference(Repository.open(_model_directory(path, name)), number)
 
 
-def _around(path: Path, name: str) -> Path:
-    """The directory in which a version is called `name`: as the user wrote it, where that says as much."""
+def _model_directory(path: Path, name: str) -> Path:
+    """Return the model's directory above a version's directory, spelled as the user wrote it if possible."""
     depth = name.count("/")
     written = path if len(path.parts) > depth + 1 and ".." not in path.parts else path.resolve()
     return written.parents[depth]
 
 
 def _name_of(path: Path) -> str:
-    """The directory of a version as its model names it; of a copy under another name, that name."""
+    """Return the name of a version's directory, relative to its model."""
     parts = path.resolve().parts
     delta = "/".join(parts[-3:])
     return delta if number_of(delta) is not None else parts[-1]
 
 
 def find_version(model: str | Path, say: Say = lambda _: None) -> tuple[Path, dict[str, Any]]:
-    """The directory on this machine and the manifest of a version: that which is named, or the current one."""
+    """Fetch the named or the current version. Return its local directory and its manifest."""
     fetched = find_chain(model, say)
     return fetched.directory, fetched.version.manifest
 
 
 def find_chain(model: str | Path, say: Say = lambda _: None) -> Fetched:
-    """The same with all that the version is made of."""
+    """Fetch the named or the current version with its chain."""
     text = str(model)
     path = Path(text)
     if not is_url(text) and (path / MANIFEST).is_file():
         name = _name_of(path)
-        around = _around(path, name)
-        version = decode_version((path / MANIFEST).read_bytes(), name, str(around))
+        model = _model_directory(path, name)
+        version = decode_version((path / MANIFEST).read_bytes(), name, str(model))
         if not version.is_delta:
-            # it may be a copy that lies in no model
-            return Fetched(around, [version])
-    place = open_model(text)
-    return fetch(place.repository, place.version(), default_cache(), say)
+            # A base may be a copy outside of a model.
+            return Fetched(model, [version])
+    reference = open_model(text)
+    return fetch(reference.repository, reference.version(), default_cache(), say)
 
 
-def not_a_model(place: str) -> str:
-    """What is wrong with a place that has no version to serve."""
-    path = Path(place)
+def not_a_model(location: str) -> str:
+    """Return the error text for a location without a current version."""
+    path = Path(location)
     inside = sorted(entry.name for entry in path.iterdir() if (entry / CURRENT).is_file()) if path.is_dir() else []
     hint = f"; models in it: {', '.join(inside)}" if inside else ""
-    return f"{place}: not a model, expected `{CURRENT}` or `{MANIFEST}` in it{hint}"
+    return f"{location}: not a model, expected `{CURRENT}` or `{MANIFEST}` in it{hint}"
 
 
 def open_listing(text: str) -> list[Repository]:
-    """The model that is meant, or all models of a repository."""
+    """Return the named model, or all models of a repository."""
     if not is_url(text) and (_is_name(Path(text)) or not Path(text).is_dir()):
         return [open_model(text).repository]
     repository = Repository.open(text)
@@ -138,10 +138,10 @@ def open_listing(text: str) -> list[Repository]:
     return [Repository(repository.storage.below(name)) for name in names]
 
 
-def models_in(store: Storage) -> list[str]:
-    """Names of the models of a repository."""
+def models_in(storage: Storage) -> list[str]:
+    """Return the names of the models in a repository."""
     found = set()
-    for name in store.find():
+    for name in storage.find():
         model, _, inner = name.partition("/")
         directory, _, last = inner.rpartition("/")
         if inner == CURRENT or (last == MANIFEST and number_of(directory) is not None):

@@ -1,4 +1,4 @@
-"""A store on a disk of this machine, as durable as `durable.py` makes it."""
+"""Storage on a local disk, with durable writes."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _COPY_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LocalStorage:
-    """The files below a directory; the directory need not be there."""
+    """The files below a directory, which need not exist yet."""
 
     root: Path
 
@@ -26,11 +26,11 @@ class LocalStorage:
         return str(self.root)
 
     def read(self, name: str) -> bytes:
-        """All of a file."""
+        """Return the content of a file."""
         return (self.root / name).read_bytes()
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """The bytes from `start` up to `end`."""
+        """Return the bytes from `start` up to `end`."""
         with open(self.root / name, "rb") as file:
             file.seek(start)
             return file.read(end - start)
@@ -40,9 +40,9 @@ class LocalStorage:
         write_atomically(self._parent_of(name), content)
 
     def create(self, name: str, content: bytes) -> None:
-        """Write a file that is not there yet."""
+        """Write a file that does not exist yet."""
         path = self._parent_of(name)
-        # whole before it has its name: a link fails where the name is taken
+        # Write a draft first and link it: linking fails if the name exists.
         draft = _draft(path)
         try:
             write_atomically(draft, content)
@@ -52,7 +52,7 @@ class LocalStorage:
         sync_directory(path.parent)
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a file; one that lies there already is only synced."""
+        """Copy a file; a file that is already in place is only synced."""
         path = self._parent_of(name)
         if path.exists() and os.path.samefile(source, path):
             sync_directory(path.parent)
@@ -69,15 +69,15 @@ class LocalStorage:
         sync_directory(path.parent)
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether a file exists."""
         return (self.root / name).is_file()
 
     def find(self, name: str = "") -> dict[str, Stat]:
-        """Every file below a name, sorted."""
+        """Return all files below a name, sorted."""
         return dict(sorted(_files_in(str(self.root / name), f"{name}/" if name else "")))
 
     def delete(self, name: str) -> None:
-        """Remove a file or a tree."""
+        """Remove a file or a directory tree."""
         path = self.root / name
         if path.is_dir() and not path.is_symlink():
             with contextlib.suppress(FileNotFoundError):
@@ -86,11 +86,11 @@ class LocalStorage:
             path.unlink(missing_ok=True)
 
     def path_of(self, name: str) -> Path:
-        """Where a file lies."""
+        """Return the path of a file."""
         return self.root / name
 
     def below(self, name: str) -> Storage:
-        """The store of a directory in it."""
+        """Return the storage below a name."""
         return LocalStorage(self.root / name)
 
     def _parent_of(self, name: str) -> Path:
@@ -100,8 +100,8 @@ class LocalStorage:
 
 
 def _files_in(directory: str, prefix: str) -> Iterator[tuple[str, Stat]]:
-    """The files below a directory by their names; in strings: it is asked for often, of many."""
-    # what goes meanwhile was not there; what cannot be read must not pass for empty
+    """Yield the files below a directory by name; with strings instead of paths, because it is called often."""
+    # Files may disappear during the scan; other errors must not look like an empty directory.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -113,5 +113,5 @@ def _files_in(directory: str, prefix: str) -> Iterator[tuple[str, Stat]]:
 
 
 def _draft(path: Path) -> Path:
-    """Another name beside it, for what is not whole yet; no version has such a file."""
+    """Return a temporary name beside a file; no version has files with such names."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")

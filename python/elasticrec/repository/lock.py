@@ -1,7 +1,7 @@
-"""One writer of a model: a lock on the disk, or a lease in a store; a second writer is told who holds it.
+"""One writer per model: a file lock on a local disk, or a lease in remote storage. Errors name the current holder.
 
-Who has the disk and who comes to it over HTTP exclude each other: the first look for a lease in the file that they
-lock, and the file server touches no lock that the kernel has given to somebody.
+Local writers and writers over HTTP exclude each other: a local writer checks the locked file for a valid lease, and the
+file server does not change a file that is locked by the kernel.
 """
 
 import contextlib
@@ -20,45 +20,45 @@ from typing import Any, BinaryIO
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.repository.storage import Storage
 
-# A holder in a store says so often that it lives; one that was silent for so long is dead.
+# Duration of a lease. A holder renews it several times within that time; after it the holder is considered dead.
 LEASE_S = 30.0
 _PAUSE_S = 0.05
 _SETTLE_S = 0.5
 
-# Files that are locks: of who publishes, and of who changes what is served.
+# Lock files: for publishing, and for changes of CURRENT and PINS.
 WRITER, STATE = ".lock", ".state.lock"
 
 Check = Callable[[], None]
 
 
 @contextlib.contextmanager
-def held(store: Storage, name: str, doing: str, *, wait_s: float = 0.0) -> Iterator[Check]:
-    """Hold a lock while the block runs, or refuse by naming who has it.
+def held(storage: Storage, name: str, doing: str, *, wait_s: float = 0.0) -> Iterator[Check]:
+    """Hold a lock while the block runs; raise `ConfigError` with the holder's name if it is taken.
 
-    Yields a check that raises once the lock is lost, to be called right before something is committed.
+    Yield a check that raises an error once the lock is lost; call it directly before a commit.
     """
-    path = store.path_of(name)
-    holding = _hold_file(path, doing, wait_s) if path is not None else _hold_lease(store, name, doing, wait_s)
+    path = storage.path_of(name)
+    holding = _hold_file(path, doing, wait_s) if path is not None else _hold_lease(storage, name, doing, wait_s)
     with holding as check:
         yield check
 
 
 @contextlib.contextmanager
 def _hold_file(path: Path, doing: str, wait_s: float) -> Iterator[Check]:
-    """The kernel lets go of it when the process ends, in any way; a lease in it is that of one who came over HTTP."""
+    """Hold a file lock, which the kernel releases with the process. A lease in the file belongs to an HTTP writer."""
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
     while True:
         with _locked_file(path) as file:
-            if file is not None and not _lives(_parse(file.read())):
-                # who it is helps the next one; a disk that is full does not forbid to hold it
+            if file is not None and not _is_valid_lease(_parse(file.read())):
+                # The owner is written for error messages only, so a full disk is no error.
                 with contextlib.suppress(OSError):
                     os.ftruncate(file.fileno(), 0)
-                    os.write(file.fileno(), json.dumps({"owner": _me()}).encode())
+                    os.write(file.fileno(), json.dumps({"owner": _process_name()}).encode())
 
                 def check(file: BinaryIO = file) -> None:
                     if not _is_at(file, path):
-                        raise UnavailableError(f"{path}: the lock was lost, its file was removed")
+                        raise UnavailableError(f"{path}: the lock was lost: its file was removed")
 
                 yield check
                 return
@@ -69,7 +69,7 @@ def _hold_file(path: Path, doing: str, wait_s: float) -> Iterator[Check]:
 
 @contextlib.contextmanager
 def _locked_file(path: Path) -> Iterator[BinaryIO | None]:
-    """The file at a path, from its start, with the lock of the kernel; none if another one has that."""
+    """Yield the locked file, positioned at its start, or None if another process holds the lock."""
     while True:
         with open(path, "a+b") as file:
             try:
@@ -77,7 +77,7 @@ def _locked_file(path: Path) -> Iterator[BinaryIO | None]:
             except BlockingIOError:
                 yield None
                 return
-            # it may have been replaced before it was locked
+            # The file may have been replaced before it was locked.
             if _is_at(file, path):
                 file.seek(0)
                 yield file
@@ -85,10 +85,10 @@ def _locked_file(path: Path) -> Iterator[BinaryIO | None]:
 
 
 @contextlib.contextmanager
-def nobody_holding(path: Path) -> Iterator[None]:
-    """Nobody on this machine takes or has the lock of a file while the block runs; `FileExistsError` if one has.
+def excluding_local_holders(path: Path) -> Iterator[None]:
+    """Exclude local lock holders while the block runs; raise `FileExistsError` if there is one.
 
-    For the file server: those over HTTP know of leases only.
+    For the file server, because HTTP clients only see leases.
     """
     with _locked_file(path) as file:
         if file is None:
@@ -103,12 +103,12 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _hold_lease(store: Storage, name: str, doing: str, wait_s: float) -> Iterator[Check]:
-    lease = _Lease(store, name)
+def _hold_lease(storage: Storage, name: str, doing: str, wait_s: float) -> Iterator[Check]:
+    lease = _Lease(storage, name)
     deadline = time.monotonic() + wait_s
     while not lease.take():
         if time.monotonic() >= deadline:
-            raise _refusal(store.location, doing, lease.holder())
+            raise _refusal(storage.location, doing, lease.holder())
         time.sleep(_PAUSE_S)
     keeper = threading.Thread(target=lease.keep, name=f"lease {name}", daemon=True)
     keeper.start()
@@ -117,79 +117,79 @@ def _hold_lease(store: Storage, name: str, doing: str, wait_s: float) -> Iterato
     finally:
         lease.stop()
         keeper.join()
-        lease.give_back()
+        lease.release()
 
 
 class _Lease:
-    """An object that is renewed while its holder lives. Clocks of holders are compared: they may differ by seconds."""
+    """A lease file that its holder renews. It contains wall-clock times, so clocks may differ by a few seconds only."""
 
-    def __init__(self, store: Storage, name: str) -> None:
-        self._store, self._name = store, name
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage, self._name = storage, name
         self._id = uuid.uuid4().hex
         self._ended = threading.Event()
         self._renewed_s = time.monotonic()
 
     def take(self) -> bool:
-        """Whether nobody has it, or somebody who is dead."""
+        """Try to acquire the lease. Return False if another live holder has it."""
         with contextlib.suppress(FileExistsError):
-            self._store.create(self._name, self._content())
+            self._storage.create(self._name, self._content())
             return self._is_mine()
-        if _lives(self._read()):
+        if _is_valid_lease(self._read()):
             return False
-        # of several who find a dead one, the last who wrote has it, which shows when all of them have
+        # Several processes may take over an expired lease; after a pause, the last writer holds it.
         with contextlib.suppress(FileExistsError):
-            self._store.delete(self._name)
-            self._store.create(self._name, self._content())
+            self._storage.delete(self._name)
+            self._storage.create(self._name, self._content())
             time.sleep(_SETTLE_S)
         return self._is_mine()
 
     def holder(self) -> str:
-        """Who has it, in words."""
+        """Return the name of the holder."""
         return str((self._read() or {}).get("owner", "unknown"))
 
     def keep(self) -> None:
-        """Renew it until the end."""
+        """Renew the lease until `stop`."""
         while not self._ended.wait(LEASE_S / 5):
             with contextlib.suppress(OSError, UnavailableError):
-                # after so long it may have been another's meanwhile
+                # An expired lease may belong to another process.
                 if time.monotonic() - self._renewed_s > LEASE_S or not self._is_mine():
                     return
-                self._store.write(self._name, self._content())
+                self._storage.write(self._name, self._content())
                 self._renewed_s = time.monotonic()
 
     def check(self) -> None:
-        """Refuse to go on without it."""
+        """Raise an error if the lease is lost or about to expire."""
         if time.monotonic() - self._renewed_s > LEASE_S * 0.8 or not self._is_mine():
-            raise UnavailableError(f"{self._store.location}/{self._name}: the lock was lost, to {self.holder()}")
+            raise UnavailableError(f"{self._storage.location}/{self._name}: the lock was lost to {self.holder()}")
 
     def stop(self) -> None:
-        """No longer renew it."""
+        """Stop renewing the lease."""
         self._ended.set()
 
-    def give_back(self) -> None:
-        """Let the next one have it."""
+    def release(self) -> None:
+        """Release the lease."""
         with contextlib.suppress(OSError, UnavailableError):
             if self._is_mine():
-                self._store.delete(self._name)
+                self._storage.delete(self._name)
 
     def _content(self) -> bytes:
-        return json.dumps({"owner": _me(), "id": self._id, "until": round(time.time() + LEASE_S, 1)}).encode()
+        return json.dumps({"owner": _process_name(), "id": self._id, "until": round(time.time() + LEASE_S, 1)}).encode()
 
     def _is_mine(self) -> bool:
         return (self._read() or {}).get("id") == self._id
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            return _parse(self._store.read(self._name))
+            return _parse(self._storage.read(self._name))
         except FileNotFoundError:
             return None
 
 
-def _refusal(place: str, doing: str, owner: str) -> ConfigError:
-    return ConfigError(f"{place}: another process is {doing} it: {owner}")
+def _refusal(location: str, doing: str, owner: str) -> ConfigError:
+    return ConfigError(f"{location}: another process is {doing} it: {owner}")
 
 
-def _me() -> str:
+def _process_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
@@ -206,7 +206,7 @@ def _parse(content: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _lives(found: dict[str, Any] | None) -> bool:
-    """Whether it is a lease whose holder was there lately."""
+def _is_valid_lease(found: dict[str, Any] | None) -> bool:
+    """Return whether the content is a lease that has not expired."""
     until = (found or {}).get("until", 0)
     return isinstance(until, int | float) and time.time() < until

@@ -1,4 +1,4 @@
-"""A version as one file: the directory of its model with what it is made of, in a `.tar.gz`."""
+"""Pack a version and its chain as a model directory in a `.tar.gz` file."""
 
 import contextlib
 import gzip
@@ -24,24 +24,24 @@ from elasticrec.repository.storage import open_storage
 
 SUFFIXES = (".tar.gz", ".tgz")
 
-# Rows hardly shrink; a higher level costs much and brings little.
+# Rows hardly compress, so a higher level costs much and gains little.
 _LEVEL = 1
 _MAX_MEMBERS = 100_000
-# An archive is padded with zeros to a block.
-_MAX_REST = 1 << 20
+# Archives are padded with zeros to a full block.
+_MAX_PADDING = 1 << 20
 _SPARE_BYTES = 16 << 20
-# Models that were unpacked stay so long after they were opened last.
+# Unpacked models are removed this long after their last use.
 _UNUSED_S = 30 * 86400.0
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 def is_pack(text: str) -> bool:
-    """Whether a model is given as such a file."""
+    """Return whether a model is given as a packed file."""
     return text.endswith(SUFFIXES)
 
 
 def pack(fetched: Fetched, out: Path) -> int:
-    """Write a version and all it is made of; returns the size of the file. The same version gives the same bytes."""
+    """Write a version and its chain; return the size of the file. The same version gives the same bytes."""
     descriptor, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
     name = str(fetched.version.manifest["model"])
     try:
@@ -63,7 +63,7 @@ def pack(fetched: Fetched, out: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            # a write that fails does not know of what file
+            # Errors of writes lack the file name.
             error.filename = error.filename or str(out)
         raise
     sync_directory(out.parent)
@@ -77,10 +77,10 @@ def _member(name: str, num_bytes: int) -> tarfile.TarInfo:
 
 
 def unpack_url(url: str, cache: Path) -> Path:
-    """The directory of the model in a pack at a URL, which is downloaded each time."""
-    place, _, name = url.rpartition("/")
+    """Download and unpack a packed model, and return the directory of the model."""
+    location, _, name = url.rpartition("/")
     with tempfile.NamedTemporaryFile() as file:
-        file.write(open_storage(place).read(name))
+        file.write(open_storage(location).read(name))
         file.flush()
         try:
             return unpack(Path(file.name), cache)
@@ -89,18 +89,18 @@ def unpack_url(url: str, cache: Path) -> Path:
 
 
 def unpack(path: Path, cache: Path) -> Path:
-    """The directory of the model in a pack; unpacked once for each content, into the cache."""
+    """Unpack a packed model into the cache, once per content, and return the directory of the model."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     target = cache / "packs" / digest
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
-        _forget_old(target.parent)
+        _remove_unused(target.parent)
         draft = Path(tempfile.mkdtemp(dir=target.parent, prefix=".unpacking-"))
         try:
             _extract(path, draft)
             with contextlib.suppress(OSError):
-                # another process may have been faster
+                # Another process may have been faster.
                 os.rename(draft, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -109,8 +109,8 @@ def unpack(path: Path, cache: Path) -> Path:
     return model
 
 
-def _forget_old(packs: Path) -> None:
-    """Drop what nobody has opened for long, and what a crash left."""
+def _remove_unused(packs: Path) -> None:
+    """Remove models that were not used for a long time, and remains of crashes."""
     oldest_s = time.time() - _UNUSED_S
     for path in packs.iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -122,12 +122,12 @@ def _extract(path: Path, target: Path) -> None:
     try:
         with gzip.open(path, "rb") as zipped:
             _extract_members(path, zipped, target)
-            # up to the checksum behind the archive
-            if len(zipped.read(_MAX_REST)) == _MAX_REST:
-                raise ModelError(f"{path}: expected an end behind its files, got more")
+            # Read to the end, so that gzip verifies its checksum.
+            if len(zipped.read(_MAX_PADDING)) == _MAX_PADDING:
+                raise ModelError(f"{path}: expected the end of the archive after its files, got more data")
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        words = " ".join(str(error).split()) or "it ends too early"
-        raise ModelError(f"{path}: not a `.tar.gz`, or damaged: {words}") from None
+        reason = " ".join(str(error).split()) or "unexpected end of file"
+        raise ModelError(f"{path}: not a `.tar.gz`, or damaged: {reason}") from None
 
 
 def _extract_members(path: Path, zipped: gzip.GzipFile, target: Path) -> None:
@@ -143,14 +143,14 @@ def _extract_members(path: Path, zipped: gzip.GzipFile, target: Path) -> None:
         with open(out, "xb") as file:
             shutil.copyfileobj(content, file, 1 << 20)
         if out.stat().st_size != size:
-            raise ModelError(f"{path}: `{name}` is cut, the file is damaged")
+            raise ModelError(f"{path}: `{name}` is truncated, the file is damaged")
     models = {name.partition("/")[0] for name in seen}
     if len(models) != 1 or f"{min(models)}/{CURRENT}" not in seen:
         raise ModelError(f"{path}: not a packed model, expected one directory with `{CURRENT}` in it")
 
 
 def _members(path: Path, zipped: gzip.GzipFile) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Name, size and content of each file; anything but plain files is refused."""
+    """Yield name, size and content of each file; reject anything but regular files."""
     with tarfile.open(fileobj=zipped, mode="r|") as archive:
         for number, member in enumerate(archive):
             if number >= _MAX_MEMBERS:
@@ -158,7 +158,7 @@ def _members(path: Path, zipped: gzip.GzipFile) -> Iterator[tuple[str, int, IO[b
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
-                raise ModelError(f"{path}: {member.name[:100]!r} is a link or a device, expected plain files")
+                raise ModelError(f"{path}: {member.name[:100]!r} is a link or a device, expected regular files")
             content = archive.extractfile(member)
             assert content is not None
             yield member.name, member.size, content
@@ -170,5 +170,5 @@ def _check_name(path: Path, name: str, seen: set[str]) -> None:
     if not plain or len(parts) < 2 or not _MODEL.fullmatch(parts[0]) or len(name) > 1024:
         raise ModelError(f"{path}: expected names within the directory of a model, got {name[:100]!r}")
     if name in seen:
-        raise ModelError(f"{path}: `{name}` is there twice")
+        raise ModelError(f"{path}: `{name}` occurs twice")
     seen.add(name)

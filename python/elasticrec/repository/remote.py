@@ -1,4 +1,4 @@
-"""A store behind a URL: whatever fsspec reaches, such as S3 or HDFS."""
+"""Storage behind a URL that fsspec supports, such as S3 or HDFS."""
 
 import contextlib
 import errno
@@ -14,28 +14,28 @@ import fsspec
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
 from elasticrec.repository.storage import Stat, Storage, join
 
-# A write of theirs is whole or absent; elsewhere a file gets its name once it is written.
+# Protocols with atomic writes; for others a file is renamed once it is written.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}
 _EXTRAS = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs"}
 
 
 def open_remote(url: str) -> Storage:
-    """The store at a URL."""
+    """Open the storage at a URL."""
     protocol = url.partition("://")[0]
     try:
         system, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
         how = f"pip install 'elasticrec[{extra}]'" if extra else str(error)
-        raise ConfigError(f"{url}: `{protocol}://` needs a package that is not installed: {how}") from None
+        raise ConfigError(f"{url}: `{protocol}://` requires a package that is not installed: {how}") from None
     except ValueError as error:
-        raise ConfigError(f"{url}: expected a URL that fsspec knows: {error}") from None
+        raise ConfigError(f"{url}: expected a URL that fsspec supports: {error}") from None
     return RemoteStorage(system, root.rstrip("/"), url, protocol in _OBJECT_STORES)
 
 
 @dataclass(frozen=True)
 class RemoteStorage:
-    """The files below a URL. Errors that are no `OSError` say which place they are about."""
+    """The files below a URL. Errors other than `OSError` name the file."""
 
     system: Any
     root: str
@@ -43,13 +43,13 @@ class RemoteStorage:
     is_object_store: bool
 
     def read(self, name: str) -> bytes:
-        """All of a file."""
+        """Return the content of a file."""
         with self._naming(name):
             content: bytes = self.system.cat_file(self._path(name))
             return content
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """The bytes from `start` up to `end`."""
+        """Return the bytes from `start` up to `end`."""
         with self._naming(name):
             content: bytes = self.system.cat_file(self._path(name), start=start, end=end)
             return content
@@ -64,7 +64,7 @@ class RemoteStorage:
                 self.system.pipe_file(draft, content)
 
     def create(self, name: str, content: bytes) -> None:
-        """Write a file that is not there yet; exclusive as far as the store can be."""
+        """Write a file that does not exist yet, exclusively if the storage supports it."""
         with self._naming(name):
             self._make_parent(name)
             try:
@@ -73,7 +73,7 @@ class RemoteStorage:
                 self._create_by_opening(name, content)
 
     def _create_by_opening(self, name: str, content: bytes) -> None:
-        """For systems that know no exclusive write but do not overwrite when they are told so, such as HDFS."""
+        """Create a file on systems without exclusive writes but with `overwrite=False`, such as HDFS."""
         try:
             if self.exists(name):
                 raise FileExistsError(errno.EEXIST, "File exists", join(self.location, name))
@@ -87,7 +87,7 @@ class RemoteStorage:
             raise
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a file of this machine."""
+        """Upload a local file."""
         with self._naming(name):
             if self.is_object_store:
                 self.system.put_file(str(source), self._path(name))
@@ -96,12 +96,12 @@ class RemoteStorage:
                 self.system.put_file(str(source), draft)
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether a file exists."""
         with self._naming(name):
             return bool(self.system.isfile(self._path(name)))
 
     def find(self, name: str = "") -> dict[str, Stat]:
-        """Every file below a name, sorted."""
+        """Return all files below a name, sorted."""
         with self._naming(name):
             try:
                 found = self.system.find(self._path(name), detail=True)
@@ -112,16 +112,16 @@ class RemoteStorage:
             return dict(sorted((path, stat) for path, stat in stats.items() if path))
 
     def delete(self, name: str) -> None:
-        """Remove a file or a tree."""
+        """Remove a file or a directory tree."""
         with self._naming(name), contextlib.suppress(FileNotFoundError):
             self.system.rm(self._path(name), recursive=True)
 
     def path_of(self, name: str) -> None:
-        """Nowhere on this machine."""
+        """Return None: the files are not local."""
         return None
 
     def below(self, name: str) -> Storage:
-        """The store of what is below a name."""
+        """Return the storage below a name."""
         return RemoteStorage(self.system, self._path(name), join(self.location, name), self.is_object_store)
 
     def _path(self, name: str) -> str:
@@ -133,7 +133,7 @@ class RemoteStorage:
 
     @contextlib.contextmanager
     def _draft(self, name: str) -> Iterator[str]:
-        """Another name to write to; it becomes the right one at the end."""
+        """Yield a temporary name to write to, and rename it afterwards."""
         self._make_parent(name)
         path = self._path(name)
         directory, _, last = path.rpartition("/")
@@ -143,7 +143,7 @@ class RemoteStorage:
             try:
                 self.system.mv(draft, path, overwrite=True)
             except TypeError:
-                # without a way to replace it a reader may find none for a moment
+                # Without an atomic replace, the file is missing for a moment.
                 with contextlib.suppress(FileNotFoundError):
                     self.system.rm(path)
                 self.system.mv(draft, path)
@@ -154,7 +154,7 @@ class RemoteStorage:
 
     @contextlib.contextmanager
     def _naming(self, name: str) -> Iterator[None]:
-        """Errors of the libraries behind fsspec as ours, in one line."""
+        """Convert errors of the libraries behind fsspec to `UnavailableError` in one line."""
         try:
             yield
         except (OSError, ElasticRecError, TypeError, KeyError, AttributeError):
@@ -170,6 +170,6 @@ def _modified(info: dict[str, Any]) -> float:
         if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, int | float):
-            # HDFS counts milliseconds
+            # HDFS reports milliseconds.
             return value / 1000 if value > 1e11 else float(value)
     return 0.0

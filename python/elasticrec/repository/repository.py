@@ -1,6 +1,6 @@
-"""The versions of one model: <root>/<model>/<version>/, their deltas, and CURRENT, which says what is served.
+"""The versions of one model: <root>/<model>/<version>/, their deltas, and CURRENT, which names the served version.
 
-Whoever publishes writes files, then the manifest, which makes them a version, and offers it by CURRENT.
+A publisher writes the files, then the manifest, which commits the version, and finally CURRENT, which offers it.
 """
 
 import contextlib
@@ -34,46 +34,46 @@ CURRENT = "CURRENT"
 PINS = "PINS"
 NEXT = "NEXT"
 STORE = "STORE"
-# Changes of CURRENT and PINS take moments; who holds them longer is dead, which a store knows after a lease.
+# Changes of CURRENT and PINS are short. A holder that crashed is detected after a lease, so wait a little longer.
 _STATE_WAIT_S = LEASE_S + 10.0
-# What is raised of JSON that is not what it should be, however odd.
+# Exceptions of reading damaged JSON.
 DAMAGES = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Current:
-    """What CURRENT says."""
+    """The content of CURRENT."""
 
     version: int
     generation: int
-    """Goes up with every change."""
+    """Increases with every change."""
     is_held: bool = False
-    """After a rollback: nothing newer is offered until `resume`."""
+    """Whether a rollback holds the version: nothing newer is offered until `resume`."""
     wanted: int | None = None
-    """Where a rollback goes to, as long as the store does not have it."""
+    """Target of a rollback that the online store has not loaded yet."""
 
     def encode(self) -> bytes:
-        """`held` and `wanted` only where they are so: the release before does not know them."""
+        """Return the bytes of the file; `held` and `wanted` only if set, because the previous release ignores them."""
         content: dict[str, object] = {"version": self.version, "generation": self.generation}
         content |= {"held": True} if self.is_held else {}
         return json.dumps(content | ({} if self.wanted is None else {"wanted": self.wanted})).encode()
 
 
 class Repository:
-    """The versions of one model, in any store."""
+    """The versions of one model, in any storage."""
 
-    def __init__(self, store: Storage) -> None:
-        """A model at a store; making the object reads nothing."""
-        self.storage = store
+    def __init__(self, storage: Storage) -> None:
+        """Open the model at a storage, without any access yet."""
+        self.storage = storage
         self._check: Check | None = None
-        # Manifests that were read, by their directory: with as many deltas as there are, most of them are known.
-        self._known: dict[str, tuple[Stat, Version]] = {}
+        # Cache of manifests by directory, because a chain has many deltas that never change.
+        self._cache: dict[str, tuple[Stat, Version]] = {}
 
     @classmethod
-    def open(cls, place: str | Path, model: str = "", *, insecure: bool = False) -> "Repository":
-        """A model by the path or URL of its directory, or by that of its repository and its name."""
-        store = open_storage(place, insecure=insecure)
-        return cls(store.below(model) if model else store)
+    def open(cls, location: str | Path, model: str = "", *, insecure: bool = False) -> "Repository":
+        """Open a model by the path or URL of its directory, or of its repository together with its name."""
+        storage = open_storage(location, insecure=insecure)
+        return cls(storage.below(model) if model else storage)
 
     @property
     def location(self) -> str:
@@ -86,7 +86,7 @@ class Repository:
         return self.location.rstrip("/").rpartition("/")[2] or self.location
 
     def directories(self) -> dict[int, str]:
-        """The directory of every complete version by its number, oldest first."""
+        """Return the directory of every complete version by its number, oldest first."""
         found = {}
         for directory in self._manifests():
             number = number_of(directory)
@@ -95,66 +95,70 @@ class Repository:
         return dict(sorted(found.items()))
 
     def _manifests(self) -> dict[str, Stat]:
-        """What the store says of the manifest of every complete version, by its directory."""
+        """Return size and time of the manifest of every complete version, by its directory."""
         files = {file.rpartition("/"): stat for file, stat in self.storage.find().items()}
         found = {parts[0]: stat for parts, stat in files.items() if parts[2] == MANIFEST}
         manifests = {directory: stat for directory, stat in found.items() if number_of(directory) is not None}
-        # a process that publishes for months does not remember all that was ever collected
-        self._known = {directory: known for directory, known in self._known.items() if directory in manifests}
+        # Drop collected versions, so that the cache does not grow for months.
+        self._cache = {directory: known for directory, known in self._cache.items() if directory in manifests}
         return manifests
 
     def versions(self) -> list[int]:
-        """Numbers of the complete versions, oldest first."""
+        """Return the numbers of the complete versions, oldest first."""
         return list(self.directories())
 
     def version(self, number: int) -> Version:
-        """A version by its number, its manifest checked."""
+        """Read a version by its number and check its manifest."""
         directory = self.directories().get(number)
         if directory is None:
-            raise MissingVersionError(f"{self.location}: no version {number}, there are {_listed(self.versions())}")
+            raise MissingVersionError(
+                f"{self.location}: no version {number}, there are {_format_numbers(self.versions())}"
+            )
         return self.read(directory)
 
     def read(self, directory: str) -> Version:
-        """The version in a directory, its manifest checked."""
+        """Read the version in a directory and check its manifest."""
         return decode_version(self.storage.read(f"{directory}/{MANIFEST}"), directory, self.location)
 
-    def _read_known(self, directory: str, manifests: dict[str, Stat]) -> Version:
-        """The version in a directory; a manifest that is as it was is not read again."""
+    def _read_cached(self, directory: str, manifests: dict[str, Stat]) -> Version:
+        """Read the version in a directory; an unchanged manifest comes from the cache."""
         stat = manifests[directory]
-        known = self._known.get(directory)
+        known = self._cache.get(directory)
         if known is None or known[0] != stat:
-            known = self._known[directory] = (stat, self.read(directory))
+            known = self._cache[directory] = (stat, self.read(directory))
         return known[1]
 
     def chain(self, number: int) -> list[Version]:
-        """All that a version is made of, its base first; what is missing is named."""
+        """Return the base of a version and the deltas up to it; raise an error that names a missing one."""
         manifests = self._manifests()
         directories = {number_of(directory): directory for directory in manifests}
         if number not in directories:
-            raise MissingVersionError(f"{self.location}: no version {number}, there are {_listed(self.versions())}")
-        version = self._read_known(directories[number], manifests)
+            raise MissingVersionError(
+                f"{self.location}: no version {number}, there are {_format_numbers(self.versions())}"
+            )
+        version = self._read_cached(directories[number], manifests)
         chain = [version]
         while version.parent is not None:
-            place = join(self.location, version.name)
+            where = join(self.location, version.name)
             for key, wanted in (("base", version.base), ("parent", version.parent)):
                 if wanted not in directories:
-                    raise MissingVersionError(f"{place}: its {key}, version {wanted}, is missing")
-            parent = self._read_known(directories[version.parent], manifests)
+                    raise MissingVersionError(f"{where}: its {key}, version {wanted}, is missing")
+            parent = self._read_cached(directories[version.parent], manifests)
             if parent.base != version.base:
                 raise ModelError(
-                    f"{place}: its parent, version {parent.number}, is of base {parent.base}, not {version.base}"
+                    f"{where}: its parent, version {parent.number}, belongs to base {parent.base}, not {version.base}"
                 )
             version = parent
             chain.insert(0, version)
         return chain
 
     def current(self) -> int | None:
-        """The version that CURRENT names."""
+        """Return the version that CURRENT names, or None."""
         state = self.state()
         return None if state is None else state.version
 
     def state(self) -> Current | None:
-        """What CURRENT says; None before the first offer."""
+        """Return the content of CURRENT; None before the first offer."""
         try:
             content = self.storage.read(CURRENT)
         except FileNotFoundError:
@@ -174,7 +178,7 @@ class Repository:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the model for one publisher; a second one is refused by the name of the first."""
+        """Lock the model for one publisher; raise an error that names the holder if it is locked."""
         with held(self.storage, WRITER, "publishing") as check:
             self._check = check
             try:
@@ -183,18 +187,18 @@ class Repository:
                 self._check = None
 
     def begin(self) -> "Draft":
-        """Begin a version that is whole."""
+        """Begin a base."""
         return self._begin(None, None)
 
     def begin_delta(self, parent: int) -> "Draft":
-        """Begin a delta onto a version that is there."""
+        """Begin a delta of an existing version."""
         return self._begin(self.chain(parent)[0].number, parent)
 
     def _begin(self, base: int | None, parent: int | None) -> "Draft":
-        # one that is damaged would make the version that is about to be written useless
+        # Read CURRENT first: a damaged one must be repaired before a version is written.
         state = self.state()
         number = max([*self._taken(), state.version if state else 0, self._next() - 1]) + 1
-        # before anybody hears of it: a file of one that was given up may come late, and must not get into another
+        # Reserve the number first: a late file of an abandoned version must not get into another one.
         self.storage.write(NEXT, json.dumps({"version": number + 1}).encode())
         path = self.storage.path_of(directory_of(number, base))
         staging = None
@@ -204,17 +208,17 @@ class Repository:
         return Draft(self, number, base, parent, path, staging)
 
     def _taken(self) -> Iterator[int]:
-        """Numbers of versions, complete or not: one that was written by the release before has left no `NEXT`."""
+        """Yield the numbers of all versions, complete or not, because the previous release did not write `NEXT`."""
         names = {"/".join(file.split("/")[:length]) for file in self.storage.find() for length in (1, 3)}
         root = self.storage.path_of("")
         if root is not None:
-            # nothing may be written into a directory yet
+            # `find` does not list empty directories.
             found = [*root.glob("*"), *root.glob("*/deltas/*")]
             names |= {path.relative_to(root).as_posix() for path in found if path.is_dir()}
         yield from (number for name in names if (number := number_of(name)) is not None)
 
     def _next(self) -> int:
-        """The first number that was never given."""
+        """Return the next number that was never used."""
         try:
             content = self.storage.read(NEXT)
         except FileNotFoundError:
@@ -224,7 +228,7 @@ class Repository:
         raise ModelError(f'{join(self.location, NEXT)}: expected {{"version": N}}, the file is damaged; remove it')
 
     def commit(self, draft: "Draft", content: Content, files: dict[str, FileEntry]) -> Version:
-        """Make what was written a version: upload it if need be, and write the manifest last."""
+        """Commit a draft: upload its files if necessary, then write the manifest."""
         format, body = content.body(self.name, draft.number, draft.base, draft.parent)
         for name in files:
             check_file_name(name, join(self.location, draft.name))
@@ -245,9 +249,9 @@ class Repository:
         return decode_version(manifest, draft.name, self.location)
 
     def _store_files(self, draft: "Draft", files: dict[str, FileEntry]) -> None:
-        """Upload what lies here; then every file is where it belongs, with its size and its name on the disk."""
+        """Upload staged files, check that every file exists with its size, and sync directories."""
         for name in files if draft.staging is not None else ():
-            # one that is not here was put there by whoever wrote it
+            # Files that are not staged were uploaded by a shard.
             if (draft.directory / name).is_file():
                 self.storage.put(draft.directory / name, f"{draft.name}/{name}")
         self._check_files(draft.name, files, self.storage.find(draft.name))
@@ -256,24 +260,24 @@ class Repository:
                 sync_directory(directory)
 
     def abandon(self, draft: "Draft") -> None:
-        """Remove what was written of a version that is not to be; with its manifest it is one, whatever happened."""
+        """Remove the files of a draft, unless its manifest was written: then it is a version."""
         draft.is_open = False
         draft.clear_staging()
         if not self.storage.exists(f"{draft.name}/{MANIFEST}"):
             self.storage.delete(draft.name)
 
     def remove(self, directory: str) -> None:
-        """Remove a version: without its manifest the rest is nothing, wherever a crash stops this."""
+        """Remove a version; the manifest goes first, so that a crash leaves no damaged version."""
         self.storage.delete(f"{directory}/{MANIFEST}")
         self.storage.delete(directory)
 
     def offer(self, number: int) -> bool:
-        """Make a complete version the current one; False if a rollback holds the model, or it is not a newer one.
+        """Make a complete version current. Return False if a rollback holds the model or the version is not newer.
 
-        Of two who offer at once the older version may come last: back goes only a rollback.
+        An older version never replaces a newer one, even if two publishers race; only a rollback goes back.
         """
         with self.changing() as check:
-            # nobody collects it meanwhile
+            # The lock excludes garbage collection.
             self.chain(number)
             state = self.state()
             if state is not None and (state.is_held or number <= state.version):
@@ -285,14 +289,14 @@ class Repository:
         return True
 
     def rollback(self, number: int, *, is_loaded: bool = True) -> Current:
-        """Go back to a version that is still there, and hold it until `resume`.
+        """Go back to an existing version, and hold it until `resume`.
 
-        Where the store has to load it first, the roll-out offers it when it has: until then it is only wanted.
+        With `is_loaded=False` the version is only recorded as wanted; the rollout offers it once the store holds it.
         """
         with self.changing() as check:
             if number not in self.directories():
-                there = _listed(self.versions())
-                raise MissingVersionError(f"{self.location}: no version {number}; a rollback takes {there}")
+                there = _format_numbers(self.versions())
+                raise MissingVersionError(f"{self.location}: no version {number}; available: {there}")
             found = self.storage.find()
             for version in self.chain(number):
                 self._check_files(version.name, version.files, found)
@@ -307,7 +311,7 @@ class Repository:
         return current
 
     def complete_rollback(self, number: int) -> bool:
-        """Offer the version that a rollback wants; False if it is not wanted any more."""
+        """Make the target of a rollback current. Return False if the rollback was cancelled."""
         with self.changing() as check:
             state = self.state()
             if state is None or state.wanted != number:
@@ -317,7 +321,7 @@ class Repository:
         return True
 
     def _check_files(self, directory: str, files: dict[str, FileEntry], found: dict[str, Stat]) -> None:
-        """Every file of a version is there with its size."""
+        """Raise an error unless every file of a version exists with its size."""
         for name, entry in files.items():
             stat = found.get(f"{directory}/{name}")
             where = join(self.location, directory, name)
@@ -327,7 +331,7 @@ class Repository:
                 raise ModelError(f"{where}: expected {entry.num_bytes} bytes, got {stat.num_bytes}")
 
     def resume(self) -> Current:
-        """Let new versions be offered again."""
+        """End the hold of a rollback, so that new versions are offered again."""
         with self.changing() as check:
             state = self.state()
             if state is None:
@@ -340,7 +344,7 @@ class Repository:
         return current
 
     def pins(self) -> list[int]:
-        """Versions that are kept until they are unpinned."""
+        """Return the versions that are pinned."""
         try:
             content = self.storage.read(PINS)
         except FileNotFoundError:
@@ -353,17 +357,17 @@ class Repository:
             ) from None
 
     def pin(self, number: int) -> None:
-        """Keep a version and all it is made of."""
+        """Keep a version and its chain until it is unpinned."""
         with self.changing():
             self.chain(number)
             self._write_pins({*self.pins(), number})
 
     def unpin(self, number: int) -> None:
-        """Let a version go with the others of its age."""
+        """Remove the pin of a version."""
         with self.changing():
             pins = self.pins()
             if number not in pins:
-                raise ConfigError(f"{self.location}: version {number} is not pinned; pinned: {_listed(pins)}")
+                raise ConfigError(f"{self.location}: version {number} is not pinned; pinned: {_format_numbers(pins)}")
             self._write_pins(set(pins) - {number})
 
     def _write_pins(self, numbers: set[int]) -> None:
@@ -371,16 +375,16 @@ class Repository:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Check]:
-        """Hold CURRENT, PINS and the collection of old versions for the moment of a change."""
+        """Lock CURRENT, PINS and garbage collection for a change."""
         with held(self.storage, STATE, "changing", wait_s=_STATE_WAIT_S) as check:
             yield check
 
 
 @dataclass
 class Draft:
-    """A version that is being written: files go into `directory`, then `Repository.commit` makes it one.
+    """A version being written: put files into `directory`, then call `Repository.commit`.
 
-    As a context manager it removes what was written where the block ends without a commit.
+    As a context manager it removes the files if the block ends without a commit.
     """
 
     repository: Repository
@@ -388,17 +392,17 @@ class Draft:
     base: int | None
     parent: int | None
     directory: Path
-    """The version's own on a disk of this machine, else one to upload from; `cube/` is there."""
+    """The final directory on a local disk, or a staging directory to upload from; `cube/` exists."""
     staging: Path | None
     is_open: bool = True
 
     @property
     def name(self) -> str:
-        """The directory of the version in that of the model."""
+        """Directory of the version, relative to the model."""
         return directory_of(self.number, self.base)
 
     def clear_staging(self) -> None:
-        """Remove what was only there to be uploaded."""
+        """Remove the staging directory."""
         if self.staging is not None:
             shutil.rmtree(self.staging, ignore_errors=True)
 
@@ -409,13 +413,13 @@ class Draft:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self.is_open:
-            # what went wrong in the block is what matters
+            # The error of the block matters more.
             with contextlib.suppress(OSError):
                 self.repository.abandon(self)
 
 
-def _listed(numbers: list[int], most: int = 12) -> str:
-    """Numbers for people, the newest of many."""
+def _format_numbers(numbers: list[int], most: int = 12) -> str:
+    """Format the newest version numbers for people."""
     if not numbers:
         return "none"
     more = f"{len(numbers) - most} older, " if len(numbers) > most else ""

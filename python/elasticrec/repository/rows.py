@@ -1,4 +1,4 @@
-"""The rows of a version on this machine, its deltas applied to its base."""
+"""Open the rows of a version, with its deltas applied to its base."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from elasticrec.repository.fetch import Fetched
 
 
 def open_rows(fetched: Fetched) -> Any:
-    """The rows, to look up and to list; a `_core.CubeView`."""
+    """Return a view for looking up and listing rows."""
     base, *deltas = [[str(path) for path in fetched.parts(version)] for version in fetched.chain]
     core: Any = _core
     return core.CubeView(base, deltas)

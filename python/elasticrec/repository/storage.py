@@ -1,6 +1,6 @@
-"""Where the files of a repository lie: one small interface, whatever is behind it.
+"""The interface of the storage behind a repository: disk, S3, HDFS or HTTP.
 
-Names are relative to the place of the store, with `/` between their parts. A file is there whole or not at all.
+Names are relative to the location of the storage, with `/` between their parts. A file exists completely or not at all.
 """
 
 import re
@@ -15,62 +15,62 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
 
 @dataclass(frozen=True)
 class Stat:
-    """What a store knows of a file."""
+    """Size and time of a file."""
 
     num_bytes: int
     modified_s: float
-    """Seconds since 1970; 0 where the store does not tell."""
+    """Seconds since 1970; 0 if unknown."""
 
 
 class Storage(Protocol):
-    """The files below one place."""
+    """The files below one location."""
 
     @property
     def location(self) -> str:
-        """The path or URL, as messages show it."""
+        """Path or URL, for messages."""
 
     def read(self, name: str) -> bytes:
-        """All of a file; `FileNotFoundError` if it is not there."""
+        """Return the content of a file; raise `FileNotFoundError` if it does not exist."""
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """The bytes from `start` up to `end`."""
+        """Return the bytes from `start` up to `end`."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a small file in place of the one that may be there: a reader finds the old or the new one."""
+        """Write or replace a small file atomically."""
 
     def create(self, name: str, content: bytes) -> None:
-        """Write a small file that is not there yet; of two who try at once one gets `FileExistsError`."""
+        """Write a small file that does not exist yet; raise `FileExistsError` otherwise, also in a race."""
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a file of this machine."""
+        """Upload a local file."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether a file exists."""
 
     def find(self, name: str = "") -> dict[str, Stat]:
-        """Every file below a name, sorted; none if there is no such thing."""
+        """Return all files below a name, sorted; empty if there is no such directory."""
 
     def delete(self, name: str) -> None:
-        """Remove a file, or all that is below a name; what is not there is no error."""
+        """Remove a file or a directory tree, if it exists."""
 
     def path_of(self, name: str) -> Path | None:
-        """Where a file lies on this machine, if the store is a disk of it."""
+        """Return the local path of a file, or None for remote storage."""
 
     def below(self, name: str) -> "Storage":
-        """The store of what is below a name."""
+        """Return the storage below a name."""
 
 
-def is_url(place: str | Path) -> bool:
-    """Whether a place is a URL, not a path."""
-    return isinstance(place, str) and _URL.fullmatch(place) is not None
+def is_url(location: str | Path) -> bool:
+    """Return whether a location is a URL."""
+    return isinstance(location, str) and _URL.fullmatch(location) is not None
 
 
-def open_storage(place: str | Path, *, insecure: bool = False) -> Storage:
-    """The store at a path or URL; nothing is read or made yet. `insecure`: a token may go over HTTP in clear."""
+def open_storage(location: str | Path, *, insecure: bool = False) -> Storage:
+    """Open the storage at a path or URL, without any access yet. `insecure` allows tokens over plain HTTP."""
     from elasticrec.repository.local import LocalStorage
 
-    text = str(place)
-    match = _URL.fullmatch(text) if isinstance(place, str) else None
+    text = str(location)
+    match = _URL.fullmatch(text) if isinstance(location, str) else None
     if match is None:
         if "://" in text:
             raise ConfigError(f"{text}: expected a path or a URL such as `s3://bucket/models`")
@@ -81,12 +81,12 @@ def open_storage(place: str | Path, *, insecure: bool = False) -> Storage:
         from elasticrec.repository.http import open_http
 
         return open_http(text.rstrip("/"), insecure=insecure)
-    # the disk is what most have, and needs none of it
+    # Imported only when needed, because most repositories are on a disk.
     from elasticrec.repository.remote import open_remote
 
     return open_remote(text.rstrip("/"))
 
 
 def join(*parts: str) -> str:
-    """The name of what lies below others."""
+    """Join non-empty parts of a name."""
     return "/".join(part for part in parts if part)

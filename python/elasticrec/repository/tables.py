@@ -1,4 +1,4 @@
-"""Models and versions as tables for people, and as plain values for JSON."""
+"""Format models and versions as tables for people and as values for JSON."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +12,7 @@ _SHOWN = 8
 
 
 def describe_model(repository: Repository) -> dict[str, Any]:
-    """A model: what is offered, what is pinned, and every version, newest first."""
+    """Return the current version, the pins, and all versions of a model, newest first."""
     state = repository.state()
     pins = repository.pins()
     versions = []
@@ -56,7 +56,7 @@ def _row(version: Version) -> dict[str, Any]:
 
 
 def model_lines(model: dict[str, Any], now: datetime | None = None) -> list[str]:
-    """The table of `models list`."""
+    """Return the lines of `models list`."""
     now = now or datetime.now(UTC)
     held = ", held by a rollback: `models resume` lets new versions be offered" if model["held"] else ""
     if model.get("wanted") is not None:
@@ -96,7 +96,7 @@ def model_lines(model: dict[str, Any], now: datetime | None = None) -> list[str]
 
 
 def age(created: str, now: datetime) -> str:
-    """How long ago, such as `3 min`."""
+    """Return the time since creation, such as `3 min`."""
     try:
         seconds = (now - datetime.fromisoformat(created)).total_seconds()
     except (ValueError, TypeError):
@@ -108,7 +108,7 @@ def age(created: str, now: datetime) -> str:
 
 
 def version_lines(shown: dict[str, Any]) -> list[str]:
-    """The lines of `models show`."""
+    """Return the lines of `models show`."""
     manifest = shown["manifest"]
     table, data = manifest["table"], manifest["data"]
     columns = ", ".join(f"{one['name']} {one['width']}" for one in table["columns"])
@@ -136,7 +136,7 @@ def version_lines(shown: dict[str, Any]) -> list[str]:
 
 
 def difference_lines(a: str, b: str, found: Difference) -> list[str]:
-    """The lines of `models diff`."""
+    """Return the lines of `models diff`."""
     lines = [f"{a} and {b}"]
     for key, (left, right) in found.keys.items():
         lines.append(f"{key}: {_short(left)} → {_short(right)}")
@@ -170,7 +170,7 @@ def _short(value: Any, most: int = 60) -> str:
 
 
 def aligned(rows: list[list[str]], left: tuple[int, ...] = ()) -> list[str]:
-    """Columns under each other; numbers to the right."""
+    """Align columns; right-aligned except for `left`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

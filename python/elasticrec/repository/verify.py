@@ -1,7 +1,4 @@
-"""Whether a version is what its manifest says: its chain, every file's size and checksum, values that are numbers.
-
-And whether this release can read its rows.
-"""
+"""Verify versions: the chain, size and checksum of every file, finite values, and rows that this release can read."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -19,7 +16,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 def verify(repository: Repository, number: int, say: Callable[[str], None] = lambda _: None) -> list[str]:
-    """Everything that is wrong with a version, a line each; empty if nothing is. `say` is told each file."""
+    """Return all problems of a version, one line each. `say` is called with each file."""
     try:
         chain = repository.chain(number)
     except (ModelError, FileNotFoundError) as error:
@@ -36,10 +33,7 @@ def verify(repository: Repository, number: int, say: Callable[[str], None] = lam
 
 
 def unreadable(repository: Repository, number: int) -> list[str]:
-    """What keeps this release from opening the rows of a version whose files are as they were written.
-
-    Of a repository on another machine nothing is read.
-    """
+    """Return why this release cannot open the rows of an intact version; empty if it can, or if they are not local."""
     chain = repository.chain(number)
     paths = [[repository.storage.path_of(f"{version.name}/{name}") for name in version.parts] for version in chain]
     base, *deltas = [[str(path) for path in parts if path is not None] for parts in paths]
@@ -52,16 +46,16 @@ def unreadable(repository: Repository, number: int) -> list[str]:
     version = chain[-1]
     if num_rows != version.rows:
         where = join(repository.location, version.name)
-        return [f"{where}: expected {version.rows} rows, as its manifest says, got {num_rows} in its files"]
+        return [f"{where}: expected {version.rows} rows as in its manifest, got {num_rows}"]
     return []
 
 
-def check_file(store: Storage, name: str, entry: FileEntry) -> str | None:
-    """What is wrong with a file of a store, if anything."""
-    where = join(store.location, name)
+def check_file(storage: Storage, name: str, entry: FileEntry) -> str | None:
+    """Return the problem of a file, or None."""
+    where = join(storage.location, name)
     digest, num_bytes = hashlib.sha256(), 0
     try:
-        for chunk in chunks(store, name):
+        for chunk in chunks(storage, name):
             digest.update(chunk)
             num_bytes += len(chunk)
             if num_bytes > entry.num_bytes:
@@ -76,20 +70,20 @@ def check_file(store: Storage, name: str, entry: FileEntry) -> str | None:
     return None
 
 
-def chunks(store: Storage, name: str, start: int = 0) -> Iterator[bytes]:
-    """A file from `start` on, some at a time."""
-    path = store.path_of(name)
+def chunks(storage: Storage, name: str, start: int = 0) -> Iterator[bytes]:
+    """Yield the content of a file from `start` on, in chunks."""
+    path = storage.path_of(name)
     if path is not None:
         with open(path, "rb") as file:
             file.seek(start)
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
         return
-    stats = store.find(name)
+    stats = storage.find(name)
     if name not in stats:
-        raise FileNotFoundError(2, "No such file or directory", join(store.location, name))
+        raise FileNotFoundError(2, "No such file or directory", join(storage.location, name))
     while start < stats[name].num_bytes:
-        chunk = store.read_range(name, start, min(start + _CHUNK_BYTES, stats[name].num_bytes))
+        chunk = storage.read_range(name, start, min(start + _CHUNK_BYTES, stats[name].num_bytes))
         if not chunk:
             return
         start += len(chunk)
@@ -97,7 +91,7 @@ def chunks(store: Storage, name: str, start: int = 0) -> Iterator[bytes]:
 
 
 def not_finite(version: Version, repository: Repository) -> list[str]:
-    """The tensors of a version whose values are not all numbers."""
+    """Return a line for each tensor of a version with values that are not finite."""
     content = repository.storage.read(f"{version.name}/{DENSE_FILE}")
     return [
         f"{join(repository.location, version.name, DENSE_FILE)}: `{name}` has values that are not finite"
@@ -106,7 +100,7 @@ def not_finite(version: Version, repository: Repository) -> list[str]:
 
 
 def tensors_not_finite(content: bytes, tensors: list[dict[str, object]]) -> list[str]:
-    """Names of the tensors of a flat vector with a value that is not a number; `?` for what no tensor names."""
+    """Return the names of tensors with values that are not finite; `?` for values outside of all tensors."""
     values = np.frombuffer(content[: len(content) // 4 * 4], "<f4")
     if np.isfinite(values).all():
         return []

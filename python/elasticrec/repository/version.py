@@ -1,4 +1,4 @@
-"""What a version is: its number, its place in the model's directory, and what its manifest says."""
+"""Versions: number, directory and manifest."""
 
 import re
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ KIND = "model"
 FORMATS = (1, 2)
 GRAPH_FILE = "graph.onnx"
 DENSE_FILE = "dense.bin"
-# What a reader of the user's own says that read the lines; `data.reader` names its class.
+# Source of a custom reader; `data.reader` in the manifest names its class.
 READER_FILE = "reader.py"
 CUBE = "cube"
-# The graph's one output, f32 [batch, labels].
+# The single output of the graph, f32 [batch, labels].
 OUTPUT = "scores"
 
 _DELTAS = "deltas"
@@ -24,49 +24,49 @@ _NAME = re.compile(rf"([1-9][0-9]{{0,17}})(?:/{_DELTAS}/([1-9][0-9]{{0,17}}))?")
 
 
 class MissingVersionError(ModelError):
-    """A version, or one that it is made of, is not in the repository, or not any more."""
+    """A version, or a part of its chain, is not in the repository."""
 
 
 def directory_of(number: int, base: int | None) -> str:
-    """Where a version lies in the directory of its model: a delta in that of its base."""
+    """Return the directory of a version, relative to the model; deltas are inside their base."""
     return str(number) if base is None else f"{base}/{_DELTAS}/{number}"
 
 
 def number_of(name: str) -> int | None:
-    """The version whose directory this is, if it is one."""
+    """Return the number of the version in a directory, or None if the name is not that of a version."""
     match = _NAME.fullmatch(name)
     return None if match is None else int(match[2] or match[1])
 
 
 def part_name(part: int) -> str:
-    """The name of a part file of the cube."""
+    """Return the name of a part file of the cube."""
     return f"{CUBE}/part-{part:05d}"
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version that is complete: it has a manifest."""
+    """A complete version, which has a manifest."""
 
     number: int
     name: str
-    """Its directory in that of the model."""
+    """Directory, relative to the model."""
     manifest: dict[str, Any]
 
     @property
     def parent(self) -> int | None:
-        """The version that a delta applies to."""
+        """The version that a delta applies to; None for a base."""
         parent: int | None = self.manifest.get("parent")
         return parent
 
     @property
     def base(self) -> int:
-        """The whole version that it goes back to: itself if it is one."""
+        """The base of the chain; the version itself if it is a base."""
         base: int | None = self.manifest["base"]
         return self.number if base is None else base
 
     @property
     def is_delta(self) -> bool:
-        """Whether it needs others."""
+        """Whether it is a delta."""
         return self.manifest["base"] is not None
 
     @property
@@ -77,12 +77,12 @@ class Version:
 
     @property
     def files(self) -> dict[str, FileEntry]:
-        """Its own files by their name in its directory."""
+        """Files of this version by name, without those of its chain."""
         return {name: FileEntry(entry["bytes"], entry["sha256"]) for name, entry in self.manifest["files"].items()}
 
     @property
     def num_bytes(self) -> int:
-        """Size of its own files."""
+        """Total size of its files, without those of its chain."""
         return sum(entry.num_bytes for entry in self.files.values())
 
     @property
@@ -91,16 +91,16 @@ class Version:
         return sorted(name for name in self.manifest["files"] if name.startswith(f"{CUBE}/"))
 
     def parts_of(self, partitions: range | None) -> list[str]:
-        """Those of them that say something of some partitions, or of all."""
+        """Return the part files that hold any of these partitions; all for None."""
         ranges: dict[str, list[int]] | None = self.manifest["table"].get("parts")
         if partitions is None or ranges is None:
             return self.parts
         return [name for name in self.parts if ranges[name][0] < partitions.stop and partitions.start < ranges[name][1]]
 
 
-def decode_version(content: bytes, name: str, place: str) -> Version:
-    """The version of a manifest in the directory `name` of the model at `place`; all that is used of it is checked."""
-    where = f"{join(place, name)}/{MANIFEST}"
+def decode_version(content: bytes, name: str, location: str) -> Version:
+    """Parse and check the manifest in the directory `name` of the model at `location`."""
+    where = f"{join(location, name)}/{MANIFEST}"
     manifest = decode_manifest(content, where, KIND, FORMATS)
     number = number_of(name)
     try:
@@ -113,7 +113,7 @@ def decode_version(content: bytes, name: str, place: str) -> Version:
         for file in version.files:
             check_file_name(file, where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"{where}: a key is missing or of another type: {error}") from None
+        raise ModelError(f"{where}: a key is missing or has the wrong type: {error}") from None
     return version
 
 
@@ -135,9 +135,9 @@ def _check_base(where: str, version: Version) -> None:
         raise ModelError(f"{where}: expected `base` and `parent` or neither, got {base} and {parent}")
     if parent is not None and parent < base:
         raise ModelError(f"{where}: parent: expected {base} or a delta of it, got {parent}")
-    # a directory of another name is a copy; who looks for its base will not find it
+    # A directory with another name is a copy, whose base is not found by name anyway.
     if number_of(version.name) is not None and version.name != directory_of(version.number, base):
-        raise ModelError(f"{where}: base: expected that of its directory, got {base}")
+        raise ModelError(f"{where}: base: expected the base in its directory name, got {base}")
 
 
 def _check_parts(where: str, version: Version) -> None:
@@ -151,12 +151,12 @@ def _check_parts(where: str, version: Version) -> None:
         first, end = bounds
         if type(first) is not int or type(end) is not int or not 0 <= first < end <= table["partitions"]:
             raise ModelError(
-                f"{where}: table.parts: {name}: expected two of 0 to {table['partitions']}, ascending, got {bounds}"
+                f"{where}: table.parts: {name}: expected a range within 0 to {table['partitions']}, got {bounds}"
             )
 
 
 def check_file_name(name: str, where: str) -> None:
-    """A name stays within the directory: plain parts, nothing else."""
+    """Raise an error unless a file name stays within its directory."""
     if name == MANIFEST:
         raise ModelError(f"{where}: files: expected a path within the directory, got {name!r}")
     for part in name.split("/"):
@@ -164,7 +164,7 @@ def check_file_name(name: str, where: str) -> None:
 
 
 def check_part(part: str, where: str, name: str | None = None) -> None:
-    """A part of a name is plain: it leads nowhere else."""
+    """Raise an error unless a part of a file name is plain, without `..` or separators."""
     if part in ("", ".", "..") or any(character in part for character in "/\\\0"):
         shown = part if name is None else name
         raise ModelError(f"{where}: files: expected a path within the directory, got {shown!r}")
@@ -172,40 +172,40 @@ def check_part(part: str, where: str, name: str | None = None) -> None:
 
 @dataclass(frozen=True)
 class Content:
-    """What a version says of itself beside its number and its files; the manifest is made of it."""
+    """The content of a manifest, except for the version number and the files."""
 
     run: str
     checkpoint: str
-    """What it was cut from, in words: the name of a checkpoint, or a step of a running job."""
+    """Name of the checkpoint, or the step or publish of a training in progress."""
     features: dict[str, Any]
     partitions: int
     columns: list[dict[str, Any]]
-    """Name and width of each."""
+    """Name and width of each column."""
     rows: int
-    """Of the whole version."""
+    """Rows of the whole version, also for a delta."""
     inputs: list[str]
-    """Of the graph, in its order."""
+    """Inputs of the graph in order."""
     tensors: list[dict[str, Any]]
     """Name, shape and offset of each tensor in the dense file."""
     metrics: dict[str, Any]
     data: dict[str, Any]
-    """What it was trained on; `until`: up to which time, `reader`: who read its lines."""
+    """Training data: counts, `until` (last complete hour), `reader` (custom reader)."""
     row_type: str = "f32"
     labels: tuple[str, ...] | None = None
-    """Those that the graph gives scores of, where they are not all."""
+    """Labels of the graph's scores; None for all labels."""
     changed: int = 0
-    """Rows of a delta."""
+    """Number of rows in a delta."""
     removed: int = 0
-    """Signs that a delta takes away."""
+    """Number of signs that a delta removes."""
     parts: dict[str, range] | None = None
-    """The partitions of each part file, where there are several: who needs some of them reads only their files."""
+    """Partitions of each part file if there are several, so that a shard fetches only its files."""
 
     def body(self, model: str, number: int, base: int | None, parent: int | None) -> tuple[int, dict[str, Any]]:
-        """The number of the format, and all of the manifest but its files.
+        """Return the format number, and the manifest without its files.
 
-        What format 1 can say is said in it, so that the release before reads it.
+        Format 1 is used whenever it suffices, so that the previous release can read the version.
         """
-        is_first = base is None and self.row_type == "f32" and self.labels is None and self.parts is None
+        is_format_1 = base is None and self.row_type == "f32" and self.labels is None and self.parts is None
         table: dict[str, Any] = {
             "partitions": self.partitions,
             "columns": self.columns,
@@ -226,7 +226,7 @@ class Content:
             "run": self.run,
             "checkpoint": self.checkpoint,
             "base": base,
-            **({} if is_first else {"parent": parent}),
+            **({} if is_format_1 else {"parent": parent}),
             "features": self.features,
             "table": table,
             "graph": graph,
@@ -234,4 +234,4 @@ class Content:
             "metrics": self.metrics,
             "data": self.data,
         }
-        return (1 if is_first else 2), body
+        return (1 if is_format_1 else 2), body

@@ -19,7 +19,7 @@ from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes
 from elasticrec.training.read import unit_split
-from elasticrec.training.remote import RemoteNetwork, network_figures, make_networks
+from elasticrec.training.remote import RemoteNetwork, make_networks, network_figures
 from elasticrec.training.stop import stopping
 from elasticrec.training.strategies import find_strategy
 

@@ -22,7 +22,7 @@ from elasticrec.roles.server_link import ServerLink
 from elasticrec.roles.start import read_start
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import MergeGroup, UnitBatch, split_batches, split_groups
-from elasticrec.training.remote import network_figures, make_networks
+from elasticrec.training.remote import make_networks, network_figures
 from elasticrec.training.strategies import find_strategy
 
 _RETRY_S = 0.2

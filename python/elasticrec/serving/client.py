@@ -1,44 +1,27 @@
-"""The client for threads: named values or lines in, scores out, over a few connections that are kept."""
+"""The client for threads: scores of named values or lines, over reused connections."""
 
 import contextlib
 import os
 import socket
 import threading
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from elasticrec.serving.calls import Calls, Pause, Route, Send, Steps
+from elasticrec.serving.client_base import BaseClient, connection_error
 from elasticrec.serving.protocol import Answer, BrokenError, Exchange, Response, Scores
-from elasticrec.serving.sockets import CONNECTIONS, RETRIES, TIMEOUT_S, broken, check_connections
 
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 16
 
 
-class Client:
-    """Asks one model of one server, from as many threads as want to."""
+class Client(BaseClient["_Connections"]):
+    """Client of one model on one server; may be used by many threads."""
 
-    def __init__(
-        self,
-        url: str,
-        model: str | None = None,
-        *,
-        token: str | None = None,
-        timeout_s: float = TIMEOUT_S,
-        retries: int = RETRIES,
-        ca: str | Path | None = None,
-        connections: int = CONNECTIONS,
-    ) -> None:
-        """`model` may be left out where a server has one. Nothing is sent before the first call.
-
-        `timeout_s` is for a whole call. A server that is away or busy is asked up to `retries` times again. `ca` is a
-        PEM file with the authorities to trust instead of those of the system. Calls beyond `connections` wait.
-        """
-        self._calls = Calls(url, model, token=token, timeout_s=timeout_s, retries=retries, ca=ca)
-        self._pool = _Pool(self._calls, check_connections(connections))
+    def _make_connections(self, limit: int) -> "_Connections":
+        return _Connections(self._calls, limit)
 
     def predict(
         self,
@@ -48,9 +31,9 @@ class Client:
         variant: str | None = None,
         timeout_s: float | None = None,
     ) -> Scores:
-        """Scores `[instances, labels]` of samples given as values by slot and dense name.
+        """Return scores `[instances, labels]` of samples given as values by slot and dense name.
 
-        Where a model has variants, calls of the same `key` get the same one; `variant` names one.
+        If the model has variants, calls with the same `key` use the same variant; `variant` selects one by name.
         """
         return self.ask(instances, key=key, variant=variant, timeout_s=timeout_s).scores
 
@@ -62,7 +45,7 @@ class Client:
         variant: str | None = None,
         timeout_s: float | None = None,
     ) -> Scores:
-        """Scores `[lines, labels]` of lines in the training format, all in one request."""
+        """Return scores `[lines, labels]` of lines in the training format, all in one request."""
         return self.ask_lines(text, key=key, variant=variant, timeout_s=timeout_s).scores
 
     def ask(
@@ -73,7 +56,7 @@ class Client:
         variant: str | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """As `predict`, with the names of the scores and with model, version and variant that gave them."""
+        """Like `predict`, but return the labels, the model, its version and its variant too."""
         return self._run(self._calls.ask(instances, Route(key, variant, timeout_s)))
 
     def ask_lines(
@@ -84,7 +67,7 @@ class Client:
         variant: str | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """As `predict_lines`, with the names of the scores and with model, version and variant that gave them."""
+        """Like `predict_lines`, but return the labels, the model, its version and its variant too."""
         return self._run(self._calls.ask_lines(text, Route(key, variant, timeout_s)))
 
     def explain_line(
@@ -95,29 +78,24 @@ class Client:
         variant: str | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """What the model makes of one line: `signs`, `rows`, `dense`, `scores`, and where the time went."""
+        """Explain the scores of one line: `signs`, `rows`, `dense`, `scores` and `timing_ms`."""
         return self._run(self._calls.explain_line(line, Route(key, variant, timeout_s)))
 
-    @property
-    def where(self) -> str:
-        """Host and port of the server."""
-        return self._calls.where
-
     def models(self, *, timeout_s: float | None = None) -> list[dict[str, Any]]:
-        """The models of the server: `name`, `version`, …"""
+        """Return the models of the server: `name`, `version`, …"""
         return self._run(self._calls.models(timeout_s))
 
     def metadata(self, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """What the server says of the model: `version`, `slots`, `dense`, `labels`, …"""
+        """Return the metadata of the model: `version`, `slots`, `dense`, `labels`, …"""
         return self._run(self._calls.metadata(timeout_s))
 
     def is_ready(self, *, timeout_s: float | None = None) -> bool:
-        """Whether the server is there and can answer now; asked once."""
+        """Return whether the server is ready to answer; without retries."""
         return self._run(self._calls.is_ready(timeout_s))
 
     def close(self) -> None:
-        """Close the connections; calls that are under way end as if it were open."""
-        self._pool.close()
+        """Close the connections; calls in flight are completed."""
+        self._connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -128,28 +106,28 @@ class Client:
         self.close()
 
     def _run(self, steps: Steps[T]) -> T:
-        self._pool.check_open()
+        self._connections.check_open()
         try:
             step = next(steps)
             while True:
                 try:
-                    came = self._do(step)
+                    result = self._do(step)
                 except (BrokenError, TimeoutError) as error:
                     step = steps.throw(error)
                 else:
-                    step = steps.send(came)
+                    step = steps.send(result)
         except StopIteration as end:
             return cast(T, end.value)
 
     def _do(self, step: Send | Pause) -> Response | None:
         if isinstance(step, Send):
-            return self._pool.exchange(step)
+            return self._connections.exchange(step)
         time.sleep(step.seconds)
         return None
 
 
-class _Pool:
-    """Connections: at most so many are open, and those that nobody uses wait for the next request."""
+class _Connections:
+    """A limited number of connections; idle ones are reused."""
 
     def __init__(self, calls: Calls, size: int) -> None:
         self._calls = calls
@@ -160,12 +138,12 @@ class _Pool:
         self._is_closed = False
 
     def check_open(self) -> None:
-        """Refuse a call of a client that was closed."""
+        """Raise an error if the client is closed."""
         if self._is_closed:
             raise RuntimeError(f"client of {self._calls.where}: closed")
 
     def exchange(self, step: Send) -> Response:
-        """One request and its answer."""
+        """Send a request and return the response."""
         if not self._free.acquire(timeout=max(step.deadline - time.monotonic(), 0)):
             raise TimeoutError
         try:
@@ -183,7 +161,7 @@ class _Pool:
     def _take(self, step: Send) -> "_Connection":
         dropped: list[_Connection] = []
         with self._lock:
-            # after a fork the parent goes on with them, and those of a server that closed one are all closed
+            # After a fork the connections belong to the parent. If the server closed one, it closed them all.
             if self._process != os.getpid() or step.fresh:
                 self._process = os.getpid()
                 dropped, self._idle = self._idle, []
@@ -194,13 +172,13 @@ class _Pool:
 
     def _give_back(self, connection: "_Connection") -> None:
         with self._lock:
-            if connection.can_go_on and not self._is_closed:
+            if connection.is_reusable and not self._is_closed:
                 self._idle.append(connection)
                 return
         connection.close()
 
     def close(self) -> None:
-        """Close what is idle now, and the rest when it is given back."""
+        """Close idle connections now, and busy ones after their request."""
         with self._lock:
             self._is_closed = True
             dropped, self._idle = self._idle, []
@@ -209,34 +187,34 @@ class _Pool:
 
 
 class _Connection:
-    """A socket and the HTTP on it."""
+    """A socket and its HTTP state."""
 
     def __init__(self, calls: Calls, deadline: float) -> None:
         self._calls = calls
         self._exchange = Exchange()
-        place = calls.place
+        address = calls.address
         try:
-            self._socket = socket.create_connection((place.host, place.port), timeout=_left(deadline))
+            self._socket = socket.create_connection((address.host, address.port), timeout=_left(deadline))
         except OSError as error:
-            raise broken(error, self._exchange, place.host) from None
+            raise connection_error(error, self._exchange, address.host) from None
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if calls.tls is not None:
                 self._socket.settimeout(_left(deadline))
-                self._socket = calls.tls.wrap_socket(self._socket, server_hostname=place.host)
+                self._socket = calls.tls.wrap_socket(self._socket, server_hostname=address.host)
         except OSError as error:
             self._socket.close()
-            raise broken(error, self._exchange, place.host) from None
+            raise connection_error(error, self._exchange, address.host) from None
 
     @property
-    def can_go_on(self) -> bool:
-        return self._exchange.can_go_on
+    def is_reusable(self) -> bool:
+        return self._exchange.is_reusable
 
     def exchange(self, step: Send) -> Response:
-        """One request and its answer."""
+        """Send a request and return the response."""
         try:
             self._socket.settimeout(_left(step.deadline))
-            # a server that does not want all of it has answered before it closed
+            # A server that rejects a request early answers and closes before it is sent completely.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._socket.sendall(self._exchange.send(step.request))
             response = None
@@ -245,14 +223,14 @@ class _Connection:
                 response = self._exchange.receive(self._socket.recv(_PIECE_BYTES))
             return response
         except (OSError, BrokenError) as error:
-            raise broken(error, self._exchange, self._calls.place.host) from None
+            raise connection_error(error, self._exchange, self._calls.address.host) from None
 
     def close(self) -> None:
         self._socket.close()
 
 
 def _left(deadline: float) -> float:
-    """What a socket may wait; 0 would mean not to wait at all."""
+    """Return the seconds until the deadline; raise `TimeoutError` at 0, which would make the socket non-blocking."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise TimeoutError

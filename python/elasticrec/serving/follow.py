@@ -1,4 +1,4 @@
-"""A variant stays at the version that its repository offers: looked for, fetched, loaded beside the one at work."""
+"""Follow the current version of a variant: poll the repository, fetch a new version, load it, switch to it."""
 
 import time
 from collections.abc import Callable
@@ -12,24 +12,24 @@ from elasticrec.repository.fetch import fetch, prune
 from elasticrec.repository.find import not_a_model
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.plan import Variant
-from elasticrec.serving.reader_source import source_of
-from elasticrec.serving.readers import ReaderPool
+from elasticrec.serving.reader_source import reader_source
+from elasticrec.serving.readers import ReaderProcesses
 
-# A version that could not be loaded is tried again after this, and then twice as long, up to the second.
+# Back-off after a failed load: the first pause and the longest one; it doubles in between.
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
 
 
 @dataclass(frozen=True)
 class ReaderSettings:
-    """How much of a version's own code is run."""
+    """Settings for running a version's custom reader."""
 
     num: int = 0
-    """Processes that read lines; 0: none of it is run."""
+    """Number of reader processes; 0 to run no custom code."""
     timeout_ms: int = 1000
 
 
 class Server(Protocol):
-    """Where versions go: `_core.Server`."""
+    """The prediction server, `_core.Server`."""
 
     def load(
         self,
@@ -44,11 +44,11 @@ class Server(Protocol):
         """Load a version and switch to it."""
 
     def note(self, model: str, variant: str, offered: int, failures: int) -> None:
-        """Tell what should be served, and how often that failed."""
+        """Record for metrics which version should be served and the number of failures."""
 
 
 class Follower:
-    """One variant, look after look."""
+    """Keeps one variant at the current version of its repository."""
 
     def __init__(
         self,
@@ -65,29 +65,29 @@ class Follower:
         self._server, self._cache, self._say = server, cache, say
         self._store, self._lost_as_zero = store, lost_as_zero
         self._reader_settings = readers
-        # Processes that read the lines of the version at work, where those are of a user's own format.
-        self._readers: ReaderPool | None = None
+        # Reader processes of the loaded version, if it has a custom reader.
+        self._readers: ReaderProcesses | None = None
         self._failures, self._attempts, self._again_at = 0, 0, 0.0
         self._failed: int | None = None
         self._problem: str | None = None
 
     @property
     def is_fixed(self) -> bool:
-        """Whether there is nothing to look for."""
+        """Whether the version is fixed, so that there is nothing to poll."""
         return self.variant.fixed is not None
 
     def begin(self) -> None:
-        """Load the first version; what is wrong with it is raised."""
-        offered = self._offered()
+        """Load the first version, or raise an error."""
+        offered = self._target_version()
         if offered is None:
             assert self.variant.repository is not None
             raise self._no_version(self.variant.repository)
         self._load(offered)
 
-    def look(self) -> None:
-        """Go to the version that is offered, if it is another; what goes wrong is said, and tried again."""
+    def poll(self) -> None:
+        """Switch to the current version if it is new. Failures are reported and retried with back-off."""
         try:
-            offered = self._offered()
+            offered = self._target_version()
             self._note(None)
         except (ElasticRecError, OSError) as error:
             self._note(str(error))
@@ -110,11 +110,11 @@ class Follower:
             return UnavailableError(f"{repository.location}: no version is offered yet")
         return ModelError(not_a_model(repository.location))
 
-    def complain(self, error: Exception) -> None:
-        """Say what nobody expected, once."""
+    def report_unexpected(self, error: Exception) -> None:
+        """Report an unexpected exception, once in a row."""
         self._note(f"{type(error).__name__}: {error}")
 
-    def _offered(self) -> Path | int | None:
+    def _target_version(self) -> Path | int | None:
         repository = self.variant.repository
         if self.variant.fixed is not None:
             return self.variant.fixed
@@ -134,8 +134,8 @@ class Follower:
             prune(self.variant.repository, {version}, self._cache)
 
     def _load_with_readers(self, path: Path) -> tuple[int, int]:
-        """Load a version; its readers come and go with it, and stay where the next version has the same."""
-        before, readers = self._readers, self._readers_of(path)
+        """Load a version with its reader processes; a version with the same reader reuses them."""
+        before, readers = self._readers, self._start_readers(path)
         try:
             loaded = self._server.load(
                 self.variant.model,
@@ -154,17 +154,17 @@ class Follower:
             before.retire()
         return loaded
 
-    def _readers_of(self, path: Path) -> ReaderPool | None:
+    def _start_readers(self, path: Path) -> ReaderProcesses | None:
         settings = self._reader_settings
-        source = source_of(path) if settings.num else None
+        source = reader_source(path) if settings.num else None
         if source is None:
             return None
         if self._readers is not None and self._readers.source == source:
             return self._readers
-        return ReaderPool(source, settings.num, settings.timeout_ms, str(self.variant), self._say)
+        return ReaderProcesses(source, settings.num, settings.timeout_ms, str(self.variant), self._say)
 
     def close(self) -> None:
-        """End the readers; nobody asks any longer."""
+        """End the reader processes."""
         if self._readers is not None:
             self._readers.close()
 
@@ -173,7 +173,7 @@ class Follower:
         fetched = fetch(self.variant.repository, number, self._cache, self._say, rows=self._store is None)
         return fetched.directory
 
-    def _fail(self, offered: Path | int, why: str) -> None:
+    def _fail(self, offered: Path | int, reason: str) -> None:
         self._attempts = self._attempts + 1 if offered == self._failed else 1
         self._failed = offered if isinstance(offered, int) else None
         self._failures += 1
@@ -181,7 +181,7 @@ class Follower:
         if isinstance(offered, int):
             self._server.note(self.variant.model, self.variant.name, offered, self._failures)
         if self._attempts == 1:
-            self._say(f"{self.variant}: version {offered} cannot be loaded, {self.version} stays: {why}")
+            self._say(f"{self.variant}: version {offered} cannot be loaded, {self.version} stays: {reason}")
 
     def _note(self, problem: str | None) -> None:
         if problem is not None and problem != self._problem:

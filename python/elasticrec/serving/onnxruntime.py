@@ -1,4 +1,4 @@
-"""The ONNX Runtime library inside its Python wheel, which the server in Rust loads."""
+"""Find the ONNX Runtime library in its Python wheel; the Rust server loads it."""
 
 import importlib.util
 from pathlib import Path
@@ -7,12 +7,14 @@ from elasticrec.errors import ModelError
 
 
 def library_path() -> Path:
-    """Path of the shared library; the wheel is found without importing it."""
+    """Return the path of the shared library without importing the package."""
     spec = importlib.util.find_spec("onnxruntime")
-    places = [] if spec is None else [Path(place) / "capi" for place in spec.submodule_search_locations or ()]
-    for place in places:
-        # libonnxruntime_providers_shared.so lies beside it
-        found = sorted(place.glob("libonnxruntime.so*"))
+    directories = (
+        [] if spec is None else [Path(directory) / "capi" for directory in spec.submodule_search_locations or ()]
+    )
+    for directory in directories:
+        # The pattern excludes libonnxruntime_providers_shared.so.
+        found = sorted(directory.glob("libonnxruntime.so*"))
         if found:
             return found[-1]
     raise ModelError("onnxruntime: expected its library inside the `onnxruntime` package; pip install onnxruntime")

@@ -1,4 +1,4 @@
-"""What a server serves: from a command line or a job to models, their variants, and where each is found."""
+"""Plan what to serve: models and variants from a command line or a job, and the location of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,27 +18,27 @@ Addresses = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the variants of a model, or the only one, which has no name."""
+    """A variant of a model; a model without variants has one with an empty name."""
 
     model: str
-    """What requests call the model."""
+    """Name of the model in requests."""
     name: str
     weight: float
     repository: Repository | None
-    """Where new versions come from; None for a version that lies in no repository."""
+    """Repository of new versions; None for a version outside of a repository."""
     fixed: Path | int | None
-    """The version to stay with: its directory, or its number; None to follow the one that is offered."""
-    place: str
-    """How the user calls it."""
+    """Directory or number of a fixed version; None to follow the current version."""
+    location: str
+    """The model as the user wrote it."""
     addresses: Addresses = ()
-    """The shards that have its rows; none if this process has them."""
+    """Shards of the online store that hold its rows; empty if this process holds them."""
 
     def __str__(self) -> str:
         return f"{self.model}, variant {self.name}" if self.name else self.model
 
 
-def plan_of(models: Sequence[str], job: Job, *, is_given: bool) -> list[Variant]:
-    """What is served: what is named, or what the job says, or, if a job is given, the model of it."""
+def plan_models(models: Sequence[str], job: Job, *, is_given: bool) -> list[Variant]:
+    """Return the variants to serve: of the named models, of `serve.models`, or of a given job's own model."""
     settings = job.serve
     if models:
         served = [one for text in models for one in _expand(text)]
@@ -55,14 +55,16 @@ def plan_of(models: Sequence[str], job: Job, *, is_given: bool) -> list[Variant]
     ]
     names = [variant.model for variant in variants]
     keys = [(variant.model, variant.name) for variant in variants]
-    twice = next((names[at] for at, key in enumerate(keys) if key in keys[:at]), None)
-    if twice is not None:
-        raise ConfigError(f"serve: two models are called `{twice}`, expected names that differ: `serve.models[].name`")
+    duplicate = next((names[at] for at, key in enumerate(keys) if key in keys[:at]), None)
+    if duplicate is not None:
+        raise ConfigError(
+            f"serve: two models are called `{duplicate}`, expected distinct names (`serve.models[].name`)"
+        )
     return variants
 
 
 def _expand(text: str) -> list[ServedModel]:
-    """A model, or all models of a repository."""
+    """Return a model, or all models of a repository."""
     if not is_pack(text) and (is_url(text) or Path(text).is_dir()) and not (Path(text) / MANIFEST).is_file():
         repository = Repository.open(text)
         if repository.state() is None and not repository.versions() and (names := models_in(repository.storage)):
@@ -81,7 +83,7 @@ def _variant(model: str | None, name: str, weight: float, text: str, addresses: 
         fetched = find_chain(text)
         own = str(fetched.version.manifest["model"])
         return Variant(model or own, name, weight, None, fetched.directory, text, addresses)
-    place = open_model(text)
-    # a pack has one version, which is its current one
-    number = place.version() if is_pack(text) else place.number
-    return Variant(model or place.repository.name, name, weight, place.repository, number, text, addresses)
+    reference = open_model(text)
+    # A pack has a single version, which is the current one.
+    number = reference.version() if is_pack(text) else reference.number
+    return Variant(model or reference.repository.name, name, weight, reference.repository, number, text, addresses)

@@ -1,4 +1,4 @@
-"""`elasticrec serve` in a process of its own on a free port, as the demo, the benchmarks and the tests start it."""
+"""Run `elasticrec serve` as a process on a free port, for the demo, benchmarks and tests."""
 
 import os
 import re
@@ -12,13 +12,13 @@ from typing import IO
 
 from elasticrec.errors import UnavailableError
 
-# What `serve_model` says when it is ready.
+# The line that `elasticrec serve` prints when it is ready.
 _READY = re.compile(r"^serving (\S+) version (\d+) .* on (https?://[^/]+)/")
 
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A server that answers."""
+    """A running server."""
 
     process: "subprocess.Popen[str]"
     model: str
@@ -32,12 +32,12 @@ class ServerProcess:
 
     @property
     def predict_path(self) -> str:
-        """Where it takes samples."""
+        """Path for predictions."""
         return f"/v1/models/{self.model}:predict"
 
     @property
     def predict_url(self) -> str:
-        """The same with the server's address."""
+        """URL for predictions."""
         return f"{self.url}{self.predict_path}"
 
 
@@ -49,7 +49,7 @@ def server_process(
     stderr: IO[str] | int | None = None,
     say: Callable[[str], object] = lambda _: None,
 ) -> Iterator[ServerProcess]:
-    """`elasticrec serve …`, ready when the block begins, ended after it; `say` is told each line that it prints."""
+    """Yield `elasticrec serve …` once it is ready, and end it after the block; `say` receives each line it prints."""
     command = [sys.executable, "-u", "-m", "elasticrec.cli", "serve", *arguments, "--port", "0"]
     process = subprocess.Popen(
         command, cwd=cwd, env=os.environ | (env or {}), stdout=subprocess.PIPE, stderr=stderr, text=True
@@ -70,4 +70,4 @@ def _ready(process: "subprocess.Popen[str]", output: IO[str], say: Callable[[str
         say(line.rstrip("\n"))
         if match := _READY.search(line):
             return ServerProcess(process, match[1], int(match[2]), match[3])
-    raise UnavailableError(f"serve: the server ended with code {process.wait()} before it served")
+    raise UnavailableError(f"serve: the server ended with code {process.wait()} before it was ready")

@@ -1,4 +1,4 @@
-"""What the clients say to a server and how its answers are read, without a socket: paths, headers, bodies, errors."""
+"""The clients' side of the HTTP protocol without sockets: paths, headers, bodies, errors."""
 
 import json
 import math
@@ -19,7 +19,7 @@ Headers = dict[str, str]
 KEY = "elasticrec-key"
 VARIANT = "elasticrec-variant"
 TIMEOUT_MS = "elasticrec-timeout-ms"
-# A server takes no more than an hour.
+# The largest timeout that a server accepts.
 _MAX_TIMEOUT_MS = 3_600_000
 _RETRY_AFTER = "retry-after"
 
@@ -38,30 +38,30 @@ _CLOSED = "the connection was closed"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a server is."""
+class ServerAddress:
+    """Address of a server."""
 
     host: str
     port: int
     has_tls: bool
     prefix: str
-    """What stands before its paths, if something in between gives it one."""
+    """Path prefix, if a proxy adds one."""
 
     @property
     def where(self) -> str:
-        """What errors call it."""
+        """Host and port, for errors."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def of(cls, url: str) -> "Place":
-        """The place that a URL names."""
+    def of(cls, url: str) -> "ServerAddress":
+        """Parse a URL."""
         try:
             parts = urlsplit(url)
-            usual = _PORTS.get(parts.scheme)
-            port = usual if parts.port is None else parts.port
-            strange = parts.query or parts.fragment or "@" in parts.netloc or any(c.isspace() for c in url)
+            default = _PORTS.get(parts.scheme)
+            port = default if parts.port is None else parts.port
+            has_extras = parts.query or parts.fragment or "@" in parts.netloc or any(c.isspace() for c in url)
             host = (parts.hostname or "").encode("idna").decode()
-            if usual and port and host and not strange:
+            if default and port and host and not has_extras:
                 return cls(host, port, parts.scheme == "https", quote(parts.path.rstrip("/"), safe="/%"))
         except ValueError:
             pass
@@ -70,7 +70,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked."""
+    """A request of a client."""
 
     method: str
     path: str
@@ -80,7 +80,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """What came back; names of headers are in lower case."""
+    """The response of a server; names of headers are in lower case."""
 
     status: int
     headers: Headers
@@ -88,32 +88,33 @@ class Response:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the same request may be answered a little later."""
+        """Whether a retry may succeed."""
         return self.status in _BUSY
 
     @property
     def retry_after_s(self) -> float:
-        """How long the server wants to be left alone; a date, which proxies may send, is not read."""
+        """Seconds in the header `Retry-After`, else 0; dates, which proxies may send, are ignored."""
         value = self.headers.get(_RETRY_AFTER, "")
         return float(value) if value.isdecimal() else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The scores of a request and who gave them."""
+    """The scores of a request, and the model that computed them."""
 
     scores: Scores
     """`[samples, labels]`."""
     labels: tuple[str, ...]
     model: str
     version: int | None
-    """None where a server says nothing of it, as is the variant of a model that has none."""
+    """None if the server does not report it."""
     variant: str | None
+    """None for a model without variants."""
 
 
-def base_headers(place: Place, token: str | None) -> Headers:
-    """What every request to a place carries."""
-    headers = {"host": place.where, "accept": "application/json"}
+def base_headers(address: ServerAddress, token: str | None) -> Headers:
+    """Return the headers of every request to a server."""
+    headers = {"host": address.where, "accept": "application/json"}
     if token is not None:
         if not token or not all("!" <= character <= "~" for character in token):
             raise ConfigError("token: expected visible ASCII without spaces, got something else")
@@ -122,7 +123,7 @@ def base_headers(place: Place, token: str | None) -> Headers:
 
 
 def routing_headers(key: str | int | None, variant: str | None) -> Headers:
-    """Which variant of a model is to answer: the one of a key, or one by its name."""
+    """Return the headers that select a variant, by key or by name."""
     headers = {}
     for name, header, value in (("key", KEY, key), ("variant", VARIANT, variant)):
         if value is None:
@@ -137,27 +138,27 @@ def routing_headers(key: str | int | None, variant: str | None) -> Headers:
 
 
 def timeout_header(left_s: float) -> Headers:
-    """Tells the server how long somebody waits, so that it drops what nobody waits for."""
+    """Return the header with the remaining time, so that the server drops expired requests."""
     return {TIMEOUT_MS: str(min(max(int(left_s * 1000), 1), _MAX_TIMEOUT_MS))}
 
 
 def model_path(model: str) -> str:
-    """Path of a model."""
+    """Return the path of a model."""
     return f"{MODELS_PATH}/{quote(model, safe='')}"
 
 
 def get(path: str) -> Request:
-    """A question without a body."""
+    """Return a GET request."""
     return Request("GET", path, {})
 
 
 def predict_lines(model: str, *, text: bytes, headers: Headers) -> Request:
-    """Ask for the scores of lines in the training format."""
+    """Return a request for the scores of lines in the training format."""
     return _predict(model, text, {"content-type": "text/plain", **headers})
 
 
 def predict_instances(model: str, *, instances: list[dict[str, Any]], headers: Headers) -> Request:
-    """Ask for the scores of samples given as values by slot and dense name."""
+    """Return a request for the scores of samples given as values by slot and dense name."""
     try:
         body = json.dumps({"instances": instances}, allow_nan=False, default=_plain).encode()
     except (TypeError, ValueError) as error:
@@ -166,7 +167,7 @@ def predict_instances(model: str, *, instances: list[dict[str, Any]], headers: H
 
 
 def explain_line(model: str, *, line: bytes, headers: Headers) -> Request:
-    """Ask what a model makes of one line."""
+    """Return a request to explain one line."""
     return Request("POST", f"{model_path(model)}:explain", {"content-type": "text/plain", **headers}, line)
 
 
@@ -175,14 +176,14 @@ def _predict(model: str, body: bytes, headers: Headers) -> Request:
 
 
 def _plain(value: object) -> object:
-    """Numbers and arrays of numpy as JSON has them."""
+    """Convert numpy values for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"got a value of type {type(value).__name__}")
 
 
 def read_json(where: str, path: str, response: Response) -> Any:
-    """The content of a good answer; any other is raised."""
+    """Return the JSON of a response with status 200; raise an error for any other response."""
     try:
         content = json.loads(response.body)
     except (ValueError, RecursionError):
@@ -196,13 +197,13 @@ def read_json(where: str, path: str, response: Response) -> Any:
 
 
 def refusal(where: str, response: Response) -> ElasticRecError:
-    """The error that an answer other than 200 is."""
+    """Return the error for a response with a status other than 200."""
     kind = SampleError if response.status in _NOT_SAMPLES else UnavailableError
     return kind(f"{where}: {response.status}: {reason_of(response)}")
 
 
 def reason_of(response: Response) -> str:
-    """Why an answer is not 200: as our server says it, or as something in between does."""
+    """Return the reason in an error response, from our server or from a proxy."""
     try:
         content = json.loads(response.body)
         reason = content.get("error") if isinstance(content, dict) else None
@@ -213,23 +214,23 @@ def reason_of(response: Response) -> str:
     return text[:_SHOWN_CHARACTERS] if text.isprintable() and text else "no reason given"
 
 
-def not_ours(where: str) -> UnavailableError:
-    """The error that an answer of another form is."""
-    return UnavailableError(f"{where}: not a prediction server, expected an answer of another form")
+def unexpected_format(where: str) -> UnavailableError:
+    """Return the error for a response in an unexpected format."""
+    return UnavailableError(f"{where}: unexpected response format, not a prediction server")
 
 
 def read_models(where: str, response: Response) -> list[dict[str, Any]]:
-    """The models of a server, each with its name."""
+    """Return the models of a server."""
     content = read_json(where, MODELS_PATH, response)
     models = content.get("models") if isinstance(content, dict) else None
     if not isinstance(models, list) or not all(isinstance(one, dict) and "name" in one for one in models):
-        raise not_ours(where)
+        raise unexpected_format(where)
     return models
 
 
 def only_model(where: str, models: list[dict[str, Any]]) -> str:
-    """The name of the model of a server that has one."""
-    # variants of a model have its name
+    """Return the name of the only model of a server."""
+    # Variants of a model share its name.
     names = list(dict.fromkeys(str(model["name"]) for model in models))
     if not names:
         raise UnavailableError(f"{where}: no model is ready yet")
@@ -239,25 +240,25 @@ def only_model(where: str, models: list[dict[str, Any]]) -> str:
 
 
 def read_metadata(where: str, model: str, response: Response) -> dict[str, Any]:
-    """What a server says of a model."""
+    """Return the metadata of a model."""
     content = read_json(where, model_path(model), response)
     if not isinstance(content, dict) or not isinstance(content.get("labels"), list):
-        raise not_ours(where)
+        raise unexpected_format(where)
     return content
 
 
 def read_explanation(where: str, model: str, response: Response) -> dict[str, Any]:
-    """What a server says of a sample."""
+    """Return the explanation of a sample."""
     content = read_json(where, model_path(model), response)
     if not isinstance(content, dict) or not {"signs", "offsets", "rows", "dense", "scores", "timing_ms"} <= set(
         content
     ):
-        raise not_ours(where)
+        raise unexpected_format(where)
     return content
 
 
 def read_answer(where: str, model: str, response: Response) -> Answer:
-    """The scores of an answer; one without samples has no labels."""
+    """Return the scores of a response; a response without samples has no labels."""
     content = read_json(where, model_path(model), response)
     try:
         predictions: list[dict[str, float]] = content["predictions"]
@@ -275,42 +276,42 @@ def read_answer(where: str, model: str, response: Response) -> Answer:
             content.get("variant") or response.headers.get(VARIANT),
         )
     except (AttributeError, LookupError, TypeError, ValueError):
-        raise not_ours(where) from None
+        raise unexpected_format(where) from None
 
 
 def check_seconds(name: str, value: float) -> float:
-    """A time that something may take."""
+    """Return a duration after checking it."""
     if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise ConfigError(f"{name}: expected a number of seconds above 0, got {value!r}")
     return float(value)
 
 
 class Exchange:
-    """HTTP/1.1 on one connection, one request after the other: bytes to send, and answers from bytes that came."""
+    """HTTP/1.1 on one connection: converts requests to bytes, and received bytes to responses."""
 
     def __init__(self) -> None:
         self._http = h11.Connection(h11.CLIENT)
         self._response: h11.Response | None = None
         self._body: list[bytes] = []
         self.num_answered = 0
-        """Requests that were answered before the one at hand."""
-        self.has_heard = False
-        """Whether something of the answer at hand has come."""
+        """Requests answered before the current one."""
+        self.has_received = False
+        """Whether a part of the current response was received."""
 
     def send(self, request: Request) -> bytes:
-        """The bytes of a request."""
+        """Return the bytes of a request."""
         headers = [(name.encode(), value.encode()) for name, value in request.headers.items()]
         if request.body or request.method == "POST":
             headers.append((b"content-length", str(len(request.body)).encode()))
-        self._response, self._body, self.has_heard = None, [], False
+        self._response, self._body, self.has_received = None, [], False
         head = self._http.send(h11.Request(method=request.method, target=request.path, headers=headers))
         body = self._http.send(h11.Data(data=request.body)) if request.body else b""
         return (head or b"") + (body or b"") + (self._http.send(h11.EndOfMessage()) or b"")
 
     def receive(self, data: bytes) -> Response | None:
-        """The answer once it is whole; no bytes mean that the other end has closed. `BrokenError` if it is none."""
-        if not self.has_heard:
-            self.has_heard = bool(data)
+        """Return the response once it is complete; empty `data` ends the stream. Raise `BrokenError` for bad data."""
+        if not self.has_received:
+            self.has_received = bool(data)
             _check_start(data)
         try:
             self._http.receive_data(data)
@@ -334,30 +335,30 @@ class Exchange:
         headers = {name.decode().lower(): value.decode("utf-8", "replace") for name, value in self._response.headers}
         response = Response(self._response.status_code, headers, b"".join(self._body))
         self.num_answered += 1
-        if self.can_go_on:
+        if self.is_reusable:
             self._http.start_next_cycle()
         return response
 
     @property
-    def can_go_on(self) -> bool:
-        """Whether another request may follow on the connection."""
+    def is_reusable(self) -> bool:
+        """Whether the connection can be used for another request."""
         return self._http.our_state in (h11.DONE, h11.IDLE) and self._http.their_state in (h11.DONE, h11.IDLE)
 
 
 def _check_start(data: bytes) -> None:
-    """Refuse what does not begin as HTTP does, without waiting for more of it."""
+    """Raise `BrokenError` for data that does not begin like HTTP, without waiting for more."""
     if data.startswith(_TLS_ALERT):
-        raise BrokenError("it speaks TLS: expected https://, got http://", is_final=True)
+        raise BrokenError("the server uses TLS: expected https://, got http://", is_final=True)
     if not data.startswith(_HTTP[: len(data)]):
         raise BrokenError(f"expected HTTP, got {data[:_SHOWN_CHARACTERS]!r}")
 
 
 class BrokenError(Exception):
-    """A connection that gave no answer."""
+    """A connection failed before the response was complete."""
 
     def __init__(self, reason: str, *, was_kept: bool = False, is_final: bool = False) -> None:
         super().__init__(reason)
         self.was_kept = was_kept
-        """Whether it had answered before, and nothing came since: servers close connections that idle."""
+        """Whether the connection was reused and nothing was received: servers close idle connections."""
         self.is_final = is_final
-        """Whether another attempt would end like this one."""
+        """Whether a retry is pointless."""

@@ -1,7 +1,7 @@
-"""A process that runs the reader of a version: lines come in, batches go out, both over its standard input, a socket.
+"""The reader process of a version: receives lines and sends batches over its standard input, a socket.
 
-Started as `python -m elasticrec.serving.reader` by `elasticrec.serving.readers`; it ends with that socket. The frames
-are those of `crates/serve/src/readers.rs`.
+`readers.py` starts it as `python -m elasticrec.serving.reader`; it ends when the socket is closed. The frames are
+defined in `crates/serve/src/readers.rs`.
 """
 
 import os
@@ -21,12 +21,12 @@ from elasticrec.serving.reader_source import ReaderSource
 LENGTH = struct.Struct("<I")
 ANSWER = struct.Struct("<BI")
 BATCH, REFUSED = 0, 1
-# What is said of a line; the server shows less of it.
+# Longest error message; the server truncates it further.
 _MESSAGE_BYTES = 4096
 
 
 def encode_batch(batch: _core.Batch) -> bytes:
-    """A batch for the scorers: counts, signs, offsets and dense values, all little-endian."""
+    """Encode a batch for the scorers: counts, signs, offsets and dense values, all little-endian."""
     signs, offsets = batch.signs, batch.offsets
     head = struct.pack("<II", batch.num_samples, len(signs))
     arrays = (signs.astype("<u8"), offsets.astype("<u4"), batch.dense.astype("<f4"))
@@ -34,12 +34,12 @@ def encode_batch(batch: _core.Batch) -> bytes:
 
 
 def main() -> None:
-    """Answer until the server closes the socket."""
-    # the server decides when: it answers what it has accepted before it goes
+    """Answer requests until the server closes the socket."""
+    # Ignore signals: the server ends this process after it has answered all accepted requests.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=os.dup(0))
-    # what the user's code reads must not be taken from the frames
+    # Replace standard input, so that custom code cannot read frames from it.
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     if sys.stdout is not None:
@@ -52,9 +52,9 @@ def main() -> None:
 
 
 def _end_with(link: socket.socket) -> None:
-    """End the process with its socket, also while the user's code is at work."""
+    """End the process when the socket is closed, even while custom code runs."""
     poller = select.poll()
-    # a hang-up is told without being asked for
+    # A hang-up is reported even with an empty event mask.
     poller.register(link, 0)
     poller.poll()
     os._exit(0)
@@ -81,7 +81,7 @@ def _serve(link: socket.socket) -> None:
 
 
 def _read(frames: IO[bytes]) -> bytes:
-    """The next frame; `EOFError` where there is none."""
+    """Read the next frame; raise `EOFError` at the end."""
     head = frames.read(LENGTH.size)
     if len(head) < LENGTH.size:
         raise EOFError

@@ -1,4 +1,4 @@
-"""The reader that a version carries: named by its manifest and checked; whoever has it may run it, or not."""
+"""Load the source of a version's custom reader and verify it; the code is not run here."""
 
 import hashlib
 import json
@@ -15,22 +15,22 @@ from elasticrec.repository.version import READER_FILE
 
 @dataclass(frozen=True)
 class ReaderSource:
-    """A reader of the user's own, and what it reads for."""
+    """A custom reader and the features that it reads."""
 
     spec: str
     """File and class, such as `reader.py:MyReader`."""
     source: bytes
-    """What the file says."""
+    """Content of the file."""
     features: str
-    """Feature handling of the version, JSON."""
+    """Features of the version, JSON."""
 
     def line_reader(self, *, labels: bool = False) -> LineReader:
-        """Run the file and make a reader; what goes wrong in it is told with its line."""
+        """Run the file and create the reader; errors name the line of the file."""
         return LineReader(self.spec, self.source, _core.Parser(self.features), labels=labels)
 
 
-def source_of(directory: Path) -> ReaderSource | None:
-    """The reader of a version; None for a format that needs none, and for one that was published without it."""
+def reader_source(directory: Path) -> ReaderSource | None:
+    """Return the custom reader of a version, or None if it has none."""
     where = directory / MANIFEST
     version = find_chain(directory).version
     features, entry = version.manifest["features"], version.files.get(READER_FILE)

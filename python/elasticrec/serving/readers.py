@@ -1,4 +1,4 @@
-"""Processes that run the reader of a version: started, watched, started again; the server talks to them by itself."""
+"""Start, supervise and restart the processes that run a version's custom reader; the server talks to them directly."""
 
 import pickle
 import signal
@@ -15,20 +15,20 @@ from elasticrec.errors import ModelError
 from elasticrec.serving.reader import ANSWER, BATCH, LENGTH
 from elasticrec.serving.reader_source import ReaderSource
 
-# The user's code is imported and the reader made in this time.
+# Time limit for importing custom code and creating the reader.
 _START_S = 60.0
-# One that lived so long may have bad luck; one that did not has a reason to end, and the next one comes later.
+# A process that ran this long is restarted at once; earlier deaths are restarted with back-off.
 _STABLE_S = 10.0
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
-# How often a process is looked at, and how long those of an old version may take for its last requests.
-_LOOK_S = 0.1
-_LEAVE_S = 60.0
+# Polling interval of a process, and time limit for the last requests of an old version.
+_POLL_S = 0.1
+_DRAIN_S = 60.0
 
 Say = Callable[[str], None]
 
 
-class ReaderPool:
-    """The processes of one reader."""
+class ReaderProcesses:
+    """The processes of one custom reader."""
 
     def __init__(self, source: ReaderSource, num: int, timeout_ms: int, name: str, say: Say) -> None:
         self.source = source
@@ -37,26 +37,26 @@ class ReaderPool:
         self._lock = threading.Lock()
         self._lost: set[int] = set()
         self._ending, self._killing = threading.Event(), threading.Event()
-        self._told = ""
-        self._seats = [_Seat(self) for _ in range(num)]
+        self._last_problem = ""
+        self._supervisors = [_Supervisor(self) for _ in range(num)]
         try:
             with ThreadPoolExecutor(num) as executor:
-                for _ in executor.map(_Seat.start, self._seats):
+                for _ in executor.map(_Supervisor.start, self._supervisors):
                     pass
         except BaseException:
             self.close()
             raise
-        for seat in self._seats:
-            seat.thread.start()
+        for supervisor in self._supervisors:
+            supervisor.thread.start()
 
     @property
     def core(self) -> _core.Readers:
-        """What the server asks."""
-        assert self._core is not None, "a pool that was let go reads nothing"
+        """The object through which the server uses the processes."""
+        assert self._core is not None, "retired processes are not used"
         return self._core
 
     def retire(self) -> None:
-        """Let the processes go with the last request of their version: the server closes their sockets."""
+        """End the processes after the last request of their version: the server closes their sockets."""
         with self._lock:
             self._core = None
         self._ending.set()
@@ -65,16 +65,16 @@ class ReaderPool:
         """End the processes now."""
         self.retire()
         self._killing.set()
-        for seat in self._seats:
-            seat.end()
+        for supervisor in self._supervisors:
+            supervisor.end()
 
     def admit(self, link: socket.socket) -> int | None:
-        """Give a process that is ready to the server; None if nobody wants it any longer."""
+        """Hand a ready process to the server. Return its number, or None after `retire`."""
         with self._lock:
             return None if self._core is None else self._core.add(link)
 
     def is_lost(self, number: int) -> bool:
-        """Whether the server has given a process up."""
+        """Return whether the server has given up a process."""
         with self._lock:
             if self._core is not None:
                 self._lost.update(self._core.lost())
@@ -82,49 +82,49 @@ class ReaderPool:
             self._lost.discard(number)
             return found
 
-    def tell(self, what: str, *, anew: bool = False) -> None:
-        """Say what goes wrong, once in a row unless it is something new."""
+    def report(self, problem: str, *, repeat: bool = False) -> None:
+        """Report a problem, unless it repeats the last one."""
         with self._lock:
-            is_new, self._told = anew or what != self._told, what
+            is_new, self._last_problem = repeat or problem != self._last_problem, problem
         if is_new:
-            self._say(f"{self._name}: {what}")
+            self._say(f"{self._name}: {problem}")
 
     @property
     def is_ending(self) -> bool:
-        """Whether no process is started any more."""
+        """Whether no further processes are started."""
         return self._ending.is_set()
 
-    def rest(self, seconds: float) -> bool:
-        """Wait; true once the pool ends."""
+    def pause(self, seconds: float) -> bool:
+        """Wait; return true once the processes are ending."""
         return self._ending.wait(seconds)
 
-    def left(self, since: float) -> bool:
-        """Whether a process has had its time to go."""
-        return self._killing.is_set() or time.monotonic() - since > _LEAVE_S
+    def is_overdue(self, since: float) -> bool:
+        """Return whether the time limit of an ending process is over."""
+        return self._killing.is_set() or time.monotonic() - since > _DRAIN_S
 
 
-class _Seat:
-    """A place for a process, and the thread that keeps it taken."""
+class _Supervisor:
+    """Keeps one process running: a thread restarts it when it ends."""
 
-    def __init__(self, pool: ReaderPool) -> None:
-        self._pool = pool
+    def __init__(self, owner: ReaderProcesses) -> None:
+        self._owner = owner
         self._process: subprocess.Popen[bytes] | None = None
         self._number: int | None = None
         self._started = 0.0
         self.thread = threading.Thread(target=self._keep, daemon=True)
 
     def start(self) -> None:
-        """Start a process and give it to the server once its reader is made; what is wrong with that is raised."""
+        """Start a process, wait for its reader and hand it to the server; raise an error if that fails."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                # what the user's code prints goes to the log
+                # Output of custom code goes to the log.
                 command = [sys.executable, "-m", "elasticrec.serving.reader"]
                 self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2)
             try:
                 self._greet(ours)
                 ours.settimeout(None)
-                self._number = self._pool.admit(ours)
+                self._number = self._owner.admit(ours)
             except BaseException:
                 self.end()
                 raise
@@ -132,22 +132,24 @@ class _Seat:
 
     def _greet(self, link: socket.socket) -> None:
         assert self._process is not None
-        spec = self._pool.source.spec
+        spec = self._owner.source.spec
         link.settimeout(_START_S)
-        setup = pickle.dumps(self._pool.source)
+        setup = pickle.dumps(self._owner.source)
         try:
             link.sendall(LENGTH.pack(len(setup)) + setup)
             status, length = ANSWER.unpack(_receive(link, ANSWER.size))
             message = _receive(link, length)
         except TimeoutError:
-            raise ModelError(f"{spec}: no reader in {_START_S:.0f} s") from None
+            raise ModelError(f"{spec}: the reader was not ready within {_START_S:.0f} s") from None
         except (EOFError, OSError):
-            raise ModelError(f"{spec}: its process ended ({_how(self._process)}) before there was a reader") from None
+            raise ModelError(
+                f"{spec}: the reader process ended ({_exit_reason(self._process)}) before it was ready"
+            ) from None
         if status != BATCH:
             raise ModelError(message.decode("utf-8", "replace"))
 
     def end(self) -> None:
-        """End the process now."""
+        """Kill the process."""
         process = self._process
         if process is not None:
             process.kill()
@@ -155,34 +157,34 @@ class _Seat:
 
     def _keep(self) -> None:
         failures = 0
-        while self._stays():
+        while self._wait_for_end():
             lived = time.monotonic() - self._started
             process = self._process
             assert process is not None
-            how = _how(process)
+            reason = _exit_reason(process)
             failures = 0 if lived > _STABLE_S else failures + 1
-            then = "another is started" if failures <= 1 else "the next ones come later and later"
-            self._pool.tell(f"a reader process ended ({how}), {then}", anew=not failures)
-            while not self._pool.rest(_pause_s(failures)):
+            then = "restarting it" if failures <= 1 else "restarting it with back-off"
+            self._owner.report(f"a reader process ended ({reason}), {then}", repeat=not failures)
+            while not self._owner.pause(_pause_s(failures)):
                 try:
                     self.start()
                     break
                 except (ModelError, OSError) as error:
                     failures += 1
-                    self._pool.tell(f"a reader process cannot be started, it is tried again: {error}")
+                    self._owner.report(f"a reader process cannot be started, retrying: {error}")
         self._leave()
 
-    def _stays(self) -> bool:
-        """Wait for the end of the process, or of the pool: false."""
+    def _wait_for_end(self) -> bool:
+        """Wait until the process ends (return true) or all processes are ending (return false)."""
         process = self._process
         assert process is not None
-        while not self._pool.is_ending:
-            if self._number is not None and self._pool.is_lost(self._number):
-                # its socket is closed, but it may be anywhere in the user's code
+        while not self._owner.is_ending:
+            if self._number is not None and self._owner.is_lost(self._number):
+                # The server closed its socket, but custom code may still run.
                 process.kill()
             try:
-                process.wait(_LOOK_S)
-                return not self._pool.is_ending
+                process.wait(_POLL_S)
+                return not self._owner.is_ending
             except subprocess.TimeoutExpired:
                 pass
         return False
@@ -192,10 +194,10 @@ class _Seat:
         assert process is not None
         while True:
             try:
-                process.wait(_LOOK_S)
+                process.wait(_POLL_S)
                 return
             except subprocess.TimeoutExpired:
-                if self._pool.left(since):
+                if self._owner.is_overdue(since):
                     process.kill()
 
 
@@ -213,8 +215,8 @@ def _pause_s(failures: int) -> float:
     return 0.0 if failures <= 1 else min(_RETRY_S * 2.0 ** (failures - 2), _LONGEST_RETRY_S)
 
 
-def _how(process: "subprocess.Popen[bytes]") -> str:
-    """How a process ended, in words."""
+def _exit_reason(process: "subprocess.Popen[bytes]") -> str:
+    """Describe reason a process ended."""
     code = process.wait()
     if code >= 0:
         return f"code {code}"

@@ -1,4 +1,4 @@
-"""Starting the server and watching it: models loaded, new versions followed; requests are answered in Rust."""
+"""Start the server, load its models and follow their new versions; requests are answered in Rust."""
 
 import contextlib
 import signal
@@ -18,11 +18,11 @@ from elasticrec.serving.follow import Follower, ReaderSettings
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.serving.plan import Variant
 
-# How often the main thread looks up from its wait, so that Python handles signals.
+# Interval at which the main thread returns to Python, which handles signals.
 _TICK_S = 0.2
-# What was accepted before a stop has so long to be answered.
+# Time limit for accepted requests after a stop.
 _DRAIN_S = 10.0
-# Threads for each core where they mostly wait for rows of a store.
+# Threads per core when rows come from the online store, because they mostly wait for it.
 _WAITING_THREADS = 4
 
 Say = Callable[[str], None]
@@ -84,7 +84,7 @@ def serving(
             followers.append(_begin(server, variant, job, say, stopping if wait else None))
             stack.callback(followers[-1].close)
         if not stopping.is_set():
-            _tell(server, followers, job.serve, say)
+            _announce(server, followers, job.serve, say)
         for follower in followers:
             if not follower.is_fixed:
                 # A thread each: a repository that hangs must not delay the versions of other models.
@@ -94,9 +94,9 @@ def serving(
             yield server
         finally:
             stopping.set()
-            say("stopping: answering what was accepted")
+            say("stopping: answering accepted requests")
             if not server.stop(_DRAIN_S):
-                say(f"stopped with requests that took longer than {_DRAIN_S:.0f} s")
+                say(f"stopped; some accepted requests took longer than {_DRAIN_S:.0f} s")
 
 
 def _models(variants: Sequence[Variant]) -> list[tuple[str, list[tuple[str, float]]]]:
@@ -113,25 +113,25 @@ def _begin(
     say: Say,
     waiting: threading.Event | None,
 ) -> Follower:
-    """The first version of a variant, at work."""
-    settings, told = job.serve, None
+    """Load the first version of a variant."""
+    settings, last_error = job.serve, None
     while True:
         try:
             store = _connect(variant, settings, job.cube)
             zeros = settings.on_lost_shard == "zeros"
             readers = ReaderSettings(settings.readers, settings.reader_timeout_ms)
             follower = Follower(server, variant, default_cache(), say, store, lost_as_zero=zeros, readers=readers)
-            say(f"loading {variant.place}")
+            say(f"loading {variant.location}")
             follower.begin()
             return follower
         except (ElasticRecError, OSError) as error:
             if waiting is None or isinstance(error, ConfigError):
                 raise
-            if str(error) != told:
+            if str(error) != last_error:
                 say(f"{variant}: waiting: {error}")
-            told = str(error)
+            last_error = str(error)
             if waiting.wait(settings.poll_s):
-                raise UnavailableError(f"{variant}: stopped before it was there") from None
+                raise UnavailableError(f"{variant}: stopped before its first version was loaded") from None
 
 
 def _connect(variant: Variant, settings: Serve, cube: Cube) -> _core.CubeClient | None:
@@ -154,7 +154,7 @@ def url_of(server: _core.Server, settings: Serve) -> str:
     return f"{'https' if settings.tls.cert else 'http'}://{server.address}"
 
 
-def _tell(server: _core.Server, followers: Sequence[Follower], settings: Serve, say: Say) -> None:
+def _announce(server: _core.Server, followers: Sequence[Follower], settings: Serve, say: Say) -> None:
     url = url_of(server, settings)
     for follower in followers:
         name = follower.variant.model
@@ -166,10 +166,10 @@ def _tell(server: _core.Server, followers: Sequence[Follower], settings: Serve, 
 def _follow(follower: Follower, poll_s: float, stopping: threading.Event) -> None:
     while not stopping.wait(poll_s):
         try:
-            follower.look()
+            follower.poll()
         except Exception as error:
-            # our own bug must not end what is answered
-            follower.complain(error)
+            # A bug in following versions must not end the server.
+            follower.report_unexpected(error)
             time.sleep(poll_s)
 
 

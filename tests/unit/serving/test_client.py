@@ -16,7 +16,7 @@ import pytest
 
 from elasticrec import AsyncClient, Client
 from elasticrec.errors import ConfigError, ElasticRecError, SampleError, UnavailableError
-from elasticrec.serving.protocol import Answer, Place
+from elasticrec.serving.protocol import Answer, ServerAddress
 from support.certificates import Files, write_certificates
 from support.harness import TIMEOUT_S
 from support.scripted import CLOSE, HANG, TRICKLE, Scripted, echo, scripted
@@ -195,7 +195,7 @@ def test_a_strange_name_is_a_name(call: Call) -> None:
     ],
 )
 def test_what_errors_call_a_server(url: str, expected: str) -> None:
-    assert Place.of(url).where == expected
+    assert ServerAddress.of(url).where == expected
 
 
 def test_a_prefix_of_something_in_between(call: Call) -> None:
@@ -271,8 +271,8 @@ def test_urls_that_are_none(kind: Any, url: str) -> None:
     [
         ({"timeout_s": 0}, "timeout_s: expected a number of seconds above 0, got 0"),
         ({"timeout_s": float("inf")}, "timeout_s: expected a number of seconds above 0, got inf"),
-        ({"retries": -1}, "retries: expected a whole number from 0 on, got -1"),
-        ({"connections": 0}, "connections: expected a whole number from 1 on, got 0"),
+        ({"retries": -1}, "retries: expected a whole number of at least 0, got -1"),
+        ({"connections": 0}, "connections: expected a whole number of at least 1, got 0"),
         ({"token": "a\r\nb"}, "token: expected visible ASCII without spaces, got something else"),
         ({"ca": "ca.pem"}, "h:80: expected https:// with a `ca` file, got http://"),
     ],
@@ -297,7 +297,7 @@ def test_options_of_a_call_that_are_none(call: Call, options: dict[str, Any]) ->
     ("said", "problem"),
     [
         (b"220 mail.example ESMTP\r\n", "did not answer: expected HTTP, got b'220 mail.example ESMTP\\r\\n'"),
-        (b"\x15\x03\x03\x00\x02\x02\x46", "it speaks TLS: expected https://, got http://"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "the server uses TLS: expected https://, got http://"),
         (b"HTTP/1.1 200 OK\r\n\0: x\r\n\r\n", "did not answer: expected HTTP, got something else: "),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n{", "did not answer: the connection was closed"),
     ],
@@ -394,7 +394,7 @@ def test_a_server_that_does_not_want_all_of_a_request_is_heard(call: Call) -> No
 def test_a_deadline_is_for_all_attempts(call: Call) -> None:
     with scripted(predict=[BUSY, HANG]) as server, pytest.raises(UnavailableError) as caught:
         call(server.url, "predict", [{}], timeout_s=0.5)
-    assert str(caught.value) == f"{where(server)}: did not answer in 0.5 s (attempt 2, before it: 429: busy)"
+    assert str(caught.value) == f"{where(server)}: did not answer in 0.5 s (attempt 2; before: 429: busy)"
     first, second = (int(one.headers["elasticrec-timeout-ms"]) for one in server.predictions())
     assert second < first <= 500, "the server is told what is left"
 

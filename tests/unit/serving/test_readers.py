@@ -19,10 +19,10 @@ from elasticrec.repository.repository import Repository
 from elasticrec.serving import readers
 from elasticrec.serving.follow import Follower, ReaderSettings
 from elasticrec.serving.onnxruntime import library_path
-from elasticrec.serving.plan import plan_of
+from elasticrec.serving.plan import plan_models
 from elasticrec.serving.reader import encode_batch
 from elasticrec.serving.reader_source import ReaderSource, source_of
-from elasticrec.serving.readers import ReaderPool
+from elasticrec.serving.readers import ReaderProcesses
 
 FEATURES = {
     "format": "reader",
@@ -64,7 +64,7 @@ class Watched:
 
     def __init__(self, text: str, num: int = 1) -> None:
         self.said: list[str] = []
-        self.pool = ReaderPool(source(text), num, 1000, "demo", self.said.append)
+        self.pool = ReaderProcesses(source(text), num, 1000, "demo", self.said.append)
 
     @property
     def pids(self) -> list[int]:
@@ -89,22 +89,22 @@ def watch() -> Iterator[Callable[..., Watched]]:
     [
         ("import no_such_module", r"^reader.py:1: ModuleNotFoundError: No module named 'no_such_module'$"),
         ("class Other: ...", r"^reader.py: expected a class `Mine`, it has `Other`$"),
-        ("import os; os._exit(7)", r"^reader.py:Mine: its process ended \(code 7\) before there was a reader$"),
+        ("import os; os._exit(7)", r"^reader.py:Mine: the reader process ended \(code 7\) before it was ready$"),
         (
             "import os; os.kill(os.getpid(), 9)",
-            r"^reader.py:Mine: its process ended \(signal 9, SIGKILL\) before there was a reader$",
+            r"^reader.py:Mine: the reader process ended \(signal 9, SIGKILL\) before it was ready$",
         ),
     ],
 )
 def test_a_reader_that_cannot_be_made_is_one_line(text: str, told: str) -> None:
     with pytest.raises(ModelError, match=told):
-        ReaderPool(source(text), 2, 1000, "demo", print)
+        ReaderProcesses(source(text), 2, 1000, "demo", print)
 
 
 def test_one_that_takes_for_ever_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "_START_S", 0.5)
-    with pytest.raises(ModelError, match=r"^reader.py:Mine: no reader in 0 s$"):
-        ReaderPool(source("import time; time.sleep(3600)"), 1, 1000, "demo", print)
+    with pytest.raises(ModelError, match=r"^reader.py:Mine: the reader was not ready within 0 s$"):
+        ReaderProcesses(source("import time; time.sleep(3600)"), 1, 1000, "demo", print)
 
 
 def test_a_process_that_dies_has_a_successor(watch: Callable[..., Watched]) -> None:
@@ -113,7 +113,7 @@ def test_a_process_that_dies_has_a_successor(watch: Callable[..., Watched]) -> N
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: one.pids[0] != killed and one.pool._seats[0]._number == 2)
     assert one.pids[1] == other
-    assert one.said == ["demo: a reader process ended (signal 9, SIGKILL), another is started"]
+    assert one.said == ["demo: a reader process ended (signal 9, SIGKILL), restarting it"]
 
 
 def test_those_that_keep_dying_come_back_later_and_later(watch: Callable[..., Watched]) -> None:
@@ -127,8 +127,8 @@ def test_those_that_keep_dying_come_back_later_and_later(watch: Callable[..., Wa
     # at once, then after 0.5, 1, 2 … seconds, with the time that each takes to start and die
     assert 2 <= len(seen) <= 5, seen
     assert one.said == [
-        "demo: a reader process ended (code 5), another is started",
-        "demo: a reader process ended (code 5), the next ones come later and later",
+        "demo: a reader process ended (code 5), restarting it",
+        "demo: a reader process ended (code 5), restarting it with back-off",
     ]
 
 
@@ -171,7 +171,7 @@ def test_every_version_carries_its_reader(tmp_path: Path, monkeypatch: pytest.Mo
         assert version.is_delta == (number > 1)
         # a release that does not know of readers serves such a base
         assert version.manifest["format"] == (2 if number > 1 else 1)
-        found = source_of(path)
+        found = reader_source(path)
         assert found == ReaderSource("reader.py:Mine", GOOD.encode(), json.dumps(job.features()))
     predictor = _core.Predictor("models/small", str(library_path()))
     assert found is not None
@@ -182,7 +182,7 @@ def test_every_version_carries_its_reader(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(
         ModelError, match=r"deltas/3/reader.py: sha-256 differs from the manifest, the file is damaged$"
     ):
-        source_of(path)
+        reader_source(path)
 
 
 class FakeServer:
@@ -205,7 +205,7 @@ class FakeServer:
 def test_readers_stay_while_versions_have_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     job = train(tmp_path, GOOD, base_every=2)
-    (variant,) = plan_of(["models/small"], job, is_given=False)
+    (variant,) = plan_models(["models/small"], job, is_given=False)
     repository = variant.repository
     assert repository is not None
     offered = [1]
@@ -218,18 +218,18 @@ def test_readers_stay_while_versions_have_the_same(tmp_path: Path, monkeypatch: 
         assert first is not None
         for number in (2, 3):
             offered[0] = number
-            follower.look()
+            follower.poll()
         assert follower.version == 3 and follower._readers is first
         assert server.given == [first.core] * 3
         # another reader: other processes; a version that cannot be loaded leaves those that are there
         changed = ReaderSource("reader.py:Mine", GOOD.encode() + b"#", first.source.features)
-        monkeypatch.setattr("elasticrec.serving.follow.source_of", lambda _: changed)
+        monkeypatch.setattr("elasticrec.serving.follow.reader_source", lambda _: changed)
         offered[0], server.fails = 2, True
-        follower.look()
+        follower.poll()
         assert "planted" in said[-1] and follower._readers is first and not first.is_ending
         server.fails = False
         monkeypatch.setattr(follower, "_again_at", 0.0)
-        follower.look()
+        follower.poll()
         assert follower.version == 2 and follower._readers is not first and first.is_ending
     finally:
         follower.close()
@@ -238,9 +238,9 @@ def test_readers_stay_while_versions_have_the_same(tmp_path: Path, monkeypatch: 
 def test_none_is_run_where_none_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     job = train(tmp_path, GOOD)
-    (variant,) = plan_of(["models/small"], job, is_given=False)
+    (variant,) = plan_models(["models/small"], job, is_given=False)
     server = FakeServer()
-    monkeypatch.setattr("elasticrec.serving.follow.ReaderPool", None)
+    monkeypatch.setattr("elasticrec.serving.follow.ReaderProcesses", None)
     follower = Follower(server, variant, tmp_path / "cache", print)
     follower.begin()
     assert server.given == [None]

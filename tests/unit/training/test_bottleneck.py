@@ -36,7 +36,7 @@ SETUP = Setup(workers=1, threads=2, cores=4)
             Shares({"wait": 0.61}, read=0.08, parse=0.11),
             SETUP,
             "waiting for data 61 %: but its threads are idle (read 8 %, parse 11 %); other processes may "
-            "take their cores, or `data.unit_bytes` is too large for so little data",
+            "use the cores, or `data.unit_bytes` is too large for this amount of data",
         ),
         (
             Shares({"wait": 0.9}, read=0.97, parse=0.1),

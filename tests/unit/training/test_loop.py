@@ -200,7 +200,8 @@ def test_a_finished_run_says_so_and_does_nothing_more(
     capsys.readouterr()
     again = train_job(job)
     assert capsys.readouterr().err == (
-        "runs/small is finished: 1 of 1 epochs, 300 samples; raise `train.epochs` to continue, or start over with `--fresh`\n"
+        "runs/small is finished: 1 of 1 epochs, 300 samples; "
+        "raise `train.epochs` to continue, or start over with `--fresh`\n"
     )
     assert latest(Run.of(job)) == checkpoint
     assert records_of(job) == records

@@ -184,5 +184,7 @@ def test_two_of_one_name_are_refused_and_empty_batches_are_passed_over(make_job:
     summary = train_job(make_job(data=data, train={"metrics": ["metrics.py:Error"]}))
     assert summary.evaluation is not None and summary.evaluation["click"].own["most"] > 0
     both = make_job(name="both", data=data, train={"metrics": ["metrics.py:Error", "metrics.py:Other"]})
-    with pytest.raises(ModelError, match=r"metrics.py: `mo?s[te]`: two metrics have this name, expected distinct names"):
+    with pytest.raises(
+        ModelError, match=r"metrics.py: `mo?s[te]`: two metrics have this name, expected distinct names"
+    ):
         train_job(both)

@@ -122,7 +122,10 @@ def test_learning_rates_may_be_others(make_job: MakeJob) -> None:
         ({"model": {"hidden": [8, 9]}}, "belongs to another job, which differs in `model.hidden`"),
         ({"model": {"dim": 5}}, "belongs to another job, which differs in `model.dim`"),
         ({"data": {"train": "other.txt", "slots": "0-1"}}, "belongs to another job, which differs in `data.slots`"),
-        ({"sparse": {"optimizer": {"kind": "sgd"}}}, "belongs to another job, which differs in `sparse.optimizer.kind`"),
+        (
+            {"sparse": {"optimizer": {"kind": "sgd"}}},
+            "belongs to another job, which differs in `sparse.optimizer.kind`",
+        ),
         ({"dense": {"optimizer": {"kind": "sgd"}}}, "belongs to another job, which differs in `dense.optimizer.kind`"),
     ],
 )
