@@ -21,7 +21,7 @@ from elasticrec.serving.follow import Follower, ReaderSettings
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.serving.plan import plan_models
 from elasticrec.serving.reader import encode_batch
-from elasticrec.serving.reader_source import ReaderSource, source_of
+from elasticrec.serving.reader_source import ReaderSource, reader_source
 from elasticrec.serving.readers import ReaderProcesses
 
 FEATURES = {
@@ -68,7 +68,7 @@ class Watched:
 
     @property
     def pids(self) -> list[int]:
-        return [seat._process.pid for seat in self.pool._seats if seat._process is not None]
+        return [supervisor._process.pid for supervisor in self.pool._supervisors if supervisor._process is not None]
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_process_that_dies_has_a_successor(watch: Callable[..., Watched]) -> N
     one = watch(GOOD, 2)
     (killed, other) = one.pids
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: one.pids[0] != killed and one.pool._seats[0]._number == 2)
+    wait_until(lambda: one.pids[0] != killed and one.pool._supervisors[0]._number == 2)
     assert one.pids[1] == other
     assert one.said == ["demo: a reader process ended (signal 9, SIGKILL), restarting it"]
 
