@@ -140,7 +140,7 @@ def test_verify_reads_the_rows(capsys: Capture, repository: Repository) -> None:
     assert run(capsys, "verify", "real", "--all", code=1) == [
         "real:1: ok",
         "real:2: ok",
-        "real:3: models/real/1/deltas/3: expected 1999 rows, as its manifest says, got 2000 in its files",
+        "real:3: models/real/1/deltas/3: expected 1999 rows as in its manifest, got 2000",
     ]
 
 
@@ -168,13 +168,13 @@ def test_pin_rollback_resume_and_gc(capsys: Capture, repository: Repository) -> 
         "models/demo: from version 3 to 4, generation 2; held until `elasticrec models resume models/demo`"
     ]
     assert run(capsys, "resume", "demo") == [
-        "models/demo: resumed; current 4, the newest is 4, the next one published is offered"
+        "models/demo: resumed; current 4, newest 4; the next published version becomes current"
     ]
     assert run(capsys, "resume", "demo")[0].startswith("models/demo: was not held; ")
-    # a store's roll-out does not wait for the next one
+    # a store's rollout does not wait for the next one
     repository.storage.write("STORE", b'{"shards": [["127.0.0.1:1"]], "min_ready": null}')
     assert run(capsys, "resume", "demo")[0].endswith(
-        "the newest that the gate lets through is offered as soon as the store has it"
+        "the newest version that passes the gate becomes current once the store has loaded it"
     )
     lines = run(capsys, "gc", "demo", "--keep", "1", "--dry-run")
     assert lines[0].startswith("models/demo: would remove 3, ")
@@ -193,7 +193,7 @@ def test_pack(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert line == f"packed demo:3 into demo.tar.gz, {size:,} bytes"
     assert run(capsys, "verify", "demo.tar.gz") == ["demo:3: ok"]
     assert "current 3" in run(capsys, "list", "demo.tar.gz")[0]
-    assert "expected a name that ends in .tar.gz" in fails(capsys, "pack", "demo", "demo.zip")
+    assert "expected a name ending in .tar.gz" in fails(capsys, "pack", "demo", "demo.zip")
 
 
 @pytest.mark.parametrize(
@@ -204,13 +204,13 @@ def test_pack(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
             "nothing: no such model, expected <repository>/<model> or <repository>/<model>/<version>",
         ),
         (["show", "demo:9"], "models/demo: no version 9, there are 1, 2, 3, 4"),
-        (["rollback", "demo:9"], "models/demo: no version 9; a rollback takes 1, 2, 3, 4"),
-        (["rollback", "demo"], "models rollback: expected MODEL:VERSION such as demo:3; there are 1, 2, 3, 4"),
-        (["pin", "demo"], "models pin: expected MODEL:VERSION such as demo:3; there are 1, 2, 3, 4"),
+        (["rollback", "demo:9"], "models/demo: no version 9; available: 1, 2, 3, 4"),
+        (["rollback", "demo"], "models rollback: expected MODEL:VERSION such as demo:3; available: 1, 2, 3, 4"),
+        (["pin", "demo"], "models pin: expected MODEL:VERSION such as demo:3; available: 1, 2, 3, 4"),
         (["unpin", "demo:3"], "models/demo: version 3 is not pinned; pinned: none"),
         (["list", "."], ".: no models in it"),
         (["verify", "missing.tar.gz"], "missing.tar.gz: no such file or directory"),
-        (["show", "nosuch://x/y"], "nosuch://x/y: expected a URL that fsspec knows: Protocol not known: nosuch"),
+        (["show", "nosuch://x/y"], "nosuch://x/y: expected a URL that fsspec supports: Protocol not known: nosuch"),
     ],
 )
 def test_a_mistake_is_one_line(capsys: Capture, arguments: list[str], line: str) -> None:
