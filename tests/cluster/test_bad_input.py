@@ -77,7 +77,7 @@ def test_open_to_others(roles: Roles, tmp_path: Path) -> None:
             "ps", HOST="0.0.0.0", INSECURE=1, COORDINATOR=here
         ): "ps: host: 0.0.0.0 is not an address that others can connect to: "
         "expected the name or address of this machine as `--advertise`",
-        roles.start("trainer", COORDINATOR=here, RUN=tmp_path): f"{tmp_path}: not the directory of a run, "
+        roles.start("trainer", COORDINATOR=here, RUN=tmp_path): f"{tmp_path}: not a run directory: "
         "expected `job.yaml` and `checkpoints` in it",
     }
     for role, told in expected.items():

@@ -342,7 +342,7 @@ class RunState:
         self.work.set_map(self.members.map)
         self._move, self.members.coming = None, 0
         epoch = self.members.map.epoch
-        logger.info("servers: the partitions moved from %d to %d servers, map %d", before, servers, epoch)
+        logger.info("servers: the partitions moved from %d to %d, map %d", before, servers, epoch)
 
     def _manifest(self) -> dict[str, Any]:
         """Return the manifest fields of a checkpoint."""

@@ -1,9 +1,9 @@
-"""`elasticrec cube serve | get | status` and `elasticrec deliver`: the online store and what brings versions to it."""
+"""`elasticrec cube serve | get | status`, `elasticrec deliver` and `elasticrec models rollback`: the online store."""
 
 import json
+import logging
 import re
 import signal
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import typer
 
 from elasticrec.machine import allow_many_files
 from elasticrec.net import environment
+from elasticrec.net.logs import log_to_stderr
 from elasticrec.net.options import CaOption, CertOption, InsecureOption, KeyOption
 from elasticrec.net.security import check_addresses, store_security
 from elasticrec.repository.commands import ThisVersionArgument, models_app, this_version
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from elasticrec.net.security import Security
     from elasticrec.repository.repository import Repository
 
-cube_app = typer.Typer(help="Serve the rows of published models, and look them up.", rich_markup_mode=None)
+cube_app = typer.Typer(help="Serve the rows of published models, and look rows up.", rich_markup_mode=None)
 
 SourceArgument = Annotated[
     str,
@@ -38,52 +39,55 @@ AddressOption = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT[,HOST:PORT…]",
-        help="Replicas of a shard, once for each shard; those of the job file if not given.",
+        help="Replicas of one shard; repeat for each shard. Default: the addresses in the job file.",
     ),
 ]
+
+logger = logging.getLogger(__name__)
 
 _SHARD = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A model and what its job says of its store."""
+    """A model, and the settings of its store from the job."""
 
     repository: "Repository"
     cube: "Cube"
     gate: "Gate"
     version: int | None = None
-    """The one that was named with it."""
+    """The version in the argument, if it names one."""
 
 
 @cube_app.command()
 def serve(
     source: SourceArgument,
     shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Which of how many shards, counted from 0.")
+        str, typer.Option("--shard", metavar="I/N", help="Index of the shard, from 0, and the number of shards.")
     ] = "0/1",
     host: Annotated[str, typer.Option("--host", envvar=environment.HOST, help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", envvar=environment.PORT, min=0, max=65535, help="Port for clients; 0 for any.")
     ] = 0,
     http_port: Annotated[
-        int, typer.Option("--http-port", min=0, max=65535, help="Port of /v1/status, /metrics and the like; 0 for any.")
+        int,
+        typer.Option("--http-port", min=0, max=65535, help="Port of the HTTP API, such as /metrics; 0 for any."),
     ] = 0,
     cache: Annotated[
-        Path | None, typer.Option("--cache", help="Where files of a remote repository are kept.", show_default=False)
+        Path | None, typer.Option("--cache", help="Directory for files of a remote repository.", show_default=False)
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep-loaded", min=1, help="The offered version and those before it that are held.")
+        int | None, typer.Option("--keep-loaded", min=1, help="Number of versions to keep: the current and older ones.")
     ] = None,
     poll_s: Annotated[
-        float | None, typer.Option("--poll", min=0.01, help="Seconds between two looks at the repository.")
+        float | None, typer.Option("--poll", min=0.01, help="Seconds between two polls of the repository.")
     ] = None,
     token: TokenOption = "",
     tls_cert: CertOption = None,
     tls_key: KeyOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Hold a shard of a model's rows in memory and answer for it, following the versions of its repository."""
+    """Serve one shard of a model's rows from memory, and follow the versions of its repository."""
     from elasticrec.cube.node import NodeOptions, StoreNode
     from elasticrec.repository.fetch import default_cache
 
@@ -102,10 +106,11 @@ def serve(
         poll_s=poll_s or found.cube.poll_s,
     )
     allow_many_files()
-    node = StoreNode(options, _say)
+    log_to_stderr(stamped=True)
+    node = StoreNode(options)
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: node.stop())
-    _say(f"cube of {found.repository.location}: shard {number} of {num_shards}, {node.url}")
+    logger.info("cube of %s: shard %d of %d, %s", found.repository.location, number, num_shards, node.url)
     node.run()
 
 
@@ -114,14 +119,14 @@ def get(
     source: SourceArgument,
     signs: Annotated[list[int], typer.Argument(metavar="SIGN…", help="Signs to look up.", min=0, max=2**64 - 1)],
     address: AddressOption = None,
-    version: Annotated[int | None, typer.Option("--version", min=1, help="The current one if not given.")] = None,
+    version: Annotated[int | None, typer.Option("--version", min=1, help="Version; default: the current one.")] = None,
     token: TokenOption = "",
     tls_ca: CaOption = None,
     insecure: InsecureOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a sign.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per sign.")] = False,
 ) -> None:
-    """Look signs up: at the store if there is one, else in the files."""
-    from elasticrec.cube.look_up import rows_of
+    """Look up the rows of signs: in the store if there is one, else in the files."""
+    from elasticrec.cube.lookup import rows_of
     from elasticrec.errors import ConfigError
 
     found = _open(source, insecure)
@@ -141,9 +146,9 @@ def status(
     token: TokenOption = "",
     tls_ca: CaOption = None,
     insecure: InsecureOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what every replica of a store holds, loads and could not load."""
+    """Show the versions that each replica of a store holds, loads, or failed to load."""
     from elasticrec.publish.rollout.deliver import Delivery
     from elasticrec.publish.rollout.replicas import StoreReplicas
 
@@ -151,7 +156,8 @@ def status(
     addresses = _some(_addresses(found.cube, address))
     security = _client_security(found.cube, addresses, token, insecure, tls_ca)
     replicas = StoreReplicas(found.repository.name, addresses, security)
-    decision, shards = Delivery(found.repository, replicas, found.gate, _say, found.cube.min_ready).preview()
+    log_to_stderr(stamped=True)
+    decision, shards = Delivery(found.repository, replicas, found.gate, logger.info, found.cube.min_ready).preview()
     if as_json:
         shown = [{**vars(one)} for replicas_of in shards for one in replicas_of]
         typer.echo(json.dumps({"text": decision.text, "target": decision.target, "replicas": shown}))
@@ -170,16 +176,16 @@ def deliver(
     min_ready: Annotated[
         int | None,
         typer.Option(
-            "--min-ready", min=1, help="Replicas of a shard that must hold a version; all but one if not set."
+            "--min-ready", min=1, help="Replicas of each shard that must hold a version; default: all but one."
         ),
     ] = None,
-    poll_s: Annotated[float | None, typer.Option("--poll", min=0.01, help="Seconds between two looks.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="One look and what follows from it.")] = False,
+    poll_s: Annotated[float | None, typer.Option("--poll", min=0.01, help="Seconds between two checks.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Reconcile once, then exit.")] = False,
     token: TokenOption = "",
     tls_ca: CaOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Roll new versions out: have the replicas load them, then offer them, all shards at once."""
+    """Roll out new versions: wait until enough replicas have loaded a version, then offer it on all shards."""
     from elasticrec.publish.rollout.deliver import Delivery
     from elasticrec.publish.rollout.known_store import RecordingReplicas
     from elasticrec.publish.rollout.replicas import StoreReplicas
@@ -189,9 +195,10 @@ def deliver(
     security = _client_security(found.cube, addresses, token, insecure, tls_ca)
     replicas = StoreReplicas(found.repository.name, addresses, security)
     min_ready = min_ready or found.cube.min_ready
-    recording = RecordingReplicas(found.repository, replicas, min_ready, _say)
+    log_to_stderr(stamped=True)
+    recording = RecordingReplicas(found.repository, replicas, min_ready, logger.info)
     pause_s = None if once else poll_s or found.cube.poll_s
-    delivery = Delivery(found.repository, recording, found.gate, _say, min_ready, pause_s)
+    delivery = Delivery(found.repository, recording, found.gate, logger.info, min_ready, pause_s)
     if once:
         delivery.step()
         return
@@ -205,15 +212,15 @@ def deliver(
 def rollback(
     model: ThisVersionArgument,
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0, help="Seconds to wait for a store that has to load it first.")
+        float, typer.Option("--wait", min=0, help="Seconds to wait for a store that must load the version first.")
     ] = 600.0,
     token: TokenOption = "",
     tls_ca: CaOption = None,
     insecure: InsecureOption = False,
 ) -> None:
-    """Serve a version that is still there, and hold it: nothing newer is offered until `models resume`.
+    """Serve an older version and hold it: no newer version is offered until `models resume`.
 
-    Where a store holds the rows it is offered once the store has it, which is at once for one that is still loaded.
+    With a store, the version is offered once the store has it: at once for a version that is still loaded.
     """
     from elasticrec.config.publish import Cube
     from elasticrec.publish.rollout.known_store import read_known_store
@@ -252,7 +259,7 @@ def _open(source: str, insecure: bool) -> _Source:
 
 
 def _open_model(source: str, command: str, insecure: bool) -> _Source:
-    """A model, not one of its versions: a store follows them all."""
+    """Open a model; refuse a version of one, because a store follows all versions."""
     from elasticrec.errors import ConfigError
 
     found = _open(source, insecure)
@@ -300,10 +307,3 @@ def _some(addresses: list[list[str]]) -> list[list[str]]:
     if not addresses:
         raise ConfigError("cube: expected --address for each shard, or a job file with `cube.addresses`")
     return addresses
-
-
-def _say(text: str) -> None:
-    from elasticrec.net.logs import stamp
-
-    typer.echo(f"{stamp()} {text}", err=True)
-    sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The HTTP face of a store process: what it holds, notices of new versions, Cube's `seek`, metrics."""
+"""The HTTP API of a store process: status, notices of new versions, Cube's `seek`, metrics."""
 
 import base64
 import json
@@ -17,15 +17,15 @@ from elasticrec.net.metrics import CONTENT_TYPE
 from elasticrec.net.server import check_token, read_body
 
 MAX_KEYS = 1 << 16
-# Keys are decimal text of up to 20 digits, with what stands around them.
+# A key takes up to 20 decimal digits, quotes, a comma and white space.
 MAX_BODY_BYTES = 32 * MAX_KEYS
-# What Cube says of a key that it does not have: -1 in a u32.
+# Cube's status of a missing key: -1 as a u32.
 NO_KEY = 2**32 - 1
 _MAX_KEY = 2**64 - 1
 
 
-class Sought(NamedTuple):
-    """Rows of one version, as they are stored, one behind the other."""
+class LookupResult(NamedTuple):
+    """Rows of one version as they are stored, concatenated."""
 
     version: int
     rows: bytes
@@ -33,26 +33,26 @@ class Sought(NamedTuple):
 
 
 class Node(Protocol):
-    """What the face shows."""
+    """The store process behind the API."""
 
     def status(self) -> dict[str, Any]:
-        """All there is to know."""
+        """Return the status."""
 
     def is_ready(self) -> bool:
-        """Whether it can answer for the version that is offered."""
+        """Whether the current version is loaded."""
 
     def notice(self) -> None:
-        """Have it look for new versions now."""
+        """Poll the repository for new versions now."""
 
-    def seek(self, signs: list[int]) -> Sought:
-        """Rows of the version that is offered."""
+    def seek(self, signs: list[int]) -> LookupResult:
+        """Look up rows of the current version."""
 
     def metrics(self) -> str:
-        """For Prometheus."""
+        """Return the metrics in the text format of Prometheus."""
 
 
 def make_app(node: Node, token: str | None) -> Starlette:
-    """The routes."""
+    """Return the application."""
 
     def guarded(act: Callable[[Request, bytes], Response]) -> Callable[[Request], Any]:
         async def route(request: Request) -> Response:
@@ -98,7 +98,7 @@ def make_app(node: Node, token: str | None) -> Starlette:
 
 
 def _seek(node: Node, body: bytes) -> Response:
-    """Cube's `DictRequest` and `DictResponse` as JSON; values are base64, as JSON of protobuf has them."""
+    """Answer Cube's `DictRequest` with a `DictResponse` as JSON; values are base64, as in protobuf's JSON mapping."""
     keys, wants_version = _request(body)
     found = node.seek(keys)
     width = len(found.rows) // max(len(keys), 1)
@@ -127,7 +127,7 @@ def _request(body: bytes) -> tuple[list[int], bool]:
     if len(keys) > MAX_KEYS:
         raise HTTPException(400, f"body: keys: expected at most {MAX_KEYS:,} at a time, got {len(keys):,}")
     for at, key in enumerate(keys):
-        # numbers beyond 2^53 come as text from some clients
+        # Some clients send numbers beyond 2^53 as strings.
         number = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 20 else key
         if type(number) is not int or not 0 <= number <= _MAX_KEY:
             raise HTTPException(400, f"body: keys[{at}]: expected a u64, got {json.dumps(key)[:40]}")
@@ -145,5 +145,5 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """Of our own bugs; the trace is in the log."""
+    """Answer after a bug; the log has the traceback."""
     return _error(500, f"internal error: {type(error).__name__}")

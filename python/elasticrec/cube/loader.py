@@ -1,9 +1,10 @@
-"""Versions of a repository into the memory of one store process, and old ones out of it.
+"""Loads the versions of a repository into the memory of one store process, and unloads old ones.
 
-It goes after the newest version, or after the one that a rollback holds, link by link: each delta onto its parent.
-What cannot be loaded is told and tried again later; what is loaded is answered for meanwhile.
+The loader follows the newest version, or the version that a rollback holds, and applies each delta to its parent. A
+version that cannot be loaded is reported and retried with back-off; loaded versions answer meanwhile.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,87 +19,89 @@ from elasticrec.repository.repository import Current, Repository
 from elasticrec.repository.verify import check_file
 from elasticrec.repository.version import Version
 
-# Versions beyond the offered one that are kept: the one that all replicas have may be some behind the newest;
-_AHEAD = 16
-# of bases, which are large, fewer.
-_BASES_AHEAD = 2
-# The roll-out may be about to offer what it has just seen here.
+# Versions newer than the current one that stay loaded: the newest version that all replicas have may lag behind.
+_MAX_NEWER = 16
+# The same for bases, which are large.
+_MAX_NEWER_BASES = 2
+# A version stays at least for this time: the rollout may be about to offer it.
 _JUST_LOADED_S = 30.0
-# A version that could not be loaded is tried again after this, and then twice as long, up to the second.
+# Pauses before a failed version is retried: the first one, and the longest.
 _RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
+
+logger = logging.getLogger(__name__)
 
 
 class Server(Protocol):
-    """Where versions go: `_core.CubeServer`."""
+    """The server that holds the versions: `_core.CubeServer`."""
 
     def install_base(self, version: int, paths: list[str]) -> None:
-        """Open a base."""
+        """Load a base."""
 
     def install_delta(self, version: int, parent: int, paths: list[str]) -> None:
-        """Apply a delta to a version that is there."""
+        """Apply a delta to a loaded version."""
 
     def retire(self, version: int) -> None:
-        """Let a version go."""
+        """Unload a version."""
 
     def versions(self) -> list[int]:
-        """Those that are there, ascending."""
+        """Return the loaded versions in ascending order."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a version could not be loaded."""
+    """The last failed attempt to load a version."""
 
     why: str
     attempts: int
-    again_at: float
-    """On the monotonic clock."""
+    retry_at: float
+    """Monotonic time of the next attempt."""
 
 
 @dataclass
 class Figures:
-    """What it did so far."""
+    """Figures for the status and the metrics."""
 
     loads: int = 0
     failures: int = 0
     load_s: float = 0.0
-    """Of the last version."""
-    looks: int = 0
+    """Load time of the last version."""
     bytes_per_s: float | None = None
-    """Of the last base."""
+    """Load speed of the last base."""
 
 
 def target_of(current: Current | None, versions: list[int]) -> int | None:
-    """The version to have: the newest, or what a rollback holds."""
+    """Return the version to load: the newest, or the one that a rollback holds."""
     if current is not None and current.is_held:
         return current.version if current.wanted is None else current.wanted
     return max(versions, default=None)
 
 
 @dataclass(frozen=True)
-class Held:
+class LoadedVersion:
     """A version in memory."""
 
     number: int
     base: int
-    """The number of its base, itself if it is one."""
+    """The number of the version's base: its own number for a base."""
     is_new: bool = False
-    """Whether it was loaded just now."""
+    """Whether the version was loaded a moment ago."""
 
 
-def to_keep(held: Sequence[Held], current: int | None, target: int | None, keep: int) -> set[int]:
-    """Of the versions that are held those that stay: the offered one, `keep - 1` before it, some behind it."""
-    offered = current or 0
+def versions_to_keep(loaded: Sequence[LoadedVersion], current: int | None, target: int | None, keep: int) -> set[int]:
+    """Return the loaded versions that stay: the current one, `keep - 1` older ones, and some newer ones."""
+    newest_served = current or 0
     wanted = {version for version in (current, target) if version is not None}
-    before = [one.number for one in held if one.number < offered]
-    bases = sorted({one.base for one in held if one.number > offered and one.base > offered})[-_BASES_AHEAD:]
-    behind = [one for one in held if one.number > offered and (one.base <= offered or one.base in bases)]
-    recent = {one.number for one in behind if one.is_new} | {one.number for one in behind[-_AHEAD:]}
-    # not [-0:], which is all of them
-    return wanted | set(before[len(before) - min(keep - 1, len(before)) :]) | recent
+    older = [one.number for one in loaded if one.number < newest_served]
+    newer = [one for one in loaded if one.number > newest_served]
+    bases = sorted({one.base for one in newer if one.base > newest_served})[-_MAX_NEWER_BASES:]
+    newer = [one for one in newer if one.base <= newest_served or one.base in bases]
+    recent = {one.number for one in newer if one.is_new} | {one.number for one in newer[-_MAX_NEWER:]}
+    # A slice from -0 would keep all older versions.
+    return wanted | set(older[len(older) - min(keep - 1, len(older)) :]) | recent
 
 
 class Loader:
-    """One look after the other."""
+    """Compares the repository with the loaded versions, and loads and unloads accordingly."""
 
     def __init__(
         self,
@@ -106,62 +109,60 @@ class Loader:
         server: Server,
         cache: Path,
         keep: int,
-        say: Callable[[str], None],
-        tell: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
         partitions: range | None = None,
     ) -> None:
-        """Whoever asks how it is hears of it by `tell`, whenever that has changed. `partitions` are the server's."""
+        """`on_change` is called when the status changes; `partitions` are those of the server, None for all."""
         self._repository, self._server, self._cache, self._partitions = repository, server, cache, partitions
-        self._keep, self._say, self._tell = keep, say, tell
-        # What is known of the versions that are held: their base, and when they were loaded.
+        self._keep, self._on_change = keep, on_change
+        # For each loaded version the number of its base, and the time when it was loaded.
         self._loaded: dict[int, tuple[int, float]] = {}
-        # Links of a chain that are held until the next one is there.
-        self._passed: set[int] = set()
+        # Intermediate versions of a long chain, loaded only until the next delta is applied.
+        self._intermediate: set[int] = set()
         self._lock = threading.Lock()
         self.figures = Figures()
         self.current: Current | None = None
         self.loading: int | None = None
         self.failures: dict[int, Failure] = {}
         self.problem: str | None = None
-        """Why the repository could not be looked at."""
+        """Why the last poll of the repository failed."""
 
-    def look(self) -> None:
-        """Load what is new and drop what is old; whatever goes wrong is said and tried again."""
+    def poll(self) -> None:
+        """Load new versions and unload old ones; log problems and try again at the next poll."""
         with self._lock:
             try:
-                self.figures.looks += 1
                 self.current = self._repository.state()
                 self._follow(target_of(self.current, self._repository.versions()))
-                self._note(None)
+                self._set_problem(None)
             except (ElasticRecError, OSError) as error:
-                self._note(str(error))
+                self._set_problem(str(error))
             except Exception as error:
-                # our own bug must not end what is answered
-                self._note(f"{type(error).__name__}: {error}")
+                # A bug here must not stop the server from answering.
+                self._set_problem(f"{type(error).__name__}: {error}")
 
-    def _note(self, problem: str | None) -> None:
+    def _set_problem(self, problem: str | None) -> None:
         if problem is not None and problem != self.problem:
-            self._say(problem)
+            logger.warning("%s", problem)
         self.problem = problem
 
     def _follow(self, target: int | None) -> None:
         current = None if self.current is None else self.current.version
-        # the offered one first: requests ask for it
+        # Load the current version first: requests use it.
         wanted = [version for version in dict.fromkeys((current, target)) if version is not None]
         self.failures = {version: failure for version, failure in self.failures.items() if version in wanted}
         for version in wanted:
             if version not in self._server.versions():
                 self._try(version)
-        # a load takes its time: another version may be offered by now
+        # Loading takes time: another version may have become current.
         self.current = self._repository.state()
-        self._tidy(None if self.current is None else self.current.version, target)
+        self._unload_old(None if self.current is None else self.current.version, target)
 
     def _try(self, version: int) -> None:
         failure = self.failures.get(version)
-        if failure is not None and time.monotonic() < failure.again_at:
+        if failure is not None and time.monotonic() < failure.retry_at:
             return
         self.loading = version
-        self._tell()
+        self._on_change()
         started = time.monotonic()
         try:
             self._load(version)
@@ -171,36 +172,36 @@ class Loader:
             self.failures[version] = Failure(str(error), attempts, time.monotonic() + pause_s)
             self.figures.failures += 1
             if failure is None or failure.why != str(error):
-                self._say(f"version {version} cannot be loaded: {error}")
+                logger.warning("version %d cannot be loaded: %s", version, error)
             return
         finally:
             self.loading = None
         self.failures.pop(version, None)
         self.figures.load_s = time.monotonic() - started
-        self._say(f"loaded version {version} in {self.figures.load_s:.2f} s")
+        logger.info("loaded version %d in %.2f s", version, self.figures.load_s)
 
     def _load(self, number: int) -> None:
-        """Install what is missing of a chain, its base first."""
-        fetched = fetch(self._repository, number, self._cache, self._say, partitions=self._partitions)
-        held = set(self._server.versions())
-        behind = next((at for at in reversed(range(len(fetched.chain))) if fetched.chain[at].number in held), -1)
-        links = fetched.chain[behind + 1 :]
-        # of a long chain only the end is told of: the roll-out must not offer what is on its way out again
-        passed = {version.number for version in links[:-_AHEAD]}
+        """Install the missing versions of a chain, its base first."""
+        fetched = fetch(self._repository, number, self._cache, logger.info, partitions=self._partitions)
+        loaded = set(self._server.versions())
+        last = next((at for at in reversed(range(len(fetched.chain))) if fetched.chain[at].number in loaded), -1)
+        links = fetched.chain[last + 1 :]
+        # Report only the end of a long chain: the rollout must not offer versions that are unloaded at once.
+        intermediate = {version.number for version in links[:-_MAX_NEWER]}
         for version in links:
-            if version.number in passed:
-                self._passed.add(version.number)
+            if version.number in intermediate:
+                self._intermediate.add(version.number)
             self._install(fetched, version)
             self._loaded[version.number] = (fetched.chain[0].number, time.monotonic())
             self.figures.loads += 1
-            if version.parent in self._passed:
+            if version.parent in self._intermediate:
                 self._server.retire(version.parent)
-            self._tell()
+            self._on_change()
 
     def _install(self, fetched: Fetched, version: Version) -> None:
-        started, store = time.monotonic(), LocalStorage(fetched.model)
+        started, storage = time.monotonic(), LocalStorage(fetched.model)
         for name in version.parts_of(self._partitions):
-            if problem := check_file(store, f"{version.name}/{name}", version.files[name]):
+            if problem := check_file(storage, f"{version.name}/{name}", version.files[name]):
                 raise ModelError(problem)
         paths = [str(path) for path in fetched.parts(version)]
         if version.parent is None:
@@ -209,30 +210,29 @@ class Loader:
         else:
             self._server.install_delta(version.number, version.parent, paths)
 
-    def _tidy(self, current: int | None, target: int | None) -> None:
-        held = self._server.versions()
-        self._loaded = {version: self._loaded[version] for version in held if version in self._loaded}
-        self._passed &= set(held)
+    def _unload_old(self, current: int | None, target: int | None) -> None:
+        versions = self._server.versions()
+        self._loaded = {version: self._loaded[version] for version in versions if version in self._loaded}
+        self._intermediate &= set(versions)
         now = time.monotonic()
-        known = {version: self._loaded.get(version, (version, now)) for version in held}
-        keep = to_keep(
-            [Held(version, base, now - loaded_at < _JUST_LOADED_S) for version, (base, loaded_at) in known.items()],
-            current,
-            target,
-            self._keep,
-        )
-        for version in held:
-            # what is asked for is not dropped for what is not there yet
+        known = {version: self._loaded.get(version, (version, now)) for version in versions}
+        loaded = [
+            LoadedVersion(version, base, is_new=now - loaded_at < _JUST_LOADED_S)
+            for version, (base, loaded_at) in known.items()
+        ]
+        keep = versions_to_keep(loaded, current, target, self._keep)
+        for version in versions:
+            # Keep the last version that can answer until a newer one is loaded.
             if version not in keep and len(self._server.versions()) > 1:
                 self._server.retire(version)
-        if set(held) - keep:
+        if set(versions) - keep:
             prune(self._repository, keep, self._cache)
 
     def status(self) -> dict[str, Any]:
-        """For people and for the roll-out."""
+        """Return the status for the HTTP API and for the rollout."""
         newest = max(self.failures, default=None)
         return {
-            "versions": [version for version in self._server.versions() if version not in self._passed],
+            "versions": [version for version in self._server.versions() if version not in self._intermediate],
             "current": None if self.current is None else self.current.version,
             "loading": self.loading,
             "failed": None if newest is None else {"version": newest, "why": self.failures[newest].why},

@@ -1,9 +1,9 @@
-"""One process of the online store: it watches a repository, holds a shard's rows and answers, in Rust, for them."""
+"""One process of the online store: it polls a repository, loads a shard's rows, and answers lookups in Rust."""
 
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from elasticrec import _core
-from elasticrec.cube.http import Sought, make_app
+from elasticrec.cube.http import LookupResult, make_app
 from elasticrec.cube.loader import Loader
 from elasticrec.cube.metrics import node_text
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
@@ -20,15 +20,15 @@ from elasticrec.net.security import Security
 from elasticrec.net.server import ListenOptions, WebServer
 from elasticrec.repository.repository import Repository
 
-Say = Callable[[str], None]
+# Time for a poll in progress to end at shutdown.
+_LAST_POLL_S = 1.0
 
-# At the end a look that is under way has so long.
-_LAST_LOOK_S = 1.0
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """Which shard, of which model, where."""
+    """The shard, its model, and the addresses to listen on."""
 
     repository: Repository
     shard: int
@@ -43,77 +43,77 @@ class NodeOptions:
 
 
 def partitions_of(shard: int, num_shards: int, num_partitions: int) -> range:
-    """The partitions of a shard; each is one's."""
+    """Return the partitions of a shard; every partition belongs to one shard."""
     return range(shard * num_partitions // num_shards, (shard + 1) * num_partitions // num_shards)
 
 
 class StoreNode:
-    """Looks, loads, answers, until it is stopped."""
+    """Polls, loads and serves until it is stopped."""
 
-    def __init__(self, options: NodeOptions, say: Say) -> None:
+    def __init__(self, options: NodeOptions) -> None:
         options.security.check_listen("cube", options.host)
-        self._options, self._say = options, say
+        self._options = options
         self._started = time.monotonic()
-        self._noticed, self._stopping = threading.Event(), threading.Event()
-        self._next_look = time.monotonic()
+        self._notified, self._stopping = threading.Event(), threading.Event()
+        self._next_poll = time.monotonic()
         self._server: _core.CubeServer | None = None
         self._loader: Loader | None = None
         self._problem: str | None = None
         self._error: Exception | None = None
         security = options.security
-        place = ListenOptions("cube", options.host, options.http_port, security.cert, security.key)
-        self._web = WebServer(make_app(self, security.token), place)
+        listening = ListenOptions("cube", options.host, options.http_port, security.cert, security.key)
+        self._web = WebServer(make_app(self, security.token), listening)
         self.url = self._web.url
 
     def run(self) -> None:
-        """Serve until `stop`; then what is being answered ends first."""
+        """Serve until `stop` is called, then finish the requests in flight."""
         self._web.start()
-        looking = threading.Thread(target=self._follow, name="cube-look", daemon=True)
-        looking.start()
+        polling = threading.Thread(target=self._poll_until_stopped, name="cube-poll", daemon=True)
+        polling.start()
         try:
             self._stopping.wait()
-            # one that hangs, because the repository does, is not waited for
-            looking.join(_LAST_LOOK_S)
+            # Do not wait for a poll that hangs with its repository.
+            polling.join(_LAST_POLL_S)
             if self._error is not None:
                 raise self._error
         finally:
             self._web.stop()
             if self._server is not None:
-                self._say("stopping: answering what was asked")
+                logger.info("stopping: finishing requests in flight")
                 self._server.stop()
 
-    def _follow(self) -> None:
-        """Look again and again; what ends it ends the process."""
+    def _poll_until_stopped(self) -> None:
+        """Poll the repository; an error ends the process."""
         try:
             while not self._stopping.is_set():
-                # before the look: what is told meanwhile may be too late for it
-                self._noticed.clear()
-                self._look()
-                self._next_look = time.monotonic() + self._options.poll_s
-                self._tell()
-                self._noticed.wait(self._options.poll_s)
+                # Clear before the poll: a notice that comes during it may need another poll.
+                self._notified.clear()
+                self._poll()
+                self._next_poll = time.monotonic() + self._options.poll_s
+                self._update_status()
+                self._notified.wait(self._options.poll_s)
         except Exception as error:
             self._error = error
             self._stopping.set()
 
     def stop(self) -> None:
-        """End; for signal handlers."""
+        """Stop the process; may be called from a signal handler."""
         self._stopping.set()
-        self._noticed.set()
+        self._notified.set()
 
     def notice(self) -> None:
-        """Look for new versions now."""
-        self._noticed.set()
+        """Poll the repository now."""
+        self._notified.set()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._loader is None:
-            self._begin()
+            self._start_server()
         if self._loader is not None:
-            self._loader.look()
-            self._tell()
+            self._loader.poll()
+            self._update_status()
 
-    def _begin(self) -> None:
-        """Listen for clients once a first version says how many partitions there are."""
+    def _start_server(self) -> None:
+        """Listen for clients once the first version shows the number of partitions."""
         options = self._options
         try:
             num_partitions = self._num_partitions()
@@ -122,7 +122,7 @@ class StoreNode:
             owned = partitions_of(options.shard, options.num_shards, num_partitions)
             if not owned:
                 raise ConfigError(
-                    f"cube: shards: expected at most {num_partitions}, the partitions of the model, "
+                    f"cube: shards: expected at most {num_partitions}, the number of partitions, "
                     f"got {options.num_shards}"
                 )
             server = _core.CubeServer(
@@ -134,23 +134,25 @@ class StoreNode:
                 num_partitions=num_partitions,
             )
         except (ModelError, OSError) as error:
-            self._note(str(error))
+            self._log_problem(str(error))
             return
-        self._say(f"shard {options.shard} of {options.num_shards}: partitions {owned.start} to {owned.stop - 1}")
+        logger.info(
+            "shard %d of %d: partitions %d to %d", options.shard, options.num_shards, owned.start, owned.stop - 1
+        )
         self._server = server
         self._loader = Loader(
-            options.repository, server, options.cache, options.keep, self._say, self._tell, partitions=owned
+            options.repository, server, options.cache, options.keep, self._update_status, partitions=owned
         )
 
     def _num_partitions(self) -> int | None:
-        """Of the version that is offered, else of the newest that can be read; None before there is one."""
+        """Return the partitions of the current version or of the newest readable one; None without versions."""
         repository = self._options.repository
         versions = repository.versions()
         if not versions:
-            self._note(f"waiting for the first version in {repository.location}")
+            self._log_problem(f"waiting for the first version in {repository.location}")
             return None
-        offered = repository.current()
-        first = [offered] if offered in versions else []
+        current = repository.current()
+        first = [current] if current in versions else []
         problem: ModelError | None = None
         for version in dict.fromkeys([*first, *reversed(versions)]):
             try:
@@ -160,14 +162,14 @@ class StoreNode:
         assert problem is not None
         raise problem
 
-    def _note(self, problem: str) -> None:
-        """Why it does not listen yet, once."""
+    def _log_problem(self, problem: str) -> None:
+        """Log why the process does not listen yet, unless it is the same reason as before."""
         if problem != self._problem:
             self._problem = problem
-            self._say(problem)
+            logger.info("%s", problem)
 
-    def _tell(self) -> None:
-        """Let whoever greets the server know how it is."""
+    def _update_status(self) -> None:
+        """Update the status that clients get in the server's hello."""
         if self._server is not None:
             self._server.set_about(json.dumps(self._about()))
 
@@ -177,19 +179,19 @@ class StoreNode:
 
     @property
     def address(self) -> str | None:
-        """Where clients find it, once it listens."""
+        """The address for clients, None until the process listens."""
         return None if self._server is None else self._server.address
 
     def is_ready(self) -> bool:
-        """Whether it has the version that is offered, or any while none is."""
+        """Whether the current version is loaded, or any version while none is current."""
         loader, server = self._loader, self._server
         if loader is None or server is None:
             return False
         versions = server.versions()
         return bool(versions) and (loader.current is None or loader.current.version in versions)
 
-    def seek(self, signs: list[int]) -> Sought:
-        """Rows of the version that is offered; signs of other shards are refused."""
+    def seek(self, signs: list[int]) -> LookupResult:
+        """Look up rows of the current version; refuse signs of other shards."""
         loader, server = self._loader, self._server
         versions = [] if server is None else server.versions()
         if server is None or loader is None or not versions:
@@ -199,10 +201,10 @@ class StoreNode:
             what = "no version is offered" if version is None else f"version {version} is not loaded"
             raise UnavailableError(f"cube: {what} yet")
         rows, is_there = server.seek(version, np.asarray(signs, np.uint64))
-        return Sought(version, rows, is_there.tolist())
+        return LookupResult(version, rows, is_there.tolist())
 
     def status(self) -> dict[str, Any]:
-        """All there is to know."""
+        """Return the status for the HTTP API."""
         options, server, loader = self._options, self._server, self._loader
         now = time.monotonic()
         return {
@@ -212,7 +214,7 @@ class StoreNode:
             "shards": options.num_shards,
             "address": self.address,
             "ready": self.is_ready(),
-            "next_look_s": round(max(self._next_look - now, 0.0), 2),
+            "next_look_s": round(max(self._next_poll - now, 0.0), 2),
             "uptime_s": round(now - self._started, 1),
             "memory_bytes": resident_bytes(),
             **({"versions": [], "problem": self._problem} if loader is None else loader.status()),
@@ -227,11 +229,11 @@ class StoreNode:
         }
 
     def metrics(self) -> str:
-        """For Prometheus."""
+        """Return the metrics in the text format of Prometheus."""
         latency = None if self._server is None else self._server.latency()
         return node_text(self.status(), latency)
 
 
 def address_of(host: str, port: int) -> str:
-    """Host and port as a listener takes them."""
+    """Return host and port as one address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

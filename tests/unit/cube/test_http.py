@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elasticrec.cube.http import Sought, make_app
+from elasticrec.cube.http import LookupResult, make_app
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.net.server import ListenOptions, WebServer
 
@@ -31,7 +31,7 @@ class FakeNode:
     def notice(self) -> None:
         self.num_notices += 1
 
-    def seek(self, signs: list[int]) -> Sought:
+    def seek(self, signs: list[int]) -> LookupResult:
         if self.error is not None:
             raise self.error
         is_there = [sign % 2 == 0 for sign in signs]
@@ -39,7 +39,7 @@ class FakeNode:
             struct.pack("<2f", sign if there else 0, 0.5 if there else 0)
             for sign, there in zip(signs, is_there, strict=True)
         )
-        return Sought(7, rows, is_there)
+        return LookupResult(7, rows, is_there)
 
     def metrics(self) -> str:
         return "elasticrec_cube_ready 1\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from elasticrec.cube import loader
-from elasticrec.cube.loader import Held, Loader, target_of, to_keep
+from elasticrec.cube.loader import LoadedVersion, Loader, target_of, versions_to_keep
 from elasticrec.errors import ModelError
 from elasticrec.repository.repository import Current, Repository
 from support.versions import write_version
@@ -43,16 +43,19 @@ class FakeServer:
 class Setting:
     def __init__(self, tmp_path: Path, keep: int = 2, partitions: range | None = None) -> None:
         self.repository = Repository.open(tmp_path, "small")
-        self.server, self.said = FakeServer(), list[str]()
-        self.loader = Loader(
-            self.repository, self.server, tmp_path / "cache", keep, self.said.append, partitions=partitions
-        )
+        self.server = FakeServer()
+        self.loader = Loader(self.repository, self.server, tmp_path / "cache", keep, partitions=partitions)
 
     def look(self) -> list[tuple[str, int]]:
         """What a look made the server do."""
         self.server.told.clear()
-        self.loader.look()
+        self.loader.poll()
         return list(self.server.told)
+
+
+@pytest.fixture(autouse=True)
+def _log_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def setting(tmp_path: Path) -> Setting:
     return Setting(tmp_path)
 
 
-def test_the_newest_version_is_loaded_link_by_link(setting: Setting) -> None:
+def test_the_newest_version_is_loaded_link_by_link(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
     assert setting.look() == []
     base = write_version(setting.repository).number
     first = write_version(setting.repository, base).number
@@ -69,17 +72,17 @@ def test_the_newest_version_is_loaded_link_by_link(setting: Setting) -> None:
     assert setting.look() == []
     third = write_version(setting.repository, second).number
     assert setting.look() == [("delta", third)]
-    assert setting.said[-1].startswith(f"loaded version {third} in ")
+    assert caplog.messages[-1].startswith(f"loaded version {third} in ")
 
 
-def test_a_shard_reads_and_checks_the_files_of_its_partitions(tmp_path: Path) -> None:
+def test_a_shard_reads_and_checks_the_files_of_its_partitions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, second = Setting(tmp_path, partitions=range(2)), Setting(tmp_path, partitions=range(2, 4))
     base = write_version(first.repository, owned=(range(2), range(2, 4)))
     damaged = tmp_path / "small" / base.name / base.parts[1]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
     assert first.look() == [("base", base.number)]
     assert second.look() == []
-    assert f"{base.parts[1]}: sha-256 differs" in second.said[-1]
+    assert f"{base.parts[1]}: sha-256 differs" in caplog.messages[-1]
     assert [Path(path).name for path in first.server.paths] == ["part-00000"]
 
 
@@ -125,34 +128,34 @@ def test_the_offered_version_some_before_and_some_behind_it_are_kept(
     held: list[int], current: int | None, target: int | None, keep: int, expected: set[int]
 ) -> None:
     # deltas of one base, loaded long ago
-    assert to_keep([Held(version, 1) for version in held], current, target, keep) == expected
+    assert versions_to_keep([LoadedVersion(version, 1) for version in held], current, target, keep) == expected
 
 
 def test_what_was_loaded_just_now_stays_and_of_bases_the_two_newest() -> None:
     """The roll-out may be about to offer what it has just seen; bases take memory."""
-    old = [Held(version, 1) for version in range(1, 31)]
-    new = [Held(version, 1, is_new=True) for version in range(31, 61)]
-    assert to_keep([*old, *new], 1, 60, 2) == {1, *range(31, 61)}
-    bases = [Held(version, version, is_new=True) for version in range(1, 11)]
-    assert to_keep(bases, 1, 10, 2) == {1, 9, 10}
-    of_the_last = [Held(11, 10, is_new=True), Held(12, 10, is_new=True)]
-    assert to_keep([*bases, *of_the_last], 1, 12, 2) == {1, 9, 10, 11, 12}
+    old = [LoadedVersion(version, 1) for version in range(1, 31)]
+    new = [LoadedVersion(version, 1, is_new=True) for version in range(31, 61)]
+    assert versions_to_keep([*old, *new], 1, 60, 2) == {1, *range(31, 61)}
+    bases = [LoadedVersion(version, version, is_new=True) for version in range(1, 11)]
+    assert versions_to_keep(bases, 1, 10, 2) == {1, 9, 10}
+    of_the_last = [LoadedVersion(11, 10, is_new=True), LoadedVersion(12, 10, is_new=True)]
+    assert versions_to_keep([*bases, *of_the_last], 1, 12, 2) == {1, 9, 10, 11, 12}
 
 
-def test_of_a_long_chain_only_what_stays_is_told_of(setting: Setting) -> None:
-    """What the roll-out sees it may offer, and then it has to be there."""
+def test_only_the_end_of_a_long_chain_is_reported(setting: Setting) -> None:
+    """The rollout may offer any reported version, so reported versions must stay loaded."""
     number = write_version(setting.repository).number
     setting.repository.offer(number)
     setting.look()
     told = set[int]()
-    setting.loader._tell = lambda: told.update(setting.loader.status()["versions"])
+    setting.loader._on_change = lambda: told.update(setting.loader.status()["versions"])
     for _ in range(40):
         number = write_version(setting.repository, number).number
     setting.look()
     assert told == {1, *range(26, 42)} == set(setting.server.versions())
 
 
-def test_what_is_offered_while_another_is_loaded_stays(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_is_offered_during_a_load_stays(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
     first = write_version(setting.repository).number
@@ -164,14 +167,14 @@ def test_what_is_offered_while_another_is_loaded_stays(setting: Setting, monkeyp
         setting.look()
         now[0] += 100
     number = setting.server.versions()[1]
-    setting.loader._tell = lambda: setting.repository.offer(number)
+    setting.loader._on_change = lambda: setting.repository.offer(number)
     write_version(setting.repository, numbers[-1])
     setting.look()
     assert number in setting.server.versions()
 
 
 def test_each_version_that_cannot_be_loaded_is_tried_at_its_own_time(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
@@ -182,25 +185,27 @@ def test_each_version_that_cannot_be_loaded_is_tried_at_its_own_time(
     path.write_bytes(b"damaged")
     for _ in range(5):
         setting.look()
-    assert setting.loader.figures.failures == 2 and len(setting.said) == 2
+    assert setting.loader.figures.failures == 2 and len(caplog.messages) == 2
     now[0] += 1.1
     setting.look()
-    assert setting.loader.figures.failures == 4 and len(setting.said) == 2
+    assert setting.loader.figures.failures == 4 and len(caplog.messages) == 2
     assert setting.loader.status()["failed"]["version"] == delta
 
 
-def test_a_bug_does_not_end_it(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_does_not_end_it(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail() -> None:
         raise OverflowError("cannot convert float infinity to integer")
 
     monkeypatch.setattr(setting.repository, "state", fail)
     setting.look()
-    assert setting.said == ["OverflowError: cannot convert float infinity to integer"]
+    assert caplog.messages == ["OverflowError: cannot convert float infinity to integer"]
 
 
-def test_whoever_asks_hears_what_is_being_loaded(setting: Setting) -> None:
+def test_the_status_shows_the_version_that_is_being_loaded(setting: Setting) -> None:
     told: list[int | None] = []
-    setting.loader._tell = lambda: told.append(setting.loader.status()["loading"])
+    setting.loader._on_change = lambda: told.append(setting.loader.status()["loading"])
     number = write_version(setting.repository).number
     setting.look()
     assert told == [number, number]
@@ -217,7 +222,9 @@ def test_old_versions_are_let_go_and_the_offered_one_never(setting: Setting) -> 
     assert setting.look() == [("retire", numbers[0]), ("retire", numbers[1])]
 
 
-def test_what_is_damaged_is_named_and_tried_again_later(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_damaged_is_named_and_tried_again_later(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = [100.0]
     monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
     base = write_version(setting.repository).number
@@ -228,7 +235,7 @@ def test_what_is_damaged_is_named_and_tried_again_later(setting: Setting, monkey
     path.write_bytes(content[:-1] + b"?")
     assert setting.look() == []
     assert (
-        setting.said[-1]
+        caplog.messages[-1]
         == f"version {bad.number} cannot be loaded: {path}: sha-256 differs from the manifest, the file is damaged"
     )
     status = setting.loader.status()
@@ -237,15 +244,17 @@ def test_what_is_damaged_is_named_and_tried_again_later(setting: Setting, monkey
         and status["failed"]["version"] == bad.number
         and "sha-256" in status["failed"]["why"]
     )
-    told = len(setting.said)
+    told = len(caplog.messages)
     path.write_bytes(content)
     assert setting.look() == [], "not at once"
     now[0] += 1.1
     assert setting.look() == [("delta", bad.number)]
-    assert setting.loader.status()["failed"] is None and len(setting.said) == told + 1
+    assert setting.loader.status()["failed"] is None and len(caplog.messages) == told + 1
 
 
-def test_a_repository_that_cannot_be_read_is_told_once(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_that_cannot_be_read_is_told_once(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     write_version(setting.repository)
     setting.look()
 
@@ -255,7 +264,10 @@ def test_a_repository_that_cannot_be_read_is_told_once(setting: Setting, monkeyp
     monkeypatch.setattr(setting.repository, "state", fail)
     setting.look()
     setting.look()
-    assert setting.said[-1] == "models/small/CURRENT: the file is damaged" and setting.said.count(setting.said[-1]) == 1
+    assert (
+        caplog.messages[-1] == "models/small/CURRENT: the file is damaged"
+        and caplog.messages.count(caplog.messages[-1]) == 1
+    )
     assert setting.loader.status()["problem"] and setting.server.versions() == [1]
 
 

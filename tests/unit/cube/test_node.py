@@ -1,4 +1,4 @@
-"""A process of the store: what it starts with, what it answers for, how it ends."""
+"""A process of the store: start, lookups, shutdown."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,18 +19,18 @@ def repository(tmp_path: Path) -> Repository:
     return Repository.open(tmp_path, MODEL)
 
 
-Start = Callable[[list[str]], StoreNode]
+Start = Callable[[], StoreNode]
 
 
 @pytest.fixture
 def start(repository: Repository) -> Iterator[Start]:
-    """Makes one that is not looked at by itself."""
+    """Make nodes that poll only when a test calls `_poll`."""
     nodes: list[StoreNode] = []
 
-    def make(said: list[str]) -> StoreNode:
+    def make() -> StoreNode:
         cache = Path(repository.location).parent / "cache"
         options = NodeOptions(repository, 0, 1, "127.0.0.1", 0, 0, Security(), cache, keep=2, poll_s=60.0)
-        nodes.append(StoreNode(options, said.append))
+        nodes.append(StoreNode(options))
         return nodes[-1]
 
     yield make
@@ -40,37 +40,42 @@ def start(repository: Repository) -> Iterator[Start]:
             node._server.stop()
 
 
-def test_it_starts_beside_a_newer_version_that_is_damaged(repository: Repository, start: Start) -> None:
-    said: list[str] = []
+def test_it_starts_beside_a_newer_version_that_is_damaged(
+    repository: Repository, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     first = publish(repository)
     repository.offer(first.number)
     newer = publish(repository)
     (Path(repository.location) / newer.name / "manifest.json").write_bytes(b"{")
-    node = start(said)
-    node._look()
-    assert said[0] == f"shard 0 of 1: partitions 0 to {NUM_PARTITIONS - 1}"
+    node = start()
+    node._poll()
+    assert caplog.messages[0] == f"shard 0 of 1: partitions 0 to {NUM_PARTITIONS - 1}"
     assert node.status()["versions"] == [first.number] and node.is_ready()
     assert node.seek([7]).version == first.number
 
 
-def test_a_version_that_is_not_offered_is_not_answered_for(repository: Repository, start: Start) -> None:
-    node = start(said := [])
-    node._look()
-    assert said == [f"waiting for the first version in {repository.location}"]
+def test_lookups_are_refused_until_a_version_is_offered(
+    repository: Repository, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    node = start()
+    node._poll()
+    assert caplog.messages == [f"waiting for the first version in {repository.location}"]
     assert not node.is_ready()
     first = publish(repository).number
-    node._look()
+    node._poll()
     with pytest.raises(UnavailableError, match="cube: no version is offered yet"):
         node.seek([7])
     repository.offer(first)
-    node._look()
+    node._poll()
     assert node.seek([7]).version == first
 
 
 def test_it_does_not_listen_to_other_machines_without_tls(repository: Repository) -> None:
     options = NodeOptions(repository, 0, 1, "0.0.0.0", 0, 0, Security(token="secret"), Path(), keep=2, poll_s=60.0)
     with pytest.raises(ConfigError, match="cube"):
-        StoreNode(options, print)
+        StoreNode(options)
 
 
 def test_a_repository_that_hangs_does_not_hold_up_the_end(
@@ -84,7 +89,7 @@ def test_a_repository_that_hangs_does_not_hold_up_the_end(
         return []
 
     monkeypatch.setattr(repository, "versions", hang)
-    node = start([])
+    node = start()
     running = threading.Thread(target=node.run)
     running.start()
     assert hanging.wait(120)

@@ -1,4 +1,4 @@
-"""Rows by sign, for people: from the store, or from the files of the repository where there is none."""
+"""`elasticrec cube get`: rows by sign, from the store, or from the files of the repository."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ _DEADLINE_S = 5.0
 
 @dataclass(frozen=True)
 class Rows:
-    """What was found."""
+    """The rows of some signs in one version."""
 
     version: int
     columns: list[tuple[str, int]]
@@ -27,7 +27,7 @@ class Rows:
     is_there: npt.NDArray[np.bool_]
 
     def lines(self) -> Iterator[str]:
-        """A line a sign."""
+        """Yield one line of text per sign."""
         yield f"version {self.version}"
         for sign, values in self._each():
             if values is None:
@@ -37,7 +37,7 @@ class Rows:
             yield f"{sign}: {'  '.join(columns)}"
 
     def json_lines(self) -> Iterator[str]:
-        """A JSON object a sign."""
+        """Yield one JSON object per sign."""
         for sign, values in self._each():
             yield json.dumps({"version": self.version, "sign": sign, "row": values})
 
@@ -58,7 +58,7 @@ def rows_of(
     addresses: Sequence[Sequence[str]],
     security: Security,
 ) -> Rows:
-    """Rows of a version, or of the one that is offered."""
+    """Look up rows of a version; the default is the current version."""
     number = repository.current() if version is None else version
     if number is None:
         raise ModelError(f"{repository.location}: no version is offered yet")
