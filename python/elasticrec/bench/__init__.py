@@ -6,6 +6,7 @@
 - `ps`, `ps_speed`, `ps_pull`, `ps_fault`, `cluster`, `dense_process`: training with parameter servers
 - `cube`, `cube_process`, `cube_store`, `cube_versions`: lookups of a cube, and changes of versions
 - `serve`, `serve_model`, `serve_rivals`, `stages`: serving, compared with ONNX Runtime and other model servers
+- `processes`: CPU time of processes
 - `traffic`: `bench load`, requests to a running server
 - `spine`: a small measurement of parsing, training and serving
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrec import _core
+from elasticrec.bench.processes import cpu_seconds
 from elasticrec.config import Job
 from elasticrec.errors import ElasticRecError, UnavailableError
 from elasticrec.launch.child import Child
@@ -223,12 +224,6 @@ def process_of(child: Child) -> int:
     return child.process.pid
 
 
-def cpu_seconds(process: int) -> float:
-    """Return the user and system time of a process so far."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _mean_shares(trainers: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]:
     """Return the shares of the trainers' time between two reports; their figures count from their start."""
     shares: dict[str, float] = {}
@@ -242,4 +237,4 @@ def _mean_shares(trainers: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[
     return {name: round(share, 4) for name, share in shares.items()}
 
 
-__all__ = ["Cluster", "Rates", "cpu_seconds", "process_of", "write_checkpoint"]
+__all__ = ["Cluster", "Rates", "process_of", "write_checkpoint"]

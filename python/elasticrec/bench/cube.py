@@ -4,7 +4,6 @@ Servers run in their own processes, the client in this one. Figures are medians;
 """
 
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any, Self
 
 from elasticrec import _core
 from elasticrec.bench import cube_process, cube_versions
+from elasticrec.bench.processes import cpu_seconds
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.machine import num_cores
 
@@ -62,8 +62,7 @@ class Process:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all its threads."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.process.pid)
 
     def __enter__(self) -> Self:
         return self

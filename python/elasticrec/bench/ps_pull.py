@@ -9,7 +9,8 @@ import numpy as np
 
 from elasticrec import _core
 from elasticrec.bench import table, train
-from elasticrec.bench.cluster import Cluster, cpu_seconds, process_of
+from elasticrec.bench.cluster import Cluster, process_of
+from elasticrec.bench.processes import cpu_seconds
 from elasticrec.errors import ModelError
 
 if TYPE_CHECKING:

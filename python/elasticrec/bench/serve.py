@@ -9,11 +9,11 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from elasticrec import _core
 from elasticrec.bench import serve_rivals
+from elasticrec.bench.processes import cpu_seconds
 from elasticrec.bench.serve_model import NAME, BenchModel, Requests, Sizes, make, over_grpc, over_http
 from elasticrec.bench.stages import mean_us, stages_of
 from elasticrec.errors import UnavailableError
@@ -28,7 +28,6 @@ PARTS = ("engine", "joining", "latency", "swap")
 # Not measured by default, as it installs other servers.
 RIVALS = "rivals"
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 # Seed of the random arrivals, so that runs are alike.
 _POISSON_SEED = 1
 # Distinct requests, whose rows do not fit into the caches.
@@ -94,19 +93,13 @@ def _load(server: ServerProcess, requests: Requests, **options: Any) -> _core.Lo
     return report
 
 
-def _cpu_s(process_id: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
 def _per_cpu_s(server: ServerProcess, requests: Requests, connections: int, seconds: float) -> float:
     """Return requests per CPU second of the server, with the traffic generator on the other core."""
     with _on(1):
         _load(server, requests, connections=connections, seconds=min(seconds, 0.5))
-        before = _cpu_s(server.process.pid)
+        before = cpu_seconds(server.process.pid)
         report = _load(server, requests, connections=connections, seconds=seconds)
-        return report.answered / (_cpu_s(server.process.pid) - before)
+        return report.answered / (cpu_seconds(server.process.pid) - before)
 
 
 def _engine(model: BenchModel, sizes: Sizes, say: Say) -> Result:

@@ -86,18 +86,8 @@ class BenchModel:
 
 def make(rows: int) -> BenchModel:
     """Train a network briefly and publish it with many rows, in the current directory."""
-    _core.write_demo(
-        "data",
-        samples=20_000,
-        slots=SLOTS,
-        hours=1,
-        seed=1,
-        format="criteo",
-        overwrite=True,
-        threads=1,
-        progress=None,
-    )
-    job = _job()
+    write_criteo_rows(20_000)
+    job = bench_job()
     with contextlib.redirect_stderr(io.StringIO()):
         summary = train_job(job, fresh=True)
     published = publish_run(summary.run)
@@ -122,7 +112,23 @@ def make(rows: int) -> BenchModel:
     return model
 
 
-def _job() -> Job:
+def write_criteo_rows(count: int) -> None:
+    """Generate Criteo rows in the directory `data`."""
+    _core.write_demo(
+        "data",
+        samples=count,
+        slots=SLOTS,
+        hours=1,
+        seed=1,
+        format="criteo",
+        overwrite=True,
+        threads=1,
+        progress=None,
+    )
+
+
+def bench_job() -> Job:
+    """Return a job that trains the model on `data`."""
     raw = {
         "name": NAME,
         "data": {"format": "criteo", "train": ["data"]},

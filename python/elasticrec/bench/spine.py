@@ -14,8 +14,9 @@ from typing import Any
 from elasticrec import _core
 from elasticrec.bench.network import dense_only_rate
 from elasticrec.bench.parse import parse_rate
+from elasticrec.bench.serve_model import bench_job, write_criteo_rows
 from elasticrec.bench.stages import mean_us, stages_of
-from elasticrec.config import Job, match_files, parse_job
+from elasticrec.config import Job, match_files
 from elasticrec.machine import num_cores
 from elasticrec.publish.local import publish_run
 from elasticrec.serving.onnxruntime import library_path
@@ -32,18 +33,8 @@ def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) 
     # Runs and models are written to the current directory.
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         say(f"writing {samples:,} generated Criteo rows")
-        _core.write_demo(
-            "data",
-            samples=samples,
-            slots=26,
-            hours=1,
-            seed=1,
-            format="criteo",
-            overwrite=True,
-            threads=1,
-            progress=None,
-        )
-        job = _job()
+        write_criteo_rows(samples)
+        job = bench_job()
         result: Result = {"samples": samples, "repeats": repeats, "cores": num_cores()}
         say("parsing")
         result["parse_mb_per_s"] = statistics.median(parse_rate(job) for _ in range(repeats))
@@ -85,16 +76,6 @@ def describe(result: Result) -> list[str]:
         "traffic generator on the same cores",
         "  per request: " + ", ".join(f"{name} {micros:,.0f} µs" for name, micros in stages.items()),
     ]
-
-
-def _job() -> Job:
-    raw = {
-        "name": "bench",
-        "data": {"format": "criteo", "train": ["data"]},
-        "model": {"kind": "wide_deep", "dim": 9, "hidden": [400, 400, 400]},
-        "train": {"batch_size": 512, "print_every_s": 3600, "checkpoint": {"every_s": 3600}},
-    }
-    return parse_job(raw, base=Path.cwd(), source="bench")
 
 
 def _train(job: Job) -> Summary:

@@ -69,11 +69,11 @@ class Hours(Section):
     poll_s: Seconds = Field(default=10.0, description="Seconds between two checks for the next hour.")
     late_s: Seconds = Field(
         default=3600.0,
-        description="Seconds that a complete hour waits for an earlier incomplete one before it goes first.",
+        description="Seconds that a complete hour waits for an earlier incomplete one before it is trained first.",
     )
     late: Literal["skip", "train"] = Field(
         default="skip",
-        description="When an hour arrives after later hours went first: `skip` it, or `train` on it in a pass of its "
+        description="When an hour arrives after later hours were trained: `skip` it, or `train` on it in a pass of its "
         "own.",
     )
     changed: Literal["skip", "train"] = Field(

@@ -82,7 +82,7 @@ def test_every_format_converts_to_every_other(tmp_path: Path, kind: str, to: str
         assert converted.data is not None
         assert samples(job_of(converted.data, TO[to])) == samples(job)
         return
-    # JSON lines need a reader, and do not keep the normalization.
+    # JSON lines need a reader, and do not keep the normalisation.
     write_job(Path("again"), [TO[to]])
     again = load_job("again/job.yaml", ["data.eval=[]"])
     assert {slot.name for slot in again.data.slots} <= {slot.name for slot in job.data.slots}

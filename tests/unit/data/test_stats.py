@@ -75,7 +75,7 @@ def test_statistics_equal_simple_counts(tmp_path: Path) -> None:
     assert (price.min, price.max) == pytest.approx((min(prices), max(prices)))
     assert price.mean == pytest.approx(sum(prices) / len(prices))
     assert price.quantiles["50%"] == pytest.approx(float(np.median(prices)), rel=1e-5)
-    # Dense statistics are before normalization.
+    # Dense statistics are before normalisation.
     assert of(stats, "visits").max == max(row["visits"] for row in train)
 
     scores = []

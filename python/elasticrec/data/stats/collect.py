@@ -44,7 +44,7 @@ def collect(job: Job, *, num_samples: int, progress: Callable[[int], None] | Non
 
 
 def _prepared(job: Job, has_eval: bool, batch_size: int) -> Job:
-    """Return the job with large batches, dense values without normalization, and samples to measure on."""
+    """Return the job with large batches, dense values without normalisation, and samples to measure on."""
     plain = {"normalize": "none", "min": None, "max": None}
     changes: dict[str, Any] = {"dense": tuple(column.model_copy(update=plain) for column in job.data.dense)}
     if not has_eval:

@@ -28,7 +28,7 @@ class SlotStats:
 
 @dataclass(frozen=True)
 class DenseStats:
-    """Statistics of a dense column, before normalization."""
+    """Statistics of a dense column, before normalisation."""
 
     name: str
     coverage: float
