@@ -1,4 +1,4 @@
-"""Threads that ask a server whose scores tell their versions (tests/support/store.py), and note what is wrong."""
+"""Threads that send requests to a server whose scores show their version (tests/support/store.py)."""
 
 import contextlib
 import threading
@@ -14,12 +14,12 @@ from support.store import MODEL, NUM_ROWS, wait_until
 
 
 def score_of(version: int) -> float:
-    """Of a sample whose sign has a row, where rows and weights are of the same version."""
+    """Return the score of a sample with a row, if rows and weights are of the same version."""
     return 1001.0 * version
 
 
 class Askers:
-    """Threads that ask again and again."""
+    """Threads that send requests repeatedly and record wrong answers."""
 
     def __init__(self, url: str, count: int = 4, *, retries: int = 0, model: str = MODEL) -> None:
         self.url, self._model, self._retries = url, model, retries
@@ -27,7 +27,7 @@ class Askers:
         self._threads = [threading.Thread(target=self._ask, args=(seed,)) for seed in range(count)]
         self.wrong: list[str] = []
         self.answers: Counter[int] = Counter()
-        """By version."""
+        """Number of answers by version."""
 
     def _ask(self, seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -44,13 +44,13 @@ class Askers:
                 self.answers[answer.version] += 1
 
     def wait_for(self, version: int, more: int = 6) -> None:
-        """Until so many more answers of a version came."""
+        """Wait for more answers of a version."""
         enough = self.answers[version] + more
         wait_until(lambda: self.answers[version] >= enough, lambda: str((self.answers, self.wrong[:3])))
 
     @contextlib.contextmanager
     def asking(self) -> Iterator["Askers"]:
-        """Ask while the block runs."""
+        """Send requests while the block runs."""
         for thread in self._threads:
             thread.start()
         try:
@@ -62,8 +62,8 @@ class Askers:
 
 
 def metrics_of(url: str) -> dict[str, float]:
-    """The figures of a scrape, by name and labels."""
+    """Return the metrics of a server, by name and labels."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
-    found = (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    return {name.removeprefix("elasticrec_serve_"): float(value) for name, _, value in found}
+    samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name.removeprefix("elasticrec_serve_"): float(value) for name, _, value in samples}

@@ -1,4 +1,4 @@
-"""What clients of Paddle Serving and Cube put on the wire, written by hand: protobuf, `baidu_std`, one port for all."""
+"""Requests of Paddle Serving and Cube clients, encoded by hand: protobuf and `baidu_std`."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, value: int | bytes | str) -> bytes:
-    """A field of a message: a number, or bytes with their length."""
+    """Encode a field of a message: a number, or bytes with their length."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     data = value.encode() if isinstance(value, str) else value
@@ -35,7 +35,7 @@ def packed(number: int, values: Sequence[int]) -> bytes:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message in the order in which they stand."""
+    """Yield the fields of a message in order."""
     at = 0
 
     def read() -> int:
@@ -61,12 +61,12 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def of(message: bytes, number: int) -> list[Any]:
-    """All values of a field."""
+    """Return all values of a field."""
     return [value for key, value in fields(message) if key == number]
 
 
 def slots_of(lines: Sequence[bytes]) -> dict[str, tuple[list[int], list[int]]]:
-    """The signs of each slot of slot text, and where those of each line end."""
+    """Return the signs of each slot of slot text, with the ends of each line's signs."""
     rows = [[part.decode().split(":") for part in line.split()[2:] if b":" in part] for line in lines]
     names = sorted({slot for row in rows for _, slot in row})
     slots = {}
@@ -81,7 +81,7 @@ def slots_of(lines: Sequence[bytes]) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def paddle_request(lines: Sequence[bytes], log_id: int, fetch: Sequence[str] = ()) -> bytes:
-    """A `Request` with a ragged tensor a slot."""
+    """Encode a `Request` with a ragged tensor per slot."""
     tensors = []
     for name, (signs, ends) in slots_of(lines).items():
         shape = packed(11, [len(signs), 1])
@@ -90,7 +90,7 @@ def paddle_request(lines: Sequence[bytes], log_id: int, fetch: Sequence[str] = (
 
 
 def paddle_json(lines: Sequence[bytes], log_id: int) -> dict[str, Any]:
-    """The same as JSON; signs beyond 2^53 as text, as protobuf writes all of them."""
+    """Return the same request as JSON, with signs as text, as protobuf writes 64-bit integers."""
     tensors = [
         {
             "int64_data": [str(sign) for sign in signs],
@@ -106,7 +106,7 @@ def paddle_json(lines: Sequence[bytes], log_id: int) -> dict[str, Any]:
 
 
 def paddle_scores(response: bytes, log_id: int) -> dict[str, list[float]]:
-    """The values of each output of a `Response` without an error."""
+    """Return the values of each output of a `Response` without an error."""
     assert (of(response, 5), of(response, 6), of(response, 4)) == ([], [], [log_id]), response
     (output,) = of(response, 1)
     scores = {}
@@ -117,7 +117,7 @@ def paddle_scores(response: bytes, log_id: int) -> dict[str, list[float]]:
 
 
 class Answer(NamedTuple):
-    """Of a call over `baidu_std`."""
+    """The answer of a call over `baidu_std`."""
 
     id: int
     code: int
@@ -126,7 +126,7 @@ class Answer(NamedTuple):
 
 
 class Connection:
-    """A connection of a client that calls without waiting."""
+    """A client connection that can have several calls in flight."""
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         host, _, port = address.rpartition(":")
@@ -167,7 +167,7 @@ class Connection:
 
 
 def post(url: str, body: bytes | dict[str, Any], content_type: str = "application/json") -> tuple[int, bytes]:
-    """The status and body of an answer, whichever it is."""
+    """Return the status and body of an answer, including errors."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": content_type})
     try:

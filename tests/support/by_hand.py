@@ -1,4 +1,4 @@
-"""Roles started one by one with the command line, as on several machines."""
+"""Roles started individually with the command line, as on several machines."""
 
 import os
 import re
@@ -20,7 +20,7 @@ TOKEN = "a-token-that-must-not-be-seen"
 
 
 def make_run(directory: Path, **changes: Any) -> Run:
-    """A run that has not begun, on demo data: 2,000 samples, two servers, leases that outlast a stall."""
+    """Create a run on demo data that has not started: 2,000 samples, two servers, leases that outlast a stall."""
     changes = {"train__mode": "ps", "train__servers": 2, "train__ps": {"lease_s": 60}} | changes
     job = load_job(write_job(directory, format="slots", kind="lr", **changes))
     run = Run.create(job, directory / "runs")
@@ -29,12 +29,12 @@ def make_run(directory: Path, **changes: Any) -> Run:
 
 
 class Role:
-    """A role in a process of its own, told what it needs by the environment alone."""
+    """A role in its own process, configured by environment variables only."""
 
-    def __init__(self, name: str, log: Path, told: dict[str, Any], prefix: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, log: Path, settings: dict[str, Any], prefix: Sequence[str] = ()) -> None:
         self.name, self.log = name, log
         kept = {key: value for key, value in os.environ.items() if not key.startswith("ELASTICREC_")}
-        environment = kept | {f"ELASTICREC_{key}": str(value) for key, value in told.items()}
+        environment = kept | {f"ELASTICREC_{key}": str(value) for key, value in settings.items()}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, "-m", "elasticrec", *name.split()],
@@ -45,12 +45,12 @@ class Role:
 
     @property
     def output(self) -> str:
-        """What it said so far, without the times of its lines."""
+        """The output so far, without the times of its lines."""
         lines = self.log.read_text(errors="replace").splitlines(keepends=True)
         return "".join(without_stamp(line) for line in lines)
 
     def wait_for(self, pattern: str) -> str:
-        """Until it says something; returns the first group of that."""
+        """Wait until the output matches a pattern; return the first group."""
         end = time.monotonic() + TIMEOUT_S
         while not (found := re.search(pattern, self.output)):
             assert self.process.poll() is None and time.monotonic() < end, self.output
@@ -58,31 +58,31 @@ class Role:
         return found[1]
 
     def finish(self) -> tuple[int, str]:
-        """How it ended, and what it said."""
+        """Wait for its end and return exit code and output."""
         return self.process.wait(TIMEOUT_S), self.output
 
     def stop(self) -> None:
-        """End it, if it has not ended."""
+        """Stop it, if it is running."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
 
 
 class Roles:
-    """The roles of a run; all end with the block."""
+    """The roles of a run, which are stopped at the end of the block."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.started = run, list[Role]()
 
-    def start(self, name: str, prefix: Sequence[str] = (), **told: Any) -> Role:
-        """Another one; a prefix starts it in another world."""
+    def start(self, name: str, prefix: Sequence[str] = (), **settings: Any) -> Role:
+        """Start a role; `prefix` is a command that runs it, for example in another network namespace."""
         log = self.run.path.parent / f"{name.split()[0]}-{len(self.started)}.log"
-        self.started.append(Role(name, log, {"RUN": self.run.path, "TOKEN": TOKEN} | told, prefix))
+        self.started.append(Role(name, log, {"RUN": self.run.path, "TOKEN": TOKEN} | settings, prefix))
         return self.started[-1]
 
-    def coordinator(self, **told: Any) -> str:
-        """A coordinator that answers; returns its URL."""
-        return self.start("coordinator", **told).wait_for(r"coordinator of .* on (\S+), term")
+    def coordinator(self, **settings: Any) -> str:
+        """Start a coordinator, wait until it answers, and return its URL."""
+        return self.start("coordinator", **settings).wait_for(r"coordinator of .* on (\S+), term")
 
     def __enter__(self) -> "Roles":
         return self

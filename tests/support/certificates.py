@@ -1,4 +1,4 @@
-"""Authorities and certificates for tests, made when they run."""
+"""Certificate authorities and certificates, generated during the tests."""
 
 import datetime
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ import trustme
 
 @dataclass(frozen=True)
 class Files:
-    """PEM files of one authority and of a server that it vouches for."""
+    """PEM files of an authority and of a server certificate that it signed."""
 
     cert: Path
     key: Path
     ca: Path
 
     def environment(self) -> dict[str, str]:
-        """What a role is told of them."""
+        """Return the environment variables that give the files to a role."""
         names = {"CERT": self.cert, "KEY": self.key, "CA": self.ca}
         return {f"ELASTICREC_TLS_{name}": str(path) for name, path in names.items()}
 
@@ -24,7 +24,7 @@ class Files:
 def write_certificates(
     directory: Path, host: str = "127.0.0.1", *, not_after: datetime.datetime | None = None
 ) -> Files:
-    """A new authority and a certificate for `host`."""
+    """Write a new authority and a certificate for `host`."""
     directory.mkdir(parents=True, exist_ok=True)
     authority = trustme.CA()
     issued = authority.issue_cert(host, not_after=not_after)

@@ -1,4 +1,4 @@
-"""A delta of a checkpoint's rows, written with the plain writer: what tests of deltas and golden files share."""
+"""A delta of a checkpoint's rows, written with the plain writer, for tests of deltas and golden files."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ _core_with_cubes: Any = _core
 def publish_delta(
     repository: Repository, loaded: CheckpointModel, parent: int, signs: set[int], removed: set[int], num_rows: int
 ) -> Version:
-    """A delta with the rows of some signs and without others; `num_rows` are those of the whole version."""
+    """Publish a delta that changes some signs and removes others; `num_rows` counts the rows of the whole version."""
     job, table = loaded.job, loaded.state.embedding.table
     columns = [(column.name, column.width) for column in loaded.scorer.model.columns]
     num_partitions = job.sparse.partitions
@@ -29,12 +29,12 @@ def publish_delta(
         writer = _core_with_cubes.DeltaWriter(
             str(draft.directory / part_name(0)), columns, row_type=job.publish.row_type, num_partitions=num_partitions
         )
-        ours, gone = (np.array(sorted(chosen), np.uint64) for chosen in (signs, removed))
+        changed, deleted = (np.array(sorted(chosen), np.uint64) for chosen in (signs, removed))
         for partition in range(num_partitions):
-            here = ours[partition_of(ours, num_partitions) == partition]
-            rows = np.array([row[3] for sign in here if (row := table.get(int(sign)))], np.float32)
-            away = gone[partition_of(gone, num_partitions) == partition]
-            writer.add(partition, here, rows.reshape(-1, table.width), away)
+            own = changed[partition_of(changed, num_partitions) == partition]
+            rows = np.array([row[3] for sign in own if (row := table.get(int(sign)))], np.float32)
+            own_deleted = deleted[partition_of(deleted, num_partitions) == partition]
+            writer.add(partition, own, rows.reshape(-1, table.width), own_deleted)
         dense = loaded.state.dense.values.numpy().tobytes()
         files = {
             part_name(0): FileEntry(*writer.finish()),

@@ -1,4 +1,4 @@
-"""A file system of its own, to be filled."""
+"""Small file systems, for tests of full disks."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def small_file_system(path: Path, size: str) -> Iterator[Path]:
-    """A new directory with no more room than this; the test is skipped where none can be made."""
+    """Mount a file system of this size; skip the test if that is not possible."""
     path.mkdir()
     mount = shutil.which("mount")
     if mount is None or os.geteuid() != 0:
@@ -23,12 +23,12 @@ def small_file_system(path: Path, size: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        # a process that was just killed may still have a file open there
+        # A killed process may still have a file open there.
         subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def fill(path: Path, leave: int) -> None:
-    """Take all room of a file system but so many bytes, while others write there too."""
+    """Fill a file system until only `leave` bytes are free, while other processes write to it."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(2**20))

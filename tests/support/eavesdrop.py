@@ -1,4 +1,4 @@
-"""Somebody on the way: passes connections on and keeps what went by."""
+"""A proxy that forwards connections and records the bytes."""
 
 import contextlib
 import socket
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Eavesdropper:
-    """Listens on `port`; what comes there goes to `target`, and the answers back."""
+    """Listens on `port` and forwards connections to `target`."""
 
     def __init__(self, target: int = 0) -> None:
         self.target = target
@@ -20,7 +20,7 @@ class Eavesdropper:
 
     @property
     def heard(self) -> bytes:
-        """All that went by so far, in both directions."""
+        """All bytes so far, in both directions."""
         return bytes(self._heard)
 
     def _accept(self) -> None:

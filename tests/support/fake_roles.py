@@ -1,4 +1,4 @@
-"""Shards and trainers without sockets or tables, for tests of the coordinator: they keep its rules, and die as told."""
+"""Shards and trainers without sockets or tables, for tests of the coordinator; tests can kill and pause them."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ KINDS: dict[str, type[Any]] = {
 
 
 class Clock:
-    """Time that moves when it is told to."""
+    """A clock that tests move forward."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -45,7 +45,7 @@ class Clock:
 
 
 def ask_twice(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Options of a client that gives up after two attempts: it seems to wait, and each of them has all the time."""
+    """Return options of a client that gives up after two attempts, with sleeps that only move a fake clock."""
     clock = Clock()
 
     def sleep(seconds: float) -> None:
@@ -59,41 +59,41 @@ def ask_twice(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 def plan_of(directory: Path, *, num_units: int = 6, num_passes: int = 1, upkeep: Upkeep | None = None) -> PassPlan:
-    """Passes over a file that cuts into so many units, in order."""
+    """Return passes over a file that splits into a number of units, in order."""
     path = directory / "train.txt"
     if not path.exists():
         path.write_text("1 0 5:0\n" * num_units)
-    cut = UnitSplit(unit_bytes=8, shuffle=False, seed=1, digest="d")
-    return PassPlan(lambda _: [path], cut, num_passes, upkeep or Upkeep())
+    split = UnitSplit(unit_bytes=8, shuffle=False, seed=1, digest="d")
+    return PassPlan(lambda _: [path], split, num_passes, upkeep or Upkeep())
 
 
 def num_batches(unit: int) -> int:
-    """How many batches a unit has in these tests."""
+    """Return the number of batches of a unit in these tests."""
     return 1 + unit % 3
 
 
 def ask(coordinator: Coordinator, path: str, **body: Any) -> dict[str, Any]:
-    """A request as it comes over the wire, and the answer as it goes."""
+    """Send a request through the wire format and return the answer."""
     request = messages.parse(KINDS[path], json.dumps({"term": 0, **body}).encode())
     answer: dict[str, Any] = json.loads(json.dumps(getattr(coordinator, path)(request), allow_nan=False))
     return answer
 
 
 class RefusedError(Exception):
-    """A push that a shard did not take."""
+    """A push that a shard refused."""
 
 
 class NotYetError(Exception):
-    """A push of a pass that has not begun at this shard."""
+    """A push for a pass that has not begun at this shard."""
 
 
 @dataclass
 class Partition:
-    """What one partition has applied, in order: names, and `["boundary", k]`."""
+    """The events that a partition has applied, in order: batch names, and `["boundary", k]`."""
 
     events: list[list[Any]] = field(default_factory=list)
     lost: set[int] = field(default_factory=set)
-    """Units that nobody can push."""
+    """Units that were lost and cannot be pushed."""
 
     @property
     def boundaries(self) -> int:
@@ -126,14 +126,14 @@ class Partition:
 
 
 @dataclass
-class Told:
-    """What a partition knows of publishes: by their names, how many of its events were in them."""
+class PublishedEvents:
+    """The last publishes of a partition, each with the number of events that it contains."""
 
     basis: tuple[str, int] | None = None
     pending: tuple[str, int] | None = None
 
     def take(self, command: dict[str, Any], events: list[list[Any]]) -> dict[str, Any]:
-        """What is new since the committed publish, or all."""
+        """Return the events since the committed publish, or all events."""
         if self.pending is not None and self.pending[0] == command["committed"]:
             self.basis = self.pending
         elif self.basis is not None and self.basis[0] != command["committed"]:
@@ -144,9 +144,9 @@ class Told:
 
 
 class Shard:
-    """A shard: registers, loads, heartbeats, applies while its lease runs."""
+    """A shard that registers, loads, sends heartbeats, and applies pushes while its lease is valid."""
 
-    def __init__(self, world: "World", nonce: str) -> None:
+    def __init__(self, world: "FakeCluster", nonce: str) -> None:
         self.world, self.nonce = world, nonce
         self.address = f"shard:{nonce}"
         self.alive = True
@@ -162,11 +162,11 @@ class Shard:
         self.sequence = 0
         self.snapshot: dict[str, Any] | None = None
         self.published: dict[str, Any] | None = None
-        self.told: dict[int, Told] = {}
+        self.publishes: dict[int, PublishedEvents] = {}
         self.stopped: str | None = None
 
     def step(self) -> None:
-        """Do what is due."""
+        """Do everything that is due."""
         clock = self.world.clock
         if not self.alive or clock() < max(self.paused_until, self.next_at):
             return
@@ -217,7 +217,7 @@ class Shard:
         self._obey(answer)
 
     def status(self) -> dict[str, Any]:
-        """As a shard reports it: partitions with equal records share one."""
+        """Return the status that a shard reports; partitions with equal records are grouped."""
         groups: dict[str, list[int]] = {}
         for number, partition in self.partitions.items():
             groups.setdefault(json.dumps(partition.record()), []).append(number)
@@ -246,7 +246,7 @@ class Shard:
 
     def _publish(self, command: dict[str, Any]) -> None:
         parts = {
-            number: self.told.setdefault(number, Told()).take(command, part.events)
+            number: self.publishes.setdefault(number, PublishedEvents()).take(command, part.events)
             for number, part in self.partitions.items()
         }
         num_changed = sum(len(part["events"]) for part in parts.values())
@@ -278,7 +278,7 @@ class Shard:
         self.next_at = 0.0
 
     def push(self, unit: int, batch: int) -> None:
-        """Apply a batch to the partitions that lack it."""
+        """Apply a batch to the partitions that do not have it yet."""
         clock = self.world.clock
         if not self.alive or clock() < self.paused_until or clock() >= self.lease_until:
             raise RefusedError
@@ -305,9 +305,9 @@ def _put(path: Path, content: bytes) -> dict[str, Any]:
 
 
 class Trainer:
-    """A trainer: leases a unit and pushes its batches to all shards, one a step."""
+    """A trainer that leases a unit and pushes its batches to all shards, one per step."""
 
-    def __init__(self, world: "World", nonce: str) -> None:
+    def __init__(self, world: "FakeCluster", nonce: str) -> None:
         self.world, self.nonce = world, nonce
         self.alive = True
         self.incarnation: int | None = None
@@ -321,7 +321,7 @@ class Trainer:
         self.finished = False
 
     def step(self) -> None:
-        """Do what is due."""
+        """Do everything that is due."""
         if not self.alive or self.world.clock() < self.next_at:
             return
         try:
@@ -369,8 +369,8 @@ class Trainer:
     def _push(self) -> None:
         assert self.unit is not None
         try:
-            for place in self.shards:
-                self.world.shard_at(place).push(self.unit, self.todo[0])
+            for address in self.shards:
+                self.world.shard_at(address).push(self.unit, self.todo[0])
             self.todo.pop(0)
         except (RefusedError, NotYetError) as error:
             self.tries += 1
@@ -379,8 +379,8 @@ class Trainer:
                 self.unit = None
 
 
-class World:
-    """One run: a coordinator that can die, shards and trainers, and what must hold whatever happens."""
+class FakeCluster:
+    """A run with a coordinator that can die, shards and trainers; checks the invariants at every step."""
 
     def __init__(self, directory: Path, settings: Callable[[PassPlan], Settings], plan: PassPlan) -> None:
         self.clock = Clock()
@@ -397,18 +397,18 @@ class World:
         self.gone: set[int] = set()
 
     def start_coordinator(self) -> Coordinator:
-        """Start one, or the next one."""
+        """Start a coordinator, or its successor."""
         self.coordinator = Coordinator(self.run, self.settings, clock=self.clock)
         return self.coordinator
 
     def kill_coordinator(self) -> None:
-        """Its memory is gone; the lock goes with the process."""
+        """Stop the coordinator; its memory is lost and its lock is released."""
         if self.coordinator is not None:
             self.coordinator.close()
         self.coordinator = None
 
     def ask(self, asking: Shard | Trainer, path: str, **body: Any) -> dict[str, Any]:
-        """A request of a role; the coordinator may be dead, and answers may be lost."""
+        """Send a request of a role; the coordinator may be dead, and the answer may be lost."""
         if self.coordinator is None:
             raise UnavailableError("dead")
         answer = ask(self.coordinator, path, term=asking.term, **body)
@@ -420,15 +420,15 @@ class World:
         asking.term = answer["term"]
         return answer
 
-    def shard_at(self, place: dict[str, Any]) -> Shard:
-        """The shard where a trainer was told it is, if it is that one."""
+    def shard_at(self, address: dict[str, Any]) -> Shard:
+        """Return the shard at an address that a trainer received, if its incarnation is still the same."""
         for shard in self.shards:
-            if (shard.address, shard.incarnation) == (place["address"], place["incarnation"]):
+            if (shard.address, shard.incarnation) == (address["address"], address["incarnation"]):
                 return shard
         raise RefusedError
 
     def note_start(self, shard: Shard) -> None:
-        """A shard came (back): remember what it lacks of all that was ever leased."""
+        """Note that a shard started or restarted: remember the leased units that it lacks."""
         assert shard.incarnation not in self.incarnations, "an incarnation was given twice"
         assert shard.incarnation is not None
         self.incarnations.add(shard.incarnation)
@@ -437,36 +437,36 @@ class World:
             if set(other.owned) & set(shard.owned):
                 assert other.lease_until <= self.clock(), "two shards may apply to the same partition"
         self.went_back |= {unit for unit in self.leased if not self.is_complete(unit, [shard])}
-        # a unit of which nobody has anything is as good as new
+        # A unit of which no partition has a batch counts as new.
         self.went_back = {unit for unit in self.went_back if self.is_known(unit)}
 
     def note_lease(self, unit: int) -> None:
-        """New units wait for what shards that went back lack."""
+        """Check that a new unit is leased only when restarted shards have caught up."""
         self.went_back = {one for one in self.went_back if not self.is_complete(one, self.present())}
         if unit not in self.leased:
             assert not self.went_back, f"unit {unit} is new, but {sorted(self.went_back)} lack"
         self.leased.add(unit)
 
     def present(self) -> list[Shard]:
-        """The shards that have the places, by the coordinator."""
+        """Return the shards that are members by the coordinator."""
         assert self.coordinator is not None
         members = {member.incarnation for member in self.coordinator.members.of("ps")}
         return [shard for shard in self.shards if shard.incarnation in members]
 
     def is_known(self, unit: int) -> bool:
-        """Whether some partition has a batch of it."""
+        """Return whether a partition has a batch of the unit."""
         parts = [part for shard in self.present() for part in shard.partitions.values()]
         return any(part.has(unit, batch) for part in parts for batch in range(num_batches(unit)))
 
     @staticmethod
     def is_complete(unit: int, shards: list[Shard]) -> bool:
-        """Whether these have all of a unit, by what they hold, not by what they said."""
+        """Return whether the shards have all batches of a unit, by their events and not by their reports."""
         names = [[unit, batch] for batch in range(num_batches(unit))]
         parts = [one for shard in shards for one in shard.partitions.values()]
         return all(unit in one.lost or all(name in one.events for name in names) for one in parts)
 
     def step(self, seconds: float = 0.05) -> None:
-        """Let some time pass."""
+        """Let time pass, and let every role act."""
         self.clock.now += seconds
         if self.coordinator is not None:
             self.coordinator.tick()
@@ -476,7 +476,7 @@ class World:
     def until(
         self, reached: Callable[[Coordinator], bool], each: Callable[[], None] = lambda: None, limit_s: float = 600.0
     ) -> Coordinator:
-        """Let time pass until something is so."""
+        """Let time pass until a condition holds."""
         end = self.clock() + limit_s
         while self.coordinator is None or not reached(self.coordinator):
             assert self.clock() < end, self.describe()
@@ -485,21 +485,21 @@ class World:
         return self.coordinator
 
     def run_to_end(self, each: Callable[[], None] = lambda: None) -> None:
-        """Until the coordinator says that all is finished."""
+        """Let time pass until the coordinator has finished the run."""
         self.until(lambda coordinator: coordinator.is_finished, each)
 
     def describe(self) -> str:
-        """All that may say why a run does not end."""
+        """Return the state of everything, for the error of a run that does not end."""
         status = self.coordinator and self.coordinator.status()
         roles = [{key: value for key, value in vars(role).items() if key != "world"} for role in self.roles()]
         return json.dumps([status, roles], default=str)
 
     def roles(self) -> list[Shard | Trainer]:
-        """Shards and trainers, dead ones too."""
+        """Return shards and trainers, including dead ones."""
         return [*self.shards, *self.trainers]
 
     def check_exactly_once(self, ends: list[int]) -> None:
-        """Every partition has every name once, and boundaries in their places: in the shards and in the checkpoint."""
+        """Check that shards and checkpoint have every batch once, and every boundary at its position."""
         assert self.coordinator is not None
         newest = self.coordinator.checkpoints.newest
         assert newest is not None
@@ -521,5 +521,5 @@ class World:
 
 
 def seeded(seed: int) -> random.Random:
-    """Chance that can be had again."""
+    """Return a reproducible random generator."""
     return random.Random(seed)

@@ -1,4 +1,4 @@
-"""Real processes for tests: the command line as a user runs it, and a server on a free port."""
+"""Real processes for tests: the command line, and a server on a free port."""
 
 import os
 import random
@@ -18,7 +18,7 @@ TIMEOUT_S = 600
 
 
 def elasticrec(*arguments: str, cwd: Path, env: dict[str, str] | None = None, stdin: str | None = None) -> Any:
-    """Run a command to its end."""
+    """Run a command and wait for its end."""
     return subprocess.run(
         [sys.executable, "-m", "elasticrec.cli", *arguments],
         cwd=cwd,
@@ -32,7 +32,7 @@ def elasticrec(*arguments: str, cwd: Path, env: dict[str, str] | None = None, st
 
 
 def succeed(*arguments: str, cwd: Path, **options: Any) -> str:
-    """Run a command that must succeed; returns what it printed."""
+    """Run a command that must succeed; return its output."""
     result = elasticrec(*arguments, cwd=cwd, **options)
     assert result.returncode == 0, result.stderr
     return str(result.stdout)
@@ -42,7 +42,7 @@ def succeed(*arguments: str, cwd: Path, **options: Any) -> str:
 def serving(
     *arguments: str, cwd: Path, env: dict[str, str] | None = None, log: Path | None = None
 ) -> Iterator[ServerProcess]:
-    """`elasticrec serve … --port 0`, ready when the block begins; `log` gets all that it printed."""
+    """Run `elasticrec serve … --port 0`, ready when the block begins; its output goes to `log`."""
     with open(log or os.devnull, "w") as output:
         lines: list[str] = []
         try:
@@ -53,7 +53,7 @@ def serving(
 
 
 def write_job(directory: Path, *, format: str, kind: str, **changes: Any) -> Path:
-    """Demo data in `directory` and a small job that trains on it with one thread."""
+    """Write demo data to `directory`, and a small job that trains on it with one thread."""
     samples = changes.pop("samples", 4000)
     slots = 26 if format == "criteo" else 8
     _core.write_demo(
@@ -85,9 +85,9 @@ def write_job(directory: Path, *, format: str, kind: str, **changes: Any) -> Pat
 
 
 def odd_lines(lines: Sequence[bytes], format: str, count: int, slots: Sequence[str] = tuple("01234567")) -> list[bytes]:
-    """`count` samples: some as they are, some with signs nobody has seen, some with empty slots, some empty.
+    """Return `count` samples: unchanged, with unknown signs, with empty slots, and empty.
 
-    Slot text has as many unknown signs as `slots` are named, each in one of them.
+    For slot text, a sample with unknown signs has one per name in `slots`.
     """
     draw = random.Random(7)
     odd = []
@@ -116,13 +116,13 @@ def odd_lines(lines: Sequence[bytes], format: str, count: int, slots: Sequence[s
 
 
 def instance_of(line: bytes, format: str) -> dict[str, Any]:
-    """A line as the named values of a JSON request."""
+    """Return a line as the named values of a JSON request."""
     text = line.decode().rstrip("\n")
     if format == "slots":
         instance: dict[str, Any] = {}
         for field in text.split(" ")[2:]:
             if "=" in field:
-                # a label
+                # A label, not a slot.
                 continue
             sign, slot = field.split(":")
             instance.setdefault(slot, []).append(int(sign))

@@ -1,4 +1,4 @@
-"""Stores on free ports: a real S3 server with a bucket in it, and the files of a directory over HTTP."""
+"""Storage servers on free ports: a real S3 server, and the files of a directory over HTTP."""
 
 import os
 import re
@@ -23,11 +23,11 @@ _SERVING = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """Its address; ended after the block."""
+    """Run an S3 server and yield its address."""
     code = "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
     process = subprocess.Popen([sys.executable, "-u", "-c", code], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    # it tells of every request: with the pipe full it would answer no more
+    # It logs every request: with a full pipe it would stop answering.
     draining = threading.Thread(target=process.stderr.read)
     with process.stderr:
         try:
@@ -47,14 +47,14 @@ def s3_server() -> Iterator[str]:
 
 
 def _forget_clients() -> None:
-    """fsspec keeps clients by their arguments, and the address of the server is not one of them."""
+    """Clear the client cache of fsspec, whose keys do not contain the address of the server."""
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
 
 
 def environment(address: str) -> dict[str, str]:
-    """What a client needs to find it."""
+    """Return the environment variables that a client needs."""
     return {
         "AWS_ENDPOINT_URL": address,
         "AWS_ACCESS_KEY_ID": "tests",
@@ -64,7 +64,7 @@ def environment(address: str) -> dict[str, str]:
 
 
 def make_bucket() -> str:
-    """A new bucket, as a URL; the environment names the server."""
+    """Create a bucket and return its URL; the environment names the server."""
     import s3fs
 
     name = f"tests-{uuid.uuid4().hex[:8]}"
@@ -75,7 +75,7 @@ def make_bucket() -> str:
 
 @contextmanager
 def file_server(root: Path, token: str) -> Iterator[str]:
-    """A directory over HTTP; its URL."""
+    """Serve a directory over HTTP and yield its URL."""
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

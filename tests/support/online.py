@@ -1,4 +1,4 @@
-"""What is online, bit for bit: the rows of a version, to compare with those of the checkpoint that it was cut with."""
+"""The rows of a version, bit for bit, to compare with those of its checkpoint."""
 
 import tempfile
 from pathlib import Path
@@ -13,12 +13,12 @@ Rows = dict[int, bytes]
 
 
 def rows_of(view: _core.CubeView) -> Rows:
-    """Each sign with the bytes of its weights."""
+    """Return each sign with the bytes of its weights."""
     return {int(sign): row.tobytes() for signs, rows in view.items() for sign, row in zip(signs, rows, strict=True)}
 
 
 def rows_of_version(repository: Repository, number: int) -> Rows:
-    """Of a base, or of a base and all deltas up to this one."""
+    """Return the rows of a base, or of a base and all deltas up to this version."""
     chain = repository.chain(number)
     paths = [[str(repository.storage.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
     view = _core.CubeView(paths[0], paths[1:])
@@ -27,7 +27,7 @@ def rows_of_version(repository: Repository, number: int) -> Rows:
 
 
 def rows_of_table(table: _core.Table, row_type: str = "f32") -> Rows:
-    """By the plain writer, which knows nothing of changes."""
+    """Return the rows of a table, by the plain writer, which does not track changes."""
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "cube")
         table.write_cube(path, row_type=row_type)
@@ -35,11 +35,11 @@ def rows_of_table(table: _core.Table, row_type: str = "f32") -> Rows:
 
 
 def check_version(repository: Repository, number: int, run: Run, checkpoint: Checkpoint | None = None) -> Rows:
-    """A version is the checkpoint, or the newest one of the run: rows and dense weights; returns the rows."""
+    """Check that a version has the rows and dense weights of a checkpoint, or of the newest one; return the rows."""
     checkpoint = checkpoint or latest(run)
     assert checkpoint is not None
     state, version = load(run.job(), checkpoint).state, repository.version(number)
-    found = rows_of_version(repository, number)
-    assert found == rows_of_table(state.embedding.table, version.manifest["table"]["row_type"])
+    rows = rows_of_version(repository, number)
+    assert rows == rows_of_table(state.embedding.table, version.manifest["table"]["row_type"])
     assert repository.storage.read(f"{version.name}/dense.bin") == state.dense.values.numpy().tobytes()
-    return found
+    return rows

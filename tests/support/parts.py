@@ -1,4 +1,4 @@
-"""Part files and manifests with changes in them and right checksums all the same, for tests of what looks inside."""
+"""Part files and manifests with changes and valid checksums, for tests of their readers."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ Blocks = list[dict[str, Any]]
 
 
 def rewrite(path: Path, change: Callable[[Blocks, Any], None]) -> None:
-    """Change the blocks of a part file; all of its checksums are right after it."""
+    """Change the blocks of a part file and update its checksums."""
     content = path.read_bytes()
     trailer = struct.unpack("<8sIIQQQIIQQ", content[-64:])
     meta = json.loads(content[trailer[3] : trailer[3] + trailer[4]])
@@ -43,7 +43,7 @@ def rewrite(path: Path, change: Callable[[Blocks, Any], None]) -> None:
 
 
 def reseal(checkpoint: Path, kind: str, change: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
-    """A manifest whose sums are those of the files."""
+    """Update the checksums of a manifest after its files have changed."""
     manifest = read_manifest(checkpoint, kind)
     change(manifest)
     contents = {name: (checkpoint / name).read_bytes() for name in manifest.pop("files")}
@@ -53,7 +53,7 @@ def reseal(checkpoint: Path, kind: str, change: Callable[[dict[str, Any]], None]
 
 
 def first_row(blocks: Blocks, meta: Any) -> tuple[dict[str, Any], int, tuple[int, int, int]]:
-    """A block with rows, the bytes of a row, and sign, show and click of the first."""
+    """Return a block with rows, the size of a row, and sign, show and click of the first row."""
     block = next(one for one in blocks if one["rows"])
     size = meta["row_bytes"]
     (sign,) = struct.unpack_from("<Q", block["block"])

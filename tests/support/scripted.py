@@ -1,4 +1,4 @@
-"""A server of predictions for tests that answers what it was told to, in order, and keeps what it was asked."""
+"""A prediction server that gives scripted answers in order and records the requests."""
 
 import contextlib
 import json
@@ -27,18 +27,18 @@ USUAL: dict[str, Any] = {
     "predict": {"predictions": [{"click": 0.5}]},
 }
 
-# Instead of an answer.
+# Behaviours instead of an answer.
 CLOSE = "close"
-"""The connection is closed."""
+"""Close the connection."""
 HANG = "hang"
-"""Nothing is said until the server ends."""
+"""Send nothing until the server ends."""
 TRICKLE = "trickle"
-"""A byte now and then, for ever."""
+"""Send a byte from time to time, forever."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that came; names of headers are in lower case."""
+    """A received request; names of headers are in lower case."""
 
     method: str
     path: str
@@ -49,7 +49,7 @@ class Asked:
 
 @dataclass
 class Scripted:
-    """The server: answers by name, or by path with a prefix; the last of a list is given for ever."""
+    """A server with answers by name; the last answer of a list is repeated."""
 
     answers: dict[str, Any]
     close_after: bool = False
@@ -61,11 +61,11 @@ class Scripted:
     _sockets: list[socket.socket] = field(default_factory=list)
 
     def predictions(self) -> list[Asked]:
-        """The requests for predictions."""
+        """Return the requests for predictions."""
         return [one for one in self.asked if one.path.endswith(":predict")]
 
     def next_answer(self, asked: Asked) -> Any:
-        """What is answered to a request."""
+        """Record a request and return its answer."""
         with self._lock:
             self.asked.append(asked)
             name = next((name for name, path in PATHS.items() if asked.path.endswith(path)), None)
@@ -80,8 +80,8 @@ class Scripted:
             self.num_connections += 1
             self._sockets.append(connection)
 
-    def cut(self) -> None:
-        """Close all connections, as a server that ends does."""
+    def disconnect(self) -> None:
+        """Close all connections, as an ending server does."""
         self.ended.set()
         with self._lock:
             for connection in self._sockets:
@@ -90,12 +90,12 @@ class Scripted:
 
 
 def answers_of(**answers: Any) -> dict[str, Any]:
-    """The usual answers, and others instead of some."""
+    """Return the default answers with some replaced."""
     return USUAL | answers
 
 
 def echo(asked: Asked) -> Any:
-    """The score of an instance is the value of its slot `x`."""
+    """Answer each instance with the value of its slot `x`."""
     return {"predictions": [{"click": instance["x"]} for instance in json.loads(asked.body)["instances"]]}
 
 
@@ -103,14 +103,14 @@ def echo(asked: Asked) -> Any:
 def scripted(
     *, port: int = 0, tls: Files | None = None, close_after: bool = False, **answers: Any
 ) -> Iterator[Scripted]:
-    """A server that runs. Answers: `(status, content)`, `(status, content, headers)` or the content of a 200."""
+    """Run a server. An answer is `(status, content)`, `(status, content, headers)` or the content of a 200."""
     script = Scripted(answers_of(**answers), close_after)
     handler = type("Handler", (_Handler,), {"script": script})
     with _Server(("127.0.0.1", port), handler) as running:
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(tls.cert, tls.key)
-            # whoever greets wrongly must not hold up the others
+            # A failing handshake must not block other connections.
             running.socket = context.wrap_socket(running.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
@@ -118,7 +118,7 @@ def scripted(
         try:
             yield script
         finally:
-            script.cut()
+            script.disconnect()
             running.shutdown()
             thread.join()
 
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
-        # as a server does to connections that idle: without a word
+        # Like a server that closes idle connections without notice.
         self.close_connection = self.script.close_after
 
     def _trickle(self) -> None:
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def counted(values: list[float]) -> Callable[[Asked], Any]:
-    """A prediction for each line, with these scores one after the other."""
+    """Return an answer with one prediction per line, taking these scores in order."""
     left = iter(values)
 
     def answer(asked: Asked) -> Any:

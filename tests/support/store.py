@@ -1,4 +1,4 @@
-"""An online store of real processes for tests, on versions whose rows say which version they are of."""
+"""An online store of real processes, with versions whose rows contain their version number."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ TIMEOUT_S = 300.0
 
 
 def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Poll, with a deadline."""
+    """Poll a condition until it holds, with a deadline."""
     end = time.monotonic() + TIMEOUT_S
     while not is_so():
         assert time.monotonic() < end, what()
@@ -46,7 +46,7 @@ _held: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """One that nobody listens on; it is held: nobody else gets it before a server does, or while that is away."""
+    """Return a port that stays reserved for the server that will use it, also while that server is down."""
     held, port = reserve_port()
     _held.append(held)
     return port
@@ -60,9 +60,9 @@ def publish(
     removed: npt.NDArray[np.uint64] | None = None,
     num_parts: int = 3,
 ) -> Version:
-    """A version all of whose rows (value = sign, version = its number) are written by so many shards.
+    """Publish a version with rows (value = sign, version = its number), written by a number of shards.
 
-    Deltas have a row for every sign too, so that any row tells the version it is of.
+    Deltas have a row for every sign too, so that every row shows its version.
     """
     signs = np.arange(1, NUM_ROWS + 1, dtype=np.uint64) if signs is None else signs
     removed = np.empty(0, np.uint64) if removed is None else removed
@@ -79,7 +79,7 @@ def publish(
 
 
 def graph() -> bytes:
-    """Of a network whose score is the version of its rows and a thousand times that of its weights."""
+    """Return a graph whose score is the version of the rows plus a thousand times the version of the weights."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -110,7 +110,7 @@ def graph() -> bytes:
 
 
 def about_rows(num_rows: int) -> Content:
-    """What a manifest says of a version of so many rows."""
+    """Return the manifest content of a version with a number of rows."""
     columns = [{"name": name, "width": width} for name, width in COLUMNS]
     return content(partitions=NUM_PARTITIONS, columns=columns, rows=num_rows)
 
@@ -120,11 +120,11 @@ def _write_part(
 ) -> tuple[int, str]:
     options: dict[str, Any] = {"row_type": "f32", "num_partitions": NUM_PARTITIONS}
     writer: Any = (_core.CubeWriter if is_base else _core.DeltaWriter)(str(path), COLUMNS, **options)
-    homes, gone = partition_of(signs, NUM_PARTITIONS), partition_of(removed, NUM_PARTITIONS)
+    of_signs, of_removed = partition_of(signs, NUM_PARTITIONS), partition_of(removed, NUM_PARTITIONS)
     for partition in owned:
-        some = np.ascontiguousarray(signs[homes == partition])
+        some = np.ascontiguousarray(signs[of_signs == partition])
         rows = np.stack([some.astype(np.float32), np.full(len(some), number, np.float32)], axis=1)
-        more = () if is_base else (np.ascontiguousarray(removed[gone == partition]),)
+        more = () if is_base else (np.ascontiguousarray(removed[of_removed == partition]),)
         writer.add(partition, some, np.ascontiguousarray(rows), *more)
     size, digest = writer.finish()
     return int(size), str(digest)
@@ -132,7 +132,7 @@ def _write_part(
 
 @dataclass
 class Process:
-    """A command of ours that runs until it is stopped, and what it said."""
+    """An `elasticrec` command that runs until it is stopped, and its output."""
 
     arguments: list[str]
     cwd: Path
@@ -143,31 +143,31 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        """Start it, again if it ended."""
+        """Start it, or start it again."""
         with self.log.open("ab") as output:
             command = [sys.executable, "-m", "elasticrec", *self.arguments]
             self.process = subprocess.Popen(command, cwd=self.cwd, stdout=output, stderr=output)
 
     def said(self) -> str:
-        """All of its words, of all starts."""
+        """Return its output, of all starts."""
         return self.log.read_text(errors="replace")
 
     def wait_for(self, pattern: str) -> None:
-        """Until it says something."""
+        """Wait until the output matches a pattern."""
         wait_until(lambda: re.search(pattern, self.said()) is not None, self.said)
 
     def send(self, number: signal.Signals) -> None:
-        """A signal."""
+        """Send a signal."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 
     def kill(self) -> None:
-        """At once, with no word."""
+        """Kill it with SIGKILL."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """As an operator does; returns its code."""
+        """Stop it with SIGTERM and return its exit code."""
         self.process.terminate()
         try:
             return self.process.wait(120)
@@ -189,15 +189,15 @@ class StoreProcesses:
 
     @property
     def addresses(self) -> list[list[str]]:
-        """Where clients find them."""
+        """The addresses of the replicas of each shard."""
         return [[f"127.0.0.1:{port}" for port, _ in replicas] for replicas in self.ports]
 
     def url(self, shard: int, replica: int) -> str:
-        """The HTTP face of one."""
+        """Return the HTTP URL of a replica."""
         return f"http://127.0.0.1:{self.ports[shard][replica][1]}"
 
     def start(self, shard: int, replica: int, *more: str, model: str = f"models/{MODEL}") -> Process:
-        """One of them."""
+        """Start a replica."""
         port, http_port = self.ports[shard][replica]
         arguments = ["cube", "serve", model, "--shard", f"{shard}/{len(self.ports)}", "--poll", "0.1"]
         arguments += ["--port", str(port), "--http-port", str(http_port), *more]
@@ -205,41 +205,41 @@ class StoreProcesses:
         return self.nodes[shard, replica]
 
     def start_all(self) -> None:
-        """All of them."""
+        """Start all replicas."""
         for shard, replicas in enumerate(self.ports):
             for replica in range(len(replicas)):
                 self.start(shard, replica)
 
     def deliver(self, *more: str) -> Process:
-        """The roll-out."""
-        places = [part for shard in self.addresses for part in ("--address", ",".join(shard))]
+        """Start a rollout process."""
+        addresses = [part for shard in self.addresses for part in ("--address", ",".join(shard))]
         log = self.directory / f"deliver-{len(self.controllers)}.log"
-        arguments = ["deliver", f"models/{MODEL}", *places, "--poll", "0.1", *more]
+        arguments = ["deliver", f"models/{MODEL}", *addresses, "--poll", "0.1", *more]
         self.controllers.append(Process(arguments, self.directory, log))
         return self.controllers[-1]
 
     def client(self) -> _core.CubeClient:
-        """Connected to all."""
+        """Return a client of all shards."""
         return _core.CubeClient(MODEL, self.addresses, token="", deadline_s=10.0)
 
     def wait_for_version(self, number: int) -> None:
-        """Until it, or a newer one, is offered."""
+        """Wait until a version, or a newer one, is current."""
         wait_until(lambda: (self.repository.current() or 0) >= number, self.said)
 
     def said(self) -> str:
-        """What all processes said."""
+        """Return the output of all processes."""
         everyone = [*self.controllers, *self.nodes.values()]
         return "\n".join(f"== {one.log.name}\n{one.said()}" for one in everyone)
 
     def stop(self) -> None:
-        """End all of them."""
+        """Kill all processes."""
         for one in (*self.controllers, *self.nodes.values()):
             if one.process.poll() is None:
                 one.kill()
 
 
 class Readers:
-    """Threads that look rows up again and again, and note what is not as it must be."""
+    """Threads that look up rows repeatedly and record wrong answers."""
 
     def __init__(self, store: StoreProcesses, count: int = 2) -> None:
         self._store, self._stopping = store, threading.Event()
@@ -259,7 +259,7 @@ class Readers:
             self.num_reads += 1
 
     def _look_up(self, signs: npt.NDArray[np.uint64]) -> None:
-        """The rule of a request: one version, and once more with the current one if that is gone."""
+        """Look up rows of the current version; if it is gone, try once more with the new current version."""
         version = self._store.repository.current()
         assert version is not None
         try:
@@ -276,7 +276,7 @@ class Readers:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator["Readers"]:
-        """Read while the block runs; nothing may have gone wrong at its end."""
+        """Read while the block runs; check at the end that nothing was wrong."""
         for thread in self._threads:
             thread.start()
         try:

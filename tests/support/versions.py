@@ -1,4 +1,4 @@
-"""Small versions in a repository, without a training: what the tests of the repository share."""
+"""Small versions in a repository without a training, for tests of the repository."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ FEATURES: dict[str, Any] = {
 
 
 def content(**changes: Any) -> Content:
-    """What a small version says of itself."""
+    """Return the manifest content of a small version."""
     values: dict[str, Any] = {
         "run": "small",
         "checkpoint": "step-000000000001",
@@ -45,7 +45,7 @@ def write_version(
     owned: tuple[range, ...] = (range(4),),
     **changes: Any,
 ) -> Version:
-    """A base, or a delta onto a version; its files say which version they are of. `owned`: partitions of each part."""
+    """Write a base or a delta whose files contain their version number; `owned` gives the partitions of each part."""
     with repository.begin() if parent is None else repository.begin_delta(parent) as draft:
         values = np.array([draft.number, 0.5], np.float32).tobytes() if dense is None else dense
         files = {DENSE_FILE: FileEntry(*write_synced(draft.directory / DENSE_FILE, values))}
@@ -60,6 +60,6 @@ def write_version(
 
 
 def read_current(path: Path) -> dict[str, Any]:
-    """CURRENT as it stands on the disk."""
-    found: dict[str, Any] = json.loads((path / "CURRENT").read_bytes())
-    return found
+    """Read CURRENT from disk."""
+    current: dict[str, Any] = json.loads((path / "CURRENT").read_bytes())
+    return current

@@ -13,7 +13,7 @@ from elasticrec.coordinator.passes import PassPlan
 from elasticrec.coordinator.rate import Rate
 from elasticrec.coordinator.settings import Settings
 from elasticrec.errors import ConfigError
-from support.fake_roles import Shard, Trainer, World, ask, plan_of, seeded
+from support.fake_roles import Shard, Trainer, FakeCluster, ask, plan_of, seeded
 
 PARTITIONS = 5
 
@@ -32,7 +32,7 @@ def settings_of(plan: PassPlan) -> Settings:
     )
 
 
-class Launched(World):
+class Launched(FakeCluster):
     """A run with a launcher: shards that end are started again, as many as are wanted."""
 
     started = 0
@@ -151,7 +151,7 @@ def test_shards_of_the_map_before_are_fenced(make_world: MakeWorld) -> None:
     hung.paused_until = world.clock() + 1e9
     answer = ask(coordinator, "register", protocol=1, role="ps", nonce="x")
     assert answer["incarnation"] is None and "previous map" in answer["why"] and answer["epoch"] == 2
-    # `World.note_start` asserts that no two shards may apply to one partition
+    # `FakeCluster.note_start` asserts that no two shards may apply to one partition
     world.until(has_servers(3), world.launch)
     hung.paused_until = 0.0
     world.step()

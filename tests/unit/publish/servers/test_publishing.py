@@ -19,7 +19,7 @@ from elasticrec.net.messages import PublishPart, ShardOwner
 from elasticrec.publish.content import PublishedVersion
 from elasticrec.publish.servers.publishing import PublishHooks, Publishing, PublishSettings
 from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts
-from support.fake_roles import Clock, Shard, Trainer, World, plan_of, seeded
+from support.fake_roles import Clock, FakeCluster, Shard, Trainer, plan_of, seeded
 
 Online = dict[int, list[Any]]
 
@@ -81,7 +81,7 @@ class Versions:
         return self.committed[max(self.committed)][2]
 
 
-class PublishWorld(World):
+class PublishCluster(FakeCluster):
     """A run that publishes."""
 
     versions: Versions
@@ -117,15 +117,15 @@ class PublishWorld(World):
         assert self.versions.online() == saved
 
 
-MakeWorld = Callable[..., PublishWorld]
+MakeWorld = Callable[..., PublishCluster]
 
 
 @pytest.fixture
 def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
-    worlds: list[PublishWorld] = []
+    worlds: list[PublishCluster] = []
     versions = Versions(tmp_path / "versions")
 
-    def make(*, change: Callable[[Settings], Settings] = lambda s: s, **options: Any) -> PublishWorld:
+    def make(*, change: Callable[[Settings], Settings] = lambda s: s, **options: Any) -> PublishCluster:
         plan = {key: options.pop(key) for key in ("num_units", "num_passes") if key in options}
         publish = PublishSettings(**{"every_s": 1.0, "base_every": 3, "timeout_s": 20.0, "retry_s": 0.5, **options})
 
@@ -146,7 +146,7 @@ def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
                 )
             )
 
-        world = PublishWorld(tmp_path, settings, plan_of(tmp_path, **plan))
+        world = PublishCluster(tmp_path, settings, plan_of(tmp_path, **plan))
         world.versions = versions
         worlds.append(world)
         world.start_coordinator()
