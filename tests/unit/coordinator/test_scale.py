@@ -13,7 +13,7 @@ from elasticrec.coordinator.passes import PassPlan
 from elasticrec.coordinator.rate import Rate
 from elasticrec.coordinator.settings import Settings
 from elasticrec.errors import ConfigError
-from support.fake_roles import Shard, Trainer, FakeCluster, ask, plan_of, seeded
+from support.fake_roles import FakeCluster, Shard, Trainer, ask, plan_of, seeded
 
 PARTITIONS = 5
 
