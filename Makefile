@@ -4,8 +4,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock rust-toolchain.toml
-# tests wait as much as they work: two at once
-SIDE_BY_SIDE := -n 2 --dist worksteal
+# Tests wait as much as they work, so two run at once. The slowest are listed: a test that grows is seen.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations 20 --durations-min 1
+# What the package needs, with its extras for training, development and documentation, as arguments for pip.
+REQUIREMENTS = $(shell $(PYTHON) -c 'import shlex, tomllib; \
+  project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; \
+  print(shlex.join(project["dependencies"] + extras["train"] + extras["dev"] + extras["docs"]))')
 PURE_CRATES := -p elasticrec-sample -p elasticrec-table -p elasticrec-cube
 # the crates' tests run graphs with the library inside the onnxruntime wheel
 ORT_LIB = $(shell $(BIN)/python -c 'from elasticrec.serving.onnxruntime import library_path; print(library_path())')
@@ -31,9 +35,14 @@ prerequisites:
 	$(BIN)/pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
 	@touch $@
 
+MATURIN := PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PIP_QUIET=1 $(BIN)/maturin develop --release --quiet
+
 .venv/.built: .venv/.created pyproject.toml $(RUST_SOURCES) | prerequisites
 	@echo "setting up: the Rust extension and the Python packages (some minutes the first time)"
-	PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PIP_QUIET=1 $(BIN)/maturin develop --release --extras train,dev,docs --quiet
+	@# pip unpacks packages while cargo compiles; then maturin installs the package itself, for which nothing is left to do
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(REQUIREMENTS) & packages=$$!; \
+	  $(MATURIN) --skip-install && wait $$packages
+	$(MATURIN) --extras train,dev,docs
 	@touch $@
 
 .PHONY: setup
@@ -70,12 +79,11 @@ test-rust: setup ## tests of the crates, also of the portable twins of SIMD code
 
 .PHONY: test-python
 test-python: setup ## tests in Python: units, contracts, the whole loop, roles that are killed
-	$(BIN)/pytest $(SIDE_BY_SIDE) tests/unit tests/contract tests/e2e
-	$(BIN)/pytest $(SIDE_BY_SIDE) --timeout 3600 tests/cluster
+	$(PYTEST) tests/cluster tests/e2e tests/unit tests/contract
 
 .PHONY: soak
-soak: setup ## tests/cluster, with twenty kill runs of every strategy (hours)
-	ELASTICREC_SOAK=20 $(BIN)/pytest $(SIDE_BY_SIDE) --timeout 3600 tests/cluster
+soak: setup ## tests/cluster with twenty kill runs of every strategy, and a minute of overload (hours)
+	ELASTICREC_SOAK=20 $(PYTEST) tests/cluster tests/e2e/test_serve_limits.py
 
 .PHONY: mutants
 mutants: setup ## switch protections off and see that their tests fail (an hour)

@@ -9,8 +9,18 @@ from pathlib import Path
 import pytest
 
 from elasticrec.data.demo import write_demo
-from support.cluster import HOURS, NUM_SAMPLES, Trainings, Undisturbed
+from support.cluster import HOURS, SAMPLES_PER_HOUR, Trainings, Undisturbed
 from support.shared import make_once
+
+
+DIRECTORY = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this directory an hour each, because a busy machine may need it."""
+    for item in items:
+        if DIRECTORY in item.path.parents:
+            item.add_marker(pytest.mark.timeout(3600))
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Hours of demo data, the last one for evaluation; generated once for all workers."""
 
     def make(directory: Path) -> None:
-        write_demo(directory, samples=NUM_SAMPLES * HOURS // (HOURS - 1), slots=20, hours=HOURS, seed=1)
+        write_demo(directory, samples=SAMPLES_PER_HOUR * HOURS, slots=20, hours=HOURS, seed=1)
 
     return make_once(tmp_path_factory, "data", make)
 
@@ -27,6 +37,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainings(tmp_path: Path, data: Path) -> Iterator[Trainings]:
     """Trainings in the directory of this test; they are stopped when it ends."""
     with_data = Trainings(tmp_path, data)
+    yield with_data
+    with_data.stop()
+
+
+@pytest.fixture
+def short_trainings(tmp_path: Path, data: Path) -> Iterator[Trainings]:
+    """Trainings on one hour, for tests that need a single fault or none."""
+    with_data = Trainings(tmp_path, data, num_hours=1)
     yield with_data
     with_data.stop()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.cluster import NUM_SAMPLES, STRATEGIES, TIMEOUT_S, Trainings, Undisturbed, wait_for_end
+from support.cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed, wait_for_end
 
 # `make soak` runs twenty.
 SEEDS = int(os.environ.get("ELASTICREC_SOAK", "2"))
@@ -42,36 +42,36 @@ def test_any_role_may_be_killed_at_any_moment(
     training.disturb(seed, calm.every_s, ("ps", "trainer", "coordinator"))
     output = training.finish()
     assert training.kills.total() >= 2, "the run was over before anything happened"
-    assert f"{NUM_SAMPLES:,} samples" in output
+    assert f"{trainings.num_samples:,} samples" in output
     assert abs(trainings.check() - calm.auc) < 0.003
     if strategy == "sync":
         assert trainings.parameters() == calm.parameters, "to the last bit"
 
 
 @pytest.mark.slow
-def test_a_hung_server_is_replaced_and_does_no_harm_when_it_wakes_up(trainings: Trainings) -> None:
-    training = trainings.start()
+def test_a_hung_server_is_replaced_and_does_no_harm_when_it_wakes_up(short_trainings: Trainings) -> None:
+    training = short_trainings.start()
     training.wait_for(r"units [1-9]\d* of")
     (process, _), *_ = training.roles("ps")
     training.send(process, signal.SIGSTOP)
     training.wait_for("does not respond: replacing it")
     training.send(process, signal.SIGCONT)
     training.finish()
-    trainings.check()
+    short_trainings.check()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_is_scaled(trainings: Trainings, undisturbed: Callable[[str], Undisturbed], strategy: str) -> None:
     """Steps of `sync` are of the job, not of those who happen to work on them."""
-    # long enough for a fast machine; steps are slower
-    epochs = 1 if strategy == "sync" else 3
+    # Long enough for a fast machine; steps of `sync` are slower.
+    epochs = 1 if strategy == "sync" else 2
     training = trainings.start(f"train.strategy={strategy}", f"train.epochs={epochs}")
     training.wait_for(r"units [1-9]\d* of")
     command = [sys.executable, "-m", "elasticrec", "scale", "cluster", "--servers", "3", "--trainers", "3"]
     scaled = subprocess.run(command, cwd=trainings.directory, capture_output=True, text=True, check=False)
     assert scaled.returncode == 0 and "scaled to 3 servers" in scaled.stdout, scaled.stdout + scaled.stderr
-    assert f"{epochs * NUM_SAMPLES:,} samples" in training.finish()
+    assert f"{epochs * trainings.num_samples:,} samples" in training.finish()
     trainings.check(epochs)
     if strategy == "sync":
         assert trainings.parameters() == undisturbed(strategy).parameters, "to the last bit"
@@ -93,20 +93,20 @@ def test_a_run_that_was_killed_as_a_whole_goes_on(trainings: Trainings) -> None:
     wait_for_end(roles)
     # the checkpoint of two servers is loaded by three
     output = trainings.start("train.trainers=1", "train.servers=3").finish()
-    assert f"trained runs/cluster: {NUM_SAMPLES:,} samples" in output and "servers 3/3" in output
+    assert f"trained runs/cluster: {trainings.num_samples:,} samples" in output and "servers 3/3" in output
     assert "the partitions moved from 2 to 3" in (trainings.run / "logs/coordinator.log").read_text()
     trainings.check()
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_told_to_stop_does_not_end_the_run(trainings: Trainings) -> None:
-    training = trainings.start()
+def test_a_coordinator_that_is_told_to_stop_does_not_end_the_run(short_trainings: Trainings) -> None:
+    training = short_trainings.start()
     training.wait_for(r"units [1-9]\d* of")
     ((process, _),) = training.roles("coordinator")
     training.send(process, signal.SIGTERM)
     training.wait_for("coordinator ended with code 143")
-    assert f"trained runs/cluster: {NUM_SAMPLES:,} samples" in training.finish()
-    trainings.check()
+    assert f"trained runs/cluster: {short_trainings.num_samples:,} samples" in training.finish()
+    short_trainings.check()
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_a_run_that_was_stopped_is_saved_and_goes_on(trainings: Trainings) -> No
     assert "stopped and saved; the same command resumes from there" in training.output()
     assert any((trainings.directory / "runs/cluster/checkpoints").glob("ps-*/manifest.json"))
     output = trainings.start().finish()
-    assert f"trained runs/cluster: {NUM_SAMPLES:,} samples" in output
+    assert f"trained runs/cluster: {trainings.num_samples:,} samples" in output
     trainings.check()
 
 

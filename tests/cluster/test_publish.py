@@ -11,7 +11,7 @@ import pytest
 
 from elasticrec import _core
 from elasticrec.repository.repository import Repository
-from support.cluster import NUM_SAMPLES, STRATEGIES, TIMEOUT_S, Training, Trainings, load_rows
+from support.cluster import STRATEGIES, TIMEOUT_S, Training, Trainings, load_rows
 from support.disks import fill, small_file_system
 from support.harness import succeed
 
@@ -67,7 +67,7 @@ def test_versions_are_what_the_servers_hold(trainings: Trainings, strategy: str)
     training = trainings.start(f"train.strategy={strategy}", *PUBLISH, *EVICT, *settings)
     output = training.finish()
     manifest = check_last(trainings)
-    assert manifest["data"]["epoch"] == 2 and manifest["data"]["samples"] == 2 * NUM_SAMPLES
+    assert manifest["data"]["epoch"] == 2 and manifest["data"]["samples"] == 2 * trainings.num_samples
     assert manifest["metrics"]["train"][0]["auc"] > 0.6
     versions = check_all(trainings)
     deltas = [version.manifest["table"] for version in versions if version.is_delta]
@@ -90,7 +90,10 @@ def test_versions_of_the_ends_of_passes(trainings: Trainings) -> None:
     versions = check_all(trainings)
     assert [version.is_delta for version in versions] == [False, True]
     assert [version.manifest["data"]["epoch"] for version in versions] == [1, 2]
-    assert [version.manifest["data"]["samples"] for version in versions] == [NUM_SAMPLES, 2 * NUM_SAMPLES]
+    assert [version.manifest["data"]["samples"] for version in versions] == [
+        trainings.num_samples,
+        2 * trainings.num_samples,
+    ]
 
 
 @pytest.mark.slow
@@ -101,7 +104,7 @@ def test_any_role_may_be_killed_while_it_publishes(trainings: Trainings, strateg
     training.disturb(3, 3.0, ("ps", "trainer", "coordinator"))
     output = training.finish()
     assert training.kills.total() >= 2, "the run was over before anything happened"
-    assert f"{2 * NUM_SAMPLES:,} samples" in output
+    assert f"{2 * trainings.num_samples:,} samples" in output
     check_last(trainings)
     check_all(trainings)
 

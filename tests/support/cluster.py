@@ -26,9 +26,9 @@ from elasticrec.training.network import build_model
 
 TIMEOUT_S = 1800.0
 STRATEGIES = ("async", "sync", "half_async", "geo")
-# Hours of demo data: one for evaluation, the others hold the samples of one epoch.
+# Hours of demo data; the last one is for evaluation.
 HOURS = 4
-NUM_SAMPLES = 600_000
+SAMPLES_PER_HOUR = 100_000
 
 _ROLE = re.compile(r"\s*(\d+)\s+(\d+)\s.* -m elasticrec (\w+) ")
 
@@ -202,7 +202,7 @@ def wait_for_end(processes: Iterable[int]) -> None:
 
 
 class Trainings:
-    """Trainings of one job on demo data, in one directory."""
+    """Trainings of one job on the first hours of the demo data, in one directory."""
 
     SETTINGS = (
         "train.servers=2",
@@ -213,15 +213,18 @@ class Trainings:
         "train.checkpoint.every_s=3",
     )
 
-    def __init__(self, directory: Path, data: Path) -> None:
-        self.directory, self.data, self.started = directory, data, list[Training]()
+    def __init__(self, directory: Path, data: Path, num_hours: int = HOURS - 1) -> None:
+        self.directory, self.data, self.num_hours = directory, data, num_hours
+        self.started = list[Training]()
+        self.num_samples = num_hours * SAMPLES_PER_HOUR
+        """Samples of an epoch."""
         self.run = directory / "runs/cluster"
         hours = [str(data / f"20260101/0{hour}") for hour in range(HOURS)]
         job = {
             "name": "cluster",
             "data": {
                 "format": "slots",
-                "train": hours[:-1],
+                "train": hours[:num_hours],
                 "eval": hours[-1],
                 "slots": "0-19",
                 "unit_bytes": 2**20,
@@ -245,7 +248,7 @@ class Trainings:
         """Check with the audit that every sample was counted once an epoch; return the AUC of the last evaluation."""
         audit = audit_run(Run(self.run))
         assert not audit.differs, audit.lines()
-        assert (audit.num_passes, audit.num_samples) == (epochs, epochs * NUM_SAMPLES), audit.lines()
+        assert (audit.num_passes, audit.num_samples) == (epochs, epochs * self.num_samples), audit.lines()
         checkpoint = max((self.run / "checkpoints").glob("step-*"))
         auc: float = json.loads((checkpoint / "manifest.json").read_text())["metrics"]["eval"][0]["auc"]
         return auc
@@ -259,7 +262,7 @@ class Trainings:
         return sorted(count(tuple(self._files()), 1))
 
     def _files(self) -> list[Path]:
-        return sorted(path for hour in range(HOURS - 1) for path in self.data.glob(f"20260101/0{hour}/*.txt"))
+        return sorted(path for hour in range(self.num_hours) for path in self.data.glob(f"20260101/0{hour}/*.txt"))
 
     def parameters(self) -> Parameters:
         """Return everything that was learned."""
