@@ -12,7 +12,6 @@ from elasticrec.data.demo import write_demo
 from support.cluster import HOURS, SAMPLES_PER_HOUR, Trainings, Undisturbed
 from support.shared import make_once
 
-
 DIRECTORY = Path(__file__).parent
 
 
