@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import importlib.util
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -109,6 +110,21 @@ def test_imports_point_one_way() -> None:
         for module, line in imports(path)
         if module.split(".")[0] == "elasticrec"
         and module.split(".")[1] not in LAYERS[part_of(path)] | {part_of(path), "__version__"}
+    ]
+    assert wrong == []
+
+
+def test_the_map_lists_packages_in_the_order_of_imports() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    table = text[text.index("## Packages") : text.index("## Crates")]
+    rows = [re.findall(r"`([a-z_]+)/?`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| `")]
+    position = {name: number for number, names in enumerate(rows) for name in names}
+    assert LAYERS.keys() <= position.keys()
+    wrong = [
+        f"{name} imports {other}"
+        for name, allowed in LAYERS.items()
+        for other in allowed - {"_core"}
+        if position[other] > position[name]
     ]
     assert wrong == []
 
