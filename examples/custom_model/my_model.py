@@ -1,4 +1,4 @@
-"""NFM (He and Chua 2017): the products of all pairs of slots, added up, through a network."""
+"""NFM (He and Chua 2017): an MLP over the sum of the products of all pairs of slots."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from elasticrec.models import Column, Inputs, Model, Options, Shape, mlp
 class MyModel(Model):
     def __init__(self, shape: Shape, options: Options) -> None:
         super().__init__(shape, options)
-        # what the table keeps for every sign: a weight for each label, and a vector
+        # Weights of a sign in the table: one per label, and a vector.
         self.columns = (Column("wide", shape.num_labels, init="zero"), Column("deep", options.dim))
         self.scale = options.extra.get("scale", 1.0)
         self.deep = mlp(options.dim + shape.num_dense, options.hidden, shape.num_labels)
