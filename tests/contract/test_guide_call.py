@@ -1,4 +1,4 @@
-"""The examples of the guide "call it from your service" are true: each runs against a server with a model `demo`."""
+"""Each example of the guide "call it from your service" runs against a server with a model `demo`."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def blocks(guide: str, kind: str, name: str = "") -> list[str]:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a published model."""
+    """Return a directory with a published model."""
     directory = tmp_path_factory.mktemp("call")
     job = write_job(directory, format="slots", kind="lr", samples=500)
     job.write_text(job.read_text().replace("name: tiny", "name: demo"))
@@ -44,13 +44,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(directory: Path) -> Iterator[str]:
-    """Of a server that has it."""
+    """Return the URL of a server with this model."""
     with serving("models/demo", cwd=directory) as server:
         yield server.url
 
 
 def test_python(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One block after the other, as in a session."""
+    """The blocks run in order, as in one session."""
     names: dict[str, Any] = {}
     texts = blocks("call.md", "python")
     assert len(texts) == 3
@@ -61,7 +61,7 @@ def test_python(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "('click',) demo 1 None" in shown and ": 400: instances[0]: " in shown
 
 
-def test_a_handler(url: str, tmp_path: Path) -> None:
+def test_the_asyncio_handler(url: str, tmp_path: Path) -> None:
     (text,) = blocks("call.md", "python", "app.py")
     (tmp_path / "app.py").write_text(text.replace(SHOWN_URL, url))
     app = runpy.run_path(str(tmp_path / "app.py"))["app"]
@@ -94,11 +94,11 @@ def wait_for(condition: Any) -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 @pytest.mark.parametrize(("guide", "count"), [("call.md", 1), ("predict.md", 6)])
 def test_curl(url: str, directory: Path, guide: str, count: int) -> None:
-    """Each command gives an answer of the server that is none of an error."""
+    """The server answers each command without an error."""
     commands = [
         command
         for text in blocks(guide, "sh")
-        # that needs a server with readers: tests/e2e/test_serve_reader.py
+        # Needs a server with readers: see tests/e2e/test_serve_reader.py.
         if "--readers" not in text
         for command in text.replace("\\\n", " ").splitlines()
         if "curl " in command

@@ -1,4 +1,4 @@
-"""The examples of the guide "bring your data" are true: each job reads the data above it."""
+"""In the guide "bring your data", each job reads the data shown above it."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ BLOCK = re.compile(r"```(\w+)(?: (\S+))?\n(.*?)```", re.DOTALL)
 
 
 def examples() -> list[tuple[str, dict[str, str], str]]:
-    """(file of the data, files by name, job) of every job in the guide."""
+    """Return the path of the data, the files by name, and the job, for every job in the guide."""
     files: dict[str, str] = {}
     found = []
     for kind, name, text in BLOCK.findall(GUIDE.read_text()):

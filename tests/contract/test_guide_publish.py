@@ -1,4 +1,4 @@
-"""The jobs of docs/guide/publish.md are jobs; the manifest of docs/formats/model.md has the keys that are written."""
+"""The jobs in docs/guide/publish.md are valid; docs/formats/model.md shows the keys of a manifest."""
 
 import json
 import re

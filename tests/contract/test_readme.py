@@ -1,4 +1,4 @@
-"""What README and guides show is true: targets, commands, options, links and job files."""
+"""README and guides are correct: make targets, commands, options, links and job files."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], key=lambda path
 
 
 def commands() -> list[str]:
-    """Every `elasticrec …` in a shell block of a page."""
+    """Return every `elasticrec …` in a shell block of a page."""
     found = set()
     for page in PAGES:
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):

@@ -1,4 +1,4 @@
-"""The reference of `job.yaml` is that of the code."""
+"""The reference of `job.yaml` matches the code."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == reference(), "run `make reference`"
 
 
-def test_every_key_is_on_it_with_its_meaning() -> None:
+def test_every_key_has_a_meaning() -> None:
     rows = re.findall(r"^\| `([^`]+)` \| (.+) \| (.*) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     names = [row[0] for row in rows]
     assert len(names) == len(set(names))
