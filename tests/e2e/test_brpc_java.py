@@ -1,4 +1,4 @@
-"""A client that others wrote: brpc-java calls Paddle Serving's and Cube's services on `elasticrec serve`."""
+"""A third-party client: brpc-java calls Paddle Serving's and Cube's services on `elasticrec serve`."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ TOKEN = "s3cret"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command of the client, built outside of the repository."""
+    """Return the command of the client, which is built outside of the repository."""
     output = tmp_path_factory.mktemp("brpc-java")
     command = ["mvn", "--batch-mode", "--quiet", "--file", str(PROJECT / "pom.xml"), f"-Doutput.directory={output}"]
     built = subprocess.run([*command, "package"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -33,7 +33,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         pytest.skip(f"Maven Central does not answer: {built.stdout[:500]}")
     assert built.returncode == 0, built.stdout + built.stderr
     path = f"{output}/classes{os.pathsep}{output}/dependency/*"
-    # cglib, which makes brpc-java's proxies, defines classes in a way that Java 17 keeps for itself
+    # cglib, which generates brpc-java's proxies, defines classes in a way that Java 17 restricts.
     return ["java", "--add-opens", "java.base/java.lang=ALL-UNNAMED", "-Xmx256m", "-cp", path, "elasticrec.Main"]
 
 
@@ -44,14 +44,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     succeed("train", "job.yaml", cwd=directory)
     succeed("publish", "tiny", cwd=directory)
     (part,) = (directory / "data/20260101/01").glob("*.txt")
-    # a request without any sign has no tensors, and so no rows
+    # A request without any sign has no tensors, and so no rows.
     lines = [line for line in odd_lines(part.read_bytes().splitlines(), "slots", 2 * NUM_SAMPLES) if b":" in line]
     (directory / "samples.txt").write_bytes(b"".join(lines[:NUM_SAMPLES]))
     return directory
 
 
 def run(client: list[str], server: ServerProcess, directory: Path, *arguments: str) -> list[list[str]]:
-    """The words of each line that the client prints."""
+    """Return the words of each line that the client prints."""
     command = [*client, server.address, *arguments]
     with open(directory / "samples.txt") as samples:
         result = subprocess.run(command, stdin=samples, capture_output=True, text=True, timeout=300, check=False)
@@ -72,29 +72,29 @@ def check(lines: list[list[str]], directory: Path, signs: np.ndarray) -> None:
     found = [words[1:] for words in lines if words[0] == "row"]
     assert len(found) == len(signs)
     for (status, *values), row, there in zip(found, rows, is_there, strict=True):
-        # a u32 of -1 is what Java prints as -1
+        # Java prints the largest u32 as -1.
         assert status == ("0" if there else "-1")
         assert np.array_equal(np.array(values, np.float32), row if there else [])
 
 
 def signs_of(directory: Path) -> np.ndarray:
-    """Some that have a row, some that have none."""
+    """Return signs with and without a row."""
     view = _core.CubeView([str(path) for path in sorted((directory / "models/tiny/1/cube").iterdir())])
     known, _ = next(iter(view.items()))
     return np.concatenate([known[:20], np.array([2**64 - 1, 2**63 + 1], np.uint64)])
 
 
 @pytest.mark.parametrize("compression", ["NONE", "GZIP", "ZLIB"])
-def test_scores_and_rows_by_many_threads_at_once(client: list[str], directory: Path, compression: str) -> None:
+def test_scores_and_rows_with_many_threads(client: list[str], directory: Path, compression: str) -> None:
     signs = signs_of(directory)
     with serving("models/tiny", cwd=directory) as server:
         lines = run(client, server, directory, "8", "7", compression, "-", *map(str, signs))
     check(lines, directory, signs)
-    # of the code it keeps that the server said no
+    # The client only keeps that the server refused, not the code.
     assert lines[-1][0] == "error" and "no method `train`, there is `inference`, `debug`" in " ".join(lines[-1])
 
 
-def test_the_token_is_shown_as_brpc_shows_it(client: list[str], directory: Path) -> None:
+def test_the_token_is_sent_as_brpc_sends_it(client: list[str], directory: Path) -> None:
     signs = signs_of(directory)
     settings = ["--set", "serve.token=${TEST_TOKEN}"]
     with serving("models/tiny", *settings, cwd=directory, env={"TEST_TOKEN": TOKEN}) as server:

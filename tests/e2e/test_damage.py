@@ -1,4 +1,4 @@
-"""Damage that disks do to a run: one clear line, exit 2, and the checkpoint before is still good."""
+"""Full and damaged disks: one error line, exit code 2, and the previous checkpoint stays valid."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
+    """Mount a file system of 4 MB."""
     with small_file_system(tmp_path / "disk", "4m") as path:
         yield path
 
@@ -36,7 +36,7 @@ def state(directory: Path) -> dict[str, bytes]:
 
 
 def error_of(result: Any) -> str:
-    """The one line of a failed command."""
+    """Return the error line of a failed command."""
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
@@ -45,7 +45,7 @@ def error_of(result: Any) -> str:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """A file that takes all room but `leave` bytes."""
+    """Write a file that leaves only `leave` bytes free."""
     path = disk / "filler"
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     path.write_bytes(bytes(free - leave))
@@ -62,14 +62,14 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
 
     names = sorted(path.name for path in before.parent.iterdir())
 
-    # room for the job and the units, but not for another table
+    # Space for the job and the units, but not for another table.
     filler = fill(small_disk, leave=size // 2)
     result = elasticrec("train", "job.yaml", "--set", "train.epochs=2", cwd=small_disk)
     assert error_of(result).endswith("no space left on device")
     assert error_of(result).startswith("runs/tiny/checkpoints/step-")
     assert sorted(path.name for path in before.parent.iterdir()) == names
 
-    # not even for the job
+    # Not even space for the job.
     filler.unlink()
     filler = fill(small_disk, leave=0)
     result = elasticrec("train", "job.yaml", "--set", "train.epochs=2", cwd=small_disk)
@@ -81,7 +81,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert f"resuming runs/tiny from {before.name}: " in result.stderr
     for name, content in state(tmp_path).items():
-        # the data lies elsewhere, but its bytes, and so every batch, are the same
+        # The data is in another directory, but its bytes, and so every batch, are the same.
         assert state(small_disk)[name] == content, name
 
 
@@ -96,7 +96,7 @@ def test_a_full_disk_while_publishing(small_disk: Path) -> None:
     assert error_of(result).endswith("no space left on device")
     assert (small_disk / "models/tiny/CURRENT").read_text() == '{"version": 1, "generation": 1}'
     filler.unlink()
-    # the number of the one that failed does not come again, unless not even that could be written down
+    # The number of the failed version is not used again, unless it could not even be recorded.
     assert re.search("version [23] of tiny", succeed("publish", "tiny", cwd=small_disk))
 
 
@@ -125,8 +125,8 @@ def test_a_damaged_checkpoint_is_refused_by_every_command(tmp_path: Path) -> Non
     assert not (tmp_path / "models").exists()
 
 
-class Here:
-    """Commands in this process, which has torch in its memory: the same code from the arguments to the exit code."""
+class InProcessCommands:
+    """Runs commands in this process, which has loaded torch; the code from arguments to exit code is the same."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], directory: Path) -> None:
         self._capsys = capsys
@@ -139,7 +139,7 @@ class Here:
         return self._capsys.readouterr().out
 
     def fail(self, *arguments: str) -> str:
-        """The one line of a command that fails."""
+        """Return the error line of a command."""
         self._capsys.readouterr()
         with contextlib.chdir(self._directory):
             assert cli.main(arguments) == 2
@@ -148,11 +148,11 @@ class Here:
         return error.removeprefix("error: ")
 
 
-def test_a_full_disk_costs_neither_the_best_nor_the_snapshots(
+def test_a_full_disk_keeps_the_best_checkpoint_and_the_snapshots(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_job(small_disk, format="slots", kind="dnn", samples=2000)
-    here = Here(capsys, small_disk)
+    here = InProcessCommands(capsys, small_disk)
     keep = "train.checkpoint={keep: 1, keep_epochs: true, keep_best: auc}"
     train = ("train", "job.yaml", "--set", keep, "--set")
     here.succeed(*train, "train.epochs=2")
@@ -171,7 +171,7 @@ def test_a_full_disk_costs_neither_the_best_nor_the_snapshots(
 
 
 def test_a_full_disk_while_an_interrupted_training_saves(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C with no room for a checkpoint: the error of the disk, and the checkpoint before is what goes on."""
+    """Ctrl-C without space for a checkpoint reports the disk error; training resumes from the previous checkpoint."""
     write_job(small_disk, format="slots", kind="dnn", samples=2000, train__checkpoint={"every_steps": 4})
 
     def fill_and_stop(event: Any) -> None:
@@ -190,10 +190,10 @@ def test_a_full_disk_while_an_interrupted_training_saves(small_disk: Path, capsy
 
 def test_a_full_disk_while_the_metrics_are_written(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(small_disk, format="slots", kind="dnn", samples=2000, train__batch_size=16)
-    here = Here(capsys, small_disk)
+    here = InProcessCommands(capsys, small_disk)
     here.succeed("train", "job.yaml")
     before = state(small_disk)
-    # the job still has a place, and lines of metrics as far as their file's last block goes
+    # There is space for the job, and for lines of metrics until the last block of their file is full.
     filler = fill(small_disk, leave=8192)
     error = here.fail("train", "job.yaml", "--set", "train.epochs=9", "--set", "train.print_every_s=0.000001")
     assert error == "runs/tiny/metrics.jsonl: no space left on device"
@@ -204,7 +204,7 @@ def test_a_full_disk_while_the_metrics_are_written(small_disk: Path, capsys: pyt
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`tiny`, and `wide` with another network."""
+    """Train `tiny`, and `wide` with another network."""
     directory = tmp_path_factory.mktemp("two")
     job = write_job(directory, format="slots", kind="wide_deep", samples=1000)
     with contextlib.chdir(directory):
@@ -227,7 +227,7 @@ COMMANDS = {
 def test_every_command_refuses_damage_with_one_line(
     two_runs: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    here = Here(capsys, two_runs)
+    here = InProcessCommands(capsys, two_runs)
     path = newest(two_runs)
     for name in ("table/part-00000", "dense.bin", "metrics.npz"):
         content = (path / name).read_bytes()
@@ -247,7 +247,7 @@ def test_every_command_refuses_damage_with_one_line(
 def test_a_checkpoint_of_another_model_is_refused(
     two_runs: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    here = Here(capsys, two_runs)
+    here = InProcessCommands(capsys, two_runs)
     other = sorted((two_runs / "runs/wide/checkpoints").glob("step-*"))[-1]
     intruder = two_runs / "runs/tiny/checkpoints/step-999999999999"
     shutil.copytree(other, intruder)
@@ -257,7 +257,7 @@ def test_a_checkpoint_of_another_model_is_refused(
         shutil.rmtree(intruder)
     expected = f"{intruder.relative_to(two_runs)}: belongs to another job, which differs in `model.hidden`"
     assert error.startswith(expected)
-    # without it the run is what it was
+    # Without it the run is as before.
     assert "click" in here.succeed("eval", "tiny")
 
 
@@ -272,8 +272,8 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_table_that_gets_no_memory(tmp_path: Path, trained: bool) -> None:
-    """The first push of a new run and the load of a checkpoint ask for what the process may not have."""
+def test_a_table_without_memory_is_one_line(tmp_path: Path, trained: bool) -> None:
+    """The first push of a new run and the load of a checkpoint need more memory than the process may allocate."""
     write_job(tmp_path, format="slots", kind="dnn")
     if trained:
         succeed("train", "job.yaml", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Every format through the whole loop: trained, published, served; the same scores everywhere."""
+"""Every format is trained, published and served, with the same scores everywhere."""
 
 import gzip
 import json

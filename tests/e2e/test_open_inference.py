@@ -1,4 +1,4 @@
-"""The Open Inference Protocol with clients that others wrote: HTTP and gRPC, tensors in every form, clear errors."""
+"""The Open Inference Protocol with third-party clients: HTTP and gRPC, all forms of tensors, clear errors."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ GUIDE = Path(__file__).parents[2] / "docs/guide/tensors.md"
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is served, and samples with the scores that `elasticrec predict` gives them."""
+    """A served model, and samples with their scores by `elasticrec predict`."""
 
     server: ServerProcess
     format: str
@@ -40,7 +40,7 @@ class Served:
     scores: np.ndarray
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The samples as tensors by name."""
+        """Return the samples as tensors by name."""
         if self.format == "slots":
             tensors = {}
             for slot in map(str, range(8)):
@@ -52,7 +52,7 @@ class Served:
             f"C{at}": np.array([instance.get(f"C{at}", "") for instance in self.instances], dtype=object)
             for at in range(1, 27)
         }
-        # a number that is missing reads as zero
+        # A missing number reads as zero.
         dense = [[instance.get(f"I{at}", 0.0) for at in range(1, 14)] for instance in self.instances]
         return text | {"dense": np.array(dense, dtype=np.float32)}
 
@@ -171,8 +171,8 @@ def test_scores_over_grpc_are_those_of_predict(served: Served, rpc: Any) -> None
 
 
 @of_slots
-def test_typed_contents_are_taken(served: Served) -> None:
-    """As clients made from the .proto send them, who know nothing of raw contents."""
+def test_typed_contents_are_accepted(served: Served) -> None:
+    """Clients generated from the .proto send typed contents instead of raw ones."""
     messages = tritonclient.grpc.service_pb2
     request = messages.ModelInferRequest(model_name="tiny")
     for name, values in served.tensors().items():
@@ -188,7 +188,7 @@ def test_typed_contents_are_taken(served: Served) -> None:
     assert told["elasticrec-version"] == "1" and told["server-timing"].startswith("queue;dur=")
 
 
-def test_clients_of_asyncio(served: Served) -> None:
+def test_asyncio_clients(served: Served) -> None:
     async def ask(module: Any) -> Any:
         async with module.InferenceServerClient(served.server.address) as client:
             assert await client.is_server_ready()
@@ -198,7 +198,7 @@ def test_clients_of_asyncio(served: Served) -> None:
         check(asyncio.run(ask(module)), served)
 
 
-def test_signs_at_once_are_those_of_the_slots(served: Served, http: Any, rpc: Any) -> None:
+def test_one_tensor_of_signs_equals_a_tensor_per_slot(served: Served, http: Any, rpc: Any) -> None:
     rng = np.random.default_rng(5)
     if served.format == "slots":
         known = [[sign for instance in served.instances for sign in instance.get(str(slot), [])] for slot in range(8)]
@@ -228,7 +228,7 @@ Ask = Callable[..., str]
 
 
 def refusals(http: Any, rpc: Any) -> tuple[Ask, Ask]:
-    """Functions that ask for what is refused and return what is said, with its code."""
+    """Return functions that send invalid requests and return the error and its code."""
 
     def over_http(model: str, tensors: dict[str, np.ndarray], version: str = "", **options: Any) -> str:
         with pytest.raises(InferenceServerException) as refused:
@@ -244,7 +244,7 @@ def refusals(http: Any, rpc: Any) -> tuple[Ask, Ask]:
 
 
 @of_slots
-def test_what_is_wrong_is_said_in_clear_words(served: Served, http: Any, rpc: Any) -> None:
+def test_invalid_requests_have_clear_errors(served: Served, http: Any, rpc: Any) -> None:
     over_http, over_grpc = refusals(http, rpc)
     one = {"0": np.array([5], dtype=np.uint64)}
     two = np.array([5, 6], dtype=np.uint64)
@@ -274,7 +274,7 @@ def test_what_is_wrong_is_said_in_clear_words(served: Served, http: Any, rpc: An
 
 
 @of_slots
-def test_a_deadline_that_is_over_is_an_error(served: Served, rpc: Any) -> None:
+def test_an_expired_deadline_is_an_error(served: Served, rpc: Any) -> None:
     large = {"signs": np.arange(80_000, dtype=np.uint64).reshape(10_000, 8)}
     with pytest.raises(InferenceServerException) as late:
         rpc.infer("tiny", grpc_inputs(large), client_timeout=0.0001)
@@ -283,7 +283,7 @@ def test_a_deadline_that_is_over_is_an_error(served: Served, rpc: Any) -> None:
 
 
 @of_slots
-def test_streams_are_not_there_and_it_says_so(served: Served) -> None:
+def test_streams_are_refused_as_unimplemented(served: Served) -> None:
     messages = tritonclient.grpc.service_pb2
     with grpc.insecure_channel(served.server.address) as channel:
         stub = tritonclient.grpc.service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -293,7 +293,7 @@ def test_streams_are_not_there_and_it_says_so(served: Served) -> None:
     assert "ModelStreamInfer, there is ServerLive" in refused.value.details()
 
 
-def test_a_token_goes_as_metadata(tmp_path: Path) -> None:
+def test_a_token_is_sent_as_metadata(tmp_path: Path) -> None:
     write_job(tmp_path, format="slots", kind="lr", samples=500, serve__token="${TEST_TOKEN}")
     succeed("train", "job.yaml", cwd=tmp_path, env={"TEST_TOKEN": TOKEN})
     succeed("publish", "tiny", cwd=tmp_path, env={"TEST_TOKEN": TOKEN})
@@ -307,7 +307,7 @@ def test_a_token_goes_as_metadata(tmp_path: Path) -> None:
                 assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
             answer = stub.ModelMetadata(request, metadata=[("authorization", f"Bearer {TOKEN}")], timeout=60)
             assert answer.name == "tiny"
-            # probes have none
+            # Probes need no token.
             live = stub.ServerLive(tritonclient.grpc.service_pb2.ServerLiveRequest(), timeout=60)
             assert live.live
             check_health = channel.unary_unary("/grpc.health.v1.Health/Check")

@@ -1,4 +1,4 @@
-"""The API is as it describes itself: requests made up from the description get answers that it knows of."""
+"""Requests generated from the OpenAPI description get only answers that it describes."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One with a model whose scores say its version."""
+    """Start a server with a model whose scores show its version."""
     directory = tmp_path_factory.mktemp("openapi")
     (directory / "models" / MODEL).mkdir(parents=True)
     repository = Repository.open(directory / "models", MODEL)
@@ -49,7 +49,7 @@ def api(server: ServerProcess) -> schemathesis.BaseSchema:
 
 
 def test_every_answer_is_described(api: schemathesis.BaseSchema) -> None:
-    """Good requests and bad ones: each gets an answer of a kind that it has, and none is an error of ours."""
+    """Valid and invalid requests: every answer is described, and none is an internal error."""
     tried = 0
     for found in api.get_all_operations():
         operation = found.ok()
@@ -57,7 +57,7 @@ def test_every_answer_is_described(api: schemathesis.BaseSchema) -> None:
         @given(case=operation.as_strategy() | operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
         @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         def check(case: schemathesis.Case) -> None:
-            # a model that there is, so that more than its name is tried
+            # Use an existing model, so that more than its name is tested.
             if "name" in (case.path_parameters or {}):
                 case.path_parameters["name"] = MODEL
             case.call_and_validate(checks=CHECKS)
@@ -67,7 +67,7 @@ def test_every_answer_is_described(api: schemathesis.BaseSchema) -> None:
     assert tried > 20
 
 
-def test_the_page_needs_nothing_from_elsewhere(server: ServerProcess) -> None:
+def test_the_page_loads_nothing_from_other_hosts(server: ServerProcess) -> None:
     import urllib.request
 
     with urllib.request.urlopen(f"{server.url}/docs", timeout=60) as answer:

@@ -1,4 +1,4 @@
-"""A served score equals the trainer's score: every format, every model, known, unknown and empty samples."""
+"""Served scores equal the trainer's, for every format and model, with known, unknown and empty samples."""
 
 import re
 from pathlib import Path
@@ -49,7 +49,7 @@ def scores_of(text: str) -> np.ndarray:
 )
 def test_trainer_file_and_server_agree(tmp_path: Path, format: str, kind: str) -> None:
     (tmp_path / "my_model.py").write_text(OWN_MODEL)
-    # a request has the numbers of a row; their buckets come from the parser
+    # A request has the numbers of a row; the parser computes their buckets.
     buckets = {"data__buckets": 6} if format == "criteo" and kind != "dnn" else {}
     write_job(tmp_path, format=format, kind=kind, data__pooling="mean" if kind == "dnn" else "sum", **buckets)
     succeed("train", "job.yaml", cwd=tmp_path)
@@ -58,7 +58,7 @@ def test_trainer_file_and_server_agree(tmp_path: Path, format: str, kind: str) -
     assert scores_that_agree(tmp_path, "tiny", lines, format).shape == (NUM_SAMPLES, 1)
 
 
-# a history has at most 12: most of those of unknown signs, and of two lines together, are cut
+# A history holds at most 12 signs: most histories of unknown signs, and of two lines together, are truncated.
 SEQUENCE_SLOTS = ("0", "1", "item", *["history"] * 21)
 
 
@@ -67,7 +67,7 @@ SEQUENCE_SLOTS = ("0", "1", "item", *["history"] * 21)
     ("kind", "slots", "labels"), [("sequence", SEQUENCE_SLOTS, 1), ("multitask", tuple("01234567"), 2)]
 )
 def test_sequences_and_two_labels_agree(tmp_path: Path, kind: str, slots: tuple[str, ...], labels: int) -> None:
-    """DIN and MMoE, with the job that comes with their demo data."""
+    """DIN and MMoE, with the jobs of their demo data."""
     succeed("data", "demo", "data", "--kind", kind, "--samples", "8000", "--hours", "2", "--slots", "8", cwd=tmp_path)
     succeed("train", "data/job.yaml", "--set", "train.threads=1", cwd=tmp_path)
     succeed("publish", "demo", cwd=tmp_path)
@@ -80,7 +80,7 @@ def test_sequences_and_two_labels_agree(tmp_path: Path, kind: str, slots: tuple[
     if kind == "multitask":
         assert np.abs(scores[:, 0] - scores[:, 1]).mean() > 0.01, "labels that are alike would hide their order"
         return
-    # that the history counts
+    # The history must affect the scores.
     without = [re.sub(rb" \d+:history", b"", line) for line in lines]
     (tmp_path / "without.txt").write_bytes(b"".join(without))
     others = scores_of(succeed("predict", "without.txt", "--checkpoint", "demo", cwd=tmp_path))
@@ -93,7 +93,7 @@ def lines_of_last_hour(directory: Path) -> list[bytes]:
 
 
 def scores_that_agree(directory: Path, name: str, lines: list[bytes], format: str) -> np.ndarray:
-    """The trainer's scores, after those of the file, of served text and of served JSON were found to be the same."""
+    """Return the trainer's scores after checking that a version, served text and served JSON give the same."""
     (directory / "samples.txt").write_bytes(b"".join(lines))
     trainer = scores_of(succeed("predict", "samples.txt", "--checkpoint", name, cwd=directory))
     for column in trainer.T:
@@ -137,7 +137,7 @@ def test_two_labels_and_weights_are_served_in_order(tmp_path: Path) -> None:
 
 
 def auc_of(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Of scores without ties that matter."""
+    """Return the AUC of scores, ignoring ties."""
     ranks = scores.argsort().argsort() + 1
     positives = labels.sum()
     return float((ranks[labels].sum() - positives * (positives + 1) / 2) / (positives * (len(labels) - positives)))
@@ -145,8 +145,8 @@ def auc_of(labels: np.ndarray, scores: np.ndarray) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("row_type", "bound"), [("f16", 0.0002), ("int8", 0.001)])
-def test_smaller_rows_cost_next_to_nothing(tmp_path: Path, row_type: str, bound: float) -> None:
-    """Of the AUC of the checkpoint."""
+def test_smaller_row_types_barely_change_the_auc(tmp_path: Path, row_type: str, bound: float) -> None:
+    """The AUC stays close to that of the checkpoint."""
     write_job(tmp_path, format="slots", kind="deepfm", samples=40_000, publish__row_type=row_type)
     succeed("train", "job.yaml", cwd=tmp_path)
     succeed("publish", "tiny", cwd=tmp_path)

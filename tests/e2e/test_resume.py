@@ -1,4 +1,4 @@
-"""A training that is killed, at any moment, ends with the same bits as one that was not."""
+"""A training that is killed at any moment resumes and ends with the same bits as an undisturbed one."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import pytest
 from support.harness import elasticrec, succeed, write_job
 
 DEADLINE_S = 600
-# Some 250 batches, and a checkpoint every few of them: whoever kills may come a little late.
+# About 250 batches with frequent checkpoints, so that a kill may come a little late.
 TRAIN = {"train__epochs": 8, "train__batch_size": 64, "train__checkpoint": {"every_steps": 5, "keep": 3}}
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the data, the job, and a run of it that nothing stopped."""
+    """Return a directory with the data, the job, and an undisturbed run."""
     directory = tmp_path_factory.mktemp("whole")
     write_job(directory, format="slots", kind="wide_deep", **TRAIN)
     succeed("train", "job.yaml", cwd=directory)
@@ -30,7 +30,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def unfinished(whole: Path) -> Path:
-    """The job file of a second run, over the same data."""
+    """Return the job file of a second run over the same data."""
     name = f"other{len(list(whole.glob('other*.yaml')))}"
     path = whole / f"{name}.yaml"
     path.write_text((whole / "job.yaml").read_text().replace("name: tiny", f"name: {name}"))
@@ -50,7 +50,7 @@ def incomplete(job: Path) -> list[str]:
 
 
 def steps_of(name: str) -> int:
-    """120 for `step-000000000120` and `step-000000000120.1`."""
+    """Return the step of a name: 120 for `step-000000000120` and `step-000000000120.1`."""
     return int(name.removeprefix("step-").partition(".")[0])
 
 
@@ -70,7 +70,7 @@ def start(job: Path) -> subprocess.Popen[str]:
 
 
 def kill_when(process: subprocess.Popen[str], number: signal.Signals, moment: Callable[[], bool]) -> tuple[str, str]:
-    """Send the signal as soon as the moment has come, while the process lives; returns what it printed."""
+    """Send the signal to the running process when a condition holds; return its output."""
     deadline = time.monotonic() + DEADLINE_S
     with process:
         while not moment():
@@ -82,7 +82,7 @@ def kill_when(process: subprocess.Popen[str], number: signal.Signals, moment: Ca
 
 
 def more_than(job: Path, last: str, count: int) -> Callable[[], bool]:
-    """The moment when a run has come `count` checkpoints of 5 steps further."""
+    """Return the condition that a run has written `count` more checkpoints of 5 steps."""
     steps = steps_of(last) if last else 0
     return lambda: bool(names := complete(job)) and steps_of(names[-1]) >= steps + 5 * count
 
@@ -92,7 +92,7 @@ def finish(job: Path) -> None:
     result = elasticrec("train", job.name, cwd=job.parent)
     assert result.returncode == 0, result.stderr
     assert f"resuming runs/{job.stem} from {before}: " in result.stderr
-    # what the kills left unfinished is gone
+    # Unfinished files of the kills are removed.
     assert incomplete(job) == []
     assert len(complete(job)) == 3
 
@@ -114,7 +114,7 @@ def test_kill_9_while_a_checkpoint_is_written(whole: Path, unfinished: Path) -> 
 
     for _ in range(20):
         kill_when(start(unfinished), signal.SIGKILL, writing)
-        # the manifest may have come between the look and the kill
+        # The manifest may have been written between the check and the kill.
         if incomplete(unfinished):
             break
     assert incomplete(unfinished)
@@ -123,7 +123,7 @@ def test_kill_9_while_a_checkpoint_is_written(whole: Path, unfinished: Path) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(whole: Path, unfinished: Path, number: signal.Signals) -> None:
+def test_a_signal_saves_and_prints_how_to_resume(whole: Path, unfinished: Path, number: signal.Signals) -> None:
     process = start(unfinished)
     output, errors = kill_when(process, number, more_than(unfinished, "", 2))
     assert process.returncode == 130
@@ -143,7 +143,7 @@ def test_kill_9_before_the_first_checkpoint(whole: Path, unfinished: Path) -> No
     assert final_state(unfinished) == final_state(whole / "job.yaml")
 
 
-def test_a_second_signal_ends_it_at_once(unfinished: Path) -> None:
+def test_a_second_signal_ends_it_immediately(unfinished: Path) -> None:
     process = start(unfinished)
 
     def twice() -> bool:

@@ -1,4 +1,4 @@
-"""A secret of a job is in none of the outputs of a run, and works all the same."""
+"""A secret of a job works, and appears in no output of a run."""
 
 import json
 import urllib.error
@@ -33,7 +33,7 @@ def ask(url: str, token: str | None) -> int:
 
 
 @pytest.mark.slow
-def test_a_planted_secret_is_nowhere(tmp_path: Path) -> None:
+def test_a_planted_secret_appears_nowhere(tmp_path: Path) -> None:
     write_job(tmp_path, format="slots", kind="dnn", samples=1000, serve__token="${TEST_TOKEN}")
     outputs = []
     for arguments in (["check", "job.yaml"], ["train", "job.yaml"], ["publish", "tiny"]):
@@ -82,7 +82,7 @@ def test_a_token_that_http_cannot_carry_is_refused_and_not_shown(tmp_path: Path,
         start_server(settings, [("demo", [("", 1.0)])])
 
 
-def test_a_literal_secret_is_refused_and_not_repeated(tmp_path: Path) -> None:
+def test_a_literal_secret_is_refused_and_not_printed(tmp_path: Path) -> None:
     write_job(tmp_path, format="slots", kind="dnn", samples=100, serve__token=SECRET)
     for arguments in (["check", "job.yaml"], ["check", "job.yaml", "--set", f"serve.token={SECRET}"]):
         result = elasticrec(*arguments, cwd=tmp_path)

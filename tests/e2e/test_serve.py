@@ -1,4 +1,4 @@
-"""`elasticrec serve` as a process: its settings reach the server, it ends in order, and it says what is wrong."""
+"""`elasticrec serve` as a process: settings reach the server, it shuts down cleanly, and errors are one line."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a published model."""
+    """Return a directory with a published model."""
     directory = tmp_path_factory.mktemp("serve")
     write_job(directory, format="slots", kind="lr", samples=500)
     succeed("train", "job.yaml", cwd=directory)
@@ -72,8 +72,8 @@ def test_limits_of_the_job_are_limits_of_the_server(directory: Path) -> None:
         assert post(server.predict_url, line)[0] == 200
 
 
-def test_many_samples_in_one_request_are_those_of_many_requests(directory: Path) -> None:
-    """More than go through the network at once."""
+def test_one_large_request_equals_many_small_ones(directory: Path) -> None:
+    """More samples than are scored at once."""
     lines = [b"1 0 %d:%d\n" % (sign * 7, sign % 8) for sign in range(3000)]
     with serving("models/tiny/1", cwd=directory) as server:
         together = post(server.predict_url, b"".join(lines))[1]
@@ -84,14 +84,14 @@ def test_many_samples_in_one_request_are_those_of_many_requests(directory: Path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_in_order(directory: Path, number: signal.Signals) -> None:
+def test_a_signal_shuts_it_down_cleanly(directory: Path, number: signal.Signals) -> None:
     with serving("models/tiny", cwd=directory) as server:
         assert post(server.predict_url, b"1 0 5:0")[0] == 200
         server.process.send_signal(number)
         assert server.process.wait(60) == 0
 
 
-def test_what_is_wrong_is_one_line(directory: Path) -> None:
+def test_errors_are_one_line(directory: Path) -> None:
     def refusal(*arguments: str) -> str:
         result = elasticrec("serve", *arguments, cwd=directory)
         assert result.returncode == 2 and "Traceback" not in result.stderr
@@ -110,14 +110,14 @@ def test_what_is_wrong_is_one_line(directory: Path) -> None:
         assert refusal("models/tiny", "--port", str(port)) == f"error: 127.0.0.1:{port}: address already in use"
 
 
-def test_a_server_process_that_does_not_start_says_so(tmp_path: Path) -> None:
+def test_a_server_process_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"^serve: the server ended with code 2 before it was ready$"):
         with serving("models/none", cwd=tmp_path):
             pass
 
 
-def test_predict_says_how_good_the_scores_are(directory: Path) -> None:
-    """The same of a checkpoint, a version and a server, and the AUC of the evaluation."""
+def test_predict_prints_auc_and_log_loss(directory: Path) -> None:
+    """A checkpoint, a version and a server give the same figures, with the AUC of the evaluation."""
     (part,) = (directory / "data/20260101/01").glob("*.txt")
     with serving("models/tiny", cwd=directory) as server:
         sources = (["--checkpoint", "tiny"], ["--model", "models/tiny"], ["--server", server.url])
@@ -159,8 +159,8 @@ def test_clients_and_a_server(directory: Path) -> None:
     np.testing.assert_allclose(np.concatenate(apart), together.scores[:100], atol=1e-6, rtol=0)
 
 
-def test_a_server_explains_what_a_published_model_does(directory: Path) -> None:
-    """The same as by the version's own directory, with the times of the request."""
+def test_a_server_explains_like_a_published_model(directory: Path) -> None:
+    """The explanation equals that of the version's directory, with the times of the request in addition."""
     line = "1 0 5:0 18446744073709551615:1 7:1"
     by_model = json.loads(succeed("explain", line, "--model", "models/tiny", "--json", cwd=directory))
     with serving("models/tiny", cwd=directory) as server:

@@ -1,4 +1,4 @@
-"""A server at its limits: many connections, large requests, twice the load that it takes, bytes that mean nothing."""
+"""A server at its limits: many connections, large requests, overload, and meaningless bytes."""
 
 import os
 import re
@@ -29,7 +29,7 @@ OVERLOAD_S = 60.0 if "ELASTICREC_SOAK" in os.environ else 10.0
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a model whose scores say its version."""
+    """Return a directory with a model whose scores show its version."""
     directory = tmp_path_factory.mktemp("limits")
     (directory / "models" / MODEL).mkdir(parents=True)
     repository = Repository.open(directory / "models", MODEL)
@@ -39,7 +39,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(directory: Path) -> Iterator[ServerProcess]:
-    """One with few scorers and a short queue."""
+    """Start a server with few scorers and a short queue."""
     with serving(f"models/{MODEL}", *("--set", "serve.threads=1", "--set", "serve.queue=16"), cwd=directory) as server:
         yield server
 
@@ -58,8 +58,8 @@ def load(server: ServerProcess, lines: int, **options: float) -> _core.LoadRepor
     return report
 
 
-def test_twice_the_load_that_it_can_take(server: ServerProcess) -> None:
-    """Those beyond are told so at once, the others are answered right and in time, and memory stays."""
+def test_twice_its_capacity(server: ServerProcess) -> None:
+    """Excess requests are refused at once, the others are answered correctly and in time, and memory stays bounded."""
     lines = 500
     capacity = load(server, lines, connections=16, seconds=2.0).requests_per_s
     before = resident_bytes(server)
@@ -68,9 +68,9 @@ def test_twice_the_load_that_it_can_take(server: ServerProcess) -> None:
         askers.wait_for(1)
     assert askers.wrong == [] and set(askers.answers) == {1}
     assert set(report.failures) == {"status 429"}, report.failures
-    # how much of it depends on what else the machine does; that both go on does not
+    # The proportion depends on other work on the machine, but both kinds of answers must occur.
     assert report.failed > 100 and report.answered > 0.1 * capacity * OVERLOAD_S
-    # what waits at most takes this long; a machine that does other things as well gets ten times that
+    # The longest wait in the queue, times ten for a busy machine.
     assert report.max_us < 1e6 * (5 + 10 * 16 / capacity)
     assert resident_bytes(server) - before < 100 * 2**20
     figures = metrics_of(server.url)
@@ -92,11 +92,11 @@ def test_requests_of_one_and_of_ten_thousand(server: ServerProcess) -> None:
         with pytest.raises(SampleError, match="413: expected at most 10000 instances a request, got more"):
             client.predict([{"0": 1}] * 10_001)
         assert client.predict([]).shape == (0, 1)
-        # nothing of it is known: of the score only what the weights say is left
+        # No sign is known: only the part of the score from the weights remains.
         assert client.predict([{}, {"0": 2**64 - 1}, {"0": []}]).ravel().tolist() == [1000.0] * 3
 
 
-def test_every_figure_is_in_the_reference(server: ServerProcess) -> None:
+def test_every_metric_is_in_the_reference(server: ServerProcess) -> None:
     with Client(server.url) as client:
         client.predict([{"0": 1}])
     written = set(re.findall(r"^\| `(elasticrec_serve_[a-z_]+)`", DOCS.read_text(), re.MULTILINE))
@@ -105,7 +105,7 @@ def test_every_figure_is_in_the_reference(server: ServerProcess) -> None:
     assert shown == written
 
 
-def test_clients_that_send_slowly_or_nonsense_hold_nobody_up(server: ServerProcess) -> None:
+def test_slow_and_invalid_clients_block_no_others(server: ServerProcess) -> None:
     host, _, port = server.address.rpartition(":")
     heads = [
         b"POST /v1/models/small:predict HTTP/1.1\r\nHost: x\r\nContent-",
@@ -123,7 +123,7 @@ def test_clients_that_send_slowly_or_nonsense_hold_nobody_up(server: ServerProce
         for number in range(300):
             connection = socket.create_connection((host, int(port)), timeout=60)
             opened.append(connection)
-            # the server may close it before all of it is sent
+            # The server may close the connection before all bytes are sent.
             threading.Thread(target=_send, args=(connection, heads[number % len(heads)]), daemon=True).start()
         with Askers(server.url).asking() as askers:
             askers.wait_for(1, 300)

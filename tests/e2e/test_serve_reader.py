@@ -1,4 +1,4 @@
-"""Lines in a user's own format over a server: read by processes that run the reader of the version."""
+"""Requests in a user's own format, read by processes that run the reader of the version."""
 
 import json
 import os
@@ -44,7 +44,7 @@ class Pipes:
         click, user, item, tags, price = line.split("SEPARATOR")
         return {"click": float(click), "user": user, "item": int(item), "tags": tags.split(), "price": float(price)}
 """
-# Long enough for a slow machine; nothing waits for it unless it is about to fail.
+# Long enough for a slow machine; only a failing test waits this long.
 LONG_S = 60
 
 
@@ -60,7 +60,7 @@ def lines(count: int, seed: int, separator: str = "|") -> list[str]:
 
 
 def train(directory: Path, name: str, separator: str) -> None:
-    """Train and publish to the one model; the reader's file is gone after it."""
+    """Train and publish a version; delete the reader's file afterwards."""
     (directory / f"{name}.txt").write_text("\n".join(lines(1500, 1, separator)) + "\n")
     (directory / "pipes.py").write_text(READER.replace("SEPARATOR", separator))
     job = {
@@ -84,7 +84,7 @@ def train(directory: Path, name: str, separator: str) -> None:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a published model, 300 samples and the scores that its checkpoint gives them."""
+    """Return a directory with a published model, 300 samples, and their scores by its checkpoint."""
     directory = tmp_path_factory.mktemp("reader")
     train(directory, "first", "|")
     (directory / "samples.txt").write_text("# a header\r\n" + "\r\n".join(lines(300, 2)) + "\r\n")
@@ -110,7 +110,7 @@ def post(server: ServerProcess, body: str, **headers: str) -> tuple[int, Any, An
 
 
 def readers_of(server: ServerProcess) -> list[int]:
-    """The reader processes of a server."""
+    """Return the reader processes of a server."""
     found = subprocess.run(
         ["ps", "-o", "pid=,args=", "--ppid", str(server.process.pid)], capture_output=True, text=True
     )
@@ -118,7 +118,7 @@ def readers_of(server: ServerProcess) -> list[int]:
 
 
 def counted(server: ServerProcess, name: str) -> int:
-    """A figure of the server's readers."""
+    """Return a metric of the server's readers."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=LONG_S) as response:
         figures = response.read().decode().splitlines()
     start = f'{name}{{model="tiny",variant=""}} '
@@ -159,7 +159,7 @@ def test_lines_get_the_scores_of_the_checkpoint(directory: Path, expected: np.nd
         assert counted(server, "elasticrec_serve_readers") == 2
 
 
-def test_what_the_reader_refuses_is_named(directory: Path, tmp_path: Path) -> None:
+def test_refused_lines_are_named(directory: Path, tmp_path: Path) -> None:
     limits = ["--set", "serve.max_instances=10"]
     with serving("models/tiny", "--readers", "1", *limits, cwd=directory, log=tmp_path / "log") as server:
         status, message, _ = post(server, "0|u1|1||1\n0|u1|one||1\n")
@@ -171,7 +171,7 @@ def test_what_the_reader_refuses_is_named(directory: Path, tmp_path: Path) -> No
         assert len(readers_of(server)) == 1
 
 
-def test_nothing_of_a_model_is_run_unless_asked_for(directory: Path, tmp_path: Path) -> None:
+def test_code_of_a_model_runs_only_with_permission(directory: Path, tmp_path: Path) -> None:
     with serving("models/tiny", cwd=directory) as server, Client(server.url) as client:
         status, message, _ = post(server, "0|u1|1||1\n")
         assert (status, readers_of(server)) == (400, [])
@@ -188,12 +188,12 @@ def test_nothing_of_a_model_is_run_unless_asked_for(directory: Path, tmp_path: P
 
 
 def has_come_back(server: ServerProcess, num_lost: int) -> bool:
-    """Whether the server has noticed that so many are lost, and has two again."""
+    """Return whether the server has noticed the lost readers and has two running again."""
     lost, alive = (counted(server, f"elasticrec_serve_{name}") for name in ("reader_losses_total", "readers"))
     return (lost, alive) == (num_lost, 2)
 
 
-def test_a_reader_that_is_killed_under_load_costs_no_wrong_answer(directory: Path, expected: np.ndarray) -> None:
+def test_a_killed_reader_causes_no_wrong_answer(directory: Path, expected: np.ndarray) -> None:
     samples = lines(300, 2)
     stopping = threading.Event()
     outcomes: list[tuple[int, Any, int]] = []
@@ -220,7 +220,7 @@ def test_a_reader_that_is_killed_under_load_costs_no_wrong_answer(directory: Pat
             for thread in threads:
                 thread.join()
     good = [(at, answer["predictions"][0]["click"]) for at, answer, status in outcomes if status == 200]
-    # each was tried again on the other one
+    # Each request was retried on the other reader.
     assert len(good) == len(outcomes)
     np.testing.assert_allclose([score for _, score in good], expected[[at for at, _ in good], 0], atol=1e-5, rtol=0)
 
@@ -242,11 +242,11 @@ def test_a_reader_that_hangs_fails_its_request_in_time(directory: Path, line: st
         told = "reader: no answer in 700 ms (`serve.reader_timeout_ms`), its process was ended"
         assert outcome[0][:2] == (500, told)
         wait_until(lambda: len(readers_of(server)) == 2 and set(readers_of(server)) != before)
-        # the time of a request is that of the request, also in a reader
+        # The timeout of a request also applies in a reader.
         assert post(server, line, **{"elasticrec-timeout-ms": "50"})[0] == 504
 
 
-def test_a_line_that_ends_its_readers_is_said_once_and_they_come_back(directory: Path, tmp_path: Path) -> None:
+def test_a_line_that_kills_readers_is_reported_once_and_they_restart(directory: Path, tmp_path: Path) -> None:
     with serving("models/tiny", "--readers", "2", cwd=directory, log=tmp_path / "log") as server:
         for _ in range(3):
             wait_until(lambda: post(server, "0|u1|1||1")[0] == 200)
@@ -264,7 +264,7 @@ def test_readers_end_with_their_server(directory: Path) -> None:
         with serving("models/tiny", "--readers", "2", cwd=directory) as server:
             readers = readers_of(server)
             assert len(readers) == 2
-            # also one that is somewhere in the user's code
+            # Also a reader that is busy in the user's code.
             threading.Thread(target=_try, args=(server, "spin"), daemon=True).start()
             server.process.send_signal(number)
             server.process.wait(LONG_S)
@@ -278,7 +278,7 @@ def _try(server: ServerProcess, line: str) -> None:
         pass
 
 
-def test_a_reader_that_cannot_be_made_is_one_line(directory: Path, tmp_path: Path) -> None:
+def test_an_unusable_reader_is_one_error_line(directory: Path, tmp_path: Path) -> None:
     version = tmp_path / "tiny"
     subprocess.run(["cp", "-r", directory / "models/tiny/1", version], check=True)
     (version / "reader.py").write_bytes(b"import no_such_module")
@@ -288,7 +288,7 @@ def test_a_reader_that_cannot_be_made_is_one_line(directory: Path, tmp_path: Pat
 
 
 def test_a_new_version_brings_its_own_reader(directory: Path, expected: np.ndarray) -> None:
-    """Last, as the model has two versions from here on."""
+    """Runs last, as the model has two versions afterwards."""
     old, new = lines(300, 2), lines(300, 2, ";")
     with serving("models/tiny", "--readers", "2", "--set", "serve.poll_s=0.1", cwd=directory) as server:
         before = readers_of(server)
@@ -297,7 +297,7 @@ def test_a_new_version_brings_its_own_reader(directory: Path, expected: np.ndarr
         train(directory, "second", ";")
 
         def is_new() -> bool:
-            # each version reads its own lines, and refuses those of the other
+            # Each version reads its own lines and refuses those of the other.
             status, answer, _ = post(server, "\n".join(new))
             assert (status == 200 and answer["version"] == 2) or (status == 400 and "not enough values" in answer), (
                 answer

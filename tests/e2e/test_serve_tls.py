@@ -1,4 +1,4 @@
-"""TLS and a token around HTTP and gRPC: whom it lets in, and that nothing listens to others without them."""
+"""TLS and tokens for HTTP and gRPC: who gets access, and that other machines cannot connect without them."""
 
 import socket
 import ssl
@@ -26,7 +26,7 @@ TOKEN = "s3cret-of-the-test"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a model, a certificate of an authority, and a token."""
+    """Return a directory with a model, a certificate and a token."""
     directory = tmp_path_factory.mktemp("tls")
     (directory / "models" / MODEL).mkdir(parents=True)
     repository = Repository.open(directory / "models", MODEL)
@@ -57,7 +57,7 @@ def server(directory: Path) -> Iterator[ServerProcess]:
     assert TOKEN not in (directory / "serve.log").read_text()
 
 
-def test_http_inside_of_tls(directory: Path, server: ServerProcess) -> None:
+def test_http_over_tls(directory: Path, server: ServerProcess) -> None:
     with Client(server.url, token=TOKEN, ca=directory / "ca.pem") as client:
         assert client.predict([{"0": 1}]).item() == score_of(1)
     with Client(server.url, MODEL, token="wrong", ca=directory / "ca.pem") as client:
@@ -71,7 +71,7 @@ def test_http_inside_of_tls(directory: Path, server: ServerProcess) -> None:
             client.predict([{"0": 1}])
 
 
-def test_grpc_inside_of_tls(directory: Path, server: ServerProcess) -> None:
+def test_grpc_over_tls(directory: Path, server: ServerProcess) -> None:
     def ask(token: str) -> float:
         with triton_grpc.InferenceServerClient(
             server.address.replace("127.0.0.1", "localhost"), ssl=True, root_certificates=str(directory / "ca.pem")
@@ -97,15 +97,15 @@ def test_clients_of_both_versions_of_tls(directory: Path, server: ServerProcess,
             assert inside.selected_alpn_protocol() == "h2"
 
 
-def test_brpc_in_clear_is_not_answered(server: ServerProcess) -> None:
+def test_unencrypted_brpc_is_not_answered(server: ServerProcess) -> None:
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), 60) as connection:
         connection.sendall(b"PRPC" + bytes(8))
-        # an alert of TLS, or nothing
+        # A TLS alert, or nothing.
         assert not connection.recv(100).startswith(b"PRPC")
 
 
-def test_nothing_listens_to_others_without_both(directory: Path) -> None:
+def test_other_machines_need_tls_and_a_token(directory: Path) -> None:
     def refusal(*settings: str) -> str:
         result = elasticrec("serve", f"models/{MODEL}", *options("serve.host=0.0.0.0", *settings), cwd=directory)
         assert result.returncode == 2, result.stderr

@@ -35,7 +35,7 @@ TOLERANCE = 1e-6
 
 
 class Served(NamedTuple):
-    """A model at work, some samples and what `predict` says of them."""
+    """A served model, and samples with their scores by `predict`."""
 
     server: ServerProcess
     directory: Path
@@ -94,7 +94,7 @@ def test_paddle_over_grpc(served: Served) -> None:
         assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_paddle_over_brpc_many_at_once(served: Served) -> None:
+def test_paddle_over_brpc_with_calls_in_flight(served: Served) -> None:
     with Connection(served.server.address) as connection:
         parts = [served.lines[at : at + 7] for at in range(0, NUM_SAMPLES, 7)]
         for number, part in enumerate(parts):
@@ -126,7 +126,7 @@ def test_elasticctr(served: Served) -> None:
     assert (status, json.loads(body)) == (400, told)
 
 
-def test_rows_as_cube_has_them(served: Served) -> None:
+def test_rows_in_the_format_of_cube(served: Served) -> None:
     distinct = {sign for signs, _ in slots_of(served.lines).values() for sign in signs}
     signs = np.array(sorted(distinct), np.uint64)
     view = _core.CubeView([str(path) for path in sorted((served.directory / "models/tiny/1/cube").iterdir())])
@@ -138,7 +138,7 @@ def test_rows_as_cube_has_them(served: Served) -> None:
     values = [(value["status"], base64.b64decode(value["value"])) for value in answer["values"]]
     assert (status, answer["version"], values) == (200, "1", expected)
     with Connection(served.server.address) as connection:
-        # proto2 writes each key by itself
+        # proto2 does not pack the keys.
         apart = b"".join(field(1, int(sign)) for sign in signs) + field(2, 1)
         for message in (apart, packed(1, signs.tolist()) + field(2, 1)):
             found = connection.call(DICT, "seek", message)
@@ -155,13 +155,13 @@ def test_answers_are_counted(served: Served) -> None:
 
 
 def test_strings_and_dense_columns(tmp_path: Path) -> None:
-    """Criteo rows: a tensor of text a category, one of all numbers."""
+    """Criteo rows: a tensor of text per category, and one tensor of all numbers."""
     write_job(tmp_path, format="criteo", kind="dnn", samples=1000)
     succeed("train", "job.yaml", cwd=tmp_path)
     succeed("publish", "tiny", cwd=tmp_path)
     (part,) = (tmp_path / "data/20260101/01").glob("*.txt")
     rows = [line.split("\t") for line in part.read_text().splitlines()]
-    # a tensor has no missing numbers
+    # A tensor cannot have missing numbers.
     rows = [[row[0], *(number or "0" for number in row[1:14]), *row[14:]] for row in rows[:NUM_SAMPLES]]
     (tmp_path / "samples.txt").write_text("".join("\t".join(row) + "\n" for row in rows))
     text = succeed("predict", "samples.txt", "--model", "models/tiny", cwd=tmp_path)
@@ -180,7 +180,7 @@ def test_strings_and_dense_columns(tmp_path: Path) -> None:
             assert_scores(json.loads(body)["outputs"][0]["tensor"][0]["float_data"], expected)
 
 
-def test_a_token_is_asked_for_by_every_protocol(served: Served) -> None:
+def test_every_protocol_requires_the_token(served: Served) -> None:
     env = {"TEST_TOKEN": "s3cret"}
     settings = ["--set", "serve.token=${TEST_TOKEN}"]
     message = paddle_request(served.lines[:1], 1)

@@ -1,4 +1,4 @@
-"""On data made for its structure each model beats the one that cannot see it, and not when that is shuffled away."""
+"""A model that can learn the pattern of its demo data beats one that cannot, but not on shuffled data."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from elasticrec.config import parse_job
 from elasticrec.data.demo import MAX_HISTORY, write_demo
 from elasticrec.training.loop import train_job
 
-# Margins in AUC; those reached are several times as large, those without structure about zero.
+# Required margins in AUC; measured margins are several times as large, and about zero without a pattern.
 BETTER = 0.02
 BETTER_ON_BUYS = 0.01
 
@@ -26,7 +26,7 @@ Auc = Callable[..., float]
 
 @pytest.fixture(scope="module")
 def auc(tmp_path_factory: pytest.TempPathFactory) -> Auc:
-    """Trains a model on one hour of demo data and gives its AUC on the next; the same question is answered once."""
+    """Return a function that trains on one hour of demo data and returns the AUC on the next, with a cache."""
 
     @cache
     def data(kind: str, structure: bool, only_buys: bool) -> Path:
@@ -79,15 +79,15 @@ def auc(tmp_path_factory: pytest.TempPathFactory) -> Auc:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fm", "dnn", "wide_deep", "deepfm", "dcn_v2"])
-def test_pairs_are_seen_by_all_but_a_linear_model(auc: Auc, kind: str) -> None:
+def test_all_but_a_linear_model_learn_pairs(auc: Auc, kind: str) -> None:
     lr, model = {"kind": "lr"}, {"kind": kind, **DEEP}
     assert auc("pairwise", True, model) > auc("pairwise", True, lr) + BETTER
     assert auc("pairwise", False, model) < auc("pairwise", False, lr) + BETTER
 
 
 @pytest.mark.slow
-def test_rare_buys_are_learned_from_clicks_by_mmoe(auc: Auc) -> None:
-    """Against the same network trained on buys alone."""
+def test_mmoe_learns_rare_purchases_from_clicks(auc: Auc) -> None:
+    """Compared with the same network trained on purchases alone."""
 
     def gain(structure: bool) -> float:
         together = auc("multitask", structure, MMOE, labels=("click", "buy"))
@@ -98,8 +98,8 @@ def test_rare_buys_are_learned_from_clicks_by_mmoe(auc: Auc) -> None:
 
 
 @pytest.mark.slow
-def test_the_history_is_weighed_by_din(auc: Auc) -> None:
-    """Against the same layers over the mean of the history."""
+def test_din_weighs_the_history(auc: Auc) -> None:
+    """Compared with the same layers over the mean of the history."""
 
     def gain(structure: bool) -> float:
         sequence = {"name": "history", "share": "item", "sequence": MAX_HISTORY}

@@ -23,7 +23,7 @@ def test_the_wheel_serves_without_rust_and_torch(tmp_path: Path) -> None:
     assert "-cp311-abi3-" in wheel.name
     venv.create(tmp_path / "env", with_pip=True)
     binaries = tmp_path / "env/bin"
-    # nothing of Rust on the path: what the wheel lacks must not come from it
+    # No Rust on the path: the wheel must be complete.
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("CARGO", "RUST", "VIRTUAL_ENV"))}
     environment = clean | {"PATH": str(binaries)}
     assert shutil.which("cargo", path=environment["PATH"]) is None
