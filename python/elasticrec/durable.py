@@ -1,4 +1,4 @@
-"""Files that are whole or absent, also after a crash: what checkpoints, versions and runs are written with."""
+"""Durable writes: after a crash a file is complete or absent. Used for checkpoints, versions and runs."""
 
 import contextlib
 import fcntl
@@ -12,7 +12,7 @@ from elasticrec.errors import ConfigError
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """A reader finds the old file or the new one, never a part of one."""
+    """Replace a file atomically: readers find the old content or the new one."""
     with _naming(path):
         _replace(path, content, mode)
     sync_directory(path.parent)
@@ -20,7 +20,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors of a write say which file they are about."""
+    """Add the file name to errors of a write."""
     try:
         yield
     except OSError as error:
@@ -45,7 +45,7 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> tuple[int, str]:
-    """Write a new file through to the disk; returns its size and sha-256."""
+    """Write a new file and sync it to the disk; return its size and sha-256."""
     with _naming(path), open(path, "xb") as file:
         file.write(content)
         file.flush()
@@ -55,7 +55,7 @@ def write_synced(path: Path, content: bytes) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def hold(path: Path, refusal: str) -> Iterator[None]:
-    """Hold a lock file; while another process does, raise `refusal`. The lock ends with its process, in any way."""
+    """Hold a lock file; raise `refusal` if another process does. The lock is released when its process ends."""
     with open(path, "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,7 +65,7 @@ def hold(path: Path, refusal: str) -> Iterator[None]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory as durable as the files behind them."""
+    """Sync a directory, so that the names of new files are durable."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -1,4 +1,4 @@
-"""Fail points: places at which a test lets a process die, as it could die there by itself (`crates/ps/src/fail.rs`)."""
+"""Fail points: points in the code where a test can kill the process (also `crates/ps/src/fail.rs`)."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ _hits: Counter[str] = Counter()
 
 
 def fail_point(name: str) -> None:
-    """End the process here if a test wants it: a file `NAME.ANYTHING` that says `n` is for the nth time."""
+    """Kill the process if a test asks for it: a file `NAME.ANYTHING` with the number n kills it at the nth call."""
     directory = os.environ.get("ELASTICREC_FAIL_POINTS")
     if directory is None:
         return
@@ -19,7 +19,7 @@ def fail_point(name: str) -> None:
         try:
             if _hits[name] < int(path.read_text()):
                 continue
-            # of two processes at the same point only one can remove the file
+            # If two processes reach the same point, only one can remove the file.
             path.unlink()
         except (FileNotFoundError, ValueError):
             continue

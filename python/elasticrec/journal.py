@@ -1,8 +1,8 @@
-"""The journal: what a coordinator must still know after its own death, on the disk before anybody is told.
+"""The journal: decisions of a coordinator, synced to the disk before any member learns of them.
 
-runs/<name>/coordinator/lock             held by the one coordinator of the run
-runs/<name>/coordinator/term-00000003    taken by exclusive create; who has the highest one is the coordinator
-runs/<name>/coordinator/journal.jsonl    a line an entry: {"check":"<16 digits>","entry":{"n":7,"term":3,"kind":...}}
+runs/<name>/coordinator/lock             held by the coordinator of the run
+runs/<name>/coordinator/term-00000003    created exclusively; the process with the highest term is the coordinator
+runs/<name>/coordinator/journal.jsonl    one entry per line: {"check":"<16 digits>","entry":{"n":7,"term":3,"kind":...}}
 """
 
 import contextlib
@@ -20,19 +20,19 @@ Entry = dict[str, Any]
 
 _NAME = "journal.jsonl"
 _TERM = "term-"
-# Around the entry, whose bytes the check is of.
+# The text around an entry; the check is a digest of the entry's bytes.
 _HEAD, _MIDDLE, _TAIL = b'{"check":"', b'","entry":', b"}\n"
 _DIGITS = 16
 
 
 class Journal:
-    """Open for one process at a time. An entry that cannot be written down must not be acted on."""
+    """The journal of a run, open in one process at a time. Act on an entry only after it was appended."""
 
     def __init__(self, directory: Path, term: int, entries: list[Entry], descriptor: int, held: contextlib.ExitStack):
         self.path = directory / _NAME
         self.term = term
         self.entries = entries
-        """Those that were there when it was opened."""
+        """The entries at the time of opening."""
         self._num_entries = len(entries)
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
@@ -41,10 +41,7 @@ class Journal:
 
     @classmethod
     def open(cls, directory: Path, after_term: int = 0) -> "Journal":
-        """Take the run and a term of its own. A second coordinator is refused before it has touched anything.
-
-        The term is above `after_term`, the last one that is known from elsewhere.
-        """
+        """Lock the run and take a new term above `after_term`; refuse if another coordinator has the run."""
         directory.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(hold(directory / "lock", f"{directory.parent}: another coordinator has this run"))
@@ -54,14 +51,14 @@ class Journal:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             stack.callback(os.close, descriptor)
             if os.fstat(descriptor).st_size > good_bytes:
-                # nobody was told of an entry that is not whole
+                # No member has learned of an incomplete entry.
                 os.ftruncate(descriptor, good_bytes)
                 os.fsync(descriptor)
             sync_directory(directory)
             return cls(directory, term, entries, descriptor, stack.pop_all())
 
     def append(self, *entries: Entry) -> None:
-        """Write entries down, all of them durable when this returns."""
+        """Append entries; they are durable when this returns."""
         self.check_term()
         lines = b"".join(
             _line({"n": self._num_entries + at, "term": self.term, **entry}) for at, entry in enumerate(entries)
@@ -69,36 +66,36 @@ class Journal:
         try:
             _write_all(self._descriptor, lines)
         except OSError as error:
-            self._cut_back(error)
+            self._truncate(error)
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            # what of it is on the disk only a new start can find out
-            self._failure = f"{self.path}: could not be written through to the disk: {error.strerror}"
+            # Only a restart can find out which part of it is on the disk.
+            self._failure = f"{self.path}: cannot be synced to the disk: {error.strerror}"
             raise UnavailableError(self._failure) from None
         self._size += len(lines)
         self._num_entries += len(entries)
 
-    def _cut_back(self, error: OSError) -> None:
-        """Remove a part of a line, so that the next one does not stand behind it."""
+    def _truncate(self, error: OSError) -> None:
+        """Remove an incomplete line, so that the next entry starts a new line."""
         try:
             os.ftruncate(self._descriptor, self._size)
         except OSError:
-            self._failure = f"{self.path}: ends with a part of a line: {error.strerror}"
+            self._failure = f"{self.path}: ends with an incomplete line: {error.strerror}"
 
     def check_term(self) -> None:
-        """Raise if this coordinator may not decide anything any more."""
+        """Raise if this coordinator was replaced, or can no longer write."""
         own, next_one = (_term_path(self.path.parent, self.term + more) for more in (0, 1))
         if self._failure is None and (next_one.exists() or not own.exists()):
-            # only where the lock does not reach, such as another machine
+            # The lock prevents this except across machines.
             self._failure = f"{self.path.parent.parent}: another coordinator has taken this run over"
         if self._failure is not None:
             raise UnavailableError(self._failure)
 
     def close(self) -> None:
-        """Let the run go."""
-        self._failure = f"{self.path}: is closed"
+        """Release the run."""
+        self._failure = f"{self.path}: closed"
         self._held.close()
 
     def __enter__(self) -> Self:
@@ -111,7 +108,7 @@ class Journal:
 
 
 def read_entries(directory: Path) -> list[Entry]:
-    """What a journal says, for one who does not coordinate."""
+    """Read the entries of a journal without locking the run."""
     return _read(directory / _NAME)[0]
 
 
@@ -125,7 +122,7 @@ def _check(body: bytes) -> bytes:
 
 
 def _read(path: Path) -> tuple[list[Entry], int]:
-    """The entries of a journal, and how many bytes they take; a last line that is not whole is not among them."""
+    """Return the entries of a journal and their size in bytes, without an incomplete last line."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -135,17 +132,17 @@ def _read(path: Path) -> tuple[list[Entry], int]:
     for number, line in enumerate(_split(content), 1):
         entry = _parse(line)
         if entry is None or entry.get("n") != len(entries):
-            # a block that never reached the disk is zeros after a power cut
+            # After a power failure, a block that was not written reads as zeros.
             if good_bytes + len(line) == len(content) and (not line.endswith(b"\n") or b"\0" in line):
                 break
-            raise ModelError(f"{path}:{number}: the line is damaged or not the next one; the journal cannot be trusted")
+            raise ModelError(f"{path}:{number}: damaged line, or not the next entry; the journal cannot be used")
         entries.append(entry)
         good_bytes += len(line)
     return entries, good_bytes
 
 
 def _split(content: bytes) -> list[bytes]:
-    """Lines with their ends; other bytes that Python takes for the end of a line are none here."""
+    """Split into lines at `\\n` only, unlike `bytes.splitlines`; lines keep their ends."""
     lines = [line + b"\n" for line in content.split(b"\n")]
     lines[-1] = lines[-1][:-1]
     return [line for line in lines if line]
@@ -161,7 +158,7 @@ def _parse(line: bytes) -> Entry | None:
 
 
 def _take_term(directory: Path, least: int) -> int:
-    """A term that nobody else has or had."""
+    """Take a term that no other coordinator has or had."""
     taken = [path for path in directory.glob(f"{_TERM}*") if path.name.removeprefix(_TERM).isdigit()]
     term = max(least, 1 + max((int(path.name.removeprefix(_TERM)) for path in taken), default=0))
     while True:

@@ -61,7 +61,7 @@ def test_a_damaged_line_is_an_error(tmp_path: Path, line: int, at: int) -> None:
     lines[line][at] ^= 1
     damaged = b"".join(lines)
     path.write_bytes(damaged)
-    with pytest.raises(ModelError, match=rf"journal.jsonl:{line + 1}: the line is damaged"):
+    with pytest.raises(ModelError, match=rf"journal.jsonl:{line + 1}: damaged line"):
         Journal.open(tmp_path)
     assert path.read_bytes() == damaged
     assert [one.name for one in tmp_path.glob("term-*")] == ["term-00000001"], "a term was taken for nothing"

@@ -97,7 +97,7 @@ class RunState:
         settings, target = self.settings.publish, self.settings.target
         if settings is None or target is None:
             return None
-        hooks = PublishHooks(clock, logger.info, self._note, self._journal.check_term, self.settings.run)
+        hooks = PublishHooks(clock, self._note, self._journal.check_term, self.settings.run)
         return Publishing(settings, target, self.term, hooks)
 
     def _replay(self, run: Run) -> str | None:

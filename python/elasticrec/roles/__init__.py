@@ -1,1 +1,1 @@
-"""The roles of a training with parameter servers: what runs in the process of a shard and of a trainer."""
+"""The roles of a training with parameter servers: the processes of the coordinator, the shards and the trainers."""

@@ -1,6 +1,6 @@
-"""A dry run of training with servers: batches are read and learned from, and nothing is asked for or sent.
+"""A dry run of training with servers: one trainer reads and trains batches without pulls and pushes.
 
-What it reaches is what trainers could reach if servers and network took no time.
+Its throughput is the limit for a trainer if servers and the network took no time.
 """
 
 import json
@@ -15,6 +15,7 @@ from elasticrec.config import Job, match_files
 from elasticrec.data.batches import open_batches
 from elasticrec.data.units import plan_units
 from elasticrec.errors import ConfigError
+from elasticrec.net.logs import logging_to
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes
@@ -25,7 +26,7 @@ from elasticrec.training.strategies import find_strategy
 
 
 class _NoServers:
-    """Answers at once, and keeps nothing."""
+    """Stands for servers that answer at once."""
 
     def pull(self, batch: _core.Batch, *, dense: bool) -> Any:
         return None
@@ -35,40 +36,44 @@ class _NoServers:
 
 
 def run_dry(job: Job, say: Callable[[str], None]) -> None:
-    """One trainer over the training data once, with rows of zeros; nothing is written."""
+    """Train once over the data with rows of zeros, and report the throughput; write nothing."""
     if job.train.mode != "ps":
         raise ConfigError(f"{job.source}: train.mode: expected `ps` for a dry run without servers, got `local`")
     clock = StageClock(find_strategy(job.train.strategy).num_lanes(job))
-    networks = make_networks(job, say, clock)
+    networks = make_networks(job, clock)
     units = plan_units(match_files(job, "train"), unit_split(job), 0, 0)
     parser = _core.Parser(json.dumps(job.features()))
-    asked: list[bool] = []
+    stop_requests: list[bool] = []
 
     def rate() -> tuple[int, float]:
         samples: int = network_figures(networks, clock)["samples"]
         return samples, samples / max(clock.elapsed, 1e-9)
 
-    def until_asked(batches: Iterator[_core.Batch]) -> Iterator[UnitBatch]:
+    def until_stopped(batches: Iterator[_core.Batch]) -> Iterator[UnitBatch]:
         next_line = job.train.print_every_s
-        while not asked:
+        while not stop_requests:
             with clock.stage("read"):
                 batch = next(batches, None)
             if batch is None:
                 return
             if clock.elapsed >= next_line:
                 next_line = clock.elapsed + job.train.print_every_s
-                say("{:>12,} samples, {:,.0f} a second".format(*rate()))
+                say("{:>12,} samples, {:,.0f} samples/s".format(*rate()))
             yield UnitBatch(batch, is_last=False)
 
     steps = [partial(_learn, network) for network in networks]
     lanes = Lanes(_NoServers(), steps, lambda _: None, job.train.ps, clock)
     start = time.monotonic()
-    with stopping(lambda: asked.append(True)), closing(open_batches(job, parser, units, shuffle=False)) as reader:
-        lanes.run(until_asked(iter(reader)))
+    with (
+        logging_to(say),
+        stopping(lambda: stop_requests.append(True)),
+        closing(open_batches(job, parser, units, shuffle=False)) as reader,
+    ):
+        lanes.run(until_stopped(iter(reader)))
     seconds = time.monotonic() - start
     shares = ", ".join(f"{name} {share:.0%}" for name, share in clock.shares().items() if share >= 0.01)
     samples, _ = rate()
-    say(f"dry run of one trainer: {samples:,} samples in {seconds:.1f} s, {samples / seconds:,.0f} a second; {shares}")
+    say(f"dry run of one trainer: {samples:,} samples in {seconds:.1f} s, {samples / seconds:,.0f} samples/s; {shares}")
 
 
 def _learn(network: RemoteNetwork, named: UnitBatch, _: Any) -> Any:

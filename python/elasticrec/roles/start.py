@@ -1,8 +1,8 @@
-"""What a run with parameter servers starts from: the declaration of a shard and the first dense values, written once.
+"""The initial state of a run with parameter servers, written once: the declaration of a shard and the dense values.
 
 runs/<name>/start/shard.json   the table, the dense vector and its optimizer, the number of metric sums, the run's id
-runs/<name>/start/dense.bin    the dense values before the first batch; of a warm start with their optimizer's vectors
-runs/<name>/start/rows-NNNNN   of a warm start: the rows that the run begins with
+runs/<name>/start/dense.bin    the dense values before the first batch; for a warm start also the optimizer's vectors
+runs/<name>/start/rows-NNNNN   for a warm start: the rows that the run begins with
 """
 
 import json
@@ -26,37 +26,37 @@ _DENSE = "dense.bin"
 
 @dataclass(frozen=True)
 class Start:
-    """What every shard of a run begins with."""
+    """The initial state of all shards."""
 
     run_id: str
     spec: dict[str, Any]
     dense: npt.NDArray[np.float32]
-    """`[vectors, values]`: the values, and of a warm start the vectors of their optimizer."""
+    """`[vectors, values]`: the values, for a warm start also the vectors of the optimizer."""
     warm: dict[str, Any]
-    """Of a warm start: `checkpoint`, `steps` of the dense optimizer, `rows` (files), how many dense `vectors`."""
+    """For a warm start: `checkpoint`, `steps` of the dense optimizer, `rows` (files), number of dense `vectors`."""
     directory: Path
 
     @property
     def rows(self) -> list[str]:
-        """Part files of the rows that it begins with."""
+        """The part files of the rows of a warm start."""
         return [str(self.directory / name) for name in self.warm.get("rows", ())]
 
     @property
     def steps(self) -> int:
-        """That the dense optimizer has taken."""
+        """The steps that the dense optimizer has taken."""
         return int(self.warm.get("steps", 0))
 
     @property
     def num_partitions(self) -> int:
-        """Partitions of the table."""
+        """The number of partitions of the table."""
         return int(self.spec["table"]["partitions"])
 
     def shard_spec(self, owned: range) -> str:
-        """The declaration of a shard with these partitions, as JSON."""
+        """Return the declaration of a shard with these partitions as JSON."""
         return json.dumps({**self.spec, "owned": {"start": owned.start, "end": owned.stop}})
 
     def dense_of(self, owned: range) -> npt.NDArray[np.float32]:
-        """The dense values of these partitions."""
+        """Return the dense values of these partitions."""
         total = self.dense.shape[1]
         first, end = (partition * total // self.num_partitions for partition in (owned.start, owned.stop))
         return np.ascontiguousarray(self.dense[:, first:end])
@@ -64,7 +64,7 @@ class Start:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Parameters of another run."""
+    """The parameters of another run."""
 
     checkpoint: Path
     rows: list[Path]
@@ -72,13 +72,13 @@ class WarmStart:
 
 
 def write_start(run: Run, spec: dict[str, Any], dense: npt.NDArray[np.float32], warm: WarmStart | None = None) -> None:
-    """Write down what the run starts from; the declaration comes last and says that all is there."""
+    """Write the initial state; the declaration is written last and marks it as complete."""
     directory = run.path / "start"
     directory.mkdir(parents=True, exist_ok=True)
     write_atomically(directory / _DENSE, dense.astype("<f4").tobytes())
     declaration = {"run": secrets.token_hex(16), **spec}
     if warm is not None:
-        names = [_take(path, directory / f"rows-{number:05d}") for number, path in enumerate(warm.rows)]
+        names = [_link_or_copy(path, directory / f"rows-{number:05d}") for number, path in enumerate(warm.rows)]
         declaration["warm"] = {
             "checkpoint": str(warm.checkpoint),
             "steps": warm.steps,
@@ -88,13 +88,13 @@ def write_start(run: Run, spec: dict[str, Any], dense: npt.NDArray[np.float32], 
     write_atomically(directory / _SHARD, json.dumps(declaration).encode())
 
 
-def _take(path: Path, to: Path) -> str:
-    """Have a file stay that another run may drop."""
+def _link_or_copy(path: Path, to: Path) -> str:
+    """Keep a file of another run, which may remove it; return its name."""
     to.unlink(missing_ok=True)
     try:
         os.link(path, to)
     except OSError:
-        # of another file system
+        # The file is on another file system.
         shutil.copyfile(path, to)
         with to.open("rb") as file:
             os.fsync(file.fileno())
@@ -107,7 +107,7 @@ def has_start(run: Run) -> bool:
 
 
 def read_start(path: Path) -> Start:
-    """What was written down for the run in a directory."""
+    """Read the initial state of the run in a directory."""
     directory = path / "start"
     try:
         spec = json.loads((directory / _SHARD).read_bytes())

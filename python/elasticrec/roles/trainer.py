@@ -49,7 +49,7 @@ class TrainerProcess:
         self._start = read_start(options.run)
         self.parser = _core.Parser(json.dumps(job.features()))
         self.clock = StageClock(self._strategy.num_lanes(job))
-        self.networks = make_networks(job, logger.info, self.clock)
+        self.networks = make_networks(job, self.clock)
         self.shutdown = ShutdownRequest()
         self._client = self.shutdown.watch(options.client())
         self._link = ServerLink(self._start, options.security, job.train.ps)

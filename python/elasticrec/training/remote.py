@@ -1,8 +1,9 @@
 """The network of a trainer whose rows and parameters are on parameter servers."""
 
 import copy
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ Sums = tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]
 
 _NOTHING = np.zeros(0, np.float32)
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class BatchResult:
@@ -46,12 +49,10 @@ class BatchResult:
 class RemoteNetwork:
     """Forward and backward of batches whose rows and dense values come from servers."""
 
-    def __init__(
-        self, job: Job, say: Callable[[str], None], clock: StageClock | None = None, model: Model | None = None
-    ) -> None:
+    def __init__(self, job: Job, clock: StageClock | None = None, model: Model | None = None) -> None:
         self.clock = clock or StageClock()
         torch.set_num_threads(max(num_threads(job) // self.clock.lanes, 1))
-        self._job, self._say = job, say
+        self._job = job
         # torch has one generator for all threads, so parallel lanes cannot seed by batch.
         self._is_seeded = self.clock.lanes == 1
         self.model = model or build_model(job)
@@ -79,7 +80,7 @@ class RemoteNetwork:
     def learn(self, batch: _core.Batch, pooled: Tensor) -> BatchResult:
         """Run forward and backward."""
         for line in batch.bad:
-            self._say(f"bad record: {line}")
+            logger.warning("bad record: %s", line)
         self.num_batches += 1
         if not batch.num_samples:
             sums = self._with_records(batch, np.zeros(0, np.uint32), np.zeros(0))
@@ -149,14 +150,14 @@ class RemoteNetwork:
         return np.append(indices, np.array([end, end + 1], np.uint32)), np.append(values, counts)
 
 
-def make_networks(job: Job, say: Callable[[str], None], clock: StageClock) -> list[RemoteNetwork]:
+def make_networks(job: Job, clock: StageClock) -> list[RemoteNetwork]:
     """Create a network for each lane of a clock; a custom model is built once and copied."""
     model = build_model(job)
     if clock.lanes > 1:
         torch.seed()
     # Copy before the parameters move into a flat vector.
     models = [model, *(copy.deepcopy(model) for _ in range(clock.lanes - 1))]
-    return [RemoteNetwork(job, say, clock, one) for one in models]
+    return [RemoteNetwork(job, clock, one) for one in models]
 
 
 def network_figures(networks: Sequence[RemoteNetwork], clock: StageClock) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Cluster:
     def __init__(self, directory: Path, *settings: str) -> None:
         write_demo(directory / "data", samples=BATCHES * 100 - 30, slots=8, hours=1, seed=1)
         self.job = job_of(directory, *settings)
-        self.network = RemoteNetwork(self.job, print)
+        self.network = RemoteNetwork(self.job)
         spec = {
             "table": table_spec(self.job, self.network.model.columns),
             "num_dense": len(self.network.dense.values),
@@ -101,7 +101,7 @@ class Cluster:
         return split_groups(self.batches(), K, partial(self.parser.empty, self.unit.id))
 
     def lanes(self, servers: Servers, **settings: int) -> Lanes:
-        others = [RemoteNetwork(self.job, print, self.network.clock) for _ in range(settings.get("lanes", 1) - 1)]
+        others = [RemoteNetwork(self.job, self.network.clock) for _ in range(settings.get("lanes", 1) - 1)]
         steps = [partial(network.step, self.client, 0) for network in (self.network, *others)]
         return Lanes(servers, steps, lambda _: None, ParameterServers(**settings), self.network.clock)
 
@@ -446,7 +446,7 @@ def test_trainers_of_a_step_wait_for_each_other(clusters: partial[Cluster]) -> N
     group = (0, 2)
     batches = list(cluster.batches())[:2]
     clients = [cluster.client, cluster.connect()]
-    networks = [cluster.network, RemoteNetwork(cluster.job, print)]
+    networks = [cluster.network, RemoteNetwork(cluster.job)]
     seen: list[list[tuple[int, bool]]] = []
 
     def push(at: int) -> None:

@@ -6,6 +6,7 @@ changes of a publish that failed go into the next one. A shard that does not kno
 rows. Nothing else needs to be recorded: a new coordinator asks the repository.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from elasticrec.publish.servers.target import LostParentError, ShardDraft, Shard
 
 # A requested publish is given up after this many failures in a row.
 _MAX_FAILURES = 3
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,6 @@ class PublishHooks:
 
     clock: Callable[[], float]
     """Monotonic."""
-    say: Callable[[str], None]
-    """Log a line."""
     note: Callable[[str], None]
     """Log a line and show it where the training was started."""
     check_term: Callable[[], None]
@@ -341,7 +342,7 @@ class Publishing:
         now = self._hooks.clock()
         self._committed_at = now
         self._count(found, now - found.since)
-        self._hooks.say(self._describe_last(found))
+        logger.info("%s", self._describe_last(found))
         if self.last.is_refused and not was_refused:
             self._hooks.note(
                 f"version {self.last.number} is {self.last.offer}; the current version stays until a new one passes"
@@ -406,4 +407,4 @@ class Publishing:
 
     def _report_abandon(self, task: _Task) -> None:
         if task.error is not None:
-            self._hooks.say(f"publish: cannot remove the files of a failed version: {task.error}")
+            logger.warning("publish: cannot remove the files of a failed version: %s", task.error)

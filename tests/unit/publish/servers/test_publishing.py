@@ -404,7 +404,7 @@ class Slow:
 
     def __init__(self, directory: Path) -> None:
         self.clock, self.noted, self.acts = Clock(), list[str](), list[Callable[[], None]]()
-        hooks = PublishHooks(self.clock, lambda _: None, self.noted.append, lambda: None, self.acts.append)
+        hooks = PublishHooks(self.clock, self.noted.append, lambda: None, self.acts.append)
         self.versions = Versions(directory)
         self.publishing = Publishing(PublishSettings(every_s=5.0, timeout_s=30.0), self.versions, 1, hooks)
         self.tick()
