@@ -498,20 +498,20 @@ def write_demo(
 
 @final
 class Moment:
-    """A moment on the clock of leases: now."""
+    """A moment on the monotonic clock of leases."""
 
     def __new__(cls) -> Self: ...
 
 @final
 class PsTls:
-    """Certificate and key of a server, authorities that a client trusts: what a role needs for TLS, read once."""
+    """The TLS files of a role, read once: certificate and key of a server, authorities that a client trusts."""
 
     def __new__(cls, *, cert: Path | None, key: Path | None, ca: Path | None) -> Self:
-        """From PEM files; `cert` and `key` belong together."""
+        """Read PEM files; `cert` and `key` belong together."""
 
 @final
 class PsServer:
-    """A shard that answers on a socket, on threads of its own."""
+    """A shard that answers on a socket, on its own threads."""
 
     def __new__(
         cls,
@@ -529,81 +529,82 @@ class PsServer:
         rows: Sequence[str] | None = None,
         tls: PsTls | None = None,
     ) -> Self:
-        """`files` are the (rows, dense) part files of a checkpoint. Without one it starts with `dense`,
-        `[vectors, values]`, the values and maybe the vectors of their optimizer after `steps`, and with the rows of
-        part files of another table.
+        """Load the (rows, dense) part files of a checkpoint and listen.
+
+        Without a checkpoint, the shard starts with `dense`, `[vectors, values]`: the values and optionally the
+        optimizer's state vectors after `steps`; and with `rows`, part files of another table.
         """
     @property
     def address(self) -> str: ...
     @property
     def failure(self) -> str | None:
-        """Why it cannot go on."""
-    def extend_lease(self, asked: Moment, seconds: float) -> None:
-        """Lets it apply and acknowledge for so many seconds from the moment at which the lease was asked for."""
+        """Why the server cannot continue, or None."""
+    def extend_lease(self, requested: Moment, seconds: float) -> None:
+        """Extend the lease to `seconds` after the moment at which it was requested."""
     def end_lease(self) -> None: ...
     def limit_memory(self, num_bytes: int) -> None:
-        """Let it hold so many bytes of rows and dense values: new signs are dropped when it is nearly full."""
+        """Limit the bytes of rows and dense values; a nearly full shard drops new signs."""
 
     def slow_down(self, seconds: float) -> None:
-        """Hold every push up for so many seconds from now on; 0 for none."""
+        """Delay every push from now on; 0 for no delay."""
 
     def skip_units(self, units: list[int]) -> None:
-        """Learn of units whose data is lost: they count as complete."""
+        """Count units whose data is lost as complete."""
 
     def set_boundaries(self, boundaries_json: str) -> None: ...
     def status(self) -> str:
-        """Rows, bytes, pushes and the records, as JSON."""
+        """Return rows, bytes, pushes and records as JSON."""
     def wait_for_units(self, watermark: int, seconds: float) -> int:
-        """Waits until another number of units is complete than there was; returns the number."""
+        """Wait until the watermark differs from `watermark`, at most `seconds`; return the watermark."""
 
     def sums(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """The metric sums of this pass, and of the pass before; empty unless it has partition 0."""
+        """Return the metric sums of this pass and the previous one; empty unless the shard owns partition 0."""
     def samples(self) -> list[int]: ...
     def counters(self) -> dict[str, int]: ...
     def snapshot(self, rows: str, dense: str) -> tuple[tuple[int, str], tuple[int, str]]:
-        """Writes its part of a checkpoint; size and sha-256 of the rows' file and of the dense one."""
+        """Write the shard's part of a checkpoint; return size and SHA-256 of the rows file and of the dense file."""
     def publish(
         self, name: str, *, committed: str | None, is_base: bool, row_type: str, path: str
     ) -> tuple[dict[str, Any], _F32]:
-        """Writes its part of a version, all rows or what changed since `committed`.
+        """Write the shard's part of a version: all rows of a base, or the changes since the publish `committed`.
 
-        Returns figures (`bytes`, `sha256`, `rows`, `changed`, `removed`, `whole`, `samples`) and the dense values.
+        Return figures (`bytes`, `sha256`, `rows`, `changed`, `removed`, `whole`, `samples`) and the dense values.
         """
     def stop(self) -> None: ...
 
 def read_dense_parts(
     spec_json: str, paths: Sequence[str]
 ) -> tuple[list[_F32], int, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]], list[int]]:
-    """From dense part files: dense vector and the optimizer's, its steps, metric sums, samples of each partition."""
+    """Read dense part files: dense vector and optimizer vectors, steps, metric sums, samples of each partition."""
 
 @final
 class PullTicket:
-    """A pull that was sent; its batch is pushed with it."""
+    """A pull in flight; also needed to push the batch."""
 
 @final
 class PushTicket:
-    """A push that was sent."""
+    """A push in flight."""
 
 @final
 class Staleness:
-    """What became of the pushes of a `PsClient`; may be read while another thread waits for it."""
+    """Staleness of the pushes of a `PsClient`; may be read while another thread uses the client."""
 
     @property
     def pushes(self) -> int:
-        """Pushes that were acknowledged and of whose pull that is known."""
+        """Number of acknowledged pushes whose pull is known."""
     @property
     def sum(self) -> int:
-        """Pushes that were applied between a batch's pull and its push, summed over batches."""
+        """Number of pushes applied between a batch's pull and its push, summed over the batches."""
     @property
     def most(self) -> int:
-        """The most of a batch."""
+        """The same number for the worst batch."""
 
 @final
 class PsCloser:
-    """Ends the connections of a `PsClient`, also while another thread waits for an answer."""
+    """Ends the connections of a `PsClient` while another thread waits on them."""
 
     def close(self) -> None:
-        """Whoever waits for a server raises `UnavailableError`."""
+        """End all connections; threads that wait on them raise `UnavailableError`."""
 
 @final
 class PsClient:
@@ -624,19 +625,19 @@ class PsClient:
     @property
     def num_dense(self) -> int: ...
     def closer(self) -> PsCloser:
-        """What ends its connections, for another thread."""
+        """Return a handle with which another thread can end the connections."""
     @property
     def num_dense_full(self) -> int: ...
     @property
     def incarnations(self) -> list[int]: ...
     def applied(self) -> list[int]:
-        """The pushes that each shard has applied by now."""
+        """Return the number of pushes that each shard has applied."""
     @property
     def staleness(self) -> Staleness:
-        """How old the rows were that pushes were learned from."""
+        """Staleness of the pushes."""
     def pull(self, batch: Batch, *, dense: bool, after: tuple[int, int] | None = None) -> PullTicket: ...
     def receive(self, pulling: PullTicket, batch: Batch, out: _F32, dense: _F32 | None) -> list[int]:
-        """Waits for pooled rows, and dense values if they were asked for; the pushes that each shard had applied."""
+        """Wait for pooled rows and pulled dense values; return the number of pushes that each shard had applied."""
     def push(
         self,
         pulling: PullTicket,
@@ -652,13 +653,13 @@ class PsClient:
         group: tuple[int, int] | None = None,
     ) -> PushTicket: ...
     def wait_for_ack(self, pushing: PushTicket) -> tuple[bool, bool]:
-        """Waits until all shards have applied it: whether all knew it before, whether it was not finite."""
+        """Wait until all shards have applied it; return whether it was known to all, and whether it was not finite."""
 
     def step_status(self, group: tuple[int, int], step: int, wait_s: float) -> list[tuple[int, bool]]:
-        """Of each shard the steps of the group that it has applied, and whether it has all pushes of this one."""
+        """Return each shard's number of applied steps of the group, and whether it has all pushes of this step."""
 
     def commit(self, first_unit: int, num_steps: int) -> None:
-        """Has every shard apply the steps of a group up to a number; all shards have all pushes of them."""
+        """Make every shard apply the first steps of a group; all shards have all pushes of these steps."""
 
 @final
 class Merging:

@@ -1,4 +1,5 @@
-//! The block of a partition: what the directory says of it, and its way into memory, from the layout before this one too.
+//! The block of a partition in a cube file: its size according to the directory, and the copy into memory, which converts
+//! blocks of the previous layout.
 
 use elasticrec_table::part::{Entry, PartFile};
 
@@ -7,23 +8,23 @@ use crate::compare::BUCKET_BYTES;
 use crate::index::{IndexBuilder, SIGN_BYTES, num_buckets_for};
 use crate::segment::bucket;
 
-/// What directories call the layout: an index of tags, and records of sign and row.
+/// The layout number in directories: an index of tags, then records of sign and row.
 pub(crate) const LAYOUT: u64 = 1;
-/// The one before: buckets of seven whole signs, as segments have them, and rows.
+/// The previous layout: buckets of seven whole signs, as in segments, then rows.
 const FORMER_LAYOUT: u64 = 0;
 
-/// How much is in a block.
+/// The size of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     is_former: bool,
-    /// In the file.
+    /// Number of buckets in the file.
     num_buckets: u32,
     pub(crate) num_rows: u32,
     row_bytes: usize,
 }
 
 impl Shape {
-    /// What the directory says of block `i`, if that makes its length.
+    /// Reads the shape of block `i` from the directory and checks it against the length of the block.
     pub(crate) fn of(file: &PartFile, i: usize, row_bytes: usize) -> Result<Shape, CubeError> {
         let Entry { num_rows, length, aux: [num_buckets, layout], .. } = file.entries()[i];
         let record_bytes = match layout {
@@ -39,16 +40,20 @@ impl Shape {
             Some((num_buckets, num_rows)) if expected == Some(length) => {
                 Ok(Shape { is_former: layout == FORMER_LAYOUT, num_buckets, num_rows, row_bytes })
             }
-            _ => Err(wrong(file, i, format!("{num_buckets} buckets and {num_rows} rows do not make {length} bytes"))),
+            _ => Err(wrong(
+                file,
+                i,
+                format!("expected a block of {length} bytes, got {num_buckets} buckets and {num_rows} rows"),
+            )),
         }
     }
 
-    /// Whether the bytes of the file have to be turned into others.
+    /// Whether the block has the previous layout and must be converted.
     pub(crate) fn is_former(&self) -> bool {
         self.is_former
     }
 
-    /// Buckets in memory.
+    /// Number of buckets in memory.
     pub(crate) fn num_buckets(&self) -> u32 {
         if self.is_former { num_buckets_for(self.num_rows as usize) } else { self.num_buckets }
     }
@@ -63,19 +68,19 @@ impl Shape {
         self.num_buckets() as usize * BUCKET_BYTES + self.num_rows as usize * self.record_bytes()
     }
 
-    /// Brings block `i` to `out`, which has as many [`bytes`](Shape::bytes), and compares its checksum.
+    /// Copies block `i` into `out`, which has [`bytes`](Shape::bytes) bytes, and compares its checksum.
     pub(crate) fn read(&self, file: &PartFile, i: usize, out: &mut [u8]) -> Result<(), CubeError> {
         let block = file.block(i);
         if self.is_former {
             file.verify_block(i)?;
-            return self.renew(file, i, out);
+            return self.convert(file, i, out);
         }
         out.copy_from_slice(block);
         Ok(file.verify_copy(i, out)?)
     }
 
-    /// Lays a block of the layout before out anew.
-    fn renew(&self, file: &PartFile, i: usize, out: &mut [u8]) -> Result<(), CubeError> {
+    /// Converts a block of the previous layout.
+    fn convert(&self, file: &PartFile, i: usize, out: &mut [u8]) -> Result<(), CubeError> {
         let (index, rows) = file.block(i).split_at(self.num_buckets as usize * BUCKET_BYTES);
         let mut signs = Vec::new();
         for (at, bucket) in index.as_chunks().0.iter().enumerate() {
@@ -104,7 +109,7 @@ impl Shape {
     }
 }
 
-/// A block that is not as it should be.
+/// The error of an invalid block.
 pub(crate) fn wrong(file: &PartFile, i: usize, what: String) -> CubeError {
     CubeError::Block { name: file.name().to_owned(), partition: file.entries()[i].partition, what }
 }

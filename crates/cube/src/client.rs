@@ -1,99 +1,106 @@
-//! The client: rows of one version from all shards of a store, each of which has replicas. Signs are dealt out to the shards,
-//! answers put together; a replica that is gone is replaced by another while the caller's time lasts.
+//! The client: looks up rows of one version at all shards of a store. Signs are split by shard and the answers put together;
+//! when a replica of a shard fails, another is tried until the caller's deadline.
+//!
+//! - `lookup`: one lookup, from the split to the last row;
+//! - `shards`: shards and replicas, which of them are up, and what they hold;
+//! - `connection`: requests and answers on one connection;
+//! - `inventory`: a server's answer to a hello.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use elasticrec_wire::ClientTls;
+use elasticrec_wire::{ClientTls, Hello};
 use thiserror::Error;
 
 use self::connection::Connection;
 pub use self::inventory::Layout;
+use self::inventory::ServerInventory;
 pub use self::lookup::{LookupSummary, PendingLookup, ShardFailurePolicy};
 use self::shards::Shards;
+use crate::error::list;
 
 mod connection;
 mod inventory;
 mod lookup;
 mod shards;
 
-/// Why there are no rows.
+/// Why a lookup failed.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum ClientError {
     /// No replica of a shard answered in time.
-    #[error("cube shard {shard}: no replica answered in {}: {}", millis(*.patience), .replicas.join("; "))]
-    Unavailable { shard: usize, patience: Duration, replicas: Vec<String> },
-    /// A server refused what no other attempt would change: a token, a request.
+    #[error("cube shard {shard}: no replica answered in {}: {}", millis(*.timeout), .replicas.join("; "))]
+    Unavailable { shard: usize, timeout: Duration, replicas: Vec<String> },
+    /// A server refused the request, and a retry would not help: another token, an invalid request.
     #[error("cube shard {shard}: {}", .replicas.join("; "))]
     Unfit { shard: usize, replicas: Vec<String> },
-    /// The shards do not make up a table.
+    /// The partitions of the shards do not make up a table.
     #[error("cube shards: {0}")]
     Map(String),
-    /// No replica of some shard holds the version any more: start again with the current one.
+    /// No replica of some shard holds the version any more: start again with the current version.
     #[error("version {version} is {}, held: {}", if .held.contains(version) { "not at every shard" } else { "gone" }, list(.held))]
     Gone { version: u64, held: Vec<u64> },
-}
-
-fn list(versions: &[u64]) -> String {
-    match versions {
-        [] => "none".into(),
-        some => some.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
-    }
 }
 
 fn millis(time: Duration) -> String {
     format!("{} ms", time.as_millis())
 }
 
-/// What a client says to every server.
+/// What a client shows and expects when it connects.
 #[derive(Debug, Clone)]
 pub struct Credentials {
-    /// Whose rows it wants.
+    /// The model.
     pub model: String,
-    /// The secret of the store; empty for none.
+    /// The shared secret of the store; empty for none.
     pub token: Vec<u8>,
-    /// Whom it trusts; without it connections are plain.
+    /// The authorities to trust; without them connections are plain.
     pub tls: Option<ClientTls>,
 }
 
-/// What is known of a replica.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReplicaInfo {
-    /// The shard's number.
-    pub shard: usize,
-    /// Where it is.
-    pub address: String,
-    /// Why it is not asked; none while it is.
-    pub down: Option<String>,
-    /// The versions it held when it was last heard of.
-    pub versions: Vec<u64>,
-    /// Requests without an answer.
-    pub num_waiting: usize,
+impl Credentials {
+    fn hello(&self) -> Hello<'_> {
+        Hello { run: self.model.as_bytes(), token: &self.token }
+    }
 }
 
-/// What a server says of itself.
+/// The client's view of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaInfo {
+    /// Number of the shard.
+    pub shard: usize,
+    /// Address of the replica.
+    pub address: String,
+    /// Why the replica is down; None while it is up.
+    pub down: Option<String>,
+    /// The versions that it held according to its last inventory.
+    pub versions: Vec<u64>,
+    /// Number of requests in flight.
+    pub num_in_flight: usize,
+}
+
+/// The state of one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerInfo {
-    /// Its partitions
+    /// Partitions of the server.
     pub partitions: Range<u32>,
-    /// of so many.
+    /// Partitions of the table.
     pub num_partitions: u32,
-    /// Those it holds, ascending.
+    /// The versions that it holds, ascending.
     pub versions: Vec<u64>,
-    /// How it is, a JSON object; empty if it does not say.
+    /// Its description of itself, a JSON object or empty.
     pub about: String,
 }
 
-/// Asks one server what it is and holds; the error says why it does not tell.
+/// Returns the state of one server, or the reason for which it does not answer.
 pub fn probe(address: &str, credentials: &Credentials, timeout: Duration) -> Result<ServerInfo, String> {
-    let (_, held) = Connection::open(0, address, credentials, timeout).map_err(|failure| failure.text())?;
-    let versions = held.versions.iter().map(|(version, _)| *version).collect();
-    Ok(ServerInfo { partitions: held.partitions, num_partitions: held.num_partitions, versions, about: held.about })
+    let (_, inventory) = Connection::open(0, address, credentials, timeout).map_err(|failure| failure.text())?;
+    let versions = inventory.versions.iter().map(|(version, _)| *version).collect();
+    let ServerInventory { partitions, num_partitions, about, .. } = inventory;
+    Ok(ServerInfo { partitions, num_partitions, versions, about })
 }
 
-/// Connections to all replicas of all shards of a store; any number of threads may use it at once.
+/// Connections to all replicas of all shards of a store. Any number of threads may use it at once.
 #[derive(Debug)]
 pub struct Client {
     shards: Arc<Shards>,
@@ -101,7 +108,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the shards, a list of the addresses of its replicas each. Of each shard at least one must answer.
+    /// Connects to the shards, given as lists of replica addresses. At least one replica of each shard must answer.
     pub fn connect(
         addresses: &[Vec<String>],
         credentials: Credentials,
@@ -110,36 +117,37 @@ impl Client {
         Ok(Client { shards: Shards::connect(addresses, credentials, timeout)?, timeout })
     }
 
-    /// How rows of a version are laid out.
+    /// Returns the row layout of a version.
     pub fn layout(&self, version: u64) -> Result<Arc<Layout>, ClientError> {
         self.shards.layout(version, Instant::now() + self.timeout)
     }
 
-    /// Asks for rows of a version; they are waited for with what is returned. Several may be asked for at a time.
+    /// Starts a lookup; wait for the rows with the returned value. Several lookups may be in flight.
     pub fn lookup<'a>(&'a self, version: u64, signs: &'a [u64]) -> Result<PendingLookup<'a>, ClientError> {
         self.lookup_until(version, signs, Instant::now() + self.timeout, ShardFailurePolicy::Fail)
     }
 
-    /// [`ask`](Client::ask) with a deadline of its own, and a choice of what becomes of signs whose shard is down.
+    /// Starts a lookup with its own deadline and a policy for shards that do not answer.
     pub fn lookup_until<'a>(
         &'a self,
         version: u64,
         signs: &'a [u64],
         deadline: Instant,
-        lost: ShardFailurePolicy,
+        policy: ShardFailurePolicy,
     ) -> Result<PendingLookup<'a>, ClientError> {
-        PendingLookup::new(&self.shards, version, signs, deadline, lost)
+        PendingLookup::new(&self.shards, version, signs, deadline, policy)
     }
 
-    /// How long a request may take.
+    /// Time limit of a lookup.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Rows of a version, `[signs, width]`, and which signs have one; others read as zero. Returns how many have.
+    /// Looks up rows of a version, `[signs, width]`, and which signs have one; other rows are zero. Returns the number of
+    /// signs that have a row.
     ///
     /// # Panics
-    /// If `out` or `present` have no room for all signs.
+    /// If `out` or `present` does not have room for exactly these signs.
     pub fn get(
         &self,
         version: u64,
@@ -150,13 +158,13 @@ impl Client {
         Ok(self.lookup(version, signs)?.wait(out, present)?.hits)
     }
 
-    /// What each replica holds, and who is down.
+    /// Refreshes and returns the state of all replicas.
     pub fn info(&self) -> Vec<ReplicaInfo> {
         self.shards.refresh(Instant::now() + self.timeout, None);
         self.shards.info()
     }
 
-    /// Versions that some replica held when it was last heard of, ascending.
+    /// Versions that some replica holds according to its last inventory, ascending.
     pub fn versions(&self) -> Vec<u64> {
         self.shards.versions()
     }

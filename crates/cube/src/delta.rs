@@ -1,4 +1,4 @@
-//! Delta files: what changed from one version to the next. The bytes are described in `docs/formats/cube.md`.
+//! Delta files: the changes from one version to the next. `docs/formats/cube.md` describes the bytes.
 
 mod read;
 mod write;

@@ -1,4 +1,4 @@
-//! What can be wrong with a cube, in the words a user reads.
+//! Errors of cube files.
 
 use std::io;
 
@@ -19,19 +19,19 @@ pub enum CubeError {
     RowType { name: String, got: String },
     #[error("{name}: partition {partition}: {what}")]
     Block { name: String, partition: u32, what: String },
-    #[error("{name}: {what} than in {first}: they are not parts of one cube")]
+    #[error("{name}: {what} than in {first}: these files are not parts of one cube")]
     Differs { name: String, first: String, what: &'static str },
     #[error("{name}: partition {partition} is also in {first}")]
     Doubled { name: String, first: String, partition: u32 },
-    #[error("cube: expected partitions within 0 to {num_partitions}, got {start} to {end}")]
+    #[error("cube: expected partitions between 0 and {num_partitions}, got {start} to {end}")]
     Range { start: u32, end: u32, num_partitions: u32 },
-    #[error("cube of {num_files} part files: {missing} of {expected} partitions missing: {first}")]
+    #[error("cube of {num_files} part files: {missing} of {expected} partitions are missing: {first}")]
     Missing { num_files: usize, expected: usize, missing: usize, first: String },
-    #[error("partition {partition}: sign {sign} comes twice")]
+    #[error("partition {partition}: sign {sign} is repeated")]
     DuplicateSign { partition: u32, sign: u64 },
     #[error("partition {partition}: sign {sign} belongs to partition {home}")]
     ForeignSign { partition: u32, sign: u64, home: u32 },
-    #[error("partition {partition}: sign {sign} is changed and removed")]
+    #[error("partition {partition}: sign {sign} is both changed and removed")]
     ChangedAndRemoved { partition: u32, sign: u64 },
     #[error("{name}: {what}")]
     Delta { name: String, what: String },
@@ -39,8 +39,16 @@ pub enum CubeError {
     Unlike { name: String, what: &'static str },
     #[error("delta: expected fewer than 2^32 changes at a time, got {got}")]
     TooManyChanges { got: usize },
-    #[error("cube: expected {bytes} bytes of memory, got none: {source}")]
+    #[error("cube: cannot allocate {bytes} bytes of memory: {source}")]
     Memory { bytes: usize, source: io::Error },
     #[error("partition {partition}: expected fewer than 2^32 rows, got {got}")]
     TooManyRows { partition: u32, got: usize },
+}
+
+/// Version numbers for a message: `3, 7`, or `none`.
+pub(crate) fn list(versions: &[u64]) -> String {
+    match versions {
+        [] => "none".into(),
+        some => some.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
+    }
 }

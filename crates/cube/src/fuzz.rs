@@ -1,4 +1,4 @@
-//! What the fuzz target and the property tests share: bytes from anywhere, opened and searched.
+//! Shared by the fuzz targets and the property tests: opens and searches arbitrary bytes.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ pub use elasticrec_table::part::repair_checksums;
 
 use crate::{Cube, DeltaFile, View};
 
-/// Opens bytes as they are, and once more with right checksums, and uses whatever opens.
+/// Opens bytes as a cube, as they are and with repaired checksums, and searches the result.
 pub fn fuzz_open(bytes: &[u8]) {
     search(bytes.to_vec());
     let mut repaired = bytes.to_vec();
@@ -23,8 +23,7 @@ fn search(bytes: Vec<u8>) {
         return;
     };
     let view = View::of_base(Arc::new(cube));
-    // every aligned word of the file, so that all its signs are among them; in small batches, since
-    // the rows may be wide
+    // Every aligned word of the file is looked up, so that all its signs are; in small batches, since rows may be wide.
     for signs in eights.chunks(100) {
         let mut rows = vec![0.0; signs.len() * view.width()];
         let hits = view.lookup(signs, &mut rows);
@@ -35,7 +34,7 @@ fn search(bytes: Vec<u8>) {
     }
 }
 
-/// Opens bytes as a delta, as they are and with right checksums, and applies what opens to a base without rows.
+/// Opens bytes as a delta, as they are and with repaired checksums, and applies the result to a base without rows.
 pub fn fuzz_delta(bytes: &[u8]) {
     apply(bytes.to_vec());
     let mut repaired = bytes.to_vec();
@@ -44,7 +43,7 @@ pub fn fuzz_delta(bytes: &[u8]) {
 }
 
 fn apply(bytes: Vec<u8>) {
-    /// More would only take memory.
+    /// More partitions would only take memory.
     const MAX_PARTITIONS: u32 = 1 << 16;
     let eights: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|eight| u64::from_le_bytes(*eight)).collect();
     let Ok(delta) = PartFile::from_bytes("fuzz", bytes).map_err(Into::into).and_then(DeltaFile::from_part) else {
@@ -64,8 +63,8 @@ fn apply(bytes: Vec<u8>) {
             let mut rows = vec![0.0; signs.len() * view.width()];
             hits += view.lookup(signs, &mut rows);
         }
-        assert!(hits as u64 <= view.num_rows() * eights.len() as u64, "rows out of nowhere");
+        assert!(hits as u64 <= view.num_rows() * eights.len() as u64, "lookups find rows that do not exist");
         let all = view.partitions().flat_map(|partition| view.rows_of(partition)).count();
-        assert_eq!(all as u64, view.num_rows(), "rows that are counted and not found");
+        assert_eq!(all as u64, view.num_rows(), "the number of rows is wrong");
     }
 }

@@ -1,4 +1,4 @@
-//! Memory for what is looked up: zeroed, at a cache line, on huge pages where it is large and the system has them.
+//! Memory for indices and rows: zeroed, aligned to a cache line, and on huge pages if it is large and the system has them.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -7,7 +7,7 @@ use memmap2::MmapMut;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// So many bytes of it.
+/// A zeroed allocation.
 pub(crate) struct Memory {
     map: Option<MmapMut>,
     start: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Zeros; none are no mapping.
+    /// Allocates zeros; an empty allocation needs no mapping.
     pub(crate) fn zeroed(length: usize) -> io::Result<Memory> {
         if length == 0 {
             return Ok(Memory { map: None, start: 0, length });
@@ -47,10 +47,10 @@ impl DerefMut for Memory {
 
 #[cfg(all(target_os = "linux", not(feature = "portable")))]
 fn advise(map: &MmapMut, offset: usize, bytes: usize) {
-    // a kernel without them serves ordinary pages: slower, not wrong
+    // A kernel without huge pages uses ordinary pages, which only costs speed.
     let _ = map.advise_range(memmap2::Advice::HugePage, offset, bytes);
 }
 
-/// The portable twin: pages as the system gives them.
+/// The portable variant does not ask for huge pages.
 #[cfg(not(all(target_os = "linux", not(feature = "portable"))))]
 fn advise(_: &MmapMut, _: usize, _: usize) {}

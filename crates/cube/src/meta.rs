@@ -1,4 +1,4 @@
-//! The meta of a cube file: what a row is made of.
+//! The meta JSON of a cube file: the columns and the type of its rows.
 
 use std::collections::HashSet;
 
@@ -8,20 +8,20 @@ use serde_json::Value;
 use crate::CubeError;
 use crate::row::{RowCodec, RowType};
 
-/// Widest row, in bytes as stored.
+/// Longest stored row.
 pub(crate) const MAX_ROW_BYTES: usize = 64 << 10;
 
-/// A named run of values in every row.
+/// A named group of values in every row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Column {
-    /// What the model calls it.
+    /// The model's name for the column.
     pub name: String,
-    /// Values of it in a row.
+    /// Number of values in a row.
     pub width: u32,
 }
 
-/// Unknown keys are refused: a key this reader does not know may change what the rows mean.
+/// The meta JSON. Unknown keys are rejected, because they may change the meaning of the rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Meta {
@@ -37,7 +37,7 @@ impl Meta {
     }
 
     pub(crate) fn parse(name: &str, meta: &Value) -> Result<Meta, CubeError> {
-        // before the rest, so that a row type of a later release is named, not the keys that come with it
+        // Checked first, so that the error for a later release names the row type instead of keys that come with it.
         let row_type = meta.get("row_type").and_then(Value::as_str);
         if let Some(got) = row_type.filter(|got| RowType::of_name(got).is_none()) {
             return Err(CubeError::RowType { name: name.to_owned(), got: got.to_owned() });
@@ -66,7 +66,7 @@ fn row_bytes(name: &str, columns: &[Column], row_type: RowType) -> Result<u64, C
             return Err(wrong(name, format!("column `{}`: expected a width of at least 1, got 0", column.name)));
         }
         if !names.insert(&column.name) {
-            return Err(wrong(name, format!("column `{}` comes twice", column.name)));
+            return Err(wrong(name, format!("column `{}` is repeated", column.name)));
         }
     }
     let bytes = row_type.row_bytes(columns);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_what_was_written() {
+    fn meta_survives_a_round_trip() {
         let columns = vec![Column { name: "wide".into(), width: 1 }, Column { name: "deep".into(), width: 9 }];
         for (row_type, row_bytes) in [(RowType::F16, 20), (RowType::Int8, 17)] {
             let meta = Meta::new("part-00000", columns.clone(), row_type).unwrap();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_does_not_know() {
+    fn unknown_row_types_and_keys_are_rejected() {
         let later = json!({"row_type": "int4", "groups": [1], "row_bytes": 1, "columns": [{"name": "a", "width": 1}]});
         assert_eq!(message(&later), "part-00000: row type `int4` is not known, expected `f32`, `f16` or `int8`");
         let key = json!({"row_type": "f32", "delta": 3, "row_bytes": 4, "columns": [{"name": "a", "width": 1}]});
@@ -119,12 +119,12 @@ mod tests {
     }
 
     #[test]
-    fn refuses_rows_that_do_not_add_up() {
+    fn inconsistent_row_sizes_are_rejected() {
         let column = |name: &str, width| json!({"name": name, "width": width});
         for (columns, row_bytes, expected) in [
             (vec![], 0, "expected rows of 1 to 65536 bytes, got 0"),
             (vec![column("a", 0)], 0, "column `a`: expected a width of at least 1, got 0"),
-            (vec![column("a", 1), column("a", 1)], 8, "column `a` comes twice"),
+            (vec![column("a", 1), column("a", 1)], 8, "column `a` is repeated"),
             (vec![column("a", 16385)], 65540, "expected rows of 1 to 65536 bytes, got 65540"),
             (vec![column("a", u32::MAX), column("b", u32::MAX)], 4, "expected rows of 1 to 65536 bytes"),
             (vec![column("a", 2)], 4, "row_bytes: expected 8, got 4"),

@@ -1,4 +1,4 @@
-//! How a row is stored: f32 as it is, f16, or int8 with a scale for each column.
+//! Encodings of a row: f32, f16, or int8 with a scale for each column.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,12 +8,12 @@ use crate::Column;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RowType {
-    /// As trained.
+    /// The values as trained.
     #[default]
     F32,
-    /// Half of it: 11 significant bits, up to 65,504.
+    /// Half precision: 11 significant bits, up to 65,504.
     F16,
-    /// The first column in f32; of every other column a scale in f32 and a byte for each value.
+    /// The first column in f32; every other column as an f32 scale and one byte per value.
     Int8,
 }
 
@@ -24,10 +24,10 @@ const MAX_INT8: f32 = 127.0;
 const F32_BYTES: usize = size_of::<f32>();
 
 impl RowType {
-    /// Every row type, in the order of their size.
+    /// All row types, from the largest to the smallest row.
     pub const ALL: [RowType; 3] = [RowType::F32, RowType::F16, RowType::Int8];
 
-    /// What files and manifests call it.
+    /// The name in files and manifests.
     pub fn name(self) -> &'static str {
         match self {
             RowType::F32 => "f32",
@@ -36,12 +36,12 @@ impl RowType {
         }
     }
 
-    /// The row type of that name.
+    /// Returns the row type with a name.
     pub fn of_name(name: &str) -> Option<RowType> {
         RowType::ALL.into_iter().find(|row_type| row_type.name() == name)
     }
 
-    /// Bytes of a row of these columns; the caller has checked that they are not absurdly many.
+    /// Bytes of a row of these columns.
     pub(crate) fn row_bytes(self, columns: &[Column]) -> u64 {
         let widths = columns.iter().map(|column| u64::from(column.width));
         match self {
@@ -58,20 +58,20 @@ impl std::fmt::Display for RowType {
     }
 }
 
-/// Turns values into stored rows and back.
+/// Encodes and decodes rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowCodec {
     row_type: RowType,
     row_bytes: usize,
     width: usize,
-    /// Values of the first column.
+    /// Width of the first column.
     first: usize,
-    /// Values of each of the others.
+    /// Widths of the other columns.
     others: Vec<usize>,
 }
 
 impl RowCodec {
-    /// The codec for rows of these columns, as a cube of them has it.
+    /// Creates the codec for rows of these columns.
     pub fn new(row_type: RowType, columns: &[Column]) -> RowCodec {
         let mut widths = columns.iter().map(|column| column.width as usize);
         let first = widths.next().unwrap_or_default();
@@ -80,7 +80,7 @@ impl RowCodec {
         RowCodec { row_type, row_bytes: row_type.row_bytes(columns) as usize, width, first, others }
     }
 
-    /// How values are stored.
+    /// The type of the stored values.
     #[inline]
     pub fn row_type(&self) -> RowType {
         self.row_type
@@ -98,12 +98,12 @@ impl RowCodec {
         self.width
     }
 
-    /// Stores the values of one row.
+    /// Encodes the values of one row.
     ///
     /// # Panics
-    /// If `values` or `row` have another length than a row.
+    /// If `values` or `row` does not have the length of a row.
     pub fn encode(&self, values: &[f32], row: &mut [u8]) {
-        assert!(values.len() == self.width && row.len() == self.row_bytes, "one row of this codec");
+        assert!(values.len() == self.width && row.len() == self.row_bytes, "expected one row of this codec");
         match self.row_type {
             RowType::F32 => encode_f32(values, row),
             RowType::F16 => {
@@ -115,12 +115,12 @@ impl RowCodec {
         }
     }
 
-    /// Reads stored rows, one after the other; `rows` and `values` hold the same number of them.
+    /// Decodes consecutive stored rows.
     ///
     /// # Panics
-    /// If they do not.
+    /// If `rows` and `values` are not for the same number of rows.
     pub fn decode(&self, rows: &[u8], values: &mut [f32]) {
-        assert_eq!(rows.len() / self.row_bytes, values.len() / self.width, "as many rows in as out");
+        assert_eq!(rows.len() / self.row_bytes, values.len() / self.width, "expected as many rows in as out");
         for (row, values) in rows.chunks_exact(self.row_bytes).zip(values.chunks_exact_mut(self.width)) {
             self.decode_row(row, values);
         }
@@ -135,7 +135,7 @@ impl RowCodec {
         }
     }
 
-    /// First column, scales, bytes of all the others.
+    /// Writes the first column, then the scales, then the bytes of the other columns.
     fn encode_int8(&self, values: &[f32], row: &mut [u8]) {
         let (first, mut values) = values.split_at(self.first);
         let (head, rest) = row.split_at_mut(F32_BYTES * self.first);
@@ -147,7 +147,7 @@ impl RowCodec {
             let scale = scale_of(column);
             *four = scale.to_le_bytes();
             for (byte, value) in own.iter_mut().zip(column) {
-                // a scale of 0 divides 0, and what is not a number is stored as 0: `as` does both
+                // With a scale of 0 the quotient is NaN, and `as` converts NaN to 0.
                 *byte = (value / scale).round_ties_even().clamp(-MAX_INT8, MAX_INT8) as i8 as u8;
             }
             (values, bytes) = (later_values, later_bytes);
@@ -193,7 +193,7 @@ pub(crate) fn decode_f16(row: &[u8], values: &mut [f32]) {
     }
 }
 
-/// max |x| / 127; NaN if a value is not finite, so that the whole column reads as NaN.
+/// Returns max |x| / 127, or NaN if a value is not finite: the whole column then reads as NaN.
 fn scale_of(column: &[f32]) -> f32 {
     if column.iter().any(|value| !value.is_finite()) {
         return f32::NAN;
@@ -201,7 +201,7 @@ fn scale_of(column: &[f32]) -> f32 {
     column.iter().fold(0.0_f32, |most, value| most.max(value.abs())) / MAX_INT8
 }
 
-/// The nearest f16, ties to even. What is finite stays so: values beyond the largest become the largest.
+/// Returns the nearest f16, ties to even. Finite values stay finite: values beyond the largest f16 become the largest.
 fn f16_of(value: f32) -> u16 {
     let sign = (value.to_bits() >> 16) as u16 & 0x8000;
     let bits = value.to_bits() & 0x7fff_ffff;
@@ -212,20 +212,20 @@ fn f16_of(value: f32) -> u16 {
     let size = f32::from_bits(bits).min(MAX_F16);
     const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
     if size < SMALLEST_NORMAL {
-        // 2^-24 is the step there; adding half a unit of 2^23 lets the adder round
+        // Subnormal numbers have a step of 2^-24; adding 0.5 lets the addition round to it.
         const ROUND: f32 = 0.5;
         return sign | ((size + ROUND).to_bits() - ROUND.to_bits()) as u16;
     }
-    // the exponent from a bias of 127 to one of 15, and 13 bits less, rounded to even
+    // The exponent changes from a bias of 127 to a bias of 15, and 13 bits are rounded away, ties to even.
     let bits = size.to_bits() - (112 << 23);
     sign | ((bits + 0xfff + ((bits >> 13) & 1)) >> 13) as u16
 }
 
 #[inline]
 fn f32_of(half: u16) -> f32 {
-    /// 2^112: from a bias of 15 to one of 127, subnormal numbers included.
+    /// 2^112 changes the exponent from a bias of 15 to a bias of 127, also for subnormal numbers.
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
-    /// What the exponent of infinities and NaN comes to.
+    /// The result for the exponent of infinities and NaN.
     const BEYOND: f32 = 65536.0;
     let size = f32::from_bits((u32::from(half) & 0x7fff) << 13) * REBIAS;
     let infinite = if size >= BEYOND { 0xff << 23 } else { 0 };
@@ -250,7 +250,7 @@ mod tests {
         out
     }
 
-    /// (f32, f16) from the tables of IEEE 754: the largest, the smallest, halves that go to the even one.
+    /// Pairs (f32, f16) from the tables of IEEE 754: largest, smallest, and ties that round to even.
     #[test]
     fn known_f16_values() {
         for (value, half) in [
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn int8_rows_have_the_first_column_as_it_is_and_a_scale_for_each_other() {
+    fn int8_rows_have_the_first_column_in_f32_and_a_scale_for_each_other() {
         let codec = RowCodec::new(RowType::Int8, &columns(&[2, 3, 1]));
         assert_eq!((codec.row_bytes(), codec.width()), (8 + 2 * 4 + 4, 6));
         let mut row = vec![0; codec.row_bytes()];
@@ -291,7 +291,7 @@ mod tests {
         let expected =
             [&0.1_f32.to_le_bytes()[..], &f32::MAX.to_le_bytes(), &1_f32.to_le_bytes(), &[0; 4], &[127, 253, 0, 0]];
         assert_eq!(row, expected.concat());
-        // a column with what is not a number is none, and says nothing about the others
+        // A column with a value that is not finite reads as NaN; the other columns are not affected.
         let out = through(&codec, &[f32::NAN, 1.0, 2.0, f32::INFINITY, 3.0, 5.0]);
         assert!(out[0].is_nan() && out[2..5].iter().all(|value| value.is_nan()));
         assert_eq!((out[1], out[5]), (1.0, 5.0));

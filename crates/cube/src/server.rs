@@ -1,5 +1,5 @@
-//! The cube server: versions of some partitions, looked up over connections. A thread each reads requests and answers them in
-//! their order; nothing of one waits for another.
+//! The cube server: answers lookups in versions of some partitions. Each connection has a thread that answers its requests
+//! in order; connections do not wait for each other.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
-use elasticrec_wire::{FrameError, Gate, Listening, Lookup, Refusal, ServerTls, Service, Stream};
+use elasticrec_wire::{Connections, FrameError, Listener, Lookup, Refusal, ServerTls, Service, Stream};
 
 use self::connection::Connection;
 pub use self::latency::Latency;
@@ -16,117 +16,117 @@ use crate::versions::VersionSet;
 mod connection;
 mod latency;
 
-/// What a server did so far.
+/// Counters of a server since its start.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Lookups that were answered.
+    /// Lookups answered.
     pub requests: AtomicU64,
-    /// Signs in them.
+    /// Signs in these lookups.
     pub keys: AtomicU64,
-    /// Of those, signs without a row.
+    /// Signs without a row.
     pub misses: AtomicU64,
-    /// Bytes of rows that were sent.
+    /// Bytes of rows sent.
     pub bytes: AtomicU64,
     /// Requests and peers that were refused.
     pub refused: AtomicU64,
-    /// Connections that ended with bytes that are no request.
+    /// Connections that ended with bytes that are not a request.
     pub malformed: AtomicU64,
-    /// From a request that is there in full to an answer that is with the socket.
+    /// Time from a complete request to its answer in the socket.
     pub latency: Latency,
 }
 
-/// Who a server is and whom it takes.
+/// The model of a server and the token of its clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Whose rows it has.
+    /// The model.
     pub model: String,
-    /// What clients have to show; empty for none.
+    /// The token that clients must show; empty for none.
     pub token: Vec<u8>,
 }
 
-/// A store that answers on a socket.
+/// A set of versions that answers lookups on a socket.
 pub struct Server {
     shared: Arc<Shared>,
-    listening: Listening,
+    listener: Listener,
 }
 
 struct Shared {
-    store: Arc<VersionSet>,
+    versions: Arc<VersionSet>,
     identity: Identity,
     counters: Counters,
-    gate: Arc<Gate>,
-    /// What it tells of itself in every greeting.
+    connections: Arc<Connections>,
+    /// The server's description of itself in every inventory.
     about: RwLock<String>,
 }
 
 impl Server {
-    /// Listens and answers on threads of its own, with TLS if it has a certificate.
+    /// Listens and answers on its own threads, with TLS if there is a certificate.
     pub fn start(
-        store: Arc<VersionSet>,
+        versions: Arc<VersionSet>,
         identity: Identity,
         address: &str,
         tls: Option<ServerTls>,
     ) -> io::Result<Server> {
-        let gate = Arc::new(Gate::default());
+        let connections = Arc::new(Connections::default());
         let (counters, about) = (Counters::default(), RwLock::default());
-        let shared = Arc::new(Shared { store, identity, counters, gate: gate.clone(), about });
-        let listening = Listening::start("cube", address, tls, gate, shared.clone())?;
-        Ok(Server { shared, listening })
+        let shared = Arc::new(Shared { versions, identity, counters, connections: connections.clone(), about });
+        let listener = Listener::start("cube", address, tls, connections, shared.clone())?;
+        Ok(Server { shared, listener })
     }
 
-    /// Where it listens.
+    /// The address that the server listens at.
     pub fn address(&self) -> SocketAddr {
-        self.listening.address()
+        self.listener.address()
     }
 
-    /// The versions it holds.
-    pub fn store(&self) -> &Arc<VersionSet> {
-        &self.shared.store
+    /// The versions that the server holds.
+    pub fn versions(&self) -> &Arc<VersionSet> {
+        &self.shared.versions
     }
 
-    /// Says how it is in every greeting from now on, a JSON object.
+    /// Sets the server's description of itself, a JSON object, which it sends with every inventory.
     pub fn set_about(&self, about: String) {
         *self.shared.about.write().unwrap_or_else(PoisonError::into_inner) = about;
     }
 
-    /// What it did so far.
+    /// The counters since the start.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
     }
 
-    /// Looks rows up as a client would, into `rows` and `present`, which are grown; returns the bytes of a row.
-    pub fn seek(
+    /// Looks signs up like a client; the buffers grow as needed. Returns the bytes of a row.
+    pub fn look_up(
         &self,
         version: u64,
         signs: &[u64],
         rows: &mut Vec<u8>,
         present: &mut Vec<u64>,
     ) -> Result<usize, Refusal> {
-        let found = self.shared.look_up(&Lookup { version, signs }, rows, present)?;
-        Ok(found.row_bytes as usize)
+        let result = self.shared.look_up(&Lookup { version, signs }, rows, present)?;
+        Ok(result.row_bytes as usize)
     }
 
-    /// Connections that are open.
+    /// Number of open connections.
     pub fn num_connections(&self) -> usize {
-        self.shared.gate.num_open()
+        self.shared.connections.num_open()
     }
 
-    /// Tells clients to go elsewhere, answers what they have sent, and ends.
+    /// Stops the server: it sends clients to other replicas and answers the requests that have arrived.
     pub fn stop(&self) {
-        self.listening.stop();
+        self.listener.stop();
     }
 }
 
 impl Service for Shared {
-    fn talk(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError> {
+    fn serve(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError> {
         Connection::new(self, stream)?.run(deadline)
     }
 
-    fn note_refused(&self) {
+    fn count_refused(&self) {
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn note_malformed(&self) {
+    fn count_malformed(&self) {
         self.counters.malformed.fetch_add(1, Ordering::Relaxed);
     }
 }

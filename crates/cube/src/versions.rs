@@ -1,4 +1,4 @@
-//! The versions that a server holds. A reader takes one for a request and keeps it for as long as it needs it.
+//! The versions that a server holds in memory. A request takes a version and keeps it until it is answered.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,20 +8,21 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
+use crate::error::list;
 use crate::{CubeError, DeltaFile, View};
 
-/// A request that has a version is done with it in less; a merge may take longer.
-const LEAVE_TIME: Duration = Duration::from_millis(50);
-/// With more segments a delta is not taken before they are merged.
+/// Time to wait for the readers of a retired version; requests take less, a merge may take longer.
+const RETIRE_WAIT: Duration = Duration::from_millis(50);
+/// With more segments than this, a delta is applied only after a merge.
 const MAX_SEGMENTS: usize = 48;
 
-/// Why a version cannot be installed or taken.
+/// Why a version cannot be installed or read.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum VersionError {
-    #[error("version {version}: is held already")]
+    #[error("version {version}: already held")]
     AlreadyHeld { version: u64 },
-    #[error("version {version}: not here, held: {}", list(.held))]
+    #[error("version {version}: not held by this server, held: {}", list(.held))]
     NoVersion { version: u64, held: Vec<u64> },
     #[error(
         "version {version}: expected partitions {} to {} of {num_partitions}, got {} to {} of {got_partitions}",
@@ -30,27 +31,20 @@ pub enum VersionError {
     Partitions { version: u64, range: Range<u32>, num_partitions: u32, got: Range<u32>, got_partitions: u32 },
 }
 
-fn list(versions: &[u64]) -> String {
-    match versions {
-        [] => "none".into(),
-        some => some.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
-    }
-}
-
-/// Versions by number, of the same partitions.
+/// Versions of the same partitions, by number.
 pub struct VersionSet {
     range: Range<u32>,
     num_partitions: u32,
-    /// Ascending. Locked for as long as it takes to find one and to count a reader more.
+    /// The versions in ascending order. Locked only to find a version and to count one more reader.
     held: RwLock<Vec<(u64, Arc<View>)>>,
-    /// Retired and replaced ones that somebody may still read.
+    /// Retired and replaced versions that may still have readers.
     leaving: Mutex<Vec<Arc<View>>>,
-    /// A thread merges segments.
+    /// Whether a thread is merging segments.
     is_merging: AtomicBool,
 }
 
 impl VersionSet {
-    /// Holds nothing yet; versions have to be of these partitions.
+    /// Creates an empty set for versions of these partitions.
     pub fn new(range: Range<u32>, num_partitions: u32) -> VersionSet {
         VersionSet {
             range,
@@ -61,17 +55,17 @@ impl VersionSet {
         }
     }
 
-    /// The partitions that it is for.
+    /// The partitions of all versions.
     pub fn partitions(&self) -> Range<u32> {
         self.range.clone()
     }
 
-    /// Of so many.
+    /// Partitions of the table.
     pub fn num_partitions(&self) -> u32 {
         self.num_partitions
     }
 
-    /// Makes a version readable from now on.
+    /// Adds a version; it can be read from now on.
     pub fn install(&self, version: u64, view: View) -> Result<(), VersionError> {
         if view.partitions() != self.range || view.num_partitions() != self.num_partitions {
             return Err(VersionError::Partitions {
@@ -86,33 +80,34 @@ impl VersionSet {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         match held.binary_search_by_key(&version, |(version, _)| *version) {
             Ok(_) => Err(VersionError::AlreadyHeld { version }),
-            Err(place) => {
-                held.insert(place, (version, Arc::new(view)));
+            Err(index) => {
+                held.insert(index, (version, Arc::new(view)));
                 Ok(())
             }
         }
     }
 
-    /// The version after `parent`, with the parts of a delta: as soon as they are read. Segments are merged behind it.
-    pub fn next(&self, parent: &View, parts: &[DeltaFile]) -> Result<View, CubeError> {
+    /// Applies the parts of a delta to `parent`. The merge of segments is left to
+    /// [`start_merge`](VersionSet::start_merge), unless there are too many already.
+    pub fn apply_delta(&self, parent: &View, parts: &[DeltaFile]) -> Result<View, CubeError> {
         if parent.num_segments() < MAX_SEGMENTS { parent.stacked(parts) } else { parent.with_delta(parts) }
     }
 
-    /// Merges segments of the newest version on a thread of its own, unless one does already.
-    pub fn merge_behind(self: &Arc<Self>) {
+    /// Starts a thread that merges segments of the newest version, unless one is running.
+    pub fn start_merge(self: &Arc<Self>) {
         if self.is_merging.swap(true, Ordering::AcqRel) {
             return;
         }
-        let store = self.clone();
+        let versions = self.clone();
         let merging = move || {
             loop {
-                let merged = store.merge();
+                let merged = versions.merge();
                 if matches!(merged, Ok(true)) {
                     continue;
                 }
-                store.is_merging.store(false, Ordering::Release);
-                // a version may have come between the last look and this; what failed is tried with the next delta
-                if merged.is_err() || !store.is_mergeable() || store.is_merging.swap(true, Ordering::AcqRel) {
+                versions.is_merging.store(false, Ordering::Release);
+                // A version may have been installed since the merge; a failed merge is retried with the next delta.
+                if merged.is_err() || !versions.is_mergeable() || versions.is_merging.swap(true, Ordering::AcqRel) {
                     return;
                 }
             }
@@ -130,7 +125,7 @@ impl VersionSet {
         self.newest().is_some_and(|view| view.is_mergeable())
     }
 
-    /// Merges segments of the newest version, for all versions that have them; false if there are none to merge.
+    /// Merges segments of the newest version, in all versions that share them; false if nothing needs a merge.
     fn merge(&self) -> Result<bool, CubeError> {
         let Some(before) = self.newest().filter(|view| view.is_mergeable()) else { return Ok(false) };
         let after = before.merged()?;
@@ -146,16 +141,16 @@ impl VersionSet {
         Ok(true)
     }
 
-    /// Gives a version up, and its memory once nobody reads it: not at the cost of a reader, and not while one does.
+    /// Removes a version. Its memory is freed once its last reader is done, and never by a reader.
     pub fn retire(&self, version: u64) -> Result<(), VersionError> {
         let retired = {
             let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
             match held.binary_search_by_key(&version, |(version, _)| *version) {
-                Ok(place) => held.remove(place).1,
+                Ok(index) => held.remove(index).1,
                 Err(_) => return Err(VersionError::NoVersion { version, held: numbers(&held) }),
             }
         };
-        let end = Instant::now() + LEAVE_TIME;
+        let end = Instant::now() + RETIRE_WAIT;
         while Arc::strong_count(&retired) > 1 && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }
@@ -164,26 +159,26 @@ impl VersionSet {
         Ok(())
     }
 
-    /// A version, for one request.
+    /// Returns a version, for one request.
     pub fn get(&self, version: u64) -> Result<Arc<View>, VersionError> {
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
         match held.binary_search_by_key(&version, |(version, _)| *version) {
-            Ok(place) => Ok(held[place].1.clone()),
+            Ok(index) => Ok(held[index].1.clone()),
             Err(_) => Err(VersionError::NoVersion { version, held: numbers(&held) }),
         }
     }
 
-    /// All versions, ascending.
+    /// Returns all versions in ascending order.
     pub fn all(&self) -> Vec<(u64, Arc<View>)> {
         self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Their numbers, ascending.
-    pub fn versions(&self) -> Vec<u64> {
+    /// Returns the numbers of all versions in ascending order.
+    pub fn numbers(&self) -> Vec<u64> {
         numbers(&self.held.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Drops retired versions that nobody reads any more: nobody can begin to.
+    /// Frees retired versions without readers; a retired version gets no new readers.
     fn sweep(&self) {
         self.leaving.lock().unwrap_or_else(PoisonError::into_inner).retain(|view| Arc::strong_count(view) > 1);
     }

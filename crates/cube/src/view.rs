@@ -37,7 +37,7 @@ impl View {
     ///
     /// # Panics
     /// If `rows` is not `signs.len() * row_bytes()` long, or `present` is not `signs.len().div_ceil(64)`.
-    pub fn seek(&self, signs: &[u64], rows: &mut [u8], present: &mut [u64]) -> usize {
+    pub fn stored_rows(&self, signs: &[u64], rows: &mut [u8], present: &mut [u64]) -> usize {
         check_room(signs.len(), rows.len(), self.codec(), present);
         self.search(signs, &mut StoredRows { rows, present, row_bytes: self.row_bytes() })
     }

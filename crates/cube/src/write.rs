@@ -1,4 +1,4 @@
-//! Table to cube file: one partition after the other, rows straight from the table into the file.
+//! Writes cube files: partition by partition, with rows written directly to the file.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::meta::Meta;
 use crate::row::{RowCodec, RowType};
 use crate::{Column, CubeError};
 
-/// Writes one part file of a cube; the parts of a cube hold each partition once between them.
+/// Writes one part file of a cube; each partition is in exactly one part of the cube.
 pub struct CubeWriter {
     name: String,
     part: PartWriter,
@@ -22,7 +22,7 @@ pub struct CubeWriter {
 }
 
 impl CubeWriter {
-    /// Creates a part file for rows of these columns; one that exists is refused.
+    /// Creates a part file for rows of these columns; fails if the file exists.
     pub fn create(
         path: impl AsRef<Path>,
         columns: Vec<Column>,
@@ -35,10 +35,10 @@ impl CubeWriter {
         Ok(CubeWriter { name, part, codec: meta.codec(), meta, num_partitions, index: IndexBuilder::default() })
     }
 
-    /// Writes a partition, which has to be higher than the one before; an empty one is written too.
+    /// Writes a partition, which may be empty. Partitions are written in ascending order.
     ///
-    /// `row(i, values)` fills in the values of `signs[i]`, which are zero before. It is called once for each
-    /// sign, in the order of the file.
+    /// `row(i, values)` fills in the values of `signs[i]`, which start as zeros. It is called once for each sign, in the
+    /// order of the file.
     pub fn write_partition(
         &mut self,
         partition: u32,
@@ -67,18 +67,18 @@ impl CubeWriter {
         self.codec.width()
     }
 
-    /// Completes the file and returns when it is on the disk.
+    /// Completes the file and syncs it to the disk.
     pub fn finish(self) -> Result<Written, CubeError> {
         Ok(self.part.finish(&self.meta.to_value(&self.name)?)?)
     }
 }
 
-/// The columns of a table, as a cube has them.
+/// The columns of a table as columns of a cube.
 pub(crate) fn columns_of(spec: &TableSpec) -> Vec<Column> {
     spec.columns.iter().map(|column| Column { name: column.name.clone(), width: column.width as u32 }).collect()
 }
 
-/// Writes the weights of every row of a table as one part, in the order of the signs: equal tables make equal files.
+/// Writes the weights of all rows of a table as one part. Rows are sorted by sign, so equal tables make equal files.
 pub fn write_table(table: &Table, path: impl AsRef<Path>, row_type: RowType) -> Result<Written, CubeError> {
     let spec = table.spec();
     let mut cube = CubeWriter::create(path, columns_of(spec), row_type, spec.partitions)?;

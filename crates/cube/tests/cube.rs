@@ -136,9 +136,9 @@ fn parts_make_a_cube_only_together() {
 
     assert_eq!(message(Cube::open(&[])), "cube: expected at least 1 part file, got 0");
     let missing = message(Cube::open(&[path(0), path(1)]));
-    assert_eq!(missing, "cube of 2 part files: 5 of 16 partitions missing: 2, 5, 8, 11, 14");
+    assert_eq!(missing, "cube of 2 part files: 5 of 16 partitions are missing: 2, 5, 8, 11, 14");
     let many = message(Cube::open(&[path(0)]));
-    assert!(many.ends_with("10 of 16 partitions missing: 1, 2, 4, 5, 7, 8, 10, 11, …"), "{many}");
+    assert!(many.ends_with("10 of 16 partitions are missing: 1, 2, 4, 5, 7, 8, 10, 11, …"), "{many}");
     let doubled = message(Cube::open(&[path(0), path(1), path(2), path(1)]));
     assert!(doubled.contains("part-00001: partition 1 is also in "), "{doubled}");
 
@@ -175,9 +175,9 @@ fn a_range_of_partitions_is_opened_alone() {
     let one = View::of_base(Arc::new(Cube::open_range(&[path(1)], 5..6).unwrap()));
     assert_eq!(one.num_rows() as usize, signs.iter().filter(|sign| partition_of(**sign, 16) == 5).count());
     let missing = message(Cube::open_range(&[path(1)], 4..9));
-    assert_eq!(missing, "cube of 1 part files: 3 of 5 partitions missing: 4, 6, 8");
+    assert_eq!(missing, "cube of 1 part files: 3 of 5 partitions are missing: 4, 6, 8");
     let beyond = message(Cube::open_range(&[path(0)], 4..17));
-    assert_eq!(beyond, "cube: expected partitions within 0 to 16, got 4 to 17");
+    assert_eq!(beyond, "cube: expected partitions between 0 and 16, got 4 to 17");
     assert_eq!(View::of_base(Arc::new(Cube::open_range(&[path(0)], 3..3).unwrap())).num_rows(), 0);
 
     // what is not asked for is not read: damage in partition 0 does not matter to 4..9, and does to 0..16
@@ -199,7 +199,7 @@ fn a_batch_is_sought_as_it_is_stored() {
     let asked: Vec<u64> = (0..600).rev().collect();
     let mut rows = vec![7_u8; asked.len() * view.row_bytes()];
     let mut present = vec![u64::MAX; asked.len().div_ceil(64)];
-    assert_eq!(view.seek(&asked, &mut rows, &mut present), signs.len());
+    assert_eq!(view.stored_rows(&asked, &mut rows, &mut present), signs.len());
     let mut values = vec![0.0; asked.len() * WIDTH];
     view.codec().decode(&rows, &mut values);
     for (i, (sign, row)) in asked.iter().zip(values.chunks(WIDTH)).enumerate() {
@@ -217,7 +217,7 @@ fn the_writer_refuses_what_no_reader_could_find() {
     let dir = TempDir::new().unwrap();
     let mut writer = CubeWriter::create(dir.path().join("part-00000"), columns(), RowType::F32, 1).unwrap();
     let twice = writer.write_partition(0, &[4, 9, 4], |_, _| ()).unwrap_err();
-    assert_eq!(twice.to_string(), "partition 0: sign 4 comes twice");
+    assert_eq!(twice.to_string(), "partition 0: sign 4 is repeated");
     let mut many = colliding_signs(50);
     many.push(many[20]);
     assert!(matches!(writer.write_partition(0, &many, |_, _| ()), Err(CubeError::DuplicateSign { .. })));
@@ -314,7 +314,7 @@ fn crafted_directories_are_refused() {
         crafted[entry + at] = value;
         repair_checksums(&mut crafted);
         let error = message(open_bytes(crafted.clone()));
-        assert!(error.contains("rows do not make"), "{error}");
+        assert!(error.contains("expected a block of"), "{error}");
         fuzz_open(&crafted);
     }
     let mut other = bytes.clone();
@@ -361,7 +361,7 @@ fn a_cube_of_the_layout_before_is_read() {
     std::fs::write(&path, &bytes).unwrap();
     assert_holds(&View::of_base(Arc::new(Cube::load(&[path], None).unwrap())), &signs, &[3000]);
     for (at, value, expected) in [
-        (0, 7, "partition 0: sign 7 comes twice"),
+        (0, 7, "partition 0: sign 7 is repeated"),
         (56, 1, "bucket 0: expected first row 0"),
         (60, 6, "bucket 1: expected first row 6"),
         (64 * 442 + 60, 5, "expected 3100 rows, got 3099 in the index"),

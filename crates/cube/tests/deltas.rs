@@ -84,7 +84,7 @@ fn assert_is(view: &View, model: &Model, others: &[u64], num_partitions: u32) {
     assert_eq!(view.lookup(&asked, &mut values), hits);
     let mut rows = vec![7; asked.len() * view.row_bytes()];
     let mut present = vec![u64::MAX; asked.len().div_ceil(64)];
-    assert_eq!(view.seek(&asked, &mut rows, &mut present), hits);
+    assert_eq!(view.stored_rows(&asked, &mut rows, &mut present), hits);
     for (i, sign) in asked.iter().enumerate() {
         let expected = held.get(sign).copied();
         assert_eq!(values[i * WIDTH..][..WIDTH], expected.unwrap_or_default(), "{sign}");
@@ -99,7 +99,7 @@ fn assert_is(view: &View, model: &Model, others: &[u64], num_partitions: u32) {
             let mut values = [0.0; WIDTH];
             view.codec().decode(row, &mut values);
             assert_eq!(partition_of(sign, num_partitions), partition);
-            assert!(all.insert(sign, values).is_none(), "{sign} comes twice");
+            assert!(all.insert(sign, values).is_none(), "{sign} is repeated");
         }
     }
     assert_eq!(all, held);
@@ -285,11 +285,11 @@ fn crafted_changes_are_refused() {
     let eight = |value: u64| value.to_le_bytes().to_vec();
     let four = |value: u32| value.to_le_bytes().to_vec();
     for (at, value, expected) in [
-        (rows, eight(sign(0, 5)), "is out of order or comes twice"),
-        (rows + record, eight(sign(0, 0)), "is out of order or comes twice"),
+        (rows, eight(sign(0, 5)), "is out of order or repeated"),
+        (rows + record, eight(sign(0, 0)), "is out of order or repeated"),
         (removed, eight(sign(3, 0)), "removed: sign"),
-        (removed, eight(sign(0, 5)), "is changed and removed"),
-        (removed, eight(sign(1, 0)), "is removed from partition 1, which is whole"),
+        (removed, eight(sign(0, 5)), "is both changed and removed"),
+        (removed, eight(sign(1, 0)), "is removed from partition 1, which is replaced as a whole"),
         (whole, four(4), "whole partitions: out of order or beyond the number of partitions"),
         (whole, four(u32::MAX), "whole partitions: out of order or beyond the number of partitions"),
     ] {
@@ -307,7 +307,7 @@ fn crafted_changes_are_refused() {
         crafted[entry + at] = value;
         repair_checksums(&mut crafted);
         let error = message(open_bytes(crafted.clone()));
-        assert!(error.contains("do not make") || error.contains("expected block 0, got 1"), "{error}");
+        assert!(error.contains("expected a block of") || error.contains("expected block 0, got 1"), "{error}");
         fuzz_delta(&crafted);
     }
 }
@@ -335,13 +335,13 @@ fn the_writer_refuses_what_contradicts_itself() {
         let changes = Changes { signs, removed, is_whole: false };
         message(writer.add(partition, changes, |_, _| ()))
     };
-    assert_eq!(add(180, &[1, 1], &[]), "partition 180: sign 1 comes twice");
+    assert_eq!(add(180, &[1, 1], &[]), "partition 180: sign 1 is repeated");
     assert_eq!(add(181, &[], &[1]), "partition 181: sign 1 belongs to partition 180");
     assert!(add(181, &[], &[]).ends_with("delta: expected a partition from 182 to below 256, got 181"));
     assert!(add(256, &[], &[]).ends_with("delta: expected a partition from 182 to below 256, got 256"));
     let mut writer = DeltaWriter::create(dir.path().join("other"), columns(), RowType::F32, 256).unwrap();
     let both = Changes { signs: &[1], removed: &[1], is_whole: false };
-    assert_eq!(message(writer.add(180, both, |_, _| ())), "partition 180: sign 1 is changed and removed");
+    assert_eq!(message(writer.add(180, both, |_, _| ())), "partition 180: sign 1 is both changed and removed");
 }
 
 #[test]

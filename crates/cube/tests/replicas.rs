@@ -78,7 +78,7 @@ fn replicas_share_the_work() {
     (0..100).for_each(|seed| check(&client, 1, &signs(10, seed)).unwrap());
     let batches: Vec<Vec<u64>> = (0..20).map(|seed| signs(10, seed)).collect();
     let asked: Vec<_> = batches.iter().map(|signs| client.lookup(1, signs).unwrap()).collect();
-    let waiting: Vec<usize> = client.info().iter().map(|replica| replica.num_waiting).collect();
+    let waiting: Vec<usize> = client.info().iter().map(|replica| replica.num_in_flight).collect();
     drop(asked);
     let requests = servers.each_ref().map(|server| server.counters().requests.load(Ordering::Relaxed));
     assert!(requests.iter().all(|count| *count >= 50), "{requests:?}");
@@ -131,7 +131,7 @@ fn a_new_version_is_found_beside_a_replica_that_hangs() {
     let good = files.serve(0..8, &[1]);
     let hung = hang(&good);
     let client = Client::connect(&[vec![hung, address(&good)]], credentials(), Duration::from_secs(12)).unwrap();
-    good.store().install(2, files.view(2, 0..8)).unwrap();
+    good.versions().install(2, files.view(2, 0..8)).unwrap();
     check(&client, 2, &signs(100, 1)).unwrap();
 }
 
@@ -261,12 +261,12 @@ fn a_version_that_is_gone_is_named_and_one_that_comes_is_found() {
     check(&client, 1, &[1]).unwrap();
     assert_eq!(check(&client, 2, &[1]).unwrap_err().to_string(), "version 2 is gone, held: 1");
     // only one of the replicas has it
-    servers[1].store().install(2, files.view(2, 0..8)).unwrap();
+    servers[1].versions().install(2, files.view(2, 0..8)).unwrap();
     (0..50).for_each(|seed| check(&client, 2, &signs(50, seed)).unwrap());
-    servers[0].store().install(2, files.view(2, 0..8)).unwrap();
-    servers[1].store().retire(2).unwrap();
+    servers[0].versions().install(2, files.view(2, 0..8)).unwrap();
+    servers[1].versions().retire(2).unwrap();
     (0..50).for_each(|seed| check(&client, 2, &signs(50, seed)).unwrap());
-    servers.iter().for_each(|server| server.store().retire(1).unwrap());
+    servers.iter().for_each(|server| server.versions().retire(1).unwrap());
     let error = check(&client, 1, &[1]).unwrap_err();
     assert!(matches!(error, ClientError::Gone { version: 1, .. }), "{error}");
     assert_eq!(client.info()[0].versions, [2]);
@@ -308,23 +308,23 @@ fn two_hundred_versions_come_and_go_and_every_answer_is_of_one() {
         }
         for version in 2..=200u64 {
             for (server, range) in servers.iter().zip([0..4, 4..8]) {
-                server.store().install(version, files.view(version, range)).unwrap();
+                server.versions().install(version, files.view(version, range)).unwrap();
             }
             current.store(version, Ordering::Release);
             if version > 2 {
-                servers.iter().for_each(|server| server.store().retire(version - 2).unwrap());
+                servers.iter().for_each(|server| server.versions().retire(version - 2).unwrap());
             }
         }
         is_done.store(true, Ordering::Relaxed);
     });
-    assert_eq!(servers[0].store().versions(), [199, 200]);
+    assert_eq!(servers[0].versions().numbers(), [199, 200]);
 }
 
 #[test]
 fn a_version_in_use_is_not_unloaded() {
     let files = Files::new();
     let server = files.serve(0..8, &[1]);
-    let store = server.store();
+    let store = server.versions();
     let view = store.get(1).unwrap();
     let weak = Arc::downgrade(&view);
     assert_eq!(store.install(1, files.view(1, 0..8)), Err(VersionError::AlreadyHeld { version: 1 }));
@@ -332,7 +332,7 @@ fn a_version_in_use_is_not_unloaded() {
     let mut rows = [0.0; WIDTH];
     assert_eq!(view.lookup(&[5], &mut rows), 1);
     assert_eq!(store.get(1).err(), Some(VersionError::NoVersion { version: 1, held: vec![] }));
-    assert_eq!(store.retire(1).unwrap_err().to_string(), "version 1: not here, held: none");
+    assert_eq!(store.retire(1).unwrap_err().to_string(), "version 1: not held by this server, held: none");
     drop(view);
     assert!(weak.upgrade().is_some(), "nobody who reads pays for the end of a version");
     let error = store.install(2, files.view(2, 0..4)).unwrap_err();

@@ -163,7 +163,10 @@ fn signs_of_other_partitions_and_versions_that_are_not_there_are_refused() {
     assert_eq!(refused.text, format!("expected signs of partitions 2 to 5, got {foreign} of 7"));
     peer.seek(2, 5, &[own]);
     let refused = peer.refusal();
-    assert_eq!((refused.reason, refused.text.as_str()), (Reason::NoVersion, "version 5: not here, held: 4, 6"));
+    assert_eq!(
+        (refused.reason, refused.text.as_str()),
+        (Reason::NoVersion, "version 5: not held by this server, held: 4, 6")
+    );
     // and the connection goes on
     peer.seek(3, 6, &[own]);
     assert_eq!(peer.receive(), Header { kind: Kind::LookupResult, id: 3 });
@@ -175,7 +178,7 @@ fn a_greeting_says_what_is_held_and_may_be_asked_for_again() {
     let files = Files::new();
     let server = files.serve(2..5, &[4]);
     let mut peer = Peer::new(&server);
-    server.store().install(9, files.view(9, 2..5)).unwrap();
+    server.versions().install(9, files.view(9, 2..5)).unwrap();
     let hello = Hello { run: b"ctr", token: b"secret" };
     peer.send(Kind::Hello, 8, &hello.parts().slices());
     assert_eq!(peer.receive(), Header { kind: Kind::Inventory, id: 8 });
@@ -210,9 +213,12 @@ fn strangers_are_refused() {
     };
     let at = address(&server);
     let guess = Credentials { token: b"guess".to_vec(), ..credentials() };
-    assert_eq!(told(guess), format!("cube shard 0: {at}: expected the token of the model, got another one"));
+    assert_eq!(told(guess), format!("cube shard 0: {at}: expected the token of the model, got another token"));
     let other = Credentials { model: "other".into(), ..credentials() };
-    assert_eq!(told(other), format!("cube shard 0: {at}: expected a client of this model, got one of another model"));
+    assert_eq!(
+        told(other),
+        format!("cube shard 0: {at}: expected a client of this model, got a client of another model")
+    );
     let nobody = Client::connect(&[vec!["127.0.0.1:1".into()]], credentials(), Duration::from_millis(500)).unwrap_err();
     assert!(matches!(nobody, ClientError::Unavailable { shard: 0, .. }), "{nobody}");
     assert!(nobody.to_string().starts_with("cube shard 0: no replica answered in 500 ms: 127.0.0.1:1: "), "{nobody}");
@@ -230,12 +236,12 @@ fn shards_have_to_make_up_a_table() {
         connect_to(&shards).unwrap_err().to_string()
     };
     assert_eq!(told(&[&[&low]]), "cube shards: expected 8 partitions, got 3");
-    assert_eq!(told(&[&[&high]]), "cube shards: expected partitions from 0 on, got 3 to 8 of shard 0");
-    assert_eq!(told(&[&[&low], &[&middle]]), "cube shards: expected partitions from 3 on, got 2 to 8 of shard 1");
+    assert_eq!(told(&[&[&high]]), "cube shards: expected partitions from 0, got 3 to 8 of shard 0");
+    assert_eq!(told(&[&[&low], &[&middle]]), "cube shards: expected partitions from 3, got 2 to 8 of shard 1");
     let at = address(&high);
     let expected = format!("cube shards: {at} of shard 0: expected partitions 0 to 3 of 8, got 3 to 8 of 8");
     assert_eq!(told(&[&[&low, &high], &[&high]]), expected);
-    assert_eq!(told(&[]), "cube shards: expected at least one shard, and an address for each, got none");
+    assert_eq!(told(&[]), "cube shards: expected at least one shard and an address for each, got none");
     let path = files.write(1, RowType::Int8);
     let store = VersionSet::new(0..3, PARTITIONS);
     store.install(1, View::of_base(Arc::new(Cube::open_range(&[path], 0..3).unwrap()))).unwrap();

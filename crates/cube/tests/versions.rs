@@ -79,8 +79,8 @@ fn versions_stay_what_they_are_while_segments_are_merged_behind_them() {
         for version in 2..=60 {
             let part = DeltaFile::open(write(&dir, version)).unwrap();
             let parent = store.get(version - 1).unwrap();
-            store.install(version, store.next(&parent, &[part]).unwrap()).unwrap();
-            store.merge_behind();
+            store.install(version, store.apply_delta(&parent, &[part]).unwrap()).unwrap();
+            store.start_merge();
             current.store(version, Ordering::Release);
             if version > 4 {
                 store.retire(version - 3).unwrap();
@@ -90,7 +90,7 @@ fn versions_stay_what_they_are_while_segments_are_merged_behind_them() {
     });
     until("segments are merged", || !store.get(60).unwrap().is_mergeable());
     assert!(store.get(60).unwrap().num_segments() <= 4);
-    for version in store.versions() {
+    for version in store.numbers() {
         let view = store.get(version).unwrap();
         assert_version(&view, version, &(0..NUM_ROWS).collect::<Vec<_>>());
         let num_rows = (0..NUM_ROWS).filter(|sign| expected(version, *sign)[0] > 0.0).count();

@@ -1,4 +1,4 @@
-//! The client: a trainer's connections to all shards. Signs are split out to those that have them, answers put together.
+//! The client: a trainer's connections to all shards. Signs are split by shard, and the answers are put together.
 
 use std::io;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use elasticrec_table::FullRows;
 use elasticrec_table::partition::partition_of;
 use elasticrec_wire::{
-    ClientTls, Group, Kind, Pull, Push, PushAck, Refusal, Rows, StepQuery, StepStatus, Stream, Welcome,
+    ClientTls, ConnectError, Group, Kind, Pull, Push, PushAck, Refusal, Rows, StepQuery, StepStatus, Stream, Welcome,
 };
 use thiserror::Error;
 
@@ -17,63 +17,75 @@ mod connection;
 
 pub use self::connection::Ticket;
 
-/// Why a shard did not do what it was asked for.
+/// Why a request to the shards failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// It cannot be reached, or the connection ended.
+    /// The shard cannot be reached, or the connection ended.
     #[error("ps shard {shard} at {address}: {what}")]
     Lost {
-        /// The shard's number.
+        /// Number of the shard.
         shard: usize,
-        /// Where it was.
+        /// Its address.
         address: String,
         /// What happened.
         what: String,
     },
-    /// It said no.
+    /// The shard refused the request.
     #[error("ps shard {shard} at {address}: {refused}")]
     Refused {
-        /// The shard's number.
+        /// Number of the shard.
         shard: usize,
-        /// Where it is.
+        /// Its address.
         address: String,
-        /// Why.
+        /// The server's answer.
         refused: Refusal,
     },
-    /// It is not one to talk to: no TLS, another certificate, another release.
+    /// The server is the wrong one: no TLS, another certificate, another release. A retry does not help.
     #[error("ps shard {shard} at {address}: {what}")]
     Unfit {
-        /// The shard's number.
+        /// Number of the shard.
         shard: usize,
-        /// Where it is.
+        /// Its address.
         address: String,
-        /// Why.
+        /// What is wrong.
         what: String,
     },
-    /// The shards do not make up the table.
+    /// The partitions of the shards do not make up the table.
     #[error("ps shards: {0}")]
     Map(String),
 }
 
-/// What every client of a run says.
+impl ClientError {
+    /// The error of one shard.
+    fn at(shard: usize, address: &str, error: ConnectError) -> Self {
+        let address = address.into();
+        match error {
+            ConnectError::Lost(what) => ClientError::Lost { shard, address, what },
+            ConnectError::Unfit(what) => ClientError::Unfit { shard, address, what },
+            ConnectError::Refused(refused) => ClientError::Refused { shard, address, refused },
+        }
+    }
+}
+
+/// What a client shows and expects when it connects.
 #[derive(Debug, Clone)]
 pub struct Credentials {
-    /// What all roles of the run know of it.
+    /// The run, as all its roles know it.
     pub run: Vec<u8>,
-    /// Their secret.
+    /// The shared secret of the run.
     pub token: Vec<u8>,
-    /// Whom they trust; without it connections are plain.
+    /// The authorities to trust; without them connections are plain.
     pub tls: Option<ClientTls>,
 }
 
-/// Signs split out to the shards.
+/// Signs sorted by the shard that owns them.
 #[derive(Debug, Default)]
 pub struct ShardSplit {
-    /// For each shard where its signs begin in `signs`, one more at the end.
+    /// Where the signs of each shard begin in `signs`, then the number of signs.
     starts: Vec<usize>,
     signs: Vec<u64>,
-    /// For each of `signs` its place among those that were split.
-    places: Vec<u32>,
+    /// For each of `signs`, its index in the caller's list.
+    indices: Vec<u32>,
 }
 
 impl ShardSplit {
@@ -82,61 +94,61 @@ impl ShardSplit {
     }
 }
 
-/// What a batch learned, for all shards.
+/// The update of a batch, for all shards.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchUpdate<'a> {
-    /// The unit of the batch's name.
+    /// The unit of the batch.
     pub unit: u64,
-    /// The batch in it.
+    /// Index of the batch in the unit.
     pub batch: u32,
-    /// No other one of the unit comes behind it.
+    /// Whether this is the last push of the unit.
     pub is_last: bool,
-    /// Of the samples.
+    /// Checksum of the samples.
     pub checksum: u64,
-    /// Samples in it.
+    /// Number of samples.
     pub num_samples: u32,
     /// Data time.
     pub seen: u32,
-    /// Of all samples together.
+    /// Weight of all samples together.
     pub weight: f64,
-    /// The group of units with which it makes a step; none if it is a step of its own.
+    /// The group of units with which the push makes a step; none if it is a step by itself.
     pub group: Option<Group>,
-    /// Changes of weights and states, in place of gradients.
-    pub is_delta: bool,
-    /// Show and click of each sign that was split.
+    /// Whether it has increments of weights and states instead of gradients.
+    pub is_increment: bool,
+    /// Show and click of each sign, in the order of the caller's list.
     pub counts: &'a [(u32, u32)],
-    /// `[signs, width]`, of a delta with the states behind.
+    /// `[signs, width]`; in an increment `[signs, width + state]`.
     pub gradients: &'a [f32],
-    /// Of the whole dense vector; empty for a batch without samples; of a delta with the state vectors behind.
+    /// For the whole dense vector, empty for a batch without samples; in an increment followed by the state vectors.
     pub dense: &'a [f32],
-    /// Places of the metric sums
-    pub sum_places: &'a [u32],
-    /// and what is added to each.
+    /// Indices of the metric sums that change.
+    pub sum_indices: &'a [u32],
+    /// The amount to add to each of these sums.
     pub sum_values: &'a [f64],
 }
 
-/// What is asked for beside rows.
+/// What to pull besides rows.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PullOptions {
     /// Dense values.
     pub dense: bool,
     /// Optimizer states and counters.
     pub state: bool,
-    /// The first unit of a group and how many of its steps are to be applied before; all shards have all pushes of them.
+    /// The first unit of a group and the number of its steps to apply first; all shards have all pushes of these steps.
     pub after: Option<(u64, u32)>,
 }
 
-/// Ends the connections of a client, for a thread that knows more than the one that waits.
+/// Ends the connections of a client while another thread waits on them.
 #[derive(Debug)]
 pub struct Closer {
     streams: Vec<Stream>,
 }
 
 impl Closer {
-    /// Whoever waits for an answer, or for a server to take a request, waits no longer.
+    /// Ends all connections; threads that wait on them get an error.
     pub fn close(&self) {
         for stream in &self.streams {
-            // one that has ended is what is wanted
+            // An error means that the connection has ended already.
             drop(stream.shutdown());
         }
     }
@@ -155,7 +167,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the shards, which are given in the order of their partitions.
+    /// Connects to the shards; addresses are in the order of the partitions.
     pub fn connect(
         addresses: &[String],
         credentials: &Credentials,
@@ -168,7 +180,7 @@ impl Client {
         for shard in &shards {
             let Welcome { first_partition, end_partition, .. } = shard.welcome;
             if first_partition != end || end_partition <= first_partition {
-                let text = format!("expected partitions from {end} on at {}, got {first_partition}", shard.address);
+                let text = format!("{}: expected partitions from {end}, got {first_partition}", shard.address);
                 return Err(ClientError::Map(text));
             }
             end = end_partition;
@@ -179,7 +191,8 @@ impl Client {
         };
         let widths = shards.iter().map(of);
         if end != num_partitions || widths.clone().any(|width| Some(width) != widths.clone().next()) {
-            let text = format!("expected {num_partitions} partitions, rows of one width and one epoch, got {end}");
+            let text =
+                format!("expected {num_partitions} partitions with one row width and epoch, got {end} partitions");
             return Err(ClientError::Map(text));
         }
         let (width, state_width, num_dense_states, _) = shards.first().map(of).unwrap_or_default();
@@ -188,12 +201,12 @@ impl Client {
         Ok(Client { shards, num_partitions, width, state_width, num_dense, num_dense_states, timeout })
     }
 
-    /// Weights a row.
+    /// Weights of a row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Values a row, weights and state.
+    /// Values of a row, weights and optimizer state.
     pub fn full_width(&self) -> usize {
         self.width + self.state_width
     }
@@ -203,22 +216,22 @@ impl Client {
         self.num_dense
     }
 
-    /// Dense values with the state vectors behind them.
+    /// Dense values and state vectors of all shards.
     pub fn num_dense_full(&self) -> usize {
         self.num_dense * (1 + self.num_dense_states)
     }
 
-    /// Incarnations of the shards, in their order.
+    /// Incarnations of the shards in order.
     pub fn incarnations(&self) -> Vec<u64> {
         self.shards.iter().map(|shard| shard.welcome.incarnation).collect()
     }
 
-    /// A handle that ends all connections.
+    /// Returns a handle with which another thread can end all connections.
     pub fn closer(&self) -> io::Result<Closer> {
         Ok(Closer { streams: self.shards.iter().map(Connection::handle).collect::<Result<_, _>>()? })
     }
 
-    /// Sorts distinct signs by the shard that has them.
+    /// Sorts distinct signs by the shard that owns them.
     pub fn split(&self, signs: &[u64], into: &mut ShardSplit) {
         let shard_of = |sign: u64| {
             let partition = partition_of(sign, self.num_partitions);
@@ -230,8 +243,8 @@ impl Client {
             into.starts[1] = signs.len();
             into.signs.clear();
             into.signs.extend_from_slice(signs);
-            into.places.clear();
-            into.places.extend(0..signs.len() as u32);
+            into.indices.clear();
+            into.indices.extend(0..signs.len() as u32);
             return;
         }
         let owners: Vec<u16> = signs.iter().map(|&sign| shard_of(sign) as u16).collect();
@@ -241,28 +254,28 @@ impl Client {
         }
         let mut next = into.starts.clone();
         into.signs.resize(signs.len(), 0);
-        into.places.resize(signs.len(), 0);
-        for (place, (&sign, &owner)) in signs.iter().zip(&owners).enumerate() {
+        into.indices.resize(signs.len(), 0);
+        for (index, (&sign, &owner)) in signs.iter().zip(&owners).enumerate() {
             let at = &mut next[usize::from(owner)];
             into.signs[*at] = sign;
-            into.places[*at] = place as u32;
+            into.indices[*at] = index as u32;
             *at += 1;
         }
     }
 
-    /// Asks every shard for the rows of its signs, and for its dense values.
-    pub fn pull(&self, split: &ShardSplit, wanted: PullOptions) -> Result<Vec<Ticket>, ClientError> {
-        let ask = |(at, shard): (usize, &Connection)| {
+    /// Sends a pull to every shard: the rows of its signs and, optionally, its dense values.
+    pub fn pull(&self, split: &ShardSplit, options: PullOptions) -> Result<Vec<Ticket>, ClientError> {
+        let send = |(at, shard): (usize, &Connection)| {
             let Welcome { epoch, incarnation, .. } = shard.welcome;
             let signs = &split.signs[split.range(at)];
-            let PullOptions { dense: wants_dense, state: wants_state, after } = wanted;
-            shard.ask(Kind::Pull, &Pull { epoch, incarnation, after, wants_dense, wants_state, signs }.parts())
+            let PullOptions { dense: wants_dense, state: wants_state, after } = options;
+            shard.send(Kind::Pull, &Pull { epoch, incarnation, after, wants_dense, wants_state, signs }.parts())
         };
-        self.shards.iter().enumerate().map(ask).collect()
+        self.shards.iter().enumerate().map(send).collect()
     }
 
-    /// Waits for the rows, in the order in which the signs were split, and for the dense values if they were wanted.
-    /// Returns the pushes that each shard had applied.
+    /// Waits for the rows, in the order of the caller's signs, and for the dense values if they were pulled.
+    /// Returns the number of pushes that each shard had applied.
     pub fn receive(
         &self,
         tickets: &[Ticket],
@@ -275,13 +288,13 @@ impl Client {
         for ((at, shard), ticket) in self.shards.iter().enumerate().zip(tickets) {
             let body = shard.wait(ticket, Kind::Rows, deadline)?;
             let answer = Rows::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
-            let places = &split.places[split.range(at)];
+            let indices = &split.indices[split.range(at)];
             let num_dense = if dense.is_some() { shard.welcome.num_dense as usize } else { 0 };
-            if answer.rows.len() != places.len() * self.width || answer.dense.len() != num_dense {
-                return Err(shard.lost("expected the rows and dense values that were asked for, got others"));
+            if answer.rows.len() != indices.len() * self.width || answer.dense.len() != num_dense {
+                return Err(shard.lost("expected as many rows and dense values as requested, got another number"));
             }
-            for (row, &place) in answer.rows.chunks_exact(self.width.max(1)).zip(places) {
-                rows[place as usize * self.width..][..self.width].copy_from_slice(row);
+            for (row, &index) in answer.rows.chunks_exact(self.width.max(1)).zip(indices) {
+                rows[index as usize * self.width..][..self.width].copy_from_slice(row);
             }
             if let Some(left) = dense.take() {
                 let (mine, others) = left.split_at_mut(num_dense);
@@ -294,7 +307,7 @@ impl Client {
         Ok(applied)
     }
 
-    /// Waits for rows with all they have, and for the dense values with the state vectors behind them.
+    /// Waits for full rows, with state and counters, and for the dense values with their state vectors.
     pub fn receive_full(
         &self,
         tickets: &[Ticket],
@@ -310,17 +323,17 @@ impl Client {
         for ((at, shard), ticket) in self.shards.iter().enumerate().zip(tickets) {
             let body = shard.wait(ticket, Kind::Rows, deadline)?;
             let answer = Rows::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
-            let places = &split.places[split.range(at)];
+            let indices = &split.indices[split.range(at)];
             let num_dense = shard.welcome.num_dense as usize;
-            let is_whole = answer.rows.len() == places.len() * width
-                && answer.tails.len() == places.len()
+            let is_whole = answer.rows.len() == indices.len() * width
+                && answer.tails.len() == indices.len()
                 && answer.dense.len() == num_dense * (1 + self.num_dense_states);
             if !is_whole {
-                return Err(shard.lost("expected the rows and dense values that were asked for, got others"));
+                return Err(shard.lost("expected as many rows and dense values as requested, got another number"));
             }
-            for ((row, tail), &place) in answer.rows.chunks_exact(width).zip(answer.tails).zip(places) {
-                full.values[place as usize * width..][..width].copy_from_slice(row);
-                full.tails[place as usize] = *tail;
+            for ((row, tail), &index) in answer.rows.chunks_exact(width).zip(answer.tails).zip(indices) {
+                full.values[index as usize * width..][..width].copy_from_slice(row);
+                full.tails[index as usize] = *tail;
             }
             for (vector, values) in answer.dense.chunks_exact(num_dense.max(1)).enumerate() {
                 dense[vector * self.num_dense + start..][..num_dense].copy_from_slice(values);
@@ -331,52 +344,52 @@ impl Client {
         Ok(())
     }
 
-    /// Asks every shard whether it has all pushes of a step, and waits a little until all have.
+    /// Returns each shard's progress with a step; shards answer when they have all its pushes, or after `wait`.
     pub fn step_status(&self, group: Group, step: u32, wait: Duration) -> Result<Vec<StepStatus>, ClientError> {
         let wait_ms = wait.as_millis() as u32;
-        let ask = |shard: &Connection| {
+        let send = |shard: &Connection| {
             let Welcome { epoch, incarnation, .. } = shard.welcome;
-            shard.ask(Kind::StepQuery, &StepQuery { epoch, incarnation, group, step, wait_ms }.parts())
+            shard.send(Kind::StepQuery, &StepQuery { epoch, incarnation, group, step, wait_ms }.parts())
         };
-        let tickets: Vec<Ticket> = self.shards.iter().map(ask).collect::<Result<_, _>>()?;
+        let tickets: Vec<Ticket> = self.shards.iter().map(send).collect::<Result<_, _>>()?;
         let deadline = Instant::now() + self.timeout;
         let wait_for = |(shard, ticket): (&Connection, &Ticket)| {
             let body = shard.wait(ticket, Kind::StepStatus, deadline)?;
-            let met = StepStatus::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
+            let status = StepStatus::decode(body.bytes()).map_err(|error| shard.broken(&error))?;
             shard.give_back(body);
-            Ok(met)
+            Ok(status)
         };
         self.shards.iter().zip(&tickets).map(wait_for).collect()
     }
 
-    /// Sends every shard what is of its partitions.
-    pub fn push(&self, split: &ShardSplit, learned: &BatchUpdate<'_>) -> Result<Vec<Ticket>, ClientError> {
-        let width = if learned.is_delta { self.full_width() } else { self.width };
+    /// Sends every shard its part of an update.
+    pub fn push(&self, split: &ShardSplit, update: &BatchUpdate<'_>) -> Result<Vec<Ticket>, ClientError> {
+        let width = if update.is_increment { self.full_width() } else { self.width };
         let (mut counts, mut gradients, mut dense, mut start) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let mut tickets = Vec::with_capacity(self.shards.len());
         for (at, shard) in self.shards.iter().enumerate() {
-            let places = &split.places[split.range(at)];
+            let indices = &split.indices[split.range(at)];
             counts.clear();
-            counts.extend(places.iter().map(|&place| {
-                let (show, click) = learned.counts[place as usize];
+            counts.extend(indices.iter().map(|&index| {
+                let (show, click) = update.counts[index as usize];
                 [show, click]
             }));
-            // one shard takes them as they are
+            // A single shard needs no copy.
             let gradients = if self.shards.len() == 1 {
-                learned.gradients
+                update.gradients
             } else {
                 gradients.clear();
-                places.iter().for_each(|&place| {
-                    gradients.extend_from_slice(&learned.gradients[place as usize * width..][..width]);
+                indices.iter().for_each(|&index| {
+                    gradients.extend_from_slice(&update.gradients[index as usize * width..][..width]);
                 });
                 gradients.as_slice()
             };
-            let num_dense = if learned.dense.is_empty() { 0 } else { shard.welcome.num_dense as usize };
-            let mine = if learned.dense.len() <= self.num_dense {
-                &learned.dense[start..start + num_dense]
+            let num_dense = if update.dense.is_empty() { 0 } else { shard.welcome.num_dense as usize };
+            let mine = if update.dense.len() <= self.num_dense {
+                &update.dense[start..start + num_dense]
             } else {
                 dense.clear();
-                let vectors = learned.dense.chunks_exact(self.num_dense);
+                let vectors = update.dense.chunks_exact(self.num_dense);
                 vectors.for_each(|vector| dense.extend_from_slice(&vector[start..start + num_dense]));
                 dense.as_slice()
             };
@@ -385,23 +398,23 @@ impl Client {
             let push = Push {
                 epoch: shard.welcome.epoch,
                 incarnation: shard.welcome.incarnation,
-                unit: learned.unit,
-                batch: learned.batch,
-                is_last: learned.is_last,
-                checksum: learned.checksum,
-                num_samples: learned.num_samples,
-                seen: learned.seen,
-                weight: learned.weight,
-                group: learned.group,
-                is_delta: learned.is_delta,
+                unit: update.unit,
+                batch: update.batch,
+                is_last: update.is_last,
+                checksum: update.checksum,
+                num_samples: update.num_samples,
+                seen: update.seen,
+                weight: update.weight,
+                group: update.group,
+                is_increment: update.is_increment,
                 signs: &split.signs[split.range(at)],
                 counts: &counts,
                 gradients,
                 dense: mine,
-                sum_places: if has_sums { learned.sum_places } else { &[] },
-                sum_values: if has_sums { learned.sum_values } else { &[] },
+                sum_indices: if has_sums { update.sum_indices } else { &[] },
+                sum_values: if has_sums { update.sum_values } else { &[] },
             };
-            tickets.push(shard.ask(Kind::Push, &push.parts())?);
+            tickets.push(shard.send(Kind::Push, &push.parts())?);
         }
         Ok(tickets)
     }

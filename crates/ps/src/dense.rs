@@ -1,14 +1,14 @@
-//! The dense vector: each partition holds a slice of it, with its optimizer's state and its own count of steps.
+//! The dense vector: each partition holds a slice of it, with its own optimizer state and step count.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Beta 1, beta 2 and epsilon of Adam, epsilon of Adagrad: torch's defaults, which local training has too.
+/// Beta 1, beta 2 and epsilon of Adam, and epsilon of Adagrad: torch's defaults, as in local training.
 const ADAM: (f32, f32, f32) = (0.9, 0.999, 1e-8);
 const ADAGRAD_EPSILON: f32 = 1e-10;
 
-/// How dense values are stepped.
+/// The optimizer of the dense vector.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum DenseOptimizer {
@@ -22,7 +22,7 @@ pub enum DenseOptimizer {
         /// Step size.
         learning_rate: f32,
     },
-    /// Means of g and g², both corrected for their start from zero.
+    /// Running means of g and g², both with bias correction.
     Adam {
         /// Step size.
         learning_rate: f32,
@@ -30,7 +30,7 @@ pub enum DenseOptimizer {
 }
 
 impl DenseOptimizer {
-    /// State vectors beside the values.
+    /// Number of state vectors.
     pub fn num_states(self) -> usize {
         match self {
             DenseOptimizer::Sgd { .. } => 0,
@@ -40,30 +40,30 @@ impl DenseOptimizer {
     }
 }
 
-/// The values of a range of partitions.
+/// The dense values of a range of partitions.
 #[derive(Debug, Clone)]
 pub struct Dense {
     optimizer: DenseOptimizer,
-    /// Values of all partitions of the table, and partitions.
+    /// Length of the whole vector.
     total: usize,
-    /// Where buffers begin in the whole vector: what comes for those is added.
+    /// Number of parameters; the buffers follow them, and increments are added to buffers.
     num_parameters: usize,
     num_partitions: u32,
     owned: Range<u32>,
     values: Vec<f32>,
     states: Vec<Vec<f32>>,
-    /// Of each owned partition.
+    /// Number of steps of each owned partition.
     steps: Vec<u64>,
 }
 
-/// Where the values of a partition lie in the whole vector.
+/// Returns the range of a partition's values in the whole vector.
 pub fn slice_of(partition: u32, num_partitions: u32, total: usize) -> Range<usize> {
     let at = |partition: u32| (partition as usize * total) / num_partitions as usize;
     at(partition)..at(partition + 1)
 }
 
 impl Dense {
-    /// Zeros for the partitions `owned` of a vector of `total` values, all of them parameters.
+    /// Creates zeros for the partitions `owned` of a vector of `total` parameters.
     pub fn new(optimizer: DenseOptimizer, total: usize, num_partitions: u32, owned: Range<u32>) -> Self {
         let all = slice_of(owned.start, num_partitions, total).start..slice_of(owned.end, num_partitions, total).start;
         Dense {
@@ -78,7 +78,7 @@ impl Dense {
         }
     }
 
-    /// The same with so many buffers at the end, which are not stepped: what comes for them is a change.
+    /// Declares the last `num_buffers` values as buffers: pushed values are added to them instead of stepped.
     #[must_use]
     pub fn with_buffers(self, num_buffers: usize) -> Self {
         Dense { num_parameters: self.total.saturating_sub(num_buffers), ..self }
@@ -89,30 +89,30 @@ impl Dense {
         &self.values
     }
 
-    /// The optimizer's vectors, each as long as the values.
+    /// The optimizer's state vectors, each as long as the values.
     pub fn states(&self) -> &[Vec<f32>] {
         &self.states
     }
 
-    /// Where the values of an owned partition lie among those of all owned ones.
+    /// Returns the range of an owned partition's values in `values`.
     pub fn slice(&self, partition: u32) -> Range<usize> {
         let start = slice_of(self.owned.start, self.num_partitions, self.total).start;
         let slice = slice_of(partition, self.num_partitions, self.total);
         slice.start - start..slice.end - start
     }
 
-    /// Steps that a partition has taken.
+    /// Number of steps of a partition.
     pub fn steps(&self, partition: u32) -> u64 {
         self.steps[(partition - self.owned.start) as usize]
     }
 
-    /// The values of a partition and its state vectors, one behind the other.
+    /// Copies the values of a partition, followed by its state vectors.
     pub fn copy_slice(&self, partition: u32) -> Vec<f32> {
         let slice = self.slice(partition);
         std::iter::once(&self.values).chain(&self.states).flat_map(|vector| &vector[slice.clone()]).copied().collect()
     }
 
-    /// Puts back what `copy_slice` gave; false if it is of another length.
+    /// Restores a copy of `copy_slice`; false if it has another length.
     #[must_use]
     pub fn restore_slice(&mut self, partition: u32, steps: u64, copied: &[f32]) -> bool {
         let slice = self.slice(partition);
@@ -127,19 +127,19 @@ impl Dense {
         true
     }
 
-    /// Adds what steps elsewhere changed to a partition; `deltas` are those of all owned ones, of the values and then of
-    /// each state.
-    pub fn add(&mut self, partition: u32, deltas: &[f32]) {
-        assert_eq!(deltas.len(), self.values.len() * (1 + self.states.len()));
+    /// Adds the increments of a partition. `increments` are those of all owned partitions: of the values, then of each
+    /// state vector.
+    pub fn add(&mut self, partition: u32, increments: &[f32]) {
+        assert_eq!(increments.len(), self.values.len() * (1 + self.states.len()));
         let (slice, length) = (self.slice(partition), self.values.len());
         self.steps[(partition - self.owned.start) as usize] += 1;
         for (at, vector) in std::iter::once(&mut self.values).chain(&mut self.states).enumerate() {
-            let changes = &deltas[at * length..][slice.clone()];
+            let changes = &increments[at * length..][slice.clone()];
             vector[slice.clone()].iter_mut().zip(changes).for_each(|(value, change)| *value += change);
         }
     }
 
-    /// One step of a partition; `gradient` is that of all owned ones.
+    /// Takes one step in a partition; `gradient` is that of all owned partitions.
     pub fn step(&mut self, partition: u32, gradient: &[f32]) {
         assert_eq!(gradient.len(), self.values.len());
         let whole = self.slice(partition);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn adam_as_in_the_paper() {
+    fn adam_matches_the_paper() {
         let mut dense = Dense::new(DenseOptimizer::Adam { learning_rate: 0.1 }, 6, 2, 0..2);
         let (mut mean, mut square, mut value) = (0f64, 0f64, 0f64);
         for t in 1..50 {
@@ -210,13 +210,13 @@ mod tests {
             value -= 0.1 * m / (s.sqrt() + 1e-8);
             assert!((f64::from(dense.values()[4]) - value).abs() < 2e-6, "{t}");
         }
-        assert_eq!(dense.values()[..3], [0.0; 3], "a slice is stepped alone");
+        assert_eq!(dense.values()[..3], [0.0; 3], "other slices do not change");
         assert_eq!((dense.steps(0), dense.steps(1)), (0, 49));
     }
 
     #[test]
-    fn buffers_take_what_comes_as_it_is() {
-        // partitions of two values: the second has a parameter and a buffer, the third two buffers
+    fn pushed_values_are_added_to_buffers() {
+        // Partitions have two values; the second has a parameter and a buffer, the third two buffers.
         let optimizer = DenseOptimizer::Adagrad { learning_rate: 0.1 };
         let mut dense = Dense::new(optimizer, 6, 3, 0..3).with_buffers(3);
         for partition in 0..3 {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_goes_out_and_comes_back() {
+    fn a_copied_slice_can_be_restored() {
         let mut dense = Dense::new(DenseOptimizer::Adagrad { learning_rate: 0.1 }, 10, 4, 1..3);
         dense.step(1, &[1.0, 2.0, 3.0, 4.0, 5.0]);
         dense.step(2, &[1.0, 2.0, 3.0, 4.0, 5.0]);

@@ -1,14 +1,14 @@
-//! Fail points: places at which a test lets a process die, as it could die there by itself.
+//! Fail points: points in the code at which a test can kill the process.
 //!
-//! `ELASTICREC_FAIL_POINTS` names a directory. A file `NAME.ANYTHING` in it that says `n` ends the process when it comes to
-//! the point `NAME` for the nth time; the file goes with it, so that each stands for one death.
+//! `ELASTICREC_FAIL_POINTS` names a directory. A file `NAME.ANYTHING` in it with the content `n` kills the process that
+//! reaches the point `NAME` for the nth time. The file is removed first, so that it kills one process only.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::{env, fs, process};
 
-/// Ends the process here if a test wants it.
+/// Kills the process here if a test asks for it.
 #[inline]
 pub fn fail_point(name: &str) {
     static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
@@ -30,7 +30,7 @@ fn reach(directory: &Path, name: &str) {
     for path in entries.flatten().map(|entry| entry.path()) {
         let is_mine = path.file_stem().is_some_and(|stem| stem == name);
         let wanted = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        // of two processes at the same point only one can remove the file
+        // If two processes reach the point at once, only one can remove the file.
         if is_mine && wanted.is_some_and(|wanted| hits >= wanted) && fs::remove_file(&path).is_ok() {
             eprintln!("dies at the fail point {name}");
             process::abort();

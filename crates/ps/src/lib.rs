@@ -1,9 +1,12 @@
-//! Parameter servers: what a shard holds, how it applies every push once, and how it leaves memory and comes back.
+//! Parameter servers: shards of a table that apply every push exactly once.
 //!
-//! `record` knows which batches a partition has; `dense` is its slice of the network; `shard` holds the partitions of one
-//! server and applies pushes and pass boundaries to those that lack them; `steps` keeps pushes that are applied together, which
-//! `merge` makes one of; `snapshot` writes and loads partitions, `publish` writes what is served of them. `server` answers on
-//! a socket, and `client` is the other end of it: a trainer's connections to all shards.
+//! - `record`: which batches a partition has applied;
+//! - `dense`: a partition's slice of the network's weights;
+//! - `shard`: the partitions of one server; applies pushes and pass boundaries to the partitions that lack them;
+//! - `steps`, `merge`: pushes that are applied together as one step;
+//! - `snapshot`, `publish`: a shard's part of a checkpoint and of a version;
+//! - `server`: answers requests on a socket;
+//! - `client`: a trainer's connections to all shards.
 
 pub mod client;
 pub mod dense;

@@ -1,5 +1,5 @@
-//! Shard to version: rows (as [`elasticrec_cube::publish`] takes them) and dense values, one partition at a time: pushes
-//! wait for the copy of one, never for a write.
+//! Publishes a shard: writes its rows and dense values into a version, one partition at a time. Pushes wait for the copy of
+//! one partition, never for the disk. [`elasticrec_cube::publish`] decides which rows are written.
 
 use elasticrec_cube::publish::{PartitionRows, PublishRequest, PublishedRows, RowsWriter};
 
@@ -10,40 +10,40 @@ use crate::snapshot::ShardError;
 /// A shard's part of a version.
 #[derive(Debug)]
 pub struct PublishedShard {
-    /// The part file.
+    /// The part file of the rows.
     pub rows: PublishedRows,
-    /// Samples applied to its first partition.
+    /// Number of samples applied to the first partition.
     pub num_samples: u64,
-    /// The dense values of all its partitions.
+    /// The dense values of all partitions of the shard.
     pub dense: Vec<f32>,
 }
 
-/// A partition as it was between two pushes.
+/// A consistent copy of a partition, taken between two pushes.
 pub(crate) struct PublishCopy {
     rows: PartitionRows,
     dense: Vec<f32>,
 }
 
 impl Shard {
-    /// Takes what a publish has to carry of a partition, with pushes held up.
-    pub(crate) fn take_rows(&mut self, order: &PublishRequest, partition: u32) -> PublishCopy {
+    /// Copies what a publish must contain of a partition. Pushes wait meanwhile.
+    pub(crate) fn take_rows(&mut self, request: &PublishRequest, partition: u32) -> PublishCopy {
         let publish_states = &mut self.publish_states[(partition - self.spec.owned.start) as usize];
-        let rows = publish_states.take_rows(&mut self.table, partition, order);
+        let rows = publish_states.take_rows(&mut self.table, partition, request);
         let dense = self.dense.values()[self.dense.slice(partition)].to_vec();
         PublishCopy { rows, dense }
     }
 
-    /// Begins the part file of a publish; partitions are added in ascending order.
-    pub(crate) fn publish_writer(&self, order: &PublishRequest) -> Result<PublishWriter, ShardError> {
+    /// Creates the part file of a publish; partitions are added in ascending order.
+    pub(crate) fn publish_writer(&self, request: &PublishRequest) -> Result<PublishWriter, ShardError> {
         Ok(PublishWriter {
-            rows: RowsWriter::create(&self.spec.table, order)?,
+            rows: RowsWriter::create(&self.spec.table, request)?,
             num_samples: self.samples.first().copied().unwrap_or(0),
             dense: Vec::with_capacity(self.dense.values().len()),
         })
     }
 }
 
-/// The file of a publish while it is written.
+/// Writes the part file of a publish.
 pub(crate) struct PublishWriter {
     rows: RowsWriter,
     num_samples: u64,
@@ -59,7 +59,7 @@ impl PublishWriter {
         Ok(())
     }
 
-    /// Ends the file, synced to the disk.
+    /// Completes the file and syncs it to the disk.
     pub(crate) fn finish(self) -> Result<PublishedShard, ShardError> {
         Ok(PublishedShard { rows: self.rows.finish()?, num_samples: self.num_samples, dense: self.dense })
     }

@@ -1,58 +1,58 @@
-//! The record: which batches a partition has applied, in little memory however many there were.
+//! The record: which batches a partition has applied. Its size does not grow with their number.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// The name of a batch, or of a group of batches that are pushed as one: the same in every run of its unit.
+/// The name of a batch, or of batches that are pushed as one; the same each time the unit is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BatchName {
-    /// The unit; ids are given out in order, without gaps.
+    /// The unit; numbers are assigned in order, without gaps.
     pub unit: u64,
-    /// Its place in the unit.
+    /// Index in the unit.
     pub batch: u32,
 }
 
-/// What a record knows of a name.
+/// State of a batch in a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchState {
-    /// It is not applied.
+    /// The batch is not applied.
     Missing,
-    /// It is applied.
+    /// The batch is applied.
     Applied,
-    /// It is applied, but of other samples: the unit was not cut as it was before.
+    /// A batch of this name is applied, but with other samples: the unit was split differently.
     Clash,
 }
 
-/// The batches that were applied: all units below the watermark, some above it, and parts of those that are open.
+/// The applied batches: all units below the watermark, complete units above it, and the batches of open units.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
     watermark: u64,
-    /// Whole units at or above the watermark.
+    /// Complete units at or above the watermark.
     complete: BTreeSet<u64>,
     open: BTreeMap<u64, OpenUnit>,
-    /// Boundaries between passes that were applied.
+    /// Number of pass boundaries applied.
     boundaries: u64,
 }
 
-/// A unit of which some batches are applied.
+/// A unit with some applied batches.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OpenUnit {
-    /// Checksums of the batches that are applied.
+    /// Checksums of the applied batches.
     batches: BTreeMap<u32, u64>,
-    /// How many there are, once the last one came.
+    /// Number of batches, once the last one has been applied.
     num_batches: Option<u32>,
 }
 
 impl Record {
-    /// All units below it are complete.
+    /// The watermark: all units below it are complete.
     pub fn watermark(&self) -> u64 {
         self.watermark
     }
 
-    /// Boundaries that were applied.
+    /// Number of pass boundaries applied.
     pub fn boundaries(&self) -> u64 {
         self.boundaries
     }
@@ -67,8 +67,8 @@ impl Record {
         unit < self.watermark || self.complete.contains(&unit)
     }
 
-    /// Whether a batch is applied, and was the same one.
-    pub fn knows(&self, name: BatchName, checksum: u64) -> BatchState {
+    /// Returns whether a batch is applied, and with the same samples.
+    pub fn state_of(&self, name: BatchName, checksum: u64) -> BatchState {
         if self.is_complete(name.unit) {
             return BatchState::Applied;
         }
@@ -79,21 +79,21 @@ impl Record {
         }
     }
 
-    /// Adds a batch that is applied now; `is_last` if no other one of its unit comes behind it.
+    /// Adds an applied batch; `is_last` if it is the last of its unit.
     pub fn add(&mut self, name: BatchName, checksum: u64, is_last: bool) {
-        debug_assert_eq!(self.knows(name, checksum), BatchState::Missing);
+        debug_assert_eq!(self.state_of(name, checksum), BatchState::Missing);
         let unit = self.open.entry(name.unit).or_default();
         unit.batches.insert(name.batch, checksum);
         if is_last {
             unit.num_batches = Some(name.batch + 1);
         }
-        // batches count from 0, each once
+        // Batches are numbered from 0, and each is added once.
         if unit.num_batches == Some(unit.batches.len() as u32) {
             self.complete(name.unit);
         }
     }
 
-    /// A unit whose data is lost: nothing of it is lacking any more, whatever was applied.
+    /// Counts a unit whose data is lost as complete, whatever has been applied.
     pub fn skip(&mut self, unit: u64) {
         if !self.is_complete(unit) {
             self.complete(unit);
@@ -108,7 +108,7 @@ impl Record {
         }
     }
 
-    /// The batches of an open unit that are applied.
+    /// Returns the applied batches of an open unit.
     pub fn batches(&self, unit: u64) -> impl Iterator<Item = u32> {
         self.open.get(&unit).into_iter().flat_map(|unit| unit.batches.keys().copied())
     }
@@ -127,7 +127,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order, a name is known from the time it is added, and units are complete when all is in.
+        /// In any order, a batch is applied once it is added, and a unit is complete once all its batches are.
         #[test]
         fn agrees_with_a_map_of_names(sizes in prop::collection::vec(1u32..5, 1..8), seed: u64) {
             let mut names: Vec<(BatchName, bool)> = sizes
@@ -142,12 +142,12 @@ mod tests {
             }
             let (mut record, mut applied) = (Record::default(), HashMap::new());
             for &(name, is_last) in &names {
-                prop_assert_eq!(record.knows(name, checksum(name)), BatchState::Missing);
+                prop_assert_eq!(record.state_of(name, checksum(name)), BatchState::Missing);
                 record.add(name, checksum(name), is_last);
                 applied.entry(name.unit).or_insert_with(Vec::new).push(name.batch);
                 for &(other, _) in &names {
                     let is_in = applied.get(&other.unit).is_some_and(|batches| batches.contains(&other.batch));
-                    prop_assert_eq!(record.knows(other, checksum(other)) == BatchState::Applied, is_in);
+                    prop_assert_eq!(record.state_of(other, checksum(other)) == BatchState::Applied, is_in);
                 }
                 for (unit, &size) in (0u64..).zip(&sizes) {
                     let is_whole = applied.get(&unit).is_some_and(|batches| batches.len() as u32 == size);
@@ -161,15 +161,15 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_is_lost_is_complete_with_what_was_applied() {
+    fn a_skipped_unit_is_complete() {
         let mut record = Record::default();
         record.add(BatchName { unit: 1, batch: 0 }, 7, false);
         record.skip(1);
         assert_eq!((record.watermark(), record.is_complete(1)), (0, true));
         assert_eq!(
-            record.knows(BatchName { unit: 1, batch: 5 }, 9),
+            record.state_of(BatchName { unit: 1, batch: 5 }, 9),
             BatchState::Applied,
-            "nobody applies the rest of it"
+            "the rest must not be applied"
         );
         record.skip(0);
         record.skip(0);
@@ -177,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_other_samples_clashes_while_its_unit_is_open() {
+    fn other_samples_under_the_same_name_clash_while_the_unit_is_open() {
         let (mut record, name) = (Record::default(), BatchName { unit: 0, batch: 1 });
         record.add(name, 7, true);
-        assert_eq!((record.knows(name, 7), record.knows(name, 8)), (BatchState::Applied, BatchState::Clash));
+        assert_eq!((record.state_of(name, 7), record.state_of(name, 8)), (BatchState::Applied, BatchState::Clash));
         assert_eq!(record.batches(0).collect::<Vec<_>>(), [1]);
         assert_eq!(record.watermark(), 0);
         record.add(BatchName { unit: 0, batch: 0 }, 6, false);
-        assert_eq!(record.knows(name, 8), BatchState::Applied, "checksums of whole units are forgotten");
+        assert_eq!(record.state_of(name, 8), BatchState::Applied, "checksums of complete units are forgotten");
         assert_eq!(record.watermark(), 1);
     }
 }

@@ -2,43 +2,43 @@
 
 use crate::record::Record;
 
-/// Records by partition: partitions with equal ones share one.
+/// Records by partition; partitions with equal records share one.
 #[derive(Debug)]
 pub(crate) struct Records {
-    /// For each owned partition its place in `groups`.
-    pub(crate) places: Vec<usize>,
-    /// Each once.
+    /// Index in `groups` for each owned partition.
+    pub(crate) indices: Vec<usize>,
+    /// Distinct records.
     pub(crate) groups: Vec<Record>,
 }
 
 impl Records {
-    /// All partitions have applied nothing.
+    /// Creates empty records for all partitions.
     pub(crate) fn new(num_partitions: usize) -> Self {
-        Records { places: vec![0; num_partitions], groups: vec![Record::default()] }
+        Records { indices: vec![0; num_partitions], groups: vec![Record::default()] }
     }
 
-    /// From one record a partition.
+    /// Groups one record per partition.
     pub(crate) fn of(records: impl IntoIterator<Item = Record>) -> Self {
-        let mut found = Records { places: Vec::new(), groups: Vec::new() };
+        let mut found = Records { indices: Vec::new(), groups: Vec::new() };
         for record in records {
-            let place = found.groups.iter().position(|group| *group == record).unwrap_or(found.groups.len());
-            if place == found.groups.len() {
+            let index = found.groups.iter().position(|group| *group == record).unwrap_or(found.groups.len());
+            if index == found.groups.len() {
                 found.groups.push(record);
             }
-            found.places.push(place);
+            found.indices.push(index);
         }
         found
     }
 
-    /// The record of the owned partition at `at`.
+    /// Returns the record of the owned partition with index `at`.
     pub(crate) fn get(&self, at: usize) -> &Record {
-        &self.groups[self.places[at]]
+        &self.groups[self.indices[at]]
     }
 
-    /// Joins groups that became equal.
+    /// Merges groups that have become equal.
     pub(crate) fn merge(&mut self) {
         if self.groups.len() > 1 {
-            *self = Records::of(self.places.iter().map(|&place| self.groups[place].clone()).collect::<Vec<_>>());
+            *self = Records::of(self.indices.iter().map(|&index| self.groups[index].clone()).collect::<Vec<_>>());
         }
     }
 }

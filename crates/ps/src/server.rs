@@ -1,10 +1,10 @@
-//! The server: connections to a shard. A thread each reads requests and answers them in order; pulls share the shard, a
-//! push has it alone.
+//! The parameter server: a shard that answers on a socket. Each connection has a thread that answers its requests in order.
+//! Pulls share the shard; a push has it exclusively.
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,57 +12,57 @@ use std::time::{Duration, Instant};
 use elasticrec_cube::publish::PublishRequest;
 use elasticrec_table::part::Written;
 use elasticrec_wire::{
-    FrameError, Gate, Listening, Push, PushAck, Reason, Refusal, ServerTls, Service, StepQuery, StepStatus, Stream,
+    Connections, FrameError, Listener, Push, PushAck, Reason, Refusal, ServerTls, Service, StepQuery, StepStatus,
+    Stream,
 };
 
 use self::connection::Connection;
-
 use crate::publish::PublishedShard;
 use crate::shard::{Boundary, Shard, Status};
 use crate::snapshot::{ShardError, SnapshotFiles};
 
 mod connection;
 
-/// A client that waits for a step asks again after this time at the latest.
+/// Longest wait of a step query; clients repeat the query.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Copies of partitions that wait for the disk.
+/// Most copies of partitions that wait for the disk.
 const COPIES_AHEAD: usize = 2;
 
-/// Who a server is and whom it takes.
+/// The run of a server and its place in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// What all roles of a run know of it.
+    /// The run, as all its roles know it.
     pub run: Vec<u8>,
-    /// Their secret; empty for none.
+    /// The token that clients must show; empty for none.
     pub token: Vec<u8>,
-    /// Of this start of the server.
+    /// Identifies this start of the server.
     pub incarnation: u64,
-    /// Of the partition map.
+    /// Epoch of the partition map.
     pub epoch: u64,
 }
 
-/// What a server did so far.
+/// Counters of a server since its start.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Pulls that were answered.
+    /// Pulls answered.
     pub pulls: AtomicU64,
-    /// Signs in them.
+    /// Signs in these pulls.
     pub pulled_signs: AtomicU64,
-    /// Pushes that were answered.
+    /// Pushes answered.
     pub pushes: AtomicU64,
-    /// Signs in them.
+    /// Signs in these pushes.
     pub pushed_signs: AtomicU64,
-    /// Steps of several pushes that were applied.
+    /// Steps of several pushes applied.
     pub steps: AtomicU64,
     /// Requests that were refused.
     pub refused: AtomicU64,
-    /// Connections that ended with bytes that are no request.
+    /// Connections that ended with bytes that are not a request.
     pub malformed: AtomicU64,
-    /// Nanoseconds in which pushes had the shard.
+    /// Nanoseconds that pushes took, including the wait for the shard.
     pub push_nanos: AtomicU64,
-    /// Nanoseconds in which pulls had it.
+    /// Nanoseconds that pulls took, including the wait for the shard.
     pub pull_nanos: AtomicU64,
-    /// Pushes that were held up because the process has more memory than it may.
+    /// Pushes that were delayed because the process uses more memory than its limit.
     pub slowed: AtomicU64,
 }
 
@@ -70,7 +70,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
-    listening: Listening,
+    listener: Listener,
 }
 
 #[derive(Debug)]
@@ -78,92 +78,92 @@ struct Shared {
     shard: RwLock<Shard>,
     identity: Identity,
     counters: Counters,
-    /// Nanoseconds that every push is held up.
-    slow: AtomicU64,
-    /// Nanoseconds from `start` on until which it may apply and acknowledge.
+    /// Delay of every push in nanoseconds.
+    push_delay: AtomicU64,
+    /// End of the lease in nanoseconds after `start`; pushes are applied and acknowledged until then.
     lease: AtomicU64,
     start: Instant,
-    gate: Arc<Gate>,
-    /// Why it cannot go on: a push that was applied in part.
+    connections: Arc<Connections>,
+    /// Why the server cannot continue: a push was applied in part.
     failure: Mutex<Option<String>>,
-    /// Held by the one publish that is written.
+    /// Locked during a publish, so that there is one at a time.
     publishing: Mutex<()>,
-    /// Counts pushes that wait for others of their step, steps, and units that are complete.
+    /// Counts events that step queries and `wait_for_units` wait for: queued pushes, applied steps, complete units.
     arrivals: Mutex<u64>,
     arrived: Condvar,
 }
 
-/// Nobody who holds one of these locks can leave what it guards half changed, but a push that panicked: see `fail`.
+/// Locks a mutex even after a panic of the holder; a push that was applied in part is noted in `failure`.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {
-    /// Listens and answers on threads of its own, with TLS if it has a certificate. Nothing is applied before the first
+    /// Listens and answers on its own threads, with TLS if there is a certificate. Nothing is applied before the first
     /// lease.
     pub fn start(shard: Shard, identity: Identity, address: &str, tls: Option<ServerTls>) -> io::Result<Server> {
-        let gate = Arc::new(Gate::default());
+        let connections = Arc::new(Connections::default());
         let shared = Arc::new(Shared {
             shard: RwLock::new(shard),
             identity,
             counters: Counters::default(),
-            slow: AtomicU64::new(0),
+            push_delay: AtomicU64::new(0),
             lease: AtomicU64::new(0),
             start: Instant::now(),
-            gate: gate.clone(),
+            connections: connections.clone(),
             failure: Mutex::new(None),
             publishing: Mutex::new(()),
             arrivals: Mutex::new(0),
             arrived: Condvar::new(),
         });
-        let listening = Listening::start("ps", address, tls, gate, shared.clone())?;
-        Ok(Server { shared, listening })
+        let listener = Listener::start("ps", address, tls, connections, shared.clone())?;
+        Ok(Server { shared, listener })
     }
 
-    /// Where it listens.
+    /// The address that the server listens at.
     pub fn address(&self) -> SocketAddr {
-        self.listening.address()
+        self.listener.address()
     }
 
-    /// Lets it apply and acknowledge for so long from the moment at which the lease was asked for.
-    pub fn extend_lease(&self, asked: Instant, length: Duration) {
-        let until = (asked + length).saturating_duration_since(self.shared.start);
+    /// Extends the lease to `length` after the moment at which it was requested.
+    pub fn extend_lease(&self, requested: Instant, length: Duration) {
+        let until = (requested + length).saturating_duration_since(self.shared.start);
         self.shared.lease.fetch_max(until.as_nanos() as u64, Ordering::Release);
     }
 
-    /// Takes its lease away: nothing is applied from now on.
+    /// Ends the lease: nothing is applied after this returns.
     pub fn end_lease(&self) {
         self.shared.lease.store(0, Ordering::Release);
-        // a push that is being applied ends first
+        // Waits for a push that is being applied.
         drop(self.shared.shard.write());
     }
 
-    /// Learns of the boundaries between passes.
+    /// Sets the boundaries between passes.
     pub fn set_boundaries(&self, boundaries: Vec<Boundary>) {
         self.shared.write(|shard| shard.set_boundaries(boundaries));
     }
 
-    /// Lets the shard hold so many bytes.
+    /// Limits the memory of the shard.
     pub fn limit_memory(&self, num_bytes: u64) -> Result<(), String> {
         self.shared.write(|shard| shard.limit_memory(num_bytes))
     }
 
-    /// Holds every push up for so long from now on, so that memory that others have comes back.
+    /// Delays every push from now on, until request buffers have been freed.
     pub fn slow_down(&self, pause: Duration) {
-        self.shared.slow.store(pause.as_nanos() as u64, Ordering::Relaxed);
+        self.shared.push_delay.store(pause.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Learns of units whose data is lost.
+    /// Counts units whose data is lost as complete.
     pub fn skip_units(&self, units: &[u64]) {
         self.shared.write(|shard| shard.skip_units(units));
     }
 
-    /// For the coordinator.
+    /// Returns the status for the coordinator.
     pub fn status(&self) -> Status {
         self.shared.read(Shard::status)
     }
 
-    /// The metric sums of this pass, and of the pass before.
+    /// Returns the metric sums of this pass and of the previous pass.
     pub fn sums(&self) -> (Vec<f64>, Vec<f64>) {
         self.shared.read(|shard| {
             let (now, before) = shard.sums();
@@ -171,14 +171,14 @@ impl Server {
         })
     }
 
-    /// All units below it are complete in all partitions.
+    /// The watermark: all units below it are complete in all partitions.
     pub fn watermark(&self) -> u64 {
         self.shared.read(Shard::watermark)
     }
 
-    /// Waits until the watermark is another one, or the time is over.
-    pub fn wait_for_units(&self, watermark: u64, length: Duration) {
-        let end = Instant::now() + length;
+    /// Waits until the watermark differs from `watermark`, or for the timeout.
+    pub fn wait_for_units(&self, watermark: u64, timeout: Duration) {
+        let end = Instant::now() + timeout;
         loop {
             let arrivals = *lock(&self.shared.arrivals);
             let left = end.saturating_duration_since(Instant::now());
@@ -190,17 +190,17 @@ impl Server {
         }
     }
 
-    /// What it did so far.
+    /// The counters since the start.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
     }
 
-    /// Why it cannot go on, if so.
+    /// Why the server cannot continue, or None.
     pub fn failure(&self) -> Option<String> {
         lock(&self.shared.failure).clone()
     }
 
-    /// Reads the shard.
+    /// Calls a function with the shard locked for reading.
     pub fn read<T>(&self, read: impl FnOnce(&Shard) -> T) -> T {
         self.shared.read(read)
     }
@@ -208,18 +208,38 @@ impl Server {
     /// Writes the shard's part of a checkpoint; pushes wait for the copy of one partition at a time.
     pub fn snapshot(&self, files: &SnapshotFiles) -> Result<(Written, Written), ShardError> {
         let mut writer = self.shared.read(|shard| shard.snapshot_writer(files))?;
+        let copy = |partition| self.shared.read(|shard| shard.copy(partition));
+        self.write_copies(copy, move |copies| {
+            lower_priority();
+            copies.iter().try_for_each(|copy| writer.add(&copy))?;
+            writer.finish()
+        })
+    }
+
+    /// Writes the shard's part of a version; pulls and pushes wait for the copy of one partition at a time.
+    pub fn publish(&self, request: &PublishRequest) -> Result<PublishedShard, ShardError> {
+        let _guard = lock(&self.shared.publishing);
+        let mut writer = self.shared.read(|shard| shard.publish_writer(request))?;
+        let copy = |partition| self.shared.write(|shard| shard.take_rows(request, partition));
+        self.write_copies(copy, move |copies| {
+            copies.iter().try_for_each(|copy| writer.add(&copy))?;
+            writer.finish()
+        })
+    }
+
+    /// Copies the partitions one after the other, while a second thread writes the copies.
+    fn write_copies<C: Send, T: Send>(
+        &self,
+        copy: impl Fn(u32) -> C,
+        write: impl FnOnce(Receiver<C>) -> Result<T, ShardError> + Send,
+    ) -> Result<T, ShardError> {
         let owned = self.shared.read(|shard| shard.spec().owned.clone());
         thread::scope(|scope| {
             let (sender, copies) = sync_channel(COPIES_AHEAD);
-            let writing = scope.spawn(move || {
-                step_back();
-                copies.iter().try_for_each(|copy| writer.add(&copy))?;
-                writer.finish()
-            });
+            let writing = scope.spawn(move || write(copies));
             for partition in owned {
-                let copy = self.shared.read(|shard| shard.copy(partition));
-                if sender.send(copy).is_err() {
-                    // the writer failed and says why
+                if sender.send(copy(partition)).is_err() {
+                    // The writer failed and returns the error.
                     break;
                 }
             }
@@ -228,45 +248,22 @@ impl Server {
         })
     }
 
-    /// Writes the shard's part of a version; all wait for the copy of one partition at a time.
-    pub fn publish(&self, order: &PublishRequest) -> Result<PublishedShard, ShardError> {
-        let _alone = lock(&self.shared.publishing);
-        let mut writer = self.shared.read(|shard| shard.publish_writer(order))?;
-        let owned = self.shared.read(|shard| shard.spec().owned.clone());
-        thread::scope(|scope| {
-            let (sender, copies) = sync_channel(COPIES_AHEAD);
-            let writing = scope.spawn(move || {
-                copies.iter().try_for_each(|copy| writer.add(&copy))?;
-                writer.finish()
-            });
-            for partition in owned {
-                let copy = self.shared.write(|shard| shard.take_rows(order, partition));
-                if sender.send(copy).is_err() {
-                    // the writer failed and says why
-                    break;
-                }
-            }
-            drop(sender);
-            writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    }
-
-    /// Stops answering; requests that are being answered end first.
+    /// Stops the server after it has answered the requests that have arrived.
     pub fn stop(&mut self) {
-        self.listening.stop();
+        self.listener.stop();
     }
 }
 
 impl Service for Shared {
-    fn talk(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError> {
+    fn serve(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError> {
         Connection::new(self, stream)?.run(deadline)
     }
 
-    fn note_refused(&self) {
+    fn count_refused(&self) {
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn note_malformed(&self) {
+    fn count_malformed(&self) {
         self.counters.malformed.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -280,16 +277,16 @@ impl Shared {
         write(&mut self.shard.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether it may apply and acknowledge.
+    /// Checks that the server may apply and acknowledge pushes.
     fn check_lease(&self) -> Result<(), Refusal> {
         if let Some(failure) = &*lock(&self.failure) {
             return Err(Refusal::new(Reason::Internal, failure.clone()));
         }
-        if self.gate.is_stopping() {
-            return Err(Refusal::new(Reason::Stopping, "the server stops"));
+        if self.connections.is_stopping() {
+            return Err(Refusal::new(Reason::Stopping, "the server is stopping"));
         }
         if self.start.elapsed().as_nanos() as u64 >= self.lease.load(Ordering::Acquire) {
-            return Err(Refusal::new(Reason::Fenced, "the lease of the server ran out"));
+            return Err(Refusal::new(Reason::Fenced, "the lease of the server has expired"));
         }
         Ok(())
     }
@@ -301,7 +298,7 @@ impl Shared {
             return Err(Refusal::new(Reason::Outdated, text));
         }
         if incarnation != ours {
-            return Err(Refusal::new(Reason::Outdated, "the server was started anew"));
+            return Err(Refusal::new(Reason::Outdated, "the server has restarted"));
         }
         Ok(())
     }
@@ -312,13 +309,13 @@ impl Shared {
         }
     }
 
-    /// Wakes those who wait for a step.
+    /// Wakes the threads that wait for a step or a unit.
     fn announce(&self) {
         *lock(&self.arrivals) += 1;
         self.arrived.notify_all();
     }
 
-    /// Answers whether all pushes of a step are there, as soon as they are or the time is over.
+    /// Answers a step query when all pushes of the step have arrived or the wait is over.
     fn step_status(&self, meet: &StepQuery) -> Result<StepStatus, Refusal> {
         self.check_target(meet.epoch, meet.incarnation)?;
         let end = Instant::now() + Duration::from_millis(u64::from(meet.wait_ms)).min(MAX_WAIT);
@@ -337,14 +334,14 @@ impl Shared {
         }
     }
 
-    /// Brings a group to where a pull needs it: the step before has all its pushes everywhere, as the client says.
+    /// Applies the last step before a pull if needed; the client knows that all servers have all its pushes.
     fn commit(&self, first_unit: u64, num_steps: u32) -> Result<(), Refusal> {
         if self.read(|shard| shard.is_at(first_unit, num_steps))? {
             return Ok(());
         }
         let committed = self.write(|shard| {
             self.check_lease()?;
-            // another client may have been faster
+            // Another client may have committed the step meanwhile.
             if shard.is_at(first_unit, num_steps)? {
                 return Ok(());
             }
@@ -358,14 +355,14 @@ impl Shared {
 
     fn push(&self, push: &Push<'_>) -> Result<PushAck, Refusal> {
         self.check_target(push.epoch, push.incarnation)?;
-        let slow = self.slow.load(Ordering::Relaxed);
-        if slow > 0 {
+        let delay = self.push_delay.load(Ordering::Relaxed);
+        if delay > 0 {
             self.counters.slowed.fetch_add(1, Ordering::Relaxed);
-            thread::sleep(Duration::from_nanos(slow));
+            thread::sleep(Duration::from_nanos(delay));
         }
         let start = Instant::now();
         let applied = self.write(|shard| {
-            // a process that was stopped may wake up anywhere, so that the lease is looked at with the shard in hand
+            // A suspended process may resume anywhere, so the lease is checked while the shard is locked.
             self.check_lease()?;
             let watermark = shard.watermark();
             let applied = shard.push(push)?;
@@ -383,10 +380,10 @@ impl Shared {
     }
 }
 
-/// Has a thread that sorts, hashes and writes get less of a core than those that answer: pushes must not wait for it. The
-/// thread that copies is not one of those, as it holds pushes up until it is done.
-fn step_back() {
-    // a third of what others get: a thirtieth made checkpoints of 17 s on two busy cores. Without it they only come sooner
+/// Lowers the priority of the thread that sorts, hashes and writes, so that requests do not wait for it. The thread that
+/// copies keeps its priority, because pushes wait for it.
+fn lower_priority() {
+    // Nice 5 leaves a third of a busy core; nice 19 made checkpoints take 17 s on two busy cores. A failure does no harm.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::setpriority_process(None, 5);
 }

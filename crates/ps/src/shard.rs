@@ -1,7 +1,7 @@
-//! The shard: partitions of one server, each with rows, a slice of the dense vector and a record of what it has applied.
+//! The shard: the partitions of one server, each with rows, a slice of the dense vector and a record of applied pushes.
 //!
-//! A push goes to the partitions whose record lacks its name. After a shard came back from a snapshot its partitions
-//! lack what they were too old for, and nothing else: repeats are ignored where they are known.
+//! A push is applied to the partitions whose record lacks its name. After a restart from a snapshot, each partition lacks
+//! exactly the pushes after its cut; repeated pushes are ignored where they are known.
 
 mod upkeep;
 
@@ -19,86 +19,86 @@ use crate::record::{BatchName, BatchState, Record};
 use crate::records::Records;
 use crate::steps::Steps;
 
-/// What a shard is made from.
+/// Specification of a shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardSpec {
     /// The whole table.
     pub table: TableSpec,
-    /// Values of the whole dense vector.
+    /// Length of the whole dense vector.
     pub num_dense: usize,
-    /// Of those the last ones are buffers, not stepped: what comes for them is added.
+    /// The last values are buffers: pushed values are added to them instead of stepped.
     #[serde(default)]
     pub num_buffers: usize,
-    /// How they are stepped.
+    /// Optimizer of the dense vector.
     pub dense: DenseOptimizer,
-    /// Metric sums, which partition 0 holds.
+    /// Number of metric sums, which partition 0 holds.
     pub num_sums: usize,
     /// The partitions of this shard.
     pub owned: Range<u32>,
 }
 
-/// A whole-table step between two passes: it has a place in the order of names.
+/// Decay and eviction of the whole table between two passes, at a fixed point in the order of units.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Boundary {
-    /// All units below are before it, all others behind it.
+    /// The boundary is before this unit and after all lower units.
     pub before_unit: u64,
-    /// Show and click are multiplied by it.
+    /// Factor for show and click.
     pub decay: Option<f64>,
-    /// Part of how fractions of them are rounded.
+    /// Seed of the rounding of decayed counts.
     pub decay_step: u32,
-    /// What a show without a click is worth, what a click is.
+    /// Score of a show without a click, and of a click.
     pub coefficients: (f64, f64),
-    /// Rows with a lower score go.
+    /// Rows with a lower score are evicted.
     pub min_score: Option<f64>,
     /// Data time.
     pub now: u32,
-    /// Rows not seen for longer go.
+    /// Rows that were not seen for longer are evicted.
     pub max_age: Option<u32>,
 }
 
-/// What a shard tells the coordinator.
+/// Status of a shard for the coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Rows.
+    /// Number of rows.
     pub num_rows: usize,
     /// Bytes of the table.
     pub num_bytes: usize,
-    /// Pushes that changed something.
+    /// Number of pushes that at least one partition applied.
     pub applied: u64,
-    /// Pushes that were known everywhere.
+    /// Number of pushes that all partitions had applied before.
     pub repeated: u64,
-    /// Pushes with something that is not a number.
+    /// Number of pushes with a NaN or infinite value.
     pub non_finite: u64,
-    /// Rows that went at boundaries.
+    /// Number of rows evicted at boundaries.
     pub evicted: u64,
-    /// Rows that a partition may have; none without a limit.
+    /// Row limit of a partition; None without a limit.
     pub max_rows: Option<u64>,
-    /// What its partitions did not take or keep because of that, since the run began.
+    /// What the row limit has dropped and evicted since the start of the run.
     #[serde(flatten)]
     pub overflow: OverflowCounts,
-    /// Each record once, with the partitions that have it.
+    /// Distinct records with the partitions that have them.
     pub records: Vec<(Vec<u32>, Record)>,
 }
 
-/// [`Overflow`] by the names that figures have.
+/// [`Overflow`] of the whole shard, under the names of the metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OverflowCounts {
-    /// Pushes of signs that got no row.
+    /// Number of pushed signs that got no row.
     pub dropped_signs: u64,
-    /// Their shows.
+    /// Shows of these signs.
     pub dropped_shows: u64,
-    /// Rows that went to make room.
+    /// Rows evicted because of the limit.
     pub limit_evicted: u64,
 }
 
-/// What a push did.
+/// The outcome of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushOutcome {
-    /// All partitions had it before.
+    /// Whether all partitions had applied it before.
     pub was_known: bool,
-    /// It held something that is not a number: counted, not stepped.
+    /// Whether it had a NaN or infinite value: such a push is counted and not stepped.
     pub non_finite: bool,
 }
 
@@ -108,16 +108,16 @@ pub struct Shard {
     pub(crate) spec: ShardSpec,
     pub(crate) table: Table,
     pub(crate) dense: Dense,
-    /// Of partition 0, those of this pass and those of the pass before; empty elsewhere.
+    /// Metric sums of this pass, then of the previous pass; empty unless the shard owns partition 0.
     pub(crate) sums: Vec<f64>,
     pub(crate) records: Records,
-    /// Samples applied to each owned partition.
+    /// Number of samples applied to each owned partition.
     pub(crate) samples: Vec<u64>,
-    /// What each did not take or keep for want of memory.
+    /// What each owned partition dropped or evicted because of its row limit.
     pub(crate) overflow: Vec<Overflow>,
-    /// Which changes of each owned partition became part of a version.
+    /// Which changes of each owned partition are part of a version.
     pub(crate) publish_states: Vec<PublishState>,
-    /// Rows that a partition may have.
+    /// Row limit of a partition.
     max_rows: Option<usize>,
     num_threads: usize,
     boundaries: Vec<Boundary>,
@@ -129,7 +129,7 @@ pub struct Shard {
     pub(crate) steps: Steps,
 }
 
-/// Room for the part of a push that some partitions lack.
+/// Buffers for the part of a push that some partitions lack.
 #[derive(Debug, Default)]
 struct Scratch {
     signs: Vec<u64>,
@@ -138,7 +138,7 @@ struct Scratch {
 }
 
 impl Shard {
-    /// A shard without rows, all dense values zero, that has applied nothing.
+    /// Creates a shard without rows and with dense values of zero, which has applied nothing.
     pub fn new(spec: ShardSpec, num_threads: usize) -> Result<Self, SpecError> {
         let table = Table::new(spec.table.clone())?.with_threads(num_threads);
         let dense = Dense::new(spec.dense, spec.num_dense, spec.table.partitions, spec.owned.clone())
@@ -164,7 +164,7 @@ impl Shard {
         })
     }
 
-    /// What it was made from.
+    /// The specification.
     pub fn spec(&self) -> &ShardSpec {
         &self.spec
     }
@@ -173,54 +173,54 @@ impl Shard {
         self.num_threads
     }
 
-    /// The dense values of its partitions.
+    /// The dense values of the shard's partitions.
     pub fn dense(&self) -> &[f32] {
         self.dense.values()
     }
 
-    /// The dense vector with its optimizer's states and steps.
+    /// The dense values with optimizer states and step counts.
     pub fn dense_state(&self) -> &Dense {
         &self.dense
     }
 
-    /// Sets the dense values before anything is applied, and the state of their optimizer after so many steps.
+    /// Sets the initial dense values and, optionally, the optimizer's state after `steps` steps. Must precede all pushes.
     pub fn start_dense(&mut self, values: &[f32], states: &[&[f32]], steps: u64) {
-        assert_eq!(self.applied, 0, "dense values start before the first push");
-        assert!(states.is_empty() || states.len() == self.spec.dense.num_states(), "all states or none");
+        assert_eq!(self.applied, 0, "dense values are set before the first push");
+        assert!(states.is_empty() || states.len() == self.spec.dense.num_states(), "expected all states or none");
         for partition in self.spec.owned.clone() {
             let slice = self.dense.slice(partition);
             let missing = (self.spec.dense.num_states() - states.len()) * slice.len();
             let vectors = std::iter::once(&values).chain(states).flat_map(|vector| &vector[slice.clone()]).copied();
             let start: Vec<f32> = vectors.chain(std::iter::repeat_n(0.0, missing)).collect();
-            assert!(self.dense.restore_slice(partition, steps, &start), "a slice has the length of a slice");
+            assert!(self.dense.restore_slice(partition, steps, &start), "the slice has the right length");
         }
     }
 
-    /// The metric sums of this pass, and of the pass before; empty unless it has partition 0.
+    /// The metric sums of this pass and of the previous pass; empty unless the shard owns partition 0.
     pub fn sums(&self) -> (&[f64], &[f64]) {
         self.sums.split_at(self.sums.len() / 2)
     }
 
-    /// Pushes that changed something.
+    /// Number of pushes that at least one partition applied.
     pub fn applied(&self) -> u64 {
         self.applied
     }
 
-    /// The table, to read.
+    /// The rows.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Samples applied to each owned partition, in their order.
+    /// Number of samples applied to each owned partition, in order.
     pub fn samples(&self) -> &[u64] {
         &self.samples
     }
 
-    /// For the coordinator.
+    /// Returns the status for the coordinator.
     pub fn status(&self) -> Status {
         let of = |group: usize| {
-            let partitions = self.spec.owned.clone().zip(&self.records.places);
-            partitions.filter(|(_, place)| **place == group).map(|(partition, _)| partition).collect()
+            let partitions = self.spec.owned.clone().zip(&self.records.indices);
+            partitions.filter(|(_, index)| **index == group).map(|(partition, _)| partition).collect()
         };
         let mut overflow = Overflow::default();
         self.overflow.iter().for_each(|one| overflow.add(*one));
@@ -241,14 +241,14 @@ impl Shard {
         }
     }
 
-    /// Writes the rows of signs, all of its partitions, into `out`.
+    /// Reads the weights of signs of the shard's partitions.
     pub fn pull(&self, signs: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
         self.check_signs(signs)?;
         self.table.pull(signs, out, &mut Handles::default());
         Ok(())
     }
 
-    /// Reads the rows of signs with all they have.
+    /// Reads full rows, with optimizer state and counters.
     pub fn pull_full(&self, signs: &[u64], out: &mut FullRows) -> Result<(), Refusal> {
         self.check_signs(signs)?;
         self.table.pull_full(signs, out);
@@ -272,7 +272,7 @@ impl Shard {
     pub fn push(&mut self, push: &Push<'_>) -> Result<PushOutcome, Refusal> {
         self.check(push)?;
         if let Some(group) = push.group {
-            return self.hold(push, group);
+            return self.queue(push, group);
         }
         let name = BatchName { unit: push.unit, batch: push.batch };
         let lacks = self.groups_that_lack(name, push.checksum)?;
@@ -281,7 +281,7 @@ impl Shard {
             return Ok(PushOutcome { was_known: true, non_finite: false });
         }
         let non_finite = !is_finite(push.gradients) || !is_finite(push.dense);
-        // some signs may be stepped and some not: nothing may be applied after that
+        // After an error some signs are stepped and some are not, so nothing may be applied any more.
         self.step(push, &lacks, non_finite).map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?;
         for (record, _) in self.records.groups.iter_mut().zip(&lacks).filter(|(_, lacks)| **lacks) {
             record.add(name, push.checksum, push.is_last);
@@ -292,7 +292,7 @@ impl Shard {
 
     fn check(&self, push: &Push<'_>) -> Result<(), Refusal> {
         let refuse = |text: String| Err(Refusal::new(Reason::Malformed, text));
-        let (width, num_vectors) = match push.is_delta {
+        let (width, num_vectors) = match push.is_increment {
             true => (self.table.full_width(), 1 + self.spec.dense.num_states()),
             false => (self.table.width(), 1),
         };
@@ -300,41 +300,41 @@ impl Shard {
         if push.gradients.len() != expected {
             return refuse(format!("push: expected {expected} gradients, got {}", push.gradients.len()));
         }
-        // a batch without a sample has no gradient
+        // A batch without samples has no gradient.
         let num_dense = if push.num_samples == 0 { 0 } else { num_vectors * self.dense.values().len() };
         if push.dense.len() != num_dense {
             return refuse(format!("push: expected {num_dense} dense gradients, got {}", push.dense.len()));
         }
         let num_sums = self.sums.len() / 2;
-        if let Some(place) = push.sum_places.iter().find(|place| **place as usize >= num_sums) {
-            return refuse(format!("push: expected places of {num_sums} sums, got {place}"));
+        if let Some(index) = push.sum_indices.iter().find(|index| **index as usize >= num_sums) {
+            return refuse(format!("push: expected indices below {num_sums} sums, got {index}"));
         }
         self.check_signs(push.signs)
     }
 
-    /// For each group of partitions whether it lacks a name; a name that may not be applied yet is refused.
+    /// Returns for each group of partitions whether it lacks a batch. Refuses batches that may not be applied yet.
     pub(crate) fn groups_that_lack(&self, name: BatchName, checksum: u64) -> Result<Vec<bool>, Refusal> {
         let passed = self.boundaries.iter().filter(|boundary| boundary.before_unit <= name.unit).count() as u64;
-        let lacks = |record: &Record| match record.knows(name, checksum) {
+        let lacks = |record: &Record| match record.state_of(name, checksum) {
             BatchState::Applied => Ok(false),
             BatchState::Missing if record.boundaries() < passed => {
-                let text = format!("unit {}: all units of the pass before come first", name.unit);
+                let text = format!("unit {}: expected all units of the previous pass first", name.unit);
                 Err(Refusal::new(Reason::NotYet, text))
             }
             BatchState::Missing => Ok(true),
             BatchState::Clash => {
-                let text = format!("unit {} batch {}: it was applied with other samples", name.unit, name.batch);
+                let text = format!("unit {} batch {}: already applied with other samples", name.unit, name.batch);
                 Err(Refusal::new(Reason::NameClash, text))
             }
         };
         self.records.groups.iter().map(lacks).collect()
     }
 
-    /// Counts and steps rows and dense values of the groups that lack the push.
+    /// Applies a push to the rows and dense values of the groups that lack it.
     fn step(&mut self, push: &Push<'_>, lacks: &[bool], non_finite: bool) -> Result<(), GrowError> {
         let first = self.spec.owned.start;
-        let takes = |partition: u32| lacks[self.records.places[(partition - first) as usize]];
-        let width = if push.is_delta { self.table.full_width() } else { self.table.width() };
+        let takes = |partition: u32| lacks[self.records.indices[(partition - first) as usize]];
+        let width = if push.is_increment { self.table.full_width() } else { self.table.width() };
         let Scratch { signs, counts, gradients } = &mut self.scratch;
         signs.clear();
         counts.clear();
@@ -351,14 +351,20 @@ impl Shard {
             }
         }
         if non_finite {
-            // the table counts and does not step what is not a number
+            // The table counts signs with NaN gradients and does not step them.
             gradients.clear();
             gradients.resize(signs.len() * width, f32::NAN);
         }
         let gradients = if takes_all && !non_finite { push.gradients } else { gradients };
-        let Push { seen, is_delta, .. } = *push;
-        let pushed =
-            self.table.push(elasticrec_table::Push { signs, handles: None, gradients, counts, seen, is_delta })?;
+        let Push { seen, is_increment, .. } = *push;
+        let pushed = self.table.push(elasticrec_table::Push {
+            signs,
+            handles: None,
+            gradients,
+            counts,
+            seen,
+            is_delta: is_increment,
+        })?;
         if pushed.dropped > 0 {
             for (partition, overflow) in self.table.take_overflow() {
                 self.overflow[(partition - first) as usize].add(overflow);
@@ -370,31 +376,31 @@ impl Shard {
             if push.dense.is_empty() || non_finite {
                 continue;
             }
-            match is_delta {
+            match is_increment {
                 true => self.dense.add(partition, push.dense),
                 false => self.dense.step(partition, push.dense),
             }
         }
         if self.spec.owned.contains(&0) && takes(0) {
-            for (&place, value) in push.sum_places.iter().zip(push.sum_values) {
-                self.sums[place as usize] += value;
+            for (&index, value) in push.sum_indices.iter().zip(push.sum_values) {
+                self.sums[index as usize] += value;
             }
         }
         Ok(())
     }
 
-    /// Applies a step to all partitions.
+    /// Applies a merged step to all partitions.
     pub(crate) fn apply_to_all(&mut self, push: &Push<'_>, non_finite: bool) -> Result<(), Refusal> {
         let all = vec![true; self.records.groups.len()];
         self.step(push, &all, non_finite).map_err(|error| Refusal::new(Reason::Internal, error.to_string()))
     }
 
-    /// Writes a name down in all records.
+    /// Adds a batch to all records.
     pub(crate) fn add_to_records(&mut self, name: BatchName, checksum: u64, is_last: bool) {
         self.records.groups.iter_mut().for_each(|record| record.add(name, checksum, is_last));
     }
 
-    /// What follows every step.
+    /// Updates counters, boundaries and records after a step.
     pub(crate) fn finish_step(&mut self, non_finite: bool) {
         self.applied += 1;
         self.non_finite += u64::from(non_finite);
@@ -406,17 +412,17 @@ impl Shard {
         self.repeated += 1;
     }
 
-    /// All partitions have all units below it.
+    /// The watermark: all partitions have applied all units below it.
     pub fn watermark(&self) -> u64 {
         self.records.groups.iter().map(Record::watermark).min().unwrap_or(0)
     }
 
-    /// Whether all partitions have all of a unit.
+    /// Whether all partitions have applied a unit completely.
     pub(crate) fn is_complete(&self, unit: u64) -> bool {
         self.records.groups.iter().all(|record| record.is_complete(unit))
     }
 
-    /// Learns of units whose data is lost: nobody can push what its partitions lack of them.
+    /// Counts units whose data is lost as complete: the pushes that partitions lack can never arrive.
     pub fn skip_units(&mut self, units: &[u64]) {
         for record in &mut self.records.groups {
             units.iter().for_each(|unit| record.skip(*unit));
@@ -426,7 +432,7 @@ impl Shard {
     }
 }
 
-/// Whether none is infinite or not a number.
+/// Whether all values are finite.
 pub(crate) fn is_finite(values: &[f32]) -> bool {
     values.iter().fold(true, |all, value| all & value.is_finite())
 }

@@ -1,7 +1,8 @@
-//! Shard to files and back, one partition at a time: pushes wait for the copy of one, never for a write.
+//! Writes a shard to the files of a checkpoint and loads it, one partition at a time. Pushes wait for the copy of one
+//! partition, never for the disk.
 //!
-//! Rows go into a part file like that of any table; slices of the dense vector, records and metric sums into another one
-//! beside it. Each partition is cut between two pushes, and its record says which: no two of them need the same cut.
+//! Rows go into a part file like those of any table; slices of the dense vector, records and metric sums go into a second
+//! part file. Each partition has its own cut between two pushes, and its record says which pushes are before the cut.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,21 +22,21 @@ use crate::shard::Shard;
 /// Why a shard cannot be written or loaded.
 #[derive(Debug, Error)]
 pub enum ShardError {
-    /// The rows.
+    /// The part file of the rows is invalid.
     #[error(transparent)]
     Rows(#[from] SnapshotError),
-    /// The file of the rest.
+    /// The part file of the dense values is invalid.
     #[error(transparent)]
     Part(#[from] PartError),
-    /// The part of a version.
+    /// The part of a version cannot be written.
     #[error(transparent)]
     Cube(#[from] CubeError),
-    /// The file is sound but of another shard.
+    /// The file is valid but does not fit this shard.
     #[error("{name}: {what}")]
     Other {
         /// The file.
         name: String,
-        /// What was expected and what came.
+        /// What was expected and what the file has.
         what: String,
     },
 }
@@ -44,7 +45,7 @@ fn other(name: impl ToString, what: impl Into<String>) -> ShardError {
     ShardError::Other { name: name.to_string(), what: what.into() }
 }
 
-/// What the file beside the rows says of itself.
+/// Meta of the part file of the dense values.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Meta {
@@ -52,17 +53,17 @@ struct Meta {
     dense: DenseOptimizer,
     num_sums: usize,
     records: Vec<Record>,
-    /// Of the partitions that ever were full.
+    /// Overflow of the partitions that have reached their row limit.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     overflow: BTreeMap<u32, Overflow>,
 }
 
-/// A partition as it was between two pushes.
+/// A consistent copy of a partition, taken between two pushes.
 #[derive(Debug)]
 pub struct PartitionCopy {
     partition: u32,
     rows: CopiedRows,
-    /// Values and states.
+    /// Dense values and optimizer states.
     dense: Vec<f32>,
     steps: u64,
     samples: u64,
@@ -74,14 +75,14 @@ pub struct PartitionCopy {
 /// The two files of a shard's part of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotFiles {
-    /// Rows by sign.
+    /// Rows, sorted by sign.
     pub rows: PathBuf,
-    /// Dense slices, records, metric sums.
+    /// Slices of the dense vector, records and metric sums.
     pub dense: PathBuf,
 }
 
 impl Shard {
-    /// Copies a partition, with pushes held up.
+    /// Copies a partition. Pushes wait meanwhile.
     pub fn copy(&self, partition: u32) -> PartitionCopy {
         let at = (partition - self.spec.owned.start) as usize;
         PartitionCopy {
@@ -96,7 +97,7 @@ impl Shard {
         }
     }
 
-    /// Begins the files of a snapshot; partitions are added in ascending order.
+    /// Creates the files of a snapshot; partitions are added in ascending order.
     pub fn snapshot_writer(&self, files: &SnapshotFiles) -> Result<SnapshotWriter, ShardError> {
         let num_partitions = self.spec.table.partitions;
         Ok(SnapshotWriter {
@@ -113,7 +114,7 @@ impl Shard {
         })
     }
 
-    /// Loads its partitions from the files of all shards of a checkpoint, however many those were.
+    /// Loads the partitions of this shard from the files of all shards of a checkpoint. The number of shards may differ.
     pub fn load(&mut self, files: &[SnapshotFiles]) -> Result<(), ShardError> {
         let rows: Vec<&Path> = files.iter().map(|files| files.rows.as_path()).collect();
         let mut table = Table::new(self.spec.table.clone())
@@ -135,14 +136,14 @@ impl Shard {
         Ok(())
     }
 
-    /// Begins with the rows of another table, from the part files of its snapshot; data time begins anew.
+    /// Loads the rows of another table from the part files of its snapshot; data time starts again.
     pub fn start_rows(&mut self, paths: &[PathBuf]) -> Result<(), ShardError> {
         self.table.load_range(paths, self.spec.owned.clone())?;
         self.table.restart_time();
         Ok(())
     }
 
-    /// Loads all but the rows: the dense vector, its states, the metric sums and the samples of its partitions.
+    /// Loads everything but the rows: the dense vector, its states, the metric sums and the number of samples.
     pub fn load_without_rows<P: AsRef<Path>>(&mut self, dense: &[P]) -> Result<(), ShardError> {
         let mut records: Vec<Option<Record>> = vec![None; self.spec.owned.len()];
         dense.iter().try_for_each(|path| self.load_dense(path.as_ref(), &mut records))?;
@@ -159,7 +160,7 @@ impl Shard {
             .map_err(|error| other(file.name(), format!("meta: {error}")))?;
         let (expected, got) = ((self.spec.num_dense, self.spec.num_sums), (meta.num_dense, meta.num_sums));
         if expected != got || self.spec.dense.num_states() != meta.dense.num_states() {
-            let what = format!("expected {expected:?} dense values and sums of this optimizer, got {got:?}");
+            let what = format!("expected {expected:?} dense values and metric sums of this optimizer, got {got:?}");
             return Err(other(file.name(), what));
         }
         for (at, entry) in file.entries().iter().enumerate() {
@@ -168,27 +169,27 @@ impl Shard {
             }
             file.verify_block(at)?;
             let refuse = |what: &str| other(file.name(), format!("partition {}: {what}", entry.partition));
-            let place = (entry.partition - self.spec.owned.start) as usize;
+            let index = (entry.partition - self.spec.owned.start) as usize;
             let [steps, record] = entry.aux;
             let record = meta.records.get(record as usize).ok_or_else(|| refuse("expected a record, got none"))?;
-            if records[place].replace(record.clone()).is_some() {
-                return Err(refuse("is in two files"));
+            if records[index].replace(record.clone()).is_some() {
+                return Err(refuse("expected in one file, got two"));
             }
             let num_values = self.dense.slice(entry.partition).len() * (1 + self.spec.dense.num_states());
             let (values, sums) =
-                file.block(at).split_at_checked(4 * num_values).ok_or_else(|| refuse("is cut short"))?;
+                file.block(at).split_at_checked(4 * num_values).ok_or_else(|| refuse("is truncated"))?;
             let values: Vec<f32> = words(values, f32::from_le_bytes);
             if !self.dense.restore_slice(entry.partition, steps, &values) {
-                return Err(refuse("has another slice of the dense vector"));
+                return Err(refuse("expected the slice of the dense vector of this shard, got another length"));
             }
             if sums.len() != 8 * if entry.partition == 0 { 2 * self.spec.num_sums } else { 0 } {
-                return Err(refuse("has other metric sums"));
+                return Err(refuse("expected the metric sums of this job, got another number"));
             }
             if entry.partition == 0 {
                 self.sums = words(sums, f64::from_le_bytes);
             }
-            self.samples[place] = entry.num_rows;
-            self.overflow[place] = meta.overflow.get(&entry.partition).copied().unwrap_or_default();
+            self.samples[index] = entry.num_rows;
+            self.overflow[index] = meta.overflow.get(&entry.partition).copied().unwrap_or_default();
         }
         Ok(())
     }
@@ -198,7 +199,7 @@ fn words<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T>
     bytes.chunks_exact(N).map(|word| read(word.first_chunk().copied().unwrap_or([0; N]))).collect()
 }
 
-/// The files of a snapshot while they are written.
+/// Writes the files of a snapshot.
 pub struct SnapshotWriter {
     rows: PartWriter,
     rows_meta: serde_json::Value,
@@ -211,7 +212,7 @@ impl SnapshotWriter {
     pub fn add(&mut self, copy: &PartitionCopy) -> Result<(), ShardError> {
         copy.rows.write(&mut self.rows, copy.partition)?;
         fail_point("snapshot");
-        // neighbours were cut at the same push more often than not
+        // Neighbouring partitions often have the same cut, so equal records are found from the end.
         let known = self.meta.records.iter().rposition(|record| *record == copy.record);
         let record = known.unwrap_or_else(|| {
             self.meta.records.push(copy.record.clone());
@@ -228,7 +229,7 @@ impl SnapshotWriter {
         Ok(self.dense.end_block(copy.samples, [copy.steps, record as u64])?)
     }
 
-    /// Ends the files, synced to the disk.
+    /// Completes the files and syncs them to the disk.
     pub fn finish(self) -> Result<(Written, Written), ShardError> {
         let meta = serde_json::to_value(&self.meta)
             .unwrap_or_else(|error| unreachable!("records have text and numbers only: {error}"));

@@ -1,8 +1,8 @@
-//! Steps of `sync`: the pushes of one step wait until all of them are at every shard, are summed in the order of their
-//! units and applied as one.
+//! Steps of strategy `sync`: the pushes of a step are queued until every shard has all of them, then merged in the order of
+//! their units and applied as one.
 //!
-//! Whoever pulls for the next step knows that all shards have all of this one, and says so; that commits it. So no shard
-//! applies a step that another one may still lack, and a batch that must be run again finds the rows of its first run.
+//! A trainer pulls for the next step once it knows that all shards have all pushes of this step, and its pull commits the
+//! step. So no shard applies a step that another shard may lack, and a batch that is trained again reads the same rows.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use crate::merge::{MergedUpdate, UpdatePart};
 use crate::record::BatchName;
 use crate::shard::{PushOutcome, Shard, is_finite};
 
-/// The group that is at work, and the pushes of its next step.
+/// The current group and the queued pushes of its next step.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     group: Option<Group>,
     num_applied: u32,
-    waiting: BTreeMap<u64, QueuedPush>,
+    queued: BTreeMap<u64, QueuedPush>,
     merged: MergedUpdate,
 }
 
-/// A push that waits for the others of its step.
+/// A push that waits for the other pushes of its step.
 #[derive(Debug)]
 struct QueuedPush {
     is_last: bool,
@@ -33,7 +33,7 @@ struct QueuedPush {
     counts: Vec<[u32; 2]>,
     gradients: Vec<f32>,
     dense: Vec<f32>,
-    sum_places: Vec<u32>,
+    sum_indices: Vec<u32>,
     sum_values: Vec<f64>,
 }
 
@@ -49,7 +49,7 @@ impl QueuedPush {
             counts: push.counts.to_vec(),
             gradients: push.gradients.to_vec(),
             dense: push.dense.to_vec(),
-            sum_places: push.sum_places.to_vec(),
+            sum_indices: push.sum_indices.to_vec(),
             sum_values: push.sum_values.to_vec(),
         }
     }
@@ -62,7 +62,7 @@ impl QueuedPush {
             weight: self.weight,
             num_samples: self.num_samples,
             checksum: self.checksum,
-            sum_places: &self.sum_places,
+            sum_indices: &self.sum_indices,
             sum_values: &self.sum_values,
         }
     }
@@ -73,10 +73,10 @@ fn end_of(group: Group) -> u64 {
 }
 
 impl Shard {
-    /// Keeps a push until all of its step are there.
-    pub(crate) fn hold(&mut self, push: &Push<'_>, group: Group) -> Result<PushOutcome, Refusal> {
-        if push.is_delta || !(group.first_unit..end_of(group)).contains(&push.unit) {
-            let text = format!("push: unit {}: not a gradient of its group", push.unit);
+    /// Queues a push until its step is committed.
+    pub(crate) fn queue(&mut self, push: &Push<'_>, group: Group) -> Result<PushOutcome, Refusal> {
+        if push.is_increment || !(group.first_unit..end_of(group)).contains(&push.unit) {
+            let text = format!("push: unit {}: expected a gradient of a unit of its group", push.unit);
             return Err(Refusal::new(Reason::Malformed, text));
         }
         let name = BatchName { unit: push.unit, batch: push.batch };
@@ -86,18 +86,18 @@ impl Shard {
             return Ok(PushOutcome { was_known: true, non_finite: false });
         }
         if lacks.iter().any(|lacks| !lacks) {
-            let text =
-                format!("unit {}: some partitions have it and some lack it, of a step all do or none", push.unit);
+            let text = format!("unit {}: a step was applied to some partitions only", push.unit);
             return Err(Refusal::new(Reason::Internal, text));
         }
         self.enter(group)?;
         if push.batch != self.steps.num_applied {
-            let text = format!("unit {} batch {}: step {} comes first", push.unit, push.batch, self.steps.num_applied);
+            let text =
+                format!("unit {} batch {}: expected step {} first", push.unit, push.batch, self.steps.num_applied);
             return Err(Refusal::new(Reason::NotYet, text));
         }
-        match self.steps.waiting.get(&push.unit) {
-            Some(waiting) if waiting.checksum != push.checksum => {
-                let text = format!("unit {} batch {}: it came with other samples", push.unit, push.batch);
+        match self.steps.queued.get(&push.unit) {
+            Some(queued) if queued.checksum != push.checksum => {
+                let text = format!("unit {} batch {}: already received with other samples", push.unit, push.batch);
                 Err(Refusal::new(Reason::NameClash, text))
             }
             Some(_) => {
@@ -105,30 +105,30 @@ impl Shard {
                 Ok(PushOutcome { was_known: true, non_finite: false })
             }
             None => {
-                self.steps.waiting.insert(push.unit, QueuedPush::of(push));
+                self.steps.queued.insert(push.unit, QueuedPush::of(push));
                 Ok(PushOutcome { was_known: false, non_finite: false })
             }
         }
     }
 
-    /// Begins a group, all units before which are complete.
+    /// Starts a group; all units before it must be complete.
     fn enter(&mut self, group: Group) -> Result<(), Refusal> {
         if self.steps.group == Some(group) {
             return Ok(());
         }
         if self.watermark() != group.first_unit {
-            let text = format!("unit {}: expected a group from unit {} on", group.first_unit, self.watermark());
+            let text = format!("unit {}: expected a group that starts at unit {}", group.first_unit, self.watermark());
             return Err(Refusal::new(Reason::NotYet, text));
         }
-        self.steps.waiting.clear();
+        self.steps.queued.clear();
         (self.steps.group, self.steps.num_applied) = (Some(group), 0);
         Ok(())
     }
 
-    /// How many steps of a group are applied, and whether all pushes of one of its steps are there or applied.
+    /// Returns the number of applied steps of a group, and whether all pushes of a step are queued or applied.
     pub fn step_progress(&self, group: Group, step: u32) -> (u32, bool) {
         let num_applied = self.steps_of(group.first_unit);
-        let has_all = |unit: u64| self.is_complete(unit) || self.steps.waiting.contains_key(&unit);
+        let has_all = |unit: u64| self.is_complete(unit) || self.steps.queued.contains_key(&unit);
         let is_full = step < num_applied
             || (step == num_applied
                 && self.steps.group == Some(group)
@@ -136,7 +136,7 @@ impl Shard {
         (num_applied, is_full)
     }
 
-    /// PushOutcome steps of the group that begins with a unit; the largest number for one that is complete.
+    /// Number of applied steps of the group that starts at a unit; `u32::MAX` for a complete group.
     fn steps_of(&self, first_unit: u64) -> u32 {
         match self.steps.group {
             Some(group) if group.first_unit == first_unit && self.watermark() < end_of(group) => self.steps.num_applied,
@@ -146,12 +146,13 @@ impl Shard {
         }
     }
 
-    /// Whether so many steps of a group are applied, or would be by `commit`; a refusal if there are more or fewer.
+    /// Returns true if exactly `num_steps` steps of a group are applied, false if [`commit`](Shard::commit) would apply the
+    /// last of them, and a refusal otherwise.
     pub fn is_at(&self, first_unit: u64, num_steps: u32) -> Result<bool, Refusal> {
         let Some(group) = self.steps.group.filter(|group| group.first_unit == first_unit) else {
             return match self.steps_of(first_unit) {
                 0 if num_steps == 0 => Ok(true),
-                0 => Err(Refusal::new(Reason::NotYet, format!("unit {first_unit}: its group has not begun"))),
+                0 => Err(Refusal::new(Reason::NotYet, format!("unit {first_unit}: its group has not started"))),
                 _ => Err(Refusal::new(Reason::Passed, format!("unit {first_unit}: its group is complete"))),
             };
         };
@@ -160,23 +161,23 @@ impl Shard {
             return Ok(true);
         }
         if num_steps < applied {
-            let text = format!("unit {first_unit}: step {num_steps} of its group is applied");
+            let text = format!("unit {first_unit}: step {num_steps} of its group is already applied");
             return Err(Refusal::new(Reason::Passed, text));
         }
         if num_steps == applied + 1 && self.step_progress(group, applied).1 {
             return Ok(false);
         }
-        let text = format!("unit {first_unit}: step {applied} of its group has not all its pushes");
+        let text = format!("unit {first_unit}: step {applied} of its group lacks pushes");
         Err(Refusal::new(Reason::NotYet, text))
     }
 
-    /// Applies the step that has all its pushes.
+    /// Applies the step whose pushes are all queued.
     pub fn commit(&mut self) -> Result<(), Refusal> {
-        let waiting = std::mem::take(&mut self.steps.waiting);
+        let queued = std::mem::take(&mut self.steps.queued);
         let mut merged = std::mem::take(&mut self.steps.merged);
         merged.clear();
-        for one in waiting.values() {
-            merged.add(&one.part(), one.counts.iter().map(|&[show, click]| (show, click)));
+        for push in queued.values() {
+            merged.add(&push.part(), push.counts.iter().map(|&[show, click]| (show, click)));
         }
         let counts: Vec<[u32; 2]> = merged.counts.iter().map(|&(show, click)| [show, click]).collect();
         let push = Push {
@@ -187,22 +188,22 @@ impl Shard {
             is_last: false,
             checksum: 0,
             num_samples: merged.num_samples,
-            seen: waiting.values().map(|one| one.seen).max().unwrap_or(0),
+            seen: queued.values().map(|push| push.seen).max().unwrap_or(0),
             weight: 1.0,
             group: None,
-            is_delta: false,
+            is_increment: false,
             signs: &merged.signs,
             counts: &counts,
             gradients: &merged.gradients,
             dense: &merged.dense,
-            sum_places: &merged.sum_places,
+            sum_indices: &merged.sum_indices,
             sum_values: &merged.sum_values,
         };
         let non_finite = !is_finite(push.gradients) || !is_finite(push.dense);
         self.apply_to_all(&push, non_finite)?;
-        for (&unit, one) in &waiting {
+        for (&unit, push) in &queued {
             let name = BatchName { unit, batch: self.steps.num_applied };
-            self.add_to_records(name, one.checksum, one.is_last);
+            self.add_to_records(name, push.checksum, push.is_last);
         }
         self.steps.merged = merged;
         self.steps.num_applied += 1;

@@ -67,11 +67,11 @@ fn step(client: &Client, unit: u64, batch: u32, is_last: bool) -> Result<(Vec<f3
         seen: 0,
         weight: 4.0,
         group: None,
-        is_delta: false,
+        is_increment: false,
         counts: &[(1, 0); 100],
         gradients: &[1.0; 200],
         dense: &[1.0; NUM_DENSE],
-        sum_places: &[1],
+        sum_indices: &[1],
         sum_values: &[0.5],
     };
     client.wait_for_ack(&client.push(&split, &learned)?)?;
@@ -190,7 +190,7 @@ fn a_server_that_takes_nothing_holds_nobody_up_for_longer_than_the_deadline() {
     let deadline = Duration::from_secs(3);
     let client = Client::connect(&[address], &credentials("secret"), PARTITIONS, deadline).unwrap();
     let error = fill(&client).to_string();
-    assert!(error.ends_with("did not take a request in time"), "{error}");
+    assert!(error.ends_with("did not accept a request in time"), "{error}");
     drop(server.join());
 }
 
@@ -301,11 +301,11 @@ fn strangers_are_refused() {
     let wrong = |credentials: &Credentials| Client::connect(&address, credentials, PARTITIONS, LONG).unwrap_err();
     let error = wrong(&credentials("guess"));
     assert_eq!(reason(&error), Reason::Unauthorized);
-    assert!(error.to_string().ends_with("expected the token of the run, got another one"), "{error}");
+    assert!(error.to_string().ends_with("expected the token of the run, got another token"), "{error}");
     let other = Credentials { run: b"other".to_vec(), ..credentials("secret") };
     assert_eq!(reason(&wrong(&other)), Reason::Unauthorized);
     let error = Client::connect(&address, &credentials("secret"), 16, LONG).unwrap_err();
-    assert_eq!(error.to_string(), "ps shards: expected 16 partitions, rows of one width and one epoch, got 8");
+    assert_eq!(error.to_string(), "ps shards: expected 16 partitions with one row width and epoch, got 8 partitions");
     let error = Client::connect(&["127.0.0.1:1".into()], &credentials(""), 8, Duration::from_secs(1)).unwrap_err();
     assert!(error.to_string().starts_with("ps shard 0 at 127.0.0.1:1: "), "{error}");
 }
@@ -400,11 +400,11 @@ fn push_in_group(client: &Client, unit: u64, batch: u32, is_last: bool, by: f32)
         seen: 0,
         weight: 4.0,
         group: Some(GROUP),
-        is_delta: false,
+        is_increment: false,
         counts: &[(1, 0); 100],
         gradients: &[by; 200],
         dense: &[by; NUM_DENSE],
-        sum_places: &[1],
+        sum_indices: &[1],
         sum_values: &[0.5],
     };
     client.wait_for_ack(&client.push(&split, &learned)?).map(drop)
@@ -493,11 +493,11 @@ fn a_group_begins_when_all_before_it_are_complete() {
         seen: 0,
         weight: 0.0,
         group: Some(later),
-        is_delta: false,
+        is_increment: false,
         counts: &[],
         gradients: &[],
         dense: &[],
-        sum_places: &[],
+        sum_indices: &[],
         sum_values: &[],
     };
     let push = |learned: &BatchUpdate<'_>| {
@@ -532,11 +532,11 @@ fn rows_go_out_with_their_state_and_changes_come_back() {
         seen: 0,
         weight: 4.0,
         group: None,
-        is_delta: true,
+        is_increment: true,
         counts: &[(1, 0); 100],
         gradients: &[0.5; 200],
         dense: &[0.25; NUM_DENSE],
-        sum_places: &[],
+        sum_indices: &[],
         sum_values: &[],
     };
     client.wait_for_ack(&client.push(&split, &learned).unwrap()).unwrap();

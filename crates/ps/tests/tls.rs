@@ -1,4 +1,4 @@
-//! TLS between servers and clients: who is let in, what strangers are publish_states, and that nothing can be read on the way.
+//! TLS between servers and clients: who is let in, what other clients are told, and that nothing can be read on the way.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{Read, Write};
@@ -81,7 +81,7 @@ fn connect(server: &Server, tls: Option<ClientTls>) -> Result<Client, ClientErro
     connect_to(&server.address().to_string(), tls)
 }
 
-/// What a client is publish_states that is not to try again.
+/// Returns the error of a client that must not retry.
 fn unfit(result: Result<Client, ClientError>) -> String {
     match result.unwrap_err() {
         ClientError::Unfit { what, .. } => what,
@@ -123,19 +123,19 @@ fn a_server_that_stops_ends_connections_with_tls_too() {
 #[test]
 fn certificates_that_are_not_taken() {
     let (authority, other) = (Authority::new(), Authority::new());
-    let publish_states = |tls: ServerTls, client: ClientTls| unfit(connect(&start(Some(tls)), Some(client)));
+    let unfit = |tls: ServerTls, client: ClientTls| unfit(connect(&start(Some(tls)), Some(client)));
     let not_ours = "its certificate is not signed by an authority of the `ca` file";
-    assert_eq!(publish_states(authority.server(), other.client()), not_ours);
+    assert_eq!(unfit(authority.server(), other.client()), not_ours);
     let expired = authority.sign("127.0.0.1", |params| params.not_after = date_time_ymd(2020, 1, 1));
-    assert_eq!(publish_states(expired, authority.client()), "its certificate has expired");
+    assert_eq!(unfit(expired, authority.client()), "its certificate has expired");
     let early = authority.sign("127.0.0.1", |params| params.not_before = date_time_ymd(4000, 1, 1));
-    assert_eq!(publish_states(early, authority.client()), "its certificate is not valid yet");
-    let elsewhere = publish_states(authority.sign("ps-1.example.org", |_| {}), authority.client());
+    assert_eq!(unfit(early, authority.client()), "its certificate is not valid yet");
+    let elsewhere = unfit(authority.sign("ps-1.example.org", |_| {}), authority.client());
     let expected = "its certificate is for another host: expected `127.0.0.1`, got DnsName(\"ps-1.example.org\")";
     assert_eq!(elsewhere, expected);
     let itself = ServerTls::from_pem(&authority.file("ca.pem"), &authority.file("ca.key")).unwrap();
-    let expected = "its certificate is that of an authority: expected one of a server, signed by the authority";
-    assert_eq!(publish_states(itself, authority.client()), expected);
+    let expected = "its certificate is the authority's own: expected a server certificate signed by the authority";
+    assert_eq!(unfit(itself, authority.client()), expected);
 }
 
 #[test]
@@ -151,8 +151,8 @@ fn one_end_alone_has_tls() {
     }
     connect(&server, Some(authority.client())).unwrap();
     let plain = start(None);
-    let publish_states = unfit(connect(&plain, Some(authority.client())));
-    assert_eq!(publish_states, "expected TLS, got something else: TLS is off at the other end");
+    let unfit = unfit(connect(&plain, Some(authority.client())));
+    assert_eq!(unfit, "expected TLS, got something else: TLS is off at the other end");
     connect(&plain, None).unwrap();
 }
 
@@ -272,22 +272,19 @@ fn files_that_are_of_no_use() {
     let (certificate, key) = (authority.file("cert.pem"), authority.file("cert.key"));
     let server = |certificate: &Path, key: &Path| ServerTls::from_pem(certificate, key).map(drop);
     let client = |path: &Path| ClientTls::from_pem(path).map(drop);
-    let publish_states = |result: Result<(), TlsError>, path: &Path| {
+    let unfit = |result: Result<(), TlsError>, path: &Path| {
         let text = result.unwrap_err().to_string();
         assert!(!text.contains('\n'), "{text}");
         text.strip_prefix(&format!("tls: {}: ", path.display())).unwrap_or_else(|| panic!("{text}")).to_owned()
     };
-    assert_eq!(publish_states(client(&authority.file("none")), &authority.file("none")), "no such file");
-    assert_eq!(publish_states(client(&empty), &empty), "expected certificates in PEM, got none");
-    assert_eq!(publish_states(client(&key), &key), "expected certificates in PEM, got none");
-    assert!(publish_states(client(&broken), &broken).starts_with("cannot be used: "));
-    assert_eq!(publish_states(server(&certificate, &empty), &empty), "expected a private key in PEM, got none");
-    assert_eq!(
-        publish_states(server(&certificate, &certificate), &certificate),
-        "expected a private key in PEM, got none"
-    );
+    assert_eq!(unfit(client(&authority.file("none")), &authority.file("none")), "no such file");
+    assert_eq!(unfit(client(&empty), &empty), "expected certificates in PEM, got none");
+    assert_eq!(unfit(client(&key), &key), "expected certificates in PEM, got none");
+    assert!(unfit(client(&broken), &broken).starts_with("cannot be used: "));
+    assert_eq!(unfit(server(&certificate, &empty), &empty), "expected a private key in PEM, got none");
+    assert_eq!(unfit(server(&certificate, &certificate), &certificate), "expected a private key in PEM, got none");
     let strange = other.file("cert.key");
-    let expected = format!("not the key of the certificate in {}", certificate.display());
-    assert_eq!(publish_states(server(&certificate, &strange), &strange), expected);
-    assert!(publish_states(server(&broken, &key), &key).starts_with("cannot be used with "));
+    let expected = format!("does not match the certificate in {}", certificate.display());
+    assert_eq!(unfit(server(&certificate, &strange), &strange), expected);
+    assert!(unfit(server(&broken, &key), &key).starts_with("cannot be used with "));
 }

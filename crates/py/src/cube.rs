@@ -66,7 +66,7 @@ impl CubeView {
         let (rows, present) = py.detach(|| {
             let mut stored = vec![0; signs.len() * view.row_bytes()];
             let mut bits = vec![0; signs.len().div_ceil(64)];
-            view.seek(signs, &mut stored, &mut bits);
+            view.stored_rows(signs, &mut stored, &mut bits);
             let mut rows = vec![0.0; signs.len() * view.width()];
             view.codec().decode(&stored, &mut rows);
             let present: Vec<bool> = (0..signs.len()).map(|i| bits[i / 64] >> (i % 64) & 1 == 1).collect();

@@ -1,10 +1,7 @@
-//! The cube server and its client, for Python.
+//! Python bindings of the cube server and its client.
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use elasticrec_cube::client::{Credentials, probe};
 use elasticrec_cube::server::Identity;
@@ -16,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::{ConfigError, IntoPyErr, ModelError, UnavailableError};
+use crate::net::{cannot_listen, counts_of, duration};
 use crate::ps::PsTls;
 
 type Present<'py> = Bound<'py, PyArray1<bool>>;
@@ -31,7 +29,7 @@ impl IntoPyErr for ClientError {
         let text = self.to_string();
         match self {
             ClientError::Unavailable { .. } => UnavailableError::new_err(text),
-            // what another attempt does not change
+            // A retry would not help.
             ClientError::Unfit { .. } | ClientError::Map(_) => ConfigError::new_err(text),
             ClientError::Gone { .. } => ModelError::new_err(text),
         }
@@ -42,13 +40,7 @@ fn signs_of<'a>(signs: &'a PyReadonlyArray1<'_, u64>) -> PyResult<&'a [u64]> {
     signs.as_slice().map_err(|_| PyValueError::new_err("signs: expected a contiguous array"))
 }
 
-/// Seconds that may come from a user.
-pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|error| PyValueError::new_err(format!("{name}: {error}, got {seconds}")))
-}
-
-/// Versions of some partitions of a model, looked up over sockets; answers on threads of its own.
+/// A server of some partitions of a model's versions; answers lookups on its own threads.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct CubeServer {
     inner: Server,
@@ -56,7 +48,7 @@ pub(crate) struct CubeServer {
 
 #[pymethods]
 impl CubeServer {
-    /// Listens; holds no version yet. `partitions` are the first and the end of its own.
+    /// Listens without holding a version yet. `partitions` are the server's first partition and their end.
     #[new]
     #[pyo3(signature = (model, *, address, token, partitions, num_partitions, tls = None))]
     fn new(
@@ -69,67 +61,61 @@ impl CubeServer {
     ) -> PyResult<Self> {
         let (first, end) = partitions;
         if first >= end || end > num_partitions {
-            let text = format!("cube: expected partitions from 0 to {num_partitions}, got {first} to {end}");
+            let text = format!("cube: expected partitions between 0 and {num_partitions}, got {first} to {end}");
             return Err(ConfigError::new_err(text));
         }
         let identity = Identity { model: model.into(), token: token.into() };
-        let store = Arc::new(VersionSet::new(first..end, num_partitions));
+        let versions = Arc::new(VersionSet::new(first..end, num_partitions));
         let tls = tls.and_then(|tls| tls.server.clone());
-        let inner = Server::start(store, identity, address, tls).map_err(|error| {
-            let reason = match error.kind() {
-                io::ErrorKind::AddrInUse => "the port is in use".into(),
-                _ => error.to_string(),
-            };
-            ConfigError::new_err(format!("cube: {address}: cannot listen there: {reason}"))
-        })?;
-        Ok(CubeServer { inner })
+        let inner = Server::start(versions, identity, address, tls);
+        Ok(CubeServer { inner: inner.map_err(|error| cannot_listen("cube", address, &error))? })
     }
 
-    /// Where it listens.
+    /// The address that the server listens at, `host:port`.
     #[getter]
     fn address(&self) -> String {
         self.inner.address().to_string()
     }
 
-    /// Reads its own partitions of the part files of a base, checks them, and answers for it from now on. They are copied
-    /// into memory, on huge pages where there are some, or mapped: a map takes no memory that others could not have.
+    /// Loads the server's partitions from the part files of a base, checks them and installs the version. The partitions are
+    /// copied into memory, on huge pages if possible, or mapped: mapped pages can be reclaimed by the system.
     #[pyo3(signature = (version, paths, *, mapped = false))]
     fn install_base(&self, py: Python<'_>, version: u64, paths: Vec<PathBuf>, mapped: bool) -> PyResult<()> {
         py.detach(|| {
-            let store = self.inner.store();
-            let range = store.partitions();
+            let versions = self.inner.versions();
+            let range = versions.partitions();
             let cube = if mapped { Cube::open_range(&paths, range) } else { Cube::load(&paths, Some(range)) };
             let view = View::of_base(Arc::new(cube.map_err(IntoPyErr::into_py_err)?));
-            store.install(version, view).map_err(IntoPyErr::into_py_err)
+            versions.install(version, view).map_err(IntoPyErr::into_py_err)
         })
     }
 
-    /// Applies the part files of a delta to its parent, which it holds, and answers for the version from now on.
+    /// Applies the part files of a delta to its parent, which the server holds, and installs the version.
     fn install_delta(&self, py: Python<'_>, version: u64, parent: u64, paths: Vec<PathBuf>) -> PyResult<()> {
         py.detach(|| {
-            let store = self.inner.store();
-            let parent = store.get(parent).map_err(IntoPyErr::into_py_err)?;
+            let versions = self.inner.versions();
+            let parent = versions.get(parent).map_err(IntoPyErr::into_py_err)?;
             let view = || -> Result<View, CubeError> {
                 let parts = paths.iter().map(DeltaFile::open).collect::<Result<Vec<_>, _>>()?;
-                store.next(&parent, &parts)
+                versions.apply_delta(&parent, &parts)
             };
-            store.install(version, view().map_err(IntoPyErr::into_py_err)?).map_err(IntoPyErr::into_py_err)?;
-            store.merge_behind();
+            versions.install(version, view().map_err(IntoPyErr::into_py_err)?).map_err(IntoPyErr::into_py_err)?;
+            versions.start_merge();
             Ok(())
         })
     }
 
-    /// Gives a version up; requests that have it end first.
+    /// Removes a version after the requests that use it.
     fn retire(&self, py: Python<'_>, version: u64) -> PyResult<()> {
-        py.detach(|| self.inner.store().retire(version)).map_err(IntoPyErr::into_py_err)
+        py.detach(|| self.inner.versions().retire(version)).map_err(IntoPyErr::into_py_err)
     }
 
-    /// The versions it holds, ascending.
+    /// The versions that the server holds, ascending.
     fn versions(&self) -> Vec<u64> {
-        self.inner.store().versions()
+        self.inner.versions().numbers()
     }
 
-    /// Of each version: rows, bytes of index and rows, segments over its base, signs changed in those.
+    /// Figures of each version: rows, bytes of index and rows, segments over the base, signs changed in the segments.
     fn held<'py>(&self, py: Python<'py>) -> PyResult<Vec<(u64, Bound<'py, PyDict>)>> {
         let describe = |(version, view): (u64, Arc<View>)| {
             let figures = PyDict::new(py);
@@ -139,39 +125,39 @@ impl CubeServer {
             figures.set_item("changes", view.num_changes())?;
             Ok((version, figures))
         };
-        py.detach(|| self.inner.store().all()).into_iter().map(describe).collect()
+        py.detach(|| self.inner.versions().all()).into_iter().map(describe).collect()
     }
 
-    /// Says how it is, a JSON object, to everybody who greets it.
+    /// Sets the server's description of itself, a JSON object, which clients receive with the inventory.
     fn set_about(&self, about: String) {
         self.inner.set_about(about);
     }
 
-    /// What it did so far, by name.
+    /// Counters since the start, by name.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counters = self.inner.counters();
-        let figures = PyDict::new(py);
-        for (name, counter) in [
-            ("requests", &counters.requests),
-            ("keys", &counters.keys),
-            ("misses", &counters.misses),
-            ("bytes", &counters.bytes),
-            ("refused", &counters.refused),
-            ("malformed", &counters.malformed),
-        ] {
-            figures.set_item(name, counter.load(Relaxed))?;
-        }
+        let figures = counts_of(
+            py,
+            &[
+                ("requests", &counters.requests),
+                ("keys", &counters.keys),
+                ("misses", &counters.misses),
+                ("bytes", &counters.bytes),
+                ("refused", &counters.refused),
+                ("malformed", &counters.malformed),
+            ],
+        )?;
         figures.set_item("connections", self.inner.num_connections())?;
         Ok(figures)
     }
 
-    /// How long requests took: the upper bound in seconds of each bucket, how many are in it, and the seconds of all.
+    /// Latency of requests: (upper bound in seconds, count) of each bucket, and the sum of all latencies in seconds.
     fn latency(&self) -> (Vec<(f64, u64)>, f64) {
         let latency = &self.inner.counters().latency;
         (latency.buckets(), latency.sum_s())
     }
 
-    /// Rows of a version as they are stored, one after the other, and which signs have one.
+    /// Looks signs up: their stored rows, one after the other, and which signs have one.
     fn seek<'py>(
         &self,
         py: Python<'py>,
@@ -179,26 +165,26 @@ impl CubeServer {
         signs: PyReadonlyArray1<'_, u64>,
     ) -> PyResult<(Bound<'py, PyBytes>, Present<'py>)> {
         let signs = signs_of(&signs)?;
-        let found = py.detach(|| {
+        let result = py.detach(|| {
             let (mut rows, mut bits) = (Vec::new(), Vec::new());
-            self.inner.seek(version, signs, &mut rows, &mut bits)?;
+            self.inner.look_up(version, signs, &mut rows, &mut bits)?;
             let present: Vec<bool> = (0..signs.len()).map(|at| bits[at / 64] >> (at % 64) & 1 == 1).collect();
             Ok((rows, present))
         });
-        let (rows, present) = found.map_err(|refused: elasticrec_wire::Refusal| match refused.reason {
-            Reason::NoVersion => ModelError::new_err(refused.text),
-            _ => ConfigError::new_err(refused.text),
+        let (rows, present) = result.map_err(|refusal: elasticrec_wire::Refusal| match refusal.reason {
+            Reason::NoVersion => ModelError::new_err(refusal.text),
+            _ => ConfigError::new_err(refusal.text),
         })?;
         Ok((PyBytes::new(py, &rows), PyArray1::from_vec(py, present)))
     }
 
-    /// Tells clients to go elsewhere, answers what they have sent, and ends.
+    /// Stops the server: it sends clients to other replicas and answers the requests that have arrived.
     fn stop(&self, py: Python<'_>) {
         py.detach(|| self.inner.stop());
     }
 }
 
-/// Rows of a model from all shards of a store, each of which has replicas. Any number of threads may use it at once.
+/// Looks up rows of a model at all shards of a store. Any number of threads may use it at once.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct CubeClient {
     pub(crate) inner: Arc<Client>,
@@ -206,7 +192,7 @@ pub(crate) struct CubeClient {
 
 #[pymethods]
 impl CubeClient {
-    /// Connects to the shards, a list of the addresses of its replicas each; of each at least one must answer.
+    /// Connects to the shards, given as lists of replica addresses. At least one replica of each shard must answer.
     #[new]
     #[pyo3(signature = (model, shards, *, token, deadline_s, tls = None))]
     fn new(
@@ -224,7 +210,7 @@ impl CubeClient {
         Ok(CubeClient { inner: Arc::new(inner) })
     }
 
-    /// Rows of a version, `[signs, width]`, zeros for signs without one, and which signs have one.
+    /// Looks signs up in a version: rows `[signs, width]`, zeros for signs without a row, and which signs have one.
     fn get<'py>(
         &self,
         py: Python<'py>,
@@ -233,29 +219,29 @@ impl CubeClient {
     ) -> PyResult<(Bound<'py, PyArray2<f32>>, Present<'py>)> {
         let signs = signs_of(&signs)?;
         let found = py.detach(|| {
-            let asked = self.inner.lookup(version, signs)?;
-            let width = asked.layout().width();
+            let lookup = self.inner.lookup(version, signs)?;
+            let width = lookup.layout().width();
             let (mut rows, mut present) = (vec![0.0; signs.len() * width], vec![false; signs.len()]);
-            asked.wait(&mut rows, &mut present)?;
+            lookup.wait(&mut rows, &mut present)?;
             Ok::<_, ClientError>((rows, present, width))
         });
         let (rows, present, width) = found.map_err(IntoPyErr::into_py_err)?;
         Ok((PyArray1::from_vec(py, rows).reshape([signs.len(), width])?, PyArray1::from_vec(py, present)))
     }
 
-    /// (name, width) of the columns of a version, and the type its rows are stored as.
+    /// (name, width) of the columns of a version, and the type of its stored rows.
     fn layout(&self, py: Python<'_>, version: u64) -> PyResult<(Vec<(String, u32)>, &'static str)> {
         let layout = py.detach(|| self.inner.layout(version)).map_err(IntoPyErr::into_py_err)?;
         let columns = layout.columns().iter().map(|column| (column.name.clone(), column.width)).collect();
         Ok((columns, layout.row_type().name()))
     }
 
-    /// Versions that some replica held when it was last heard of, ascending.
+    /// Versions that some replica holds according to its last inventory, ascending.
     fn versions(&self) -> Vec<u64> {
         self.inner.versions()
     }
 
-    /// Of each replica: shard, address, why it is down or None, the versions it holds, requests without an answer.
+    /// Each replica: shard, address, why it is down or None, the versions that it holds, requests in flight.
     fn info<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let describe = |replica: elasticrec_cube::client::ReplicaInfo| {
             let info = PyDict::new(py);
@@ -263,14 +249,14 @@ impl CubeClient {
             info.set_item("address", replica.address)?;
             info.set_item("down", replica.down)?;
             info.set_item("versions", replica.versions)?;
-            info.set_item("waiting", replica.num_waiting)?;
+            info.set_item("waiting", replica.num_in_flight)?;
             Ok(info)
         };
         py.detach(|| self.inner.info()).into_iter().map(describe).collect()
     }
 }
 
-/// What a cube server holds: its versions, its first and end partition and the number of all, and what it says of itself.
+/// Returns the state of a cube server: its versions, its first and end partition and their number, and its description.
 #[pyfunction]
 #[pyo3(signature = (address, model, *, token, timeout_s, tls = None))]
 pub(crate) fn probe_cube_server(

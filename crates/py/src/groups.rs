@@ -64,7 +64,7 @@ impl Merging {
     ) -> PyResult<()> {
         let gradient = gradient.as_slice().map_err(|_| contiguous("gradient"))?;
         let dense = dense.as_slice().map_err(|_| contiguous("dense"))?;
-        let (sum_places, sum_values) = sums_of(&sums)?;
+        let (sum_indices, sum_values) = sums_of(&sums)?;
         let Batch { parser, parsed, .. } = batch;
         let num_cells = batch_cells(parser, parsed);
         let width = gradient.len().checked_div(num_cells).unwrap_or(0);
@@ -81,7 +81,7 @@ impl Merging {
                 weight,
                 num_samples: parsed.batch.num_samples() as u32,
                 checksum: parsed.batch.checksum(),
-                sum_places,
+                sum_indices,
                 sum_values,
             };
             self.merged.add(&part, parsed.counts.iter().copied());
@@ -113,11 +113,11 @@ impl Merging {
                 seen,
                 weight: 1.0,
                 group: None,
-                is_delta: false,
+                is_increment: false,
                 counts: &merged.counts,
                 gradients: &merged.gradients,
                 dense: &merged.dense,
-                sum_places: &merged.sum_places,
+                sum_indices: &merged.sum_indices,
                 sum_values: &merged.sum_values,
             };
             let tickets = servers.inner.push(&split, &learned);
@@ -153,7 +153,7 @@ impl Exchange {
                 weight: 0.0,
                 num_samples: parsed.batch.num_samples() as u32,
                 checksum: parsed.batch.checksum(),
-                sum_places: &[],
+                sum_indices: &[],
                 sum_values: &[],
             };
             merged.add(&part, parsed.counts.iter().copied());
@@ -201,7 +201,7 @@ impl Exchange {
         sums: Sums<'_>,
     ) -> PyResult<PushTicket> {
         let dense = dense.as_slice().map_err(|_| contiguous("dense"))?;
-        let (sum_places, sum_values) = sums_of(&sums)?;
+        let (sum_indices, sum_values) = sums_of(&sums)?;
         let merged = &self.merged;
         check_len(dense.len(), if merged.num_samples == 0 { 0 } else { servers.inner.num_dense_full() })?;
         let sent = py.detach(|| {
@@ -215,11 +215,11 @@ impl Exchange {
                 seen,
                 weight: 1.0,
                 group: None,
-                is_delta: true,
+                is_increment: true,
                 counts: &merged.counts,
                 gradients: &deltas,
                 dense,
-                sum_places,
+                sum_indices,
                 sum_values,
             };
             servers.inner.push(&self.split, &learned)

@@ -8,6 +8,7 @@ mod demo;
 mod errors;
 mod groups;
 mod load;
+mod net;
 mod ps;
 mod samples;
 mod serve;

@@ -1,4 +1,4 @@
-//! Parameter servers, for Python: their errors and certificates.
+//! Python bindings of the parameter servers: errors and TLS.
 
 mod client;
 mod server;
@@ -27,7 +27,7 @@ impl IntoPyErr for ShardError {
 impl IntoPyErr for ClientError {
     fn into_py_err(self) -> PyErr {
         match &self {
-            // what another attempt does not change
+            // A retry would not help.
             ClientError::Unfit { .. } => ConfigError::new_err(self.to_string()),
             ClientError::Refused { refused, .. }
                 if matches!(refused.reason, Reason::Unauthorized | Reason::Malformed) =>
@@ -45,7 +45,7 @@ impl IntoPyErr for TlsError {
     }
 }
 
-/// Certificate and key of a server, authorities that a client trusts: what a role needs for TLS, read once.
+/// The TLS files of a role, read once: certificate and key of a server, authorities that a client trusts.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct PsTls {
     pub(crate) server: Option<ServerTls>,
@@ -54,7 +54,7 @@ pub(crate) struct PsTls {
 
 #[pymethods]
 impl PsTls {
-    /// From PEM files; `cert` and `key` belong together.
+    /// Reads PEM files; `cert` and `key` belong together.
     #[new]
     #[pyo3(signature = (*, cert, key, ca))]
     fn new(cert: Option<PathBuf>, key: Option<PathBuf>, ca: Option<PathBuf>) -> PyResult<Self> {

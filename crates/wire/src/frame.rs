@@ -1,53 +1,53 @@
-//! Frames: a header with length and checksum, then a body; what is on the wire before it means anything.
+//! Frames: a header with length and checksum, then a body. Nothing here depends on the meaning of the body.
 
 use std::io::{self, IoSlice, Read, Write};
 
 use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// What every frame begins with.
+/// The first bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"EREC";
-/// The version of frames and messages.
+/// Protocol version of frames and messages.
 pub const VERSION: u8 = 1;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
-/// A longer body is no body.
+/// Longest body that is accepted.
 pub const MAX_BODY_BYTES: usize = 1 << 30;
-/// Until it has shown its token a peer may send no more than this.
+/// Longest body of a peer that has not shown its token yet.
 pub const MAX_HELLO_BYTES: usize = 4096;
 
-/// Memory is asked for as bytes arrive, not as a header promises them.
+/// Memory is allocated in steps of this size as bytes arrive, whatever length the header promises.
 const STEP_BYTES: usize = 1 << 20;
 /// Header bytes that the checksum covers.
 const CHECKED_BYTES: usize = 24;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
     /// The first frame of a client.
     Hello = 1,
-    /// The answer to it.
+    /// A parameter server's answer to a hello.
     Welcome = 2,
-    /// A request that was not done, and why.
+    /// The reason for which a request was not done.
     Refusal = 3,
-    /// Rows and dense values are asked for.
+    /// A request for rows and dense values.
     Pull = 4,
-    /// They come.
+    /// The answer to a pull.
     Rows = 5,
-    /// What a batch learned.
+    /// The update of a batch.
     Push = 6,
-    /// It is applied.
+    /// The answer to a push.
     PushAck = 7,
-    /// Whether a step has all its pushes is asked for.
+    /// A request for the progress of a step.
     StepQuery = 8,
-    /// The answer to it.
+    /// The answer to a step query.
     StepStatus = 9,
-    /// Rows of a version are asked for.
+    /// A request for rows of a version.
     Lookup = 10,
-    /// They come.
+    /// The answer to a lookup.
     LookupResult = 11,
-    /// What a cube server is and holds: its answer to a hello.
+    /// A cube server's answer to a hello: its partitions and versions.
     Inventory = 12,
 }
 
@@ -62,7 +62,7 @@ impl Kind {
     }
 }
 
-/// Why no frame could be read.
+/// Why a frame could not be read.
 #[derive(Debug, Error)]
 pub enum FrameError {
     /// The connection ended between two frames.
@@ -71,41 +71,41 @@ pub enum FrameError {
     /// The connection ended or failed inside a frame.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// Another protocol.
+    /// The peer speaks another protocol.
     #[error("expected a frame that begins with `EREC`, got {0:02x?}")]
     Magic([u8; 4]),
-    /// Another release.
+    /// The peer speaks another version of the protocol.
     #[error("expected protocol version {VERSION}, got {0}")]
     Version(u8),
-    /// Not a kind of this version.
+    /// This version has no such kind.
     #[error("expected a kind from 1 to 12, got {0}")]
     Kind(u8),
-    /// Bytes that must be zero are not.
-    #[error("expected zeros in the header, got others")]
+    /// Reserved bytes are not zero.
+    #[error("expected zeros in the reserved bytes of the header")]
     Reserved,
-    /// More than the receiver takes.
+    /// The body is longer than the receiver accepts.
     #[error("expected a body of at most {limit} bytes, got {got}")]
     TooLong {
-        /// What it takes.
+        /// The receiver's limit.
         limit: usize,
-        /// What the header says.
+        /// The length in the header.
         got: usize,
     },
-    /// Bytes changed on the way.
-    #[error("the checksum of a frame differs")]
+    /// The bytes do not match their checksum.
+    #[error("the checksum of a frame does not match")]
     Checksum,
 }
 
-/// What a header says, beside the length of the body.
+/// The header of a frame, without the length of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What the body is.
+    /// Kind of the body.
     pub kind: Kind,
-    /// The number of a request; its answer has the same.
+    /// Number of the request; its answer has the same.
     pub id: u64,
 }
 
-/// The body of a frame, at an address that every array in it may be read from; its memory is used again.
+/// The body of a frame, aligned for every array in it; the memory is reused for further frames.
 #[derive(Debug, Default)]
 pub struct Body {
     words: Vec<u64>,
@@ -118,14 +118,14 @@ impl Body {
         &bytemuck::cast_slice(&self.words)[..self.len]
     }
 
-    /// Gives its memory back if it is more than so many bytes.
-    pub fn shrink(&mut self, most: usize) {
-        if self.words.capacity() * 8 > most {
+    /// Frees the memory if it is more than `max_bytes`.
+    pub fn shrink(&mut self, max_bytes: usize) {
+        if self.words.capacity() * 8 > max_bytes {
             *self = Body::default();
         }
     }
 
-    /// Reads on until it has `len` bytes.
+    /// Reads until the body has `len` bytes.
     fn fill(&mut self, reader: &mut impl Read, len: usize) -> io::Result<()> {
         while self.len < len {
             let end = len.min(self.len + STEP_BYTES);
@@ -144,7 +144,7 @@ impl Body {
     }
 }
 
-/// Reads a frame whose body has at most `limit` bytes.
+/// Reads a frame with a body of at most `limit` bytes.
 pub fn read_frame(reader: &mut impl Read, limit: usize, body: &mut Body) -> Result<Header, FrameError> {
     let mut incoming = Incoming { body: std::mem::take(body), ..Incoming::default() };
     let header = incoming.read(reader, limit);
@@ -152,17 +152,17 @@ pub fn read_frame(reader: &mut impl Read, limit: usize, body: &mut Body) -> Resu
     header
 }
 
-/// Reads frames where a read may run out of time: what has come of a frame stays for the next attempt.
+/// Reads frames from a socket with a read timeout: after a timeout, the next attempt resumes in the middle of the frame.
 #[derive(Debug, Default)]
 pub struct Incoming {
     header: [u8; HEADER_BYTES],
-    /// Bytes of the header that are there.
+    /// Bytes of the header that have arrived.
     len: usize,
     body: Body,
 }
 
 impl Incoming {
-    /// Reads a frame, or what is left of it, whose body has at most `limit` bytes.
+    /// Reads a frame, or the rest of one, with a body of at most `limit` bytes.
     pub fn read(&mut self, reader: &mut impl Read, limit: usize) -> Result<Header, FrameError> {
         if self.len < HEADER_BYTES {
             self.body.len = 0;
@@ -177,12 +177,12 @@ impl Incoming {
         Ok(header)
     }
 
-    /// The body of the frame that was read, in exchange for memory for the next one.
+    /// Returns the body of the frame that was read and keeps `spare` for the next frame.
     pub fn swap(&mut self, spare: Body) -> Body {
         std::mem::replace(&mut self.body, spare)
     }
 
-    /// As `read_exact`, but an end before the first byte is an end between two frames.
+    /// Like `read_exact`, but end of file before the first byte is [`FrameError::Closed`].
     fn read_header(&mut self, reader: &mut impl Read) -> Result<(), FrameError> {
         while self.len < HEADER_BYTES {
             match reader.read(&mut self.header[self.len..]) {
@@ -197,7 +197,7 @@ impl Incoming {
     }
 }
 
-/// What a header says, and the bytes of the body behind it.
+/// Returns the header and the length of the body.
 fn parse_header(header: &[u8; HEADER_BYTES], limit: usize) -> Result<(Header, usize), FrameError> {
     let magic = [header[0], header[1], header[2], header[3]];
     if magic != MAGIC {
@@ -222,7 +222,7 @@ fn word(header: &[u8; HEADER_BYTES], at: usize) -> u64 {
     header[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Writes a frame whose body is `parts`, one behind the other, from where they lie.
+/// Writes a frame; its body is the concatenation of `parts`, which are not copied.
 pub fn write_frame(writer: &mut impl Write, header: Header, parts: &[&[u8]]) -> io::Result<()> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     if length > MAX_BODY_BYTES {
@@ -281,10 +281,10 @@ mod tests {
         Ok((header, body.bytes().to_vec()))
     }
 
-    /// Gives a few bytes at a time and takes a few at a time, as a socket may.
-    struct Slow<'a>(&'a mut Vec<u8>, usize);
+    /// A writer that accepts a few bytes at a time, as a socket may.
+    struct SlowWriter<'a>(&'a mut Vec<u8>, usize);
 
-    impl Write for Slow<'_> {
+    impl Write for SlowWriter<'_> {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let count = bytes.len().min(self.1);
             self.0.extend_from_slice(&bytes[..count]);
@@ -296,14 +296,14 @@ mod tests {
         }
     }
 
-    /// Gives a few bytes, then runs out of time, again and again.
-    struct Hesitant<'a> {
+    /// A reader that alternates between a timeout and a few bytes.
+    struct TimeoutReader<'a> {
         bytes: &'a [u8],
         step: usize,
         is_late: bool,
     }
 
-    impl Read for Hesitant<'_> {
+    impl Read for TimeoutReader<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
             self.is_late = !self.is_late;
             if self.is_late {
@@ -318,9 +318,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_came_before_the_time_was_over_is_kept(bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..90), 1..4), step in 1usize..50) {
+        fn bytes_that_arrived_before_a_timeout_are_kept(bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..90), 1..4), step in 1usize..50) {
             let bytes: Vec<u8> = (0..).zip(&bodies).flat_map(|(id, body)| frame(id, &[body])).collect();
-            let mut reader = Hesitant { bytes: &bytes, step, is_late: false };
+            let mut reader = TimeoutReader { bytes: &bytes, step, is_late: false };
             let mut incoming = Incoming::default();
             for (id, body) in (0..).zip(&bodies) {
                 let header = loop {
@@ -337,17 +337,17 @@ mod tests {
         }
 
         #[test]
-        fn frames_go_there_and_back(id: u64, parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..5), step in 1usize..9) {
+        fn frames_survive_a_round_trip(id: u64, parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..5), step in 1usize..9) {
             let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
             let mut bytes = Vec::new();
-            write_frame(&mut Slow(&mut bytes, step), Header { kind: Kind::Push, id }, &parts).unwrap();
+            write_frame(&mut SlowWriter(&mut bytes, step), Header { kind: Kind::Push, id }, &parts).unwrap();
             prop_assert_eq!(&bytes, &frame(id, &parts));
             let (header, body) = read(&bytes, 1000).unwrap();
             prop_assert_eq!((header, body), (Header { kind: Kind::Push, id }, parts.concat()));
         }
 
         #[test]
-        fn a_changed_bit_or_a_cut_is_noticed(id: u64, body in prop::collection::vec(any::<u8>(), 0..40), at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        fn a_flipped_bit_or_a_truncation_is_detected(id: u64, body in prop::collection::vec(any::<u8>(), 0..40), at in any::<prop::sample::Index>(), bit in 0u8..8) {
             let good = frame(id, &[&body]);
             let at = at.index(good.len());
             let mut changed = good.clone();
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_of_many_bytes_takes_no_memory() {
+    fn a_large_length_in_the_header_allocates_no_memory() {
         let mut bytes = frame(1, &[&[7; 100]]);
         bytes[16..20].copy_from_slice(&(MAX_BODY_BYTES as u32).to_le_bytes());
         let mut body = Body::default();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_name_the_problem() {
         let good = frame(1, &[b"x"]);
         let error = |at: usize, byte: u8| {
             let mut bytes = good.clone();
@@ -382,8 +382,8 @@ mod tests {
         };
         assert_eq!(error(4, 2), "expected protocol version 1, got 2");
         assert_eq!(error(5, 13), "expected a kind from 1 to 12, got 13");
-        assert_eq!(error(6, 1), "expected zeros in the header, got others");
-        assert_eq!(error(32, b'y'), "the checksum of a frame differs");
+        assert_eq!(error(6, 1), "expected zeros in the reserved bytes of the header");
+        assert_eq!(error(32, b'y'), "the checksum of a frame does not match");
         assert_eq!(
             read(b"GET / HTTP/1.1\r\n\r\nxxxxxxxxxxxxxxxxx", 9).unwrap_err().to_string(),
             "expected a frame that begins with `EREC`, got [47, 45, 54, 20]"

@@ -1,21 +1,28 @@
-//! What the roles of a system say to each other on TCP.
+//! The TCP protocol between trainers and parameter servers, and between cube servers and their clients.
 //!
-//! `frame` puts bytes on the wire and takes them off it: length, version, checksum, nothing about what they mean.
-//! `message` is what they mean: pulls, pushes, lookups and their answers, with arrays that are used where they lie. The bytes
-//! are described in `docs/formats/wire.md`. `stream` is a connection, with or without `tls`; `listen` the end of it that lets
-//! others in.
+//! `docs/formats/wire.md` describes the bytes. From the bottom up:
+//!
+//! - `frame`: length, version and checksum of each frame, nothing about its meaning;
+//! - `message`: pulls, pushes, lookups and their answers, with arrays that are used in place;
+//! - `tls`, `stream`: a connection, with or without TLS;
+//! - `handshake`: hello, token and greeting, for clients and servers;
+//! - `listen`, `peer`: the listening end of a server, and each of its connections.
 
 pub mod frame;
+pub mod handshake;
 pub mod listen;
 pub mod message;
+pub mod peer;
 pub mod stream;
 pub mod tls;
 
 pub use frame::{Body, FrameError, Header, Incoming, Kind, read_frame, write_frame};
-pub use listen::{Expected, Gate, Listening, Service};
+pub use handshake::{Access, ConnectError, Connector, Greeting, read_greeting};
+pub use listen::{Connections, Listener, Service};
 pub use message::{
     Group, Hello, Inventory, Lookup, LookupResult, MessageError, Pull, Push, PushAck, Reason, Refusal, Rows, StepQuery,
     StepStatus, Welcome,
 };
+pub use peer::Peer;
 pub use stream::Stream;
 pub use tls::{ClientTls, ServerTls, TlsError};

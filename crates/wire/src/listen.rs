@@ -1,4 +1,4 @@
-//! The listening end of a server: lets peers in, with TLS or without, gives each a thread, and lets them end.
+//! The listening end of a server: accepts connections, with or without TLS, gives each a thread, and ends them on stop.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -11,236 +11,231 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 
 use crate::frame::{FrameError, Header, Kind, MAGIC, write_frame};
-use crate::message::{Hello, Reason, Refusal};
+use crate::message::{Reason, Refusal};
 use crate::stream::Stream;
 use crate::tls::ServerTls;
 
-/// A peer that has not said hello in this time, with TLS or without, is none.
-const HELLO_TIME: Duration = Duration::from_secs(10);
-/// A peer that has taken nothing of an answer for so long is gone.
-const WRITE_TIME: Duration = Duration::from_secs(60);
-/// At the end requests that are being answered have so long.
-const FAREWELL_TIME: Duration = Duration::from_secs(5);
+/// Time limit for the hello, including the TLS handshake; slower peers are dropped.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for a write that makes no progress; such a peer is dropped.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for requests in flight when the server stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connections at a time, each with a thread and some descriptors; who comes beyond that is sent away.
+/// Limit of open connections, each with a thread and some descriptors; further peers are closed at once.
 const MAX_OPEN: usize = 4096;
-/// A peer from which nothing came for so long is asked whether it is there,
-const SILENT_TIME: Duration = Duration::from_secs(60);
-/// again and again,
-const PROBE_TIME: Duration = Duration::from_secs(10);
-/// so often before it is gone: its machine may have died without a word.
-const NUM_PROBES: u32 = 3;
+/// TCP keep-alive: idle time before the first probe.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+/// TCP keep-alive: time between two probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// TCP keep-alive: unanswered probes before the connection ends.
+const KEEPALIVE_PROBES: u32 = 3;
 
-/// Before a connection is taken after one that could not be.
+/// Pause after an accept that failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
-/// A peer that was refused has so long to hear why.
+/// Time for a refused peer to read the reason.
 const LINGER_TIME: Duration = Duration::from_millis(200);
 
-/// What a server does with those who connect.
+/// What a server does with its connections.
 pub trait Service: Send + Sync + 'static {
-    /// Answers a peer until the connection ends; one that has not said hello by the deadline is none.
-    fn talk(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError>;
+    /// Serves a peer until its connection ends; returns early if the peer has not said hello by the deadline.
+    fn serve(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError>;
 
     /// Counts a peer or a request that was refused.
-    fn note_refused(&self);
+    fn count_refused(&self);
 
-    /// Counts a connection that ended with bytes that are no request.
-    fn note_malformed(&self);
+    /// Counts a connection that ended with bytes that are not a request.
+    fn count_malformed(&self);
 }
 
-/// The open connections, and whether they are to end.
+/// The open connections of a server, and whether it is stopping.
 #[derive(Debug, Default)]
-pub struct Gate {
+pub struct Connections {
     is_stopping: AtomicBool,
-    /// By the number of each.
+    /// By the number of the connection.
     streams: Mutex<HashMap<u64, TcpStream>>,
 }
 
 /// A server that listens until it is dropped.
 #[derive(Debug)]
-pub struct Listening {
-    gate: Arc<Gate>,
+pub struct Listener {
+    connections: Arc<Connections>,
     address: SocketAddr,
     acceptor: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Nobody who holds the lock can leave what it guards half changed.
+/// Locks a mutex whose content is consistent even after a panic of the holder.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Gate {
-    /// Whether the server stops: requests that are there are the last ones.
+impl Connections {
+    /// Whether the server is stopping: requests that have arrived are answered, further ones are not.
     pub fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    /// Connections that are open.
+    /// Number of open connections.
     pub fn num_open(&self) -> usize {
         lock(&self.streams).len()
     }
 
-    /// Lets every connection end, after the requests that have come or at once.
-    fn end_streams(&self, how: Shutdown) {
+    /// Shuts every connection down, for reads only or both ways.
+    fn shut_down(&self, how: Shutdown) {
         for stream in lock(&self.streams).values() {
-            // one that has ended is what is wanted
+            // An error means that the connection has ended already.
             drop(stream.shutdown(how));
         }
     }
 }
 
-impl Listening {
-    /// Listens and answers on threads named `<name>-accept` and `<name>-serve`, with TLS if there is a certificate.
+impl Listener {
+    /// Listens and serves on threads named `<name>-accept` and `<name>-serve`, with TLS if there is a certificate.
     pub fn start(
         name: &'static str,
         address: &str,
         tls: Option<ServerTls>,
-        gate: Arc<Gate>,
+        connections: Arc<Connections>,
         service: Arc<impl Service>,
-    ) -> io::Result<Listening> {
-        Listening::start_with(name, address, tls, gate, service, MAX_OPEN)
+    ) -> io::Result<Listener> {
+        Listener::start_with(address, Acceptor { name, tls, connections, service, max_open: MAX_OPEN })
     }
 
-    fn start_with(
-        name: &'static str,
-        address: &str,
-        tls: Option<ServerTls>,
-        gate: Arc<Gate>,
-        service: Arc<impl Service>,
-        max_open: usize,
-    ) -> io::Result<Listening> {
-        let listener = TcpListener::bind(address)?;
-        let address = listener.local_addr()?;
-        let door = Arc::new(Door { name, tls, gate: gate.clone(), service, max_open });
-        let acceptor = thread::Builder::new().name(format!("{name}-accept")).spawn(move || door.accept(&listener))?;
-        Ok(Listening { gate, address, acceptor: Mutex::new(Some(acceptor)) })
+    fn start_with(address: &str, acceptor: Acceptor<impl Service>) -> io::Result<Listener> {
+        let socket = TcpListener::bind(address)?;
+        let address = socket.local_addr()?;
+        let connections = acceptor.connections.clone();
+        let thread = thread::Builder::new().name(format!("{}-accept", acceptor.name));
+        let acceptor = Arc::new(acceptor);
+        let handle = thread.spawn(move || acceptor.run(&socket))?;
+        Ok(Listener { connections, address, acceptor: Mutex::new(Some(handle)) })
     }
 
-    /// Where it listens.
+    /// The address that the server listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops answering; requests that have come are answered first.
+    /// Stops the server after it has answered the requests that have arrived.
     pub fn stop(&self) {
-        // held until it has: whoever calls this returns when it has stopped
+        // The lock is held to the end, so that every caller returns only when the server has stopped.
         let mut running = lock(&self.acceptor);
         let Some(acceptor) = running.take() else { return };
-        self.gate.is_stopping.store(true, Ordering::Release);
-        // wakes the acceptor; it may be gone, and then that is all that is wanted
+        self.connections.is_stopping.store(true, Ordering::Release);
+        // A connection wakes the acceptor; an error means that it has ended already.
         drop(TcpStream::connect_timeout(&self.address, Duration::from_secs(1)));
-        self.gate.end_streams(Shutdown::Read);
+        self.connections.shut_down(Shutdown::Read);
         drop(acceptor.join());
     }
 }
 
-impl Drop for Listening {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
 /// What the threads of a server share.
-struct Door<S> {
+struct Acceptor<S> {
     name: &'static str,
     tls: Option<ServerTls>,
-    gate: Arc<Gate>,
+    connections: Arc<Connections>,
     service: Arc<S>,
     max_open: usize,
 }
 
-impl<S: Service> Door<S> {
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        let mut connections: Vec<JoinHandle<()>> = Vec::new();
-        for (number, stream) in (0..).zip(listener.incoming()) {
-            if self.gate.is_stopping() {
+impl<S: Service> Acceptor<S> {
+    fn run(self: &Arc<Self>, socket: &TcpListener) {
+        let mut threads: Vec<JoinHandle<()>> = Vec::new();
+        for (number, stream) in (0..).zip(socket.incoming()) {
+            if self.connections.is_stopping() {
                 break;
             }
             let Ok(stream) = stream else {
-                // a connection that ended before it was taken, or no more descriptors: those pass
+                // The peer is gone already or descriptors ran out; both pass.
                 thread::sleep(ACCEPT_PAUSE);
                 continue;
             };
-            connections.retain(|connection| !connection.is_finished());
-            if connections.len() >= self.max_open {
-                self.service.note_refused();
+            threads.retain(|thread| !thread.is_finished());
+            if threads.len() >= self.max_open {
+                self.service.count_refused();
                 continue;
             }
-            let door = self.clone();
+            let acceptor = self.clone();
             let thread = thread::Builder::new().name(format!("{}-serve", self.name));
-            connections.extend(thread.spawn(move || door.serve(number, stream)));
+            threads.extend(thread.spawn(move || acceptor.handle(number, stream)));
         }
-        self.gate.end_streams(Shutdown::Read);
-        let end = Instant::now() + FAREWELL_TIME;
-        while Instant::now() < end && !connections.iter().all(JoinHandle::is_finished) {
+        self.connections.shut_down(Shutdown::Read);
+        let end = Instant::now() + STOP_TIMEOUT;
+        while Instant::now() < end && !threads.iter().all(JoinHandle::is_finished) {
             thread::sleep(Duration::from_millis(5));
         }
-        // the rest are of peers that do not read
-        self.gate.end_streams(Shutdown::Both);
-        for connection in connections {
-            drop(connection.join());
+        // The peers that are left do not read their answers.
+        self.connections.shut_down(Shutdown::Both);
+        for thread in threads {
+            drop(thread.join());
         }
     }
 
-    /// Answers the requests of a connection until it ends.
-    fn serve(&self, number: u64, tcp: TcpStream) {
-        let Ok(kept) = tcp.try_clone() else { return };
-        lock(&self.gate.streams).insert(number, kept);
-        if self.gate.is_stopping() {
-            // those that stand in the list were told before this one stood there
+    /// Serves a connection from its registration to its end.
+    fn handle(&self, number: u64, tcp: TcpStream) {
+        let Ok(registered) = tcp.try_clone() else { return };
+        lock(&self.connections.streams).insert(number, registered);
+        if self.connections.is_stopping() {
+            // `stop` may have shut the registered connections down before this one was registered.
             drop(tcp.shutdown(Shutdown::Both));
         }
-        self.let_in(tcp);
-        let kept = lock(&self.gate.streams).remove(&number);
-        if let Some(kept) = kept {
-            if !self.gate.is_stopping() {
-                see_off(&kept);
+        self.serve(tcp);
+        let registered = lock(&self.connections.streams).remove(&number);
+        if let Some(registered) = registered {
+            if !self.connections.is_stopping() {
+                linger(&registered);
             }
-            drop(kept.shutdown(Shutdown::Both));
+            drop(registered.shutdown(Shutdown::Both));
         }
     }
 
-    fn let_in(&self, tcp: TcpStream) {
-        let deadline = Instant::now() + HELLO_TIME;
+    fn serve(&self, tcp: TcpStream) {
+        let deadline = Instant::now() + HELLO_TIMEOUT;
         if self.tls.is_some() && is_plain(&tcp) {
-            self.refuse(&tcp, Refusal::new(Reason::Unauthorized, "expected TLS, got a plain connection"));
+            self.refuse(&tcp, &Refusal::new(Reason::Unauthorized, "expected TLS, got a plain connection"));
             return;
         }
         if tcp.set_nodelay(true).is_err() || keep_alive(&tcp).is_err() {
             return;
         }
         let Ok(stream) = Stream::accept(tcp, self.tls.as_ref(), deadline) else {
-            self.service.note_malformed();
+            self.service.count_malformed();
             return;
         };
-        let (Ok(()), Ok(farewell)) = (stream.limit_writes(WRITE_TIME), stream.try_clone()) else { return };
-        match self.service.talk(stream, deadline) {
+        let (Ok(()), Ok(writer)) = (stream.limit_writes(WRITE_TIMEOUT), stream.try_clone()) else { return };
+        match self.service.serve(stream, deadline) {
             Ok(()) | Err(FrameError::Closed | FrameError::Io(_)) => {}
             Err(error) => {
-                self.service.note_malformed();
-                self.refuse(&farewell, Refusal::new(Reason::Malformed, error.to_string()));
+                self.service.count_malformed();
+                self.refuse(&writer, &Refusal::new(Reason::Malformed, error.to_string()));
             }
         }
     }
 
-    /// Says no at the end of a connection.
-    fn refuse(&self, mut writer: impl io::Write, refused: Refusal) {
-        self.service.note_refused();
-        drop(write_frame(&mut writer, Header { kind: Kind::Refusal, id: 0 }, &refused.parts().slices()));
+    /// Sends the reason for which a connection ends.
+    fn refuse(&self, mut writer: impl io::Write, refusal: &Refusal) {
+        self.service.count_refused();
+        drop(write_frame(&mut writer, Header { kind: Kind::Refusal, id: 0 }, &refusal.parts().slices()));
     }
 }
 
-/// Lets a peer whose machine is gone not be waited for for ever.
+/// Turns TCP keep-alive on, so that a connection to a machine that died ends.
 fn keep_alive(tcp: &TcpStream) -> io::Result<()> {
-    sockopt::set_tcp_keepidle(tcp, SILENT_TIME)?;
-    sockopt::set_tcp_keepintvl(tcp, PROBE_TIME)?;
-    sockopt::set_tcp_keepcnt(tcp, NUM_PROBES)?;
+    sockopt::set_tcp_keepidle(tcp, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(tcp, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(tcp, KEEPALIVE_PROBES)?;
     Ok(sockopt::set_socket_keepalive(tcp, true)?)
 }
 
-/// Reads on until the peer has ended too, or for a moment: a socket that is closed with bytes in it takes back what was
-/// written last, which says why.
-fn see_off(mut tcp: &TcpStream) {
+/// Reads until the peer closes too, or for a moment. Closing a socket with unread bytes resets the connection, and the
+/// peer would lose the refusal that was written last.
+fn linger(mut tcp: &TcpStream) {
     let end = Instant::now() + LINGER_TIME;
     if tcp.shutdown(Shutdown::Write).is_err() || tcp.set_read_timeout(Some(LINGER_TIME)).is_err() {
         return;
@@ -249,47 +244,11 @@ fn see_off(mut tcp: &TcpStream) {
     while Instant::now() < end && matches!(tcp.read(&mut unread), Ok(1..)) {}
 }
 
-/// Whether a peer begins with a frame, where a handshake of TLS should be: it is told so in its own language.
+/// Whether a peer begins with a frame instead of a TLS handshake; the refusal is then a plain frame too.
 fn is_plain(tcp: &TcpStream) -> bool {
     let mut first = [0];
-    let peeked = tcp.set_read_timeout(Some(HELLO_TIME)).and_then(|()| tcp.peek(&mut first));
+    let peeked = tcp.set_read_timeout(Some(HELLO_TIMEOUT)).and_then(|()| tcp.peek(&mut first));
     peeked.is_ok_and(|count| count == 1) && first[0] == MAGIC[0]
-}
-
-/// Whom a server lets in.
-#[derive(Debug, Clone, Copy)]
-pub struct Expected<'a> {
-    /// What the two ends belong to, for people: `run`, `model`.
-    pub of: &'static str,
-    /// Which one.
-    pub run: &'a [u8],
-    /// Its secret; empty for none.
-    pub token: &'a [u8],
-}
-
-impl Expected<'_> {
-    /// Whether a peer's first frame is the hello of one that is let in.
-    pub fn check(&self, kind: Kind, body: &[u8]) -> Result<(), Refusal> {
-        let of = self.of;
-        match (kind, Hello::decode(body)) {
-            (Kind::Hello, Ok(hello)) if !is_equal(hello.token, self.token) => {
-                let text = format!("expected the token of the {of}, got another one");
-                Err(Refusal::new(Reason::Unauthorized, text))
-            }
-            (Kind::Hello, Ok(hello)) if hello.run != self.run => {
-                let text = format!("expected a client of this {of}, got one of another {of}");
-                Err(Refusal::new(Reason::Unauthorized, text))
-            }
-            (Kind::Hello, Ok(_)) => Ok(()),
-            (Kind::Hello, Err(error)) => Err(Refusal::new(Reason::Malformed, error.to_string())),
-            (other, _) => Err(Refusal::new(Reason::Malformed, format!("expected a hello, got {other:?}"))),
-        }
-    }
-}
-
-/// Whether two secrets are equal, in a time that does not tell how much of them is.
-fn is_equal(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
 #[cfg(test)]
@@ -299,37 +258,39 @@ mod tests {
 
     use super::*;
 
-    /// Says a byte to whoever is let in, and waits for the end.
+    /// Writes one byte to each accepted peer and waits for its end.
     #[derive(Default)]
-    struct Greeter {
+    struct OneByteService {
         num_refused: AtomicUsize,
     }
 
-    impl Service for Greeter {
-        fn talk(&self, mut stream: Stream, _: Instant) -> Result<(), FrameError> {
+    impl Service for OneByteService {
+        fn serve(&self, mut stream: Stream, _: Instant) -> Result<(), FrameError> {
             stream.write_all(b"!").map_err(FrameError::Io)?;
             stream.read(&mut [0]).map(drop).map_err(FrameError::Io)
         }
 
-        fn note_refused(&self) {
+        fn count_refused(&self) {
             self.num_refused.fetch_add(1, Ordering::Relaxed);
         }
 
-        fn note_malformed(&self) {}
+        fn count_malformed(&self) {}
     }
 
-    /// A connection, and whether it was let in.
-    fn connect(server: &Listening) -> (TcpStream, bool) {
+    /// Connects; returns the connection and whether it was accepted.
+    fn connect(server: &Listener) -> (TcpStream, bool) {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let is_in = matches!(stream.read(&mut [0]), Ok(1));
-        (stream, is_in)
+        let is_accepted = matches!(stream.read(&mut [0]), Ok(1));
+        (stream, is_accepted)
     }
 
     #[test]
-    fn who_comes_beyond_the_limit_is_sent_away_until_somebody_leaves() {
-        let service = Arc::new(Greeter::default());
-        let server = Listening::start_with("test", "127.0.0.1:0", None, Arc::default(), service.clone(), 2).unwrap();
+    fn peers_beyond_the_limit_are_closed_until_another_leaves() {
+        let service = Arc::new(OneByteService::default());
+        let acceptor =
+            Acceptor { name: "test", tls: None, connections: Arc::default(), service: service.clone(), max_open: 2 };
+        let server = Listener::start_with("127.0.0.1:0", acceptor).unwrap();
         let (first, second) = (connect(&server), connect(&server));
         assert!(first.1 && second.1);
         assert!(!connect(&server).1);
@@ -337,17 +298,17 @@ mod tests {
         drop(first);
         let deadline = Instant::now() + Duration::from_secs(60);
         while !connect(&server).1 {
-            assert!(Instant::now() < deadline, "nobody is let in any more");
+            assert!(Instant::now() < deadline, "no peer is accepted any more");
             thread::sleep(Duration::from_millis(10));
         }
     }
 
     #[test]
-    fn a_peer_is_asked_whether_it_is_there() {
+    fn keep_alive_probes_idle_peers() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         keep_alive(&peer).unwrap();
         assert!(sockopt::socket_keepalive(&peer).unwrap());
-        assert_eq!(sockopt::tcp_keepidle(&peer).unwrap(), SILENT_TIME);
+        assert_eq!(sockopt::tcp_keepidle(&peer).unwrap(), KEEPALIVE_IDLE);
     }
 }

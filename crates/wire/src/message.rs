@@ -1,5 +1,5 @@
-//! Messages: what the body of a frame says. Numbers first, then arrays that begin at multiples of eight bytes, so that
-//! they are used where they lie.
+//! Messages: the bodies of frames. Numbers come first, then arrays that begin at multiples of eight bytes, so that they
+//! are used in place.
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use thiserror::Error;
@@ -12,7 +12,7 @@ pub use self::cube::{Inventory, Lookup, LookupResult, MAX_LOOKUP_BYTES, MAX_LOOK
 pub use self::hello::{Hello, Reason, Refusal};
 pub use self::ps::{Group, Pull, Push, PushAck, Rows, StepQuery, StepStatus, Welcome};
 
-/// A body that is not what its frame says.
+/// A body that does not match the kind of its frame.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{message}: {what}")]
 pub struct MessageError {
@@ -20,7 +20,7 @@ pub struct MessageError {
     what: String,
 }
 
-/// Reads the numbers and arrays of a body, in order.
+/// Reads the numbers and arrays of a body in order.
 struct Reader<'a> {
     message: &'static str,
     bytes: &'a [u8],
@@ -58,14 +58,14 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.number()?))
     }
 
-    /// An array of `count` values, and the zeros behind it.
+    /// Reads an array of `count` values and the padding after it.
     fn array<T: AnyBitPattern>(&mut self, count: usize) -> Result<&'a [T], MessageError> {
         let Some(length) = count.checked_mul(size_of::<T>()).filter(|length| *length <= self.bytes.len()) else {
             return self.fail(format!("expected at most {} bytes in an array, got more", self.bytes.len()));
         };
         let taken = self.take(length)?;
         self.take(padding(length))?;
-        bytemuck::try_cast_slice(taken).or_else(|_| self.fail("expected an array at a multiple of its size"))
+        bytemuck::try_cast_slice(taken).or_else(|_| self.fail("expected an aligned array, got one at an odd address"))
     }
 
     fn end(self) -> Result<(), MessageError> {
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Zeros behind an array of `length` bytes.
+/// Number of zeros after an array of `length` bytes.
 fn padding(length: usize) -> usize {
     length.wrapping_neg() % 8
 }
@@ -102,7 +102,7 @@ impl<'a> Parts<'a> {
         self
     }
 
-    /// The slices, in order.
+    /// Returns the slices of the body in order.
     pub fn slices(&self) -> Vec<&[u8]> {
         std::iter::once(self.head.as_slice()).chain(self.arrays.iter().copied()).collect()
     }
@@ -116,7 +116,7 @@ fn head(numbers: &[u64], halves: &[u32]) -> Vec<u8> {
     bytes
 }
 
-/// Any bytes as the body of every message: the target of the fuzzer.
+/// Decodes any bytes as every message, for the fuzzer.
 #[doc(hidden)]
 pub fn fuzz_messages(bytes: &[u8]) {
     let mut words = vec![0u64; bytes.len().div_ceil(8)];

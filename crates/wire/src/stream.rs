@@ -1,7 +1,7 @@
-//! A connection: TCP as it is, or TLS around it. One thread may read while others write, with either.
+//! A connection, plain TCP or TLS. Either way one thread may read while others write.
 //!
-//! A TLS session has one state for both directions. It is locked while bytes are encrypted or decrypted, never while the
-//! socket is waited for: a reader that waits holds up no writer, and two peers that both write go on reading.
+//! A TLS session has one state for both directions. The state is locked while bytes are encrypted or decrypted, never
+//! during a wait for the socket: a waiting reader does not block writers, and two peers that both write can still read.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -12,29 +12,29 @@ use rustls::Connection;
 
 use crate::tls::{ClientTls, ServerTls, TlsError};
 
-/// Ciphertext that is read at once: some records.
+/// Read buffer for ciphertext: several records.
 const INCOMING_BYTES: usize = 1 << 16;
 
-/// A connection that was made.
+/// An established connection.
 #[derive(Debug)]
 pub enum Stream {
-    /// On this machine, or where `insecure` says so.
+    /// Without TLS: on one machine, or where the job says `insecure`.
     Plain(TcpStream),
-    /// Everywhere else.
+    /// With TLS.
     Tls(Arc<TlsStream>),
 }
 
-/// TLS on a connection whose handshake is done.
+/// A TLS connection after its handshake.
 #[derive(Debug)]
 pub struct TlsStream {
     tcp: TcpStream,
     session: Mutex<Connection>,
     incoming: Mutex<Incoming>,
-    /// Ciphertext on its way out; held until it is written, so that records keep their order.
+    /// Ciphertext to write; locked until it is written, so that records keep their order.
     outgoing: Mutex<Vec<u8>>,
 }
 
-/// Ciphertext that was read and not decrypted yet.
+/// Ciphertext that is not decrypted yet.
 #[derive(Debug)]
 struct Incoming {
     bytes: Box<[u8]>,
@@ -42,29 +42,29 @@ struct Incoming {
     end: usize,
 }
 
-/// A thread that panicked leaves a session that fails its next record at worst.
+/// Locks a mutex even after a panic of the holder: at worst the next record fails.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Stream {
-    /// A server's end of a connection; with TLS after the handshake, which must be done by then.
+    /// Accepts a connection at the server; with TLS, completes the handshake by the deadline.
     pub fn accept(tcp: TcpStream, tls: Option<&ServerTls>, deadline: Instant) -> Result<Stream, TlsError> {
         match tls {
-            Some(tls) => TlsStream::shake(tcp, Connection::Server(tls.session()?), deadline),
+            Some(tls) => TlsStream::establish(tcp, Connection::Server(tls.session()?), deadline),
             None => Ok(Stream::Plain(tcp)),
         }
     }
 
-    /// A client's end; with TLS the server must show a certificate for `host`.
+    /// Wraps a client's connection; with TLS, the server must show a certificate for `host`.
     pub fn connect(tcp: TcpStream, tls: Option<&ClientTls>, host: &str, deadline: Instant) -> Result<Stream, TlsError> {
         match tls {
-            Some(tls) => TlsStream::shake(tcp, Connection::Client(tls.session(host)?), deadline),
+            Some(tls) => TlsStream::establish(tcp, Connection::Client(tls.session(host)?), deadline),
             None => Ok(Stream::Plain(tcp)),
         }
     }
 
-    /// Another handle of the same connection.
+    /// Returns another handle of the same connection.
     pub fn try_clone(&self) -> io::Result<Stream> {
         match self {
             Stream::Plain(tcp) => tcp.try_clone().map(Stream::Plain),
@@ -72,23 +72,22 @@ impl Stream {
         }
     }
 
-    /// Reads that must come to an end by then.
-    pub fn until(&self, deadline: Instant) -> Until<'_> {
-        Until { stream: self, deadline }
+    /// Returns a reader whose reads fail after the deadline.
+    pub fn until(&self, deadline: Instant) -> DeadlineReader<'_> {
+        DeadlineReader { stream: self, deadline }
     }
 
-    /// From now on a write fails when the peer has taken nothing for so long.
-    pub fn limit_writes(&self, most: Duration) -> io::Result<()> {
-        self.tcp().set_write_timeout(Some(most))
+    /// Makes writes fail that make no progress for the timeout.
+    pub fn limit_writes(&self, timeout: Duration) -> io::Result<()> {
+        self.tcp().set_write_timeout(Some(timeout))
     }
 
-    /// From now on a read fails with [`io::ErrorKind::WouldBlock`] when nothing has come for so long; what comes later is
-    /// there for the next one.
-    pub fn limit_reads(&self, most: Duration) -> io::Result<()> {
-        self.tcp().set_read_timeout(Some(most))
+    /// Makes reads fail with [`io::ErrorKind::WouldBlock`] when nothing arrives within the timeout; no byte is lost by it.
+    pub fn limit_reads(&self, timeout: Duration) -> io::Result<()> {
+        self.tcp().set_read_timeout(Some(timeout))
     }
 
-    /// Ends the connection; a read or write that waits fails.
+    /// Ends the connection; blocked reads and writes fail.
     pub fn shutdown(&self) -> io::Result<()> {
         self.tcp().shutdown(Shutdown::Both)
     }
@@ -123,7 +122,7 @@ impl Write for &Stream {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // what was written is with the socket
+        // Writes are not buffered.
         Ok(())
     }
 }
@@ -148,18 +147,18 @@ impl Write for Stream {
     }
 }
 
-/// Reads of a connection up to a deadline, however few bytes come at a time.
+/// Reads from a connection up to a deadline, even if the peer sends a few bytes at a time.
 #[derive(Debug)]
-pub struct Until<'a> {
+pub struct DeadlineReader<'a> {
     stream: &'a Stream,
     deadline: Instant,
 }
 
-impl Read for Until<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let tcp = self.stream.tcp();
         tcp.set_read_timeout(Some(left(self.deadline)?))?;
-        let count = (&mut &*self.stream).read(buffer).map_err(in_time);
+        let count = (&mut &*self.stream).read(buffer).map_err(name_timeout);
         tcp.set_read_timeout(None)?;
         count
     }
@@ -167,23 +166,23 @@ impl Read for Until<'_> {
 
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(late()) } else { Ok(left) }
+    if left.is_zero() { Err(timed_out()) } else { Ok(left) }
 }
 
-fn late() -> io::Error {
+fn timed_out() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "did not answer in time")
 }
 
-/// A socket whose time is over says that it would block.
-fn in_time(error: io::Error) -> io::Error {
-    if error.kind() == io::ErrorKind::WouldBlock { late() } else { error }
+/// Replaces `WouldBlock`, which a socket returns after its timeout, by a readable error.
+fn name_timeout(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock { timed_out() } else { error }
 }
 
 impl TlsStream {
-    fn shake(tcp: TcpStream, mut session: Connection, deadline: Instant) -> Result<Stream, TlsError> {
+    fn establish(tcp: TcpStream, mut session: Connection, deadline: Instant) -> Result<Stream, TlsError> {
         let result = handshake(&tcp, &mut session, deadline);
         if result.is_err() {
-            // tells the other end why, if there is something to tell and it listens
+            // Sends the peer the TLS alert, if there is one and the peer still reads.
             drop(session.write_tls(&mut &tcp));
         }
         result?;
@@ -206,14 +205,14 @@ impl TlsStream {
             }
             let count = (&self.tcp).read(&mut incoming.bytes)?;
             if count == 0 {
-                // frames say themselves where they end: without a farewell an end is as good
+                // No `close_notify` is needed: frames have a length, so a truncation is detected anyway.
                 return Ok(0);
             }
             (incoming.start, incoming.end) = (0, count);
         }
     }
 
-    /// Decrypts what was read until there is something for `buffer`; none if more has to be read.
+    /// Decrypts buffered ciphertext into `buffer`; returns None if more must be read first.
     fn decrypt(&self, incoming: &mut Incoming, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let mut session = lock(&self.session);
         loop {
@@ -241,7 +240,7 @@ impl TlsStream {
         }
         drop(session);
         (&self.tcp).write_all(&outgoing).inspect_err(|_| {
-            // half a record is out: nothing that comes behind it could be read
+            // After half a record the peer could not read anything further.
             drop(self.tcp.shutdown(Shutdown::Both));
         })?;
         Ok(count)
@@ -253,14 +252,14 @@ fn handshake(tcp: &TcpStream, session: &mut Connection, deadline: Instant) -> Re
     loop {
         while session.wants_write() {
             tcp.set_write_timeout(Some(left(deadline)?))?;
-            session.write_tls(&mut writer).map_err(in_time)?;
+            session.write_tls(&mut writer).map_err(name_timeout)?;
         }
         if !session.is_handshaking() {
             return Ok(());
         }
         tcp.set_read_timeout(Some(left(deadline)?))?;
-        if session.read_tls(&mut reader).map_err(in_time)? == 0 {
-            let text = "the connection was closed in the handshake of TLS";
+        if session.read_tls(&mut reader).map_err(name_timeout)? == 0 {
+            let text = "the connection was closed during the TLS handshake";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text).into());
         }
         session.process_new_packets()?;

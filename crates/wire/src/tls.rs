@@ -1,4 +1,4 @@
-//! Certificates and keys of TLS, from PEM files, and what is said of a peer that does not have the right ones.
+//! TLS certificates and keys from PEM files, and the messages for peers with the wrong ones.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 use thiserror::Error;
 
-/// Why there is no TLS.
+/// Why TLS could not be set up.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file that is of no use.
+    /// A certificate or key file cannot be used.
     #[error("tls: {path}: {what}", path = .path.display())]
     File {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
-    /// A peer that is not the one to talk to, or does not speak TLS: another attempt would not help.
+    /// The peer has the wrong certificate or does not speak TLS; a retry does not help.
     #[error("{0}")]
     Peer(String),
     /// The connection failed.
@@ -47,18 +47,18 @@ fn describe(error: &rustls::Error) -> String {
             NotValidYet | NotValidYetContext { .. } => "its certificate is not valid yet".into(),
             NotValidForName => "its certificate is for another host".into(),
             NotValidForNameContext { expected, presented } => {
-                // `DnsName("a")`, `IpAddress(10.0.0.1)`: how the library writes them
+                // The library formats names as `DnsName("a")` and `IpAddress(10.0.0.1)`.
                 let names = if presented.is_empty() { "none".into() } else { presented.join(", ") };
                 format!("its certificate is for another host: expected `{}`, got {names}", expected.to_str())
             }
-            // the library has no name of its own for it
+            // The library has no variant for this error.
             other if format!("{other:?}").contains("CaUsedAsEndEntity") => {
-                "its certificate is that of an authority: expected one of a server, signed by the authority".into()
+                "its certificate is the authority's own: expected a server certificate signed by the authority".into()
             }
             other => format!("its certificate cannot be used: {other}"),
         },
         rustls::Error::InvalidMessage(_) => "expected TLS, got something else: TLS is off at the other end".into(),
-        rustls::Error::AlertReceived(alert) => format!("the other end refused TLS: {alert:?}"),
+        rustls::Error::AlertReceived(alert) => format!("the peer refused TLS: {alert:?}"),
         other => format!("tls: {other}"),
     }
 }
@@ -86,29 +86,29 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     Ok(found)
 }
 
-/// What a server shows.
+/// The certificate and key of a server.
 #[derive(Debug, Clone)]
 pub struct ServerTls {
     config: Arc<ServerConfig>,
 }
 
 impl ServerTls {
-    /// From the file of its certificate, and of those between it and the authority, and the file of its key.
+    /// Reads the certificate, followed by any intermediate certificates, and the key.
     pub fn from_pem(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let mut config = server_config(certificate, key, &[&rustls::version::TLS13])?;
-        // connections live as long as their processes: nobody comes back with a ticket
+        // Connections live as long as their processes, so session tickets would never be used.
         config.send_tls13_tickets = 0;
         Ok(ServerTls { config: Arc::new(config) })
     }
 
-    /// The same for clients that others wrote: also of TLS 1.2, and with the protocols that are spoken inside.
+    /// Like [`from_pem`](ServerTls::from_pem), for foreign clients: also TLS 1.2, and ALPN for the given protocols.
     pub fn for_others(certificate: &Path, key: &Path, protocols: &[&[u8]]) -> Result<Self, TlsError> {
         let mut config = server_config(certificate, key, rustls::ALL_VERSIONS)?;
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         Ok(ServerTls { config: Arc::new(config) })
     }
 
-    /// What the library takes.
+    /// Returns the rustls configuration.
     pub fn config(&self) -> &Arc<ServerConfig> {
         &self.config
     }
@@ -128,7 +128,7 @@ fn server_config(
     let unusable = |error: rustls::Error| {
         let what = match error {
             rustls::Error::InconsistentKeys(_) => {
-                format!("not the key of the certificate in {}", certificate.display())
+                format!("does not match the certificate in {}", certificate.display())
             }
             other => format!("cannot be used with {}: {other}", certificate.display()),
         };
@@ -142,14 +142,14 @@ fn server_config(
         .map_err(unusable)
 }
 
-/// Whom a client trusts.
+/// The authorities that a client trusts.
 #[derive(Debug, Clone)]
 pub struct ClientTls {
     config: Arc<ClientConfig>,
 }
 
 impl ClientTls {
-    /// From the file of the authorities' certificates.
+    /// Reads the certificates of the authorities.
     pub fn from_pem(authorities: &Path) -> Result<Self, TlsError> {
         let mut roots = RootCertStore::empty();
         let unusable = |error: rustls::Error| TlsError::File {

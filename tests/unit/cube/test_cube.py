@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     writer = _core.DeltaWriter(str(tmp_path / "delta"), COLUMNS, row_type="f32", num_partitions=256)
     with pytest.raises(ValueError, match=r"rows: expected shape \[1, 3\], got \[1, 2\]"):
         writer.add(180, u64(1), np.zeros((1, 2), np.float32), u64())
-    with pytest.raises(ModelError, match="partition 180: sign 1 is changed and removed"):
+    with pytest.raises(ModelError, match="partition 180: sign 1 is both changed and removed"):
         writer.add(180, u64(1), rows_of(1, 0), u64(1))
     writer.finish()
     with pytest.raises(ValueError, match="the file is finished"):

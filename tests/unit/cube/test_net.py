@@ -109,7 +109,7 @@ def test_a_server_of_its_own_gives_rows_as_they_are_stored(serve: Serve, tmp_pat
     rows, present = server.seek(1, np.array([SIGNS[3], 5], np.uint64))
     assert np.frombuffer(rows, np.float32).reshape(2, 3).tolist() == [*rows_of(SIGNS[3:4], 1).tolist(), [0, 0, 0]]
     assert present.tolist() == [True, False]
-    with pytest.raises(ModelError, match="version 2: not here, held: 1"):
+    with pytest.raises(ModelError, match="version 2: not held by this server, held: 1"):
         server.seek(2, SIGNS)
 
 
@@ -117,10 +117,10 @@ def test_what_cannot_be_installed(serve: Serve, tmp_path: Path) -> None:
     server = serve(0, PARTITIONS)
     base = write_base(tmp_path / "base", 1)
     delta = write_delta(tmp_path / "delta", 2, SIGNS[:5], NONE)
-    with pytest.raises(ModelError, match="version 1: not here, held: none"):
+    with pytest.raises(ModelError, match="version 1: not held by this server, held: none"):
         server.install_delta(2, 1, [delta])
     server.install_base(1, [base])
-    with pytest.raises(ModelError, match="version 1: is held already"):
+    with pytest.raises(ModelError, match="version 1: already held"):
         server.install_base(1, [base])
     with pytest.raises(FileNotFoundError):
         server.install_base(2, [str(tmp_path / "none")])
@@ -130,9 +130,9 @@ def test_what_cannot_be_installed(serve: Serve, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="damaged"):
         server.install_base(2, [str(tmp_path / "damaged")])
     assert server.versions() == [1]
-    with pytest.raises(ModelError, match="version 9: not here, held: 1"):
+    with pytest.raises(ModelError, match="version 9: not held by this server, held: 1"):
         server.retire(9)
-    with pytest.raises(ConfigError, match="expected partitions from 0 to 8, got 3 to 3"):
+    with pytest.raises(ConfigError, match="expected partitions between 0 and 8, got 3 to 3"):
         _core.CubeServer("ctr", address="127.0.0.1:0", token="", partitions=(3, 3), num_partitions=8)
     with pytest.raises(ConfigError, match="the port is in use"):
         _core.CubeServer("ctr", address=server.address, token="", partitions=(0, 8), num_partitions=8)
@@ -144,7 +144,7 @@ def test_clients_are_told_why_there_are_no_rows(serve: Serve, tmp_path: Path) ->
     client = connect([server])
     with pytest.raises(ModelError, match="version 2 is gone, held: 1"):
         client.get(2, SIGNS)
-    with pytest.raises(ConfigError, match="expected the token of the model, got another one"):
+    with pytest.raises(ConfigError, match="expected the token of the model, got another token"):
         _core.CubeClient("ctr", [[server.address]], token="guess", deadline_s=60.0)
     with pytest.raises(ConfigError, match="expected 256 partitions, got 100"):
         connect([serve(0, 100)])

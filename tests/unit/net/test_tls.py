@@ -97,7 +97,7 @@ def test_files_that_are_of_no_use(tmp_path: Path, files: Files) -> None:
     with pytest.raises(ConfigError, match=r"cert.pem: expected a private key in PEM, got none$"):
         ServerOptions(security=Security(cert=files.cert, key=files.cert)).check()
     other = write_certificates(tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"^tls: .*key.pem: not the key of the certificate in .*cert.pem$"):
+    with pytest.raises(ConfigError, match=r"^tls: .*key.pem: does not match the certificate in .*cert.pem$"):
         ServerOptions(security=Security(cert=files.cert, key=other.key)).check()
     with pytest.raises(ConfigError, match=r"^tls: .*key.pem: cannot be used: expected certificates in PEM$"):
         CoordinatorClient("https://127.0.0.1:7", security=Security(ca=files.key))

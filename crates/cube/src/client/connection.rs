@@ -1,8 +1,8 @@
-//! A connection of a client: requests go out without waiting. Whoever waits for an answer reads from the socket, unless
-//! another thread does, and hands over what is not its own: no thread stands between the socket and its caller.
+//! A client's connection to one replica: requests go out without waiting for answers. A thread that waits for an answer
+//! reads from the socket itself, unless another thread does, and hands over the answers of others. So no extra thread stands
+//! between the socket and the caller.
 
 use std::io::{self, BufReader};
-use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
@@ -10,40 +10,50 @@ use std::time::{Duration, Instant};
 
 use elasticrec_wire::message::{MAX_RESULT_BYTES, Parts};
 use elasticrec_wire::{
-    Body, FrameError, Header, Hello, Incoming, Kind, Reason, Refusal, Stream, TlsError, read_frame, write_frame,
+    Body, ConnectError, Connector, FrameError, Greeting, Header, Incoming, Kind, Reason, Refusal, Stream,
+    read_greeting, write_frame,
 };
 
 use super::Credentials;
 use super::inventory::ServerInventory;
 
-/// A server that does not greet in this time hangs, or is none.
-const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// The beginning of an answer is read at once, and small ones together; the rest goes where it stays.
+/// Read buffer: the beginning of a large answer, or several small ones; the rest of a large answer skips the buffer.
 const READ_BYTES: usize = 4096;
-/// Requests on their way that a socket takes whether or not their answers are read.
-const MAX_WAITING_BYTES: usize = 128 << 10;
-/// The largest answer: rows, and a little before them.
+/// Bytes of requests in flight that fit into socket buffers even if no answer is read.
+const MAX_IN_FLIGHT_BYTES: usize = 128 << 10;
+/// Longest answer: the rows and a little before them.
 const MAX_ANSWER_BYTES: usize = MAX_RESULT_BYTES + (1 << 20);
-/// Bodies kept for answers to come.
+/// Number of bodies that are kept for further answers.
 const MAX_SPARE: usize = 16;
-/// Memory of a body that is kept.
+/// Most memory that a kept body may have.
 const KEPT_BYTES: usize = 4 << 20;
-/// A server that has said nothing for so long, while requests wait, hangs. One that is late for a caller in a hurry does not.
+/// A server hangs if it sends nothing for this long while requests are in flight. Missing a caller's short deadline is not
+/// a sign of that.
 const SILENCE: Duration = Duration::from_secs(1);
-/// The shortest wait that a socket is asked for.
-const MIN_WAIT: Duration = Duration::from_micros(50);
+/// Shortest read timeout that is set on a socket.
+const MIN_READ_TIMEOUT: Duration = Duration::from_micros(50);
 
 /// Why a server did not answer.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// It cannot be reached, or the connection ended.
+    /// The server cannot be reached, or the connection ended.
     Lost(String),
-    /// It is not one to talk to: no TLS, another certificate, another release, another model.
+    /// The server is the wrong one: no TLS, another certificate, another release, another role.
     Unfit(String),
-    /// It said no.
+    /// The server refused the request.
     Refused(Refusal),
-    /// Not in time; the connection may be good.
+    /// The deadline passed; the connection may still be good.
     Late,
+}
+
+impl From<ConnectError> for Failure {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Lost(what) => Failure::Lost(what),
+            ConnectError::Unfit(what) => Failure::Unfit(what),
+            ConnectError::Refused(refusal) => Failure::Refused(refusal),
+        }
+    }
 }
 
 impl Failure {
@@ -56,13 +66,9 @@ impl Failure {
     }
 }
 
-/// Whether a socket says that its time is over.
+/// Whether an error is the read or write timeout of a socket.
 fn is_late(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-}
-
-fn lost(error: impl ToString) -> Failure {
-    Failure::Lost(error.to_string())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -72,72 +78,74 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A connection to one replica.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Of all connections of a client, so that a new one to the same replica is another one.
+    /// Unique among the client's connections, so that a new connection to the same replica differs from the old one.
     pub(super) serial: u64,
     stream: Stream,
-    /// ServerInventory while a frame is written: frames of two threads must not mix.
+    /// Locked while a frame is written, so that frames of two threads do not mix.
     next_id: Mutex<u64>,
     state: Mutex<State>,
-    /// Requests without an answer.
-    num_waiting: AtomicUsize,
-    /// Their bytes.
-    waiting_bytes: AtomicUsize,
-    /// The server asked not to be asked any more.
+    /// Number of requests in flight.
+    num_in_flight: AtomicUsize,
+    /// Bytes of these requests.
+    in_flight_bytes: AtomicUsize,
+    /// Whether the server announced that it is stopping.
     is_leaving: AtomicBool,
 }
 
 #[derive(Debug)]
 struct State {
     /// None while a thread reads.
-    reading: Option<Box<Reading>>,
-    /// Requests whose answers nobody has taken yet.
+    reader: Option<Box<AnswerReader>>,
+    /// Requests whose answers have not been taken yet.
     slots: Vec<Slot>,
-    /// Why no more answers come.
+    /// Why no more answers arrive, once the connection has ended.
     ended: Option<String>,
-    /// Bodies to read the next answers into.
+    /// Bodies to reuse for further answers.
     spare: Vec<Body>,
-    /// When the last frame came.
+    /// Time of the last frame.
     heard: Instant,
 }
 
+/// The reading half of a connection; one thread at a time has it.
 #[derive(Debug)]
-struct Reading {
+struct AnswerReader {
     reader: BufReader<Stream>,
     incoming: Incoming,
-    /// How long the socket waits as it is set.
-    wait: Duration,
+    /// The read timeout that is set on the socket.
+    read_timeout: Duration,
 }
 
+/// A request in flight, or its answer.
 #[derive(Debug)]
 struct Slot {
     id: u64,
     sent: Instant,
     num_bytes: usize,
     answer: Option<(Kind, Body)>,
-    /// Who waits for it, while another thread reads.
+    /// The thread that waits for the answer while another one reads.
     waiter: Option<Thread>,
-    /// Nobody wants it any more.
+    /// Whether the answer is to be discarded.
     is_dropped: bool,
 }
 
-/// A request that was sent; without a wait its answer is thrown away.
+/// A claim on the answer to a request; an answer that is not waited for must be forgotten.
 #[derive(Debug)]
 pub(super) struct Ticket {
     id: u64,
 }
 
-impl Reading {
-    /// Reads a frame; what there is of one stays when the time is over.
+impl AnswerReader {
+    /// Reads a frame by the deadline; after a timeout the next call resumes in the middle of the frame.
     fn read(&mut self, stream: &Stream, deadline: Instant) -> Result<Header, FrameError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(io::Error::from(io::ErrorKind::TimedOut).into());
             }
-            // callers have like deadlines: setting it each time would cost two calls for every answer
-            if left < self.wait || left > 4 * self.wait {
-                self.wait = left.max(MIN_WAIT);
-                stream.limit_reads(self.wait)?;
+            // Deadlines of callers are similar; setting the timeout each time would cost two system calls per answer.
+            if left < self.read_timeout || left > 4 * self.read_timeout {
+                self.read_timeout = left.max(MIN_READ_TIMEOUT);
+                stream.limit_reads(self.read_timeout)?;
             }
             match self.incoming.read(&mut self.reader, MAX_ANSWER_BYTES) {
                 Err(FrameError::Io(error)) if is_late(&error) => {}
@@ -148,40 +156,25 @@ impl Reading {
 }
 
 impl Connection {
-    /// Connects, says hello and hears what the server holds.
+    /// Connects and returns the connection with the server's inventory.
     pub(super) fn open(
         serial: u64,
         address: &str,
         credentials: &Credentials,
         timeout: Duration,
     ) -> Result<(Connection, ServerInventory), Failure> {
-        let patience = timeout.min(CONNECT_TIME);
-        let deadline = Instant::now() + patience;
-        let mut targets = address.to_socket_addrs().map_err(lost)?;
-        let target = targets.next().ok_or_else(|| lost("expected an address, got none"))?;
-        let tcp = TcpStream::connect_timeout(&target, patience).map_err(lost)?;
-        tcp.set_nodelay(true).map_err(lost)?;
-        let host = address.rsplit_once(':').map_or(address, |(host, _)| host.trim_matches(['[', ']']));
-        let stream = Stream::connect(tcp, credentials.tls.as_ref(), host, deadline).map_err(|error| match error {
-            TlsError::Io(error) => lost(error),
-            other => Failure::Unfit(other.to_string()),
-        })?;
-        stream.limit_writes(timeout).map_err(lost)?;
-        let hello = Hello { run: credentials.model.as_bytes(), token: &credentials.token };
-        let header = Header { kind: Kind::Hello, id: 0 };
-        write_frame(&mut &stream, header, &hello.parts().slices()).map_err(lost)?;
-        let mut body = Body::default();
-        let header =
-            read_frame(&mut stream.until(deadline), MAX_ANSWER_BYTES, &mut body).map_err(|error| match error {
-                FrameError::Version(_) | FrameError::Magic(_) => Failure::Unfit(error.to_string()),
-                other => lost(other),
-            })?;
-        let held = greeting((header.kind, body))?;
-        stream.limit_reads(timeout).map_err(lost)?;
-        let reader = BufReader::with_capacity(READ_BYTES, stream.try_clone().map_err(lost)?);
-        let reading = Reading { reader, incoming: Incoming::default(), wait: timeout };
+        let connector = Connector {
+            hello: credentials.hello(),
+            tls: credentials.tls.as_ref(),
+            timeout,
+            max_greeting_bytes: MAX_ANSWER_BYTES,
+        };
+        let (stream, inventory) = connector.connect(address)?;
+        stream.limit_reads(timeout).map_err(ConnectError::lost)?;
+        let reader = BufReader::with_capacity(READ_BYTES, stream.try_clone().map_err(ConnectError::lost)?);
+        let reader = AnswerReader { reader, incoming: Incoming::default(), read_timeout: timeout };
         let state = State {
-            reading: Some(Box::new(reading)),
+            reader: Some(Box::new(reader)),
             slots: Vec::new(),
             ended: None,
             spare: Vec::new(),
@@ -192,44 +185,44 @@ impl Connection {
             stream,
             next_id: Mutex::new(1),
             state: Mutex::new(state),
-            num_waiting: AtomicUsize::new(0),
-            waiting_bytes: AtomicUsize::new(0),
+            num_in_flight: AtomicUsize::new(0),
+            in_flight_bytes: AtomicUsize::new(0),
             is_leaving: AtomicBool::new(false),
         };
-        Ok((connection, held))
+        Ok((connection, inventory))
     }
 
-    /// Requests without an answer.
-    pub(super) fn num_waiting(&self) -> usize {
-        self.num_waiting.load(Ordering::Relaxed)
+    /// Number of requests in flight.
+    pub(super) fn num_in_flight(&self) -> usize {
+        self.num_in_flight.load(Ordering::Relaxed)
     }
 
-    /// Whether it hangs, after a wait for an answer that did not come.
+    /// Whether the server hangs; to be asked after an answer did not arrive in time.
     pub(super) fn is_silent(&self) -> bool {
         let state = lock(&self.state);
         let waits = |slot: &Slot| slot.answer.is_none() && slot.sent.elapsed() >= SILENCE;
         state.heard.elapsed() >= SILENCE && state.slots.iter().any(waits)
     }
 
-    /// Why it is not to be used for more requests, if so.
-    pub(super) fn farewell(&self) -> Option<String> {
+    /// Why the connection must not be used for more requests, or None.
+    pub(super) fn end_reason(&self) -> Option<String> {
         if self.is_leaving.load(Ordering::Acquire) {
-            return Some("the server stops".into());
+            return Some("the server is stopping".into());
         }
         lock(&self.state).ended.clone()
     }
 
-    /// Ends it; whoever waits for an answer is told so.
+    /// Ends the connection; threads that wait for answers get the reason.
     pub(super) fn end(&self, why: &str) {
         lock(&self.state).end(why);
         drop(self.stream.shutdown());
     }
 
-    /// Sends a request; its answer is [`wait`](Connection::wait)ed for with the ticket.
-    pub(super) fn ask(&self, kind: Kind, parts: &Parts<'_>, deadline: Instant) -> Result<Ticket, Failure> {
+    /// Sends a request; [`wait`](Connection::wait) with the ticket gives its answer.
+    pub(super) fn send(&self, kind: Kind, parts: &Parts<'_>, deadline: Instant) -> Result<Ticket, Failure> {
         let slices = parts.slices();
         let num_bytes = slices.iter().map(|slice| slice.len()).sum();
-        while self.waiting_bytes.load(Ordering::Relaxed) > MAX_WAITING_BYTES && self.pump(deadline)? {}
+        while self.in_flight_bytes.load(Ordering::Relaxed) > MAX_IN_FLIGHT_BYTES && self.read_one(deadline)? {}
         let mut next_id = lock(&self.next_id);
         let id = *next_id;
         *next_id += 1;
@@ -241,18 +234,18 @@ impl Connection {
             let sent = Instant::now();
             state.slots.push(Slot { id, sent, num_bytes, answer: None, waiter: None, is_dropped: false });
         }
-        self.num_waiting.fetch_add(1, Ordering::Relaxed);
-        self.waiting_bytes.fetch_add(num_bytes, Ordering::Relaxed);
+        self.num_in_flight.fetch_add(1, Ordering::Relaxed);
+        self.in_flight_bytes.fetch_add(num_bytes, Ordering::Relaxed);
         if let Err(error) = write_frame(&mut &self.stream, Header { kind, id }, &slices) {
-            let what = if is_late(&error) { "did not take a request in time".into() } else { error.to_string() };
-            // what went out is the beginning of a frame, behind which nothing can follow
+            let what = if is_late(&error) { "did not accept a request in time".into() } else { error.to_string() };
+            // Nothing can follow half a frame.
             self.end(&what);
             return Err(Failure::Lost(what));
         }
         Ok(Ticket { id })
     }
 
-    /// Waits for an answer; too late, it is thrown away when it comes.
+    /// Waits for an answer; an answer that arrives after the deadline is discarded.
     pub(super) fn wait(&self, ticket: &Ticket, deadline: Instant) -> Result<(Kind, Body), Failure> {
         loop {
             let mut state = lock(&self.state);
@@ -263,7 +256,7 @@ impl Connection {
             if let Some(ended) = &state.ended {
                 return Err(Failure::Lost(ended.clone()));
             }
-            let Some(reading) = state.reading.take() else {
+            let Some(reader) = state.reader.take() else {
                 state.register(ticket.id);
                 drop(state);
                 let left = deadline.saturating_duration_since(Instant::now());
@@ -275,14 +268,14 @@ impl Connection {
                 continue;
             };
             drop(state);
-            if let Err(failure) = self.read(reading, deadline) {
+            if let Err(failure) = self.read(reader, deadline) {
                 self.forget(ticket);
                 return Err(failure);
             }
         }
     }
 
-    /// Throws an answer away, when it comes or now.
+    /// Discards the answer to a request, now or when it arrives.
     pub(super) fn forget(&self, ticket: &Ticket) {
         let mut state = lock(&self.state);
         drop(state.take(ticket.id));
@@ -292,7 +285,7 @@ impl Connection {
         state.wake_a_reader();
     }
 
-    /// A body whose answer was used.
+    /// Keeps the memory of an answer for further answers.
     pub(super) fn give_back(&self, mut body: Body) {
         body.shrink(KEPT_BYTES);
         let mut state = lock(&self.state);
@@ -301,13 +294,13 @@ impl Connection {
         }
     }
 
-    /// Takes one answer off the socket for whoever it is; false if another thread does so.
-    fn pump(&self, deadline: Instant) -> Result<bool, Failure> {
-        let reading = lock(&self.state).reading.take();
-        match reading {
-            Some(reading) => {
-                self.read(reading, deadline)?;
-                // this thread may be long in coming back
+    /// Reads one answer from the socket, for any waiting thread; false if another thread is reading.
+    fn read_one(&self, deadline: Instant) -> Result<bool, Failure> {
+        let reader = lock(&self.state).reader.take();
+        match reader {
+            Some(reader) => {
+                self.read(reader, deadline)?;
+                // This thread may not read again soon.
                 lock(&self.state).wake_a_reader();
                 Ok(true)
             }
@@ -315,21 +308,21 @@ impl Connection {
         }
     }
 
-    /// Reads a frame and puts it where it belongs.
-    fn read(&self, mut reading: Box<Reading>, deadline: Instant) -> Result<(), Failure> {
-        let read = reading.read(&self.stream, deadline);
+    /// Reads a frame and stores it in the slot of its request.
+    fn read(&self, mut reader: Box<AnswerReader>, deadline: Instant) -> Result<(), Failure> {
+        let read = reader.read(&self.stream, deadline);
         let mut state = lock(&self.state);
         let failure = match read {
             Ok(header) => {
                 let spare = state.spare.pop().unwrap_or_default();
-                self.deliver(&mut state, header, reading.incoming.swap(spare));
+                self.deliver(&mut state, header, reader.incoming.swap(spare));
                 None
             }
             Err(FrameError::Io(error)) if is_late(&error) => Some(Failure::Late),
             Err(FrameError::Closed) => Some(Failure::Lost(state.end("the connection was closed"))),
             Err(error) => Some(Failure::Lost(state.end(&error.to_string()))),
         };
-        state.reading = Some(reading);
+        state.reader = Some(reader);
         match failure {
             None => Ok(()),
             Some(failure) => {
@@ -342,19 +335,19 @@ impl Connection {
     fn deliver(&self, state: &mut State, header: Header, body: Body) {
         state.heard = Instant::now();
         let Some(at) = state.slots.iter().position(|slot| slot.id == header.id) else {
-            // not an answer: the server's last word
+            // Not an answer: the server announces that it stops, or why it ends the connection.
             let refused = (header.kind == Kind::Refusal).then(|| Refusal::decode(body.bytes()));
             match refused {
                 Some(Ok(refused)) if refused.reason == Reason::Stopping => {
                     self.is_leaving.store(true, Ordering::Release);
                 }
                 Some(Ok(refused)) => drop(state.end(&refused.to_string())),
-                _ => drop(state.end("an answer to nothing that was asked")),
+                _ => drop(state.end("expected an answer to a request in flight, got another")),
             }
             return;
         };
-        self.num_waiting.fetch_sub(1, Ordering::Relaxed);
-        self.waiting_bytes.fetch_sub(state.slots[at].num_bytes, Ordering::Relaxed);
+        self.num_in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.in_flight_bytes.fetch_sub(state.slots[at].num_bytes, Ordering::Relaxed);
         if state.slots[at].is_dropped {
             state.slots.swap_remove(at);
             return;
@@ -373,29 +366,29 @@ impl Drop for Connection {
 }
 
 impl State {
-    /// The answer to a request, if it is there.
+    /// Returns the answer to a request if it has arrived.
     fn take(&mut self, id: u64) -> Option<(Kind, Body)> {
         let at = self.slots.iter().position(|slot| slot.id == id && slot.answer.is_some())?;
         self.slots.swap_remove(at).answer
     }
 
-    /// This thread waits for a request while another one reads.
+    /// Notes that this thread waits for a request while another one reads.
     fn register(&mut self, id: u64) {
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) {
             slot.waiter = Some(thread::current());
         }
     }
 
-    /// Lets somebody else read, if nobody does.
+    /// Wakes a waiting thread to read, unless a thread is reading.
     fn wake_a_reader(&mut self) {
-        if self.reading.is_some()
+        if self.reader.is_some()
             && let Some(waiter) = self.slots.iter_mut().find_map(|slot| slot.waiter.take())
         {
             waiter.unpark();
         }
     }
 
-    /// No more answers come, for the first reason that there is; returns it.
+    /// Notes that no more answers arrive; returns the first reason for it.
     fn end(&mut self, why: &str) -> String {
         let why = self.ended.get_or_insert_with(|| why.to_owned()).clone();
         self.slots.iter_mut().filter_map(|slot| slot.waiter.take()).for_each(|waiter| waiter.unpark());
@@ -403,12 +396,17 @@ impl State {
     }
 }
 
-/// What a server's answer to a hello says.
-pub(super) fn greeting((kind, body): (Kind, Body)) -> Result<ServerInventory, Failure> {
-    match kind {
-        Kind::Inventory => ServerInventory::decode(body.bytes()).map_err(Failure::Unfit),
-        Kind::Refusal => Err(Failure::Refused(Refusal::decode(body.bytes()).map_err(lost)?)),
-        Kind::Welcome => Err(Failure::Unfit("expected a cube server, got a parameter server".into())),
-        other => Err(lost(format!("expected what it holds, got {other:?}"))),
+impl Greeting for ServerInventory {
+    fn read(kind: Kind, body: &[u8]) -> Result<Self, ConnectError> {
+        match kind {
+            Kind::Inventory => ServerInventory::decode(body).map_err(ConnectError::Unfit),
+            Kind::Welcome => Err(ConnectError::Unfit("expected a cube server, got a parameter server".into())),
+            other => Err(ConnectError::Lost(format!("expected an inventory, got {other:?}"))),
+        }
     }
+}
+
+/// Reads the answer to a hello on an open connection.
+pub(super) fn inventory_of((kind, body): (Kind, Body)) -> Result<ServerInventory, Failure> {
+    Ok(read_greeting(kind, body.bytes())?)
 }

@@ -1,4 +1,4 @@
-//! Rows that were asked for: pieces of a request on their way to shards, and what becomes of those that fail.
+//! A lookup: signs are split by shard and into pieces, and each piece is sent to a replica; failed pieces go to another.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,34 +14,34 @@ use super::shards::Shards;
 use crate::RowType;
 use crate::row::decode_f32;
 
-/// Bytes of rows that a piece asks for at most, if it is more than one row.
+/// Most bytes of rows in the answer to a piece, unless a single row is longer.
 const PIECE_BYTES: usize = 512 << 10;
-/// Signs of it.
+/// Most signs of a piece.
 const PIECE_SIGNS: usize = 8192;
-/// Pieces on their way.
-const MAX_SENT: usize = 8;
+/// Most pieces in flight.
+const MAX_IN_FLIGHT: usize = 8;
 
 const _: () = assert!(PIECE_SIGNS <= MAX_LOOKUP_SIGNS);
 
-/// What becomes of signs whose shard gives no answer.
+/// What to do with signs whose shard does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShardFailurePolicy {
-    /// Nobody gets rows.
+    /// Fail the lookup.
     Fail,
-    /// They read as zero, without a wait where no replica is up.
+    /// Return zero rows, without waiting if no replica of the shard is up.
     Zero,
 }
 
-/// What was found.
+/// The outcome of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LookupSummary {
-    /// Signs that have a row.
+    /// Number of signs that have a row.
     pub hits: usize,
-    /// Signs whose shard gave no answer.
+    /// Number of signs whose shard did not answer.
     pub lost: usize,
 }
 
-/// Rows that were asked for.
+/// A lookup in flight.
 #[derive(Debug)]
 pub struct PendingLookup<'a> {
     shards: &'a Shards,
@@ -50,38 +50,38 @@ pub struct PendingLookup<'a> {
     deadline: Instant,
     started: Instant,
     signs: &'a [u64],
-    /// With several shards.
+    /// The signs sorted by shard, if there are several shards.
     split: Option<ShardSplit>,
     pieces: Vec<Piece>,
     num_sent: usize,
-    lost: ShardFailurePolicy,
+    policy: ShardFailurePolicy,
 }
 
 /// Signs in the order of their shards.
 #[derive(Debug)]
 struct ShardSplit {
     signs: Vec<u64>,
-    /// For each its place among those that were asked for.
-    places: Vec<u32>,
+    /// For each of these, its index in the caller's list.
+    indices: Vec<u32>,
 }
 
-/// Signs that are asked for together.
+/// Signs of one shard that are looked up with one request.
 #[derive(Debug)]
 struct Piece {
     shard: usize,
     range: Range<usize>,
     flight: Option<Flight>,
-    /// Connections that did not give an answer.
+    /// Serial numbers of the connections that were tried.
     tried: Vec<u64>,
     /// Whether one of them does not hold the version.
     is_lacking: bool,
-    /// What one refused that no other would do.
+    /// A refusal that every other replica would repeat.
     refused: Option<String>,
-    /// Nobody answers for it.
+    /// Whether the piece is given up and its rows read as zero.
     is_lost: bool,
 }
 
-/// A piece on its way.
+/// The request of a piece in flight.
 #[derive(Debug)]
 struct Flight {
     replica: usize,
@@ -95,13 +95,13 @@ impl<'a> PendingLookup<'a> {
         version: u64,
         signs: &'a [u64],
         deadline: Instant,
-        lost: ShardFailurePolicy,
+        policy: ShardFailurePolicy,
     ) -> Result<Self, ClientError> {
         let layout = shards.layout(version, deadline)?;
         let (starts, split) = split_by_shard(shards, signs);
         let most = (PIECE_BYTES / layout.row_bytes()).clamp(1, PIECE_SIGNS);
         let mut pieces = Vec::new();
-        // first pieces first, so that all shards work at once
+        // The first piece of every shard goes first, so that all shards work at once.
         for step in 0.. {
             let before = pieces.len();
             for shard in 0..shards.shards.len() {
@@ -116,41 +116,41 @@ impl<'a> PendingLookup<'a> {
             }
         }
         let started = Instant::now();
-        let mut asked =
-            PendingLookup { shards, version, layout, deadline, started, signs, split, pieces, num_sent: 0, lost };
-        asked.send_ahead(0)?;
-        Ok(asked)
+        let mut lookup =
+            PendingLookup { shards, version, layout, deadline, started, signs, split, pieces, num_sent: 0, policy };
+        lookup.send_ahead(0)?;
+        Ok(lookup)
     }
 
-    /// How the rows are laid out where they come from.
+    /// The layout of the rows as stored.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Waits for the rows: `[signs, width]`, zeros for signs without one, and which have one.
+    /// Waits for the rows: `[signs, width]`, zeros for signs without a row, and which signs have one.
     ///
     /// # Panics
-    /// If `out` or `present` have no room for all signs.
+    /// If `out` or `present` does not have room for exactly these signs.
     pub fn wait(mut self, out: &mut [f32], present: &mut [bool]) -> Result<LookupSummary, ClientError> {
-        assert_eq!(out.len(), self.signs.len() * self.layout.width(), "out has to hold a row for each sign");
-        assert_eq!(present.len(), self.signs.len(), "present has to hold a flag for each sign");
-        let mut sought = LookupSummary { hits: 0, lost: 0 };
+        assert_eq!(out.len(), self.signs.len() * self.layout.width(), "`out` must have a row for each sign");
+        assert_eq!(present.len(), self.signs.len(), "`present` must have a flag for each sign");
+        let mut summary = LookupSummary { hits: 0, lost: 0 };
         for at in 0..self.pieces.len() {
-            match self.settle(at)? {
+            match self.receive(at)? {
                 Some((connection, body)) => {
-                    sought.hits += self.put(at, &body, out, present);
+                    summary.hits += self.put(at, &body, out, present);
                     connection.give_back(body);
                 }
-                None => sought.lost += self.put_zeros(at, out, present),
+                None => summary.lost += self.put_zeros(at, out, present),
             }
             self.send_ahead(at + 1)?;
         }
-        Ok(sought)
+        Ok(summary)
     }
 
-    /// Sends pieces until enough are on their way; `num_done` have come.
+    /// Sends further pieces up to the limit of pieces in flight; `num_done` have been answered.
     fn send_ahead(&mut self, num_done: usize) -> Result<(), ClientError> {
-        while self.num_sent < self.pieces.len().min(num_done + MAX_SENT) {
+        while self.num_sent < self.pieces.len().min(num_done + MAX_IN_FLIGHT) {
             let at = self.num_sent;
             self.num_sent += 1;
             self.send(at)?;
@@ -158,18 +158,18 @@ impl<'a> PendingLookup<'a> {
         Ok(())
     }
 
-    /// Sends a piece to a replica that was not tried, or waits for one; one that nobody answers for may be lost.
+    /// Sends a piece to a replica that was not tried yet; if there is none, waits for one or gives the piece up.
     fn send(&mut self, at: usize) -> Result<(), ClientError> {
         let PendingLookup { shards, version, deadline, .. } = *self;
         let signs = self.split.as_ref().map_or(self.signs, |split| &split.signs);
         let piece = &mut self.pieces[at];
-        let seek = Lookup { version, signs: &signs[piece.range.clone()] };
+        let lookup = Lookup { version, signs: &signs[piece.range.clone()] };
         loop {
             let before = shards.num_changes();
             let Some((replica, connection)) = shards.pick(piece.shard, version, &piece.tried) else {
-                match piece.verdict(shards, version) {
+                match piece.final_error(shards, version) {
                     Some(gone @ ClientError::Gone { .. }) => return Err(gone),
-                    _ if self.lost == ShardFailurePolicy::Zero => {
+                    _ if self.policy == ShardFailurePolicy::Zero => {
                         piece.is_lost = true;
                         return Ok(());
                     }
@@ -178,7 +178,7 @@ impl<'a> PendingLookup<'a> {
                     None => return Err(self.late(at)),
                 }
             };
-            match connection.ask(Kind::Lookup, &seek.parts(), deadline) {
+            match connection.send(Kind::Lookup, &lookup.parts(), deadline) {
                 Ok(ticket) => {
                     piece.flight = Some(Flight { replica, connection, ticket });
                     return Ok(());
@@ -193,8 +193,8 @@ impl<'a> PendingLookup<'a> {
         }
     }
 
-    /// The answer to a piece, from whichever replica gives one; none if it is lost.
-    fn settle(&mut self, at: usize) -> Result<Option<(Arc<Connection>, Body)>, ClientError> {
+    /// Waits for the answer to a piece, retrying with other replicas; None if the piece is lost.
+    fn receive(&mut self, at: usize) -> Result<Option<(Arc<Connection>, Body)>, ClientError> {
         loop {
             if self.pieces[at].flight.is_none() && !self.pieces[at].is_lost {
                 self.send(at)?;
@@ -205,14 +205,14 @@ impl<'a> PendingLookup<'a> {
             let Piece { shard, flight, tried, .. } = &mut self.pieces[at];
             let Some(Flight { replica, connection, ticket }) = flight.take() else { continue };
             tried.push(connection.serial);
-            // one that hangs must leave time for the others
+            // A replica that hangs must leave time for the replicas that were not tried yet.
             let num_left = self.shards.num_left(*shard, tried) as u32;
             let now = Instant::now();
-            let patience = self.deadline.saturating_duration_since(now) / (num_left + 1);
-            let failure = match connection.wait(&ticket, now + patience) {
+            let timeout = self.deadline.saturating_duration_since(now) / (num_left + 1);
+            let failure = match connection.wait(&ticket, now + timeout) {
                 Ok((Kind::LookupResult, body)) => match self.check(at, &body) {
                     Ok(()) => {
-                        if let Some(why) = connection.farewell() {
+                        if let Some(why) = connection.end_reason() {
                             self.shards.take_down(self.pieces[at].shard, replica, &connection, &why);
                         }
                         return Ok(Some((connection, body)));
@@ -226,12 +226,12 @@ impl<'a> PendingLookup<'a> {
                 Ok((other, _)) => Failure::Lost(format!("expected rows, got {other:?}")),
                 Err(failure) => failure,
             };
-            self.note(at, replica, &connection, failure);
+            self.note_failure(at, replica, &connection, failure);
         }
     }
 
-    /// What a failure says about the replica it came from.
-    fn note(&mut self, at: usize, replica: usize, connection: &Connection, failure: Failure) {
+    /// Draws the consequences of a failure: for the piece, for the replica's versions, for the connection.
+    fn note_failure(&mut self, at: usize, replica: usize, connection: &Connection, failure: Failure) {
         let PendingLookup { shards, version, .. } = *self;
         let piece = &mut self.pieces[at];
         let shard = piece.shard;
@@ -239,7 +239,7 @@ impl<'a> PendingLookup<'a> {
         match failure {
             Failure::Refused(Refusal { reason: Reason::NoVersion, .. }) => {
                 piece.is_lacking = true;
-                shards.unlearn(shard, replica, version);
+                shards.forget_version(shard, replica, version);
             }
             Failure::Refused(Refusal { reason: Reason::Stopping, .. }) => {
                 shards.take_down(shard, replica, connection, &text);
@@ -248,7 +248,7 @@ impl<'a> PendingLookup<'a> {
                 let address = shards.shards[shard].address(replica);
                 piece.refused.get_or_insert_with(|| format!("{address}: {text}"));
             }
-            // busy, not gone
+            // The replica is busy, not gone.
             Failure::Late if !connection.is_silent() => {}
             Failure::Late | Failure::Lost(_) | Failure::Unfit(_) => {
                 connection.end(&text);
@@ -257,31 +257,31 @@ impl<'a> PendingLookup<'a> {
         }
     }
 
-    /// Whether an answer is one to what was asked.
+    /// Checks that an answer fits its piece.
     fn check(&self, at: usize, body: &Body) -> Result<(), String> {
-        let found = LookupResult::decode(body.bytes()).map_err(|error| error.to_string())?;
+        let result = LookupResult::decode(body.bytes()).map_err(|error| error.to_string())?;
         let expected = (self.version, self.pieces[at].range.len(), self.layout.row_bytes());
-        let got = (found.version, found.num_signs, found.row_bytes as usize);
+        let got = (result.version, result.num_signs, result.row_bytes as usize);
         if expected == got {
             return Ok(());
         }
         Err(format!("expected version, signs and row bytes {expected:?}, got {got:?}"))
     }
 
-    /// Puts the rows of a piece where they were asked for; returns how many there are.
+    /// Decodes the rows of a piece into `out`; returns how many there are.
     fn put(&self, at: usize, body: &Body, out: &mut [f32], present: &mut [bool]) -> usize {
-        // `check` read it before
-        let Ok(found) = LookupResult::decode(body.bytes()) else { return 0 };
+        // `check` has decoded it before.
+        let Ok(result) = LookupResult::decode(body.bytes()) else { return 0 };
         let (codec, width) = (self.layout.codec(), self.layout.width());
         let range = self.pieces[at].range.clone();
-        let is_present = |i: usize| found.present[i / 64] >> (i % 64) & 1 == 1;
+        let is_present = |i: usize| result.present[i / 64] >> (i % 64) & 1 == 1;
         let mut hits = 0;
         let Some(split) = &self.split else {
             let out = &mut out[range.start * width..range.end * width];
             match codec.row_type() {
-                // all rows as if they were one
-                RowType::F32 => decode_f32(found.rows, out),
-                RowType::F16 | RowType::Int8 => codec.decode(found.rows, out),
+                // Values of `f32` rows are contiguous: all rows are decoded as one.
+                RowType::F32 => decode_f32(result.rows, out),
+                RowType::F16 | RowType::Int8 => codec.decode(result.rows, out),
             }
             for (i, present) in present[range].iter_mut().enumerate() {
                 *present = is_present(i);
@@ -289,31 +289,31 @@ impl<'a> PendingLookup<'a> {
             }
             return hits;
         };
-        for (i, (row, place)) in found.rows.chunks_exact(codec.row_bytes()).zip(&split.places[range]).enumerate() {
-            let place = *place as usize;
-            codec.decode_row(row, &mut out[place * width..][..width]);
-            present[place] = is_present(i);
-            hits += usize::from(present[place]);
+        for (i, (row, index)) in result.rows.chunks_exact(codec.row_bytes()).zip(&split.indices[range]).enumerate() {
+            let index = *index as usize;
+            codec.decode_row(row, &mut out[index * width..][..width]);
+            present[index] = is_present(i);
+            hits += usize::from(present[index]);
         }
         hits
     }
 
-    /// Zeros for a piece that is lost; returns how many signs it has.
+    /// Writes zeros for a lost piece; returns how many signs it has.
     fn put_zeros(&self, at: usize, out: &mut [f32], present: &mut [bool]) -> usize {
         let width = self.layout.width();
         let range = self.pieces[at].range.clone();
-        let place = |i: usize| self.split.as_ref().map_or(i, |split| split.places[i] as usize);
-        for place in range.clone().map(place) {
-            out[place * width..][..width].fill(0.0);
-            present[place] = false;
+        let index = |i: usize| self.split.as_ref().map_or(i, |split| split.indices[i] as usize);
+        for index in range.clone().map(index) {
+            out[index * width..][..width].fill(0.0);
+            present[index] = false;
         }
         range.len()
     }
 
     fn late(&self, at: usize) -> ClientError {
         let shard = &self.shards.shards[self.pieces[at].shard];
-        let patience = self.deadline.saturating_duration_since(self.started);
-        ClientError::Unavailable { shard: shard.number, patience, replicas: shard.whys() }
+        let timeout = self.deadline.saturating_duration_since(self.started);
+        ClientError::Unavailable { shard: shard.number, timeout, replicas: shard.failures() }
     }
 }
 
@@ -330,8 +330,8 @@ impl Piece {
         Piece { shard, range, flight: None, tried: Vec::new(), is_lacking: false, refused: None, is_lost: false }
     }
 
-    /// Why no replica that is up gives an answer, and no time would change that.
-    fn verdict(&self, shards: &Shards, version: u64) -> Option<ClientError> {
+    /// The error of a piece for which no replica is left, if waiting would not help.
+    fn final_error(&self, shards: &Shards, version: u64) -> Option<ClientError> {
         if self.is_lacking {
             return Some(ClientError::Gone { version, held: shards.versions() });
         }
@@ -340,7 +340,8 @@ impl Piece {
     }
 }
 
-/// Sorts signs by their shards: where those of each begin, one more at the end; and the signs, if there are several shards.
+/// Sorts signs by shard. Returns where the signs of each shard begin, then their number; and the sorted signs, unless there
+/// is only one shard.
 fn split_by_shard(shards: &Shards, signs: &[u64]) -> (Vec<usize>, Option<ShardSplit>) {
     let num_shards = shards.shards.len();
     let mut starts = vec![0; num_shards + 1];
@@ -354,10 +355,10 @@ fn split_by_shard(shards: &Shards, signs: &[u64]) -> (Vec<usize>, Option<ShardSp
         starts[shard + 1] += starts[shard];
     }
     let mut next = starts.clone();
-    let mut split = ShardSplit { signs: vec![0; signs.len()], places: vec![0; signs.len()] };
-    for (place, (&sign, &owner)) in signs.iter().zip(&owners).enumerate() {
+    let mut split = ShardSplit { signs: vec![0; signs.len()], indices: vec![0; signs.len()] };
+    for (index, (&sign, &owner)) in signs.iter().zip(&owners).enumerate() {
         let at = &mut next[owner as usize];
-        (split.signs[*at], split.places[*at]) = (sign, place as u32);
+        (split.signs[*at], split.indices[*at]) = (sign, index as u32);
         *at += 1;
     }
     (starts, Some(split))

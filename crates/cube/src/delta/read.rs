@@ -1,4 +1,4 @@
-//! Delta file to memory: nothing in the bytes is believed before it is checked.
+//! Reads delta files; every byte is checked before it is used.
 
 use std::ops::Range;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub struct DeltaFile {
     whole: Vec<u32>,
 }
 
-/// A sign of a delta: its mixed form, and its row unless it was removed.
+/// A change of one sign: its new row, or None if it was removed.
 #[derive(Clone, Copy)]
 pub(crate) struct Change<'a> {
     pub(crate) mixed: u64,
@@ -35,7 +35,7 @@ impl Change<'_> {
     }
 }
 
-/// What a delta says of one partition.
+/// The changes of one partition in a delta.
 pub(crate) struct Run {
     pub(crate) partition: u32,
     pub(crate) is_whole: bool,
@@ -49,7 +49,7 @@ impl DeltaFile {
         DeltaFile::from_part(PartFile::open(path)?)
     }
 
-    /// [`open`](DeltaFile::open) for a part file that is open already.
+    /// Like [`open`](DeltaFile::open), for a part file that is open already.
     pub fn from_part(part: PartFile) -> Result<DeltaFile, CubeError> {
         part.expect_kind(Kind::CubeDelta)?;
         let wrong = |what: String| CubeError::Delta { name: part.name().to_owned(), what };
@@ -64,10 +64,10 @@ impl DeltaFile {
         let (num_rows, [num_removed, num_whole]) = (entry.num_rows, entry.aux);
         let sizes = [(num_rows, record_bytes), (num_removed, SIGN_BYTES), (num_whole, PARTITION_BYTES)];
         let sum = |sum: u64, (count, bytes): (u64, usize)| sum.checked_add(count.checked_mul(bytes as u64)?);
-        // the length is that of bytes in memory, so what adds up to it fits into a usize
+        // The length is that of a mapped file, so numbers that add up to it fit into a usize.
         if sizes.into_iter().try_fold(0_u64, sum) != Some(entry.length) {
-            let what = format!("{num_rows} rows, {num_removed} removed and {num_whole} whole partitions");
-            return Err(wrong(format!("{what} do not make {} bytes", entry.length)));
+            let got = format!("{num_rows} rows, {num_removed} removed signs and {num_whole} whole partitions");
+            return Err(wrong(format!("expected a block of {} bytes, got {got}", entry.length)));
         }
         if num_rows + num_removed > u64::from(u32::MAX) {
             return Err(wrong(format!("expected fewer than 2^32 signs, got {}", num_rows + num_removed)));
@@ -81,22 +81,22 @@ impl DeltaFile {
         Ok(delta)
     }
 
-    /// The path, for messages.
+    /// The path of the file, for messages.
     pub fn name(&self) -> &str {
         self.part.name()
     }
 
-    /// Rows in it.
+    /// Number of rows.
     pub fn num_rows(&self) -> usize {
         self.num_rows
     }
 
-    /// Signs that it removes one by one.
+    /// Number of signs that are removed one by one.
     pub fn num_removed(&self) -> usize {
         self.num_removed
     }
 
-    /// Partitions that it replaces whole, in ascending order.
+    /// Partitions that the delta replaces as a whole, in ascending order.
     pub fn whole(&self) -> &[u32] {
         &self.whole
     }
@@ -110,7 +110,7 @@ impl DeltaFile {
         &self.meta
     }
 
-    /// What it says of each partition in `range`, in ascending order; of most it may say nothing.
+    /// Returns the changes of each partition of `range` that has any, in ascending order.
     pub(crate) fn runs(&self, range: &Range<u32>) -> Vec<Run> {
         let partition_of = |mixed| partition_of_mixed(mixed, self.num_partitions());
         let changed_in = |at: usize| partition_of(mix(self.sign(at)));
@@ -136,7 +136,7 @@ impl DeltaFile {
         }
     }
 
-    /// The changes of a run in the order of their mixed signs.
+    /// Iterates over the changes of a run in the order of their mixed signs.
     pub(crate) fn changes(&self, run: &Run) -> impl Iterator<Item = Change<'_>> {
         let record = |at: usize| {
             let (sign, row) = self.record(at);
@@ -180,7 +180,7 @@ impl DeltaFile {
         self.part.block(0)
     }
 
-    /// Everything is in its order, once, and nothing contradicts the rest.
+    /// Checks that everything is in order and unique, and that no two parts contradict each other.
     fn check(&self) -> Result<(), String> {
         let ascends = |pair: &[u32]| pair[0] < pair[1];
         let limit = self.num_partitions();
@@ -195,11 +195,11 @@ impl DeltaFile {
             let mixed = mix(sign);
             while rows.next_if(|row| *row < mixed).is_some() {}
             if rows.peek() == Some(&mixed) {
-                return Err(format!("sign {sign} is changed and removed"));
+                return Err(format!("sign {sign} is both changed and removed"));
             }
             let partition = partition_of_mixed(mixed, limit);
             if self.whole.binary_search(&partition).is_ok() {
-                return Err(format!("sign {sign} is removed from partition {partition}, which is whole"));
+                return Err(format!("sign {sign} is removed from partition {partition}, which is replaced as a whole"));
             }
         }
         Ok(())
@@ -211,14 +211,14 @@ fn check_order(what: &str, signs: impl Iterator<Item = u64>) -> Result<(), Strin
     for (at, sign) in signs.enumerate() {
         let mixed = mix(sign);
         if last.is_some_and(|last| last >= mixed) {
-            return Err(format!("{what}: sign {sign} at {at} is out of order or comes twice"));
+            return Err(format!("{what}: sign {sign} at {at} is out of order or repeated"));
         }
         last = Some(mixed);
     }
     Ok(())
 }
 
-/// The first place of `range` from which on `is_beyond` holds, or its end.
+/// Returns the first index of `range` for which `is_beyond` holds, or the end; a binary search.
 fn first_where(range: Range<usize>, is_beyond: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (range.start, range.end);
     while low < high {

@@ -1,4 +1,4 @@
-//! Changes of a table to a delta file: one partition after the other, rows straight into the file.
+//! Writes delta files: partition by partition, with rows written directly to the file.
 
 use std::path::Path;
 
@@ -9,36 +9,37 @@ use crate::meta::Meta;
 use crate::row::{RowCodec, RowType};
 use crate::{Column, CubeError};
 
-/// What became of one partition.
+/// The changes of one partition.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Changes<'a> {
-    /// Signs with a new row or another one; in any order, each once.
+    /// Distinct signs with a new or changed row, in any order.
     pub signs: &'a [u64],
-    /// Signs that have none any more; none of them among `signs`.
+    /// Signs that were removed; none of them is among `signs`.
     pub removed: &'a [u64],
-    /// Whether `signs` are all that the partition has. What is removed goes without saying then.
+    /// Whether `signs` are all signs of the partition; `removed` is ignored then.
     pub is_whole: bool,
 }
 
-/// Writes one part file of a delta; its parts have no partition in common.
+/// Writes one part file of a delta; the parts of a delta have no partition in common.
 pub struct DeltaWriter {
     name: String,
     part: PartWriter,
     meta: Meta,
     codec: RowCodec,
     num_partitions: u32,
-    /// The lowest partition that may come next.
+    /// Lowest partition that may be added next.
     next: u64,
     num_rows: u64,
     removed: Vec<u64>,
     whole: Vec<u32>,
-    /// The partition's signs, mixed, with their positions; and those that are removed.
+    /// The partition's signs, mixed, with their positions in the caller's list.
     order: Vec<(u64, usize)>,
+    /// The same for its removed signs.
     gone: Vec<(u64, usize)>,
 }
 
 impl DeltaWriter {
-    /// Creates a part file for rows of these columns; one that exists is refused.
+    /// Creates a part file for rows of these columns; fails if the file exists.
     pub fn create(
         path: impl AsRef<Path>,
         columns: Vec<Column>,
@@ -65,10 +66,10 @@ impl DeltaWriter {
         })
     }
 
-    /// Adds the changes of a partition, which has to be higher than the one before.
+    /// Adds the changes of a partition. Partitions are added in ascending order.
     ///
-    /// `row(i, values)` fills in the values of `changes.signs[i]`, which are zero before. It is called once for each
-    /// sign, in the order of the file.
+    /// `row(i, values)` fills in the values of `changes.signs[i]`, which start as zeros. It is called once for each sign,
+    /// in the order of the file.
     pub fn add(
         &mut self,
         partition: u32,
@@ -106,7 +107,7 @@ impl DeltaWriter {
         self.codec.width()
     }
 
-    /// Completes the file and returns when it is on the disk.
+    /// Completes the file and syncs it to the disk.
     pub fn finish(mut self) -> Result<Written, CubeError> {
         for sign in &self.removed {
             self.part.write(&sign.to_le_bytes())?;
@@ -129,7 +130,7 @@ impl DeltaWriter {
     }
 }
 
-/// Puts `signs` in the order of the file; refuses those of other partitions and what comes twice.
+/// Sorts `signs` into the order of the file; rejects signs of other partitions and repeated signs.
 fn sort(order: &mut Vec<(u64, usize)>, signs: &[u64], partition: u32, num_partitions: u32) -> Result<(), CubeError> {
     order.clear();
     for (position, &sign) in signs.iter().enumerate() {

@@ -1,76 +1,71 @@
-//! A connection of the server: signs come in, rows go out, in the order of the requests.
+//! A connection at the server: lookups are answered in their order.
 
-use std::io::{self, BufReader};
+use std::io;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use elasticrec_table::partition::partition_of;
-use elasticrec_wire::frame::MAX_HELLO_BYTES;
 use elasticrec_wire::message::{MAX_LOOKUP_BYTES, MAX_RESULT_BYTES};
 use elasticrec_wire::{
-    Body, Expected, FrameError, Header, Inventory, Kind, Lookup, LookupResult, Reason, Refusal, Service, Stream,
-    read_frame, write_frame,
+    Access, FrameError, Inventory, Kind, Lookup, LookupResult, Peer, Reason, Refusal, Service, Stream,
 };
 
 use super::Shared;
 use crate::meta::Meta;
 use crate::versions::VersionError;
 
-/// Requests that are read at once: some of a thousand signs.
-const READ_BYTES: usize = 1 << 16;
-/// Memory that a connection keeps for its next answer.
+/// Most memory that a connection keeps for its next answer.
 const KEPT_BYTES: usize = 4 << 20;
 
-/// One peer.
+/// The connection of one client.
 pub(super) struct Connection<'a> {
     shared: &'a Shared,
-    reader: BufReader<Stream>,
-    stream: Stream,
-    body: Body,
-    /// What answers are made of; kept to save the allocation.
+    peer: Peer,
+    /// Buffers of the answers, kept to save allocations.
     rows: Vec<u8>,
     present: Vec<u64>,
 }
 
 impl<'a> Connection<'a> {
-    /// With room for answers.
     pub(super) fn new(shared: &'a Shared, stream: Stream) -> io::Result<Self> {
-        let reader = BufReader::with_capacity(READ_BYTES, stream.try_clone()?);
-        Ok(Connection { shared, reader, stream, body: Body::default(), rows: Vec::new(), present: Vec::new() })
+        Ok(Connection { shared, peer: Peer::new(stream)?, rows: Vec::new(), present: Vec::new() })
     }
 
-    /// Answers requests until it ends; a peer that has not said hello by the deadline is none.
+    /// Answers requests until the connection ends; returns early if there is no valid hello by the deadline.
     pub(super) fn run(&mut self, deadline: Instant) -> Result<(), FrameError> {
-        let header = read_frame(&mut self.stream.until(deadline), MAX_HELLO_BYTES, &mut self.body)?;
-        if !self.greet(header)? {
+        let (id, checked) = self.peer.read_hello(self.shared.access(), deadline)?;
+        if !self.greet(id, checked)? {
             return Ok(());
         }
-        let mut is_told = false;
+        let mut has_announced_stop = false;
         loop {
-            let read = read_frame(&mut self.reader, MAX_LOOKUP_BYTES, &mut self.body);
-            if self.shared.gate.is_stopping() && !is_told {
-                // whoever hears it asks another replica; what has come is answered all the same
-                is_told = true;
-                let refused = Refusal::new(Reason::Stopping, "the server stops");
-                write_frame(&mut self.stream, Header { kind: Kind::Refusal, id: 0 }, &refused.parts().slices())?;
+            let read = self.peer.read(MAX_LOOKUP_BYTES);
+            if self.shared.connections.is_stopping() && !has_announced_stop {
+                // The client sends further requests to another replica; requests that have arrived are still answered.
+                has_announced_stop = true;
+                self.peer.refuse(0, &Refusal::new(Reason::Stopping, "the server is stopping"))?;
             }
             let header = read?;
             let start = Instant::now();
             match header.kind {
                 Kind::Lookup => {
-                    if let Err(refused) = self.seek(header.id)? {
-                        self.refuse(header.id, &refused)?;
-                        if refused.reason == Reason::Malformed {
+                    if let Err(refusal) = self.look_up(header.id)? {
+                        self.refuse(header.id, &refusal)?;
+                        if refusal.reason == Reason::Malformed {
                             return Ok(());
                         }
                     } else {
                         self.shared.counters.latency.note(start.elapsed());
                     }
                 }
-                // asked again: versions come and go
-                Kind::Hello if self.greet(header)? => {}
-                Kind::Hello => return Ok(()),
+                // Clients repeat the hello to learn of new versions.
+                Kind::Hello => {
+                    let checked = self.shared.access().check(header.kind, self.peer.body.bytes());
+                    if !self.greet(header.id, checked)? {
+                        return Ok(());
+                    }
+                }
                 other => {
                     let text = format!("expected a request, got {other:?}");
                     self.refuse(header.id, &Refusal::new(Reason::Malformed, text))?;
@@ -80,52 +75,48 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Answers a hello; false if the peer is not one of ours.
-    fn greet(&mut self, header: Header) -> Result<bool, FrameError> {
-        let identity = &self.shared.identity;
-        let expected = Expected { of: "model", run: identity.model.as_bytes(), token: &identity.token };
-        if let Err(refused) = expected.check(header.kind, self.body.bytes()) {
-            self.refuse(header.id, &refused)?;
+    /// Answers hello `id` with the inventory, or with the refusal; false if the client is refused.
+    fn greet(&mut self, id: u64, checked: Result<(), Refusal>) -> Result<bool, FrameError> {
+        if let Err(refusal) = checked {
+            self.refuse(id, &refusal)?;
             return Ok(false);
         }
-        let store = &self.shared.store;
-        let held = store.all();
-        let (layouts, versions) = layouts_of(held.iter().map(|(version, view)| (*version, view.base().meta())));
+        let held = &self.shared.versions;
+        let all = held.all();
+        let (layouts, versions) = layouts_of(all.iter().map(|(version, view)| (*version, view.base().meta())));
         let about = self.shared.about.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let holding = Inventory {
-            first_partition: store.partitions().start,
-            end_partition: store.partitions().end,
-            num_partitions: store.num_partitions(),
-            model: identity.model.as_bytes(),
+        let inventory = Inventory {
+            first_partition: held.partitions().start,
+            end_partition: held.partitions().end,
+            num_partitions: held.num_partitions(),
+            model: self.shared.identity.model.as_bytes(),
             layouts: layouts.as_bytes(),
             versions: &versions,
             about: about.as_bytes(),
         };
-        let header = Header { kind: Kind::Inventory, id: header.id };
-        write_frame(&mut self.stream, header, &holding.parts().slices())?;
+        self.peer.send(Kind::Inventory, id, &inventory.parts())?;
         Ok(true)
     }
 
-    /// Says no.
-    fn refuse(&mut self, id: u64, refused: &Refusal) -> io::Result<()> {
-        self.shared.note_refused();
-        if refused.reason == Reason::Malformed {
-            self.shared.note_malformed();
+    fn refuse(&self, id: u64, refusal: &Refusal) -> io::Result<()> {
+        self.shared.count_refused();
+        if refusal.reason == Reason::Malformed {
+            self.shared.count_malformed();
         }
-        write_frame(&mut self.stream, Header { kind: Kind::Refusal, id }, &refused.parts().slices())
+        self.peer.refuse(id, refusal)
     }
 
-    fn seek(&mut self, id: u64) -> io::Result<Result<(), Refusal>> {
-        let Connection { shared, body, rows, present, .. } = self;
-        let seek = match Lookup::decode(body.bytes()) {
-            Ok(seek) => seek,
-            Err(error) => return Ok(Err(Refusal::new(Reason::Malformed, error.to_string()))),
+    fn look_up(&mut self, id: u64) -> io::Result<Result<(), Refusal>> {
+        let Connection { shared, peer, rows, present } = self;
+        let lookup = match Lookup::decode(peer.body.bytes()) {
+            Ok(lookup) => lookup,
+            Err(error) => return Ok(Err(error.into())),
         };
-        let found = match shared.look_up(&seek, rows, present) {
-            Ok(found) => found,
-            Err(refused) => return Ok(Err(refused)),
+        let result = match shared.look_up(&lookup, rows, present) {
+            Ok(result) => result,
+            Err(refusal) => return Ok(Err(refusal)),
         };
-        write_frame(&mut self.stream, Header { kind: Kind::LookupResult, id }, &found.parts().slices())?;
+        peer.send(Kind::LookupResult, id, &result.parts())?;
         if self.rows.capacity() > KEPT_BYTES {
             self.rows = Vec::new();
         }
@@ -134,27 +125,32 @@ impl<'a> Connection<'a> {
 }
 
 impl Shared {
+    fn access(&self) -> Access<'_> {
+        Access { scope: "model", name: self.identity.model.as_bytes(), token: &self.identity.token }
+    }
+
+    /// Looks signs up in a version. The buffers grow as needed; the result borrows them.
     pub(super) fn look_up<'a>(
         &self,
-        seek: &Lookup<'_>,
+        lookup: &Lookup<'_>,
         rows: &'a mut Vec<u8>,
         present: &'a mut Vec<u64>,
     ) -> Result<LookupResult<'a>, Refusal> {
-        let num_signs = seek.signs.len();
-        // given back before the answer is written: a slow peer holds up no retired version
-        let view = self.store.get(seek.version).map_err(|error| match error {
+        let num_signs = lookup.signs.len();
+        // The view is released before the answer is written, so that a slow peer does not keep a retired version in memory.
+        let view = self.versions.get(lookup.version).map_err(|error| match error {
             VersionError::NoVersion { .. } => Refusal::new(Reason::NoVersion, error.to_string()),
             other => Refusal::new(Reason::Internal, other.to_string()),
         })?;
         let row_bytes = view.row_bytes();
-        // before anything is made for it
+        // Checked before memory is allocated for the answer.
         if num_signs.saturating_mul(row_bytes) > MAX_RESULT_BYTES {
-            let text = format!("seek: expected rows of at most {MAX_RESULT_BYTES} bytes, got {num_signs} signs");
+            let text = format!("lookup: expected rows of at most {MAX_RESULT_BYTES} bytes, got {num_signs} signs");
             return Err(Refusal::new(Reason::Malformed, text));
         }
-        self.check_partitions(seek.signs)?;
+        self.check_partitions(lookup.signs)?;
         let (row_len, word_len) = (num_signs * row_bytes, num_signs.div_ceil(64));
-        // grown, never filled anew: every byte is written below
+        // Buffers are not cleared: every byte is written below.
         if rows.len() < row_len {
             rows.resize(row_len, 0);
         }
@@ -162,18 +158,18 @@ impl Shared {
             present.resize(word_len, 0);
         }
         let (rows, present) = (&mut rows[..row_len], &mut present[..word_len]);
-        let hits = view.seek(seek.signs, rows, present);
+        let hits = view.stored_rows(lookup.signs, rows, present);
         let counters = &self.counters;
         counters.requests.fetch_add(1, Ordering::Relaxed);
         counters.keys.fetch_add(num_signs as u64, Ordering::Relaxed);
         counters.misses.fetch_add((num_signs - hits) as u64, Ordering::Relaxed);
         counters.bytes.fetch_add(row_len as u64, Ordering::Relaxed);
-        Ok(LookupResult { version: seek.version, row_bytes: row_bytes as u32, present, rows, num_signs })
+        Ok(LookupResult { version: lookup.version, row_bytes: row_bytes as u32, present, rows, num_signs })
     }
 
-    /// A sign of another server's would read as absent here: its client has another map.
+    /// Rejects signs of other servers, which would read as absent here: the client has another partition map.
     fn check_partitions(&self, signs: &[u64]) -> Result<(), Refusal> {
-        let (range, num_partitions) = (self.store.partitions(), self.store.num_partitions());
+        let (range, num_partitions) = (self.versions.partitions(), self.versions.num_partitions());
         if range.len() == num_partitions as usize {
             return Ok(());
         }
@@ -189,17 +185,17 @@ impl Shared {
     }
 }
 
-/// The layouts of versions as JSON, each once, and for each version its number and the place of its layout.
+/// Returns the distinct layouts of the versions as JSON, and for each version its number and the index of its layout.
 fn layouts_of<'a>(versions: impl Iterator<Item = (u64, &'a Meta)>) -> (String, Vec<[u64; 2]>) {
     let mut layouts: Vec<&Meta> = Vec::new();
-    let mut places = Vec::new();
+    let mut indices = Vec::new();
     for (version, meta) in versions {
-        let place = layouts.iter().position(|layout| *layout == meta).unwrap_or_else(|| {
+        let index = layouts.iter().position(|layout| *layout == meta).unwrap_or_else(|| {
             layouts.push(meta);
             layouts.len() - 1
         });
-        places.push([version, place as u64]);
+        indices.push([version, index as u64]);
     }
-    // names and numbers: nothing that JSON cannot say
-    (serde_json::to_string(&layouts).unwrap_or_default(), places)
+    // Names and numbers can always be written as JSON.
+    (serde_json::to_string(&layouts).unwrap_or_default(), indices)
 }

@@ -1,16 +1,16 @@
-//! How long requests took: counts in fixed buckets, four to each doubling.
+//! Latency histogram with fixed buckets, four per doubling.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// All below 2^10 ns are in the first bucket.
+/// Durations below 2^10 ns are in the first bucket.
 const FIRST_BIT: u32 = 10;
-/// All from 2^34 ns, 17 seconds, on are in the last.
+/// Durations of 2^34 ns (17 seconds) and more are in the last bucket.
 const LAST_BIT: u32 = 34;
 const STEPS: u32 = 4;
 const NUM_BUCKETS: usize = ((LAST_BIT - FIRST_BIT) * STEPS) as usize + 2;
 
-/// Counts of durations.
+/// A histogram of durations.
 #[derive(Debug)]
 pub struct Latency {
     buckets: [AtomicU64; NUM_BUCKETS],
@@ -24,25 +24,25 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Counts one.
+    /// Counts a duration.
     pub fn note(&self, took: Duration) {
         let nanos = took.as_nanos() as u64;
         self.buckets[bucket_of(nanos)].fetch_add(1, Ordering::Relaxed);
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// The upper bound of each bucket in seconds, the last without one, and how many are in it.
+    /// Returns each bucket's upper bound in seconds, infinite for the last, and its count.
     pub fn buckets(&self) -> Vec<(f64, u64)> {
         let count = |at: usize| self.buckets[at].load(Ordering::Relaxed);
         (0..NUM_BUCKETS).map(|at| (bound_s(at), count(at))).collect()
     }
 
-    /// Seconds of all together.
+    /// The sum of all durations in seconds.
     pub fn sum_s(&self) -> f64 {
         self.nanos.load(Ordering::Relaxed) as f64 * 1e-9
     }
 
-    /// The bound in seconds that a share `q` of all stays below; zero without any.
+    /// The upper bound in seconds of quantile `q`; zero without any durations.
     pub fn quantile_s(&self, q: f64) -> f64 {
         let buckets = self.buckets();
         let all: u64 = buckets.iter().map(|(_, count)| count).sum();
@@ -65,7 +65,7 @@ fn bucket_of(nanos: u64) -> usize {
     if bit >= LAST_BIT {
         return NUM_BUCKETS - 1;
     }
-    // the two bits behind the highest
+    // The two bits after the highest bit.
     let step = (nanos >> (bit - 2)) as u32 % STEPS;
     ((bit - FIRST_BIT) * STEPS + step) as usize + 1
 }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_duration_is_below_the_bound_of_its_bucket_and_not_below_the_one_before() {
+    fn every_duration_is_between_the_bounds_of_its_bucket() {
         for nanos in (0..200).chain((0..2000).map(|at| 1000 + at * 7)).chain((0..44).map(|bit| (1u64 << bit) - 1)) {
             let bucket = bucket_of(nanos);
             let seconds = nanos as f64 * 1e-9;
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_is_within_a_quarter() {
+    fn a_quantile_is_accurate_to_a_quarter() {
         let latency = Latency::default();
         assert!(latency.quantile_s(0.99).abs() < f64::EPSILON);
         (1..=1000).for_each(|micros| latency.note(Duration::from_micros(micros)));

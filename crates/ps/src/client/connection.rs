@@ -1,9 +1,8 @@
-//! A connection of a client: requests go out without waiting, a thread takes the answers off and hands each to whoever
-//! asked.
+//! A client's connection to one shard: requests go out without waiting for answers; a thread receives the answers and hands
+//! each to the thread that waits for it.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader};
-use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -12,13 +11,14 @@ use std::time::{Duration, Instant};
 use elasticrec_wire::frame::MAX_BODY_BYTES;
 use elasticrec_wire::message::Parts;
 use elasticrec_wire::{
-    Body, FrameError, Header, Hello, Kind, MessageError, Refusal, Stream, TlsError, Welcome, read_frame, write_frame,
+    Body, ConnectError, Connector, FrameError, Greeting, Header, Hello, Kind, MessageError, Refusal, Stream, Welcome,
+    read_frame, write_frame,
 };
 
 use super::{ClientError, Credentials};
 
-/// A server that does not greet in this time hangs, or is none.
-const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// Read buffer for answers.
+const READ_BYTES: usize = 1 << 16;
 
 /// An answer: its kind and its body.
 type Answer = (Kind, Body);
@@ -35,29 +35,30 @@ pub(super) struct Connection {
     stream: Stream,
     pub(super) welcome: Welcome,
     next_id: Mutex<u64>,
-    shared: Arc<PendingAnswers>,
+    answers: Arc<PendingAnswers>,
 }
 
-/// Who waits for which answer.
+/// The answers that have not arrived yet.
 #[derive(Debug, Default)]
 struct PendingAnswers {
-    asked: Mutex<HashMap<u64, SyncSender<Answer>>>,
-    /// Why no more answers come.
+    /// Where to send the answer of each request.
+    senders: Mutex<HashMap<u64, SyncSender<Answer>>>,
+    /// Why no more answers arrive, once the connection has ended.
     ended: Mutex<Option<String>>,
-    /// Bodies to read the next answers into.
+    /// Bodies to reuse for further answers.
     spare: Mutex<Vec<Body>>,
 }
 
 impl PendingAnswers {
-    /// Takes answers off the connection until it ends.
+    /// Receives answers until the connection ends.
     fn receive(&self, stream: Stream) {
-        let mut reader = BufReader::with_capacity(1 << 16, stream);
+        let mut reader = BufReader::with_capacity(READ_BYTES, stream);
         let ended = loop {
             let mut body = lock(&self.spare).pop().unwrap_or_default();
             match read_frame(&mut reader, MAX_BODY_BYTES, &mut body) {
                 Ok(Header { kind, id }) => {
-                    // nobody waits for it any more
-                    let Some(sender) = lock(&self.asked).remove(&id) else { continue };
+                    // Without a sender, the request has been given up.
+                    let Some(sender) = lock(&self.senders).remove(&id) else { continue };
                     drop(sender.send((kind, body)));
                 }
                 Err(FrameError::Closed) => break "the connection was closed".into(),
@@ -65,15 +66,27 @@ impl PendingAnswers {
             }
         };
         *lock(&self.ended) = Some(ended);
-        lock(&self.asked).clear();
+        lock(&self.senders).clear();
     }
 }
 
-/// An answer that is waited for.
+/// A claim on the answer to a request in flight.
 #[derive(Debug)]
 pub struct Ticket {
-    /// Only one waits for it; the lock lets a ticket go from thread to thread.
+    /// Only one thread waits for it; the lock lets a ticket move between threads.
     answer: Mutex<Receiver<Answer>>,
+}
+
+/// The welcome of a parameter server.
+struct ShardGreeting(Welcome);
+
+impl Greeting for ShardGreeting {
+    fn read(kind: Kind, body: &[u8]) -> Result<Self, ConnectError> {
+        match kind {
+            Kind::Welcome => Welcome::decode(body).map(ShardGreeting).map_err(ConnectError::lost),
+            other => Err(ConnectError::Lost(format!("expected a welcome, got {other:?}"))),
+        }
+    }
 }
 
 impl Connection {
@@ -83,106 +96,82 @@ impl Connection {
         credentials: &Credentials,
         timeout: Duration,
     ) -> Result<Self, ClientError> {
-        let lost = |what: String| ClientError::Lost { shard, address: address.into(), what };
-        let unfit = |what: String| ClientError::Unfit { shard, address: address.into(), what };
-        let patience = timeout.min(CONNECT_TIME);
-        let deadline = Instant::now() + patience;
-        let mut targets = address.to_socket_addrs().map_err(|error| lost(error.to_string()))?;
-        let target = targets.next().ok_or_else(|| lost("expected an address, got none".into()))?;
-        let tcp = TcpStream::connect_timeout(&target, patience).map_err(|error| lost(error.to_string()))?;
-        tcp.set_nodelay(true).map_err(|error| lost(error.to_string()))?;
-        let host = address.rsplit_once(':').map_or(address, |(host, _)| host.trim_matches(['[', ']']));
-        let mut stream =
-            Stream::connect(tcp, credentials.tls.as_ref(), host, deadline).map_err(|error| match error {
-                TlsError::Io(error) => lost(error.to_string()),
-                other => unfit(other.to_string()),
-            })?;
-        let hello = Hello { run: &credentials.run, token: &credentials.token };
-        write_frame(&mut stream, Header { kind: Kind::Hello, id: 0 }, &hello.parts().slices())
-            .map_err(|error| lost(error.to_string()))?;
-        let mut body = Body::default();
-        let header =
-            read_frame(&mut stream.until(deadline), MAX_BODY_BYTES, &mut body).map_err(|error| match error {
-                FrameError::Version(_) | FrameError::Magic(_) => unfit(error.to_string()),
-                other => lost(other.to_string()),
-            })?;
-        let welcome = match header.kind {
-            Kind::Welcome => Welcome::decode(body.bytes()).map_err(|error| lost(error.to_string()))?,
-            Kind::Refusal => {
-                let refused = Refusal::decode(body.bytes()).map_err(|error| lost(error.to_string()))?;
-                return Err(ClientError::Refused { shard, address: address.into(), refused });
-            }
-            other => return Err(lost(format!("expected a welcome, got {other:?}"))),
-        };
-        stream.limit_writes(timeout).map_err(|error| lost(error.to_string()))?;
-        let reader = stream.try_clone().map_err(|error| lost(error.to_string()))?;
-        let shared = Arc::new(PendingAnswers::default());
-        let receiving = shared.clone();
-        thread::Builder::new()
-            .name("ps-answers".into())
-            .spawn(move || receiving.receive(reader))
-            .map_err(|error| lost(error.to_string()))?;
-        Ok(Connection { shard, address: address.into(), stream, welcome, next_id: Mutex::new(1), shared })
+        let Credentials { run, token, tls } = credentials;
+        let connector =
+            Connector { hello: Hello { run, token }, tls: tls.as_ref(), timeout, max_greeting_bytes: MAX_BODY_BYTES };
+        let failed = |error: ConnectError| ClientError::at(shard, address, error);
+        let (stream, ShardGreeting(welcome)) = connector.connect(address).map_err(failed)?;
+        let lost = |error: io::Error| failed(ConnectError::lost(error));
+        let reader = stream.try_clone().map_err(lost)?;
+        let answers = Arc::new(PendingAnswers::default());
+        let receiver = answers.clone();
+        thread::Builder::new().name("ps-answers".into()).spawn(move || receiver.receive(reader)).map_err(lost)?;
+        Ok(Connection { shard, address: address.into(), stream, welcome, next_id: Mutex::new(1), answers })
     }
 
-    pub(super) fn lost(&self, what: impl Into<String>) -> ClientError {
-        ClientError::Lost { shard: self.shard, address: self.address.clone(), what: what.into() }
+    /// The error for a connection that ended.
+    pub(super) fn lost(&self, what: impl ToString) -> ClientError {
+        ClientError::at(self.shard, &self.address, ConnectError::lost(what))
     }
 
-    /// Sends a request; its answer comes to the ticket.
-    pub(super) fn ask(&self, kind: Kind, parts: &Parts<'_>) -> Result<Ticket, ClientError> {
-        // held while the frame is written: frames of two threads must not mix
+    /// Sends a request; the ticket gives its answer.
+    pub(super) fn send(&self, kind: Kind, parts: &Parts<'_>) -> Result<Ticket, ClientError> {
+        // Locked while the frame is written, so that frames of two threads do not mix.
         let mut next_id = lock(&self.next_id);
         let id = *next_id;
         *next_id += 1;
         let (sender, answer) = sync_channel(1);
-        lock(&self.shared.asked).insert(id, sender);
-        if let Some(ended) = &*lock(&self.shared.ended) {
-            return Err(self.lost(ended.clone()));
+        lock(&self.answers.senders).insert(id, sender);
+        if let Some(ended) = &*lock(&self.answers.ended) {
+            return Err(self.lost(ended));
         }
         write_frame(&mut &self.stream, Header { kind, id }, &parts.slices()).map_err(|error| self.unsent(&error))?;
         Ok(Ticket { answer: Mutex::new(answer) })
     }
 
-    /// Why a request did not go out; what did is the beginning of a frame, behind which nothing can follow.
+    /// Ends the connection after a failed write, since nothing can follow half a frame. Returns the error for the caller.
     fn unsent(&self, error: &io::Error) -> ClientError {
         drop(self.stream.shutdown());
-        let (shard, address) = (self.shard, self.address.clone());
         match error.kind() {
-            io::ErrorKind::InvalidInput => ClientError::Unfit { shard, address, what: error.to_string() },
-            // so says a socket whose time is over
-            io::ErrorKind::WouldBlock => self.lost("did not take a request in time"),
-            _ => self.lost(error.to_string()),
+            io::ErrorKind::InvalidInput => {
+                ClientError::at(self.shard, &self.address, ConnectError::Unfit(error.to_string()))
+            }
+            // A socket returns this after its write timeout.
+            io::ErrorKind::WouldBlock => self.lost("did not accept a request in time"),
+            _ => self.lost(error),
         }
     }
 
-    /// A handle that ends the connection, for another thread.
+    /// Returns a handle with which another thread can end the connection.
     pub(super) fn handle(&self) -> io::Result<Stream> {
         self.stream.try_clone()
     }
 
+    /// Waits for the answer of a ticket, which must be of the expected kind.
     pub(super) fn wait(&self, ticket: &Ticket, expected: Kind, deadline: Instant) -> Result<Body, ClientError> {
         let left = deadline.saturating_duration_since(Instant::now());
         match lock(&ticket.answer).recv_timeout(left) {
             Ok((kind, body)) if kind == expected => Ok(body),
             Ok((Kind::Refusal, body)) => {
-                let refused = Refusal::decode(body.bytes()).map_err(|error| self.broken(&error))?;
-                Err(ClientError::Refused { shard: self.shard, address: self.address.clone(), refused })
+                let refusal = Refusal::decode(body.bytes()).map_err(|error| self.broken(&error))?;
+                Err(ClientError::at(self.shard, &self.address, ConnectError::Refused(refusal)))
             }
             Ok((kind, _)) => Err(self.lost(format!("expected {expected:?}, got {kind:?}"))),
             Err(RecvTimeoutError::Timeout) => Err(self.lost("did not answer in time")),
             Err(RecvTimeoutError::Disconnected) => {
-                Err(self.lost(lock(&self.shared.ended).clone().unwrap_or_else(|| "the connection ended".into())))
+                Err(self.lost(lock(&self.answers.ended).as_deref().unwrap_or("the connection ended")))
             }
         }
     }
 
+    /// The error for an answer that cannot be decoded.
     pub(super) fn broken(&self, error: &MessageError) -> ClientError {
-        self.lost(error.to_string())
+        self.lost(error)
     }
 
+    /// Keeps the memory of an answer for further answers.
     pub(super) fn give_back(&self, body: Body) {
-        lock(&self.shared.spare).push(body);
+        lock(&self.answers.spare).push(body);
     }
 }
 

@@ -39,12 +39,12 @@ fn push(shard: &mut Shard, unit: u64, signs: &[u64]) {
             seen: unit as u32,
             weight: 1.0,
             group: None,
-            is_delta: false,
+            is_increment: false,
             signs,
             counts: &counts,
             gradients: &gradients,
             dense: &dense,
-            sum_places: &[],
+            sum_indices: &[],
             sum_values: &[],
         })
         .unwrap();

@@ -63,12 +63,12 @@ fn send(shard: &mut Shard, batch: &Batch) -> Result<PushOutcome, Refusal> {
         seen: 0,
         weight: 3.0,
         group: None,
-        is_delta: false,
+        is_increment: false,
         signs: &signs,
         counts: &counts,
         gradients: &gradients,
         dense: &dense,
-        sum_places: if has_sums { &[2] } else { &[] },
+        sum_indices: if has_sums { &[2] } else { &[] },
         sum_values: if has_sums { &[1.0] } else { &[] },
     })
 }
@@ -270,12 +270,12 @@ fn what_is_not_a_number_is_counted_and_not_stepped() {
         seen: 0,
         weight: 3.0,
         group: None,
-        is_delta: false,
+        is_increment: false,
         signs: &[5],
         counts: &[[2, 1]],
         gradients: &[1.0, 1.0],
         dense: &dense,
-        sum_places: &[],
+        sum_indices: &[],
         sum_values: &[],
     };
     assert_eq!(shard.push(&push).unwrap(), PushOutcome { was_known: false, non_finite: true });
@@ -307,12 +307,12 @@ fn pushes_of_another_shape_are_refused_whole() {
         seen: 0,
         weight: 3.0,
         group: None,
-        is_delta: false,
+        is_increment: false,
         signs: &mine[..1],
         counts: &[[1, 1]],
         gradients: &[1.0, 1.0],
         dense: &dense,
-        sum_places: &[3],
+        sum_indices: &[3],
         sum_values: &[1.0],
     };
     let mut error = |push: Push<'_>| {
@@ -322,7 +322,7 @@ fn pushes_of_another_shape_are_refused_whole() {
     };
     assert_eq!(error(Push { gradients: &[1.0], ..good }), "push: expected 2 gradients, got 1");
     assert_eq!(error(Push { dense: &[1.0], ..good }), format!("push: expected {} dense gradients, got 1", dense.len()));
-    assert_eq!(error(Push { sum_places: &[4], ..good }), "push: expected places of 4 sums, got 4");
+    assert_eq!(error(Push { sum_indices: &[4], ..good }), "push: expected indices below 4 sums, got 4");
     assert!(error(Push { signs: &other[..1], ..good }).contains("expected one of partitions 0 to 3, got "));
     assert!(shard.table().is_empty());
     shard.push(&good).unwrap();
@@ -345,12 +345,12 @@ fn flood(shard: &mut Shard, unit: u64, signs: Range<u64>) -> Result<PushOutcome,
         seen: 0,
         weight: 1.0,
         group: None,
-        is_delta: false,
+        is_increment: false,
         signs: &signs,
         counts: &counts,
         gradients: &gradients,
         dense: &dense,
-        sum_places: &[],
+        sum_indices: &[],
         sum_values: &[],
     })
 }

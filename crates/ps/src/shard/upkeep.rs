@@ -1,17 +1,17 @@
-//! What happens to whole partitions: decay and eviction at the boundaries between passes, room in a memory that is full.
+//! Maintenance of whole partitions: decay and eviction at the boundaries between passes, and the row limit.
 
 use elasticrec_table::{Cut, Eviction, Overflow, Table};
 
 use super::{Boundary, Shard};
 use crate::record::Record;
 
-/// What the index takes of memory for a row.
+/// Memory of the index per row.
 pub(super) const INDEX_BYTES: usize = 8;
-/// A limit under which a partition has fewer rows is a mistake.
+/// Lowest row limit of a partition that is accepted.
 const MIN_ROWS: usize = 10;
 
 impl Shard {
-    /// Learns of the boundaries between passes, all of them so far; those known do not change.
+    /// Sets the boundaries between passes: all known ones, followed by new ones.
     pub fn set_boundaries(&mut self, boundaries: Vec<Boundary>) {
         debug_assert!(boundaries.starts_with(&self.boundaries));
         self.boundaries = boundaries;
@@ -19,7 +19,7 @@ impl Shard {
         self.records.merge();
     }
 
-    /// Applies every boundary to the partitions that have all names before it.
+    /// Applies each boundary to the partitions that have applied all units before it.
     pub(super) fn reach_boundaries(&mut self) {
         for group in 0..self.records.groups.len() {
             let record = &self.records.groups[group];
@@ -28,9 +28,9 @@ impl Shard {
             if record.watermark() < boundary.before_unit {
                 continue;
             }
-            let (first, places) = (self.spec.owned.start, &self.records.places);
+            let (first, indices) = (self.spec.owned.start, &self.records.indices);
             let owned = self.spec.owned.clone();
-            let chosen = |partition: u32| owned.contains(&partition) && places[(partition - first) as usize] == group;
+            let chosen = |partition: u32| owned.contains(&partition) && indices[(partition - first) as usize] == group;
             if let Some(rate) = boundary.decay {
                 self.table.decay_in(chosen, rate, boundary.decay_step);
             }
@@ -45,14 +45,14 @@ impl Shard {
                 let cut = Cut { least, most: kept_of(max_rows), nonclk_coeff, click_coeff };
                 make_room(&mut self.table, &mut self.overflow, first, chosen, &cut);
             }
-            if self.spec.owned.contains(&0) && self.records.places[0] == group {
+            if self.spec.owned.contains(&0) && self.records.indices[0] == group {
                 let (now, before) = self.sums.split_at_mut(self.spec.num_sums);
                 before.copy_from_slice(now);
                 now.fill(0.0);
             }
             self.records.groups[group].pass_boundary();
         }
-        // a group may have reached several at once, when all are publish_states after a load
+        // After a load, a group may have reached several boundaries at once.
         let is_due = |record: &Record| {
             let next = self.boundaries.get(record.boundaries() as usize);
             next.is_some_and(|boundary| record.watermark() >= boundary.before_unit)
@@ -62,10 +62,11 @@ impl Shard {
         }
     }
 
-    /// Lets its partitions hold so many bytes together. New signs are not taken from 90 % on, and at the next boundary
-    /// the least valuable rows go; where more was loaded than there is room for, at once.
+    /// Limits the memory of the shard. A partition with 90 % of its rows accepts no new signs, and at the next boundary its
+    /// least valuable rows are evicted; a partition that was loaded with more rows than its limit evicts at once.
     ///
-    /// A partition counts its own rows, and all have the same share: what it takes depends on nothing but its pushes.
+    /// Each partition counts its own rows and all have the same limit, so what a partition drops depends only on its
+    /// pushes.
     pub fn limit_memory(&mut self, num_bytes: u64) -> Result<(), String> {
         let states = 1 + self.spec.dense.num_states();
         let fixed = (4 * states * self.dense.values().len() + 8 * self.sums.len()) as u64;
@@ -84,17 +85,17 @@ impl Shard {
     }
 }
 
-/// Rows from which on a partition takes no new signs.
+/// Number of rows at which a partition stops accepting new signs.
 fn admitted_of(max_rows: usize) -> usize {
     max_rows * 9 / 10
 }
 
-/// Rows that stay when room is made.
+/// Number of rows that stay after an eviction.
 fn kept_of(max_rows: usize) -> usize {
     max_rows * 8 / 10
 }
 
-/// Lets the least valuable rows of full partitions go.
+/// Evicts the least valuable rows of full partitions.
 fn make_room(table: &mut Table, overflow: &mut [Overflow], first: u32, chosen: impl Fn(u32) -> bool + Sync, cut: &Cut) {
     let evicted = table.cut_in(chosen, cut);
     for (overflow, evicted) in overflow.iter_mut().zip(evicted.into_iter().skip(first as usize)) {

@@ -11,8 +11,8 @@ use elasticrec_cube::{Client, Column};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::cube_net::duration;
 use crate::errors::{IntoPyErr, UnavailableError};
+use crate::net::duration;
 
 const NUM_PARTITIONS: u32 = 256;
 /// The columns of a row: 40 bytes.

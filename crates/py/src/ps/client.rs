@@ -1,8 +1,7 @@
-//! A trainer's connections to all shards, for Python.
+//! Python bindings of a trainer's connections to all shards.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use elasticrec_ps::client::{BatchUpdate, Credentials, PullOptions, ShardSplit, Ticket};
 use elasticrec_ps::{Client, ClientError, Closer, Group};
@@ -15,27 +14,28 @@ use super::PsTls;
 use crate::batch::Batch;
 use crate::errors::IntoPyErr;
 use crate::groups::{Sums, sums_of};
+use crate::net::duration;
 use crate::table::{batch_cells, check_shape};
 
-/// A pull that was sent; its batch is pushed with it.
+/// A pull in flight; also needed to push the batch.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct PullTicket {
     split: ShardSplit,
     wants_dense: bool,
     tickets: Vec<Ticket>,
-    /// Pushes that each shard had applied when it answered; nothing before.
+    /// Number of pushes that each shard had applied when it answered; empty before the answer.
     applied: Mutex<Vec<u64>>,
 }
 
-/// A push that was sent.
+/// A push in flight.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct PushTicket {
     pub(crate) tickets: Vec<Ticket>,
-    /// `applied` of the pull whose rows it was learned from; empty where that is not known.
+    /// `applied` of the pull whose rows the batch was trained on; empty if unknown.
     pub(crate) pulled_at: Vec<u64>,
 }
 
-/// What became of the pushes of a `PsClient`; may be read while another thread waits for it.
+/// Staleness of the pushes of a `PsClient`; may be read while another thread uses the client.
 #[pyclass(frozen, module = "elasticrec._core")]
 #[derive(Default)]
 pub(crate) struct Staleness {
@@ -45,7 +45,7 @@ pub(crate) struct Staleness {
 }
 
 impl Staleness {
-    /// Counts a push by the shard on which the most pushes of others came between its pull and itself.
+    /// Counts a push. Its staleness is the number of other pushes between its pull and itself, on the worst shard.
     fn count(&self, pulled_at: &[u64], applied: impl Iterator<Item = u64>) {
         if pulled_at.is_empty() {
             return;
@@ -60,26 +60,26 @@ impl Staleness {
 
 #[pymethods]
 impl Staleness {
-    /// Pushes that were acknowledged and of whose pull that is known.
+    /// Number of acknowledged pushes whose pull is known.
     #[getter]
     fn pushes(&self) -> u64 {
         self.pushes.load(Relaxed)
     }
 
-    /// Pushes that were applied between a batch's pull and its push, summed over batches.
+    /// Number of pushes applied between a batch's pull and its push, summed over the batches.
     #[getter]
     fn sum(&self) -> u64 {
         self.sum.load(Relaxed)
     }
 
-    /// The most of a batch.
+    /// The same number for the worst batch.
     #[getter]
     fn most(&self) -> u64 {
         self.most.load(Relaxed)
     }
 }
 
-/// Ends the connections of a `PsClient`, also while another thread waits for an answer.
+/// Ends the connections of a `PsClient` while another thread waits on them.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct PsCloser {
     inner: Closer,
@@ -87,7 +87,7 @@ pub(crate) struct PsCloser {
 
 #[pymethods]
 impl PsCloser {
-    /// Whoever waits for a server raises `UnavailableError`.
+    /// Ends all connections; threads that wait on them raise `UnavailableError`.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.inner.close());
     }
@@ -97,15 +97,15 @@ impl PsCloser {
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct PsClient {
     pub(crate) inner: Client,
-    /// Spare `[unique signs, width]`, kept to save the allocation: as many as threads were here at once.
+    /// Spare buffers `[unique signs, width]`, one per thread, kept to save allocations.
     rows: Mutex<Vec<Vec<f32>>>,
     staleness: Py<Staleness>,
-    /// `applied` of the first pull that was received since the last push.
+    /// `applied` of the first pull received since the last push.
     oldest: Mutex<Vec<u64>>,
 }
 
 impl PsClient {
-    /// Runs a function with so many rows, whatever is in them.
+    /// Calls a function with a buffer of rows with arbitrary content.
     fn with_rows<T>(&self, num_rows: usize, run: impl FnOnce(&mut [f32]) -> T) -> T {
         let spare = self.rows.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut rows = spare.unwrap_or_default();
@@ -115,7 +115,7 @@ impl PsClient {
         result
     }
 
-    /// For a push of several batches: what the servers had applied when the first of them was pulled.
+    /// Takes what the servers had applied at the first pull since the last push, for a push of several batches.
     pub(crate) fn take_oldest(&self) -> Vec<u64> {
         std::mem::take(&mut *self.oldest.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -131,7 +131,7 @@ impl PsClient {
 
 #[pymethods]
 impl PsClient {
-    /// Connects to the shards, in the order of their partitions.
+    /// Connects to the shards; addresses are in the order of the partitions.
     #[new]
     #[pyo3(signature = (addresses, *, run, token, partitions, timeout_s, tls = None))]
     fn new(
@@ -143,8 +143,7 @@ impl PsClient {
         timeout_s: f64,
         tls: Option<&PsTls>,
     ) -> PyResult<Self> {
-        let timeout = Duration::try_from_secs_f64(timeout_s)
-            .map_err(|error| PyValueError::new_err(format!("timeout_s: {error}, got {timeout_s}")))?;
+        let timeout = duration("timeout_s", timeout_s)?;
         let tls = tls.and_then(|tls| tls.client.clone());
         let credentials = Credentials { run: run.into(), token: token.into(), tls };
         let inner = py.detach(|| Client::connect(&addresses, &credentials, partitions, timeout));
@@ -157,7 +156,7 @@ impl PsClient {
         })
     }
 
-    /// Weights a row.
+    /// Weights of a row.
     #[getter]
     fn width(&self) -> usize {
         self.inner.width()
@@ -169,13 +168,13 @@ impl PsClient {
         self.inner.num_dense()
     }
 
-    /// Incarnations of the shards.
+    /// Incarnations of the shards in order.
     #[getter]
     fn incarnations(&self) -> Vec<u64> {
         self.inner.incarnations()
     }
 
-    /// The pushes that each shard has applied by now.
+    /// Returns the number of pushes that each shard has applied.
     fn applied(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         let applied = py.detach(|| {
             let mut split = ShardSplit::default();
@@ -186,25 +185,25 @@ impl PsClient {
         applied.map_err(IntoPyErr::into_py_err)
     }
 
-    /// How old the rows were that pushes were learned from.
+    /// Staleness of the pushes.
     #[getter]
     fn staleness(&self, py: Python<'_>) -> Py<Staleness> {
         self.staleness.clone_ref(py)
     }
 
-    /// What ends its connections, for another thread.
+    /// Returns a handle with which another thread can end the connections.
     fn closer(&self) -> PyResult<PsCloser> {
         Ok(PsCloser { inner: self.inner.closer()? })
     }
 
-    /// Dense values of all shards with the vectors of their optimizer's state.
+    /// Dense values and optimizer state vectors of all shards.
     #[getter]
     fn num_dense_full(&self) -> usize {
         self.inner.num_dense_full()
     }
 
-    /// Asks for the rows of a batch, and for the dense values; `after` is the first unit of a group and how many of its
-    /// steps come before, which all servers have in full.
+    /// Sends a pull of the rows of a batch and, optionally, of the dense values. `after` is the first unit of a group and
+    /// the number of its steps to apply first; all servers have all pushes of these steps.
     #[pyo3(signature = (batch, *, dense, after = None))]
     fn pull(&self, py: Python<'_>, batch: &Batch, dense: bool, after: Option<(u64, u32)>) -> PyResult<PullTicket> {
         let signs = &batch.parsed.unique.signs;
@@ -222,9 +221,8 @@ impl PsClient {
         pulling.map_err(IntoPyErr::into_py_err)
     }
 
-    /// Waits for what was asked for: pooled rows into `out`, `[num_samples, num_cells, width]`, dense values into `dense`,
-    /// which is left as it is if they were not.
-    /// Returns the pushes that each shard had applied.
+    /// Waits for a pull. Writes pooled rows to `out`, `[num_samples, num_cells, width]`, and pulled dense values to `dense`.
+    /// Returns the number of pushes that each shard had applied.
     fn receive(
         &self,
         py: Python<'_>,
@@ -263,9 +261,9 @@ impl PsClient {
         Ok(applied)
     }
 
-    /// Sends the gradient of what `receive` wrote, times `scale`, and that of the dense values, under the batch's name.
+    /// Sends the push of a batch: the gradient of the rows that `receive` wrote, times `scale`, and the dense gradient.
     ///
-    /// With a `group`, its first unit and their number, it is one push of a step of that group.
+    /// With a `group` (first unit, number of units), it is one push of a step of that group.
     #[pyo3(signature = (pulling, batch, gradient, dense, *, scale, last, seen, sums, weight = 1.0, group = None))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn push(
@@ -285,7 +283,7 @@ impl PsClient {
         let contiguous = |what: &str| PyValueError::new_err(format!("{what}: expected a contiguous array"));
         let gradient = gradient.as_slice().map_err(|_| contiguous("gradient"))?;
         let dense = dense.as_slice().map_err(|_| contiguous("dense"))?;
-        let (sum_places, sum_values) = sums_of(&sums)?;
+        let (sum_indices, sum_values) = sums_of(&sums)?;
         let Batch { parser, parsed, .. } = batch;
         let width = self.inner.width();
         check_shape("gradient", gradient.len(), batch_cells(parser, parsed), width)?;
@@ -308,11 +306,11 @@ impl PsClient {
                     seen,
                     weight,
                     group: group.map(group_of),
-                    is_delta: false,
+                    is_increment: false,
                     counts: &parsed.counts,
                     gradients,
                     dense,
-                    sum_places,
+                    sum_indices,
                     sum_values,
                 };
                 self.inner.push(&pulling.split, &learned)
@@ -323,23 +321,22 @@ impl PsClient {
         Ok(PushTicket { tickets: pushing.map_err(IntoPyErr::into_py_err)?, pulled_at })
     }
 
-    /// Waits until all shards have applied a push; returns whether all knew it before, and whether it was not finite.
+    /// Waits until all shards have applied a push; returns whether all had applied it before, and whether it was not finite.
     fn wait_for_ack(&self, py: Python<'_>, pushing: &PushTicket) -> PyResult<(bool, bool)> {
         let pushed = py.detach(|| self.inner.wait_for_ack(&pushing.tickets)).map_err(IntoPyErr::into_py_err)?;
         self.staleness.get().count(&pushing.pulled_at, pushed.iter().map(|one| one.applied));
         Ok((pushed.iter().all(|one| one.was_known), pushed.iter().any(|one| one.non_finite)))
     }
 
-    /// Asks every shard whether it has all pushes of a step of a group, and waits so long until all have. Returns for each
-    /// shard how many steps of the group it has applied, and whether it has all of this one.
+    /// Waits until every shard has all pushes of a step, at most `wait_s`. Returns for each shard the number of steps of the
+    /// group that it has applied, and whether it has all pushes of this step.
     fn step_status(&self, py: Python<'_>, group: (u64, u32), step: u32, wait_s: f64) -> PyResult<Vec<(u32, bool)>> {
-        let wait = Duration::try_from_secs_f64(wait_s)
-            .map_err(|error| PyValueError::new_err(format!("wait_s: {error}, got {wait_s}")))?;
+        let wait = duration("wait_s", wait_s)?;
         let met = py.detach(|| self.inner.step_status(group_of(group), step, wait)).map_err(IntoPyErr::into_py_err)?;
         Ok(met.iter().map(|one| (one.num_applied, one.is_full)).collect())
     }
 
-    /// Has every shard apply the steps of a group up to a number; all shards have all pushes of them.
+    /// Makes every shard apply the first steps of a group; all shards have all pushes of these steps.
     fn commit(&self, py: Python<'_>, first_unit: u64, num_steps: u32) -> PyResult<()> {
         let committed = py.detach(|| {
             let mut split = ShardSplit::default();

@@ -1,9 +1,7 @@
-//! A shard on a socket, for Python.
+//! Python bindings of a parameter server.
 
-use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use elasticrec_cube::publish::PublishRequest;
 use elasticrec_ps::{Boundary, Identity, Server, Shard, ShardSpec, SnapshotFiles};
@@ -15,17 +13,9 @@ use pyo3::types::PyDict;
 use super::PsTls;
 use crate::cube::{figures_of, row_type_of};
 use crate::errors::{ConfigError, ElasticRecError, IntoPyErr};
+use crate::net::{cannot_listen, counts_of, duration};
 
-/// Not the fault of a checkpoint that was loaded before.
-fn cannot_listen(address: &str, error: &io::Error) -> String {
-    let reason = match error.kind() {
-        io::ErrorKind::AddrInUse => "the port is in use".into(),
-        _ => error.to_string(),
-    };
-    format!("ps: {address}: cannot listen there: {reason}")
-}
-
-/// Gives a shard its first dense values, with or without the vectors of their optimizer.
+/// Sets the initial dense values of a shard, with or without the optimizer's state vectors.
 fn start(shard: &mut Shard, dense: &PyReadonlyArray2<'_, f32>, steps: u64) -> PyResult<()> {
     let flat = dense.as_slice().map_err(|_| PyValueError::new_err("dense: expected a contiguous array"))?;
     let (all, length) = (1 + shard.dense_state().states().len(), shard.dense().len());
@@ -40,7 +30,7 @@ fn start(shard: &mut Shard, dense: &PyReadonlyArray2<'_, f32>, steps: u64) -> Py
     Ok(())
 }
 
-/// A moment on the clock of leases.
+/// A moment on the monotonic clock of leases.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct Moment {
     inner: Instant,
@@ -55,7 +45,7 @@ impl Moment {
     }
 }
 
-/// A shard that answers on a socket, on threads of its own.
+/// A shard that answers on a socket, on its own threads.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct PsServer {
     inner: Server,
@@ -63,8 +53,8 @@ pub(crate) struct PsServer {
 
 #[pymethods]
 impl PsServer {
-    /// `files` are the (rows, dense) part files of a checkpoint. If there is none it starts with `dense`, the values and
-    /// maybe the vectors of their optimizer after `steps`, and with the rows of the part files `rows` of another table.
+    /// Loads the (rows, dense) part files of a checkpoint and listens. Without a checkpoint, the shard starts with `dense`,
+    /// the values and optionally the optimizer's state vectors after `steps`, and with `rows`, part files of another table.
     #[new]
     #[pyo3(signature = (
         spec_json, *, address, run, token, incarnation, epoch, threads, files, dense, steps = 0, rows = None, tls = None
@@ -100,37 +90,34 @@ impl PsServer {
         }
         let identity = Identity { run: run.into(), token: token.into(), incarnation, epoch };
         let tls = tls.and_then(|tls| tls.server.clone());
-        let inner = Server::start(shard, identity, address, tls)
-            .map_err(|error| ConfigError::new_err(cannot_listen(address, &error)))?;
-        Ok(PsServer { inner })
+        let inner = Server::start(shard, identity, address, tls);
+        Ok(PsServer { inner: inner.map_err(|error| cannot_listen("ps", address, &error))? })
     }
 
-    /// Where it listens, as `host:port`.
+    /// The address that the server listens at, `host:port`.
     #[getter]
     fn address(&self) -> String {
         self.inner.address().to_string()
     }
 
-    /// Why it cannot go on, or None.
+    /// Why the server cannot continue, or None.
     #[getter]
     fn failure(&self) -> Option<String> {
         self.inner.failure()
     }
 
-    /// Lets it apply and acknowledge for so many seconds from the moment at which the lease was asked for.
-    fn extend_lease(&self, asked: &Moment, seconds: f64) -> PyResult<()> {
-        let length = Duration::try_from_secs_f64(seconds)
-            .map_err(|error| PyValueError::new_err(format!("seconds: {error}, got {seconds}")))?;
-        self.inner.extend_lease(asked.inner, length);
+    /// Extends the lease to `seconds` after the moment at which it was requested.
+    fn extend_lease(&self, requested: &Moment, seconds: f64) -> PyResult<()> {
+        self.inner.extend_lease(requested.inner, duration("seconds", seconds)?);
         Ok(())
     }
 
-    /// Takes its lease away: nothing is applied from now on.
+    /// Ends the lease: nothing is applied after this returns.
     fn end_lease(&self, py: Python<'_>) {
         py.detach(|| self.inner.end_lease());
     }
 
-    /// Learns of the boundaries between passes, a JSON list of all so far.
+    /// Sets the boundaries between passes, a JSON list of all known ones.
     fn set_boundaries(&self, py: Python<'_>, boundaries_json: &str) -> PyResult<()> {
         let boundaries: Vec<Boundary> = serde_json::from_str(boundaries_json)
             .map_err(|error| PyValueError::new_err(format!("boundaries: {error}")))?;
@@ -138,20 +125,18 @@ impl PsServer {
         Ok(())
     }
 
-    /// Lets it hold so many bytes of rows and dense values: new signs are dropped when it is nearly full.
+    /// Limits the bytes of rows and dense values; a nearly full shard drops new signs.
     fn limit_memory(&self, py: Python<'_>, num_bytes: u64) -> PyResult<()> {
         py.detach(|| self.inner.limit_memory(num_bytes)).map_err(ConfigError::new_err)
     }
 
-    /// Holds every push up for so many seconds from now on; 0 for none.
+    /// Delays every push from now on; 0 for no delay.
     fn slow_down(&self, seconds: f64) -> PyResult<()> {
-        let pause = Duration::try_from_secs_f64(seconds)
-            .map_err(|error| PyValueError::new_err(format!("seconds: {error}, got {seconds}")))?;
-        self.inner.slow_down(pause);
+        self.inner.slow_down(duration("seconds", seconds)?);
         Ok(())
     }
 
-    /// Learns of units whose data is lost: they count as complete.
+    /// Counts units whose data is lost as complete.
     fn skip_units(&self, py: Python<'_>, units: Vec<u64>) {
         py.detach(|| self.inner.skip_units(&units));
     }
@@ -162,57 +147,55 @@ impl PsServer {
         serde_json::to_string(&status).map_err(|error| ElasticRecError::new_err(error.to_string()))
     }
 
-    /// Waits until another number of units is complete than there was, or so many seconds; returns the number.
+    /// Waits until the watermark differs from `watermark`, at most `seconds`; returns the watermark.
     fn wait_for_units(&self, py: Python<'_>, watermark: u64, seconds: f64) -> PyResult<u64> {
-        let length = Duration::try_from_secs_f64(seconds)
-            .map_err(|error| PyValueError::new_err(format!("seconds: {error}, got {seconds}")))?;
+        let timeout = duration("seconds", seconds)?;
         Ok(py.detach(|| {
-            self.inner.wait_for_units(watermark, length);
+            self.inner.wait_for_units(watermark, timeout);
             self.inner.watermark()
         }))
     }
 
-    /// The metric sums of this pass, and of the pass before; empty unless it has partition 0.
+    /// The metric sums of this pass and of the previous pass; empty unless the shard owns partition 0.
     fn sums<'py>(&self, py: Python<'py>) -> (Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>) {
         let (now, before) = self.inner.sums();
         (PyArray1::from_vec(py, now), PyArray1::from_vec(py, before))
     }
 
-    /// Samples applied to each of its partitions.
+    /// Number of samples applied to each partition of the shard.
     fn samples(&self) -> Vec<u64> {
         self.inner.read(|shard| shard.samples().to_vec())
     }
 
-    /// What it did so far, by name.
+    /// Counters since the start, by name.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counters = self.inner.counters();
-        let found = PyDict::new(py);
-        for (name, counter) in [
-            ("pulls", &counters.pulls),
-            ("pulled_signs", &counters.pulled_signs),
-            ("pushes", &counters.pushes),
-            ("pushed_signs", &counters.pushed_signs),
-            ("steps", &counters.steps),
-            ("refused", &counters.refused),
-            ("malformed", &counters.malformed),
-            ("pull_nanos", &counters.pull_nanos),
-            ("push_nanos", &counters.push_nanos),
-            ("slowed", &counters.slowed),
-        ] {
-            found.set_item(name, counter.load(Relaxed))?;
-        }
-        Ok(found)
+        counts_of(
+            py,
+            &[
+                ("pulls", &counters.pulls),
+                ("pulled_signs", &counters.pulled_signs),
+                ("pushes", &counters.pushes),
+                ("pushed_signs", &counters.pushed_signs),
+                ("steps", &counters.steps),
+                ("refused", &counters.refused),
+                ("malformed", &counters.malformed),
+                ("pull_nanos", &counters.pull_nanos),
+                ("push_nanos", &counters.push_nanos),
+                ("slowed", &counters.slowed),
+            ],
+        )
     }
 
-    /// Writes its part of a checkpoint; returns size and sha-256 of the rows' file and of the dense one.
+    /// Writes the shard's part of a checkpoint; returns size and SHA-256 of the rows file and of the dense file.
     fn snapshot(&self, py: Python<'_>, rows: PathBuf, dense: PathBuf) -> PyResult<((u64, String), (u64, String))> {
         let written = py.detach(|| self.inner.snapshot(&SnapshotFiles { rows, dense }));
         let (rows, dense) = written.map_err(IntoPyErr::into_py_err)?;
         Ok(((rows.bytes, rows.sha256), (dense.bytes, dense.sha256)))
     }
 
-    /// Writes its part of a version: all rows if it is a base, else what changed since the publish `committed`. Returns the
-    /// figures of it, with size and sha-256 of the file, and its dense values.
+    /// Writes the shard's part of a version: all rows of a base, or the changes since the publish `committed`. Returns
+    /// figures, with size and SHA-256 of the file, and the dense values.
     #[pyo3(signature = (name, *, committed, is_base, row_type, path))]
     fn publish<'py>(
         &self,
@@ -231,14 +214,14 @@ impl PsServer {
         Ok((figures, PyArray1::from_vec(py, published.dense)))
     }
 
-    /// Stops answering; what is being answered ends first.
+    /// Stops the server after it has answered the requests that have arrived.
     fn stop(&mut self, py: Python<'_>) {
         py.detach(|| self.inner.stop());
     }
 }
 
-/// What the dense part files of a checkpoint hold beside rows: the dense vector, the optimizer's vectors, its steps, the
-/// metric sums, and the samples applied to each partition.
+/// Reads the dense part files of a checkpoint: the dense vector and the optimizer's state vectors, the number of steps, the
+/// metric sums, and the number of samples applied to each partition.
 #[pyfunction]
 #[expect(clippy::type_complexity, reason = "the shape of a Python tuple")]
 pub(crate) fn read_dense_parts<'py>(

@@ -1,37 +1,37 @@
-//! Cube clients and cube servers: signs there, rows of one version back.
+//! Messages between cube clients and cube servers: signs in, rows of one version out.
 
 use super::{MessageError, Parts, Reader, head};
 
-/// Signs of a request.
+/// Most signs of a request.
 pub const MAX_LOOKUP_SIGNS: usize = 1 << 16;
-/// The body of a request with as many signs.
+/// Bytes of a request with that many signs.
 pub const MAX_LOOKUP_BYTES: usize = 16 + 8 * MAX_LOOKUP_SIGNS;
-/// Bytes of the rows of an answer.
+/// Most bytes of rows in an answer.
 pub const MAX_RESULT_BYTES: usize = 64 << 20;
 
-/// What a cube server is and holds: its answer to every hello.
+/// A cube server's answer to every hello: its partitions and the versions that it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inventory<'a> {
-    /// Its partitions: from this one
+    /// First partition of the server.
     pub first_partition: u32,
-    /// up to, without, this one,
+    /// End of its partitions, exclusive.
     pub end_partition: u32,
-    /// of so many.
+    /// Partitions of the table.
     pub num_partitions: u32,
-    /// Whose rows it has.
+    /// The model.
     pub model: &'a [u8],
-    /// How rows are laid out, a JSON list: versions may differ in it.
+    /// Row layouts, a JSON list; versions may differ in their layout.
     pub layouts: &'a [u8],
-    /// The versions it has, ascending, each with the place of its layout in the list.
+    /// Versions in ascending order, each with the index of its layout.
     pub versions: &'a [[u64; 2]],
-    /// How the server is, a JSON object, for whoever watches it.
+    /// State of the server, a JSON object, for monitoring.
     pub about: &'a [u8],
 }
 
 impl<'a> Inventory<'a> {
     /// Reads a body.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
-        let mut reader = Reader::new("holding", bytes);
+        let mut reader = Reader::new("inventory", bytes);
         let (first_partition, end_partition, num_partitions) = (reader.u32()?, reader.u32()?, reader.u32()?);
         let (model, layouts, versions) = (reader.u32()? as usize, reader.u32()? as usize, reader.u32()? as usize);
         let (about, _zero) = (reader.u32()? as usize, reader.u32()?);
@@ -46,7 +46,7 @@ impl<'a> Inventory<'a> {
         Ok(Inventory { first_partition, end_partition, num_partitions, model, layouts, versions, about })
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'a> {
         let Inventory { first_partition, end_partition, num_partitions, .. } = *self;
         let lengths = [self.model.len(), self.layouts.len(), self.versions.len(), self.about.len()];
@@ -56,19 +56,19 @@ impl<'a> Inventory<'a> {
     }
 }
 
-/// Rows of a version are asked for.
+/// A request for rows of one version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lookup<'a> {
-    /// The one, and no other.
+    /// The version.
     pub version: u64,
-    /// All of the server's partitions, in any order.
+    /// Signs of the server's partitions, in any order.
     pub signs: &'a [u64],
 }
 
 impl<'a> Lookup<'a> {
     /// Reads a body.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
-        let mut reader = Reader::new("seek", bytes);
+        let mut reader = Reader::new("lookup", bytes);
         let version = reader.u64()?;
         let (num_signs, _zero) = (reader.u32()? as usize, reader.u32()?);
         if num_signs > MAX_LOOKUP_SIGNS {
@@ -79,31 +79,31 @@ impl<'a> Lookup<'a> {
         Ok(Lookup { version, signs })
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'a> {
         Parts::new(head(&[self.version], &[self.signs.len() as u32, 0])).array(self.signs)
     }
 }
 
-/// The answer to a seek.
+/// The answer to a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LookupResult<'a> {
-    /// Of all rows in it.
+    /// The version of all rows.
     pub version: u64,
     /// Bytes of a row.
     pub row_bytes: u32,
-    /// A bit for each sign, from the lowest of the first word on: whether it has a row. The other bits are zero.
+    /// Whether each sign has a row, one bit each, lowest bit first. Unused bits are zero.
     pub present: &'a [u64],
-    /// A row for each sign, in their order, as the version's layout says; zeros for a sign without one.
+    /// A row for each sign in the order of the request, in the version's layout; zeros for a sign without a row.
     pub rows: &'a [u8],
-    /// Signs that were asked for.
+    /// Signs of the request.
     pub num_signs: usize,
 }
 
 impl<'a> LookupResult<'a> {
     /// Reads a body.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, MessageError> {
-        let mut reader = Reader::new("found", bytes);
+        let mut reader = Reader::new("lookup result", bytes);
         let (version, num_signs, row_bytes) = (reader.u64()?, reader.u32()? as usize, reader.u32()?);
         let present = reader.array(num_signs.div_ceil(64))?;
         let rows = reader.array(num_signs.saturating_mul(row_bytes as usize))?;
@@ -111,7 +111,7 @@ impl<'a> LookupResult<'a> {
         Ok(LookupResult { version, row_bytes, present, rows, num_signs })
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'a> {
         debug_assert_eq!(self.rows.len(), self.num_signs * self.row_bytes as usize);
         debug_assert_eq!(self.present.len(), self.num_signs.div_ceil(64));

@@ -1,15 +1,15 @@
-//! The first words of both ends, whoever they are, and the word no.
+//! The messages that every client and server use: the hello and the refusal.
 
 use thiserror::Error;
 
 use super::{MessageError, Parts, Reader, head};
 
-/// A client's first frame: who it is and which run it belongs to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A client's first frame: its run or model, and its token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello<'a> {
-    /// What both sides of a run know of it: jobs of another kind do not meet. To a cube server, the model.
+    /// The run, as all its roles know it; for a cube server, the model.
     pub run: &'a [u8],
-    /// Their secret; empty on loopback without one.
+    /// The shared secret; empty on loopback without one.
     pub token: &'a [u8],
 }
 
@@ -23,35 +23,35 @@ impl<'a> Hello<'a> {
         Ok(message)
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'a> {
         Parts::new(head(&[], &[self.run.len() as u32, self.token.len() as u32])).array(self.run).array(self.token)
     }
 }
 
-/// Why a request was not done, for a program to decide on.
+/// Why a server refused a request; the client decides by it what to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {
-    /// Bytes that are no request.
+    /// The bytes are not a valid request.
     Malformed = 1,
-    /// Another token or another run.
+    /// Another token, run or model.
     Unauthorized = 2,
-    /// Another epoch of the partition map, or another start of the server.
+    /// Another epoch of the partition map, or an earlier start of the server.
     Outdated = 3,
-    /// The server lost its lease and may be replaced.
+    /// The server lost its lease and may have been replaced.
     Fenced = 4,
-    /// The name belongs behind a boundary that is not reached: try again.
+    /// A boundary between passes, or a step, comes first; retry later.
     NotYet = 5,
-    /// The name was applied with other samples.
+    /// The batch was applied with other samples.
     NameClash = 6,
-    /// Kept for a memory limit: try again later. Not sent yet.
+    /// Reserved for a memory limit: retry later. No server sends it yet.
     Full = 7,
-    /// The server stops.
+    /// The server is stopping.
     Stopping = 8,
-    /// A fault of the server's own.
+    /// A fault of the server.
     Internal = 9,
-    /// The step is applied, and rows of before it are no more.
+    /// The step is applied already, and the rows before it are gone.
     Passed = 10,
     /// The server does not hold the version.
     NoVersion = 11,
@@ -64,29 +64,35 @@ impl Reason {
         };
         [Malformed, Unauthorized, Outdated, Fenced, NotYet, NameClash, Full, Stopping, Internal, Passed, NoVersion]
             .into_iter()
-            .find(|refusal| *refusal as u32 == number)
+            .find(|reason| *reason as u32 == number)
     }
 }
 
-/// A request that was not done.
+/// A server's answer to a request that it did not do.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text}")]
 pub struct Refusal {
-    /// For programs.
+    /// The reason, for the client.
     pub reason: Reason,
-    /// For people.
+    /// The explanation, for people.
     pub text: String,
 }
 
+impl From<MessageError> for Refusal {
+    fn from(error: MessageError) -> Self {
+        Refusal::new(Reason::Malformed, error.to_string())
+    }
+}
+
 impl Refusal {
-    /// With a text of at most some lines.
+    /// Creates a refusal; the text is a few lines at most.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
         Refusal { reason, text: text.into() }
     }
 
     /// Reads a body.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        let mut reader = Reader::new("refused", bytes);
+        let mut reader = Reader::new("refusal", bytes);
         let (number, length) = (reader.u32()?, reader.u32()? as usize);
         let Some(reason) = Reason::from_number(number) else {
             return reader.fail(format!("expected a reason from 1 to 11, got {number}"));
@@ -96,7 +102,7 @@ impl Refusal {
         Ok(Refusal { reason, text })
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'_> {
         Parts::new(head(&[], &[self.reason as u32, self.text.len() as u32])).array(self.text.as_bytes())
     }

@@ -1,25 +1,25 @@
-//! Trainers and parameter servers: rows and dense values there, what a batch learned back.
+//! Messages between trainers and parameter servers: rows and dense values out, gradients in.
 
 use super::{MessageError, Parts, Reader, head};
 
-/// What a server is, to a client that it takes.
+/// A parameter server's answer to the hello of a client that it accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
-    /// Of this start of the server; another one may lack what this one has.
+    /// Identifies this start of the server; after a restart, pushes may be missing.
     pub incarnation: u64,
-    /// Of the partition map.
+    /// Epoch of the partition map.
     pub epoch: u64,
-    /// Its partitions: from this one
+    /// First partition of the server.
     pub first_partition: u32,
-    /// up to, without, this one.
+    /// End of its partitions, exclusive.
     pub end_partition: u32,
-    /// Weights a row.
+    /// Weights of a row.
     pub width: u32,
     /// Dense values of its partitions.
     pub num_dense: u32,
-    /// Values of optimizer state a row.
+    /// Values of optimizer state of a row.
     pub state_width: u32,
-    /// Vectors of optimizer state beside the dense values.
+    /// Vectors of optimizer state of the dense values.
     pub num_dense_states: u32,
 }
 
@@ -41,7 +41,7 @@ impl Welcome {
         Ok(message)
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'static> {
         let Welcome { first_partition, end_partition, width, num_dense, state_width, num_dense_states, .. } = *self;
         let halves = [first_partition, end_partition, width, num_dense, state_width, num_dense_states];
@@ -49,30 +49,30 @@ impl Welcome {
     }
 }
 
-/// A group of units whose batches make steps together: step j takes batch j of each unit that has one.
+/// A group of units that are trained in common steps: step j takes batch j of each unit that has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
-    /// The first unit
+    /// The first unit.
     pub first_unit: u64,
-    /// and how many there are, at least one.
+    /// Number of units, at least one.
     pub num_units: u32,
 }
 
-/// Rows, and dense values if wanted, are asked for.
+/// A request for rows and, optionally, for dense values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pull<'a> {
-    /// Of the partition map that the signs were dealt by.
+    /// Epoch of the partition map that the signs were split by.
     pub epoch: u64,
-    /// The server that is meant.
+    /// Incarnation of the server that the client is connected to.
     pub incarnation: u64,
-    /// The first unit of a group and how many of its steps are to be applied: who asks knows that all servers have all
-    /// pushes of them.
+    /// The first unit of a group and the number of its steps to apply first. The client knows that all servers have all
+    /// pushes of these steps.
     pub after: Option<(u64, u32)>,
-    /// Whether the dense values are wanted too.
+    /// Whether to return the dense values.
     pub wants_dense: bool,
-    /// Whether optimizer states and counters are wanted too.
+    /// Whether to return optimizer states and counters.
     pub wants_state: bool,
-    /// Each once, all of the server's partitions.
+    /// Distinct signs of the server's partitions.
     pub signs: &'a [u64],
 }
 
@@ -92,7 +92,7 @@ impl<'a> Pull<'a> {
         Ok(Pull { epoch, incarnation, after, wants_dense: flags & 1 == 1, wants_state: flags & 2 == 2, signs })
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'a> {
         let (first_unit, num_steps) = self.after.unwrap_or_default();
         let flags =
@@ -105,15 +105,15 @@ impl<'a> Pull<'a> {
 /// The answer to a pull.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rows<'a> {
-    /// Of the server.
+    /// Incarnation of the server.
     pub incarnation: u64,
-    /// Pushes that the server had applied: how fresh the rows are.
+    /// Number of pushes that the server had applied, to measure staleness.
     pub applied: u64,
     /// `[signs, width]`, in the order of the signs; zeros for a sign without a row. With states `[signs, width + state]`.
     pub rows: &'a [f32],
-    /// The dense values of the server's partitions, or none; with states those vectors behind them.
+    /// The dense values of the server's partitions, or none; with states followed by the state vectors.
     pub dense: &'a [f32],
-    /// With states, of each sign: show, click, and its stamp.
+    /// With states: show, click and stamp of each sign.
     pub tails: &'a [[u32; 3]],
 }
 
@@ -131,7 +131,7 @@ impl<'a> Rows<'a> {
         Ok(message)
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'a> {
         let halves = [self.rows.len() as u32, self.dense.len() as u32, self.tails.len() as u32];
         Parts::new(head(&[self.incarnation, self.applied], &halves))
@@ -141,43 +141,43 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// What a batch learned; one goes to every server, with what is of its partitions.
+/// The update of a batch; each server gets the part of its partitions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Push<'a> {
-    /// Of the partition map that the signs were dealt by.
+    /// Epoch of the partition map that the signs were split by.
     pub epoch: u64,
-    /// The server that is meant.
+    /// Incarnation of the server that the client is connected to.
     pub incarnation: u64,
-    /// The unit of the batch's name.
+    /// The unit of the batch.
     pub unit: u64,
-    /// The batch, or the group of batches, of the unit.
+    /// Index of the batch, or of the group of batches, in the unit.
     pub batch: u32,
-    /// No other one of the unit comes behind it.
+    /// Whether this is the last push of the unit.
     pub is_last: bool,
-    /// Of the samples: the same name always has the same.
+    /// Checksum of the samples; the same (unit, batch) always has the same checksum.
     pub checksum: u64,
-    /// Samples in it.
+    /// Number of samples.
     pub num_samples: u32,
     /// Data time.
     pub seen: u32,
-    /// Of all samples together: what the dense gradient counts for among others of a step.
+    /// Weight of all samples together, for the mean of the dense gradients of a step.
     pub weight: f64,
-    /// The group of units whose batches of this number make one step; none for a push that is a step of its own.
+    /// The group whose batches of this index make one step; none for a push that is a step by itself.
     pub group: Option<Group>,
-    /// Changes to be added, of weights and states, in place of gradients.
-    pub is_delta: bool,
-    /// Each once.
+    /// Whether the push has increments of weights and states instead of gradients (strategy `geo`).
+    pub is_increment: bool,
+    /// Distinct signs.
     pub signs: &'a [u64],
     /// Show and click of each sign.
     pub counts: &'a [[u32; 2]],
-    /// `[signs, width]`, sums over the samples; of a delta `[signs, width + state]`.
+    /// `[signs, width]`, sums over the samples; for an increment `[signs, width + state]`.
     pub gradients: &'a [f32],
-    /// Of the dense values of the server's partitions, their mean; none where a batch has no sample. Of a delta of the
-    /// values, then of each state vector.
+    /// Mean gradient of the dense values of the server's partitions, empty for a batch without samples. For an increment,
+    /// the changes of the values and then of each state vector.
     pub dense: &'a [f32],
-    /// Places of the metric sums
-    pub sum_places: &'a [u32],
-    /// and what is added to each.
+    /// Indices of the metric sums that change.
+    pub sum_indices: &'a [u32],
+    /// The amount to add to each of these sums.
     pub sum_values: &'a [f64],
 }
 
@@ -207,26 +207,26 @@ impl<'a> Push<'a> {
             seen,
             weight,
             group: (num_units > 0).then_some(Group { first_unit, num_units }),
-            is_delta: flags & 2 == 2,
+            is_increment: flags & 2 == 2,
             signs: reader.array(num_signs)?,
             counts: reader.array(num_signs)?,
             gradients: reader.array(num_gradients)?,
             dense: reader.array(num_dense)?,
-            sum_places: reader.array(num_sums)?,
+            sum_indices: reader.array(num_sums)?,
             sum_values: reader.array(num_sums)?,
         };
         reader.end()?;
         Ok(message)
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'a> {
         debug_assert_eq!(self.signs.len(), self.counts.len());
-        debug_assert_eq!(self.sum_places.len(), self.sum_values.len());
+        debug_assert_eq!(self.sum_indices.len(), self.sum_values.len());
         let numbers = [self.epoch, self.incarnation, self.unit, self.checksum];
-        let lengths = [self.signs.len(), self.gradients.len(), self.dense.len(), self.sum_places.len()];
+        let lengths = [self.signs.len(), self.gradients.len(), self.dense.len(), self.sum_indices.len()];
         let [signs, gradients, dense, sums] = lengths.map(|length| length as u32);
-        let flags = u32::from(self.is_last) | u32::from(self.is_delta) << 1;
+        let flags = u32::from(self.is_last) | u32::from(self.is_increment) << 1;
         let halves = [self.batch, flags, self.num_samples, self.seen, signs, gradients, dense, sums];
         let mut bytes = head(&numbers, &halves);
         let (first_unit, num_units) = self.group.map_or((0, 0), |group| (group.first_unit, group.num_units));
@@ -236,28 +236,28 @@ impl<'a> Push<'a> {
             .array(self.counts)
             .array(self.gradients)
             .array(self.dense)
-            .array(self.sum_places)
+            .array(self.sum_indices)
             .array(self.sum_values)
     }
 }
 
-/// A push is applied, or was before.
+/// The answer to a push that is applied, now or earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushAck {
-    /// Of the server.
+    /// Incarnation of the server.
     pub incarnation: u64,
-    /// Pushes that the server has applied.
+    /// Number of pushes that the server has applied.
     pub applied: u64,
-    /// All partitions had it before.
+    /// Whether all partitions had applied it before.
     pub was_known: bool,
-    /// It held something that is not a number: counted, not applied.
+    /// Whether it had a NaN or infinite value: such a push is counted and not applied.
     pub non_finite: bool,
 }
 
 impl PushAck {
     /// Reads a body.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        let mut reader = Reader::new("pushed", bytes);
+        let mut reader = Reader::new("push ack", bytes);
         let (incarnation, applied, flags) = (reader.u64()?, reader.u64()?, reader.u64()?);
         if flags > 3 {
             return reader.fail(format!("expected flags from 0 to 3, got {flags}"));
@@ -266,32 +266,32 @@ impl PushAck {
         Ok(PushAck { incarnation, applied, was_known: flags & 1 == 1, non_finite: flags & 2 == 2 })
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'static> {
         let flags = u64::from(self.was_known) | u64::from(self.non_finite) << 1;
         Parts::new(head(&[self.incarnation, self.applied, flags], &[]))
     }
 }
 
-/// Asks whether a server has all pushes of a step; the answer waits a little for them.
+/// A request for the progress of a step; the server answers when it has all pushes of the step or the wait is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepQuery {
-    /// Of the partition map.
+    /// Epoch of the partition map.
     pub epoch: u64,
-    /// The server that is meant.
+    /// Incarnation of the server that the client is connected to.
     pub incarnation: u64,
-    /// Whose step it is.
+    /// The group of the step.
     pub group: Group,
     /// The step, from 0.
     pub step: u32,
-    /// How long the answer may wait.
+    /// Longest wait in milliseconds.
     pub wait_ms: u32,
 }
 
 impl StepQuery {
     /// Reads a body.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        let mut reader = Reader::new("meet", bytes);
+        let mut reader = Reader::new("step query", bytes);
         let (epoch, incarnation, first_unit) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let (num_units, step) = (reader.u32()?, reader.u32()?);
         let (wait_ms, _zero) = (reader.u32()?, reader.u32()?);
@@ -299,28 +299,28 @@ impl StepQuery {
         Ok(StepQuery { epoch, incarnation, group: Group { first_unit, num_units }, step, wait_ms })
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'static> {
         let numbers = [self.epoch, self.incarnation, self.group.first_unit];
         Parts::new(head(&numbers, &[self.group.num_units, self.step, self.wait_ms]))
     }
 }
 
-/// How far a server is with a group.
+/// A server's progress with a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepStatus {
-    /// Of the server.
+    /// Incarnation of the server.
     pub incarnation: u64,
     /// Steps of the group that are applied.
     pub num_applied: u32,
-    /// Whether all pushes of the step that was asked for are there, or applied.
+    /// Whether the server has all pushes of the step, queued or applied.
     pub is_full: bool,
 }
 
 impl StepStatus {
     /// Reads a body.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        let mut reader = Reader::new("met", bytes);
+        let mut reader = Reader::new("step status", bytes);
         let (incarnation, num_applied, flags) = (reader.u64()?, reader.u32()?, reader.u32()?);
         if flags > 1 {
             return reader.fail(format!("expected flags 0 or 1, got {flags}"));
@@ -329,7 +329,7 @@ impl StepStatus {
         Ok(StepStatus { incarnation, num_applied, is_full: flags == 1 })
     }
 
-    /// The body.
+    /// Returns the body.
     pub fn parts(&self) -> Parts<'static> {
         Parts::new(head(&[self.incarnation], &[self.num_applied, u32::from(self.is_full)]))
     }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::frame::{Body, Header, Kind, read_frame, write_frame};
 
-/// Through a frame, as on the wire.
+/// Writes a body as a frame and reads it back.
 fn sent(parts: &Parts<'_>) -> Body {
     let mut bytes = Vec::new();
     write_frame(&mut bytes, Header { kind: Kind::Push, id: 1 }, &parts.slices()).unwrap();
@@ -14,7 +14,7 @@ fn sent(parts: &Parts<'_>) -> Body {
 
 proptest! {
     #[test]
-    fn pushes_go_there_and_back(
+    fn pushes_survive_a_round_trip(
         numbers: [u64; 4],
         halves: [u32; 3],
         is_last: bool,
@@ -24,15 +24,15 @@ proptest! {
         sums in prop::collection::vec((any::<u32>(), -1f64..1.0), 0..9),
     ) {
         let (signs, counts): (Vec<u64>, Vec<[u32; 2]>) = signs.into_iter().unzip();
-        let (sum_places, sum_values): (Vec<u32>, Vec<f64>) = sums.into_iter().unzip();
+        let (sum_indices, sum_values): (Vec<u32>, Vec<f64>) = sums.into_iter().unzip();
         let [epoch, incarnation, unit, checksum] = numbers;
         let [batch, num_samples, seen] = halves;
         let push = Push {
             epoch, incarnation, unit, batch, is_last, checksum, num_samples, seen,
-            weight: 2.5, is_delta: !is_last,
+            weight: 2.5, is_increment: !is_last,
             group: (seen % 2 == 1).then_some(Group { first_unit: unit, num_units: seen }),
             signs: &signs, counts: &counts, gradients: &gradients, dense: &dense,
-            sum_places: &sum_places, sum_values: &sum_values,
+            sum_indices: &sum_indices, sum_values: &sum_values,
         };
         let body = sent(&push.parts());
         prop_assert_eq!(Push::decode(body.bytes()).unwrap(), push);
@@ -45,19 +45,19 @@ proptest! {
     }
 
     #[test]
-    fn lookups_go_there_and_back(version: u64, signs in prop::collection::vec(any::<u64>(), 0..150), row_bytes in 1u32..50, model in "[a-z]{0,20}") {
-        let seek = Lookup { version, signs: &signs };
-        let body = sent(&seek.parts());
-        prop_assert_eq!(Lookup::decode(body.bytes()).unwrap(), seek);
+    fn lookups_survive_a_round_trip(version: u64, signs in prop::collection::vec(any::<u64>(), 0..150), row_bytes in 1u32..50, model in "[a-z]{0,20}") {
+        let lookup = Lookup { version, signs: &signs };
+        let body = sent(&lookup.parts());
+        prop_assert_eq!(Lookup::decode(body.bytes()).unwrap(), lookup);
         let rows: Vec<u8> = (0..signs.len() * row_bytes as usize).map(|at| at as u8).collect();
         let present = vec![version; signs.len().div_ceil(64)];
-        let found = LookupResult { version, row_bytes, present: &present, rows: &rows, num_signs: signs.len() };
-        let body = sent(&found.parts());
-        prop_assert_eq!(LookupResult::decode(body.bytes()).unwrap(), found);
+        let result = LookupResult { version, row_bytes, present: &present, rows: &rows, num_signs: signs.len() };
+        let body = sent(&result.parts());
+        prop_assert_eq!(LookupResult::decode(body.bytes()).unwrap(), result);
         let versions: Vec<[u64; 2]> = signs.iter().map(|sign| [*sign, 0]).collect();
-        let holding = Inventory { first_partition: 1, end_partition: 3, num_partitions: row_bytes + 2, model: model.as_bytes(), layouts: b"[{}]", versions: &versions, about: model.as_bytes() };
-        let body = sent(&holding.parts());
-        prop_assert_eq!(Inventory::decode(body.bytes()).unwrap(), holding);
+        let inventory = Inventory { first_partition: 1, end_partition: 3, num_partitions: row_bytes + 2, model: model.as_bytes(), layouts: b"[{}]", versions: &versions, about: model.as_bytes() };
+        let body = sent(&inventory.parts());
+        prop_assert_eq!(Inventory::decode(body.bytes()).unwrap(), inventory);
     }
 
     #[test]
@@ -67,7 +67,7 @@ proptest! {
 }
 
 #[test]
-fn small_messages_go_there_and_back() {
+fn small_messages_survive_a_round_trip() {
     let hello = Hello { run: b"run", token: b"a secret" };
     assert_eq!(Hello::decode(sent(&hello.parts()).bytes()), Ok(hello));
     let welcome = Welcome {
@@ -97,7 +97,7 @@ fn small_messages_go_there_and_back() {
 }
 
 #[test]
-fn lengths_that_lie_are_refused() {
+fn wrong_lengths_are_rejected() {
     let pull =
         Pull { epoch: 1, incarnation: 2, after: Some((3, 1)), wants_dense: false, wants_state: false, signs: &[4, 5] };
     let mut bytes = pull.parts().slices().concat();
@@ -109,13 +109,13 @@ fn lengths_that_lie_are_refused() {
 }
 
 #[test]
-fn lookups_that_cannot_be_are_refused() {
+fn impossible_lookups_are_rejected() {
     let signs = vec![0; MAX_LOOKUP_SIGNS + 1];
     let body = sent(&Lookup { version: 1, signs: &signs }.parts());
     let error = Lookup::decode(body.bytes()).unwrap_err();
-    assert_eq!(error.to_string(), "seek: expected at most 65536 signs, got 65537");
+    assert_eq!(error.to_string(), "lookup: expected at most 65536 signs, got 65537");
     for (first_partition, end_partition) in [(2, 2), (3, 2), (0, 9)] {
-        let holding = Inventory {
+        let inventory = Inventory {
             first_partition,
             end_partition,
             num_partitions: 8,
@@ -124,13 +124,13 @@ fn lookups_that_cannot_be_are_refused() {
             versions: &[],
             about: b"",
         };
-        let error = Inventory::decode(sent(&holding.parts()).bytes()).unwrap_err();
-        let expected = format!("holding: expected partitions from 0 to 8, got {first_partition} to {end_partition}");
+        let error = Inventory::decode(sent(&inventory.parts()).bytes()).unwrap_err();
+        let expected = format!("inventory: expected partitions from 0 to 8, got {first_partition} to {end_partition}");
         assert_eq!(error.to_string(), expected);
     }
-    // a promise of more rows than the body has
+    // The header promises more rows than the body has.
     let mut bytes = [0u64; 2];
     bytes[1] = u64::MAX;
     let error = LookupResult::decode(bytemuck::cast_slice(&bytes)).unwrap_err();
-    assert!(error.to_string().starts_with("found: expected at most 16 bytes in an array"), "{error}");
+    assert!(error.to_string().starts_with("lookup result: expected at most 16 bytes in an array"), "{error}");
 }
