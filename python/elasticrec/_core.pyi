@@ -226,7 +226,7 @@ class TableBench:
 
 @final
 class CubeView:
-    """The rows of one version: a base and the deltas on it; `partitions` (first, end) opens those alone."""
+    """The rows of one version: a base and its deltas; `partitions` (first, end) opens only these."""
     def __new__(
         cls, base: list[str], deltas: list[list[str]] = ..., *, partitions: tuple[int, int] | None = None
     ) -> CubeView: ...
@@ -234,7 +234,7 @@ class CubeView:
     def num_rows(self) -> int: ...
     @property
     def columns(self) -> list[tuple[str, int]]:
-        """(name, width) of each."""
+        """(name, width) of each column."""
     @property
     def width(self) -> int: ...
     @property
@@ -244,11 +244,11 @@ class CubeView:
     @property
     def num_bytes(self) -> int: ...
     def with_delta(self, paths: list[str]) -> CubeView:
-        """The version after this one: with the part files of one delta applied."""
+        """Return the next version: this one with the part files of one delta applied."""
     def lookup(self, signs: _U64) -> tuple[_F32, _Bool]:
-        """Rows `[signs, width]`, zeros for signs without one, and which signs have one."""
+        """Look signs up: rows `[signs, width]`, zeros for signs without a row, and which signs have one."""
     def items(self) -> CubeItems:
-        """All signs with their rows, in batches: those of a partition, sorted by sign."""
+        """Iterate over all signs with their rows: one batch per partition, sorted by sign."""
 
 @final
 class CubeItems:
@@ -263,9 +263,9 @@ class CubeWriter:
         cls, path: str, columns: list[tuple[str, int]], *, row_type: str, num_partitions: int
     ) -> CubeWriter: ...
     def add(self, partition: int, signs: _U64, rows: _F32) -> None:
-        """Writes a partition, in ascending order: its signs and their rows `[signs, width]`."""
+        """Write a partition: its signs and their rows `[signs, width]`. Partitions are in ascending order."""
     def finish(self) -> tuple[int, str]:
-        """Completes the file; returns its size and sha-256."""
+        """Complete the file; return its size and SHA-256."""
 
 @final
 class DeltaWriter:
@@ -274,9 +274,9 @@ class DeltaWriter:
         cls, path: str, columns: list[tuple[str, int]], *, row_type: str, num_partitions: int
     ) -> DeltaWriter: ...
     def add(self, partition: int, signs: _U64, rows: _F32, removed: _U64, *, is_whole: bool = False) -> None:
-        """Adds the changes of a partition, in ascending order: signs with their rows, and signs without."""
+        """Add the changes of a partition: signs with their rows, and removed signs; in ascending order."""
     def finish(self) -> tuple[int, str]:
-        """Completes the file; returns its size and sha-256."""
+        """Complete the file; return its size and SHA-256."""
 
 @final
 class CubeBench:
@@ -693,7 +693,7 @@ class Exchange:
 
 @final
 class CubeServer:
-    """Versions of some partitions of a model, looked up over sockets; answers on threads of its own."""
+    """A server of some partitions of a model's versions; answers lookups on its own threads."""
 
     def __new__(
         cls,
@@ -705,41 +705,41 @@ class CubeServer:
         num_partitions: int,
         tls: PsTls | None = None,
     ) -> Self:
-        """Listens; holds no version yet. `partitions` are the first and the end of its own."""
+        """Listen without holding a version yet. `partitions` are the server's first partition and their end."""
     @property
     def address(self) -> str: ...
     def install_base(self, version: int, paths: Sequence[str | Path], *, mapped: bool = False) -> None:
-        """Reads its own partitions of the part files of a base, checks them, and answers for it from now on.
+        """Load the server's partitions from the part files of a base, check them and install the version.
 
-        They are copied into memory, on huge pages where there are some, or mapped.
+        The partitions are copied into memory, on huge pages if possible, or mapped.
         """
     def install_delta(self, version: int, parent: int, paths: Sequence[str | Path]) -> None:
-        """Applies the part files of a delta to its parent, which it holds, and answers for the version from now on."""
+        """Apply the part files of a delta to its parent, which the server holds, and install the version."""
     def retire(self, version: int) -> None:
-        """Gives a version up; requests that have it end first."""
+        """Remove a version after the requests that use it."""
     def versions(self) -> list[int]:
-        """The versions it holds, ascending."""
+        """Return the versions that the server holds, ascending."""
     def held(self) -> list[tuple[int, dict[str, int]]]:
-        """Of each version: `rows`, `bytes` of index and rows, `segments` over its base, `changes` in those."""
+        """Return for each version `rows`, `bytes` of index and rows, `segments` over its base, `changes` in them."""
     def set_about(self, about: str) -> None:
-        """Says how it is, a JSON object, to everybody who greets it."""
+        """Set the server's description of itself, a JSON object, which clients receive with the inventory."""
     def counters(self) -> dict[str, int]:
-        """`requests`, `keys`, `misses`, `bytes`, `refused`, `malformed` so far; `connections` now."""
+        """Return `requests`, `keys`, `misses`, `bytes`, `refused`, `malformed` since the start; `connections` now."""
     def latency(self) -> tuple[list[tuple[float, int]], float]:
-        """(upper bound in seconds, requests) of each bucket, the last without a bound; the seconds of all."""
+        """Return (upper bound in seconds, requests) of each bucket, the last one infinite; and the sum in seconds."""
     def seek(self, version: int, signs: npt.NDArray[np.uint64]) -> tuple[bytes, _Bool]:
-        """Rows of a version as they are stored, one after the other, and which signs have one."""
+        """Look signs up: their stored rows, one after the other, and which signs have one."""
     def stop(self) -> None:
-        """Tells clients to go elsewhere, answers what they have sent, and ends."""
+        """Stop the server: send clients to other replicas and answer the requests that have arrived."""
 
 def probe_cube_server(
     address: str, model: str, *, token: str, timeout_s: float, tls: PsTls | None = None
 ) -> tuple[list[int], list[int], str]:
-    """What a cube server holds: versions, first and end partition and the number of all, what it says of itself."""
+    """Return a cube server's versions, its first and end partition with their number, and its description."""
 
 @final
 class CubeClient:
-    """Rows of a model from all shards of a store, each of which has replicas. Threads may share it."""
+    """Looks up rows of a model at all shards of a store. Any number of threads may use it at once."""
 
     def __new__(
         cls,
@@ -750,15 +750,15 @@ class CubeClient:
         deadline_s: float,
         tls: PsTls | None = None,
     ) -> Self:
-        """Connects to the shards, a list of the addresses of its replicas each; of each at least one must answer."""
+        """Connect to the shards, given as lists of replica addresses; one replica of each must answer."""
     def get(self, version: int, signs: npt.NDArray[np.uint64]) -> tuple[_F32, _Bool]:
-        """Rows of a version, `[signs, width]`, zeros for signs without one, and which signs have one."""
+        """Look signs up: rows `[signs, width]`, zeros for signs without a row, and which signs have one."""
     def layout(self, version: int) -> tuple[list[tuple[str, int]], str]:
-        """(name, width) of the columns of a version, and the type its rows are stored as."""
+        """Return (name, width) of the columns of a version, and the type of its stored rows."""
     def versions(self) -> list[int]:
-        """Versions that some replica held when it was last heard of, ascending."""
+        """Return the versions that some replica holds according to its last inventory, ascending."""
     def info(self) -> list[dict[str, Any]]:
-        """Of each replica `shard`, `address`, `down` (why, or None), `versions`, requests `waiting` for an answer."""
+        """Return each replica's `shard`, `address`, `down` (why, or None), `versions`, requests `waiting`."""
 
 @final
 class StoreTraffic:

@@ -1,4 +1,4 @@
-//! The base of a version: part files, mapped or loaded, and checked, with the place of each partition.
+//! The base of a version: checked part files, mapped or loaded into memory, with the offsets of each partition.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -14,46 +14,46 @@ use crate::row::RowCodec;
 use crate::search::{Keys, RowSink, Search};
 use crate::{Column, CubeError};
 
-/// A table or some partitions of one, read-only, from one or more part files.
+/// The rows of a table, or of some of its partitions, read-only, from one or more part files.
 pub struct Cube {
     backing: Backing,
     meta: Meta,
     codec: RowCodec,
     num_partitions: u32,
-    /// The partitions that it holds.
+    /// The partitions that this cube holds.
     range: Range<u32>,
     partitions: Vec<Partition>,
 }
 
 /// Where the bytes are.
 enum Backing {
-    /// In the files, mapped: they take no memory that the system could not have back.
+    /// In mapped files, whose memory the system can reclaim.
     Mapped(Vec<PartFile>),
     /// RowSelection, on huge pages where the system has them: lookups are faster by what the page tables cost.
     Loaded(Memory),
 }
 
-/// Where a partition lies; 32 bytes, so that those of a usual table stay in the first-level cache.
+/// Offsets of a partition; 32 bytes, so that all partitions of a usual table stay in the first-level cache.
 #[derive(Clone, Copy)]
 pub(crate) struct Partition {
     part: u32,
     pub(crate) num_buckets: u32,
-    /// Buckets beyond its home where a sign may lie.
+    /// Most buckets between a sign's home bucket and its bucket.
     pub(crate) max_steps: u32,
     num_rows: u32,
     pub(crate) index_offset: usize,
     pub(crate) records_offset: usize,
 }
 
-/// A partition without rows, for signs of those that a cube does not hold.
+/// A partition without rows, for the partitions that a cube does not hold.
 pub(crate) const NONE: Partition =
     Partition { part: 0, num_buckets: 0, max_steps: 0, num_rows: 0, index_offset: 0, records_offset: 0 };
 
-/// The bytes that the offsets of a partition count in.
+/// The bytes that the offsets of a partition refer to.
 pub(crate) trait Blocks<'a>: Copy {
     fn bytes_of(self, partition: &Partition) -> &'a [u8];
 
-    /// Whether nobody can change the bytes after they were checked.
+    /// Whether the bytes cannot change after they were checked.
     const ARE_OWN: bool;
 }
 
@@ -76,18 +76,18 @@ impl<'a> Blocks<'a> for &'a [u8] {
 }
 
 impl Cube {
-    /// Maps part files that together hold every partition once, and reads them through to check them.
+    /// Maps and checks part files that together hold every partition once.
     pub fn open(paths: &[PathBuf]) -> Result<Cube, CubeError> {
         Cube::from_parts(open_all(paths)?)
     }
 
-    /// Maps the partitions of `range`, of part files that hold each of them once. Others are neither read nor checked.
+    /// Maps and checks the partitions of `range`; other partitions of the files are not read.
     pub fn open_range(paths: &[PathBuf], range: Range<u32>) -> Result<Cube, CubeError> {
         Cube::mapped(open_all(paths)?, Some(range))
     }
 
     /// Like [`open_range`](Cube::open_range), or [`open`](Cube::open) without a range, but copies the partitions into
-    /// memory of its own: for who looks up all day. What is checked is the copy.
+    /// memory, which makes lookups faster. The copy is checked, not the file.
     pub fn load(paths: &[PathBuf], range: Option<Range<u32>>) -> Result<Cube, CubeError> {
         Cube::loaded(&open_all(paths)?, range)
     }
@@ -102,14 +102,14 @@ impl Cube {
             let copy = &mut memory[offset..][..shape.bytes()];
             shape.read(file, i, copy)?;
             let partition = Partition::check(file, i, &shape, copy)?;
-            cube.place(file.entries()[i].partition, partition.at(0, offset));
+            cube.set_partition(file.entries()[i].partition, partition.at(0, offset));
             offset += copy.len().next_multiple_of(BUCKET_BYTES);
         }
         cube.backing = Backing::Loaded(memory);
         Ok(cube)
     }
 
-    /// [`open`](Cube::open) for part files that are open already.
+    /// Like [`open`](Cube::open), for part files that are open already.
     pub fn from_parts(parts: Vec<PartFile>) -> Result<Cube, CubeError> {
         Cube::mapped(parts, None)
     }
@@ -118,20 +118,20 @@ impl Cube {
         let mut cube = Cube::unchecked(&parts, range.clone())?;
         let shapes = cube.shapes(&parts)?;
         if shapes.iter().any(|(.., shape)| shape.is_former()) {
-            // what is not searched as it is in the file cannot stay there
+            // Blocks of the previous layout are converted in memory.
             return Cube::loaded(&parts, range);
         }
         for (part, file, i, shape) in shapes {
             file.verify_block(i)?;
             let partition = Partition::check(file, i, &shape, file.block(i))?;
             let entry = file.entries()[i];
-            cube.place(entry.partition, partition.at(part, entry.offset as usize));
+            cube.set_partition(entry.partition, partition.at(part, entry.offset as usize));
         }
         cube.backing = Backing::Mapped(parts);
         Ok(cube)
     }
 
-    /// The blocks of its partitions: the number of the file, the file, the number of the block there, and its shape.
+    /// Returns the blocks of the cube's partitions: number of the file, file, number of the block, and shape.
     fn shapes<'a>(&self, parts: &'a [PartFile]) -> Result<Vec<(u32, &'a PartFile, usize, Shape)>, CubeError> {
         let blocks = (0_u32..).zip(parts).flat_map(|(part, file)| {
             let numbered = file.entries().iter().enumerate();
@@ -142,7 +142,7 @@ impl Cube {
         blocks.map(|(part, file, i)| Ok((part, file, i, Shape::of(file, i, row_bytes)?))).collect()
     }
 
-    /// A cube of the partitions in `range`, whose places are not known yet.
+    /// Creates a cube of the partitions in `range`, whose offsets are set later.
     fn unchecked(parts: &[PartFile], range: Option<Range<u32>>) -> Result<Cube, CubeError> {
         let meta = common_meta(parts)?;
         let num_partitions = parts.first().map_or(0, PartFile::num_partitions);
@@ -154,18 +154,18 @@ impl Cube {
         Ok(Cube::empty(&meta, num_partitions, range))
     }
 
-    /// A table without rows.
+    /// Creates a cube without rows.
     pub(crate) fn empty(meta: &Meta, num_partitions: u32, range: Range<u32>) -> Cube {
         let partitions = vec![NONE; range.len()];
         let backing = Backing::Mapped(Vec::new());
         Cube { backing, meta: meta.clone(), codec: meta.codec(), num_partitions, range, partitions }
     }
 
-    fn place(&mut self, number: u32, partition: Partition) {
+    fn set_partition(&mut self, number: u32, partition: Partition) {
         self.partitions[(number - self.range.start) as usize] = partition;
     }
 
-    /// Hands the stored row of each key to `sink`, not in their order, and returns how many there are.
+    /// Hands the stored row of each key to `sink`, in any order; returns the number of keys with a row.
     #[inline(always)]
     pub(crate) fn search_all<C: Compare>(&self, keys: &impl Keys, sink: &mut impl RowSink) -> usize {
         match &self.backing {
@@ -174,7 +174,7 @@ impl Cube {
         }
     }
 
-    /// The stored row of one sign.
+    /// Returns the stored row of one sign.
     pub(crate) fn get(&self, sign: u64) -> Option<&[u8]> {
         match &self.backing {
             Backing::Mapped(parts) => self.search(&parts[..]).one(sign),
@@ -193,12 +193,12 @@ impl Cube {
         }
     }
 
-    /// All signs with their stored rows, in the order of the partitions.
+    /// Iterates over all signs with their stored rows, partition by partition.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.range.clone().flat_map(|partition| self.rows_of(partition))
     }
 
-    /// The signs of a partition with their stored rows; none if the cube does not hold it.
+    /// Iterates over the signs of a partition with their stored rows; empty if the cube does not hold it.
     pub fn rows_of(&self, partition: u32) -> impl Iterator<Item = (u64, &[u8])> {
         let partition = self.partition(partition);
         let bytes = match &self.backing {
@@ -213,22 +213,22 @@ impl Cube {
         SIGN_BYTES + self.codec.row_bytes()
     }
 
-    /// Rows in the partitions that it holds.
+    /// Number of rows in the cube's partitions.
     pub fn num_rows(&self) -> u64 {
         self.partitions.iter().map(|partition| u64::from(partition.num_rows)).sum()
     }
 
-    /// Rows in one partition.
+    /// Number of rows in one partition.
     pub(crate) fn num_rows_of(&self, partition: u32) -> u64 {
         u64::from(self.partition(partition).num_rows)
     }
 
-    /// How its rows are stored.
+    /// The encoding of the rows.
     pub fn codec(&self) -> &RowCodec {
         &self.codec
     }
 
-    /// What a row is made of.
+    /// The columns of a row.
     pub fn columns(&self) -> &[Column] {
         &self.meta.columns
     }
@@ -242,12 +242,12 @@ impl Cube {
         self.num_partitions
     }
 
-    /// Those that it holds.
+    /// The partitions that this cube holds.
     pub fn partitions(&self) -> Range<u32> {
         self.range.clone()
     }
 
-    /// Bytes of index and rows in the partitions that it holds.
+    /// Bytes of index and rows in the cube's partitions.
     pub fn bytes(&self) -> u64 {
         let record_bytes = self.record_bytes() as u64;
         let bytes_of = |partition: &Partition| {
@@ -256,7 +256,7 @@ impl Cube {
         self.partitions.iter().map(bytes_of).sum()
     }
 
-    /// The memory that it was loaded into; none if it is mapped.
+    /// The memory of a loaded cube; empty for a mapped one.
     pub fn memory(&self) -> &[u8] {
         match &self.backing {
             Backing::Mapped(_) => &[],
@@ -270,7 +270,7 @@ impl Cube {
 }
 
 impl Partition {
-    /// Checks the bytes of block `i`; its offsets count from their first.
+    /// Checks the bytes of block `i`. Returns the partition with offsets from the start of the block.
     fn check(file: &PartFile, i: usize, shape: &Shape, block: &[u8]) -> Result<Partition, CubeError> {
         let (num_buckets, num_rows) = (shape.num_buckets(), shape.num_rows);
         let (index, records) = block.split_at(num_buckets as usize * BUCKET_BYTES);
@@ -281,14 +281,14 @@ impl Partition {
         Ok(Partition { part: 0, num_buckets, max_steps, num_rows, index_offset: 0, records_offset: index.len() })
     }
 
-    /// The same at another place.
+    /// Returns the partition with its offsets moved into part `part` by `offset`.
     fn at(self, part: u32, offset: usize) -> Partition {
         let (index_offset, records_offset) = (self.index_offset + offset, self.records_offset + offset);
         Partition { part, index_offset, records_offset, ..self }
     }
 }
 
-/// What all parts say of their rows; they have to say the same.
+/// Returns the meta of the parts, which must be the same in all of them.
 fn common_meta(parts: &[PartFile]) -> Result<Meta, CubeError> {
     let Some(first) = parts.first() else {
         return Err(CubeError::NoParts);
@@ -308,7 +308,7 @@ fn common_meta(parts: &[PartFile]) -> Result<Meta, CubeError> {
     Ok(meta)
 }
 
-/// Checks that the parts hold every partition at most once, and those of `range`.
+/// Checks that the parts hold every partition at most once, and every partition of `range`.
 fn check_directory(parts: &[PartFile], range: &Range<u32>) -> Result<(), CubeError> {
     let mut owners: Vec<(u32, &PartFile)> = Vec::new();
     for part in parts {
@@ -319,7 +319,7 @@ fn check_directory(parts: &[PartFile], range: &Range<u32>) -> Result<(), CubeErr
         let [(partition, first), (_, second)] = [pair[0], pair[1]];
         return Err(CubeError::Doubled { name: second.name().to_owned(), first: first.name().to_owned(), partition });
     }
-    // each is there at most once, so the number tells whether all are
+    // Each partition exists at most once, so the count shows whether any is missing.
     let missing = range.len() - owners.iter().filter(|(partition, _)| range.contains(partition)).count();
     if missing == 0 {
         return Ok(());

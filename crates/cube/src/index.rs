@@ -1,4 +1,4 @@
-//! The index of a partition: sign to row number, through buckets of one cache line with a tag of each sign.
+//! The index of a partition: maps signs to row numbers with buckets of one cache line that hold a tag of each sign.
 
 use std::collections::VecDeque;
 
@@ -7,69 +7,69 @@ use elasticrec_table::partition::{mix, partition_of_mixed};
 use crate::CubeError;
 use crate::compare::{BUCKET_BYTES, Bucket, Compare};
 
-/// 29 tags, how many of them are used, flags, and the row of the first.
+/// A bucket has 29 tags, the number of used ones, flags, and the row of the first tag.
 const SLOTS: usize = 29;
 const COUNT_AT: usize = 58;
 const FLAGS_AT: usize = 59;
 const FIRST_ROW_AT: usize = 60;
-/// A sign that belongs here, or came past, lies further on.
+/// Flag: searches continue in the next bucket.
 const OVERFLOWED: u8 = 1;
-/// Before each row stands its sign, for tags are short: two make a record.
+/// Each record is a sign and its row, because tags are too short to identify a sign.
 pub(crate) const SIGN_BYTES: usize = 8;
 
-/// The bucket where the search for a sign starts; `mixed` is its [`mix`].
+/// Returns the bucket where the search for a sign starts; `mixed` is its [`mix`].
 ///
-/// The low half only: the high bits chose the partition and are nearly equal inside one.
+/// It depends on the low half only, because the high bits are nearly equal within a partition.
 #[inline]
 pub(crate) fn home_of(mixed: u64, num_buckets: u32) -> u32 {
     ((u64::from(mixed as u32) * u64::from(num_buckets)) >> 32) as u32
 }
 
-/// The bucket so many steps, fewer than there are buckets, after its home.
+/// Returns the bucket that is `steps` after the home bucket, with fewer steps than buckets.
 #[inline]
 pub(crate) fn after(home: u32, steps: u32, num_buckets: u32) -> u32 {
     let to_end = num_buckets - home.min(num_buckets);
     if steps < to_end { home + steps } else { steps - to_end }
 }
 
-/// What an index knows of a sign: bits that neither its home nor, up to 65,536 of them, its partition was chosen by.
+/// Returns the tag of a sign: bits that determine neither its home bucket nor, up to 65,536 partitions, its partition.
 #[inline]
 pub(crate) fn tag_of(mixed: u64) -> u16 {
     (mixed >> 32) as u16
 }
 
-/// A bit for each slot that has the tag: the sign may be there.
+/// Returns a bit for each slot with the tag; the sign may be in these slots.
 #[inline(always)]
 pub(crate) fn candidates<C: Compare>(bucket: &Bucket, tag: u16) -> u32 {
     C::pairs(bucket, tag) & ((1 << (tail(bucket) >> 16 & 31)) - 1)
 }
 
-/// Whether a sign that belongs here, or came past, lies further on.
+/// Whether searches continue in the next bucket.
 #[inline(always)]
 pub(crate) fn overflowed(bucket: &Bucket) -> bool {
     (tail(bucket) >> 24) as u8 & OVERFLOWED != 0
 }
 
-/// The row of the first slot.
+/// Returns the row of the first slot.
 #[inline(always)]
 pub(crate) fn first_row(bucket: &Bucket) -> u32 {
     (tail(bucket) >> 32) as u32
 }
 
-/// The last tag and what stands behind the tags, in one word.
+/// Returns the last tag, count, flags and first row in one word.
 #[inline(always)]
 fn tail(bucket: &Bucket) -> u64 {
     u64::from_le_bytes(bucket.as_chunks().0[BUCKET_BYTES / 8 - 1])
 }
 
-/// The sign of a record.
+/// Returns the sign of a record.
 #[inline(always)]
 pub(crate) fn sign_of(record: &[u8]) -> u64 {
     record.first_chunk().map_or(0, |sign| u64::from_le_bytes(*sign))
 }
 
-/// Checks an index that may be crafted: its rows are these records without a gap, and every sign is in its partition and
-/// where a search finds it. Returns how many buckets beyond its home a search may have to go.
+/// Checks an index from an untrusted file: its rows are these records without gaps, and every sign is in its partition and
+/// can be found. Returns the longest distance of a sign from its home bucket.
 pub(crate) fn check<'a>(
     buckets: &[Bucket],
     mut records: impl ExactSizeIterator<Item = &'a [u8]>,
@@ -77,13 +77,13 @@ pub(crate) fn check<'a>(
     num_partitions: u32,
 ) -> Result<u32, String> {
     let (num_buckets, num_rows) = (buckets.len() as u32, records.len());
-    // overflowed buckets in a row just before this one: how far from its home a sign may lie here
+    // Number of consecutive overflowed buckets before this one: the longest distance of a sign here from its home.
     let mut run = buckets.iter().rev().take_while(|bucket| overflowed(bucket)).count() as u32;
     let mut max_steps = 0;
     for (at, bucket) in (0_u32..).zip(buckets) {
         let count = usize::from(bucket[COUNT_AT]);
         if count > SLOTS || bucket[FLAGS_AT] > OVERFLOWED {
-            return Err(format!("bucket {at}: count or flags are not valid"));
+            return Err(format!("bucket {at}: invalid count or flags"));
         }
         let next_row = num_rows - records.len();
         if count > 0 && first_row(bucket) as usize != next_row {
@@ -91,7 +91,7 @@ pub(crate) fn check<'a>(
         }
         for tag in &bucket.as_chunks().0[..count] {
             let Some(record) = records.next() else {
-                return Err(format!("bucket {at}: more rows in the index than the {num_rows} that there are"));
+                return Err(format!("bucket {at}: expected {num_rows} rows, got more in the index"));
             };
             let sign = sign_of(record);
             let mixed = mix(sign);
@@ -113,7 +113,7 @@ pub(crate) fn check<'a>(
     Ok(max_steps)
 }
 
-/// Lays a partition's signs out in buckets, in time linear in their number; reused from one to the next.
+/// Places the signs of a partition in buckets, in linear time; reused from partition to partition.
 #[derive(Default)]
 pub(crate) struct IndexBuilder {
     homes: Vec<u32>,
@@ -121,33 +121,33 @@ pub(crate) struct IndexBuilder {
     ends: Vec<u32>,
     /// Positions in the caller's list, grouped by home bucket.
     grouped: Vec<u32>,
-    /// Positions that wait for a bucket with room.
+    /// Positions that wait for a bucket with a free slot.
     waiting: VecDeque<u32>,
     /// Positions in the order of the rows.
     order: Vec<u32>,
-    /// How many of a bucket's slots are used, and whether it overflowed.
+    /// Number of used slots of each bucket, and whether it overflowed.
     fill: Vec<(u8, bool)>,
 }
 
 impl IndexBuilder {
-    /// Places all signs; [`buckets`](IndexBuilder::buckets) and [`order`](IndexBuilder::order) give the result.
+    /// Places all signs; [`buckets`](IndexBuilder::buckets) and [`order`](IndexBuilder::order) return the result.
     pub(crate) fn build(&mut self, signs: &[u64], partition: u32, num_partitions: u32) -> Result<(), CubeError> {
         if u32::try_from(signs.len()).is_err() {
             return Err(CubeError::TooManyRows { partition, got: signs.len() });
         }
         let num_buckets = num_buckets_for(signs.len());
         self.group_by_home(signs, num_buckets, partition, num_partitions)?;
-        self.refuse_duplicates(signs, partition)?;
+        self.reject_duplicates(signs, partition)?;
         self.place(num_buckets as usize);
         Ok(())
     }
 
-    /// Buckets of the index that was built.
+    /// Number of buckets.
     pub(crate) fn num_buckets(&self) -> usize {
         self.fill.len()
     }
 
-    /// The index, bucket by bucket.
+    /// Iterates over the buckets of the index.
     pub(crate) fn buckets(&self, signs: &[u64]) -> impl Iterator<Item = Bucket> {
         let mut first_row = 0;
         self.fill.iter().map(move |(count, overflowed)| {
@@ -164,12 +164,12 @@ impl IndexBuilder {
         })
     }
 
-    /// Positions in the caller's list, in the order of their rows.
+    /// Iterates over positions in the caller's list, in the order of the rows.
     pub(crate) fn order(&self) -> impl Iterator<Item = usize> {
         self.order.iter().map(|position| *position as usize)
     }
 
-    /// A counting sort by home bucket.
+    /// Groups positions by home bucket with a counting sort.
     fn group_by_home(
         &mut self,
         signs: &[u64],
@@ -199,7 +199,7 @@ impl IndexBuilder {
         self.grouped.clear();
         self.grouped.resize(signs.len(), 0);
         for (position, home) in (0_u32..).zip(&self.homes) {
-            // each start moves up by its count, and so becomes the end
+            // Each start moves up by its count and so becomes the end.
             let end = &mut self.ends[*home as usize];
             self.grouped[*end as usize] = position;
             *end += 1;
@@ -207,8 +207,8 @@ impl IndexBuilder {
         Ok(())
     }
 
-    /// Equal signs have one home, so only groups have to be searched.
-    fn refuse_duplicates(&self, signs: &[u64], partition: u32) -> Result<(), CubeError> {
+    /// Rejects repeated signs. Equal signs have the same home bucket, so only groups are searched.
+    fn reject_duplicates(&self, signs: &[u64], partition: u32) -> Result<(), CubeError> {
         let sign_of = |position: &u32| signs[*position as usize];
         let mut start = 0;
         for end in &self.ends {
@@ -229,8 +229,8 @@ impl IndexBuilder {
         Ok(())
     }
 
-    /// One sweep over the buckets: those at home first, because they are found with one cache line, then
-    /// those that wait, the oldest first, because that keeps the longest way short.
+    /// Fills the buckets in one sweep: first with signs at home, which are found with one cache line, then with waiting signs,
+    /// the oldest first, which keeps the longest search short.
     fn place(&mut self, num_buckets: usize) {
         self.order.clear();
         self.fill.clear();
@@ -253,8 +253,8 @@ impl IndexBuilder {
         self.order.rotate_left(num_before_end);
     }
 
-    /// The bucket into which nothing flows from the one before, so that a sweep from there closes the
-    /// circle with nothing left: it follows the lowest point of the running sum of signs less slots.
+    /// Returns a bucket that receives no overflow from the previous bucket, so that a sweep from it ends with no waiting signs.
+    /// It follows the minimum of the running sum of signs minus slots.
     fn first_without_carry(&self) -> usize {
         let mut lowest = (0, 0);
         for (at, end) in self.ends.iter().enumerate() {
@@ -267,7 +267,7 @@ impl IndexBuilder {
     }
 }
 
-/// 22 signs a bucket: fewer would save little, more would send more searches on.
+/// Returns the number of buckets for about 22 signs each: fuller buckets would save little and lengthen searches.
 pub(crate) fn num_buckets_for(num_rows: usize) -> u32 {
     num_rows.div_ceil(SLOTS).max(num_rows / 22) as u32
 }
@@ -277,9 +277,9 @@ mod tests {
     use super::*;
     use crate::compare::Plain;
 
-    /// What `docs/formats/cube.md` promises of a usual partition: 10 million rows over 256.
+    /// The figures in `docs/formats/cube.md`, for one of 256 partitions of 10 million rows.
     #[test]
-    fn a_usual_partition_is_small_and_mostly_at_home() {
+    fn a_usual_partition_is_small_and_its_signs_are_mostly_at_home() {
         let signs: Vec<u64> = (0..39_062).collect();
         let mut builder = IndexBuilder::default();
         builder.build(&signs, 0, 1).unwrap();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn small_partitions_waste_little() {
+    fn small_partitions_have_few_buckets() {
         for (num_rows, expected) in [(0, 0), (1, 1), (29, 1), (30, 2), (58, 2), (59, 3), (110, 5), (2200, 100)] {
             assert_eq!(num_buckets_for(num_rows), expected, "{num_rows} rows");
         }

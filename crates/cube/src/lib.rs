@@ -1,4 +1,4 @@
-//! Cube files: the read-only dictionary of sign to row that a published version is served from.
+//! Cubes: the read-only dictionary from sign to row of a published version, and the servers of the online store.
 //!
 //! A table writes one with [`CubeWriter`], a partition at a time, and what changed since with [`DeltaWriter`]
 //! ([`publish`] knows which it is to be); serving opens the parts of a version with

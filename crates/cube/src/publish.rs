@@ -1,9 +1,8 @@
-//! Table to version: the rows that changed since the last version that was committed, or all of them, one partition at a
-//! time.
+//! Publishes a table: the rows that changed since the last committed publish, or all rows, one partition at a time.
 //!
-//! What a publish takes stays with its partition, under the name of the publish, until the partition hears which one was
-//! committed last. What nobody got is taken again with the next. A partition that does not know the committed one, as
-//! after a load, is written whole.
+//! A partition keeps the changes of a publish, under the name of the publish, until a later request says which publish was
+//! committed last. Changes of a publish that was not committed are written again with the next one. A partition that does
+//! not know the committed publish, for instance after a load, is written as a whole.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,49 +14,49 @@ use crate::delta::Changes as DeltaChanges;
 use crate::write::columns_of;
 use crate::{CubeError, CubeWriter, DeltaWriter, RowType};
 
-/// A publish as whoever holds rows is states of it.
+/// A request to the owner of rows to write them into a version.
 #[derive(Debug, Clone)]
 pub struct PublishRequest {
-    /// Its name, which no other one has.
+    /// Unique name of the publish.
     pub name: Arc<str>,
-    /// The last one that became a version, if there is one.
+    /// Name of the last publish that became a version, if any.
     pub committed: Option<Arc<str>>,
-    /// All rows, or what changed since the committed one.
+    /// Whether to write all rows, or only the changes since the committed publish.
     pub is_base: bool,
-    /// How rows are written.
+    /// Type of the written rows.
     pub row_type: RowType,
-    /// The part file.
+    /// Path of the part file.
     pub path: PathBuf,
 }
 
-/// The rows of a version, or of a part of it, as they were written.
+/// Figures of a written part file.
 #[derive(Debug)]
 pub struct PublishedRows {
-    /// The part file.
+    /// Size and checksum of the file.
     pub written: Written,
-    /// Rows of all its partitions.
+    /// Number of rows of all its partitions after the publish.
     pub num_rows: u64,
-    /// Rows in the file.
+    /// Number of rows in the file.
     pub num_changed: u64,
-    /// Signs in it that have no row any more; those of partitions that are whole are not counted.
+    /// Number of removed signs in the file, without those of partitions that are written as a whole.
     pub num_removed: u64,
-    /// Partitions that are whole in it.
+    /// Number of partitions that are written as a whole.
     pub num_whole: u64,
 }
 
-/// Which changes of a partition became part of a version.
+/// Which changes of a partition are part of a version.
 #[derive(Debug, Default)]
 pub struct PublishState {
-    /// The lists of the table have what changed since this one, but for what is pending.
+    /// The committed publish since which the table lists changes, apart from the pending ones.
     basis: Option<Arc<str>>,
-    /// What was taken for a publish of which it is not known whether it was committed.
+    /// A publish that may or may not be committed, and its changes.
     pending: Option<(Arc<str>, Arc<Changes>)>,
 }
 
 impl PublishState {
-    /// Takes what a publish has to carry of a partition, which is not pushed to meanwhile.
-    pub fn take_rows(&mut self, table: &mut Table, partition: u32, order: &PublishRequest) -> PartitionRows {
-        match (self.pending.take(), &order.committed) {
+    /// Copies what a publish must contain of a partition; there must be no pushes to the partition meanwhile.
+    pub fn take_rows(&mut self, table: &mut Table, partition: u32, request: &PublishRequest) -> PartitionRows {
+        match (self.pending.take(), &request.committed) {
             (Some((name, _)), Some(committed)) if name == *committed => self.basis = Some(name),
             (pending, Some(committed)) if self.basis.as_ref() == Some(committed) => {
                 if let Some((_, taken)) = pending {
@@ -70,8 +69,8 @@ impl PublishState {
             }
         }
         let changes = Arc::new(table.take_changes(partition));
-        self.pending = Some((order.name.clone(), changes.clone()));
-        let rows = if order.is_base || changes.is_whole {
+        self.pending = Some((request.name.clone(), changes.clone()));
+        let rows = if request.is_base || changes.is_whole {
             RowSelection::Whole(table.copy_rows(partition))
         } else {
             let mut weights = vec![0.0; changes.changed.len() * table.width()];
@@ -82,7 +81,7 @@ impl PublishState {
     }
 }
 
-/// A partition as it was between two pushes.
+/// A consistent copy of the rows that a publish writes of a partition.
 #[derive(Debug)]
 pub struct PartitionRows {
     partition: u32,
@@ -93,7 +92,7 @@ pub struct PartitionRows {
 #[derive(Debug)]
 enum RowSelection {
     Whole(CopiedRows),
-    /// With the weights of those that changed.
+    /// The changes, with the weights of the changed rows.
     Some(Arc<Changes>, Vec<f32>),
 }
 
@@ -102,7 +101,7 @@ enum Part {
     Delta(DeltaWriter),
 }
 
-/// The part file of a publish while it is written.
+/// Writes the part file of a publish.
 pub struct RowsWriter {
     part: Part,
     num_rows: usize,
@@ -112,10 +111,10 @@ pub struct RowsWriter {
 }
 
 impl RowsWriter {
-    /// Begins the file; partitions are added in ascending order.
-    pub fn create(spec: &TableSpec, order: &PublishRequest) -> Result<Self, CubeError> {
-        let (columns, path, row_type) = (columns_of(spec), &order.path, order.row_type);
-        let part = match order.is_base {
+    /// Creates the file; partitions are added in ascending order.
+    pub fn create(spec: &TableSpec, request: &PublishRequest) -> Result<Self, CubeError> {
+        let (columns, path, row_type) = (columns_of(spec), &request.path, request.row_type);
+        let part = match request.is_base {
             true => Part::Base(CubeWriter::create(path, columns, row_type, spec.partitions)?),
             false => Part::Delta(DeltaWriter::create(path, columns, row_type, spec.partitions)?),
         };
@@ -140,7 +139,7 @@ impl RowsWriter {
     }
 
     fn add_whole(&mut self, partition: u32, rows: &CopiedRows) -> Result<(), CubeError> {
-        // in the order of the signs: equal tables make equal files
+        // Rows are sorted by sign, so that equal tables make equal files.
         let mut order: Vec<(u64, u32)> = rows.signs().into_iter().zip(0..).collect();
         order.sort_unstable();
         let signs: Vec<u64> = order.iter().map(|(sign, _)| *sign).collect();
@@ -155,7 +154,7 @@ impl RowsWriter {
         }
     }
 
-    /// Ends the file, synced to the disk.
+    /// Completes the file and syncs it to the disk.
     pub fn finish(self) -> Result<PublishedRows, CubeError> {
         let written = match self.part {
             Part::Base(cube) => cube.finish()?,
@@ -171,15 +170,15 @@ impl RowsWriter {
     }
 }
 
-/// Writes a version of a whole table; `states` has one of each partition, and stays with the table.
+/// Publishes a whole table; `states` has one state per partition and must stay with the table.
 pub fn publish_table(
     table: &mut Table,
     states: &mut [PublishState],
-    order: &PublishRequest,
+    request: &PublishRequest,
 ) -> Result<PublishedRows, CubeError> {
-    let mut writer = RowsWriter::create(table.spec(), order)?;
-    for (partition, states) in (0..).zip(states) {
-        writer.add(&states.take_rows(table, partition, order))?;
+    let mut writer = RowsWriter::create(table.spec(), request)?;
+    for (partition, state) in (0..).zip(states) {
+        writer.add(&state.take_rows(table, partition, request))?;
     }
     writer.finish()
 }

@@ -1,4 +1,4 @@
-//! A batch of keys through the partitions of a cube: memory is asked ahead, so that the waits of many keys overlap.
+//! Searches a batch of keys in the partitions of a cube. Memory is prefetched, so that the cache misses of many keys overlap.
 
 use std::hint::select_unpredictable as select;
 
@@ -10,26 +10,26 @@ use crate::cube::{Blocks, NONE, Partition};
 use crate::index::{self, SIGN_BYTES};
 use crate::meta::MAX_ROW_BYTES;
 
-/// Keys of a wave: enough to hide the memory behind the others, few enough for the lines a core can have on the way.
+/// Keys of a wave: enough to hide memory latency, few enough for the cache lines that a core can have in flight.
 const WAVE: usize = 32;
-/// Lines of a row asked for ahead; the hardware follows a longer one by itself.
+/// Cache lines of a row that are prefetched; the hardware prefetches the rest of longer rows.
 const ROW_LINES_AHEAD: usize = 8;
 const LINE: usize = 64;
-/// What a partition without signs is searched in.
+/// The bucket of a partition without signs.
 static EMPTY: Bucket = [0; BUCKET_BYTES];
 
-/// Where answers go.
+/// Receives the rows of a search.
 pub(crate) trait RowSink {
-    /// Key `i` has this row, or none, and then it is zeros. What comes last for a key counts.
+    /// Receives the row of key `i`, or zeros if it is absent. The last call for a key counts.
     fn put(&mut self, i: usize, row: &[u8], is_present: bool);
 }
 
-/// What is asked: the place of each key's answer, and its sign.
+/// The keys of a search: for each its index in the answer, and its sign.
 pub(crate) trait Keys {
     fn key(&self, at: usize) -> Option<(usize, u64)>;
 }
 
-/// All of a list.
+/// All signs of a list.
 pub(crate) struct AllKeys<'a>(pub(crate) &'a [u64]);
 
 impl Keys for AllKeys<'_> {
@@ -39,59 +39,59 @@ impl Keys for AllKeys<'_> {
     }
 }
 
-/// Some of a list.
+/// Some signs of a list.
 pub(crate) struct SelectedKeys<'a> {
     pub(crate) signs: &'a [u64],
-    pub(crate) places: &'a [u16],
+    pub(crate) indices: &'a [u16],
 }
 
 impl Keys for SelectedKeys<'_> {
     #[inline]
     fn key(&self, at: usize) -> Option<(usize, u64)> {
-        let place = usize::from(*self.places.get(at)?);
-        self.signs.get(place).map(|sign| (place, *sign))
+        let index = usize::from(*self.indices.get(at)?);
+        self.signs.get(index).map(|sign| (index, *sign))
     }
 }
 
-/// The partitions of a cube and where their bytes are.
+/// The partitions of a cube and their bytes.
 pub(crate) struct Search<'a, B> {
     pub(crate) blocks: B,
     pub(crate) partitions: &'a [Partition],
-    /// The first partition that there is.
+    /// The first partition of the cube.
     pub(crate) first: u32,
     pub(crate) num_partitions: u32,
     pub(crate) record_bytes: usize,
 }
 
-/// Keys that go the same way together: their buckets are asked for, then these are searched and the records asked for,
-/// then the rows are handed over.
+/// A group of keys that takes three steps together: prefetch the buckets; search the buckets and prefetch the records; hand
+/// the rows over.
 ///
-/// Three waves are on their way, each a step behind the one before, so that the memory always has something to do; each
-/// step is a short loop, so that a core sees many keys ahead. A key that is absent, or not found yet, hands over zeros:
-/// that costs less than a branch that guesses wrong.
+/// Three waves are in flight, each one step behind the other, so that memory is always busy. Each step is a short loop, so
+/// that a core looks many keys ahead. Absent keys, and keys that are not found yet, hand over zeros, which costs less than a
+/// mispredicted branch.
 struct Wave<'a> {
     count: usize,
-    /// Where the answers go.
-    places: [usize; WAVE],
+    /// Indices in the answer.
+    indices: [usize; WAVE],
     signs: [u64; WAVE],
     tags: [u16; WAVE],
-    /// Buckets beyond their home that they have come to.
+    /// Distance of the current bucket from the home bucket.
     steps: [u32; WAVE],
     partitions: [&'a Partition; WAVE],
     buckets: [&'a Bucket; WAVE],
-    /// Where the records start that have their tags, and so nearly always their signs; `ZEROS` if there is none.
+    /// Start of the record with the key's tag, which nearly always has its sign too; `ZEROS` if there is none.
     records: [*const u8; WAVE],
 }
 
-/// Keys that have to go on to another bucket: with the next wave.
+/// Keys that continue in another bucket, with the next wave.
 struct CarriedKeys {
     count: usize,
-    /// Their places, signs and steps.
+    /// Index in the answer, sign and steps of each key.
     keys: [(usize, u64, u32); WAVE],
 }
 
 impl<'a, B: Blocks<'a>> Search<'a, B> {
-    /// Hands the row of each key to `sink`, not in their order, and returns how many there are.
+    /// Hands the row of each key to `sink`, in any order; returns the number of keys with a row.
     #[inline(always)]
     pub(crate) fn all<C: Compare>(&self, keys: &impl Keys, sink: &mut impl RowSink) -> usize {
         let mut waves = [Wave::empty(), Wave::empty(), Wave::empty()];
@@ -109,35 +109,34 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
         }
     }
 
-    /// Fills a wave, first with those that go on, then with keys from `next` on, and asks for their buckets; returns the
-    /// key after them.
+    /// Fills a wave with carried keys and then with keys from `next`, and prefetches their buckets. Returns the next key.
     #[inline(always)]
     fn start(&self, wave: &mut Wave<'a>, keys: &impl Keys, mut next: usize, carried: &mut CarriedKeys) -> usize {
         wave.count = 0;
         wave.steps = [0; WAVE];
-        for &(place, sign, steps) in &carried.keys[..carried.count.min(WAVE)] {
+        for &(index, sign, steps) in &carried.keys[..carried.count.min(WAVE)] {
             wave.steps[wave.count] = steps;
-            self.add(wave, place, sign, steps);
+            self.add(wave, index, sign, steps);
         }
         carried.count = 0;
         while wave.count < WAVE
-            && let Some((place, sign)) = keys.key(next)
+            && let Some((index, sign)) = keys.key(next)
         {
-            self.add(wave, place, sign, 0);
+            self.add(wave, index, sign, 0);
             next += 1;
         }
         next
     }
 
     #[inline(always)]
-    fn add(&self, wave: &mut Wave<'a>, place: usize, sign: u64, steps: u32) {
+    fn add(&self, wave: &mut Wave<'a>, index: usize, sign: u64, steps: u32) {
         let at = wave.count;
         let mixed = mix(sign);
         let partition = self.partition_of(mixed);
         let home = index::home_of(mixed, partition.num_buckets);
         let bucket = self.bucket(partition, index::after(home, steps, partition.num_buckets));
         prefetch_far(bucket);
-        wave.places[at] = place;
+        wave.indices[at] = index;
         wave.signs[at] = sign;
         wave.tags[at] = index::tag_of(mixed);
         wave.partitions[at] = partition;
@@ -145,7 +144,7 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
         wave.count += 1;
     }
 
-    /// Searches the buckets of a wave and asks for the records.
+    /// Searches the buckets of a wave and prefetches the records.
     #[inline(always)]
     fn find<C: Compare>(&self, wave: &mut Wave<'a>, carried: &mut CarriedKeys) {
         for at in 0..wave.count.min(WAVE) {
@@ -156,45 +155,45 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
             prefetch_bytes(record, self.record_bytes);
             wave.records[at] = record;
             if (candidates == 0) & index::overflowed(bucket) & (wave.steps[at] < partition.max_steps) {
-                carried.keys[carried.count % WAVE] = (wave.places[at], wave.signs[at], wave.steps[at] + 1);
+                carried.keys[carried.count % WAVE] = (wave.indices[at], wave.signs[at], wave.steps[at] + 1);
                 carried.count += 1;
             }
         }
     }
 
-    /// Gives away what has come; returns how many rows that is.
+    /// Hands the rows of a wave to the sink; returns their number.
     #[inline(always)]
     fn hand_over(&self, wave: &Wave<'a>, sink: &mut impl RowSink) -> usize {
         let mut hits = 0;
         for at in 0..wave.count.min(WAVE) {
-            let (place, sign, start) = (wave.places[at], wave.signs[at], wave.records[at]);
-            // SAFETY: it is a record of this search, which `Partition::check` saw inside of bytes that never change, or
-            // was looked at when it was found; or zeros, of which there are as many as the longest record has.
+            let (index, sign, start) = (wave.indices[at], wave.signs[at], wave.records[at]);
+            // SAFETY: `start` is a record inside the checked bytes: `Partition::check` saw it in memory that never changes,
+            // or its bounds were checked when it was found. Otherwise it is `ZEROS`, which has the longest record's length.
             let (found, row) = unsafe {
                 let row = std::slice::from_raw_parts(start.add(SIGN_BYTES), self.record_bytes - SIGN_BYTES);
                 (u64::from_le_bytes(start.cast::<[u8; SIGN_BYTES]>().read()), row)
             };
             let is_candidate = start != ZEROS.as_ptr();
             let is_present = is_candidate & (found == sign);
-            sink.put(place, row, is_present);
+            sink.put(index, row, is_present);
             hits += usize::from(is_present);
             if is_candidate & !is_present {
-                hits += self.hand_over_again(sign, place, sink);
+                hits += self.hand_over_again(sign, index, sink);
             }
         }
         hits
     }
 
-    /// The key whose tag another sign has too.
+    /// Handles a key whose tag is also the tag of another sign.
     #[cold]
     #[inline(never)]
-    fn hand_over_again(&self, sign: u64, place: usize, sink: &mut impl RowSink) -> usize {
+    fn hand_over_again(&self, sign: u64, index: usize, sink: &mut impl RowSink) -> usize {
         let row = self.one(sign);
-        sink.put(place, row.unwrap_or(zeros(self.record_bytes - SIGN_BYTES)), row.is_some());
+        sink.put(index, row.unwrap_or(zeros(self.record_bytes - SIGN_BYTES)), row.is_some());
         usize::from(row.is_some())
     }
 
-    /// The row of one sign.
+    /// Returns the row of one sign.
     pub(crate) fn one(&self, sign: u64) -> Option<&'a [u8]> {
         let mixed = mix(sign);
         let partition = self.partition_of(mixed);
@@ -226,28 +225,28 @@ impl<'a, B: Blocks<'a>> Search<'a, B> {
     #[inline(always)]
     fn bucket(&self, partition: &Partition, at: u32) -> &'a Bucket {
         if at >= partition.num_buckets {
-            // a partition without buckets has no signs
+            // A partition without buckets has no signs.
             return &EMPTY;
         }
         let start = partition.index_offset + at as usize * BUCKET_BYTES;
         let bytes = self.blocks.bytes_of(partition);
         debug_assert!(start + BUCKET_BYTES <= bytes.len(), "buckets lie inside their block");
-        // SAFETY: `Partition::check` saw `num_buckets` buckets from `index_offset` on in these bytes, which never change.
+        // SAFETY: `Partition::check` saw `num_buckets` buckets from `index_offset` in these bytes, which never change.
         unsafe { &*bytes.as_ptr().add(start).cast() }
     }
 
-    /// A record that the index of a partition names.
+    /// Returns a record by its number in the partition's index.
     #[inline(always)]
     fn record(&self, partition: &Partition, number: u32) -> &'a [u8] {
         let start = partition.records_offset + number as usize * self.record_bytes;
         self.blocks.bytes_of(partition).get(start..start + self.record_bytes).unwrap_or(zeros(self.record_bytes))
     }
 
-    /// The first byte of a record that the index of a partition names; of other numbers it may be any address.
+    /// Returns the start of a record; for numbers that are not in the index, the address is arbitrary.
     #[inline(always)]
     fn record_start(&self, partition: &Partition, number: u32) -> *const u8 {
         if !B::ARE_OWN {
-            // a file may change after it was checked
+            // A mapped file may change after the check, so bounds are checked again.
             return self.record(partition, number).as_ptr();
         }
         let bytes = self.blocks.bytes_of(partition);
@@ -260,7 +259,7 @@ impl Wave<'_> {
     fn empty() -> Self {
         Wave {
             count: 0,
-            places: [0; WAVE],
+            indices: [0; WAVE],
             signs: [0; WAVE],
             tags: [0; WAVE],
             steps: [0; WAVE],
@@ -273,13 +272,13 @@ impl Wave<'_> {
 
 static ZEROS: [u8; SIGN_BYTES + MAX_ROW_BYTES] = [0; SIGN_BYTES + MAX_ROW_BYTES];
 
-/// So many zeros, for a row or a record.
+/// Returns zeros for an absent row or record.
 #[inline(always)]
 pub(crate) fn zeros(num_bytes: usize) -> &'static [u8] {
     ZEROS.get(..num_bytes).unwrap_or(&ZEROS)
 }
 
-/// Asks for the lines of a row; a packed one starts anywhere in a line, and so may touch one more.
+/// Prefetches the cache lines of a row. Rows are packed, so a row may touch one line more than its length suggests.
 #[inline(always)]
 pub(crate) fn prefetch_row(row: &[u8]) {
     prefetch_bytes(row.as_ptr(), row.len());

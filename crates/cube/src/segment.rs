@@ -1,7 +1,6 @@
-//! The changes of one delta, or of several merged, in memory: rows and tombstones over whatever is older.
+//! Segments: the changes of one delta or of several merged ones in memory, rows and tombstones.
 //!
-//! Everything stands in the order of the mixed signs, that of delta files: a segment is built and two are merged by
-//! reading and writing straight on.
+//! Everything is in the order of the mixed signs, like in delta files: building a segment and merging two are sequential.
 
 pub(crate) mod bucket;
 mod build;
@@ -22,26 +21,26 @@ use crate::filter::{Filter, bits_of};
 use crate::memory::Memory;
 use crate::search::{RowSink, prefetch_row, zeros};
 
-/// Keys that go through the segments together; what is known of them fits into the first-level cache.
+/// Number of keys that are searched together; their state fits into the first-level cache.
 pub(crate) const BLOCK: usize = 512;
-/// Candidates whose waits overlap.
+/// Number of candidates whose memory accesses overlap.
 const GROUP: usize = 32;
 
 /// The mixed signs of a range of partitions, spread over the buckets of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeySpace {
     low: u64,
-    /// The highest, less `low`.
+    /// The highest mixed sign minus `low`.
     span: u64,
-    /// Moves the highest bit of `span` to the top.
+    /// Shift that moves the highest bit of `span` to the top.
     shift: u32,
     num_partitions: u32,
 }
 
-/// Rows and tombstones, found like the rows of a cube.
+/// Rows and tombstones with an index of buckets.
 pub(crate) struct Segment {
     space: KeySpace,
-    /// Turns a place in `space` into a bucket.
+    /// Factor from a position in `space` to a bucket.
     scale: u64,
     buckets: Memory,
     rows: Memory,
@@ -51,37 +50,37 @@ pub(crate) struct Segment {
     num_signs: usize,
 }
 
-/// The partitions that a segment replaces whole.
+/// The partitions that a segment replaces as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WholePartitions {
-    /// A bit for each partition of the table; no words if there is none.
+    /// A bit for each partition of the table; empty if there is none.
     words: Vec<u64>,
 }
 
-/// What a segment says of a sign.
+/// State of a sign in a segment.
 #[derive(Clone, Copy)]
 pub(crate) enum SignState<'a> {
     Row(&'a [u8]),
     Removed,
-    /// Older segments and the base know.
+    /// The segment does not change the sign; older segments and the base decide.
     Unknown,
 }
 
-/// A block of keys on its way down: those that no segment has said anything of yet.
+/// A block of keys, with those that no segment has decided yet.
 pub(crate) struct Pending<'a> {
     signs: &'a [u64],
     mixed: [u64; BLOCK],
-    /// What the filters are asked for.
+    /// Filter bits of the signs.
     bits: [u64; BLOCK],
-    /// Their places in `signs`, below `BLOCK`.
-    places: [u16; BLOCK],
+    /// Indices in `signs` of the pending keys, below `BLOCK`.
+    indices: [u16; BLOCK],
     count: usize,
-    /// Those that a segment may have.
+    /// Keys that the current segment may have.
     candidates: [u16; BLOCK],
 }
 
 impl<'a> Pending<'a> {
-    /// All of `signs`, at most `BLOCK`.
+    /// Starts with all of `signs`, at most `BLOCK`.
     #[inline(always)]
     pub(crate) fn new(signs: &'a [u64]) -> Pending<'a> {
         let (mut mixed, mut bits) = ([0; BLOCK], [0; BLOCK]);
@@ -89,25 +88,25 @@ impl<'a> Pending<'a> {
             mixed[at] = mix(*sign);
             bits[at] = bits_of(mixed[at]);
         }
-        let places = std::array::from_fn(|place| place as u16);
-        Pending { signs, mixed, bits, places, count: signs.len().min(BLOCK), candidates: [0; BLOCK] }
+        let indices = std::array::from_fn(|index| index as u16);
+        Pending { signs, mixed, bits, indices, count: signs.len().min(BLOCK), candidates: [0; BLOCK] }
     }
 
-    /// The keys that are left.
+    /// Indices of the keys that are left.
     #[inline(always)]
-    pub(crate) fn places(&self) -> &[u16] {
-        &self.places[..self.count]
+    pub(crate) fn indices(&self) -> &[u16] {
+        &self.indices[..self.count]
     }
 
     #[inline(always)]
-    fn mixed(&self, place: u16) -> u64 {
-        self.mixed[usize::from(place) % BLOCK]
+    fn mixed(&self, index: u16) -> u64 {
+        self.mixed[usize::from(index) % BLOCK]
     }
 }
 
 impl KeySpace {
     pub(crate) fn new(partitions: &Range<u32>, num_partitions: u32) -> KeySpace {
-        // the first mixed sign of a partition, or 2^64
+        // The first mixed sign of a partition, or 2^64.
         let first = |partition: u32| (u128::from(partition) << 64).div_ceil(u128::from(num_partitions.max(1)));
         let (low, end) = (first(partitions.start), first(partitions.end));
         let span = end.saturating_sub(low).saturating_sub(1) as u64;
@@ -119,17 +118,17 @@ impl KeySpace {
         partition_of_mixed(mixed, self.num_partitions)
     }
 
-    /// The scale for about so many buckets.
+    /// Returns the scale for about `num_buckets` buckets.
     fn scale(&self, num_buckets: usize) -> u64 {
         let used = u128::from(self.span << self.shift).max(1);
         (((num_buckets as u128) << 64) / used).min(u128::from(u64::MAX)) as u64
     }
 
-    /// Where the search for a sign starts. A sign of another range may start anywhere: it is found nowhere.
+    /// Returns the bucket where the search for a sign starts; any bucket for signs of other partitions, which are not found.
     #[inline]
     fn home(&self, mixed: u64, scale: u64) -> usize {
-        let place = mixed.wrapping_sub(self.low) << self.shift;
-        ((u128::from(place) * u128::from(scale)) >> 64) as usize
+        let index = mixed.wrapping_sub(self.low) << self.shift;
+        ((u128::from(index) * u128::from(scale)) >> 64) as usize
     }
 }
 
@@ -161,17 +160,17 @@ impl WholePartitions {
 }
 
 impl Segment {
-    /// Signs in it, with a row or removed.
+    /// Number of signs, with a row or removed.
     pub(crate) fn num_signs(&self) -> usize {
         self.num_signs
     }
 
-    /// Memory that it takes.
+    /// Bytes of memory.
     pub(crate) fn bytes(&self) -> usize {
         self.buckets.len() + self.rows.len() + self.filter.bytes()
     }
 
-    /// What it says of one sign.
+    /// Returns the state of one sign.
     pub(crate) fn get(&self, sign: u64) -> SignState<'_> {
         let mixed = mix(sign);
         let may_have = self.filter.may_have(mixed, bits_of(mixed));
@@ -182,7 +181,7 @@ impl Segment {
         }
     }
 
-    /// Answers what it can of a block and leaves the rest pending; returns how many rows it gave.
+    /// Decides the keys of a block that it knows and leaves the rest pending; returns the number of rows found.
     #[inline(always)]
     pub(crate) fn search<C: Compare>(&self, pending: &mut Pending<'_>, sink: &mut impl RowSink) -> usize {
         let num_candidates = self.sift(pending);
@@ -190,11 +189,11 @@ impl Segment {
         for start in (0..num_candidates).step_by(GROUP) {
             hits += self.search_group::<C>(pending, start..num_candidates.min(start + GROUP), sink);
         }
-        self.end_whole(pending, sink);
+        self.decide_whole(pending, sink);
         hits
     }
 
-    /// Asks for the buckets of some candidates, then searches them and asks for the rows, then hands these over.
+    /// Prefetches the buckets of some candidates, then searches them and prefetches the rows, then hands the rows over.
     #[inline(always)]
     fn search_group<C: Compare>(
         &self,
@@ -203,26 +202,26 @@ impl Segment {
         sink: &mut impl RowSink,
     ) -> usize {
         let mut hits = 0;
-        for &place in &pending.candidates[group.clone()] {
-            self.prefetch_bucket(pending.mixed(place));
+        for &index in &pending.candidates[group.clone()] {
+            self.prefetch_bucket(pending.mixed(index));
         }
         let mut found = [SignState::Unknown; GROUP];
-        for (says, &place) in found.iter_mut().zip(&pending.candidates[group.clone()]) {
-            *says = self.find::<C>(pending.mixed(place), pending.signs[usize::from(place)]);
+        for (says, &index) in found.iter_mut().zip(&pending.candidates[group.clone()]) {
+            *says = self.find::<C>(pending.mixed(index), pending.signs[usize::from(index)]);
             if let SignState::Row(row) = says {
                 prefetch_row(row);
             }
         }
         for (says, at) in found.iter().zip(group) {
-            let place = pending.candidates[at];
+            let index = pending.candidates[at];
             match says {
                 SignState::Row(row) => {
-                    sink.put(usize::from(place), row, true);
+                    sink.put(usize::from(index), row, true);
                     hits += 1;
                 }
-                SignState::Removed => sink.put(usize::from(place), zeros(self.row_bytes), false),
+                SignState::Removed => sink.put(usize::from(index), zeros(self.row_bytes), false),
                 SignState::Unknown => {
-                    pending.places[pending.count] = place;
+                    pending.indices[pending.count] = index;
                     pending.count += 1;
                 }
             }
@@ -230,21 +229,21 @@ impl Segment {
         hits
     }
 
-    /// Makes candidates of the keys that it may have.
+    /// Splits the pending keys by the filter; returns the number of candidates.
     #[inline(always)]
     fn sift(&self, pending: &mut Pending<'_>) -> usize {
         if self.filter.is_large() {
-            for &place in pending.places() {
-                self.filter.prefetch(pending.mixed(place));
+            for &index in pending.indices() {
+                self.filter.prefetch(pending.mixed(index));
             }
         }
         let (mut num_candidates, mut num_kept) = (0, 0);
         for at in 0..pending.count.min(BLOCK) {
-            let place = pending.places[at];
-            let may_have = self.filter.may_have(pending.mixed(place), pending.bits[usize::from(place) % BLOCK]);
-            // both are written and one counts: no branch that guesses wrong
-            pending.candidates[num_candidates % BLOCK] = place;
-            pending.places[num_kept % BLOCK] = place;
+            let index = pending.indices[at];
+            let may_have = self.filter.may_have(pending.mixed(index), pending.bits[usize::from(index) % BLOCK]);
+            // Both lists are written and one counter grows: this avoids a mispredicted branch.
+            pending.candidates[num_candidates % BLOCK] = index;
+            pending.indices[num_kept % BLOCK] = index;
             num_candidates += usize::from(may_have);
             num_kept += usize::from(!may_have);
         }
@@ -252,25 +251,25 @@ impl Segment {
         num_candidates
     }
 
-    /// Nothing older counts for the partitions that are whole.
-    fn end_whole(&self, pending: &mut Pending<'_>, sink: &mut impl RowSink) {
+    /// Decides the keys of partitions that the segment replaces as a whole: they have no row.
+    fn decide_whole(&self, pending: &mut Pending<'_>, sink: &mut impl RowSink) {
         if self.whole.is_empty() {
             return;
         }
         let mut num_kept = 0;
         for at in 0..pending.count {
-            let place = pending.places[at];
-            if self.whole.contains(self.space.partition_of(pending.mixed(place))) {
-                sink.put(usize::from(place), zeros(self.row_bytes), false);
+            let index = pending.indices[at];
+            if self.whole.contains(self.space.partition_of(pending.mixed(index))) {
+                sink.put(usize::from(index), zeros(self.row_bytes), false);
             } else {
-                pending.places[num_kept] = place;
+                pending.indices[num_kept] = index;
                 num_kept += 1;
             }
         }
         pending.count = num_kept;
     }
 
-    /// The signs of a partition that have a row, in order.
+    /// Iterates over the signs of a partition that have a row, in order.
     pub(crate) fn rows_of(&self, partition: u32) -> impl Iterator<Item = (u64, &[u8])> {
         let first = KeySpace::new(&(partition..partition + 1), self.space.num_partitions).low;
         let home = self.space.home(first, self.scale).min(self.num_buckets());
@@ -279,12 +278,12 @@ impl Segment {
         changes.take_while(in_partition).filter_map(|change| Some((change.sign, change.row?)))
     }
 
-    /// Whether it replaces the partition whole.
+    /// Whether the segment replaces a partition as a whole.
     pub(crate) fn is_whole(&self, partition: u32) -> bool {
         self.whole.contains(partition)
     }
 
-    /// Everything in it, in order.
+    /// Iterates over all changes in order.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change<'_>> {
         self.changes_from(0)
     }
@@ -328,7 +327,7 @@ impl Segment {
         SignState::Unknown
     }
 
-    /// The row of a slot, unless it is a tombstone.
+    /// Returns the row of a slot, or None for a tombstone.
     #[inline]
     fn row_at(&self, bucket: &Bucket, slot: usize) -> Option<&[u8]> {
         let number = bucket::row_of(bucket, slot)?;
@@ -336,7 +335,7 @@ impl Segment {
     }
 }
 
-/// No room for a segment.
+/// The error of a failed allocation.
 pub(crate) fn no_memory(bytes: usize, source: io::Error) -> crate::CubeError {
     crate::CubeError::Memory { bytes, source }
 }

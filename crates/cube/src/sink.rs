@@ -1,9 +1,9 @@
-//! Where the rows of a batch go: as stored, or decoded to f32.
+//! Destinations for the rows of a lookup: as stored, decoded to f32, or only their presence.
 
 use crate::row::RowCodec;
 use crate::search::RowSink;
 
-/// Rows as stored, with a bit for each key that has one.
+/// Copies rows as stored and sets a bit for each key with a row.
 pub(crate) struct StoredRows<'a> {
     pub(crate) rows: &'a mut [u8],
     pub(crate) present: &'a mut [u64],
@@ -18,7 +18,7 @@ impl RowSink for StoredRows<'_> {
     }
 }
 
-/// Rows turned into f32 by `decode`.
+/// Decodes rows to f32.
 pub(crate) struct DecodedRows<'a, D> {
     pub(crate) out: &'a mut [f32],
     pub(crate) width: usize,
@@ -32,7 +32,7 @@ impl<D: Fn(&[u8], &mut [f32])> RowSink for DecodedRows<'_, D> {
     }
 }
 
-/// Rows of f32, which are stored as they are in memory.
+/// Copies rows of type `f32`, whose stored bytes are those in memory.
 #[cfg(target_endian = "little")]
 pub(crate) struct F32Rows<'a> {
     pub(crate) out: &'a mut [f32],
@@ -44,13 +44,13 @@ impl RowSink for F32Rows<'_> {
     #[inline(always)]
     fn put(&mut self, i: usize, row: &[u8], _: bool) {
         let out = &mut self.out[i * self.width..][..self.width];
-        // SAFETY: four bytes for each value, and any bytes are an f32.
+        // SAFETY: each value has four bytes, and any four bytes are a valid f32.
         let out = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast(), size_of_val(out)) };
         copy_row(row, out);
     }
 }
 
-/// Copies a row; most are so short that two moves, which may overlap, cost less than a call.
+/// Copies a row. Most rows are short, so that two overlapping moves cost less than a call.
 #[inline(always)]
 fn copy_row(row: &[u8], out: &mut [u8]) {
     match row.len() {
@@ -60,7 +60,7 @@ fn copy_row(row: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Copies the first and the last `N` bytes, which are all.
+/// Copies the first and the last `N` bytes, which together cover the row.
 #[inline(always)]
 fn copy_ends<const N: usize>(row: &[u8], out: &mut [u8]) {
     if let (Some(row), Some(out)) = (row.first_chunk::<N>(), out.first_chunk_mut::<N>()) {
@@ -71,7 +71,7 @@ fn copy_ends<const N: usize>(row: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Only who is there.
+/// Sets a bit for each key with a row.
 pub(crate) struct PresenceBits<'a>(pub(crate) &'a mut [u64]);
 
 impl RowSink for PresenceBits<'_> {
@@ -81,16 +81,16 @@ impl RowSink for PresenceBits<'_> {
     }
 }
 
-/// Words of a bitmap with a bit for each of `num_keys`.
+/// Number of words of a bitmap for `num_keys` keys.
 #[inline]
 pub(crate) fn num_words(num_keys: usize) -> usize {
     num_keys.div_ceil(64)
 }
 
-/// Clears the answer of a batch, after its room was checked.
+/// Checks the size of the output of a lookup and clears its bitmap.
 #[inline]
 pub(crate) fn check_room(num_keys: usize, rows: usize, codec: &RowCodec, present: &mut [u64]) {
-    assert_eq!(rows, num_keys * codec.row_bytes(), "rows have to hold one for each sign");
-    assert_eq!(present.len(), num_words(num_keys), "present has to hold a bit for each sign");
+    assert_eq!(rows, num_keys * codec.row_bytes(), "`rows` must have a row for each sign");
+    assert_eq!(present.len(), num_words(num_keys), "`present` must have a bit for each sign");
     present.fill(0);
 }

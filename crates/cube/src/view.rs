@@ -1,4 +1,4 @@
-//! What one version is: rows to look up, never changed, so that readers take no lock and mix nothing.
+//! One version in memory: a base and segments. A view never changes, so readers need no lock and never mix versions.
 
 mod apply;
 mod merge;
@@ -16,24 +16,24 @@ use crate::segment::{BLOCK, Pending, Segment, SignState};
 use crate::sink::F32Rows;
 use crate::sink::{DecodedRows, PresenceBits, StoredRows, check_room};
 
-/// The rows of one version, or those of some partitions of it: a base and the changes since, newest first.
+/// The rows of one version, or of some of its partitions: a base and the changes since, newest first.
 #[derive(Clone)]
 pub struct View {
     base: Arc<Cube>,
     segments: Vec<Arc<Segment>>,
-    /// Rows in each partition that it holds.
+    /// Number of rows in each partition of the view.
     num_rows: Arc<[u64]>,
 }
 
 impl View {
-    /// A version that is whole in itself.
+    /// Creates the view of a base, without changes.
     pub fn of_base(base: Arc<Cube>) -> View {
         let num_rows = base.partitions().map(|partition| base.num_rows_of(partition)).collect();
         View { base, segments: Vec::new(), num_rows }
     }
 
-    /// Copies the stored rows of `signs` to `rows`, zeros for those that are absent, and sets their bits in `present`
-    /// (sign `i`: bit `i % 64` of word `i / 64`). Returns how many are present.
+    /// Copies the stored rows of `signs` to `rows`, zeros for absent signs, and sets the bits of present signs in `present`
+    /// (sign `i`: bit `i % 64` of word `i / 64`). Returns the number of present signs.
     ///
     /// # Panics
     /// If `rows` is not `signs.len() * row_bytes()` long, or `present` is not `signs.len().div_ceil(64)`.
@@ -42,14 +42,13 @@ impl View {
         self.search(signs, &mut StoredRows { rows, present, row_bytes: self.row_bytes() })
     }
 
-    /// Writes the values of `signs` to `out`, one row after the other; a sign that is absent reads as zero.
-    /// Returns how many are present.
+    /// Writes the values of `signs` to `out`, row by row; absent signs read as zero. Returns the number of present signs.
     ///
     /// # Panics
     /// If `out` is not `signs.len() * width()` long.
     pub fn lookup(&self, signs: &[u64], out: &mut [f32]) -> usize {
         let (codec, width) = (self.codec(), self.width());
-        assert_eq!(out.len(), signs.len() * width, "out has to hold a row for each sign");
+        assert_eq!(out.len(), signs.len() * width, "`out` must have a row for each sign");
         match codec.row_type() {
             #[cfg(target_endian = "little")]
             RowType::F32 => self.search(signs, &mut F32Rows { out, width }),
@@ -63,12 +62,12 @@ impl View {
         }
     }
 
-    /// Sets the bits of the signs that have a row, and returns how many.
+    /// Sets the bits of the signs that have a row; returns their number.
     ///
     /// # Panics
     /// If `present` is not `signs.len().div_ceil(64)` long.
     pub fn find(&self, signs: &[u64], present: &mut [u64]) -> usize {
-        assert_eq!(present.len(), signs.len().div_ceil(64), "present has to hold a bit for each sign");
+        assert_eq!(present.len(), signs.len().div_ceil(64), "`present` must have a bit for each sign");
         present.fill(0);
         self.search(signs, &mut PresenceBits(present))
     }
@@ -78,7 +77,7 @@ impl View {
         self.get(sign).is_some()
     }
 
-    /// The stored row of `sign`; a batch is looked up faster by the others.
+    /// Returns the stored row of `sign`. Batches are looked up faster with the functions above.
     pub fn get(&self, sign: u64) -> Option<&[u8]> {
         for segment in &self.segments {
             match segment.get(sign) {
@@ -90,7 +89,7 @@ impl View {
         self.base.get(sign)
     }
 
-    /// The signs of a partition with their stored rows, in no order that means anything.
+    /// Iterates over the signs of a partition with their stored rows, in any order.
     pub fn rows_of(&self, partition: u32) -> impl Iterator<Item = (u64, &[u8])> {
         let is_newest = move |newer: &[Arc<Segment>], sign| {
             newer.iter().all(|segment| matches!(segment.get(sign), SignState::Unknown))
@@ -130,7 +129,7 @@ impl View {
         hits
     }
 
-    /// Down through the segments, what is left to the base.
+    /// Searches the segments from the newest to the oldest, then the base for the keys that are left.
     #[inline(always)]
     fn search_block<C: Compare>(&self, signs: &[u64], sink: &mut impl RowSink) -> usize {
         let mut pending = Pending::new(signs);
@@ -138,15 +137,15 @@ impl View {
         for segment in &self.segments {
             hits += segment.search::<C>(&mut pending, sink);
         }
-        hits + self.base.search_all::<C>(&SelectedKeys { signs, places: pending.places() }, sink)
+        hits + self.base.search_all::<C>(&SelectedKeys { signs, indices: pending.indices() }, sink)
     }
 
-    /// What it was before the first delta.
+    /// The base, without the changes of later deltas.
     pub fn base(&self) -> &Arc<Cube> {
         &self.base
     }
 
-    /// How its rows are stored.
+    /// The encoding of the rows.
     pub fn codec(&self) -> &RowCodec {
         self.base.codec()
     }
@@ -161,12 +160,12 @@ impl View {
         self.codec().width()
     }
 
-    /// The type of its stored values.
+    /// The type of the stored values.
     pub fn row_type(&self) -> RowType {
         self.codec().row_type()
     }
 
-    /// What a row is made of.
+    /// The columns of a row.
     pub fn columns(&self) -> &[Column] {
         self.base.columns()
     }
@@ -176,33 +175,33 @@ impl View {
         self.base.num_partitions()
     }
 
-    /// Those that it holds; signs of others read as absent.
+    /// The partitions of the view; signs of other partitions read as absent.
     pub fn partitions(&self) -> Range<u32> {
         self.base.partitions()
     }
 
-    /// Rows in the partitions that it holds.
+    /// Number of rows in the partitions of the view.
     pub fn num_rows(&self) -> u64 {
         self.num_rows.iter().sum()
     }
 
-    /// Signs that lie over the base, with a row or removed; some may be there more than once.
+    /// Number of changed and removed signs in all segments; a sign counts once per segment.
     pub fn num_changes(&self) -> u64 {
         self.segments.iter().map(|segment| segment.num_signs() as u64).sum()
     }
 
-    /// Parts that a lookup goes through before the base.
+    /// Number of segments that a lookup searches before the base.
     pub fn num_segments(&self) -> usize {
         self.segments.len()
     }
 
-    /// Bytes of index and rows, of the base and of what lies over it.
+    /// Bytes of index and rows of the base and of all segments.
     pub fn bytes(&self) -> u64 {
         self.base.bytes() + self.segments.iter().map(|segment| segment.bytes() as u64).sum::<u64>()
     }
 }
 
-/// A sink for a block of a batch.
+/// Passes the rows of a block to the sink of the whole batch.
 struct OffsetSink<'a, S> {
     sink: &'a mut S,
     by: usize,

@@ -271,14 +271,14 @@ fn crafted_buckets_are_refused() {
     for (at, value, expected) in [
         (0, 1, "bucket 0: sign 0 cannot be found from its bucket 0"),
         (58, 28, "bucket 1: expected first row 28, got 29"),
-        (58, 30, "bucket 0: count or flags are not valid"),
-        (58, 255, "bucket 0: count or flags are not valid"),
+        (58, 30, "bucket 0: invalid count or flags"),
+        (58, 255, "bucket 0: invalid count or flags"),
         (59, 0, "cannot be found from its bucket 0"),
-        (59, 2, "bucket 0: count or flags are not valid"),
+        (59, 2, "bucket 0: invalid count or flags"),
         (60, 1, "bucket 0: expected first row 0, got 1"),
         (63, 255, "bucket 0: expected first row 0, got 4278190080"),
         (64 + 58, 10, "expected 40 rows, got 39 in the index"),
-        (64 + 58, 12, "bucket 1: more rows in the index than the 40 that there are"),
+        (64 + 58, 12, "bucket 1: expected 40 rows, got more in the index"),
         (records, 1, "bucket 0: sign 1 cannot be found from its bucket "),
     ] {
         let mut crafted = bytes.clone();

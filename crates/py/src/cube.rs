@@ -1,4 +1,4 @@
-//! Cubes, for Python: versions opened and looked up, base and delta files written.
+//! Python bindings of cube files: versions that are opened and looked up, base and delta files that are written.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::errors::{ConfigError, IntoPyErr};
 
 type Rows<'py> = Bound<'py, PyArray2<f32>>;
 
-/// The rows of one version: a base and the deltas on it.
+/// The rows of one version: a base and the deltas applied to it.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct CubeView {
     inner: Arc<View>,
@@ -22,7 +22,8 @@ pub(crate) struct CubeView {
 
 #[pymethods]
 impl CubeView {
-    /// `deltas` are the part files of each delta, in the order of their versions; `partitions` (first, end) opens those alone.
+    /// Opens the part files of a base and of deltas, in the order of their versions; with `partitions` (first, end), only
+    /// those partitions.
     #[new]
     #[pyo3(signature = (base, deltas = Vec::new(), *, partitions = None))]
     fn new(
@@ -46,7 +47,7 @@ impl CubeView {
         Ok(CubeView { inner: Arc::new(py.detach(open).map_err(IntoPyErr::into_py_err)?) })
     }
 
-    /// The version after this one: with the part files of one delta applied.
+    /// Returns the next version: this one with the part files of one delta applied.
     fn with_delta(&self, py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
         let apply = || -> Result<View, CubeError> {
             let parts = paths.iter().map(DeltaFile::open).collect::<Result<Vec<_>, _>>()?;
@@ -55,7 +56,7 @@ impl CubeView {
         Ok(CubeView { inner: Arc::new(py.detach(apply).map_err(IntoPyErr::into_py_err)?) })
     }
 
-    /// Rows `[signs, width]`, zeros for signs without one, and which signs have one.
+    /// Looks signs up: rows `[signs, width]`, zeros for signs without a row, and which signs have one.
     fn lookup<'py>(
         &self,
         py: Python<'py>,
@@ -76,7 +77,7 @@ impl CubeView {
         Ok((rows, PyArray1::from_vec(py, present)))
     }
 
-    /// All signs with their rows, in batches: those of a partition, sorted by sign.
+    /// Iterates over all signs with their rows: one batch per partition, sorted by sign.
     fn items(&self) -> CubeItems {
         let partitions = self.inner.partitions();
         CubeItems { view: self.inner.clone(), next: partitions.start, end: partitions.end }
@@ -87,7 +88,7 @@ impl CubeView {
         self.inner.num_rows()
     }
 
-    /// (name, width) of each.
+    /// (name, width) of each column.
     #[getter]
     fn columns(&self) -> Vec<(String, u32)> {
         self.inner.columns().iter().map(|column| (column.name.clone(), column.width)).collect()
@@ -165,7 +166,7 @@ impl CubeWriter {
         Ok(CubeWriter { inner: Some(inner.map_err(IntoPyErr::into_py_err)?) })
     }
 
-    /// Writes a partition, in ascending order: its signs and their rows `[signs, width]`.
+    /// Writes a partition: its signs and their rows `[signs, width]`. Partitions are written in ascending order.
     fn add(
         &mut self,
         partition: u32,
@@ -180,7 +181,7 @@ impl CubeWriter {
             .map_err(IntoPyErr::into_py_err)
     }
 
-    /// Completes the file; returns its size and sha-256.
+    /// Completes the file; returns its size and SHA-256.
     fn finish(&mut self, py: Python<'_>) -> PyResult<(u64, String)> {
         let writer = self.inner.take().ok_or_else(finished)?;
         let written = py.detach(|| writer.finish()).map_err(IntoPyErr::into_py_err)?;
@@ -205,7 +206,8 @@ impl DeltaWriter {
         Ok(DeltaWriter { inner: Some(inner.map_err(IntoPyErr::into_py_err)?) })
     }
 
-    /// Adds the changes of a partition, in ascending order: signs with their rows `[signs, width]`, and signs without.
+    /// Adds the changes of a partition: signs with their rows `[signs, width]`, and removed signs. Partitions are added in
+    /// ascending order.
     #[pyo3(signature = (partition, signs, rows, removed, *, is_whole = false))]
     fn add(
         &mut self,
@@ -225,7 +227,7 @@ impl DeltaWriter {
             .map_err(IntoPyErr::into_py_err)
     }
 
-    /// Completes the file; returns its size and sha-256.
+    /// Completes the file; returns its size and SHA-256.
     fn finish(&mut self, py: Python<'_>) -> PyResult<(u64, String)> {
         let writer = self.inner.take().ok_or_else(finished)?;
         let written = py.detach(|| writer.finish()).map_err(IntoPyErr::into_py_err)?;
@@ -233,13 +235,13 @@ impl DeltaWriter {
     }
 }
 
-/// The row type of that name.
+/// Returns the row type with a name.
 pub(crate) fn row_type_of(name: &str) -> PyResult<RowType> {
     let what = || ConfigError::new_err(format!("row_type: expected `f32`, `f16` or `int8`, got `{name}`"));
     RowType::of_name(name).ok_or_else(what)
 }
 
-/// What was written of a version, for people and manifests.
+/// Figures of a published part file, for messages and manifests.
 pub(crate) fn figures_of<'py>(py: Python<'py>, published: &PublishedRows) -> PyResult<Bound<'py, PyDict>> {
     let figures = PyDict::new(py);
     for (name, figure) in [
@@ -263,7 +265,7 @@ fn finished() -> PyErr {
     PyValueError::new_err("the file is finished")
 }
 
-/// Signs and their rows, which have to be `[signs, width]`.
+/// Returns signs and rows as slices; checks that the rows are `[signs, width]`.
 fn contiguous<'a>(
     signs: &'a PyReadonlyArray1<'_, u64>,
     rows: &'a PyReadonlyArray2<'_, f32>,

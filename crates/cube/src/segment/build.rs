@@ -1,4 +1,4 @@
-//! Changes in their order to a segment: once to see how much room they need, once to lay them out.
+//! Builds a segment from changes in order: one pass computes its size, another fills it.
 
 use super::bucket::{self, SLOTS};
 use super::{KeySpace, Segment, WholePartitions, no_memory};
@@ -8,25 +8,25 @@ use crate::delta::Change;
 use crate::filter::Filter;
 use crate::memory::Memory;
 
-/// Twice the signs a bucket: fuller ones would save little and send more searches on.
+/// Twice the average number of signs per bucket: fuller buckets would save little memory and lengthen searches.
 const TWICE_SIGNS_A_BUCKET: usize = 9;
 
-/// Where the next sign goes: its home, or the next bucket with room. Signs stay in order.
+/// Position of the next sign: its home bucket, or the next bucket with a free slot. Signs stay in order.
 #[derive(Clone, Copy, Default)]
 struct Cursor {
     bucket: usize,
     count: usize,
 }
 
-/// What the next sign finds.
+/// Result of advancing the cursor.
 struct Step {
-    /// The bucket before was full, and the search has to go on from it.
+    /// Whether the previous bucket was full, so that searches continue from it.
     overflows: bool,
 }
 
 impl Cursor {
     #[inline]
-    fn place(&mut self, home: usize) -> Step {
+    fn advance(&mut self, home: usize) -> Step {
         let overflows = home <= self.bucket && self.count == SLOTS;
         if overflows {
             *self = Cursor { bucket: self.bucket + 1, count: 0 };
@@ -38,7 +38,7 @@ impl Cursor {
     }
 }
 
-/// Builds a segment of what `changes` gives, which has to be the same each time, in the order of the mixed signs.
+/// Builds a segment. `changes` returns the same changes on each call, in the order of the mixed signs.
 pub(crate) fn build<'a, I>(
     space: KeySpace,
     row_bytes: usize,
@@ -59,7 +59,7 @@ where
     let scale = space.scale((2 * num_signs).div_ceil(TWICE_SIGNS_A_BUCKET));
     let mut cursor = Cursor::default();
     for change in changes() {
-        cursor.place(space.home(change.mixed, scale));
+        cursor.advance(space.home(change.mixed, scale));
     }
     let num_buckets = if num_signs == 0 { 0 } else { cursor.bucket + 1 };
     let memory = |bytes| Memory::zeroed(bytes).map_err(|source| no_memory(bytes, source));
@@ -84,7 +84,7 @@ impl Segment {
         let mut cursor = Cursor::default();
         let mut next_row = 0;
         for Change { mixed, sign, row } in changes {
-            let step = cursor.place(self.space.home(mixed, self.scale));
+            let step = cursor.advance(self.space.home(mixed, self.scale));
             if step.overflows {
                 bucket::set_overflowed(&mut buckets[cursor.bucket - 1]);
             }

@@ -1,16 +1,16 @@
-//! Two segments to one that says what both said together.
+//! Merges two segments into one with the same effect.
 
 use super::{Segment, build};
 use crate::CubeError;
 use crate::delta::Change;
 
-/// What `newer` over `older` is.
+/// Merges `newer` over `older`.
 pub(crate) fn merge(newer: &Segment, older: &Segment) -> Result<Segment, CubeError> {
     build(newer.space, newer.row_bytes, newer.whole.union(&older.whole), || merged(newer, older))
 }
 
-/// Of equal signs the newer counts. What is older does not count in a partition that is whole in the newer, and a
-/// tombstone in one that is whole in the older has done its work: below it everything is hidden.
+/// Iterates over the merged changes. The newer change of a sign wins. Older changes are dropped in partitions that the newer
+/// segment replaces as a whole; tombstones are dropped in those that the older one replaces, since nothing lies below.
 fn merged<'a>(newer: &'a Segment, older: &'a Segment) -> impl Iterator<Item = Change<'a>> {
     let is_covered = |by: &'a Segment| {
         move |change: &Change<'_>| !by.whole.is_empty() && by.is_whole(by.space.partition_of(change.mixed))

@@ -1,4 +1,4 @@
-//! A view and a delta to the view of the next version; the view before stays what it was.
+//! Applies a delta to a view. The result is the view of the next version; the old view does not change.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,23 +7,22 @@ use crate::delta::{DeltaFile, Run};
 use crate::segment::{KeySpace, WholePartitions, build};
 use crate::{CubeError, View};
 
-/// Signs whose presence is asked for together.
+/// Number of signs whose presence is looked up together.
 const BATCH: usize = 1024;
 
-/// The run of a partition and the part that has it.
+/// The run of a partition and its part file.
 type Owned<'a> = (&'a DeltaFile, Run);
 
 impl View {
-    /// The next version: this one with the parts of one delta applied, as far as they are of its partitions.
+    /// Returns the next version: this view with the parts of a delta applied, as far as they concern its partitions.
     ///
-    /// The time it takes grows with the delta, and with the changes before it as often as neighbours of similar size
-    /// are merged: about the logarithm of the number of deltas stay.
+    /// Segments of similar size are merged, so their number grows with the logarithm of the number of deltas.
     pub fn with_delta(&self, parts: &[DeltaFile]) -> Result<View, CubeError> {
         self.stacked(parts)?.merged()
     }
 
-    /// [`with_delta`](View::with_delta) without merging, in a time that grows with the delta alone: for who merges
-    /// [later](View::merged), off the way of the next version.
+    /// Like [`with_delta`](View::with_delta) without the merge, in time linear in the delta. [`merged`](View::merged) can
+    /// follow later, off the path of the next version.
     pub fn stacked(&self, parts: &[DeltaFile]) -> Result<View, CubeError> {
         self.check_parts(parts)?;
         let runs = runs_of(parts, &self.partitions())?;
@@ -53,7 +52,7 @@ impl View {
         Ok(())
     }
 
-    /// Rows in each partition once the runs are applied.
+    /// Returns the number of rows in each partition after the runs.
     fn count_rows(&self, runs: &[Owned<'_>]) -> Arc<[u64]> {
         let mut num_rows = self.num_rows.to_vec();
         let mut signs = Vec::with_capacity(BATCH);
@@ -78,7 +77,7 @@ impl View {
                 let present = &mut present[..signs.len().div_ceil(64)];
                 self.find(&signs, present);
                 for (after, before) in rows.iter().zip(&*present) {
-                    // what was there and is no row now went, what is one and was not there came
+                    // Counts new rows, then removed ones.
                     *count += u64::from((after & !before).count_ones());
                     *count -= u64::from((before & !after).count_ones());
                 }
@@ -88,7 +87,7 @@ impl View {
     }
 }
 
-/// What the parts say of each partition of `range`, in ascending order.
+/// Returns the runs of the partitions of `range`, in ascending order.
 fn runs_of<'a>(parts: &'a [DeltaFile], range: &Range<u32>) -> Result<Vec<Owned<'a>>, CubeError> {
     let of_part = |part: &'a DeltaFile| part.runs(range).into_iter().map(move |run| (part, run));
     let mut runs: Vec<Owned<'a>> = parts.iter().flat_map(of_part).collect();

@@ -1,4 +1,4 @@
-//! Segments of similar size made one: the same rows, found with fewer searches.
+//! Merges segments of similar size: the same rows with fewer searches.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use crate::segment::{Segment, merge};
 use crate::{CubeError, View};
 
 impl View {
-    /// Whether neighbours are of similar size.
+    /// Whether two neighbouring segments have a similar size.
     pub fn is_mergeable(&self) -> bool {
         self.segments.windows(2).any(|pair| is_similar(&pair[0], &pair[1]))
     }
 
-    /// The same version with neighbours of similar size merged.
+    /// Returns the same version with neighbouring segments of similar size merged.
     pub fn merged(&self) -> Result<View, CubeError> {
         let mut segments = Vec::new();
         for segment in self.segments.iter().rev() {
@@ -20,8 +20,8 @@ impl View {
         Ok(View { base: self.base.clone(), segments, num_rows: self.num_rows.clone() })
     }
 
-    /// The same version with what it has in common with `before` as `after` has it, which is `before`
-    /// [merged](View::merged); none if it was not made from `before`.
+    /// Returns the same version with the segments of `before` replaced by those of `after`, which is `before`
+    /// [merged](View::merged). Returns None if this view was not derived from `before`.
     pub fn with_merged(&self, before: &View, after: &View) -> Option<View> {
         let num_own = self.segments.len().checked_sub(before.segments.len())?;
         let (own, common) = self.segments.split_at(num_own);
@@ -39,7 +39,7 @@ fn is_similar(newer: &Segment, older: &Segment) -> bool {
     older.num_signs() <= 2 * newer.num_signs()
 }
 
-/// Puts a segment on top and merges it with those that are not more than twice its size.
+/// Adds a segment on top and merges it with older ones while they are at most twice its size.
 fn stack(mut newest: Arc<Segment>, older: &[Arc<Segment>]) -> Result<Vec<Arc<Segment>>, CubeError> {
     let mut older = older.iter();
     let mut rest = older.clone();
