@@ -369,12 +369,12 @@ def predict(
     Scores of several labels are separated by tabs. If the lines have labels, AUC and log loss follow on standard
     error.
     """
-    from elasticrec.predict import ServerAddress, judged, open_scorer, scores_of
+    from elasticrec.predict import ServerAddress, open_scorer, scores_of, with_metrics
     from elasticrec.progress import counting
 
     address = ServerAddress(server, name, token, timeout_s, ca)
     with open_scorer(checkpoint, model, address, best=best, run_reader=run_reader) as opened:
-        source, judge = judged(opened)
+        source, metrics = with_metrics(opened)
         num_scored = 0
         with counting(None) as progress:
             for scores in scores_of(source, file):
@@ -383,7 +383,7 @@ def predict(
                 if not sys.stdout.isatty():
                     # On a terminal the printed scores show the progress.
                     progress(num_scored)
-        for line in judge.lines() if judge else ():
+        for line in metrics.lines() if metrics else ():
             typer.echo(line, err=True)
 
 

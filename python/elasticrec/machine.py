@@ -1,22 +1,22 @@
-"""What this process may use of the machine."""
+"""Resources of the machine that this process may use."""
 
 import contextlib
 import os
 import resource
 
-# Those of 4,096 connections, and more than enough for the rest.
+# Enough for 4,096 connections and everything else.
 _MANY_FILES = 32_768
 
 
 def num_cores() -> int:
-    """Cores that this process may run on, which in a container are fewer than the machine has."""
+    """Return the number of cores that this process may use, which in a container may be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def resident_bytes() -> int:
-    """Memory that this process has now; 0 where the system does not say."""
+    """Return the resident memory of this process, or 0 if unknown."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -25,19 +25,19 @@ def resident_bytes() -> int:
 
 
 def allow_many_files() -> None:
-    """Open files for all connections that a server takes, as far as the system gives them; 1,024 are soon gone."""
-    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MANY_FILES if most == resource.RLIM_INFINITY else min(most, _MANY_FILES)
-    # some systems name a number that they do not give
+    """Raise the limit of open files as far as allowed; the usual 1,024 is too low for a server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    # Some systems report a limit that they do not allow.
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(least, wanted), most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 def limit_spinning() -> None:
-    """Limit how long OpenMP threads spin; call it before torch is imported, which is when OpenMP reads it.
+    """Limit how long OpenMP threads spin. Call it before torch is imported, because OpenMP reads the setting then.
 
-    Threads of one torch operation spin while they wait for each other. On a busy machine the thread they wait for has
-    lost its core to a spinning one: a short limit is twice as fast there, and as fast on a quiet machine
+    Threads of a torch operation spin while they wait for each other. On a busy machine, spinning threads take the cores
+    of the threads they wait for; a short limit is twice as fast there, and equally fast on an idle machine
     (docs/benchmarks.md).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")

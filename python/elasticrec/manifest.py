@@ -1,4 +1,4 @@
-"""Manifests: written last, they make a directory a checkpoint or a version; every file has a size and a sha-256."""
+"""Manifests: written last, they complete a checkpoint or a version; they hold size and SHA-256 of every file."""
 
 import hashlib
 import json
@@ -13,21 +13,21 @@ from elasticrec.errors import ModelError
 MANIFEST = "manifest.json"
 FORMAT = 1
 
-# A manifest has the sha-256 of its own bytes, with these digits where the checksum stands.
+# A manifest holds the SHA-256 of its own bytes, computed with zeros in place of the checksum.
 _SEAL = "self_sha256"
 _NO_DIGITS = "0" * 64
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What a manifest says of a file."""
+    """Size and checksum of a file in a manifest."""
 
     num_bytes: int
     sha256: str
 
 
 def encode_manifest(kind: str, body: dict[str, Any], files: dict[str, FileEntry], *, format: int = FORMAT) -> bytes:
-    """The bytes of a manifest, with their own checksum among them."""
+    """Return the bytes of a manifest, including its own checksum."""
     entries = {name: {"bytes": file.num_bytes, "sha256": file.sha256} for name, file in sorted(files.items())}
     document = {"format": format, "kind": kind, _SEAL: _NO_DIGITS, **body, "files": entries}
     content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
@@ -35,7 +35,7 @@ def encode_manifest(kind: str, body: dict[str, Any], files: dict[str, FileEntry]
 
 
 def write_manifest(directory: Path, kind: str, body: dict[str, Any], files: dict[str, FileEntry]) -> None:
-    """Complete a directory: from here on its files never change."""
+    """Write the manifest, which completes a directory; its files never change afterwards."""
     for parent in {(directory / name).parent for name in files}:
         sync_directory(parent)
     write_atomically(directory / MANIFEST, encode_manifest(kind, body, files))
@@ -43,13 +43,13 @@ def write_manifest(directory: Path, kind: str, body: dict[str, Any], files: dict
 
 
 def read_manifest(directory: Path, kind: str) -> dict[str, Any]:
-    """The manifest of a directory, checked for its format and its own checksum; its files are not read."""
+    """Read the manifest of a directory and check its format and its own checksum, but not its files."""
     path = directory / MANIFEST
     return decode_manifest(path.read_bytes(), str(path), kind)
 
 
 def decode_manifest(content: bytes, where: str, kind: str, formats: tuple[int, ...] = (FORMAT,)) -> dict[str, Any]:
-    """The manifest in these bytes, checked for its format and its own checksum; `where` is what errors call it."""
+    """Parse a manifest and check its format and its own checksum; `where` names it in errors."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -67,13 +67,13 @@ def decode_manifest(content: bytes, where: str, kind: str, formats: tuple[int, .
 
 
 def _digest(content: bytes) -> str:
-    """Checksum of a manifest, whatever digits stand in it."""
+    """Return the checksum of a manifest, ignoring the stored one."""
     blank = re.sub(rb'("%s": ")[0-9a-f]{64}"' % _SEAL.encode(), rb'\g<1>%s"' % _NO_DIGITS.encode(), content, count=1)
     return hashlib.sha256(blank).hexdigest()
 
 
 def verify_files(directory: Path, document: dict[str, Any]) -> None:
-    """Compare every file of a manifest with its size and checksum."""
+    """Check size and checksum of every file of a manifest."""
     for name, entry in document["files"].items():
         path = directory / name
         try:

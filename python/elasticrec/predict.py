@@ -16,8 +16,8 @@ from elasticrec.config import Secret
 from elasticrec.data.batches import line_parser
 from elasticrec.data.raw_lines import any_parser, record_batches
 from elasticrec.errors import ConfigError, ElasticRecError, ModelError, SampleError, UnavailableError
-from elasticrec.judge import Judge, LabelReader
 from elasticrec.repository.find import find_version
+from elasticrec.score_metrics import LabelReader, ScoreMetrics
 from elasticrec.serving.client import Client
 from elasticrec.serving.onnxruntime import library_path
 from elasticrec.serving.reader import encode_batch
@@ -59,18 +59,18 @@ def source_of(model: "CheckpointModel", *, labels: bool = False) -> Source:
     return Source(model.predict, labels=LabelReader(parse, range(len(names)), names))
 
 
-def judged(source: Source) -> tuple[Source, Judge | None]:
-    """Return the source and a judge that compares its scores with the labels of the lines."""
+def with_metrics(source: Source) -> tuple[Source, ScoreMetrics | None]:
+    """Return the source and the metrics of its scores, which need lines with labels."""
     if source.labels is None:
         return source, None
-    judge = Judge(source.labels)
+    metrics = ScoreMetrics(source.labels)
 
     def predict(text: bytes) -> Scores:
         scores = source.predict(text)
-        judge.add(text, scores)
+        metrics.add(text, scores)
         return scores
 
-    return replace(source, predict=predict), judge
+    return replace(source, predict=predict), metrics
 
 
 def scores_of(source: Source, file: str) -> Iterator[Scores]:
@@ -235,11 +235,11 @@ def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool
         raise ConfigError(
             f"{path}: its lines need the reader `{source.spec}` from its directory; --run-reader allows it"
         )
-    reader, judge = source.line_reader(), source.line_reader(labels=True)
+    reader, label_reader = source.line_reader(), source.line_reader(labels=True)
     columns = [features["labels"].index(name) for name in scored]
     return Source(
         lambda text: predictor.predict_parsed(encode_batch(reader.parse(text))),
-        labels=LabelReader(judge.parse, columns, scored),
+        labels=LabelReader(label_reader.parse, columns, scored),
     )
 
 

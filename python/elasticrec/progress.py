@@ -1,4 +1,4 @@
-"""What a long command shows on a terminal while it works."""
+"""Progress of long commands on a terminal."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ _EVERY_S = 0.2
 
 @contextmanager
 def counting(total: int | None) -> Iterator[Callable[[int], None]]:
-    """Shows on a terminal how many samples of `total` are done, or only how many; it is wiped away at the end."""
+    """Yield a function that shows the number of samples done, of `total` if known; the line is cleared at the end."""
     shown = 0.0
 
     def show(done: int) -> None:

@@ -1,13 +1,15 @@
-"""A run: the directory that one training writes, and what the other commands find it by.
+"""A run: the directory that one training writes, and how other commands find it.
 
-runs/<name>/job.yaml         the job as it was resolved; secrets stay references
-runs/<name>/model.py         the model, where it is one of the user's own
-runs/<name>/reader.py        the reader, where it is one of the user's own
-runs/<name>/checkpoints/     one directory a checkpoint
-runs/<name>/metrics.jsonl    a line a report
-runs/<name>/units/           the units of each epoch, written down before they are read
-runs/<name>/graphs/          the network's graph, once it was published
-runs/<name>/start/           with servers: what they start from; coordinator/: what it decided; logs/: of each role
+runs/<name>/job.yaml         the resolved job; secrets stay references
+runs/<name>/model.py         the source of a custom model
+runs/<name>/reader.py        the source of a custom reader
+runs/<name>/checkpoints/     one directory per checkpoint
+runs/<name>/metrics.jsonl    one line per report
+runs/<name>/units/           the units of each epoch, recorded before they are read
+runs/<name>/graphs/          the exported graph, reused by later versions
+runs/<name>/start/           with servers: their initial state
+runs/<name>/coordinator/     with servers: the coordinator's decisions
+runs/<name>/logs/            with servers: the log of each role
 """
 
 import contextlib
@@ -29,13 +31,13 @@ _JOB_SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Run:
-    """The directory of one training; making the object touches no file."""
+    """The directory of one training; creating the object touches no file."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """Name of the run, which is that of its job."""
+        """Name of the run, equal to the name of its job."""
         return self.path.name
 
     @property
@@ -45,12 +47,12 @@ class Run:
 
     @property
     def model_path(self) -> Path:
-        """The copy of the file of a model of the user's own: the run can be loaded when the original is gone."""
+        """Copy of a custom model's file, so that the run can be loaded without the original."""
         return self.path / "model.py"
 
     @property
     def reader_path(self) -> Path:
-        """The copy of the file of a reader of the user's own."""
+        """Copy of a custom reader's file."""
         return self.path / "reader.py"
 
     @property
@@ -60,7 +62,7 @@ class Run:
 
     @property
     def metrics_path(self) -> Path:
-        """JSON lines of metrics."""
+        """Metrics as JSON lines."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -80,14 +82,14 @@ class Run:
 
     @classmethod
     def of(cls, job: Job, root: Path = RUNS) -> "Run":
-        """The run of a job, whether it is there or not."""
+        """Return the run of a job, whether it exists or not."""
         return cls(root / job.name)
 
     @classmethod
     def create(cls, job: Job, root: Path = RUNS) -> "Run":
-        """Make the directory of a job and put the copy of the job into it.
+        """Create the run of a job, with a copy of the job in it.
 
-        A run that was begun by a job with other parameters is refused before anything is written.
+        Raise an error before anything is written if an existing run has a job with different parameters.
         """
         run = cls.of(job, root)
         if run.has_begun():
@@ -97,8 +99,8 @@ class Run:
         for path in (run.job_path, *copies):
             if not run.exists() and path.exists():
                 raise ConfigError(
-                    f"{run.path}: not the directory of a run, but has a `{path.name}`, which the run would replace; "
-                    "give the job another name or move that file"
+                    f"{run.path}: not a run, but has a `{path.name}`, which the run would replace; "
+                    "rename the job or move that file"
                 )
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         for path, source in copies.items():
@@ -107,31 +109,30 @@ class Run:
         return run
 
     def exists(self) -> bool:
-        """Whether the directory is that of a run; one with only a `job.yaml` may be a user's own."""
+        """Return whether the directory is a run; a directory with only a `job.yaml` may belong to the user."""
         return self.job_path.is_file() and self.checkpoints.is_dir()
 
     def has_checkpoints(self) -> bool:
-        """Whether anything was saved in this run."""
+        """Return whether the run has checkpoints."""
         return self.exists() and any(self.checkpoints.iterdir())
 
     def has_begun(self) -> bool:
-        """Whether there is anything that its job decided: checkpoints, or what servers start from."""
+        """Return whether the run has state that depends on its job: checkpoints, or an initial state for servers."""
         return self.has_checkpoints() or (self.exists() and (self.start / "shard.json").is_file())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run for one process; a second one is refused. The lock ends with the process, however it ends."""
+        """Lock the run for one process; raise an error if it is locked. The lock ends with the process."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # beside the directory, which may be discarded under the lock
+        # The lock file is beside the directory, which may be discarded under the lock.
         with hold(self.path.parent / f".{self.name}.lock", f"{self.path}: another process is training it"):
             yield
 
     def discard(self) -> None:
-        """Remove what a training writes; a directory that is not a run, and what else is in one, is left alone."""
+        """Remove the files of a training. Other files, and directories that are not runs, are kept."""
         if not self.exists():
             return
-        # it stays a run, without a checkpoint to go on from, until the last step: wherever a crash stops this,
-        # the next training starts over
+        # Remove manifests first and the run's markers last, so that after a crash the next training starts over.
         for manifest in self.checkpoints.glob("*/manifest.json"):
             manifest.unlink()
         roles = (self.path / name for name in ("coordinator", "start", "logs", "graphs"))
@@ -145,22 +146,22 @@ class Run:
             self.path.rmdir()
 
     def job(self) -> Job:
-        """The job of the run."""
+        """Load the job of the run."""
         return load_job(self.job_path)
 
     def check_resumes(self, job: Job) -> None:
-        """Refuse a job whose parameters would not be those of this run."""
+        """Raise an error if a job cannot resume this run because of different parameters."""
         changed = differences(self.job(), job)
         if changed:
             keys = ", ".join(f"`{key}`" for key in changed)
             raise ConfigError(
                 f"{job.source}: differs from the job of {self.path} in {keys}; "
-                f"change it back, give the job another name, or remove {self.path}"
+                f"change it back, rename the job, or remove {self.path}"
             )
 
 
 def _with_copies(job: Job, run: Run) -> Job:
-    """The job as it stands in the run, whose model and reader are the copies beside it."""
+    """Return the job with model and reader replaced by their copies in the run."""
     if job.model.own is not None:
         kind = f"{run.model_path.name}:{job.model.own[1]}"
         job = job.model_copy(update={"model": job.model.model_copy(update={"kind": kind})})
@@ -171,17 +172,17 @@ def _with_copies(job: Job, run: Run) -> Job:
 
 
 def resolve_run(text: str, root: Path = RUNS) -> Run:
-    """The run that RUN stands for: a job file, a name, or the directory of a run."""
+    """Resolve RUN on the command line: a job file, a name, or the directory of a run."""
     if not text:
         raise ConfigError("run: expected a job file, a name or a directory of a run, got nothing")
     path = Path(text)
     if path.is_file() or path.suffix in _JOB_SUFFIXES:
         return _run_of_job_file(path, root)
-    # A name goes before a directory of the same name: users keep job files in directories named like the job.
+    # Names take precedence, because users keep job files in directories named like the job.
     candidates = [Run(root / text), Run(path)] if path.name == text else [Run(path)]
     for run in candidates:
         if run.exists():
-            # `.` and a trailing `..` have no name of their own.
+            # `.` and `..` have no name.
             return run if run.name not in ("", "..") else Run(run.path.resolve())
     raise ConfigError(_not_found(text, path, root))
 
@@ -189,7 +190,7 @@ def resolve_run(text: str, root: Path = RUNS) -> Run:
 def _run_of_job_file(path: Path, root: Path) -> Run:
     job = load_job(path)
     run = Run(root / job.name)
-    # The copy inside a run stands for that run, also where it is kept elsewhere than in `root`.
+    # The copy inside a run identifies that run, also outside of `root`.
     own = Run(path.parent)
     if not run.exists() and path.name == own.job_path.name and own.exists():
         run = Run(path.resolve().parent)
@@ -200,7 +201,7 @@ def _run_of_job_file(path: Path, root: Path) -> Run:
 
 def _not_found(text: str, path: Path, root: Path) -> str:
     if path.is_dir() and path.name != text:
-        return f"{text}: not the directory of a run, expected `job.yaml` and `checkpoints` in it"
+        return f"{text}: not a run, expected `job.yaml` and `checkpoints` in it"
     names = sorted(entry.name for entry in root.iterdir() if Run(entry).exists()) if root.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=3)
     if near:

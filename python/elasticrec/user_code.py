@@ -1,4 +1,4 @@
-"""Classes out of the user's own files: loaded by path, and what goes wrong in them told with file and line."""
+"""Load classes from custom files; errors in custom code name file and line."""
 
 import hashlib
 import sys
@@ -12,22 +12,22 @@ from typing import Any
 from elasticrec.errors import ElasticRecError, ModelError
 
 
-def load_class(place: str, source: bytes | None = None) -> type[Any]:
-    """The class that `path/to/file.py:Name` stands for; the file is run anew each time.
+def load_class(location: str, source: bytes | None = None) -> type[Any]:
+    """Load the class `path/to/file.py:Name`; the file is executed on every call.
 
-    `source` is what the file says, where the caller has read it before and wants no later version.
+    `source` is the content of the file, if the caller has read it already.
     """
-    file, _, name = place.rpartition(":")
+    file, _, name = location.rpartition(":")
     path = Path(file)
     if source is None:
         source = path.read_bytes()
     digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:8]
     module = ModuleType(f"elasticrec_user_{path.stem}_{digest}")
     module.__file__ = file
-    # dataclasses and pickle look a class up by the name of its module
+    # dataclasses and pickle look up a class by the name of its module.
     sys.modules[module.__name__] = module
     with naming_line(path):
-        # from these bytes: a loader might take an older version of the file from its cache
+        # Compile the bytes directly: an import could use a cached older version of the file.
         exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
     found = getattr(module, name, None)
     if not isinstance(found, type):
@@ -39,7 +39,7 @@ def load_class(place: str, source: bytes | None = None) -> type[Any]:
 
 @contextmanager
 def naming_line(path: Path) -> Iterator[None]:
-    """Whatever the user's code raises becomes one line: `file:line: kind: message`."""
+    """Convert exceptions of custom code to a `ModelError` with one line: `file:line: type: message`."""
     try:
         yield
     except ElasticRecError:
@@ -47,18 +47,18 @@ def naming_line(path: Path) -> Iterator[None]:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelError(line_of(error, path)) from error
+        raise ModelError(error_line(error, path)) from error
 
 
-def line_of(error: BaseException, path: Path) -> str:
-    """An error of the user's code as `file:line: kind: message`."""
+def error_line(error: BaseException, path: Path) -> str:
+    """Format an error of custom code as `file:line: type: message`."""
     first = (str(error).strip().splitlines() or [""])[0]
     what = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return f"{_place(error, path)}: {what}"
+    return f"{_error_location(error, path)}: {what}"
 
 
-def _place(error: BaseException, path: Path) -> str:
-    """The last line of the user's file that the error came through."""
+def _error_location(error: BaseException, path: Path) -> str:
+    """Return the last line of the custom file in the traceback."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{path}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

@@ -13,8 +13,8 @@ import pytest
 
 from elasticrec.cli import main
 from elasticrec.errors import SampleError, UnavailableError
-from elasticrec.judge import Judge, LabelReader
-from elasticrec.predict import Scores, Source, judged, score_lines, scores_of
+from elasticrec.predict import Scores, Source, score_lines, scores_of, with_metrics
+from elasticrec.score_metrics import LabelReader, ScoreMetrics
 from support.certificates import write_certificates
 from support.scripted import CLOSE, HANG, counted, scripted
 
@@ -94,10 +94,10 @@ def test_a_named_pipe_is_read(tmp_path: Path) -> None:
 # Scores and labels
 
 
-def judge_of(features: dict[str, Any] = FEATURES, scored: list[str] | None = None) -> Judge:
+def metrics_of(features: dict[str, Any] = FEATURES, scored: list[str] | None = None) -> ScoreMetrics:
     reader = LabelReader.of_features(features, scored or features["labels"])
     assert reader is not None
-    return Judge(reader)
+    return ScoreMetrics(reader)
 
 
 def column(*scores: float) -> Scores:
@@ -113,10 +113,10 @@ def test_auc_and_log_loss_of_labels() -> None:
     chance = np.random.default_rng(3)
     scores = chance.random(500).astype(np.float32)
     labels = (chance.random(500) < scores).astype(int)
-    judge = judge_of()
+    metrics = metrics_of()
     for part in np.array_split(np.arange(500), 7):
-        judge.add(b"".join(b"1 %d 5:0\n" % label for label in labels[part]), scores[part].reshape(-1, 1))
-    (line,) = judge.lines()
+        metrics.add(b"".join(b"1 %d 5:0\n" % label for label in labels[part]), scores[part].reshape(-1, 1))
+    (line,) = metrics.lines()
     auc, loss = (float(word) for word in line.replace(",", "").split() if word.startswith("0."))
     assert line == f"click: AUC {auc:.6f}, log loss {loss:.6f}, samples 500"
     assert auc == pytest.approx(naive_auc(scores.tolist(), labels.tolist()), abs=1e-4)
@@ -124,45 +124,45 @@ def test_auc_and_log_loss_of_labels() -> None:
 
 
 def test_samples_are_weighted() -> None:
-    judge = judge_of()
-    judge.add(b"4 1 5:0\n", column(0.25))
-    (line,) = judge.lines()
+    metrics = metrics_of()
+    metrics.add(b"4 1 5:0\n", column(0.25))
+    (line,) = metrics.lines()
     assert line == f"click: AUC 0.500000, log loss {-(np.log(0.25) + 3 * np.log(0.75)) / 4:.6f}, samples 1"
 
 
 def test_scores_of_0_and_1_have_a_finite_loss() -> None:
-    judge = judge_of()
-    judge.add(b"1 1 5:0\n1 0 5:0\n1 1 5:0\n", column(1, 0, 0))
-    (line,) = judge.lines()
+    metrics = metrics_of()
+    metrics.add(b"1 1 5:0\n1 0 5:0\n1 1 5:0\n", column(1, 0, 0))
+    (line,) = metrics.lines()
     assert "AUC 0.750000" in line and np.isfinite(float(line.replace(",", "").split()[5]))
 
 
 def test_identical_labels_have_no_auc() -> None:
-    judge = judge_of()
-    judge.add(b"1 0 5:0\n", column(0.5))
-    assert judge.lines() == ["click: AUC none, its labels are all alike, log loss 0.693147, samples 1"]
+    metrics = metrics_of()
+    metrics.add(b"1 0 5:0\n", column(0.5))
+    assert metrics.lines() == ["click: AUC none, all labels are equal, log loss 0.693147, samples 1"]
 
 
-def test_lines_without_labels_are_not_judged() -> None:
-    judge = judge_of()
-    judge.add(b"- - 5:0\n", column(0.5))
-    assert judge.lines() == []
+def test_lines_without_labels_are_not_measured() -> None:
+    metrics = metrics_of()
+    metrics.add(b"- - 5:0\n", column(0.5))
+    assert metrics.lines() == []
 
 
 def test_labels_that_end_in_the_middle_are_reported() -> None:
-    judge = judge_of()
-    judge.add(b"1 1 5:0\n1 0 5:0\n", column(0.5, 0.4))
-    judge.add(b"- - 5:0\n", column(0.5))
-    judge.add(b"1 1 5:0\n", column(0.5))
+    metrics = metrics_of()
+    metrics.add(b"1 1 5:0\n1 0 5:0\n", column(0.5, 0.4))
+    metrics.add(b"- - 5:0\n", column(0.5))
+    metrics.add(b"1 1 5:0\n", column(0.5))
     problem = "show: expected a count below 2^32, got `-`"
-    assert judge.lines() == [f"no AUC: labels after 2 samples cannot be read: {problem}"]
+    assert metrics.lines() == [f"no AUC: cannot read labels after 2 samples: {problem}"]
 
 
-def test_only_scored_labels_are_judged() -> None:
+def test_only_scored_labels_are_measured() -> None:
     """A version may score only some of the labels."""
-    judge = judge_of({**FEATURES, "labels": ["click", "buy"]}, ["buy"])
-    judge.add(b"1 1 buy=0 5:0\n1 1 buy=1 5:0\n", column(0.1, 0.9))
-    (line,) = judge.lines()
+    metrics = metrics_of({**FEATURES, "labels": ["click", "buy"]}, ["buy"])
+    metrics.add(b"1 1 buy=0 5:0\n1 1 buy=1 5:0\n", column(0.1, 0.9))
+    (line,) = metrics.lines()
     assert line.startswith("buy: AUC 1.000000")
 
 
@@ -171,13 +171,13 @@ def test_formats_without_a_label_reader(format: str) -> None:
     assert LabelReader.of_features({**FEATURES, "format": format}, ["click"]) is None
 
 
-def test_a_source_is_judged_by_the_lines_it_scores() -> None:
+def test_a_source_is_measured_on_the_lines_it_scores() -> None:
     reader = LabelReader.of_features(FEATURES, ["click"])
-    source, judge = judged(Source(lambda text: column(*(0.5 for _ in text.splitlines())), labels=reader))
-    assert judge is not None and judged(Source(score))[1] is None
+    source, metrics = with_metrics(Source(lambda text: column(*(0.5 for _ in text.splitlines())), labels=reader))
+    assert metrics is not None and with_metrics(Source(score))[1] is None
     text = b"1 1 5:0\n1 0 5:0\n" * 2000
     assert sum(len(scores) for scores in score_lines(io.BytesIO(text), "f.txt", source)) == 4000
-    assert judge.lines() == ["click: AUC 0.500000, log loss 0.693147, samples 4,000"]
+    assert metrics.lines() == ["click: AUC 0.500000, log loss 0.693147, samples 4,000"]
 
 
 # The command

@@ -79,7 +79,7 @@ def test_from_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_directory_named_like_the_job_is_not_its_run() -> None:
     job = load_job(job_file("demo/job.yaml"))
     assert refusal("demo") == "demo: no such run, runs has none"
-    assert "not the directory of a run" in refusal("./demo/")
+    assert "not a run" in refusal("./demo/")
     run = Run.create(job)
     assert resolve_run("demo") == run
     assert resolve_run("demo/job.yaml") == run
@@ -120,7 +120,7 @@ def test_a_changed_job_does_not_resume_and_leaves_the_copy_alone() -> None:
         Run.create(make_job("demo", "train.batch_size=64", "model.dim=4"))
     assert str(caught.value) == (
         "job.yaml: differs from the job of runs/demo in `model.dim`, `train.batch_size`; "
-        "change it back, give the job another name, or remove runs/demo"
+        "change it back, rename the job, or remove runs/demo"
     )
     assert run.job_path.read_text() == before
     assert Run.create(make_job("demo", "train.epochs=2")).job().train.epochs == 2
@@ -152,7 +152,7 @@ def test_a_directory_with_a_job_of_the_users_is_not_taken(tmp_path: Path) -> Non
     root = tmp_path / "runs"
     (root / "demo").mkdir(parents=True)
     (root / "demo/job.yaml").write_text("# mine")
-    with pytest.raises(ConfigError, match="not the directory of a run"):
+    with pytest.raises(ConfigError, match="not a run"):
         Run.create(make_run_job(tmp_path), root)
     assert (root / "demo/job.yaml").read_text() == "# mine"
 

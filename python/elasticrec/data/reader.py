@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.errors import ConfigError, SampleError
-from elasticrec.user_code import line_of, load_class, naming_line
+from elasticrec.user_code import error_line, load_class, naming_line
 
 # Number of bad records that are shown in full; the rest are only counted.
 SHOWN_BAD = 5
@@ -78,7 +78,7 @@ class LineReader:
         except UnicodeDecodeError:
             raise SampleError("expected UTF-8 text") from None
         except Exception as error:
-            raise SampleError(line_of(error, self._path)) from None
+            raise SampleError(error_line(error, self._path)) from None
         if sample is None:
             return False
         if not isinstance(sample, Mapping):

@@ -204,6 +204,6 @@ def test_a_file_of_the_users_is_not_replaced(make_job: MakeJob, write_samples: W
     write_samples()
     Path("runs/small").mkdir(parents=True)
     Path("runs/small/model.py").write_text("# mine")
-    with pytest.raises(ConfigError, match=r"^runs/small: not the directory of a run, but has a `model\.py`"):
+    with pytest.raises(ConfigError, match=r"^runs/small: not a run, but has a `model\.py`"):
         train_job(own_job(make_job))
     assert Path("runs/small/model.py").read_text() == "# mine"

@@ -14,7 +14,7 @@ from elasticrec.data.init.detect_typed import flatten
 from elasticrec.data.raw_lines import any_parser, record_batches, some_lines
 from elasticrec.data.reader import Reader
 from elasticrec.errors import SampleError
-from elasticrec.user_code import line_of, load_class, naming_line
+from elasticrec.user_code import error_line, load_class, naming_line
 
 
 class _ObjectRows(ABC):
@@ -122,5 +122,5 @@ class ReaderRows(_ObjectRows):
         try:
             sample = self._reader.parse(line)
         except Exception as error:
-            raise SampleError(line_of(error, self._path)) from None
+            raise SampleError(error_line(error, self._path)) from None
         return None if sample is None else dict(sample)

@@ -1,4 +1,4 @@
-"""How good scores are: AUC and log loss of what `predict` prints, where the lines have labels."""
+"""AUC and log loss of the scores that `predict` prints, for lines with labels."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,11 +14,10 @@ from elasticrec.training.metrics import Metrics, MetricSums
 
 Scores = npt.NDArray[np.float32]
 
-# Formats whose lines the parser reads by itself; the others need the job's own code or have no lines.
-_WITH_LINES = ("slots", "paddlerec", "criteo", "csv")
+# Line formats that the parser reads without a job or custom code.
+_LINE_FORMATS = ("slots", "paddlerec", "criteo", "csv")
 
-
-# The least 32-bit float above 0, and how far the last one below 1 is from 1.
+# The smallest 32-bit float above 0, and the distance from 1 to the next one below.
 _LEAST = float(np.finfo(np.float32).smallest_subnormal)
 _NEXT_TO_1 = float(np.finfo(np.float32).epsneg)
 
@@ -28,22 +27,22 @@ class LabelReader:
     """Reads the labels of lines."""
 
     parse: Callable[[bytes], _core.Batch]
-    """A batch with labels; `SampleError` where a line has none."""
+    """Return a batch with labels; raise `SampleError` for lines without labels."""
     columns: Sequence[int]
-    """Those labels of a batch that there are scores of, in the order of the scores."""
+    """Columns of the scored labels, in the order of the scores."""
     names: Sequence[str]
 
     @classmethod
     def of_features(cls, features: dict[str, Any], scored: Sequence[str]) -> "LabelReader | None":
-        """What reads the labels of a format, as a manifest declares it; none where that takes more."""
-        if features["format"] not in _WITH_LINES:
+        """Return a label reader for the features of a manifest, or None if the format needs more than a parser."""
+        if features["format"] not in _LINE_FORMATS:
             return None
         parser = _core.Parser(json.dumps(features))
         columns = [features["labels"].index(name) for name in scored]
         return cls(lambda text: parser.parse(text, labels=True), columns, scored)
 
 
-class Judge:
+class ScoreMetrics:
     """Compares scores with the labels of their lines."""
 
     def __init__(self, reader: LabelReader) -> None:
@@ -53,7 +52,7 @@ class Judge:
         self._problem: str | None = None
 
     def add(self, text: bytes, scores: Scores) -> None:
-        """Count the samples of some lines; the first line without labels ends it."""
+        """Add the scores of some lines; the first line without labels ends the measurement."""
         if self._problem is not None or not len(scores):
             return
         try:
@@ -62,7 +61,7 @@ class Judge:
             self._problem = str(error).partition(": ")[2] or str(error)
             return
         if batch.num_samples != len(scores):
-            self._problem = f"{len(scores)} scores of {batch.num_samples} samples"
+            self._problem = f"{len(scores)} scores for {batch.num_samples} samples"
             return
         self._num_counted += len(scores)
         labels, weights = batch.labels, batch.weights
@@ -71,22 +70,22 @@ class Judge:
             sums.add(logits[:, at], labels[:, column], weights)
 
     def lines(self) -> list[str]:
-        """What there is to say: nothing where no line had labels."""
+        """Return a line per label; empty if no line had labels."""
         if not self._num_counted:
             return []
         if self._problem is not None:
-            return [f"no AUC: labels after {self._num_counted:,} samples cannot be read: {self._problem}"]
+            return [f"no AUC: cannot read labels after {self._num_counted:,} samples: {self._problem}"]
         found = [sums.result() for sums in self._sums]
         return [_line(name, one) for name, one in zip(self._reader.names, found, strict=True)]
 
 
 def _line(name: str, metrics: Metrics) -> str:
-    auc = "none, its labels are all alike" if metrics.auc is None else f"{metrics.auc:.6f}"
+    auc = "none, all labels are equal" if metrics.auc is None else f"{metrics.auc:.6f}"
     loss = "" if metrics.log_loss is None else f", log loss {metrics.log_loss:.6f}"
     return f"{name}: AUC {auc}{loss}, samples {metrics.samples:,}"
 
 
 def _logits(scores: Scores) -> npt.NDArray[np.float64]:
-    """The logits of probabilities; 0 and 1, which have none, stand for what is rounded to them."""
+    """Return the logits of probabilities; 0 and 1 are replaced by values that round to them."""
     within = np.clip(scores.astype(np.float64), _LEAST / 2, 1 - _NEXT_TO_1 / 4)
     return np.log(within) - np.log1p(-within)
