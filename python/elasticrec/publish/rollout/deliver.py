@@ -23,10 +23,10 @@ _FIRST_PAUSE_S = 0.02
 class Replicas(Protocol):
     """The replicas of a store."""
 
-    def look(self) -> Sequence[Sequence[Replica]]:
+    def poll(self) -> Sequence[Sequence[Replica]]:
         """Return the state of all replicas, by shard."""
 
-    def notice(self, replicas: Sequence[Replica]) -> None:
+    def notify(self, replicas: Sequence[Replica]) -> None:
         """Ask replicas to check the repository now."""
 
 
@@ -78,7 +78,7 @@ class Delivery:
         late = [one for shard in state.shards for one in shard if one.is_there and decision.target not in one.versions]
         if decision.target is not None and decision.target != self._noticed and late:
             self._noticed = decision.target
-            self.replicas.notice(late)
+            self.replicas.notify(late)
         self._report(decision.text, decision.late)
         return decision
 
@@ -101,7 +101,7 @@ class Delivery:
     def _observe(self) -> RolloutState:
         found = self.repository.state()
         current = None if found is None else found.version
-        shards = tuple(tuple(replicas) for replicas in self.replicas.look())
+        shards = tuple(tuple(replicas) for replicas in self.replicas.poll())
         wanted = None if found is None else found.wanted
         is_held = found is not None and found.is_held
         return RolloutState(shards, current, self._offerable(current), is_held, wanted)

@@ -30,16 +30,16 @@ class RecordingReplicas:
     _is_recorded: bool = False
     _problem: str | None = None
 
-    def look(self) -> Sequence[Sequence[Replica]]:
+    def poll(self) -> Sequence[Sequence[Replica]]:
         """Return the state of all replicas, by shard."""
-        shards = self.replicas.look()
+        shards = self.replicas.poll()
         if not self._is_recorded and all(any(replica.is_there for replica in shard) for shard in shards):
             self._record()
         return shards
 
-    def notice(self, replicas: Sequence[Replica]) -> None:
+    def notify(self, replicas: Sequence[Replica]) -> None:
         """Ask replicas to check the repository now."""
-        self.replicas.notice(replicas)
+        self.replicas.notify(replicas)
 
     def _record(self) -> None:
         try:

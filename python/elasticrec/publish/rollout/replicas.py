@@ -27,7 +27,7 @@ class StoreReplicas:
     addresses: Sequence[Sequence[str]]
     security: Security
 
-    def look(self) -> list[list[Replica]]:
+    def poll(self) -> list[list[Replica]]:
         """Query all replicas concurrently; return them by shard."""
         tls = self.security.wire()
         queries = [(shard, address) for shard, replicas in enumerate(self.addresses) for address in replicas]
@@ -70,8 +70,8 @@ class StoreReplicas:
             f"got {start} to {end - 1}"
         )
 
-    def notice(self, replicas: Sequence[Replica]) -> None:
-        """Have the replicas check the repository now; a replica that misses the notice checks a little later."""
+    def notify(self, replicas: Sequence[Replica]) -> None:
+        """Have the replicas check the repository now; a replica that misses the notification checks a little later."""
         with ThreadPoolExecutor(min(len(replicas), _MAX_THREADS) or 1) as threads:
             list(threads.map(self._notice, replicas))
 

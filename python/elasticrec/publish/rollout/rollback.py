@@ -52,7 +52,7 @@ class Rollback:
 
     def _step(self, state: Current, number: int) -> Decision:
         """Offer the version if the store holds it, else ask the replicas to load it."""
-        shards = tuple(tuple(replicas) for replicas in self.replicas.look())
+        shards = tuple(tuple(replicas) for replicas in self.replicas.poll())
         decision = self.patience.decide(
             RolloutState(shards, state.version, (), is_held=True, wanted=number), self.min_ready
         )
@@ -64,7 +64,7 @@ class Rollback:
             self._has_notified = True
             replicas = [replica for shard in shards for replica in shard]
             self.say(f"loading {number}, about {self._estimate_s(number, replicas):.0f} s")
-            self.replicas.notice([one for one in replicas if one.is_there and number not in one.versions])
+            self.replicas.notify([one for one in replicas if one.is_there and number not in one.versions])
         if decision.text != self._last_text:
             self._last_text = decision.text
             self.say(decision.text)

@@ -31,10 +31,10 @@ class FakeReplicas:
     def hold(self, *versions: int) -> None:
         self.shard = (Replica(0, "a:1", versions), self.shard[1])
 
-    def look(self) -> Sequence[Sequence[Replica]]:
+    def poll(self) -> Sequence[Sequence[Replica]]:
         return (self.shard,)
 
-    def notice(self, replicas: Sequence[Replica]) -> None:
+    def notify(self, replicas: Sequence[Replica]) -> None:
         self.noticed += [replica.address for replica in replicas]
 
 
@@ -169,7 +169,7 @@ def test_a_replica_of_another_shard_is_none_of_this_one(monkeypatch: pytest.Monk
     monkeypatch.setattr("elasticrec.publish.rollout.replicas._TIMEOUT_S", 60.0)
     server = _core.CubeServer(MODEL, address="127.0.0.1:0", token="", partitions=(0, 8), num_partitions=16)
     try:
-        ((first,), (second,)) = StoreReplicas(MODEL, [[server.address], [server.address]], Security()).look()
+        ((first,), (second,)) = StoreReplicas(MODEL, [[server.address], [server.address]], Security()).poll()
     finally:
         server.stop()
     assert first.is_there and not second.is_there

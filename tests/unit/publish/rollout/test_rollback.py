@@ -27,13 +27,13 @@ class FakeReplicas:
         self.looks, self.then = 0, then
         self.noticed: list[str] = []
 
-    def look(self) -> Sequence[Sequence[Replica]]:
+    def poll(self) -> Sequence[Sequence[Replica]]:
         self.looks += 1
         if self.looks == 2:
             self.then(self)
         return [[Replica(shard, f"a:{shard}", self.versions, bytes_per_s=self.bytes_per_s)] for shard in (0, 1)]
 
-    def notice(self, replicas: Sequence[Replica]) -> None:
+    def notify(self, replicas: Sequence[Replica]) -> None:
         self.noticed += [replica.address for replica in replicas]
 
 
@@ -79,8 +79,8 @@ def test_a_replica_that_is_asked_is_waited_for(repository: Repository) -> None:
     """Of two replicas one has the version: if it died at once, nobody could answer for what is offered."""
 
     class Two(FakeReplicas):
-        def look(self) -> Sequence[Sequence[Replica]]:
-            super().look()
+        def poll(self) -> Sequence[Sequence[Replica]]:
+            super().poll()
             others = (1, 2) if self.looks > 3 else (2,)
             return [[Replica(0, "a:0", (1, 2)), Replica(0, "a:1", others)]]
 
@@ -89,8 +89,8 @@ def test_a_replica_that_is_asked_is_waited_for(repository: Repository) -> None:
     assert replicas.looks == 4
 
     class Never(FakeReplicas):
-        def look(self) -> Sequence[Sequence[Replica]]:
-            super().look()
+        def poll(self) -> Sequence[Sequence[Replica]]:
+            super().poll()
             now[0] += 10
             return [[Replica(0, "a:0", (1, 2, 3)), Replica(0, "a:1", (1,))]]
 
@@ -166,32 +166,32 @@ def test_no_token_of_a_rollback_does_either(
     assert repository.current() == 2
 
 
-def test_a_store_is_remembered_once_every_shard_has_answered(
+def test_a_store_is_recording_once_every_shard_has_answered(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_store(repository, [["old:1"]], None)
     there = {"a:1"}
 
-    def look(self: StoreReplicas) -> list[list[Replica]]:
+    def poll(self: StoreReplicas) -> list[list[Replica]]:
         return [
             [Replica(shard, address, is_there=address in there) for address in replicas]
             for shard, replicas in enumerate(self.addresses)
         ]
 
-    monkeypatch.setattr(StoreReplicas, "look", look)
+    monkeypatch.setattr(StoreReplicas, "poll", poll)
     said: list[str] = []
     replicas = StoreReplicas(MODEL, [["a:1", "a:2"], ["b:1", "b:2"]], Security())
-    remembered = RecordingReplicas(repository, replicas, 1, said.append)
+    recording = RecordingReplicas(repository, replicas, 1, said.append)
     # a typo: nobody of a shard answers
-    remembered.look()
+    recording.poll()
     assert read_known_store(repository) == KnownStore([["old:1"]], None)
     there.add("b:2")
     with monkeypatch.context() as patch:
         patch.setattr("elasticrec.publish.rollout.known_store.record_store", fail)
         for _ in range(2):
-            remembered.look()
+            recording.poll()
     assert said == ["cannot record the addresses of the store, `models rollback` will not find it: no space left"]
-    assert [[one.is_there for one in shard] for shard in remembered.look()] == [[True, False], [False, True]]
+    assert [[one.is_there for one in shard] for shard in recording.poll()] == [[True, False], [False, True]]
     assert read_known_store(repository) == KnownStore([["a:1", "a:2"], ["b:1", "b:2"]], 1)
 
 
