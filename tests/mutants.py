@@ -130,14 +130,14 @@ MUTANTS = (
         "crates/py/src/table.rs",
         "        self.told = told_nothing(&self.inner);",
         "",
-        "tests/unit/publish/test_table_publish.py::test_a_table_that_was_loaded_knows_nothing_of_what_is_online",
+        "tests/unit/publish/test_table_publish.py::test_a_loaded_table_publishes_all_rows",
     ),
     Mutant(
         "what was evicted behind the last batch stays online",
         "python/elasticrec/publish/live.py",
         "    return trainer.progress.steps, trainer.progress.evicted",
         "    return trainer.progress.steps, 0",
-        "tests/unit/publish/test_changes.py::test_what_goes_behind_the_last_batch_is_published",
+        "tests/unit/publish/test_changes.py::test_evictions_after_the_last_batch_are_published",
     ),
     Mutant(
         "rows that went are not told",

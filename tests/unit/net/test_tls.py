@@ -133,7 +133,7 @@ def test_certificates_that_are_not_taken(
             ask(tmp_path, shown(server), Security("secret", ca=ca), **more)
 
 
-def test_one_end_alone_has_tls(tmp_path: Path, files: Files) -> None:
+def test_tls_on_one_side_only(tmp_path: Path, files: Files) -> None:
     with pytest.raises(ConfigError, match=r"\d: it speaks TLS: expected https://, got http://$"):
         ask(tmp_path, shown(files), Security("secret"), scheme="http")
     with pytest.raises(ConfigError, match=r"\d: expected TLS, got something else: TLS is off at the other end$"):

@@ -219,7 +219,7 @@ def test_a_full_disk_loses_no_change(evicting: Any, tmp_path: Path, leave: int) 
         check_version(repository, found[-1].number, Run(Path("runs/small")))
 
 
-def test_without_what_it_is_of_the_next_one_is_a_base(hourly: Any) -> None:
+def test_without_its_parent_the_next_version_is_a_base(hourly: Any) -> None:
     callback = at_pass(4, lambda: local().remove("1/deltas/3"))
     train_and_publish(hourly(base_every=60), callback=callback)
     # numbers are given again
@@ -240,7 +240,7 @@ def test_deltas_go_into_a_store_behind_a_url(hourly: Any, tmp_path: Path, monkey
     np.testing.assert_allclose(scores, load_checkpoint(Run(Path("runs/small"))).predict(text), atol=1e-5)
 
 
-def test_a_gate_that_refuses_keeps_nothing_from_what_follows(hourly: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_version_does_not_block_later_versions(hourly: Any, capsys: pytest.CaptureFixture[str]) -> None:
     train_and_publish(hourly(gate={"min_auc": 0.9999}))
     assert kinds() == "BdddBddd"
     assert local().current() is None
@@ -248,7 +248,7 @@ def test_a_gate_that_refuses_keeps_nothing_from_what_follows(hourly: Any, capsys
     check_all()
 
 
-def test_what_deltas_in_use_are_of_is_not_collected(hourly: Any) -> None:
+def test_bases_of_deltas_in_use_are_not_collected(hourly: Any) -> None:
     """A rollback to a delta holds its base, though newer ones come and go."""
     callback = at_pass(3, lambda: local().rollback(2))
     train_and_publish(hourly(keep=1, base_every=1), callback=callback)
@@ -258,7 +258,7 @@ def test_what_deltas_in_use_are_of_is_not_collected(hourly: Any) -> None:
 
 
 @pytest.mark.parametrize("num_lost", [0, 2])
-def test_a_run_that_goes_on_begins_with_a_base(hourly: Any, num_lost: int) -> None:
+def test_a_resumed_run_begins_with_a_base(hourly: Any, num_lost: int) -> None:
     """Also where it goes back behind what is online: that has rows that it does not have."""
     train_and_publish(hourly(), callback=at_pass(4, lambda: False))
     assert kinds() == "Bddd"
@@ -285,7 +285,7 @@ def test_a_warm_start_begins_with_a_base(hourly: Any, make_job: MakeJob, write_s
         check_version(local(), number, run, checkpoint)
 
 
-def test_what_goes_behind_the_last_batch_is_published(evicting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evictions_after_the_last_batch_are_published(evicting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """By time there may be a version of the last batch of all; the epoch ends with an eviction after it."""
     now = [0.0]
 

@@ -153,9 +153,7 @@ def test_the_type_of_rows_on_the_command_line(more: Job, capsys: pytest.CaptureF
     assert capsys.readouterr().err == "error: --row-type: expected `f32`, `f16`, `int8`, got `f64`\n"
 
 
-def test_chosen_labels_are_what_is_served(
-    make_job: MakeJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_chosen_labels_are_served(make_job: MakeJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"{1 + at % 3} {at % 2} buy={at % 2 * (at % 5 == 0)} {at % 40}:0 {100 + at % 7}:1" for at in range(400)]
     (tmp_path / "train.txt").write_text("\n".join(lines))
     job = make_job(data={"labels": ["click", "buy"]}, model={"kind": "mmoe"}, publish={"outputs": ["buy"]})

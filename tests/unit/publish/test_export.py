@@ -153,7 +153,7 @@ class Forgetful(Normed):
         return logits
 
 
-def test_what_cannot_be_exported_is_said_in_one_line(make_job: MakeJob, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_export_is_one_line(make_job: MakeJob, capfd: pytest.CaptureFixture[str]) -> None:
     scorer, flat = make(make_job, Branching(Shape(3, 0, 1), Options(DIM, ())))
     with pytest.raises(ModelError) as caught:
         export_graph(scorer, flat.tensors)
@@ -254,7 +254,7 @@ class Counting(Normed):
         return super().forward(columns, dense_BD) + torch.zeros(len(columns["first"]), 1)
 
 
-def test_a_graph_for_one_size_of_batch_is_refused(make_job: MakeJob) -> None:
+def test_a_graph_with_a_fixed_batch_size_is_rejected(make_job: MakeJob) -> None:
     scorer, flat = make(make_job, Counting(Shape(3, 0, 1), Options(DIM, ())))
     with pytest.raises(ModelError, match=r"`forward` fixes the number of samples; use `x\.shape\[0\]`, not `len\(x\)`"):
         export_graph(scorer, flat.tensors)

@@ -124,7 +124,7 @@ def test_a_rollback_is_before_it_and_old_versions_go(tmp_path: Path) -> None:
     assert offer(repository, settings).collected == (3, 2)
 
 
-def test_a_version_that_comes_behind_a_newer_one_is_not_offered(tmp_path: Path) -> None:
+def test_a_version_older_than_the_current_one_is_not_offered(tmp_path: Path) -> None:
     repository = Repository.open(tmp_path, "demo")
     late, newer = write_version(repository), write_version(repository)
     assert offer_version(repository, newer, Publish(), has_store=False).is_offered
@@ -135,7 +135,7 @@ def test_a_version_that_comes_behind_a_newer_one_is_not_offered(tmp_path: Path) 
     assert offer_version(repository, newer, Publish(), has_store=False).summary == "offered"
 
 
-def test_old_versions_that_cannot_go_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_versions_that_cannot_be_removed_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository.open(tmp_path, "demo")
     repository.storage.write("PINS", b"damaged")
     result = offer(repository, Publish())

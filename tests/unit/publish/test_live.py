@@ -113,7 +113,7 @@ def test_versions_by_time_and_one_at_the_end(job_of: Any, monkeypatch: pytest.Mo
     assert repository.current() == 2
 
 
-def test_what_cannot_be_exported_fails_before_the_first_batch(job_of: Any, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_exported_fails_before_the_first_batch(job_of: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     job = job_of(model={"kind": "mine.py:Mine", "dim": 4})
     steps = []
@@ -151,7 +151,7 @@ def test_a_publish_that_fails_does_not_end_the_training(
     )
 
 
-def test_the_last_one_is_tried_again_at_the_end(job_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_last_publish_is_retried_at_the_end(job_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, calls = local_versions.commit_version, []
 
     def once(*arguments: Any) -> Any:

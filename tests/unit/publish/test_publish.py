@@ -144,7 +144,7 @@ def test_the_graph_is_exported_once_for_a_structure(trained: Job, monkeypatch: p
     assert len(list(Path("runs/small/graphs").iterdir())) == 1
 
 
-def test_what_a_model_imports_may_change_and_its_graph_with_it(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_in_an_imported_file_changes_the_graph(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_run(Run.of(trained))
     # code that no fingerprint sees
     forward = WideDeep.forward
@@ -153,7 +153,7 @@ def test_what_a_model_imports_may_change_and_its_graph_with_it(trained: Job, mon
     check_scores(trained, published.path)
 
 
-def test_what_cannot_be_exported_leaves_no_trace(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_exported_leaves_no_files(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     class Branching(WideDeep):
         def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:  # noqa: N803
             logits = super().forward(columns, dense_BD)
@@ -211,7 +211,7 @@ def test_a_run_without_a_checkpoint(make_job: MakeJob) -> None:
     assert not Path("models").exists()
 
 
-def test_the_gate_stops_what_it_should(trained: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gate_refuses_a_version_with_a_low_auc(trained: Job, capsys: pytest.CaptureFixture[str]) -> None:
     publish_run(Run.of(trained))
     published = republish(trained, gate={"min_auc": 0.999})
     assert not published.offer.is_offered
@@ -260,7 +260,7 @@ def test_old_versions_go(trained: Job) -> None:
     assert local().versions() == [4, 5]
 
 
-def test_chosen_labels_are_what_the_graph_gives(make_job: MakeJob, tmp_path: Path) -> None:
+def test_the_graph_has_the_chosen_labels(make_job: MakeJob, tmp_path: Path) -> None:
     lines = [f"{1 + at % 3} {at % 2} buy={at % 2 * (at % 5 == 0)} {at % 40}:0 {100 + at % 7}:1" for at in range(400)]
     (tmp_path / "train.txt").write_text("\n".join(lines))
     job = make_job(data={"labels": ["click", "buy"]}, model={"kind": "mmoe"}, publish={"outputs": ["buy"]})

@@ -88,7 +88,7 @@ def test_changes_are_taken_once(published: Published) -> None:
     assert published.publish() == (1, 0, 0)
 
 
-def test_what_nobody_got_comes_again(published: Published) -> None:
+def test_changes_of_a_failed_publish_are_published_again(published: Published) -> None:
     published.push(3, 5)
     assert published.publish(commit=False) == (2, 0, 0)
     published.push(5, 7)
@@ -99,7 +99,7 @@ def test_what_nobody_got_comes_again(published: Published) -> None:
     assert published.publish() == (0, 0, 0)
 
 
-def test_what_cannot_be_written_comes_again(published: Published, tmp_path: Path) -> None:
+def test_changes_that_cannot_be_written_are_published_again(published: Published, tmp_path: Path) -> None:
     published.push(3, 5)
     path = tmp_path / "taken"
     path.mkdir()
@@ -110,7 +110,7 @@ def test_what_cannot_be_written_comes_again(published: Published, tmp_path: Path
     assert published.publish() == (2, 0, 0)
 
 
-def test_rows_that_go_are_told_and_decay_is_not(published: Published) -> None:
+def test_removed_rows_are_published_and_decay_is_not(published: Published) -> None:
     published.push(*range(90), seen=5)
     assert published.publish() == (90, 0, 0)
     published.table.decay(0.5, 1)
@@ -135,7 +135,7 @@ def test_gradients_that_are_no_numbers_change_nothing(published: Published) -> N
     assert published.publish() == (0, 0, 0)
 
 
-def test_a_table_that_was_loaded_knows_nothing_of_what_is_online(published: Published, tmp_path: Path) -> None:
+def test_a_loaded_table_publishes_all_rows(published: Published, tmp_path: Path) -> None:
     """It went back: what is online has rows that it does not have, and others than it has."""
     published.table.snapshot(str(tmp_path / "saved"))
     published.push(3, 5, 200)
@@ -154,7 +154,7 @@ def test_a_table_that_was_loaded_knows_nothing_of_what_is_online(published: Publ
         assert published.publish() == (1, 0, 0)
 
 
-def test_a_publish_that_is_not_known_takes_all(published: Published) -> None:
+def test_an_unknown_committed_publish_publishes_all_rows(published: Published) -> None:
     published.push(3)
     published.committed = "of another process"
     assert published.publish() == (100, 0, PARTITIONS)

@@ -39,7 +39,7 @@ def test_the_newest_bases_stay_with_their_deltas(repository: Repository) -> None
     assert write_version(repository, 8).number == 9
 
 
-def test_what_is_current_or_pinned_stays_with_all_it_needs(repository: Repository) -> None:
+def test_current_and_pinned_versions_are_kept_with_their_chains(repository: Repository) -> None:
     repository.rollback(2)
     repository.pin(5)
     done = collect(repository, 1)
@@ -61,7 +61,7 @@ def test_what_is_current_or_pinned_stays_with_all_it_needs(repository: Repositor
     assert collect(repository, 1).removed == [5, 4, 2, 1]
 
 
-def test_what_a_rollback_waits_for_stays_with_all_it_needs(repository: Repository) -> None:
+def test_the_target_of_a_rollback_is_kept_with_its_chain(repository: Repository) -> None:
     repository.offer(8)
     repository.rollback(3, is_loaded=False)
     done = collect(repository, 1)
@@ -71,7 +71,7 @@ def test_what_a_rollback_waits_for_stays_with_all_it_needs(repository: Repositor
     assert verify(repository, 3) == []
 
 
-def test_the_bytes_that_go_are_told(repository: Repository) -> None:
+def test_the_removed_bytes_are_reported(repository: Repository) -> None:
     repository.offer(8)
     before = sum(stat.num_bytes for stat in repository.storage.find().values())
     done = collect(repository, 1)
@@ -79,7 +79,7 @@ def test_the_bytes_that_go_are_told(repository: Repository) -> None:
     assert done.num_bytes == before - after > 0
 
 
-def test_what_was_never_finished_goes_after_an_hour(repository: Repository) -> None:
+def test_incomplete_versions_are_removed_after_an_hour(repository: Repository) -> None:
     repository.storage.write("9/cube/part-00000", b"a base that broke off")
     repository.storage.write("7/deltas/10/dense.bin", b"a delta that broke off")
     now = time.time()
@@ -90,7 +90,7 @@ def test_what_was_never_finished_goes_after_an_hour(repository: Repository) -> N
     assert not repository.storage.find("7/deltas/10")
 
 
-def test_an_empty_directory_goes_too(tmp_path: Path) -> None:
+def test_an_empty_directory_is_removed(tmp_path: Path) -> None:
     repository = Repository.open(tmp_path, "demo")
     write_version(repository)
     for name in ("demo/2/cube", "demo/1/deltas/3/cube", "demo/notes"):
@@ -102,12 +102,12 @@ def test_an_empty_directory_goes_too(tmp_path: Path) -> None:
     assert not (tmp_path / "demo/1/deltas/3").exists()
 
 
-def test_a_base_without_a_manifest_whose_deltas_have_one_is_left_to_people(repository: Repository) -> None:
+def test_a_damaged_base_with_complete_deltas_is_kept(repository: Repository) -> None:
     repository.storage.delete("4/manifest.json")
     assert plan_collection(repository, 4, time.time() + 9999).abandoned == []
 
 
-def test_nothing_goes_while_what_is_current_is_broken(repository: Repository) -> None:
+def test_nothing_is_removed_while_the_current_chain_is_broken(repository: Repository) -> None:
     repository.offer(3)
     repository.storage.delete("1/deltas/2/manifest.json")
     with pytest.raises(ModelError, match=r"1/deltas/3: its parent, version 2, is missing"):

@@ -68,7 +68,7 @@ def content_of(fetched: Fetched) -> dict[str, bytes]:
     }
 
 
-def test_a_version_of_a_disk_is_used_where_it_lies(tmp_path: Path) -> None:
+def test_a_version_on_a_disk_is_used_in_place(tmp_path: Path) -> None:
     repository = Repository.open(tmp_path / "models", "demo")
     for parent in (None, 1):
         write_version(repository, parent)
@@ -78,7 +78,7 @@ def test_a_version_of_a_disk_is_used_where_it_lies(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_remote_version_is_copied_once_and_is_whole(remote: Repository, reads: list[str]) -> None:
+def test_a_remote_version_is_copied_once_and_completely(remote: Repository, reads: list[str]) -> None:
     fetched = fetch(remote, 3, default_cache())
     assert [version.number for version in fetched.chain] == [1, 2, 3]
     assert content_of(fetched) == {name: remote.storage.read(name) for name in content_of(fetched)}
@@ -95,7 +95,7 @@ def test_a_remote_version_is_copied_once_and_is_whole(remote: Repository, reads:
 HALVES = (range(2), range(2, 4))
 
 
-def test_who_needs_some_partitions_gets_only_their_files(reads: list[str]) -> None:
+def test_fetching_some_partitions_fetches_only_their_files(reads: list[str]) -> None:
     remote = Repository.open(f"memory://{uuid.uuid4().hex}", "demo")
     write_version(remote, owned=HALVES)
     write_version(remote, 1, owned=(range(1), range(1, 3), range(3, 4)))
@@ -151,7 +151,7 @@ def test_ranges_that_make_no_sense_are_refused(tmp_path: Path, parts: Any, messa
         decode_version(content, "1", "models/demo")
 
 
-def test_whatever_takes_a_model_takes_a_url(remote: Repository) -> None:
+def test_a_url_is_accepted_wherever_a_model_is(remote: Repository) -> None:
     for text, number in (
         (remote.location, 3),
         (f"{remote.location}:4", 4),
@@ -166,7 +166,7 @@ def test_whatever_takes_a_model_takes_a_url(remote: Repository) -> None:
         find_version(f"memory://{uuid.uuid4().hex}/models/none")
 
 
-def test_a_download_that_was_cut_goes_on_where_it_was(
+def test_an_interrupted_download_is_resumed(
     remote: Repository, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifying, "_CHUNK_BYTES", 100)
@@ -192,7 +192,7 @@ def test_a_download_that_was_cut_goes_on_where_it_was(
     assert not list(default_cache().rglob("*.part"))
 
 
-def test_a_rest_of_other_bytes_is_thrown_away(remote: Repository) -> None:
+def test_a_damaged_partial_download_is_discarded(remote: Repository) -> None:
     entry = remote.version(1).files["cube/part-00000"]
     part = default_cache() / "blobs" / f"{entry.sha256}.part"
     for rest in (b"other bytes", bytes(entry.num_bytes + 1)):
@@ -219,14 +219,14 @@ def test_a_flipped_bit_is_refused_and_named_and_the_next_try_starts_over(remote:
     assert fetch(remote, 1, default_cache()).directory.is_dir()
 
 
-def test_room_is_looked_for_before_anything_is_downloaded(remote: Repository, reads: list[str], tmp_path: Path) -> None:
+def test_free_space_is_checked_before_a_download(remote: Repository, reads: list[str], tmp_path: Path) -> None:
     with small_file_system(tmp_path / "small", "4m") as path:
         with pytest.raises(ModelError, match=r"version 3 needs [\d,]+ bytes more, expected that much free"):
             fetch(remote, 3, path / "cache")
     assert reads == []
 
 
-def test_copies_that_nobody_uses_go(remote: Repository) -> None:
+def test_unused_copies_are_removed(remote: Repository) -> None:
     fetch(remote, 3, default_cache())
     fetch(remote, 4, default_cache())
     model = fetch(remote, 3, default_cache()).model
@@ -271,7 +271,7 @@ def test_a_pack_is_taken_wherever_a_model_is(remote: Repository, tmp_path: Path)
     assert again.read_bytes() == out.read_bytes()
 
 
-def test_a_pack_is_opened_where_it_lies(remote: Repository, tmp_path: Path) -> None:
+def test_a_pack_is_opened_in_place(remote: Repository, tmp_path: Path) -> None:
     pack(fetch(remote, 3, default_cache()), tmp_path / "demo.tar.gz")
     (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "demo.tar.gz").read_bytes()[:300])
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
@@ -287,7 +287,7 @@ def test_a_pack_is_opened_where_it_lies(remote: Repository, tmp_path: Path) -> N
     assert manifest["version"] == 3 and path.is_relative_to(default_cache())
 
 
-def test_packs_that_nobody_opens_go(remote: Repository, tmp_path: Path) -> None:
+def test_unused_packs_are_removed(remote: Repository, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         pack(fetch(remote, number, default_cache()), tmp_path / f"{number}.tar.gz")
     models = [unpack(tmp_path / f"{number}.tar.gz", default_cache()) for number in (1, 2)]

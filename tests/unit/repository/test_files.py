@@ -63,7 +63,7 @@ def test_ranges_and_checksums(url: str, store: HttpStorage) -> None:
     assert store.read("a/b") == b"other"
 
 
-def test_a_file_that_is_replaced_is_read_whole_and_with_its_own_checksum(store: HttpStorage, tmp_path: Path) -> None:
+def test_a_replaced_file_is_read_completely_with_its_own_checksum(store: HttpStorage, tmp_path: Path) -> None:
     disk, stop = LocalStorage(tmp_path / "served"), threading.Event()
     disk.write("CURRENT", b"0")
 
@@ -141,7 +141,7 @@ def test_without_the_token_nothing_is_read_or_written(url: str, store: HttpStora
         HttpStorage(url, "wrong").read("a")
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "small", "4m") as room, file_server(room, "secret") as url:
         store = HttpStorage(url, "secret")
         store.write("before", b"x")
@@ -201,7 +201,7 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
     assert len(asked) == 4
 
 
-def test_a_server_that_is_gone_is_one_line(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     with file_server(tmp_path, "secret") as url:
         pass
     with pytest.raises(UnavailableError, match=r"/files/a did not answer: .*refused"):

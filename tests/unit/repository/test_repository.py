@@ -65,7 +65,7 @@ def test_versions_count_up_and_the_offered_one_is_current(repository: Repository
     assert repository.state() == Current(11, 11)
 
 
-def test_what_the_release_before_can_read_is_written_for_it() -> None:
+def test_the_oldest_sufficient_format_is_written() -> None:
     repository = local()
     assert write_version(repository).manifest["format"] == 1
     repository.offer(1)
@@ -93,7 +93,7 @@ def test_deltas_lie_in_their_base_and_count_with_it(repository: Repository) -> N
     assert repository.current() == 3
 
 
-def test_a_delta_whose_base_or_parent_is_missing_is_refused_by_name(repository: Repository) -> None:
+def test_a_delta_without_its_base_or_parent_is_rejected_by_name(repository: Repository) -> None:
     for parent in (None, 1, 2):
         write_version(repository, parent)
     place = f"{repository.location}/1/deltas/3"
@@ -111,7 +111,7 @@ def test_a_delta_whose_base_or_parent_is_missing_is_refused_by_name(repository: 
     assert (repository.current(), repository.pins()) == (None, [])
 
 
-def test_a_parent_that_goes_before_the_commit_refuses_it(repository: Repository) -> None:
+def test_a_parent_removed_before_the_commit_rejects_it(repository: Repository) -> None:
     write_version(repository)
     write_version(repository, 1)
     with pytest.raises(MissingVersionError, match="no version 2"), repository.begin_delta(2) as draft:
@@ -189,7 +189,7 @@ def test_a_late_file_of_a_draft_that_broke_off_gets_into_no_other_version() -> N
     assert repository.begin().number == 4
 
 
-def test_a_number_never_comes_twice(repository: Repository) -> None:
+def test_version_numbers_are_never_reused(repository: Repository) -> None:
     write_version(repository)
     with repository.begin() as given_up:
         assert given_up.number == 2
@@ -229,7 +229,7 @@ def test_an_interrupt_behind_the_manifest_leaves_the_version(
     assert write_version(repository, 2).number == 3
 
 
-def test_a_commit_whose_files_are_not_as_told_is_refused(repository: Repository) -> None:
+def test_a_commit_with_missing_or_changed_files_is_rejected(repository: Repository) -> None:
     for size, words in ((3, "expected 3 bytes, got 4"), (None, "named in the manifest but missing")):
         with pytest.raises(ModelError, match=words), repository.begin() as draft:
             (draft.directory / GRAPH_FILE).write_bytes(b"")
@@ -242,7 +242,7 @@ def test_a_commit_whose_files_are_not_as_told_is_refused(repository: Repository)
         repository.commit(draft, content(), {})
 
 
-def test_what_is_not_a_version_is_left_alone() -> None:
+def test_other_files_are_ignored() -> None:
     repository = local()
     write_version(repository)
     for name in ("notes", "1.bak", "01", "1/deltas/x"):
@@ -269,7 +269,7 @@ def test_a_rollback_holds_until_it_is_resumed(repository: Repository) -> None:
     assert repository.state() == Current(6, 7)
 
 
-def test_a_rollback_takes_what_is_there(repository: Repository) -> None:
+def test_a_rollback_needs_an_existing_version(repository: Repository) -> None:
     for parent in (None, None, 2):
         write_version(repository, parent)
     repository.offer(3)
@@ -284,7 +284,7 @@ def test_a_rollback_takes_what_is_there(repository: Repository) -> None:
     assert repository.state() == Current(3, 1)
 
 
-def test_resuming_what_was_never_offered(repository: Repository) -> None:
+def test_resuming_before_the_first_offer(repository: Repository) -> None:
     with pytest.raises(ModelError, match="no version was offered yet"):
         repository.resume()
 
@@ -362,7 +362,7 @@ def in_memory() -> Repository:
     return Repository.open(f"memory://{uuid.uuid4().hex}", "demo")
 
 
-def test_who_has_lost_the_lock_commits_nothing_and_offers_nothing(in_memory: Repository) -> None:
+def test_without_its_lock_a_publisher_neither_commits_nor_offers(in_memory: Repository) -> None:
     repository = in_memory
     with repository.locked():
         first = write_version(repository)
@@ -375,7 +375,7 @@ def test_who_has_lost_the_lock_commits_nothing_and_offers_nothing(in_memory: Rep
 
 
 @pytest.mark.parametrize("change", ["offer", "rollback", "resume", "complete"])
-def test_who_has_lost_current_does_not_change_it(
+def test_without_the_state_lock_current_is_not_changed(
     in_memory: Repository, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     repository = in_memory
@@ -446,7 +446,7 @@ def test_a_version_is_found_by_its_directory_or_by_its_model() -> None:
     assert open_model("deltas/3").repository.chain(3)[0].number == 2
 
 
-def test_a_copy_of_a_version_under_another_name_is_one() -> None:
+def test_a_copy_of_a_version_under_another_name_is_a_version() -> None:
     write_version(local())
     Path("models/demo/1").rename("copy")
     assert find_version("copy")[1]["version"] == 1
@@ -454,7 +454,7 @@ def test_a_copy_of_a_version_under_another_name_is_one() -> None:
         open_model("copy")
 
 
-def test_what_is_not_a_model_is_explained() -> None:
+def test_a_location_without_a_model_is_explained() -> None:
     models = Path("models")
     assert refusal(models / "demo") == (
         "models/demo: no such model, expected <repository>/<model> or <repository>/<model>/<version>"
@@ -564,7 +564,7 @@ def _publish_for_ever(place: str, ready: Any) -> None:
         parent = version.number if version.number % 7 else None
 
 
-def test_a_publisher_killed_at_any_moment_leaves_whole_versions(tmp_path: Path) -> None:
+def test_a_publisher_killed_at_any_moment_leaves_complete_versions(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     place = str(tmp_path / "killed")
     repository = Repository.open(place, "demo")

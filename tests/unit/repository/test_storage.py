@@ -103,7 +103,7 @@ def test_a_file_is_replaced_and_trees_go(store: Storage) -> None:
     assert store.find() == {}
 
 
-def test_of_two_who_create_a_file_one_does(store: Storage) -> None:
+def test_only_one_of_two_writers_creates_a_file(store: Storage) -> None:
     store.create("x/lock", b"first")
     with pytest.raises(FileExistsError):
         store.create("x/lock", b"second")
@@ -129,7 +129,7 @@ def test_of_two_who_create_a_file_one_does(store: Storage) -> None:
     assert [store.read("race")] == done
 
 
-def test_a_lock_has_one_holder_who_is_named(store: Storage) -> None:
+def test_a_lock_has_one_holder_and_errors_name_it(store: Storage) -> None:
     with held(store, ".lock", "publishing") as check:
         check()
         with pytest.raises(ConfigError, match=r": another process is publishing it: process \d+ on ") as caught:
@@ -158,7 +158,7 @@ def test_a_lock_is_waited_for(store: Storage) -> None:
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_a_lease_of_a_dead_holder_is_taken_and_a_lost_one_is_noticed(store: Storage) -> None:
+def test_an_expired_lease_is_taken_over_and_a_lost_one_is_noticed(store: Storage) -> None:
     store.write(".lock", b'{"owner": "a dead one", "id": "x", "until": 1.0}')
     with held(store, ".lock", "publishing") as check:
         check()
@@ -217,7 +217,7 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_of_several_who_find_a_dead_holder_one_has_the_lock(store: Storage) -> None:
+def test_only_one_process_takes_over_an_expired_lease(store: Storage) -> None:
     store.write(".lock", b'{"owner": "a dead one", "id": "x", "until": 1.0}')
     begin, end = threading.Barrier(4), threading.Barrier(4)
     inside: list[int] = []
@@ -288,7 +288,7 @@ def test_a_lock_whose_file_was_removed_is_lost(tmp_path: Path) -> None:
             check()
 
 
-def test_changes_from_the_disk_and_over_http_come_one_after_the_other(both: tuple[Storage, Storage]) -> None:
+def test_local_and_http_writers_exclude_each_other(both: tuple[Storage, Storage]) -> None:
     both[0].write("count", b"0")
 
     def add(store: Storage) -> None:

@@ -95,7 +95,7 @@ def test_scores(call: Call) -> None:
     assert [one.body for one in asked] == [b'{"instances": [{}]}', b"1 0 5:0\n", "1 0 ü:0\n".encode()]
 
 
-def test_an_answer_says_who_gave_it(call: Call) -> None:
+def test_an_answer_names_model_version_and_variant(call: Call) -> None:
     content = {"model": "demo", "version": 7, "variant": "b", "predictions": [{"click": 0.5, "buy": 0.125}]}
     headers = {"elasticrec-version": "7", "elasticrec-variant": "b"}
     with scripted(predict=(200, content, headers)) as server:
@@ -194,7 +194,7 @@ def test_a_strange_name_is_a_name(call: Call) -> None:
         ("http://bücher.example", "xn--bcher-kva.example:80"),
     ],
 )
-def test_what_errors_call_a_server(url: str, expected: str) -> None:
+def test_errors_name_host_and_port(url: str, expected: str) -> None:
     assert ServerAddress.of(url).where == expected
 
 
@@ -215,12 +215,12 @@ def test_another_kind_of_server_is_named(call: Call, answer: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", [{}, {"predictions": 5}, {"predictions": [{}]}, {"predictions": [{"click": "abc"}]}])
-def test_predictions_of_another_form(call: Call, answer: Any) -> None:
+def test_predictions_in_an_unexpected_format(call: Call, answer: Any) -> None:
     with scripted(predict=answer) as server, pytest.raises(UnavailableError, match="not a prediction server"):
         call(server.url, "predict", [{}])
 
 
-def test_metadata_of_another_form(call: Call) -> None:
+def test_metadata_in_an_unexpected_format(call: Call) -> None:
     with scripted(model={}) as server, pytest.raises(UnavailableError, match="not a prediction server"):
         call(server.url, "metadata")
 
@@ -312,7 +312,7 @@ def test_something_that_is_no_http(call: Call, said: bytes, problem: str) -> Non
 
 
 @pytest.mark.parametrize("problem", [BUSY, LOADING, CLOSE], ids=["busy", "loading", "broken"])
-def test_what_may_pass_is_tried_again(call: Call, problem: Any) -> None:
+def test_temporary_failures_are_retried(call: Call, problem: Any) -> None:
     with scripted(predict=[problem, problem, GOOD]) as server:
         assert call(server.url, "predict", [{}], options={"model": "demo"}).tolist() == [[0.25]]
     first, second, third = server.asked
@@ -330,7 +330,7 @@ def test_what_may_pass_is_tried_again(call: Call, problem: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("retries", [0, 1])
-def test_it_is_tried_only_so_often(call: Call, problem: Any, message: str, retries: int) -> None:
+def test_retries_are_limited(call: Call, problem: Any, message: str, retries: int) -> None:
     with scripted(predict=problem) as server, pytest.raises(UnavailableError) as caught:
         call(server.url, "predict", [{}], options={"model": "demo", "retries": retries})
     attempts = f" ({retries + 1} attempts)" if retries else ""
@@ -348,7 +348,7 @@ def test_a_server_that_is_not_there(call: Call) -> None:
         call("http://nowhere.invalid", "predict", [{}], options={"retries": 0})
 
 
-def test_a_server_that_comes_up_meanwhile(call: Call) -> None:
+def test_a_server_that_starts_during_the_retries(call: Call) -> None:
     url = unused_url()
     port = int(url.rpartition(":")[2])
     started = threading.Event()
@@ -509,7 +509,7 @@ def test_a_server_is_restarted_between_calls_of_a_loop() -> None:
 
 # a child of a process with threads is what is tested
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_process_has_connections_of_its_own() -> None:
+def test_a_child_process_has_its_own_connections() -> None:
     with scripted(predict=echo) as server, Client(server.url) as client:
         assert client.predict([{"x": 0.5}]).tolist() == [[0.5]]
         child = os.fork()
@@ -594,7 +594,7 @@ def test_certificates_that_are_not_trusted(call: Call, files: Files, tmp_path: P
         assert str(caught.value) == f"{where(server)}: {problem}"
 
 
-def test_one_end_alone_has_tls(call: Call, files: Files) -> None:
+def test_tls_on_one_side_only(call: Call, files: Files) -> None:
     with scripted() as server, pytest.raises(UnavailableError, match="expected TLS, got something else: TLS is off at"):
         call(server.url.replace("http:", "https:"), "predict", [{}])
     with scripted(tls=files) as server, pytest.raises(UnavailableError) as caught:
@@ -602,7 +602,7 @@ def test_one_end_alone_has_tls(call: Call, files: Files) -> None:
     assert where(server) in str(caught.value)
 
 
-def test_a_ca_file_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_ca_file(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
     for name, reason in (("ca.pem", "expected certificates in PEM"), ("none.pem", "No such file or directory")):
         with pytest.raises(ConfigError, match=rf"^tls: .*/{name}: cannot be used: {reason}$"):

@@ -96,12 +96,12 @@ def watch() -> Iterator[Callable[..., Watched]]:
         ),
     ],
 )
-def test_a_reader_that_cannot_be_made_is_one_line(text: str, told: str) -> None:
+def test_a_reader_that_cannot_be_created_is_one_line(text: str, told: str) -> None:
     with pytest.raises(ModelError, match=told):
         ReaderProcesses(source(text), 2, 1000, "demo", print)
 
 
-def test_one_that_takes_for_ever_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_a_reader_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "_START_S", 0.5)
     with pytest.raises(ModelError, match=r"^reader.py:Mine: the reader was not ready within 0 s$"):
         ReaderProcesses(source("import time; time.sleep(3600)"), 1, 1000, "demo", print)
@@ -116,7 +116,7 @@ def test_a_process_that_dies_has_a_successor(watch: Callable[..., Watched]) -> N
     assert one.said == ["demo: a reader process ended (signal 9, SIGKILL), restarting it"]
 
 
-def test_those_that_keep_dying_come_back_later_and_later(watch: Callable[..., Watched]) -> None:
+def test_readers_that_keep_dying_are_restarted_with_back_off(watch: Callable[..., Watched]) -> None:
     text = "import os, threading, time\nthreading.Timer(0.2, lambda: os._exit(5)).start()\n" + GOOD
     one = watch(text)
     seen: set[int] = set()
@@ -202,7 +202,7 @@ class FakeServer:
         """Not of interest."""
 
 
-def test_readers_stay_while_versions_have_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_are_reused_by_versions_with_the_same_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     job = train(tmp_path, GOOD, base_every=2)
     (variant,) = plan_models(["models/small"], job, is_given=False)

@@ -94,7 +94,7 @@ SETUP = Setup(workers=1, threads=2, cores=4)
         (Shares({"wait": 0.1, "metrics": 0.9}), SETUP, None),
     ],
 )
-def test_the_largest_share_and_what_to_do(shares: Shares, setup: Setup, words: str | None) -> None:
+def test_advice_for_the_largest_share(shares: Shares, setup: Setup, words: str | None) -> None:
     assert bottleneck(shares, setup) == words
 
 

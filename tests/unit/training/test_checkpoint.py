@@ -75,7 +75,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {name: (path / name).read_bytes() for name in FILES}
 
 
-def test_a_restored_state_goes_on_bit_for_bit(make_job: MakeJob) -> None:
+def test_a_restored_state_continues_with_the_same_bits(make_job: MakeJob) -> None:
     job = make_job()
     run = Run.create(job)
     model = trained(job)
@@ -95,7 +95,7 @@ def test_a_restored_state_goes_on_bit_for_bit(make_job: MakeJob) -> None:
     assert model.state.sums[0].result() == other.state.sums[0].result()
 
 
-def test_what_the_manifest_says(make_job: MakeJob) -> None:
+def test_the_content_of_the_manifest(make_job: MakeJob) -> None:
     job = make_job()
     run = Run.create(job)
     model = trained(job)
@@ -129,7 +129,7 @@ def test_the_newest_are_kept(make_job: MakeJob) -> None:
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000000000009", "step-000000000010"]
 
 
-def test_an_unfinished_one_is_passed_over_and_removed(make_job: MakeJob) -> None:
+def test_an_incomplete_checkpoint_is_ignored_and_removed(make_job: MakeJob) -> None:
     job = make_job()
     run = Run.create(job)
     model = trained(job, 1)
@@ -145,7 +145,7 @@ def test_an_unfinished_one_is_passed_over_and_removed(make_job: MakeJob) -> None
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000000000001", "step-000000000002"]
 
 
-def test_a_complete_one_is_never_removed_to_write_the_next(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_checkpoint_is_never_replaced(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of an epoch may be at the step of the last checkpoint; a full disk then must not cost both."""
     job = make_job(train={"checkpoint": {"keep": 1}})
     run = Run.create(job)
@@ -213,14 +213,14 @@ def refusal(run: Run, job: Job) -> str:
         ({"sparse": {"partitions": 8}}, "`sparse.partitions`"),
     ],
 )
-def test_one_of_another_job_is_refused(make_job: MakeJob, changes: dict[str, object], message: str) -> None:
+def test_a_checkpoint_of_another_job_is_rejected(make_job: MakeJob, changes: dict[str, object], message: str) -> None:
     job = make_job()
     run = Run.create(job)
     path = trained(job).save(run)
     assert refusal(run, make_job(**changes)) == f"{path}: belongs to another job, which differs in {message}"
 
 
-def test_one_of_another_network_is_refused(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_network_is_rejected(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """As from another release, whose model of that name has other tensors."""
     job = make_job()
     run = Run.create(job)
@@ -234,7 +234,7 @@ def test_one_of_another_network_is_refused(make_job: MakeJob, monkeypatch: pytes
     assert message.startswith(f"{path}/table/part-00000: partitions: ")
 
 
-def test_one_without_rows(make_job: MakeJob) -> None:
+def test_a_checkpoint_without_rows(make_job: MakeJob) -> None:
     job = make_job()
     run = Run.create(job)
     Model(job).save(run)

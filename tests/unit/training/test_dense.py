@@ -56,7 +56,7 @@ def test_steps_as_torch_does(make_job: MakeJob, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("before", [0, 1, 20])
-def test_a_restored_one_goes_on_bit_for_bit(make_job: MakeJob, kind: str, before: int) -> None:
+def test_a_restored_optimizer_continues_with_the_same_bits(make_job: MakeJob, kind: str, before: int) -> None:
     module, flat = make(make_job, kind)
     for step in range(before):
         flat_step(module, flat, step)

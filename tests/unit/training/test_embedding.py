@@ -103,7 +103,7 @@ def crowded_lines(count: int, seed: int) -> list[str]:
     return lines
 
 
-def test_pull_and_push_are_those_of_the_reference(make_job: MakeJob) -> None:
+def test_pull_and_push_match_the_reference(make_job: MakeJob) -> None:
     job = pooled_job(make_job)
     embedding, reference = Embedding(job, COLUMNS), Reference(job)
     for step in range(30):
@@ -200,7 +200,7 @@ def test_a_gradient_that_is_not_finite_is_counted_but_not_applied(make_job: Make
         assert found[3:] == row[3:]
 
 
-def test_training_goes_on_after_an_evaluation_of_larger_batches(make_job: MakeJob) -> None:
+def test_training_continues_after_an_evaluation_with_larger_batches(make_job: MakeJob) -> None:
     """The buffer that inference mode made first was useless to autograd."""
     job = pooled_job(make_job)
     embedding = Embedding(job, COLUMNS)

@@ -54,7 +54,7 @@ def unit_of(unit: int, count: int) -> Iterator[UnitBatch]:
         yield UnitBatch(Batch(unit, index), is_last=index == count - 1)  # type: ignore[arg-type]
 
 
-def test_one_in_flight_is_never_stale() -> None:
+def test_one_batch_in_flight_is_never_stale() -> None:
     one, two = (
         ["pull 0 dense", "step 0", "acknowledged 0"],
         ["pull 1 dense", "step 1", "acknowledged 1", "done 7"],
@@ -137,7 +137,7 @@ class Leases:
         return self.left.pop(0) if self.left else None
 
 
-def test_the_next_unit_is_read_before_the_last_batch_of_one_is_stepped() -> None:
+def test_the_next_unit_is_read_before_the_last_batch_is_trained() -> None:
     leases = Leases()
     batches = leases.stream.run()
     seen = [(one.batch.unit, one.batch.index, one.is_last) for one in (next(batches), next(batches))]
@@ -150,7 +150,7 @@ def test_the_next_unit_is_read_before_the_last_batch_of_one_is_stepped() -> None
     assert (leases.asked, leases.opened) == (3, [])
 
 
-def test_what_is_everywhere_is_left_out_and_the_next_unit_still_comes() -> None:
+def test_applied_batches_are_skipped_and_the_next_unit_follows() -> None:
     leases = Leases(skip=[0, 2])
     assert [(one.batch.unit, one.batch.index) for one in leases.stream.run()] == [(3, 1), (1, 0), (0, 0)]
 

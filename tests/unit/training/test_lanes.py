@@ -75,7 +75,7 @@ class World:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_every_batch_is_stepped_once_and_every_unit_told_once(count: int) -> None:
+def test_every_batch_is_trained_once_and_every_unit_reported_once(count: int) -> None:
     world = World()
     world.lanes(count).run(units(50, 1, 30, 7))
     assert sorted((unit, index) for _, unit, index in world.stepped) == sorted(world.applied)
@@ -117,7 +117,7 @@ def test_lanes_step_at_the_same_time() -> None:
     assert len(world.applied) == 3
 
 
-def test_each_lane_asks_for_dense_values_of_its_own() -> None:
+def test_each_lane_pulls_its_own_dense_values() -> None:
     """A lane that had the dense values of another one's pull would step an old network for ever."""
     for settings in ({"sends_before_receive": 3}, {}, {"max_in_flight": 2}):
         world = World()
@@ -148,7 +148,7 @@ def test_a_unit_whose_last_batch_was_applied_before_is_done_when_the_next_begins
     assert world.done == [5, 0]
 
 
-def test_who_tells_of_a_unit_and_who_takes_one_are_never_two() -> None:
+def test_units_are_leased_and_reported_by_one_lane_at_a_time() -> None:
     """Both ask the coordinator on one connection."""
     world = World()
     busy = threading.Lock()
@@ -179,7 +179,7 @@ class GoneError(UnavailableError):
     """Something that holds on to a failed run."""
 
 
-def test_what_failed_is_not_kept() -> None:
+def test_an_error_is_released_after_it_was_raised() -> None:
     """Connections end with the last reference to their client, not with a collection of garbage."""
     world = World()
 
@@ -198,7 +198,7 @@ def test_what_failed_is_not_kept() -> None:
         gc.enable()
 
 
-def test_lanes_that_cannot_be_started_end_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_that_cannot_start_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     world, start = World(), threading.Thread.start
     world.step_s = 0.001
 
@@ -219,7 +219,7 @@ def lanes_alive() -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["stream", "step", "first"])
-def test_an_error_of_one_lane_ends_them_all_and_is_raised(where: str) -> None:
+def test_an_error_in_one_lane_ends_all_lanes(where: str) -> None:
     world = World()
     world.step_s = 0.001
     error = UnavailableError("ps shard 0: it is gone")

@@ -69,7 +69,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield stop
 
 
-def test_it_learns_and_says_what(make_job: MakeJob, write_samples: WriteSamples, capsys: Capture) -> None:
+def test_training_learns_and_reports(make_job: MakeJob, write_samples: WriteSamples, capsys: Capture) -> None:
     write_samples(count=3000)
     write_samples("eval.txt", count=1000, seed=2)
     job = make_job(data={"eval": "eval.txt"}, train={"epochs": 2})
@@ -505,7 +505,7 @@ def test_a_progress_line_says_how_far_it_is(make_job: MakeJob, write_samples: Wr
     )
 
 
-def test_a_stop_while_it_evaluates_is_saved_before_it_is_said(
+def test_a_stop_during_an_evaluation_saves_before_it_is_reported(
     make_job: MakeJob, write_samples: WriteSamples, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     write_samples(count=300)

@@ -83,7 +83,7 @@ def test_hours_come_while_it_trains(hourly: Any, tmp_path: Path, capsys: pytest.
     audited()
 
 
-def test_it_goes_on_where_it_was(hourly: Any, tmp_path: Path) -> None:
+def test_hours_resume_at_the_same_position(hourly: Any, tmp_path: Path) -> None:
     """StopTraining inside a pass, between two, and while it waits: in the end the same bits as without that."""
     for hour in HOURS[:3]:
         write_hour(tmp_path, hour)
@@ -108,7 +108,7 @@ def test_it_goes_on_where_it_was(hourly: Any, tmp_path: Path) -> None:
     audited()
 
 
-def test_a_pass_that_was_stopped_before_its_first_batch_comes_again(hourly: Any, tmp_path: Path) -> None:
+def test_a_pass_stopped_before_its_first_batch_is_repeated(hourly: Any, tmp_path: Path) -> None:
     for hour in HOURS[:3]:
         write_hour(tmp_path, hour)
     job = hourly(end=HOURS[2])

@@ -39,7 +39,7 @@ def measure(*batches: tuple[Array, Array, Array]) -> Metrics:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_auc_is_the_naive_one_to_the_width_of_a_bucket(seed: int) -> None:
+def test_auc_equals_the_exact_auc_within_a_bucket(seed: int) -> None:
     batch = samples(300, seed)
     assert measure(batch).auc == pytest.approx(naive_auc(*batch), abs=1e-4)
 
@@ -110,7 +110,7 @@ def test_restored_sums_go_on_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
-def test_one_outcome_alone_has_no_auc(label: float) -> None:
+def test_labels_with_one_outcome_have_no_auc(label: float) -> None:
     metrics = measure((np.linspace(-1, 1, 9), np.full(9, label), np.ones(9)))
     assert metrics.auc is None
     assert metrics.log_loss is not None
@@ -216,7 +216,7 @@ def test_the_standard_error_is_that_of_random_scores() -> None:
     assert metrics.errors_below_chance() == pytest.approx(4.0, rel=0.15)
 
 
-def test_sums_have_the_same_bits_whatever_is_counted_at_once() -> None:
+def test_sums_have_the_same_bits_for_any_grouping() -> None:
     chance = np.random.default_rng(5)
     at_once, one_by_one = MetricSums(), MetricSums()
     for size in (512, 1, 7, 0, 300, 512):

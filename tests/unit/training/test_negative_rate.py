@@ -18,7 +18,7 @@ from elasticrec.training.predict import load_checkpoint
 from support.small import MakeJob
 
 
-def test_probabilities_are_those_before_the_sampling() -> None:
+def test_probabilities_refer_to_the_data_before_sampling() -> None:
     """Bayes' rule, by counting: of a million samples the clicks stay, and a share of the rest."""
     rate, clicks, buys, total = 0.1, 20_000, 5_000, 1_000_000
     kept = clicks + rate * (total - clicks)

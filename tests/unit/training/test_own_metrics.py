@@ -63,7 +63,7 @@ def test_they_stand_beside_the_others(make_job: MakeJob, capsys: pytest.CaptureF
     assert chosen.evaluation[0].own["mse"] == min(values)
 
 
-def test_each_label_has_its_own(make_job: MakeJob, tmp_path: Path) -> None:
+def test_each_label_has_its_own_measurement(make_job: MakeJob, tmp_path: Path) -> None:
     Path("mine.py").write_text(GOOD)
     for name in ("train.txt", "eval.txt"):
         lines = (tmp_path / name).read_text().splitlines()
@@ -86,7 +86,7 @@ def test_each_label_has_its_own(make_job: MakeJob, tmp_path: Path) -> None:
         (GOOD.replace("= 0.0", "= 1 / 0"), "{path}:8: ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_file_that_is_no_good_is_told_before_anything_starts(make_job: MakeJob, source: str, message: str) -> None:
+def test_a_bad_metric_file_is_reported_before_training(make_job: MakeJob, source: str, message: str) -> None:
     path = Path("mine.py").absolute()
     path.write_text(source)
     job = make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Error"})
@@ -118,9 +118,7 @@ def test_a_file_that_is_no_good_is_told_before_anything_starts(make_job: MakeJob
         (('"mse": self.sum / self.weight', "1: 2"), "{path}: `Error.result`: expected names as keys, got 1"),
     ],
 )
-def test_what_fails_later_costs_nothing_that_was_learned(
-    make_job: MakeJob, change: tuple[str, str], message: str
-) -> None:
+def test_a_failing_metric_loses_no_training(make_job: MakeJob, change: tuple[str, str], message: str) -> None:
     path = Path("mine.py").absolute()
     path.write_text(GOOD.replace(*change))
     job = make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Error"})
@@ -175,7 +173,7 @@ def test_a_dataclass_will_do(make_job: MakeJob) -> None:
     assert evaluation is not None and evaluation["click"].own == {"count": 200.0}
 
 
-def test_two_of_one_name_are_refused_and_empty_batches_are_passed_over(make_job: MakeJob, tmp_path: Path) -> None:
+def test_duplicate_metric_names_are_rejected_and_empty_batches_skipped(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "metrics.py").write_text(GOOD + GOOD.replace("class Error", "class Other"))
     # a batch of bad lines alone is an empty one, of which there is no largest prediction
     bad = "".join("1 x\n" for _ in range(64))

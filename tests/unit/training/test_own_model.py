@@ -75,7 +75,7 @@ def test_the_guide_shows_the_example() -> None:
     assert code in (EXAMPLE.parents[1] / "docs/guide/model.md").read_text()
 
 
-def test_the_run_goes_on_when_the_file_is_gone(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_a_run_resumes_without_the_original_model_file(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples()
     job = own_job(make_job)
     train_job(job)
@@ -94,7 +94,7 @@ def test_the_run_goes_on_when_the_file_is_gone(make_job: MakeJob, write_samples:
         train_job(make_job(model={"kind": "my_model.py:MyModel", "dim": 2}))
 
 
-def test_what_the_file_says_decides_and_not_where_it_lies(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_the_content_of_a_model_file_counts_not_its_path(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples()
     job = own_job(make_job)
     train_job(job)
@@ -117,7 +117,7 @@ def test_a_change_of_the_file_does_not_reach_a_training_at_work(make_job: MakeJo
     build_model(job)
 
 
-def test_dropout_is_the_same_whenever_a_batch_is_trained(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_dropout_depends_on_the_batch_alone(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples()
     source = MODEL.replace(
         'columns["deep"].flatten(1)', 'nn.functional.dropout(columns["deep"].flatten(1), 0.5, self.training)'
@@ -166,7 +166,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("source", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_is_wrong_is_said_in_one_line(
+def test_errors_of_a_custom_model_are_one_line(
     make_job: MakeJob, write_samples: WriteSamples, source: str, message: str
 ) -> None:
     write_samples()

@@ -43,7 +43,7 @@ def test_a_log_has_a_line_a_report(tmp_path: Path) -> None:
     assert all(record["time"] > 1e9 for record in records)
 
 
-def test_a_terminal_has_one_line_that_is_written_over(tmp_path: Path) -> None:
+def test_a_terminal_shows_one_line_that_is_overwritten(tmp_path: Path) -> None:
     stream = Terminal()
     reporter = Reporter(None, every_s=1.0, stream=stream)
     reporter.progress("10%", {})

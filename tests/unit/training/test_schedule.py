@@ -131,9 +131,7 @@ def test_checkpoints_at_the_end_of_every_so_many_epochs(make_job: MakeJob) -> No
     assert parameters(latest(Run.of(job))) == parameters(latest(Run.of(whole)))
 
 
-def test_a_run_goes_on_from_an_epoch_before_the_one_that_was_not_saved(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumes_from_the_last_saved_epoch(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(train={"epochs": 3, "checkpoint": {"every_epochs": 3, "every_steps": 8}})
     step = Trainer.step
 
@@ -195,7 +193,7 @@ def test_the_best_is_never_dropped(
         assert load_checkpoint(Run.of(job)).checkpoint != chosen
 
 
-def test_the_best_of_before_a_stop_is_known_after_it(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_checkpoint_is_known_after_a_resume(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     # after 5 and 10 batches, at the end of the epoch, after 15 and 20 batches
     scripted(monkeypatch, 0.9, None, 0.7, 0.85, 0.95)
     train = {"epochs": 4, "evaluate": {"every_steps": 5}, "checkpoint": {"keep": 1, "keep_best": "auc"}}
@@ -220,7 +218,7 @@ def test_no_best_without_an_evaluation(make_job: MakeJob) -> None:
         load_checkpoint(Run.of(job), best=True)
 
 
-def test_a_damaged_manifest_of_an_old_one_is_left_to_people(make_job: MakeJob) -> None:
+def test_an_old_checkpoint_with_a_damaged_manifest_is_kept(make_job: MakeJob) -> None:
     job = make_job(train={"epochs": 1, "checkpoint": {"keep": 1, "keep_epochs": True}})
     train_job(job)
     first = latest(Run.of(job))
@@ -238,7 +236,7 @@ def test_a_damaged_manifest_of_an_old_one_is_left_to_people(make_job: MakeJob) -
     assert len(paths) == 3 and first.name in paths
 
 
-def test_a_callback_is_told_and_may_stop(make_job: MakeJob, capsys: Capture) -> None:
+def test_a_callback_receives_events_and_may_stop(make_job: MakeJob, capsys: Capture) -> None:
     events = []
 
     def callback(event: Any) -> bool:
@@ -351,7 +349,7 @@ class CountingReader:
         self._reader.close()
 
 
-def test_the_threads_of_the_reader_are_told_beside_the_loop(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_threads_are_reported_beside_the_loop(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "open_batches", lambda *args, **options: CountingReader(open_batches(*args, **options)))
     summary = train_job(make_job(data={"workers": 2}, train={"epochs": 2}))
     assert summary.read is not None and summary.parse is not None

@@ -44,7 +44,7 @@ def fails(capsys: Capture, *arguments: str) -> str:
     ("epochs", "snapshots"),
     [("0:4", [0, 1, 2, 3]), ("1:3", [1, 2]), ("2:", [2, 3]), (":2", [0, 1]), (":", [0, 1, 2, 3]), ("3", [3])],
 )
-def test_a_range_of_epochs_measures_what_the_training_did(
+def test_evaluating_a_range_of_epochs_repeats_the_training_metrics(
     job: Job, capsys: Capture, epochs: str, snapshots: list[int]
 ) -> None:
     found = [json.loads(line) for line in run(capsys, "--range", epochs, "--json")]
@@ -65,7 +65,7 @@ def test_a_table_for_people(job: Job, capsys: Capture) -> None:
     assert len({len(line) for line in lines}) == 1
 
 
-def test_one_checkpoint_shows_its_calibration(job: Job, capsys: Capture) -> None:
+def test_a_single_checkpoint_shows_its_calibration(job: Job, capsys: Capture) -> None:
     lines = run(capsys)
     assert lines[1].split()[0] == "3"
     assert lines[3] == "calibration of click, by tenths of the weight, ordered by prediction:"
@@ -135,7 +135,7 @@ def test_an_auc_that_is_worse_than_chance_is_pointed_out(job: Job, capsys: Captu
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_held_out_samples_are_those_of_the_training(
+def test_held_out_samples_match_the_training(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     make_job: MakeJob,
@@ -159,7 +159,7 @@ def test_held_out_samples_are_those_of_the_training(
     assert other["eval"]["click"]["samples"] == 200
 
 
-def test_csv_of_another_shape_is_refused(
+def test_csv_with_other_columns_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -373,7 +373,7 @@ def test_a_trainer_waits_for_its_meeting(clusters: partial[Cluster]) -> None:
     assert asked.meetings == [5, 5, 5]
 
 
-def test_a_trainer_leaves_a_unit_that_another_one_has(clusters: partial[Cluster]) -> None:
+def test_a_trainer_drops_a_unit_leased_to_another_trainer(clusters: partial[Cluster]) -> None:
     cluster = clusters()
     trainer, asked = trainer_of(cluster)
     batches = trainer.read(cluster.unit, cluster.batches())  # type: ignore[arg-type]

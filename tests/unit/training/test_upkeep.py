@@ -121,7 +121,7 @@ def test_evicted_rows_are_gone_where_they_are_trained_and_where_they_are_served(
     np.testing.assert_allclose(served, loaded.predict(text), atol=1e-5, rtol=0)
 
 
-def test_rows_that_nobody_saw_for_long_go_once(make_job: MakeJob) -> None:
+def test_rows_not_seen_for_long_are_evicted_once(make_job: MakeJob) -> None:
     job = make_job(sparse={"evict": {"max_age": 2}, "decay": {"show_click": 0.5}})
     embedding = Embedding(job, COLUMNS)
     parser = _core.Parser(json.dumps(job.features()))

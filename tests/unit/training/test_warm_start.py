@@ -65,7 +65,7 @@ def test_a_run_begins_with_the_parameters_of_another(
     assert trainer.progress.steps == trainer.state.sums[0].result().samples == 0
 
 
-def test_it_goes_on_as_one_training_would(make_job: MakeJob) -> None:
+def test_a_warm_start_continues_like_one_training(make_job: MakeJob) -> None:
     """An epoch over other data after a warm start is the second epoch of a run whose data was exchanged."""
     job = warm(make_job, data={"train": "train.txt", "shuffle": False})
     summary = train_job(job)
@@ -76,7 +76,7 @@ def test_it_goes_on_as_one_training_would(make_job: MakeJob) -> None:
     assert summary.train["click"].auc > (train_job(cold).train["click"].auc or 1) + 0.02
 
 
-def test_it_is_recorded_and_not_done_again(make_job: MakeJob, first: Job) -> None:
+def test_a_warm_start_is_recorded_and_done_once(make_job: MakeJob, first: Job) -> None:
     job = warm(make_job)
     train_job(job, callback=lambda event: event.kind != "start")
     saved = newest(job)
@@ -136,7 +136,7 @@ def test_another_model_is_refused(make_job: MakeJob, first: Job, sections: dict[
     assert latest(Run(Path("runs/warm"))) is None
 
 
-def test_what_is_not_there_is_refused(make_job: MakeJob, first: Job) -> None:
+def test_a_missing_checkpoint_is_rejected(make_job: MakeJob, first: Job) -> None:
     with pytest.raises(ConfigError, match=r"^job.yaml: train.warm_start: nothing: no such run, runs has `first`"):
         train_job(warm(make_job, "nothing"))
     path = newest(first).path
@@ -177,7 +177,7 @@ def test_ages_are_counted_from_the_new_run_on(make_job: MakeJob, write_samples: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
-def test_with_servers_it_is_the_same(make_job: MakeJob, first: Job, capsys: Capture, optimizer: str) -> None:
+def test_a_warm_start_with_servers(make_job: MakeJob, first: Job, capsys: Capture, optimizer: str) -> None:
     """One trainer that is never stale learns what local training learns, from where the other run was."""
     sections: dict[str, Any] = {"dense": {"optimizer": {"kind": optimizer}}, "sparse": {"partitions": 8}}
     train_job(make_job(name="start", **sections))

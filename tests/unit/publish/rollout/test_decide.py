@@ -45,7 +45,7 @@ def test_versions_that_wait_are_superseded() -> None:
     assert decision.text == "switched to 3, loading 4: 1 of 2"
 
 
-def test_one_replica_that_never_loads_stops_nobody_and_is_named() -> None:
+def test_a_replica_that_never_loads_is_named_and_does_not_block() -> None:
     broken = Replica(0, "host0:1", (1,), failed=2, why="cube/part-00000: sha-256 differs")
     state = RolloutState(((Replica(0, "host0:0", (1, 2)), broken),), current=1, offerable=(1, 2))
     assert decide(state).offer == 2
@@ -113,7 +113,7 @@ def test_without_a_version_it_waits() -> None:
     st.booleans(),
     st.one_of(st.none(), st.integers(1, 3)),
 )
-def test_what_is_offered_is_everywhere_and_never_goes_back_by_itself(
+def test_an_offered_version_is_on_all_shards_and_never_reverts(
     held: list[list[set[int]]], offerable: set[int], current: int | None, is_held: bool, min_ready: int | None
 ) -> None:
     shards = store(*[[tuple(sorted(replica)) for replica in shard] for shard in held])

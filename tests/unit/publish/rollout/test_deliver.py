@@ -44,7 +44,7 @@ def repository(tmp_path: Path) -> Repository:
     return Repository.open(tmp_path, MODEL)
 
 
-def test_a_status_has_what_it_does_who_is_late_and_what_was_refused(repository: Repository) -> None:
+def test_the_status_shows_the_step_late_replicas_and_refusals(repository: Repository) -> None:
     replicas, said = FakeReplicas(), list[str]()
     delivery = Delivery(repository, replicas, Gate(), said.append)
     assert delivery.describe()["doing"] == "checking the store"
@@ -107,7 +107,7 @@ def test_a_preview_has_the_same_patience(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("ends_early", [True, False])
-def test_each_version_has_patience_of_its_own(repository: Repository, ends_early: bool) -> None:
+def test_each_version_has_its_own_patience(repository: Repository, ends_early: bool) -> None:
     """Whether the wait before it ended because all had it, or because it took too long."""
     replicas, now = FakeReplicas(), [100.0]
     delivery = Delivery(repository, replicas, Gate(), lambda _: None, patience=Patience(lambda: now[0]))
@@ -132,7 +132,7 @@ def test_each_version_has_patience_of_its_own(repository: Repository, ends_early
         now[0] += 100
 
 
-def test_what_cannot_be_read_is_named_and_does_not_stop_what_is_behind_it(repository: Repository) -> None:
+def test_an_unreadable_version_is_named_and_does_not_block_newer_ones(repository: Repository) -> None:
     replicas, said = FakeReplicas(), list[str]()
     delivery = Delivery(repository, replicas, Gate(), said.append)
     replicas.hold(1, 2, 3, 4)
@@ -164,7 +164,7 @@ def test_weights_that_are_not_finite_are_not_offered(repository: Repository) -> 
     assert said[0] == "version 1 is not offered: dense weights: `w` has values that are not finite"
 
 
-def test_a_replica_of_another_shard_is_none_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_of_another_shard_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would leave partitions to nobody."""
     monkeypatch.setattr("elasticrec.publish.rollout.replicas._TIMEOUT_S", 60.0)
     server = _core.CubeServer(MODEL, address="127.0.0.1:0", token="", partitions=(0, 8), num_partitions=16)

@@ -47,7 +47,7 @@ def repository(tmp_path: Path) -> Repository:
     return repository
 
 
-def test_it_is_offered_once_the_store_has_it(repository: Repository) -> None:
+def test_a_rollback_completes_once_the_store_holds_the_version(repository: Repository) -> None:
     def load(replicas: FakeReplicas) -> None:
         assert repository.state() == Current(2, 2, is_held=True, wanted=1)
         replicas.versions = (1, 2, 3)
@@ -59,7 +59,7 @@ def test_it_is_offered_once_the_store_has_it(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_one_that_is_not_wanted_any_more_ends_and_offers_nothing(repository: Repository, is_resumed: bool) -> None:
+def test_a_cancelled_rollback_ends_and_offers_nothing(repository: Repository, is_resumed: bool) -> None:
     def change(replicas: FakeReplicas) -> None:
         replicas.versions = (1, 2, 3)
         if is_resumed:
@@ -99,17 +99,17 @@ def test_a_replica_that_is_asked_is_waited_for(repository: Repository) -> None:
     assert replicas.looks == 4
 
 
-def test_who_waits_no_longer_is_told_who_is_late(repository: Repository) -> None:
+def test_a_rollback_timeout_names_replicas_that_are_behind(repository: Repository) -> None:
     with pytest.raises(UnavailableError, match=r"version 1 is not current after 0 s, .*: shard 0 a:0: has 2; shard 1"):
         Rollback(repository, FakeReplicas(), None, lambda _: None).to(1, 0)
     assert repository.state() == Current(2, 2, is_held=True, wanted=1)
 
 
-def test_to_what_is_offered_it_is_at_once(repository: Repository) -> None:
+def test_a_rollback_to_the_current_version_is_immediate(repository: Repository) -> None:
     assert Rollback(repository, FakeReplicas(), None, lambda _: None).to(2, 0) == Current(2, 2, is_held=True)
 
 
-def test_the_estimate_is_that_of_the_whole_version(repository: Repository) -> None:
+def test_the_estimate_covers_the_whole_chain(repository: Repository) -> None:
     replicas, said = FakeReplicas(), list[str]()
     replicas.bytes_per_s = repository.version(1).num_bytes / 40
     with pytest.raises(UnavailableError):
@@ -195,7 +195,7 @@ def test_a_store_is_recording_once_every_shard_has_answered(
     assert read_known_store(repository) == KnownStore([["a:1", "a:2"], ["b:1", "b:2"]], 1)
 
 
-def test_a_typo_in_an_address_leaves_the_store_that_is_known(
+def test_a_typo_in_an_address_keeps_the_recorded_store(
     repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record_store(repository, [["old:1"]], None)

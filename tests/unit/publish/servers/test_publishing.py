@@ -233,7 +233,7 @@ def test_a_commit_that_fails_loses_no_change(make_world: MakeWorld) -> None:
     world.check_online()
 
 
-def test_a_commit_that_was_one_although_it_failed_is_not_repeated(make_world: MakeWorld) -> None:
+def test_a_commit_that_succeeded_despite_an_error_is_not_repeated(make_world: MakeWorld) -> None:
     """As when a store takes a manifest and its answer is lost."""
     world = make_world(num_units=60)
     failed: list[int] = []
@@ -289,7 +289,7 @@ def test_a_shard_that_dies_meanwhile(make_world: MakeWorld, every_s: float | Non
     world.check_online()
 
 
-def test_nothing_is_published_while_a_shard_lacks_what_others_have(make_world: MakeWorld) -> None:
+def test_nothing_is_published_while_a_shard_is_behind(make_world: MakeWorld) -> None:
     checkpoint = CheckpointSettings(every_s=1e6, retry_s=0.5)
     world = make_world(num_units=60, change=lambda s: replace(s, checkpoint=checkpoint))
     world.until(lambda _: len(world.versions.committed) >= 2)
@@ -353,7 +353,7 @@ def test_nothing_is_published_before_anything_is_learned_or_when_nothing_is_new(
     world.check_online()
 
 
-def test_a_version_that_is_not_offered_is_told_once(make_world: MakeWorld) -> None:
+def test_a_refused_version_is_reported_once(make_world: MakeWorld) -> None:
     world = make_world(num_units=60)
     commit = world.versions.commit
     refused = "not offered: rows: expected more"
@@ -468,7 +468,7 @@ def test_parts_of_others_are_none_of_it(slow: Slow) -> None:
     assert slow.noted == ["publish failed: shard 1: no room; the next version will include its changes"]
 
 
-def test_a_part_without_its_file_is_none(slow: Slow) -> None:
+def test_a_part_without_its_file_fails_the_publish(slow: Slow) -> None:
     slow.clock.now += 5.0
     slow.tick()
     slow.act()
@@ -490,7 +490,7 @@ def test_a_shard_that_hangs_does_not_hold_publishes_up_for_ever(slow: Slow) -> N
     ]
 
 
-def test_what_is_given_up_while_it_is_begun_is_removed(slow: Slow) -> None:
+def test_a_publish_given_up_while_its_draft_is_created_is_removed(slow: Slow) -> None:
     slow.clock.now += 5.0
     slow.tick()
     slow.tick(None)

@@ -152,7 +152,7 @@ def test_a_new_coordinator_finds_the_last_version_of_its_run(setup: Setup) -> No
         ({"inputs": ["pooled", "dense"]}, b"the graph", {}),
     ],
 )
-def test_a_run_that_goes_on_otherwise_begins_with_a_base(
+def test_a_run_resumed_with_another_layout_begins_with_a_base(
     setup: Setup, changes: dict[str, Any], graph: bytes, publish: dict[str, Any]
 ) -> None:
     setup.versions.claim()
@@ -202,7 +202,7 @@ def test_a_chain_that_is_broken_is_nothing_to_build_on(setup: Setup) -> None:
     assert last is not None and last.publish == "a"
 
 
-def test_what_is_abandoned_is_removed_unless_it_is_a_version(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abandoned_draft_is_removed_unless_it_is_a_version(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     setup.versions.claim()
     draft = setup.versions.begin(None)
     setup.write(draft, "a", None)
@@ -246,7 +246,7 @@ def test_a_full_disk_leaves_no_version(setup: Setup, monkeypatch: pytest.MonkeyP
     assert setup.publish("c", first).num_deltas == 1
 
 
-def test_dense_values_that_are_not_what_a_shard_wrote(setup: Setup) -> None:
+def test_dense_values_that_differ_from_the_report_are_rejected(setup: Setup) -> None:
     setup.versions.claim()
     draft = setup.versions.begin(None)
     content = setup.write(draft, "a", None)
@@ -266,7 +266,7 @@ def test_the_gate_keeps_a_version_and_does_not_offer_it(setup: Setup) -> None:
     assert setup.repository.versions() == [1, 2]
 
 
-def test_a_rollback_holds_what_is_offered(setup: Setup) -> None:
+def test_a_rollback_holds_the_current_version(setup: Setup) -> None:
     setup.versions.claim()
     first = setup.publish("a")
     setup.publish("b", first)
@@ -286,7 +286,7 @@ def test_two_runs_do_not_publish_the_same_model(setup: Setup) -> None:
     other.close()
 
 
-def test_what_versions_have_in_common_is_exported_once_before_the_first_batch(
+def test_the_template_is_exported_once_before_the_first_batch(
     make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -307,7 +307,7 @@ def test_what_versions_have_in_common_is_exported_once_before_the_first_batch(
     prepare(job, run)
 
 
-def test_another_rate_of_negatives_is_another_graph(
+def test_another_negative_rate_gives_another_graph(
     make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
