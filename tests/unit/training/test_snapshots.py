@@ -96,7 +96,7 @@ def test_mistakes(job: Job, capsys: Capture, make_job: MakeJob) -> None:
     assert fails(capsys, "small", "--data", "no*.txt").startswith("--data: data.eval: no file matches")
     assert fails(capsys, "nothing") == "nothing: no such run, runs has `small`"
     train_job(make_job(name="bare"))
-    assert fails(capsys, "bare") == "runs/bare: its job has no `data.eval`, expected --data FILES"
+    assert fails(capsys, "bare") == "runs/bare: the job has no `data.eval`, expected --data FILES"
     assert fails(capsys, "bare", "--best") == "runs/bare: expected a checkpoint that was evaluated, got none"
     Path("bad.txt").write_text("1 0 5:0\nx\n")
     capsys.readouterr()
