@@ -72,7 +72,7 @@ def test_a_line_that_is_missing_or_there_twice_is_an_error(tmp_path: Path) -> No
     a, b, c = path.read_bytes().splitlines(keepends=True)
     for lines in ([a, c], [a, b, b, c], [b, c], [a, c, b]):
         path.write_bytes(b"".join(lines))
-        with pytest.raises(ModelError, match="not the next one"):
+        with pytest.raises(ModelError, match="not the next entry"):
             Journal.open(tmp_path)
 
 

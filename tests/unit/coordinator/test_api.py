@@ -170,7 +170,7 @@ def test_long_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert raw(server.url, "POST", "/v1/lease", b" " * 1000)[0] == 400
 
 
-def test_our_own_bugs_are_not_told_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_show_the_type_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Coordinator) -> None:
         raise KeyError("secret")
 
@@ -195,7 +195,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
                 pass
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     with client_of(f"http://127.0.0.1:{port}", **ask_twice(monkeypatch)) as client:
         with pytest.raises(
@@ -211,7 +211,7 @@ def test_not_an_address(url: str) -> None:
         client_of(url)
 
 
-def test_roles_go_on_with_the_next_coordinator(tmp_path: Path) -> None:
+def test_requests_wait_for_the_next_coordinator(tmp_path: Path) -> None:
     """The same address, another process: what was registered still is, and requests wait for it."""
     port = free_port()
     with serving(tmp_path, port=port) as server, client_of(server.url) as client:
@@ -264,7 +264,7 @@ def test_a_lower_term_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"term": "x"}', b"[" * 100_000])
-def test_something_else_answers(body: bytes) -> None:
+def test_another_server_at_the_address(body: bytes) -> None:
     with answering(lambda: body) as url, client_of(url, deadline_s=0.5) as client:
         with pytest.raises(UnavailableError):
             client.status()

@@ -69,7 +69,7 @@ def setup(tmp_path: Path) -> Setup:
     return Setup(tmp_path)
 
 
-def test_every_partition_once_by_a_manifest_written_last(setup: Setup) -> None:
+def test_the_manifest_lists_every_partition_once(setup: Setup) -> None:
     first, second = setup.begin()
     setup.write(0, first)
     assert setup.checkpoints.newest is None and not list(setup.directory.glob("*/manifest.json"))
@@ -88,7 +88,7 @@ def test_every_partition_once_by_a_manifest_written_last(setup: Setup) -> None:
     assert [part["rows"] for part in newest.parts(range(2, 4))] == [first["rows"], second["rows"]]
 
 
-def test_at_its_interval(setup: Setup) -> None:
+def test_checkpoints_are_taken_at_an_interval(setup: Setup) -> None:
     setup.clock.now += 9.9
     setup.checkpoints.tick(OWNERS)
     assert setup.checkpoints.writing is None
@@ -107,7 +107,7 @@ def test_at_its_interval(setup: Setup) -> None:
     assert setup.checkpoints.writing == "ps-00000001-000002"
 
 
-def test_a_ticket_is_for_one_that_begins_later(setup: Setup) -> None:
+def test_a_ticket_is_for_a_later_checkpoint(setup: Setup) -> None:
     commands = setup.begin()
     ticket = setup.checkpoints.want()
     for index, command in enumerate(commands):
@@ -124,7 +124,7 @@ def test_a_ticket_is_for_one_that_begins_later(setup: Setup) -> None:
     [{"incarnation": 99}, {"checkpoint": "ps-00000000-000001"}, {"state": "writing"}],
     ids=["incarnation", "term", "writing"],
 )
-def test_parts_of_others_do_not_count(setup: Setup, changes: dict[str, Any]) -> None:
+def test_reports_of_other_checkpoints_are_ignored(setup: Setup, changes: dict[str, Any]) -> None:
     first, second = setup.begin()
     setup.write(0, first)
     setup.write(1, second, **changes)
@@ -156,7 +156,7 @@ def _says_nothing(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("lose", [_dies, _is_replaced], ids=lambda f: f.__name__)
-def test_without_a_part_a_lost_shard_costs_the_checkpoint(
+def test_a_lost_shard_without_an_older_part_fails_the_checkpoint(
     setup: Setup, lose: Callable[[Setup], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     before = setup.take()
@@ -169,13 +169,13 @@ def test_without_a_part_a_lost_shard_costs_the_checkpoint(
     assert setup.checkpoints.writing is not None, "at once: nothing is wrong with the disk"
 
 
-def test_a_move_costs_the_checkpoint_that_is_being_written(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_move_of_partitions_fails_the_checkpoint(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     setup.begin()
     setup.checkpoints.tick({0: ShardOwner(77, range(0, 6))})
     assert caplog.messages[-1].endswith(" failed: the partitions moved meanwhile")
 
 
-def test_where_shards_go_back_together_no_checkpoint_has_parts_of_two_times(setup: Setup) -> None:
+def test_with_groups_a_checkpoint_has_no_older_parts(setup: Setup) -> None:
     setup.checkpoints.settings = replace(setup.checkpoints.settings, mixed=False)
     before = setup.take()
     first, _ = setup.begin()
@@ -206,7 +206,7 @@ def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup, caplo
 
 
 @pytest.mark.parametrize("fail", [_fails, _hangs, _says_nothing], ids=lambda f: f.__name__)
-def test_a_failure_costs_that_checkpoint_only(
+def test_a_failure_leaves_earlier_checkpoints_unchanged(
     setup: Setup, fail: Callable[[Setup], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     before = setup.take()
@@ -242,7 +242,7 @@ def test_a_manifest_that_cannot_be_written(
     assert setup.names() == [] and "No space left" in caplog.messages[-1]
 
 
-def test_the_last_k_are_kept(setup: Setup) -> None:
+def test_the_last_checkpoints_are_kept(setup: Setup) -> None:
     names = [setup.take() for _ in range(4)]
     (setup.directory / "ps-00000001-000000").mkdir()
     names.append(setup.take())
@@ -250,7 +250,7 @@ def test_the_last_k_are_kept(setup: Setup) -> None:
     assert setup.names() == [*names[-2:], "step-000000000001"], "and what is not ours is left alone"
 
 
-def test_a_new_coordinator_takes_the_newest(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_coordinator_uses_the_newest_checkpoint(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     setup.take()
     name = setup.take()
     setup.begin()
@@ -284,7 +284,7 @@ def _spoil_manifest(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_flip, _cut, _lose, _spoil_manifest], ids=lambda f: f.__name__)
-def test_a_damaged_one_is_passed_over(setup: Setup, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_checkpoint_is_skipped(setup: Setup, damage: Callable[[Path], None]) -> None:
     first, second = setup.take(), setup.take()
     damage(setup.directory / second)
     again = Setup(setup.directory, term=2, last=second)
@@ -296,7 +296,7 @@ def test_a_damaged_one_is_passed_over(setup: Setup, damage: Callable[[Path], Non
     assert first in again.names() and third in again.names()
 
 
-def test_one_that_is_missing_is_said(setup: Setup) -> None:
+def test_a_missing_checkpoint_is_reported(setup: Setup) -> None:
     first, second = setup.take(), setup.take()
     (setup.directory / second / "manifest.json").unlink()
     again = Setup(setup.directory, term=2, last=second)
@@ -304,7 +304,7 @@ def test_one_that_is_missing_is_said(setup: Setup) -> None:
     assert again.noted == [f"{setup.directory / second}: committed checkpoint is missing; using {first} instead"]
 
 
-def test_none_is_whole(setup: Setup) -> None:
+def test_all_checkpoints_are_damaged(setup: Setup) -> None:
     first, second = setup.take(), setup.take()
     for name in (first, second):
         _flip(setup.directory / name)
@@ -317,7 +317,7 @@ def test_none_is_whole(setup: Setup) -> None:
             assert line.endswith("; there is no earlier valid checkpoint: the run starts from the beginning")
 
 
-def test_the_only_one_is_missing(setup: Setup) -> None:
+def test_the_only_checkpoint_is_missing(setup: Setup) -> None:
     name = setup.take()
     (setup.directory / name / "manifest.json").unlink()
     (line,) = Setup(setup.directory, term=2, last=name).noted
@@ -326,7 +326,7 @@ def test_the_only_one_is_missing(setup: Setup) -> None:
     )
 
 
-def test_of_another_table(setup: Setup) -> None:
+def test_a_checkpoint_of_another_table_is_refused(setup: Setup) -> None:
     setup.take()
     hooks = Hooks(setup.clock, setup.journal.append, setup.noted.append)
     other = Checkpoints(setup.directory, SETTINGS, 8, 2, hooks)
@@ -334,7 +334,7 @@ def test_of_another_table(setup: Setup) -> None:
     assert other.newest is None and "expected 8 partitions, got 5" in setup.noted[-1]
 
 
-def test_a_shard_that_cannot_load_one(setup: Setup) -> None:
+def test_a_shard_cannot_load_a_checkpoint(setup: Setup) -> None:
     first, second = setup.take(), setup.take()
     with pytest.raises(ModelError, match="could not be loaded, although its files are intact: out of memory"):
         setup.checkpoints.report_unloadable(second, "out of memory")

@@ -129,7 +129,7 @@ def test_anything_may_die(make_world: MakeCluster, seed: int) -> None:
     world.check_exactly_once([9, 18, 27])
 
 
-def test_a_lease_tells_how_many_trainers_live(make_world: MakeCluster) -> None:
+def test_a_lease_has_the_number_of_live_trainers(make_world: MakeCluster) -> None:
     world = make_world(trainers=3, num_units=50)
     coordinator = world.until(lambda coordinator: num_complete(coordinator) >= 5)
     world.trainers[0].alive = False
@@ -140,7 +140,7 @@ def test_a_lease_tells_how_many_trainers_live(make_world: MakeCluster) -> None:
     assert next(lease["trainers"] for lease in leases if lease["unit"]) == 3, "two of before, and the new one"
 
 
-def test_while_shards_go_back_together_nothing_is_leased(make_world: MakeCluster) -> None:
+def test_no_unit_is_leased_while_shards_return_to_a_checkpoint(make_world: MakeCluster) -> None:
     world = make_world(num_units=50, change=lambda settings: replace(settings, group_size=2))
     coordinator = world.until(lambda coordinator: num_complete(coordinator) >= 5)
     world.shards[0].alive = False
@@ -151,7 +151,7 @@ def test_while_shards_go_back_together_nothing_is_leased(make_world: MakeCluster
     assert lease["unit"] is None and lease["why"] == "all shards return to the last checkpoint"
 
 
-def test_only_the_shard_that_died_goes_back(make_world: MakeCluster) -> None:
+def test_only_the_shard_that_died_is_restored(make_world: MakeCluster) -> None:
     world = make_world(num_units=30)
     coordinator = world.until(lambda coordinator: num_complete(coordinator) >= 12)
     before = world.shards[1].incarnation
@@ -164,7 +164,7 @@ def test_only_the_shard_that_died_goes_back(make_world: MakeCluster) -> None:
     assert coordinator.work.counters.replayed > 0
 
 
-def test_a_new_coordinator_finds_its_members_as_they_are(make_world: MakeCluster) -> None:
+def test_a_new_coordinator_keeps_its_members(make_world: MakeCluster) -> None:
     world = make_world(num_units=30, change=lambda s: replace(s, checkpoint=CheckpointSettings(every_s=1e6)))
     first = world.until(lambda coordinator: coordinator.work.counters.given > 8)
     members = incarnations(first)
@@ -184,7 +184,7 @@ def test_a_new_coordinator_finds_its_members_as_they_are(make_world: MakeCluster
     assert second.work.counters.replayed == 0, held
 
 
-def test_nothing_is_leased_before_the_members_of_before_were_heard(make_world: MakeCluster) -> None:
+def test_no_unit_is_leased_before_earlier_members_are_heard(make_world: MakeCluster) -> None:
     world = make_world(num_units=30, trainers=2)
     world.until(lambda coordinator: coordinator.work.counters.given > 4)
     world.kill_coordinator()
@@ -202,7 +202,7 @@ def test_nothing_is_leased_before_the_members_of_before_were_heard(make_world: M
     assert world.coordinator.work.counters.given > 0
 
 
-def test_a_new_coordinator_does_not_call_members_down_that_it_may_yet_hear_of(make_world: MakeCluster) -> None:
+def test_a_new_coordinator_does_not_report_unheard_members_as_down(make_world: MakeCluster) -> None:
     world = make_world(num_units=30)
     world.until(lambda coordinator: num_complete(coordinator) >= 3)
     world.kill_coordinator()
@@ -233,7 +233,7 @@ def test_a_second_coordinator_does_no_harm(make_world: MakeCluster) -> None:
     world.run_to_end()
 
 
-def test_another_job(make_world: MakeCluster) -> None:
+def test_the_run_of_another_job_is_refused(make_world: MakeCluster) -> None:
     world = make_world()
     world.kill_coordinator()
     with pytest.raises(ConfigError, match="run belongs to another job, which differs in `job`"):
@@ -241,7 +241,7 @@ def test_another_job(make_world: MakeCluster) -> None:
     world.start_coordinator()
 
 
-def test_a_coordinator_that_was_followed_by_another_one_decides_nothing(make_world: MakeCluster) -> None:
+def test_a_replaced_coordinator_decides_nothing(make_world: MakeCluster) -> None:
     world = make_world()
     assert world.coordinator is not None
     with pytest.raises(UnavailableError, match="term 1 is over: the role has seen term 2"):
@@ -277,7 +277,7 @@ def test_trainers_are_needed_until_the_last_checkpoint(make_world: MakeCluster) 
     world.check_exactly_once([12])
 
 
-def test_a_finished_run_stays_so(make_world: MakeCluster) -> None:
+def test_a_finished_run_stays_finished(make_world: MakeCluster) -> None:
     world = make_world(change=lambda s: replace(s, stop_when_finished=True))
     world.run_to_end()
     world.kill_coordinator()
@@ -305,7 +305,7 @@ def test_data_that_vanishes_before_a_pass_stops_the_run(make_world: MakeCluster,
     assert {shard.stopped for shard in world.shards} == {status["failure"]}
 
 
-def test_a_shard_that_finds_its_checkpoint_damaged_gets_the_one_before(make_world: MakeCluster) -> None:
+def test_a_shard_with_a_damaged_checkpoint_gets_the_previous_one(make_world: MakeCluster) -> None:
     world = make_world(num_units=60)
     coordinator = world.until(lambda coordinator: coordinator.checkpoints.num_committed == 2)
     newest = coordinator.checkpoints.newest
@@ -328,7 +328,7 @@ def test_a_shard_that_finds_its_checkpoint_damaged_gets_the_one_before(make_worl
     world.check_exactly_once([60])
 
 
-def test_without_its_directory_a_coordinator_writes_checkpoints_that_are_newer_still(make_world: MakeCluster) -> None:
+def test_checkpoints_without_a_journal_still_get_a_newer_term(make_world: MakeCluster) -> None:
     world = make_world(num_units=60)
     for _ in range(2):
         world.kill_coordinator()
@@ -383,7 +383,7 @@ def test_a_meeting_waits_for_a_trainer_that_may_have_a_unit(make_world: MakeClus
     assert meet(), "its lease is over"
 
 
-def test_with_groups_no_checkpoint_begins_before_the_trainers_of_before_were_heard(make_world: MakeCluster) -> None:
+def test_with_groups_no_checkpoint_begins_before_earlier_trainers_are_heard(make_world: MakeCluster) -> None:
     """One of them may be inside a group, of which the shards have only said nothing yet."""
     world = make_world(num_units=30, change=lambda settings: replace(settings, group_size=2))
     for _ in range(5):
@@ -406,7 +406,7 @@ def test_with_groups_no_checkpoint_begins_before_the_trainers_of_before_were_hea
     assert hear(*world.trainers) is not None
 
 
-def test_a_late_heartbeat_is_not_news(make_world: MakeCluster) -> None:
+def test_a_late_heartbeat_does_not_overwrite_a_newer_one(make_world: MakeCluster) -> None:
     world = make_world(num_units=6)
     coordinator = world.until(lambda coordinator: num_complete(coordinator) >= 3)
     shard = world.shards[0]
@@ -418,7 +418,7 @@ def test_a_late_heartbeat_is_not_news(make_world: MakeCluster) -> None:
     assert coordinator.status()["shards"][0]["address"] == shard.address
 
 
-def test_who_left_need_not_be_waited_for(make_world: MakeCluster) -> None:
+def test_members_that_left_are_not_waited_for(make_world: MakeCluster) -> None:
     world = make_world(num_units=30)
     for _ in range(20):
         world.step()
@@ -434,7 +434,7 @@ def test_who_left_need_not_be_waited_for(make_world: MakeCluster) -> None:
         ask(world.coordinator, "lease", incarnation=trainer.incarnation)
 
 
-def test_figures_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
+def test_only_plain_figures_are_shown(tmp_path: Path) -> None:
     coordinator = Coordinator(Run(tmp_path / "run"), settings_of(plan_of(tmp_path)), clock=Clock())
     trainer = ask(coordinator, "register", protocol=1, role="trainer", nonce="t")["incarnation"]
     body = {"incarnation": trainer, "sequence": 1, "figures": {"rate": 2.5, "bad": float("nan"), "deep": [1]}}
@@ -444,7 +444,7 @@ def test_figures_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
     coordinator.close()
 
 
-def test_units_whose_data_is_gone_are_left_out_by_all(make_world: MakeCluster) -> None:
+def test_units_without_data_are_skipped_by_all_members(make_world: MakeCluster) -> None:
     """Also by a coordinator and a shard that come after it was told."""
     world = make_world(
         change=lambda settings: replace(settings, plan=replace(settings.plan, on_missing="skip")),
@@ -476,7 +476,7 @@ def test_units_whose_data_is_gone_are_left_out_by_all(make_world: MakeCluster) -
     ]
 
 
-def test_data_that_is_gone_is_refused_where_the_job_says_so(make_world: MakeCluster) -> None:
+def test_missing_data_fails_the_run_if_the_job_says_so(make_world: MakeCluster) -> None:
     world = make_world()
     world.gone = {0}
     with pytest.raises(ConfigError, match=r"unit 0: train.txt: is gone"):

@@ -18,7 +18,7 @@ from support.fake_roles import Clock, ask, plan_of
 from support.small import MakeJob, WriteSamples
 
 
-def test_members_hear_of_the_end_before_the_coordinator_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_coordinator_ends_after_its_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     waited: list[float] = []
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
@@ -48,7 +48,7 @@ def test_members_hear_of_the_end_before_the_coordinator_goes(tmp_path: Path, mon
         assert 9.9 <= sum(waited) < 10.3
 
 
-def test_a_run_that_failed_does_not_end_as_if_it_were_finished(
+def test_a_failed_run_does_not_end_as_finished(
     tmp_path: Path, make_job: MakeJob, write_samples: WriteSamples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -76,12 +76,12 @@ def test_a_group_is_complete_everywhere_before_the_next_begins(work: Work) -> No
     "record",
     [Record(watermark=4), Record(watermark=3, complete=frozenset({4})), Record(watermark=3, open={3: OpenUnit()})],
 )
-def test_inside_a_group_is_not_between_groups(work: Work, record: Record) -> None:
+def test_an_open_group_is_not_between_groups(work: Work, record: Record) -> None:
     report(work, record, record)
     assert not work.is_between_groups()
 
 
-def test_units_that_were_never_leased_are_leased_beside_those_to_be_run_again(work: Work) -> None:
+def test_new_units_of_a_group_are_leased_beside_replayed_ones(work: Work) -> None:
     """A step needs all units of its group: waiting for some of them first would be waiting for ever."""
     assert isinstance(work.lease(1), Grant)
     for index in range(2):
@@ -92,7 +92,7 @@ def test_units_that_were_never_leased_are_leased_beside_those_to_be_run_again(wo
     assert units(work, 1) == [0, 1, 2]
 
 
-def test_a_unit_that_is_complete_is_not_held_again(work: Work) -> None:
+def test_a_complete_unit_is_not_held_again(work: Work) -> None:
     """A heartbeat that was on its way while the unit ended."""
     assert isinstance(work.lease(1), Grant)
     work.done(1, 0)
@@ -108,7 +108,7 @@ def make_members(clock: Callable[[], float], entries: list[dict[str, object]]) -
     return members
 
 
-def test_shards_go_back_together() -> None:
+def test_shards_return_to_a_checkpoint_together() -> None:
     clock = Clock()
     entries: list[dict[str, object]] = []
     members = make_members(clock, entries)
@@ -146,7 +146,7 @@ def test_trainers_meet() -> None:
     assert (meetings.figures.attended, meetings.figures.most_ahead) == (2, 1)
 
 
-def test_who_has_no_unit_holds_nobody_up() -> None:
+def test_trainers_without_a_unit_delay_no_meeting() -> None:
     meetings = Meetings()
     meetings.join(1, {1})
     meetings.join(2, {1, 2})
@@ -165,7 +165,7 @@ def test_who_has_no_unit_holds_nobody_up() -> None:
     assert meetings.figures.most_ahead == 1
 
 
-def test_a_new_coordinator_knows_how_far_trainers_are() -> None:
+def test_a_new_coordinator_restores_the_meetings() -> None:
     meetings = Meetings()
     meetings.restore(1, 56)
     meetings.restore(2, 57)

@@ -41,12 +41,12 @@ def test_every_partition_has_one_shard(partitions: int, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("servers", [0, -1, 9])
-def test_a_map_that_cannot_be(servers: int) -> None:
+def test_an_impossible_map_is_refused(servers: int) -> None:
     with pytest.raises(ConfigError, match=f"servers: expected 1 to 8, the number of partitions, got {servers}"):
         PartitionMap(8, servers)
 
 
-def test_places() -> None:
+def test_indexes_are_assigned_in_order() -> None:
     setup = Setup()
     assert [setup.shard(nonce).index for nonce in "ab"] == [0, 1]
     wait = setup.members.register("ps", "c")
@@ -74,7 +74,7 @@ def test_a_silent_shard_is_replaced_after_its_lease_and_the_margin() -> None:
         setup.members.heartbeat(12345)
 
 
-def test_a_silent_shard_that_nobody_replaced_goes_on() -> None:
+def test_a_silent_shard_that_was_not_replaced_continues() -> None:
     setup = Setup()
     shard = setup.shard("a")
     setup.clock.now += 100
@@ -83,7 +83,7 @@ def test_a_silent_shard_that_nobody_replaced_goes_on() -> None:
     assert setup.members.is_alive(shard)
 
 
-def test_asking_twice_is_asking_once() -> None:
+def test_a_repeated_registration_gets_the_same_index() -> None:
     setup = Setup()
     first = setup.shard("a")
     assert setup.shard("a") is first
@@ -93,7 +93,7 @@ def test_asking_twice_is_asking_once() -> None:
     )
 
 
-def test_written_down_before_it_is_told() -> None:
+def test_changes_are_journaled_before_they_take_effect() -> None:
     def fail(entry: Entry) -> None:
         if entry["kind"] == "member":
             raise OSError("full")
@@ -105,7 +105,7 @@ def test_written_down_before_it_is_told() -> None:
     assert members.shard(0) is None
 
 
-def test_no_incarnation_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incarnations_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter([7, 7, 0, 7, 8, 7, 8, 9])
     monkeypatch.setattr("elasticrec.coordinator.members.secrets.randbits", lambda bits: next(drawn))
     setup = Setup()
@@ -117,7 +117,7 @@ def test_no_incarnation_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(third, Member) and third.incarnation == 9
 
 
-def test_a_new_coordinator_waits_for_those_of_before() -> None:
+def test_a_new_coordinator_waits_for_leases_of_earlier_members() -> None:
     setup = Setup()
     shard = setup.shard("a", 0)
     trainer = setup.members.register("trainer", "t")
@@ -134,7 +134,7 @@ def test_a_new_coordinator_waits_for_those_of_before() -> None:
     assert members.unheard() == []
 
 
-def test_who_left_is_forgotten() -> None:
+def test_a_member_that_left_is_removed() -> None:
     setup = Setup()
     shard, trainer = setup.shard("a", 0), setup.members.register("trainer", "t")
     assert isinstance(trainer, Member)
@@ -148,7 +148,7 @@ def test_who_left_is_forgotten() -> None:
     assert [member.name for member in setup.again().unheard()] == ["shard 0"]
 
 
-def test_another_map_waits_for_the_old_one() -> None:
+def test_a_new_map_waits_for_leases_of_the_old_one() -> None:
     setup = Setup()
     old = setup.shard("a", 0)
     setup.shard("b", 1)

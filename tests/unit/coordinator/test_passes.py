@@ -16,7 +16,7 @@ from support.fake_roles import plan_of
 from support.small import MakeJob
 
 
-def test_ids_go_on_from_pass_to_pass(tmp_path: Path) -> None:
+def test_unit_ids_continue_across_passes(tmp_path: Path) -> None:
     journal: list[Entry] = []
     passes = Passes(tmp_path / "units", plan_of(tmp_path, num_units=4, num_passes=2), journal.append)
     first, second = passes.begin_next(), passes.begin_next()
@@ -55,7 +55,7 @@ def test_boundaries_do_not_change_with_the_job(tmp_path: Path) -> None:
     assert again.boundaries[0]["decay"] == 0.5
 
 
-def test_units_that_were_replaced(tmp_path: Path) -> None:
+def test_a_changed_units_file_is_refused(tmp_path: Path) -> None:
     journal: list[Entry] = []
     Passes(tmp_path / "units", plan_of(tmp_path, num_units=3), journal.append).begin_next()
     other = tmp_path / "other"
@@ -68,7 +68,7 @@ def test_units_that_were_replaced(tmp_path: Path) -> None:
         Passes(tmp_path / "units", plan_of(tmp_path), journal.append).replay({"n": 0, "term": 1, **journal[0]})
 
 
-def test_no_samples(tmp_path: Path) -> None:
+def test_files_without_samples_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("")
     with pytest.raises(SampleError, match=r"data.train: expected samples, got 1 file\(s\) without any"):
         Passes(tmp_path / "units", plan_of(tmp_path), list[Entry]().append).begin_next()

@@ -89,7 +89,7 @@ def has_servers(number: int) -> Callable[[Coordinator], bool]:
     return reached
 
 
-def test_no_unit_is_leased_from_the_wish_to_the_new_map(make_world: MakeWorld) -> None:
+def test_no_unit_is_leased_during_a_move(make_world: MakeWorld) -> None:
     world = make_world()
     coordinator = world.until(has_units(8))
     given = coordinator.work.counters.given
@@ -115,7 +115,7 @@ def test_no_unit_is_leased_from_the_wish_to_the_new_map(make_world: MakeWorld) -
     assert coordinator.work.counters.replayed == 0
 
 
-def test_a_unit_that_does_not_end_is_cut_through(make_world: MakeWorld) -> None:
+def test_a_move_does_not_wait_for_a_long_unit(make_world: MakeWorld) -> None:
     """A long unit holds nothing up: what comes behind the checkpoint is replayed."""
     world = make_world()
     coordinator = world.until(has_units(8))
@@ -142,7 +142,7 @@ def test_with_sync_the_servers_change_between_two_groups(make_world: MakeWorld) 
     world.check_exactly_once([41])
 
 
-def test_shards_of_the_map_before_are_fenced(make_world: MakeWorld) -> None:
+def test_shards_of_the_old_map_are_fenced(make_world: MakeWorld) -> None:
     world = make_world()
     coordinator = world.until(has_units(8))
     hung = world.shards[0]
@@ -160,7 +160,7 @@ def test_shards_of_the_map_before_are_fenced(make_world: MakeWorld) -> None:
     world.check_exactly_once([40])
 
 
-def test_back_and_forth(make_world: MakeWorld) -> None:
+def test_scaling_up_and_down(make_world: MakeWorld) -> None:
     world = make_world(num_units=80)
     for number, servers in enumerate((3, 1, 2), 1):
         coordinator = world.until(has_units(15 * number), world.launch)
@@ -171,7 +171,7 @@ def test_back_and_forth(make_world: MakeWorld) -> None:
     assert world.coordinator is not None and world.coordinator.members.map.epoch == 4
 
 
-def test_another_wish_before_the_first_is_done(make_world: MakeWorld) -> None:
+def test_a_new_request_replaces_a_move_in_progress(make_world: MakeWorld) -> None:
     world = make_world()
     coordinator = world.until(has_units(8))
     ask(coordinator, "scale", servers=3)
@@ -217,7 +217,7 @@ def test_anything_may_die_while_the_servers_change(make_world: MakeWorld, seed: 
     world.check_exactly_once([60])
 
 
-def test_a_new_coordinator_goes_on_with_the_move(make_world: MakeWorld) -> None:
+def test_a_new_coordinator_continues_the_move(make_world: MakeWorld) -> None:
     world = make_world()
     coordinator = world.until(has_units(8))
     ask(coordinator, "scale", servers=4, trainers=1)
@@ -230,7 +230,7 @@ def test_a_new_coordinator_goes_on_with_the_move(make_world: MakeWorld) -> None:
     world.check_exactly_once([40])
 
 
-def test_a_job_with_other_numbers_is_obeyed_and_otherwise_what_was_wanted_last(make_world: MakeWorld) -> None:
+def test_a_changed_job_overrides_the_last_request(make_world: MakeWorld) -> None:
     world = make_world()
     world.until(has_units(8))
     for servers, wish, expected in ((2, None, 2), (3, None, 3), (3, 1, 1), (3, None, 1), (2, None, 2)):
@@ -245,9 +245,7 @@ def test_a_job_with_other_numbers_is_obeyed_and_otherwise_what_was_wanted_last(m
     world.check_exactly_once([40])
 
 
-def test_a_disk_that_takes_no_checkpoint_keeps_the_servers(
-    make_world: MakeWorld, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_move_without_a_checkpoint_is_given_up(make_world: MakeWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     world = make_world()
     coordinator = world.until(has_units(8))
@@ -272,7 +270,7 @@ def test_a_disk_that_takes_no_checkpoint_keeps_the_servers(
         ({"servers": 1, "trainers": -1}, "trainers: expected 1 to 65536, got -1"),
     ],
 )
-def test_bad_numbers(make_world: MakeWorld, wish: dict[str, int], error: str) -> None:
+def test_impossible_numbers_are_refused(make_world: MakeWorld, wish: dict[str, int], error: str) -> None:
     world = make_world()
     assert world.coordinator is not None
     before = (world.run.path / "coordinator/journal.jsonl").read_bytes()

@@ -59,7 +59,7 @@ def ready() -> Setup:
     return Setup().report(record(), record())
 
 
-def test_nothing_before_all_shards_have_reported() -> None:
+def test_no_unit_before_all_shards_have_reported() -> None:
     setup = Setup()
     assert setup.lease() is None
     setup.report(record())
@@ -67,7 +67,7 @@ def test_nothing_before_all_shards_have_reported() -> None:
     assert setup.report(None, record()).lease() == 0
 
 
-def test_nothing_while_a_shard_is_down() -> None:
+def test_no_unit_while_a_shard_is_down() -> None:
     setup = ready()
     setup.work.set_up(1, False)
     assert setup.work.lease(1) == NoWork("shard 1 is down")
@@ -75,12 +75,12 @@ def test_nothing_while_a_shard_is_down() -> None:
     assert setup.lease() == 0
 
 
-def test_in_order_and_to_one_each() -> None:
+def test_units_are_leased_in_order_to_one_trainer_each() -> None:
     setup = ready()
     assert [setup.lease(trainer) for trainer in (1, 2, 3)] == [0, 1, 2]
 
 
-def test_what_a_trainer_says_is_not_complete() -> None:
+def test_a_unit_is_not_complete_because_its_trainer_says_so() -> None:
     setup = ready()
     assert setup.lease() == 0
     assert setup.work.done(1, 0)
@@ -95,7 +95,7 @@ def test_what_a_trainer_says_is_not_complete() -> None:
     assert setup.work.counters.unsettled == 1
 
 
-def test_complete_is_what_every_partition_has() -> None:
+def test_a_unit_is_complete_when_every_partition_has_it() -> None:
     setup = ready()
     setup.lease()
     setup.work.done(1, 0)
@@ -115,7 +115,7 @@ def test_a_unit_that_is_given_back_comes_first() -> None:
     assert [setup.lease(trainer) for trainer in (4, 5)] == [0, 3]
 
 
-def test_a_lease_lapses() -> None:
+def test_a_lease_expires() -> None:
     setup = ready()
     assert [setup.lease(trainer) for trainer in (1, 2)] == [0, 1]
     setup.clock.now += 2.9
@@ -129,14 +129,14 @@ def test_a_lease_lapses() -> None:
     assert setup.work.leases() == {0: 3, 1: 2}
 
 
-def test_a_trainer_that_is_gone_leaves_its_units() -> None:
+def test_the_units_of_a_lost_trainer_are_free() -> None:
     setup = ready()
     assert [setup.lease(trainer) for trainer in (1, 2)] == [0, 1]
     setup.work.drop_trainer(1)
     assert setup.lease(3) == 0
 
 
-def test_an_answer_that_was_lost_is_given_again() -> None:
+def test_a_lost_response_is_sent_again() -> None:
     setup = ready()
     assert setup.lease(1, holds=()) == 0
     assert setup.lease(1, holds=()) == 0
@@ -144,7 +144,7 @@ def test_an_answer_that_was_lost_is_given_again() -> None:
     assert setup.work.counters.given == 2
 
 
-def test_skip_is_what_all_partitions_have() -> None:
+def test_batches_that_all_partitions_have_are_skipped() -> None:
     setup = ready()
     setup.grant()
     setup.work.give_back(1, 0)
@@ -155,7 +155,7 @@ def test_skip_is_what_all_partitions_have() -> None:
     assert setup.grant().skip == (), "one has nothing of it"
 
 
-def test_a_shard_that_went_back_is_served_first() -> None:
+def test_units_that_a_restored_shard_lacks_come_first() -> None:
     setup = ready()
     assert [setup.lease(trainer) for trainer in (1, 2)] == [0, 1]
     setup.report(record(2), record(2))
@@ -178,7 +178,7 @@ def test_a_shard_that_went_back_is_served_first() -> None:
     assert setup.lease(9) == 5
 
 
-def test_leases_go_on_when_a_shard_goes_back() -> None:
+def test_leases_continue_when_a_shard_is_restored() -> None:
     setup = ready()
     assert setup.lease(1) == 0
     setup.start(1, incarnation=99)
@@ -213,7 +213,7 @@ def test_passes_and_their_boundaries() -> None:
     assert setup.work.lease(1, (10,)) == NoWork("all units are complete", finished=True)
 
 
-def test_units_behind_a_boundary_wait_for_it() -> None:
+def test_units_after_a_boundary_wait_for_it() -> None:
     """Whoever got one could only wait, with nobody left to push what comes before."""
     setup = Setup(num_passes=2)
     setup.work.add_pass(20)
@@ -225,7 +225,7 @@ def test_units_behind_a_boundary_wait_for_it() -> None:
     assert setup.lease(3) == 10
 
 
-def test_a_new_coordinator_learns_what_was_leased_from_the_shards() -> None:
+def test_a_new_coordinator_learns_leased_units_from_the_shards() -> None:
     setup = Setup().report(record(2, (4,)), record(2, u5=[0]))
     assert setup.work.hold(7, [3]) == []
     assert setup.work.figures()["leased_ever"] == 6
@@ -234,7 +234,7 @@ def test_a_new_coordinator_learns_what_was_leased_from_the_shards() -> None:
     assert setup.work.hold(9, [11]) == [11], "it is not planned"
 
 
-def test_a_report_is_asked_for_when_somebody_waits() -> None:
+def test_reports_are_requested_while_trainers_wait() -> None:
     setup = ready()
     assert setup.lease(1) == 0
     setup.work.done(1, 0)
@@ -245,19 +245,19 @@ def test_a_report_is_asked_for_when_somebody_waits() -> None:
 
 
 @pytest.mark.parametrize("partitions", [(0,), (0, 1, 2), (0, 0, 1), ()])
-def test_reports_have_each_partition_once(partitions: tuple[int, ...]) -> None:
+def test_reports_must_have_each_partition_once(partitions: tuple[int, ...]) -> None:
     setup = ready()
     with pytest.raises(ModelError, match="shard 0: records: expected each partition of 0 to 1 once"):
         setup.work.report(0, ((partitions, record(3)),))
     assert setup.work.figures()["complete"] == 0
 
 
-def test_a_shard_of_another_run() -> None:
+def test_reports_of_another_run_are_refused() -> None:
     with pytest.raises(ModelError, match="shard 0: records: expected units below 10, got unit 11"):
         Setup().report(record(3, (11,)))
 
 
-def test_a_unit_whose_data_is_lost_is_leased_to_nobody() -> None:
+def test_a_unit_without_data_is_not_leased() -> None:
     setup = ready()
     assert (setup.lease(1), setup.lease(2)) == (0, 1)
     setup.report(record(u1=[0, 1]), record())

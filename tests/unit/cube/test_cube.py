@@ -70,7 +70,7 @@ def test_a_shard_opens_its_partitions_alone(tmp_path: Path) -> None:
     assert view.lookup(u64(0, 2, 2**64 - 1, 2**63, 1))[1].tolist() == [True, True, True, False, False]
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_damaged_parts_are_named(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base")
     with pytest.raises(ConfigError, match="row_type: expected `f32`, `f16` or `int8`, got `int4`"):
         _core.CubeWriter(str(tmp_path / "x"), COLUMNS, row_type="int4", num_partitions=1)

@@ -93,12 +93,12 @@ def test_seek_speaks_cubes_json(url: str) -> None:
         (b'{"keys": ["x"]}', 'body: keys[0]: expected a u64, got "x"'),
     ],
 )
-def test_what_is_no_request_is_refused(url: str, body: bytes, expected: str) -> None:
+def test_malformed_requests_are_refused(url: str, body: bytes, expected: str) -> None:
     status, answer = ask(f"{url}/DictService/seek", body)
     assert status == 400 and answer["error"].startswith(expected), answer
 
 
-def test_the_rest(url: str, node: FakeNode) -> None:
+def test_status_notices_and_readiness(url: str, node: FakeNode) -> None:
     assert ask(f"{url}/v1/status") == (200, {"versions": [7]})
     assert ask(f"{url}/v1/load", b"") == (202, {"looking": True}) and node.num_notices == 1
     assert ask(f"{url}/ready", token="") == (200, {"ready": True})
@@ -113,7 +113,7 @@ def test_the_rest(url: str, node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/status", "/v1/load", "/metrics", "/DictService/seek"])
-def test_without_the_token_nothing_is_told(url: str, node: FakeNode, path: str) -> None:
+def test_requests_need_the_token(url: str, node: FakeNode, path: str) -> None:
     body = b'{"keys": [2]}' if path in ("/v1/load", "/DictService/seek") else None
     for token in ("", "wrong"):
         assert ask(url + path, body, token) == (401, {"error": "missing or wrong token"})

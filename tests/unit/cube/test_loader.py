@@ -63,7 +63,7 @@ def setting(tmp_path: Path) -> Setting:
     return Setting(tmp_path)
 
 
-def test_the_newest_version_is_loaded_link_by_link(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_newest_version_is_loaded_delta_by_delta(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
     assert setting.look() == []
     base = write_version(setting.repository).number
     first = write_version(setting.repository, base).number
@@ -86,7 +86,7 @@ def test_a_shard_reads_and_checks_the_files_of_its_partitions(tmp_path: Path, ca
     assert [Path(path).name for path in first.server.paths] == ["part-00000"]
 
 
-def test_a_rollback_is_followed_and_what_is_newer_left_alone(setting: Setting) -> None:
+def test_a_rollback_is_followed_and_newer_versions_are_not_loaded(setting: Setting) -> None:
     base = write_version(setting.repository).number
     delta = write_version(setting.repository, base).number
     setting.repository.offer(delta)
@@ -100,7 +100,7 @@ def test_a_rollback_is_followed_and_what_is_newer_left_alone(setting: Setting) -
     assert setting.look() == [("base", 3)]
 
 
-def test_what_a_rollback_wants_is_loaded_beside_what_is_offered(setting: Setting) -> None:
+def test_the_target_of_a_rollback_is_loaded_beside_the_current_version(setting: Setting) -> None:
     first, second = write_version(setting.repository).number, write_version(setting.repository).number
     setting.repository.offer(second)
     assert setting.look() == [("base", second)]
@@ -124,14 +124,14 @@ def test_what_a_rollback_wants_is_loaded_beside_what_is_offered(setting: Setting
         ([], None, None, 2, set()),
     ],
 )
-def test_the_offered_version_some_before_and_some_behind_it_are_kept(
+def test_the_current_version_and_its_neighbours_are_kept(
     held: list[int], current: int | None, target: int | None, keep: int, expected: set[int]
 ) -> None:
     # deltas of one base, loaded long ago
     assert versions_to_keep([LoadedVersion(version, 1) for version in held], current, target, keep) == expected
 
 
-def test_what_was_loaded_just_now_stays_and_of_bases_the_two_newest() -> None:
+def test_recent_versions_and_the_two_newest_bases_are_kept() -> None:
     """The roll-out may be about to offer what it has just seen; bases take memory."""
     old = [LoadedVersion(version, 1) for version in range(1, 31)]
     new = [LoadedVersion(version, 1, is_new=True) for version in range(31, 61)]
@@ -173,7 +173,7 @@ def test_a_version_that_is_offered_during_a_load_stays(setting: Setting, monkeyp
     assert number in setting.server.versions()
 
 
-def test_each_version_that_cannot_be_loaded_is_tried_at_its_own_time(
+def test_failed_versions_are_retried_with_back_off(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
@@ -192,7 +192,7 @@ def test_each_version_that_cannot_be_loaded_is_tried_at_its_own_time(
     assert setting.loader.status()["failed"]["version"] == delta
 
 
-def test_a_bug_does_not_end_it(
+def test_a_bug_does_not_stop_the_loader(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -211,7 +211,7 @@ def test_the_status_shows_the_version_that_is_being_loaded(setting: Setting) -> 
     assert told == [number, number]
 
 
-def test_old_versions_are_let_go_and_the_offered_one_never(setting: Setting) -> None:
+def test_old_versions_are_unloaded_but_never_the_current_one(setting: Setting) -> None:
     numbers = [write_version(setting.repository).number]
     for _ in range(4):
         numbers.append(write_version(setting.repository, numbers[-1]).number)
@@ -222,7 +222,7 @@ def test_old_versions_are_let_go_and_the_offered_one_never(setting: Setting) -> 
     assert setting.look() == [("retire", numbers[0]), ("retire", numbers[1])]
 
 
-def test_what_is_damaged_is_named_and_tried_again_later(
+def test_a_damaged_version_is_named_and_retried(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
@@ -252,7 +252,7 @@ def test_what_is_damaged_is_named_and_tried_again_later(
     assert setting.loader.status()["failed"] is None and len(caplog.messages) == told + 1
 
 
-def test_a_repository_that_cannot_be_read_is_told_once(
+def test_an_unreadable_repository_is_logged_once(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_version(setting.repository)
@@ -271,7 +271,7 @@ def test_a_repository_that_cannot_be_read_is_told_once(
     assert setting.loader.status()["problem"] and setting.server.versions() == [1]
 
 
-def test_what_to_go_after() -> None:
+def test_target_of() -> None:
     assert target_of(None, []) is None
     assert target_of(None, [1, 2]) == 2
     assert target_of(Current(1, 5), [1, 2]) == 2

@@ -77,7 +77,7 @@ def connect_in_a_hurry(server: _core.CubeServer) -> _core.CubeClient:
             time.sleep(0.1)
 
 
-def test_a_base_and_a_delta_on_it(serve: Serve, tmp_path: Path) -> None:
+def test_a_base_and_its_delta(serve: Serve, tmp_path: Path) -> None:
     low, high = serve(0, 100), serve(100, 256)
     base = write_base(tmp_path / "base", 7)
     delta = write_delta(tmp_path / "delta", 8, SIGNS[:50], SIGNS[50:60])
@@ -103,7 +103,7 @@ def test_a_base_and_a_delta_on_it(serve: Serve, tmp_path: Path) -> None:
     assert seconds > 0 and buckets[-1][0] == float("inf")
 
 
-def test_a_server_of_its_own_gives_rows_as_they_are_stored(serve: Serve, tmp_path: Path) -> None:
+def test_seek_returns_rows_as_they_are_stored(serve: Serve, tmp_path: Path) -> None:
     server = serve(0, PARTITIONS)
     server.install_base(1, [write_base(tmp_path / "base", 1)])
     rows, present = server.seek(1, np.array([SIGNS[3], 5], np.uint64))
@@ -113,7 +113,7 @@ def test_a_server_of_its_own_gives_rows_as_they_are_stored(serve: Serve, tmp_pat
         server.seek(2, SIGNS)
 
 
-def test_what_cannot_be_installed(serve: Serve, tmp_path: Path) -> None:
+def test_unusable_versions_are_refused(serve: Serve, tmp_path: Path) -> None:
     server = serve(0, PARTITIONS)
     base = write_base(tmp_path / "base", 1)
     delta = write_delta(tmp_path / "delta", 2, SIGNS[:5], NONE)
@@ -138,7 +138,7 @@ def test_what_cannot_be_installed(serve: Serve, tmp_path: Path) -> None:
         _core.CubeServer("ctr", address=server.address, token="", partitions=(0, 8), num_partitions=8)
 
 
-def test_clients_are_told_why_there_are_no_rows(serve: Serve, tmp_path: Path) -> None:
+def test_clients_get_the_reason_for_missing_rows(serve: Serve, tmp_path: Path) -> None:
     server = serve(0, PARTITIONS)
     server.install_base(1, [write_base(tmp_path / "base", 1)])
     client = connect([server])

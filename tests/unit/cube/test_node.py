@@ -78,7 +78,7 @@ def test_it_does_not_listen_to_other_machines_without_tls(repository: Repository
         StoreNode(options)
 
 
-def test_a_repository_that_hangs_does_not_hold_up_the_end(
+def test_a_hanging_repository_does_not_delay_the_shutdown(
     repository: Repository, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging, end = threading.Event(), threading.Event()

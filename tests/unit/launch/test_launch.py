@@ -77,7 +77,7 @@ def test_a_run_that_was_killed_is_not_running(
     assert json.loads(capsys.readouterr().out)["state"] == "stopped"
 
 
-def test_a_run_that_is_finished_or_has_nothing(run: Run) -> None:
+def test_a_run_that_is_finished_or_empty(run: Run) -> None:
     assert status_lines(read_status(run)) == ["runs/demo: not running; no checkpoint"]
     write_checkpoint(run, "step-000000000009", created="2026-01-01T00:00:02+00:00", progress={"finished": True})
     write_checkpoint(run, "ps-00000001-000001", created="2026-01-01T00:00:02+00:00")
@@ -85,7 +85,7 @@ def test_a_run_that_is_finished_or_has_nothing(run: Run) -> None:
     assert line == "runs/demo: finished; last checkpoint step-000000000009 of 2026-01-01T00:00:02+00:00"
 
 
-def test_lines_get_the_time_whoever_writes_them() -> None:
+def test_every_line_gets_a_time_stamp() -> None:
     below = io.StringIO()
     stream = StampedStream(below)
     stream.write("one\ntwo")
@@ -149,7 +149,7 @@ def test_metrics_text() -> None:
     ]
 
 
-def test_the_metrics_of_a_role_want_its_token() -> None:
+def test_the_metrics_of_a_role_need_the_token() -> None:
     server = MetricsServer(lambda: "x 1\n", token="secret")
     port = int(server.url.split(":")[2].split("/")[0])
     try:
@@ -256,7 +256,7 @@ def test_trainers_of_a_machine_share_its_cores(
 
 
 @pytest.mark.parametrize(("of_job", "told", "expected"), [(None, "3", 3), (2, "3", 2), (None, None, None)])
-def test_a_trainer_has_the_threads_of_its_job_or_those_it_is_told(
+def test_the_threads_of_the_job_override_those_of_the_environment(
     run: Run, monkeypatch: pytest.MonkeyPatch, of_job: int | None, told: str | None, expected: int | None
 ) -> None:
     raw = {"name": "demo", "data": {"format": "slots", "train": "logs", "slots": "0"}, "train": {"threads": of_job}}
@@ -269,7 +269,7 @@ def test_a_trainer_has_the_threads_of_its_job_or_those_it_is_told(
     assert (result.exit_code, started) == (0, [expected]), result.output
 
 
-def test_servers_of_the_old_map_are_started_again_until_the_partitions_moved(launched: Launched) -> None:
+def test_servers_of_the_old_map_are_restarted_until_the_partitions_moved(launched: Launched) -> None:
     launcher, status = launched.launcher, launched.status
     status["wanted"] = {"servers": 1, "trainers": 1}
 
@@ -316,7 +316,7 @@ def test_quick_deaths_end_the_training_with_the_last_line(launched: Launched, ru
         die(0.5)
 
 
-def test_a_role_that_was_told_to_go_may_come_back_as_often_as_it_likes(launched: Launched) -> None:
+def test_stopped_roles_do_not_count_as_quick_deaths(launched: Launched) -> None:
     for _ in range(10):
         launched.status["wanted"]["trainers"] = 1
         launched.launcher._reconcile()
@@ -325,7 +325,7 @@ def test_a_role_that_was_told_to_go_may_come_back_as_often_as_it_likes(launched:
     assert launched.started.count("trainer-1") == 11 and launched.said == []
 
 
-def test_a_server_is_hung_only_after_it_was_down_for_a_lease(launched: Launched) -> None:
+def test_a_server_counts_as_hung_after_it_was_down_for_a_lease(launched: Launched) -> None:
     """A coordinator that started again does not know at once who lives."""
     launcher, lease_s = launched.launcher, 5.0
     shard = launched.status["shards"][1]
@@ -357,7 +357,7 @@ def test_a_server_is_hung_only_after_it_was_down_for_a_lease(launched: Launched)
     assert len(launched.said) == 2
 
 
-def test_a_server_that_starts_again_is_not_hung(launched: Launched) -> None:
+def test_a_restarting_server_does_not_count_as_hung(launched: Launched) -> None:
     """What is known of its place is of the process before; a second one would only make it slower."""
     shard = launched.status["shards"][1] | {"state": "down", "figures": {"pid": 70}}
     launched.status["shards"][1] = shard
@@ -439,9 +439,7 @@ def test_a_run_that_is_stopped_saves_first(launched: Launched, monkeypatch: pyte
     assert launched.said[-1] == "not saved before shutdown: coordinator did not answer"
 
 
-def test_a_coordinator_that_is_slow_to_answer_is_asked_again_to_save(
-    launched: Launched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_is_retried_while_the_coordinator_is_slow(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
     launched.launcher.stop_requested = True
     launched.status["checkpoint"] = {"ticket": 7}
     slow, started = 3, launched.now

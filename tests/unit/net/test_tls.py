@@ -46,13 +46,13 @@ def ask(tmp_path: Path, server: Security, client: Security, *, scheme: str = "ht
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_this_machine_alone(host: str) -> None:
+def test_this_machine_needs_no_security(host: str) -> None:
     Security().check_listen("ps", host)
     Security("secret").check_send("ps", host, encrypted=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "example.org", "127.0.0.1.example.org"])
-def test_others_need_a_token_and_tls(files: Files, host: str) -> None:
+def test_other_machines_need_a_token_and_tls(files: Files, host: str) -> None:
     safe = shown(files)
     safe.check_listen("ps", host)
     Security(insecure=True).check_listen("ps", host)
@@ -69,7 +69,7 @@ def test_others_need_a_token_and_tls(files: Files, host: str) -> None:
             ServerOptions(host, security=security).check()
 
 
-def test_no_token_in_clear_to_others() -> None:
+def test_no_token_in_clear_text_to_other_machines() -> None:
     url = "http://10.0.0.1:7"
     expected = "^coordinator at 10.0.0.1:7: the token would go to another machine in clear text: expected TLS, or `ins"
     with pytest.raises(ConfigError, match=expected):
@@ -87,7 +87,7 @@ def test_a_token_is_not_printed_and_must_fit_a_header() -> None:
         assert token not in str(raised.value)
 
 
-def test_files_that_are_of_no_use(tmp_path: Path, files: Files) -> None:
+def test_unusable_tls_files_are_refused(tmp_path: Path, files: Files) -> None:
     with pytest.raises(ConfigError, match=r"^tls: expected a certificate and its key, got one of them$"):
         Security(cert=files.cert)
     with pytest.raises(ConfigError, match=r"^tls: .*/none: no such file$"):
@@ -110,7 +110,7 @@ def test_a_coordinator_with_tls(tmp_path: Path, files: Files) -> None:
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
-def test_certificates_that_are_not_taken(
+def test_certificates_that_are_not_accepted(
     tmp_path: Path, files: Files, has_answered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told at once; but one that has answered before is asked again, until the deadline."""
@@ -147,7 +147,7 @@ def job_of(tmp_path: Path, **ps: Any) -> Job:
     return parse_job(raw, base=tmp_path)
 
 
-def test_what_a_role_was_given_goes_before_its_job(tmp_path: Path, files: Files) -> None:
+def test_options_of_a_role_override_its_job(tmp_path: Path, files: Files) -> None:
     named = {"cert": str(files.cert), "key": str(files.key), "ca": str(files.ca)}
     job = job_of(tmp_path, tls=named, insecure=True)
     all_files: dict[str, Path | None] = {"cert": None, "key": None, "ca": None}
@@ -162,13 +162,13 @@ def test_what_a_role_was_given_goes_before_its_job(tmp_path: Path, files: Files)
 
 
 @pytest.mark.parametrize("key", ["cert", "key"])
-def test_a_job_with_half_a_pair(tmp_path: Path, key: str) -> None:
+def test_a_job_with_a_certificate_but_no_key(tmp_path: Path, key: str) -> None:
     missing = "key" if key == "cert" else "cert"
     with pytest.raises(ConfigError, match=rf"train.ps.tls: `{missing}`: expected a certificate and its key"):
         job_of(tmp_path, tls={key: "a.pem"})
 
 
-def test_roles_of_a_launcher_have_what_it_says_alone(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roles_get_only_the_variables_of_their_launcher(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PORT": "7", "HOST": "0.0.0.0", "INSECURE": "1", "INDEX": "3", "OTHER": "kept"}.items():
         monkeypatch.setenv(f"ELASTICREC_{name}", value)
     job = job_of(Path("/"))
@@ -184,7 +184,7 @@ def test_roles_of_a_launcher_have_what_it_says_alone(files: Files, monkeypatch: 
         local_security(job, "t")
 
 
-def test_what_a_server_announces() -> None:
+def test_the_address_that_a_server_announces() -> None:
     loopback, everywhere = ListenAddress(), ListenAddress("0.0.0.0", advertise="ps-1.example.org")
     loopback.check(Security())
     everywhere.check(Security(insecure=True))
@@ -202,7 +202,7 @@ def test_what_a_server_announces() -> None:
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
-def test_a_listener_on_the_way_hears_no_token(tmp_path: Path, files: Files, has_tls: bool) -> None:
+def test_an_eavesdropper_gets_no_token_with_tls(tmp_path: Path, files: Files, has_tls: bool) -> None:
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
     server, client = (shown(files), Security("secret", ca=files.ca)) if has_tls else (Security("secret"),) * 2
     with closing(Coordinator(Run(tmp_path / "run"), settings)) as coordinator:
