@@ -21,7 +21,7 @@ fn columns() -> Vec<Column> {
     vec![Column { name: "wide".into(), width: 1 }, Column { name: "deep".into(), width: 2 }]
 }
 
-/// Rows that tell which sign they belong to, never all zero.
+/// A row that identifies its sign and is never all zeros.
 fn row_of(sign: u64) -> [f32; WIDTH] {
     [1.0, (sign % 1009) as f32, (sign >> 40) as f32]
 }
@@ -66,7 +66,7 @@ fn colliding_signs(count: u64) -> Vec<u64> {
     (0..count).map(|i| unmix(i << 33)).collect()
 }
 
-/// Signs whose tag is one too, so that only their records tell them apart: the worst there is.
+/// Signs with the same tag and home bucket, so that only their records tell them apart: the worst case.
 fn twin_signs(count: u64) -> Vec<u64> {
     (0..count).map(|i| unmix(i << 48 | 0xffff_ffff)).collect()
 }
@@ -121,7 +121,7 @@ fn a_row_of_64_kb_is_found() {
 }
 
 #[test]
-fn parts_make_a_cube_only_together() {
+fn all_parts_are_needed_to_open_a_cube() {
     let dir = TempDir::new().unwrap();
     let path = |i: u32| dir.path().join(format!("part-0000{i}"));
     let signs: Vec<u64> = (0..500).collect();
@@ -193,7 +193,7 @@ fn a_range_of_partitions_is_opened_alone() {
 }
 
 #[test]
-fn a_batch_is_sought_as_it_is_stored() {
+fn a_lookup_returns_stored_rows() {
     let signs: Vec<u64> = (0..300).collect();
     let view = open_bytes(part_bytes(&signs, 4)).unwrap();
     let asked: Vec<u64> = (0..600).rev().collect();
@@ -213,7 +213,7 @@ fn a_batch_is_sought_as_it_is_stored() {
 }
 
 #[test]
-fn the_writer_refuses_what_no_reader_could_find() {
+fn the_writer_rejects_repeated_and_foreign_signs() {
     let dir = TempDir::new().unwrap();
     let mut writer = CubeWriter::create(dir.path().join("part-00000"), columns(), RowType::F32, 1).unwrap();
     let twice = writer.write_partition(0, &[4, 9, 4], |_, _| ()).unwrap_err();
@@ -255,7 +255,7 @@ fn every_flipped_bit_is_refused() {
 }
 
 #[test]
-fn every_cut_is_refused() {
+fn every_truncation_is_rejected() {
     let bytes = part_bytes(&(0..40).collect::<Vec<u64>>(), 3);
     for length in 0..bytes.len() {
         let error = message(open_bytes(bytes[..length].to_vec()));
@@ -263,7 +263,7 @@ fn every_cut_is_refused() {
     }
 }
 
-/// Lies with right checksums: (byte in the first bucket, its new value, what is said).
+/// Crafted bytes with correct checksums: (byte in the first bucket, its new value, the error).
 #[test]
 fn crafted_buckets_are_refused() {
     let bytes = part_bytes(&colliding_signs(40), 1);
@@ -290,7 +290,7 @@ fn crafted_buckets_are_refused() {
     }
 }
 
-/// A sign that is somewhere, in a block that says that its partition is another.
+/// A sign in the block of another partition.
 #[test]
 fn a_sign_of_another_partition_is_refused() {
     let mut bytes = part_bytes(&[unmix(1)], 2);
@@ -303,7 +303,7 @@ fn a_sign_of_another_partition_is_refused() {
     fuzz_open(&bytes);
 }
 
-/// Lies in the directory with right checksums: (byte of the entry, its new value).
+/// Crafted directory entries with correct checksums: (byte of the entry, its new value).
 #[test]
 fn crafted_directories_are_refused() {
     let bytes = part_bytes(&colliding_signs(40), 1);
@@ -323,7 +323,7 @@ fn crafted_directories_are_refused() {
     assert_eq!(message(open_bytes(other)), "part-00000: partition 0: expected layout 0 or 1, got 2");
 }
 
-/// The layout before this one: buckets of seven signs, the first row, the count; then rows.
+/// The previous layout: buckets of seven signs, the first row, the count; then rows.
 fn former_part(signs: &[u64]) -> Vec<u8> {
     let dir = TempDir::new().expect("a part file");
     let path = dir.path().join("part-00000");
@@ -348,7 +348,7 @@ fn former_part(signs: &[u64]) -> Vec<u8> {
 }
 
 #[test]
-fn a_cube_of_the_layout_before_is_read() {
+fn a_cube_of_the_previous_layout_is_read() {
     let signs: Vec<u64> = (0..3000).chain(twin_signs(100)).collect();
     let bytes = former_part(&signs);
     let cube = open_bytes(bytes.clone()).unwrap();
@@ -378,9 +378,9 @@ fn a_cube_of_the_layout_before_is_read() {
     assert!(message(open_bytes(damaged)).ends_with("partition 0: checksum differs, the file is damaged"));
 }
 
-/// Everything flagged as overflowed and nothing further on: a search must come to an end.
+/// All buckets are flagged as overflowed: a search must still end.
 #[test]
-fn flags_that_lead_in_a_circle_end() {
+fn searches_end_although_all_buckets_are_flagged() {
     let mut bytes = part_bytes(&(0..1000).collect::<Vec<u64>>(), 1);
     for bucket in 0..1000 / 22 {
         bytes[64 + 64 * bucket + 59] = 1;

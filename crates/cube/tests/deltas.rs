@@ -1,4 +1,4 @@
-//! Deltas as a whole: versions over versions compared with a `HashMap`, files damaged and crafted.
+//! Deltas end to end: chains of versions compared with a `HashMap`, damaged files and crafted files.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 const WIDTH: usize = 3;
 type Row = [f32; WIDTH];
-/// A version as a map does it.
+/// The rows of a version as a map, for comparison.
 type Model = BTreeMap<u64, Row>;
 
 fn columns() -> Vec<Column> {
@@ -253,7 +253,7 @@ fn message<T>(result: Result<T, CubeError>) -> String {
 }
 
 #[test]
-fn every_flipped_bit_and_every_cut_is_refused() {
+fn every_flipped_bit_and_every_truncation_is_rejected() {
     let bytes = delta_bytes(&small_delta(&(0..9).collect()), 4);
     let delta = open_bytes(bytes.clone()).unwrap();
     // some of the removed are in partition 0, which is whole
@@ -328,7 +328,7 @@ fn other_files_are_refused_by_name() {
 }
 
 #[test]
-fn the_writer_refuses_what_contradicts_itself() {
+fn the_writer_rejects_contradictory_changes() {
     let dir = TempDir::new().unwrap();
     let mut writer = DeltaWriter::create(dir.path().join("delta"), columns(), RowType::F32, 256).unwrap();
     let mut add = |partition, signs: &[u64], removed: &[u64]| {
@@ -345,7 +345,7 @@ fn the_writer_refuses_what_contradicts_itself() {
 }
 
 #[test]
-fn a_delta_is_applied_only_to_what_it_is_like() {
+fn a_delta_is_applied_only_to_a_base_with_the_same_meta() {
     let dir = TempDir::new().unwrap();
     let base = dir.path().join("base");
     let rows: Model = (0..100).map(|sign| (sign, row_of(sign, 0))).collect();
@@ -371,7 +371,7 @@ fn a_delta_is_applied_only_to_what_it_is_like() {
 }
 
 #[test]
-fn few_segments_stay_of_many_deltas() {
+fn many_deltas_leave_few_segments() {
     let dir = TempDir::new().unwrap();
     let base = dir.path().join("base");
     write_base(&base, &Model::new(), RowType::F32, 16);

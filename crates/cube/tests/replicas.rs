@@ -85,7 +85,7 @@ fn replicas_share_the_work() {
     assert!(waiting.iter().all(|count| *count <= 10), "{waiting:?}");
 }
 
-/// Greets with the words of a server, then takes requests and answers none.
+/// A server that sends an inventory and then accepts requests without answering them.
 fn hang(like: &Server) -> String {
     let mut stream = TcpStream::connect(like.address()).unwrap();
     let hello = Hello { run: b"ctr", token: b"secret" };
@@ -136,7 +136,7 @@ fn a_new_version_is_found_beside_a_replica_that_hangs() {
 }
 
 #[test]
-fn who_asks_ahead_lets_others_read() {
+fn a_thread_with_many_requests_in_flight_lets_others_read() {
     let files = Files::new();
     let server = files.serve(0..8, &[1]);
     let client = connect(&[&server]);
@@ -194,7 +194,7 @@ fn rows_of_a_shard_that_is_down_may_read_as_zero() {
 }
 
 #[test]
-fn callers_in_a_hurry_do_not_end_connections() {
+fn missed_short_deadlines_do_not_end_connections() {
     let files = Files::new();
     let server = files.serve(0..8, &[1]);
     let client = connect(&[&server]);
@@ -213,7 +213,7 @@ fn callers_in_a_hurry_do_not_end_connections() {
 }
 
 #[test]
-fn a_hung_replica_is_left_alone_by_callers_in_a_hurry() {
+fn a_hung_replica_is_taken_down_by_short_deadlines_too() {
     let files = Files::new();
     let good = files.serve(0..8, &[1]);
     let hung = hang(&good);

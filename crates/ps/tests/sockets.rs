@@ -86,7 +86,7 @@ fn reason(error: &ClientError) -> Reason {
 }
 
 #[test]
-fn what_was_pushed_to_several_shards_is_pulled_from_them() {
+fn pushed_rows_can_be_pulled_from_several_shards() {
     let servers = [start(0..3, 1), start(3..4, 2), start(4..8, 3)];
     let client = connect(&servers.iter().collect::<Vec<_>>());
     assert_eq!((client.width(), client.num_dense(), client.incarnations()), (2, NUM_DENSE, vec![1, 2, 3]));
@@ -134,7 +134,7 @@ fn trainers_push_side_by_side_and_every_push_counts_once() {
 }
 
 #[test]
-fn a_server_with_too_much_memory_holds_pushes_up() {
+fn a_server_above_its_memory_limit_delays_pushes() {
     let server = start(0..8, 1);
     let client = connect(&[&server]);
     server.slow_down(Duration::from_millis(30));
@@ -147,7 +147,7 @@ fn a_server_with_too_much_memory_holds_pushes_up() {
     assert_eq!((slowed, server.status().applied), (1, 2));
 }
 
-/// A listener that greets as a server does and then reads nothing more.
+/// A listener that sends a welcome and then reads nothing more.
 fn hung(address: &mut String) -> thread::JoinHandle<TcpStream> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     *address = listener.local_addr().unwrap().to_string();
@@ -183,7 +183,7 @@ fn fill(client: &Client) -> ClientError {
 }
 
 #[test]
-fn a_server_that_takes_nothing_holds_nobody_up_for_longer_than_the_deadline() {
+fn a_server_that_accepts_nothing_blocks_clients_until_the_deadline_only() {
     let mut address = String::new();
     let server = hung(&mut address);
     // a greeting on a slow machine has to be done by then too
@@ -195,7 +195,7 @@ fn a_server_that_takes_nothing_holds_nobody_up_for_longer_than_the_deadline() {
 }
 
 #[test]
-fn whoever_waits_for_a_server_that_was_replaced_is_cut_off() {
+fn closing_a_client_wakes_threads_that_wait_for_a_replaced_server() {
     let mut address = String::new();
     let server = hung(&mut address);
     let client = Client::connect(&[address], &credentials("secret"), PARTITIONS, LONG).unwrap();
@@ -295,7 +295,7 @@ fn a_server_without_a_lease_does_nothing() {
 }
 
 #[test]
-fn strangers_are_refused() {
+fn clients_of_other_runs_are_refused() {
     let server = start(0..8, 1);
     let address = [server.address().to_string()];
     let wrong = |credentials: &Credentials| Client::connect(&address, credentials, PARTITIONS, LONG).unwrap_err();
@@ -436,7 +436,7 @@ fn wait_for_all(client: &Client, step: u32) -> Vec<bool> {
 }
 
 #[test]
-fn a_step_is_applied_when_somebody_knows_that_all_shards_have_all_of_it() {
+fn a_step_is_applied_once_a_client_knows_that_all_shards_have_all_its_pushes() {
     let servers = [start(0..5, 1), start(5..8, 2)];
     let (one, two) = (connect(&[&servers[0], &servers[1]]), connect(&[&servers[0], &servers[1]]));
     assert_eq!(pull_after(&one, 0).unwrap(), [0.0; NUM_DENSE]);

@@ -1,4 +1,4 @@
-//! TLS between servers and clients: who is let in, what other clients are told, and that nothing can be read on the way.
+//! TLS between servers and clients: accepted clients, the errors of others, and that the traffic is encrypted.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{Read, Write};
@@ -121,7 +121,7 @@ fn a_server_that_stops_ends_connections_with_tls_too() {
 }
 
 #[test]
-fn certificates_that_are_not_taken() {
+fn invalid_certificates_are_rejected() {
     let (authority, other) = (Authority::new(), Authority::new());
     let unfit = |tls: ServerTls, client: ClientTls| unfit(connect(&start(Some(tls)), Some(client)));
     let not_ours = "its certificate is not signed by an authority of the `ca` file";
@@ -157,7 +157,7 @@ fn one_end_alone_has_tls() {
 }
 
 #[test]
-fn hostile_handshakes_hold_nobody_up() {
+fn hostile_handshakes_do_not_block_other_clients() {
     let authority = Authority::new();
     let server = start(Some(authority.server()));
     let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
@@ -221,7 +221,7 @@ fn eavesdrop(target: &Server) -> (String, thread::JoinHandle<Vec<u8>>) {
 }
 
 #[test]
-fn a_listener_on_the_way_hears_no_token() {
+fn an_eavesdropper_sees_no_token() {
     let authority = Authority::new();
     for tls in [false, true] {
         let server = start(tls.then(|| authority.server()));
@@ -234,7 +234,7 @@ fn a_listener_on_the_way_hears_no_token() {
 }
 
 #[test]
-fn a_client_of_another_release_is_told_so() {
+fn another_protocol_version_is_named_in_the_error() {
     let server = start(None);
     let mut hello = Vec::new();
     let body = Hello { run: b"run", token: TOKEN.as_bytes() };
@@ -262,7 +262,7 @@ fn a_client_of_another_release_is_told_so() {
 }
 
 #[test]
-fn files_that_are_of_no_use() {
+fn unusable_files_are_named_in_the_error() {
     let (authority, other) = (Authority::new(), Authority::new());
     drop((authority.server(), other.server()));
     let empty = authority.file("empty.pem");

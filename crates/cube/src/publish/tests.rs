@@ -9,7 +9,7 @@ use crate::{Cube, DeltaFile, View};
 
 const PARTITIONS: u32 = 4;
 
-/// A table that is published from.
+/// A table and its publish states.
 struct World {
     table: Table,
     states: Vec<PublishState>,
@@ -101,7 +101,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever fails, and wherever: what is online after a commit is what the table holds.
+    /// After any failures, the rows online after a commit are those of the table.
     #[test]
     fn what_is_committed_is_what_the_table_holds(steps in steps()) {
         let directory = tempfile::tempdir().unwrap();
@@ -166,7 +166,7 @@ fn only_what_changed_since_the_committed_one_is_taken() {
 }
 
 #[test]
-fn who_does_not_know_the_committed_one_writes_all() {
+fn a_partition_that_does_not_know_the_committed_publish_is_written_as_a_whole() {
     let mut world = World::new();
     let mut whole = |order: &PublishRequest, signs: &[u64]| {
         world.push(0, signs);
