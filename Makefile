@@ -73,9 +73,14 @@ types: setup ## mypy, and the stub of the extension against the extension
 	$(BIN)/stubtest elasticrec._core --mypy-config-file pyproject.toml
 
 .PHONY: test-rust
-test-rust: setup ## tests of the crates, also of the portable twins of SIMD code
+test-rust: setup ## tests of the crates, also of the portable twins of SIMD code, and loom
 	ORT_LIB="$(ORT_LIB)" cargo test --quiet --workspace --exclude elasticrec-py
 	cargo test --quiet $(PURE_CRATES) --features portable
+	$(MAKE) test-loom
+
+.PHONY: test-loom
+test-loom: ## the wake-up protocol of the scoring queue, over every interleaving of its threads
+	RUSTFLAGS="--cfg loom" cargo test --quiet --release --package elasticrec-queue --test loom --target-dir target/loom
 
 .PHONY: test-python
 test-python: setup ## tests in Python: units, contracts, the whole loop, roles that are killed

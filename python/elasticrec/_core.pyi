@@ -21,7 +21,6 @@ __all__ = [
     "Cut",
     "DeltaWriter",
     "Exchange",
-    "LoadReport",
     "Merging",
     "Moment",
     "Parser",
@@ -41,6 +40,7 @@ __all__ = [
     "StoreTraffic",
     "Table",
     "TableBench",
+    "TrafficReport",
     "batch_from_parts",
     "batch_of_columns",
     "batch_to_parts",
@@ -49,10 +49,10 @@ __all__ = [
     "first_line",
     "held_out",
     "is_compressed",
-    "load_test",
     "probe_cube_server",
     "read_cube",
     "read_dense_parts",
+    "run_traffic",
     "shuffle_records",
     "shuffle_units",
     "write_bench_cube",
@@ -302,7 +302,10 @@ class CubeBench:
 
 @final
 class Server:
-    """A server on a socket; it answers 503 until its models, each with its variants and their weights, are loaded."""
+    """A prediction server. It answers 503 until every variant of every model has a version.
+
+    `models` has the name of each model, and the name and the weight of each of its variants.
+    """
     def __new__(
         cls,
         ort_library: str,
@@ -323,7 +326,7 @@ class Server:
     ) -> Server: ...
     @property
     def address(self) -> str:
-        """`host:port`, with the port that was taken."""
+        """`host:port` that the server listens on."""
     def load(
         self,
         model: str,
@@ -334,38 +337,38 @@ class Server:
         lost_as_zero: bool = False,
         readers: Readers | None = None,
     ) -> tuple[int, int]:
-        """Loads and warms a version and gives it every request of a variant from then on: (version, rows).
+        """Load and warm a version, make it the current one of a variant, and return (version, rows).
 
-        Rows are those of its files, or are looked up at a store, where those of a shard that is down may read as zero.
-        Lines in a user's own format are read by the readers, which go with the version.
+        Rows are loaded from the version's files, or looked up in a store; with `lost_as_zero`, rows of a shard that is
+        down read as zero. `readers` parse lines in a user's own format and belong to this version.
         """
     def note(self, model: str, variant: str, offered: int, failures: int) -> None:
-        """Notes which version a variant should have, and how often one could not be loaded, for the metrics."""
+        """Set the metrics of the version that a variant should have, and of failed loads so far."""
     def wait(self, seconds: float) -> bool:
-        """Waits for the server's end, at most for the time given; true once it has ended."""
+        """Wait until the server has stopped, at most for `seconds`; return whether it has."""
     def stop(self, within_s: float) -> bool:
-        """Stops accepting and finishes what was begun; true if all of it was answered in time."""
+        """Stop accepting and finish in-flight requests; return whether all were answered in time."""
 
 @final
 class Readers:
-    """Processes that read lines in a user's own format, by their sockets.
+    """Reader processes of a version, which parse lines in a user's own format.
 
-    Whoever starts them adds them, and ends those that are lost; all sockets are closed with the version they belong to.
+    The owner of the processes adds them, and ends those that are lost. Their sockets are closed with the version.
     """
     def __new__(cls, *, timeout_ms: int) -> Readers: ...
     def add(self, socket: socket.socket) -> int:
-        """Takes in a process that waits for lines, and the socket that leads to it; returns the process's number."""
+        """Add a process by its socket and return its number; the socket object is closed."""
     def lost(self) -> list[int]:
-        """Numbers of processes that died, hung or answered nonsense, since this was asked the last time."""
+        """Return the numbers of processes that died, hung or returned nonsense since the last call."""
 
 @final
 class Predictor:
-    """A version in this process: the server's path without the socket."""
+    """A version in this process: the server's path of a request without the socket."""
     def __new__(cls, path: str, ort_library: str) -> Predictor: ...
     def predict(self, text: bytes) -> _F32:
-        """Scores `[lines, labels]` of lines in the training format; their labels are passed over."""
+        """Return the scores `[lines, labels]` of lines in the training format; their labels are ignored."""
     def predict_parsed(self, parsed: bytes) -> _F32:
-        """Scores `[samples, labels]` of a batch as a reader process sends it."""
+        """Return the scores `[samples, labels]` of a batch as a reader process sends it."""
 
 def batch_of_columns(
     parser: Parser,
@@ -405,39 +408,39 @@ def is_compressed(start: bytes) -> bool:
     """Whether a file with these first bytes is compressed, and so is one unit."""
 
 def engine_rate(path: str, ort_library: str, *, batch: int, seconds: float, threads: int) -> float:
-    """Instances a second through the bare engine on ready tensors."""
+    """Return the instances per second through the bare network on prepared tensors."""
 
 @final
-class LoadReport:
-    """What came of a load; latencies are of the answered requests, in an open loop since they were due."""
+class TrafficReport:
+    """The outcome of traffic to a server. Latencies are of answered requests; in an open loop, since they were due."""
 
     @property
     def answered(self) -> int:
         """Requests answered with success."""
     @property
     def failed(self) -> int:
-        """The others that were sent."""
+        """Requests that were sent and not answered with success."""
     @property
     def failures(self) -> dict[str, int]:
-        """The same by kind: `status 429`, `grpc-status 8`, `broken connection`, `timeout`."""
+        """Failed requests by kind: `status 429`, `grpc-status 8`, `broken connection`, `timeout`."""
     @property
     def seconds(self) -> float:
-        """From the first request to the last answer."""
+        """Time from the first request to the last answer."""
     @property
     def requests_per_s(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
     @property
     def offered(self) -> int:
-        """Requests that were due; in a closed loop, those that were sent."""
+        """Requests that were due; in a closed loop, requests that were sent."""
     @property
     def late(self) -> int:
-        """Of an open loop: requests that waited for a connection, because all were busy."""
+        """Open loop: requests that waited for a connection because all were busy when they were due."""
     @property
     def unsent(self) -> int:
-        """Of an open loop: requests that were due and had no connection until the end."""
+        """Open loop: requests that were due and found no free connection until the end."""
     @property
     def lag_p99_us(self) -> float:
-        """Of an open loop: how much the generator itself was behind with requests that had a connection."""
+        """Open loop: delay between due time and sending, of requests with a free connection (99th percentile)."""
     @property
     def p50_us(self) -> float: ...
     @property
@@ -449,7 +452,7 @@ class LoadReport:
     @property
     def max_us(self) -> float: ...
 
-def load_test(
+def run_traffic(
     address: str,
     path: str,
     bodies: list[bytes],
@@ -464,11 +467,12 @@ def load_test(
     poisson_seed: int | None = None,
     timeout_s: float = 30.0,
     progress: Callable[[float, int, int], object] | None = None,
-) -> LoadReport:
-    """Requests over kept connections: as fast as answers come, or `rate` a second whatever becomes of those before.
+) -> TrafficReport:
+    """Send requests over keep-alive connections and report on the answers.
 
-    Bodies are sent in turn; with `grpc` they are messages of unary calls. With a `poisson_seed` an open loop has random
-    gaps instead of even ones. `progress` hears every second of (seconds, answered, failed).
+    Without a `rate` this is a closed loop: each connection sends the next request when it has an answer. With a `rate`
+    per second it is an open loop, with even gaps, or random ones with a `poisson_seed`. Bodies are sent in turn; with
+    `grpc` they are messages of unary calls. `progress` is called every second with (seconds, answered, failed).
     """
 
 def cut_units(size: int, unit_bytes: int) -> list[tuple[int, int]]:

@@ -66,7 +66,7 @@ def _ask(directory: Path, server: ServerProcess) -> None:
     typer.echo(f"  → click {score:.7f}")
 
     _title(f"6. speed: {_CONNECTIONS} connections, one sample per request, {_LOAD_SECONDS:.0f} seconds")
-    report = _core.load_test(
+    report = _core.run_traffic(
         server.address,
         server.predict_path,
         lines,

@@ -97,10 +97,10 @@ def test_errors_are_one_line(directory: Path, server: ServerProcess) -> None:
 
 
 def test_failures_are_counted_by_kind(server: ServerProcess) -> None:
-    report = _core.load_test(server.address, server.predict_path, [b"1 0 5:0"], connections=2, seconds=0.3)
+    report = _core.run_traffic(server.address, server.predict_path, [b"1 0 5:0"], connections=2, seconds=0.3)
     assert report.answered == 0 and report.failures == {"status 401": report.failed}
     headers = {"authorization": "Bearer secret"}
-    report = _core.load_test(
+    report = _core.run_traffic(
         server.address, server.predict_path, [b"1 0 5:0"], connections=2, seconds=0.3, headers=headers
     )
     assert report.answered > 0 and not report.failures
@@ -112,17 +112,17 @@ def test_an_exception_in_the_progress_callback_ends_the_run(server: ServerProces
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _core.load_test(
+        _core.run_traffic(
             server.address, server.predict_path, [b"x"], connections=1, seconds=600, rate=50, progress=progress
         )
 
 
 def test_invalid_numbers_are_refused(server: ServerProcess) -> None:
     with pytest.raises(ConfigError, match=r"^load: bodies: expected at least 1, got 0$"):
-        _core.load_test(server.address, "/", [], connections=1, seconds=1)
+        _core.run_traffic(server.address, "/", [], connections=1, seconds=1)
     with pytest.raises(ConfigError, match=r"^load: seconds: expected a number of seconds, got -1$"):
-        _core.load_test(server.address, "/", [b""], connections=1, seconds=-1)
+        _core.run_traffic(server.address, "/", [b""], connections=1, seconds=-1)
     with pytest.raises(ConfigError, match=r"^load: rate: expected more than 0"):
-        _core.load_test(server.address, "/", [b""], connections=1, seconds=1, rate=0)
+        _core.run_traffic(server.address, "/", [b""], connections=1, seconds=1, rate=0)
     with pytest.raises(UnavailableError, match=r"^load: 127\.0\.0\.1:1: "):
-        _core.load_test("127.0.0.1:1", "/", [b""], connections=1, seconds=1)
+        _core.run_traffic("127.0.0.1:1", "/", [b""], connections=1, seconds=1)

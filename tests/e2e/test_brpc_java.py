@@ -103,4 +103,4 @@ def test_the_token_is_sent_as_brpc_sends_it(client: list[str], directory: Path) 
         command = [*client, server.address, "1", "50", "NONE", "wrong", "1"]
         refused = subprocess.run(command, input="1 0 5:0\n", capture_output=True, text=True, timeout=300, check=False)
     assert refused.returncode != 0
-    assert "expected the token of this server as authentication data" in refused.stderr
+    assert "authentication data: expected the token of this server" in refused.stderr

@@ -259,8 +259,8 @@ def test_invalid_requests_have_clear_errors(served: Served, http: Any, rpc: Any)
         assert over_http("tiny", tensors) == f"400 {message}"
         assert over_grpc("tiny", tensors) == f"StatusCode.INVALID_ARGUMENT {message}"
     for model, version, message in [
-        ("other", "", "no model `other`, there is `tiny`"),
-        ("tiny", "7", "model `tiny`: no version 7, there is 1"),
+        ("other", "", "unknown model `other`, expected one of `tiny`"),
+        ("tiny", "7", "model `tiny`: no version 7, the current one is 1"),
     ]:
         assert over_http(model, one, version) == f"404 {message}"
         assert over_grpc(model, one, version) == f"StatusCode.NOT_FOUND {message}"
@@ -290,7 +290,7 @@ def test_streams_are_refused_as_unimplemented(served: Served) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             list(stub.ModelStreamInfer(iter([messages.ModelInferRequest()]), timeout=60))
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "ModelStreamInfer, there is ServerLive" in refused.value.details()
+    assert "ModelStreamInfer, expected one of ServerLive" in refused.value.details()
 
 
 def test_a_token_is_sent_as_metadata(tmp_path: Path) -> None:

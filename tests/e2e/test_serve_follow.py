@@ -154,7 +154,7 @@ def test_variants_share_requests_by_weight_and_keys_stay(tmp_path: Path, variant
         for user in range(20):
             assert len({client.ask([{"0": 1}], key=f"user-{user}").variant for _ in range(10)}) == 1
         assert client.ask([{"0": 1}], key="user-1", variant="c").variant == "c"
-        with pytest.raises(UnavailableError, match="no variant `z`, there is `a`, `b`, `c`"):
+        with pytest.raises(UnavailableError, match="unknown variant `z`, expected one of `a`, `b`, `c`"):
             client.ask([{"0": 1}], variant="z")
         with Client(server.url, MODEL) as other:
             answer = other.ask([{"0": 1}])

@@ -49,12 +49,12 @@ def resident_bytes(server: ServerProcess) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def load(server: ServerProcess, lines: int, **options: float) -> _core.LoadReport:
+def load(server: ServerProcess, lines: int, **options: float) -> _core.TrafficReport:
     random = np.random.default_rng(1)
     bodies = [
         b"".join(b"1 0 %d:0\n" % sign for sign in random.integers(1, NUM_ROWS + 1, lines).tolist()) for _ in range(20)
     ]
-    report: _core.LoadReport = _core.load_test(server.address, server.predict_path, bodies, **options)
+    report: _core.TrafficReport = _core.run_traffic(server.address, server.predict_path, bodies, **options)
     return report
 
 

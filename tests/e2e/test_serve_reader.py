@@ -176,8 +176,8 @@ def test_code_of_a_model_runs_only_with_permission(directory: Path, tmp_path: Pa
         status, message, _ = post(server, "0|u1|1||1\n")
         assert (status, readers_of(server)) == (400, [])
         assert message == (
-            "lines of this model are read by code of its own, which this server does not run; "
-            "`serve.readers` is how many processes may. Named slots (application/json) are answered"
+            "lines of this model need its own reader, but this server runs no reader processes (`serve.readers`). "
+            "Named slots (application/json) are answered"
         )
         assert client.predict([{"user": "u1", "item": 1, "price": 1}]).shape == (1, 1)
     result = elasticrec("predict", "samples.txt", "--model", "models/tiny", cwd=directory)
@@ -239,7 +239,7 @@ def test_a_reader_that_hangs_fails_its_request_in_time(directory: Path, line: st
             num_answered += 1
         thread.join()
         assert num_answered > 3
-        told = "reader: no answer in 700 ms (`serve.reader_timeout_ms`), its process was ended"
+        told = "reader: no answer within 700 ms (`serve.reader_timeout_ms`); the reader process was ended"
         assert outcome[0][:2] == (500, told)
         wait_until(lambda: len(readers_of(server)) == 2 and set(readers_of(server)) != before)
         # The timeout of a request also applies in a reader.

@@ -61,7 +61,7 @@ def test_http_over_tls(directory: Path, server: ServerProcess) -> None:
     with Client(server.url, token=TOKEN, ca=directory / "ca.pem") as client:
         assert client.predict([{"0": 1}]).item() == score_of(1)
     with Client(server.url, MODEL, token="wrong", ca=directory / "ca.pem") as client:
-        with pytest.raises(UnavailableError, match="401: expected `authorization: bearer TOKEN`"):
+        with pytest.raises(UnavailableError, match="401: authorization: expected `Bearer TOKEN`"):
             client.predict([{"0": 1}])
     with Client(server.url, MODEL, token=TOKEN, ca=directory / "other-ca.pem", retries=0) as client:
         with pytest.raises((UnavailableError, ConfigError), match="certificate"):

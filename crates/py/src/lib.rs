@@ -7,7 +7,6 @@ mod cube_net;
 mod demo;
 mod errors;
 mod groups;
-mod load;
 mod net;
 mod ps;
 mod samples;
@@ -22,6 +21,8 @@ mod _core {
     #[pymodule_export]
     use crate::batch::{Batch, BatchReader, Cut, Parser, cut_units, is_compressed, shuffle_units};
     #[pymodule_export]
+    use crate::bench::serve::{TrafficReport, engine_rate, run_traffic};
+    #[pymodule_export]
     use crate::bench::store::{RedisTraffic, StoreTraffic, write_bench_cube};
     #[pymodule_export]
     use crate::bench::{cube::CubeBench, table::TableBench};
@@ -34,8 +35,6 @@ mod _core {
     #[pymodule_export]
     use crate::groups::{Exchange, Merging};
     #[pymodule_export]
-    use crate::load::{LoadReport, load_test};
-    #[pymodule_export]
     use crate::ps::{Moment, PsClient, PsCloser, PsServer, PsTls, PullTicket, PushTicket, Staleness, read_dense_parts};
     #[pymodule_export]
     use crate::samples::{
@@ -43,7 +42,7 @@ mod _core {
         held_out, shuffle_records,
     };
     #[pymodule_export]
-    use crate::serve::{Predictor, Readers, Server, engine_rate};
+    use crate::serve::{Predictor, Readers, Server};
     #[pymodule_export]
     use crate::table::{Table, read_cube};
 }

@@ -1,4 +1,4 @@
-//! The inference server, for Python, which starts and watches it: no request passes through here.
+//! The prediction server, for Python, which starts and watches it. No request passes through Python.
 
 use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, RawFd};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use elasticrec_cube::client::ShardFailurePolicy;
 use elasticrec_serve::server::{PROTOCOLS, Token};
 use elasticrec_serve::{
-    EngineRate, ModelPlan, PredictError, ServerError, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime,
+    ModelPlan, PredictError, ServerError, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime,
 };
 use elasticrec_wire::ServerTls;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 use crate::cube_net::CubeClient;
 use crate::errors::{ConfigError, IntoPyErr, ModelError, SampleError, io_error};
 
-/// A server on a socket; it answers 503 until its models are loaded.
+/// A prediction server. It answers 503 until every variant of every model has a version.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct Server {
     handle: ServerHandle,
@@ -83,15 +83,15 @@ impl Server {
         Ok(Server { handle })
     }
 
-    /// `host:port`, with the port that was taken.
+    /// `host:port` that the server listens on.
     #[getter]
     fn address(&self) -> String {
         self.handle.addr().to_string()
     }
 
-    /// Loads and warms a version and gives it every request of a variant from then on; returns (version, rows). Rows are
-    /// those of its files, or are looked up at a store, where those of a shard that is down may read as zero.
-    /// Lines in a user's own format are read by the readers, which go with the version.
+    /// Load and warm a version, make it the current one of a variant, and return (version, rows). Rows are loaded from the
+    /// version's files, or looked up in a store; with `lost_as_zero`, rows of a shard that is down read as zero. `readers`
+    /// parse lines in a user's own format and belong to this version.
     #[pyo3(signature = (model, variant, path, *, store = None, lost_as_zero = false, readers = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn load(
@@ -115,24 +115,24 @@ impl Server {
         .map_err(|error: elasticrec_serve::ModelError| error.into_py_err())
     }
 
-    /// Notes which version a variant should have, and how often one could not be loaded, for the metrics.
+    /// Set the metrics of the version that a variant should have, and of failed loads so far.
     fn note(&self, model: &str, variant: &str, offered: u64, failures: u64) {
         self.handle.note(model, variant, offered, failures);
     }
 
-    /// Waits for the server's end, at most for the time given; true once it has ended.
+    /// Wait until the server has stopped, at most for `seconds`; return whether it has.
     fn wait(&self, py: Python<'_>, seconds: f64) -> bool {
         py.detach(|| self.handle.wait(Some(Duration::from_secs_f64(seconds.max(0.0)))).is_some())
     }
 
-    /// Stops accepting and finishes what was begun; true if all of it was answered in time.
+    /// Stop accepting and finish in-flight requests; return whether all were answered in time.
     fn stop(&self, py: Python<'_>, within_s: f64) -> bool {
         py.detach(|| self.handle.stop(Duration::from_secs_f64(within_s.max(0.0))).0)
     }
 }
 
-/// Processes that read lines in a user's own format, by their sockets. Whoever starts them adds them, and ends those that
-/// are lost; all sockets are closed when the version that they belong to is.
+/// Reader processes of a version, which parse lines in a user's own format. The owner of the processes adds them, and ends
+/// those that are lost. Their sockets are closed with the version.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct Readers {
     inner: Arc<elasticrec_serve::Readers>,
@@ -146,27 +146,27 @@ impl Readers {
         Readers { inner: Arc::new(elasticrec_serve::Readers::new(Duration::from_millis(timeout_ms))) }
     }
 
-    /// Takes in a process that waits for lines, and the socket that leads to it; returns the process's number.
+    /// Add a process by its socket and return its number; the socket object is closed.
     fn add(&self, socket: &Bound<'_, PyAny>) -> PyResult<u64> {
         let fd: RawFd = socket.call_method0("detach")?.extract()?;
         if fd < 0 {
-            return Err(PyValueError::new_err("socket: expected an open one"));
+            return Err(PyValueError::new_err("socket: expected an open socket, got a closed one"));
         }
-        // SAFETY: `detach` gave the descriptor away: the socket object is closed, and nobody else has it
+        // SAFETY: `detach` closed the socket object and returned its descriptor, which has no other owner.
         let stream = unsafe { UnixStream::from_raw_fd(fd) };
         self.inner.add(stream).map_err(|error| PyOSError::new_err(error.to_string()))
     }
 
-    /// Numbers of processes that died, hung or answered nonsense, since this was asked the last time.
+    /// Return the numbers of processes that died, hung or returned nonsense since the last call.
     fn lost(&self) -> Vec<u64> {
         self.inner.lost()
     }
 }
 
-/// A version in this process: the server's path without the socket.
+/// A version in this process: the server's path of a request without the socket.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct Predictor {
-    /// A scorer is made for one thread at a time.
+    /// A scorer runs on one thread at a time.
     inner: Mutex<elasticrec_serve::Predictor>,
     num_labels: usize,
 }
@@ -182,14 +182,14 @@ impl Predictor {
         Ok(Predictor { inner: Mutex::new(predictor), num_labels })
     }
 
-    /// Scores `[lines, labels]` of lines in the training format; their labels are passed over.
+    /// Return the scores `[lines, labels]` of lines in the training format; their labels are ignored.
     fn predict<'py>(&mut self, py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         let scores = py.detach(|| inner.predict_text(text)).map_err(|error: PredictError| error.into_py_err())?;
         self.shaped(py, scores)
     }
 
-    /// Scores `[samples, labels]` of a batch as a reader process sends it.
+    /// Return the scores `[samples, labels]` of a batch as a reader process sends it.
     fn predict_parsed<'py>(&mut self, py: Python<'py>, parsed: &[u8]) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         let scores = py.detach(|| inner.predict_parsed(parsed)).map_err(|error: PredictError| error.into_py_err())?;
@@ -217,21 +217,6 @@ impl IntoPyErr for PredictError {
             error => ModelError::new_err(error.to_string()),
         }
     }
-}
-
-/// Instances a second through the bare engine on ready tensors.
-#[pyfunction]
-#[pyo3(signature = (path, ort_library, *, batch, seconds, threads))]
-pub(crate) fn engine_rate(
-    py: Python<'_>,
-    path: PathBuf,
-    ort_library: PathBuf,
-    batch: usize,
-    seconds: f64,
-    threads: usize,
-) -> PyResult<f64> {
-    py.detach(|| elasticrec_serve::engine_rate(&path, &ort_library, EngineRate { batch, seconds, threads }))
-        .map_err(IntoPyErr::into_py_err)
 }
 
 fn parse_address(address: &str) -> PyResult<SocketAddr> {

@@ -1,5 +1,7 @@
-//! Memory of the requests under way: what is not small counts, bodies from when they come until they are dropped, answers
-//! until they are sent, whichever protocol they came by. What many connections may have at once is more than any machine has.
+//! The memory limit of in-flight requests, across all protocols.
+//!
+//! Bodies count from their first byte until they are dropped, answers until they are sent. Without this limit the
+//! connections together could hold more than any machine has.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -11,14 +13,14 @@ use http_body_util::BodyExt;
 
 use crate::refusal::Refusal;
 
-/// What is shorter does not count: the numbers of connections, and of requests of each, bound it well enough.
+/// Smaller bodies do not count: the limits on connections and on requests per connection bound them well enough.
 pub(crate) const FREE_BYTES: usize = 4 << 10;
-/// Inflated between two looks at what is left.
+/// Bytes inflated between two checks of the limit.
 const STEP_BYTES: u64 = 256 << 10;
-/// Up to here a copy is cheaper than a new buffer for the next request of a connection.
+/// Up to this size a copy is cheaper than a new read buffer for the next request of the connection.
 const SMALL_BYTES: usize = 2048;
 
-/// What all requests share.
+/// The memory that all requests share.
 pub(crate) struct Memory {
     max_bytes: usize,
     used_bytes: AtomicUsize,
@@ -33,45 +35,45 @@ impl Memory {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// The part of something of which there is nothing yet.
-    pub(crate) fn share(self: &Arc<Memory>) -> Share {
-        Share { memory: self.clone(), num_bytes: 0 }
+    /// Return an empty reservation.
+    pub(crate) fn reservation(self: &Arc<Memory>) -> Reservation {
+        Reservation { memory: self.clone(), num_bytes: 0 }
     }
 }
 
-/// The part that one body or answer has; given back with it.
-pub(crate) struct Share {
+/// The memory reserved for one body or answer; released when it is dropped.
+pub(crate) struct Reservation {
     memory: Arc<Memory>,
     num_bytes: usize,
 }
 
-impl Share {
-    /// Grows to so many bytes, or says that there is no room for them.
-    pub(crate) fn cover(&mut self, num_bytes: usize) -> Result<(), Refusal> {
+impl Reservation {
+    /// Grow to `num_bytes`, or refuse if the limit does not allow it.
+    pub(crate) fn grow_to(&mut self, num_bytes: usize) -> Result<(), Refusal> {
         if num_bytes <= FREE_BYTES.max(self.num_bytes) {
             return Ok(());
         }
         let Memory { max_bytes, used_bytes } = &*self.memory;
         let more = num_bytes - self.num_bytes;
         let grown = |used: usize| used.checked_add(more).filter(|used| used <= max_bytes);
-        let taken = used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown);
-        taken.map_err(|_| Refusal::Crowded { max_bytes: *max_bytes })?;
+        let updated = used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown);
+        updated.map_err(|_| Refusal::MemoryLimit { max_bytes: *max_bytes })?;
         self.num_bytes = num_bytes;
         Ok(())
     }
 
-    /// Bytes that have this part for as long as somebody holds them.
-    pub(crate) fn keep(self, bytes: Bytes) -> Bytes {
-        if self.num_bytes == 0 { bytes } else { Bytes::from_owner(Kept { bytes, _share: self }) }
+    /// Return `bytes` with this reservation attached: it is released when the last handle to them is dropped.
+    pub(crate) fn attach(self, bytes: Bytes) -> Bytes {
+        if self.num_bytes == 0 { bytes } else { Bytes::from_owner(ReservedBytes { bytes, _reservation: self }) }
     }
 
-    /// As [`keep`](Share::keep), of bytes that are there already.
-    pub(crate) fn hold(mut self, bytes: Bytes) -> Result<Bytes, Refusal> {
-        self.cover(bytes.len()).map(|()| self.keep(bytes))
+    /// Reserve the size of `bytes` and [attach](Reservation::attach) the reservation to them.
+    pub(crate) fn cover(mut self, bytes: Bytes) -> Result<Bytes, Refusal> {
+        self.grow_to(bytes.len()).map(|()| self.attach(bytes))
     }
 }
 
-impl Drop for Share {
+impl Drop for Reservation {
     fn drop(&mut self) {
         if self.num_bytes > 0 {
             self.memory.used_bytes.fetch_sub(self.num_bytes, Ordering::Relaxed);
@@ -79,51 +81,51 @@ impl Drop for Share {
     }
 }
 
-struct Kept {
+struct ReservedBytes {
     bytes: Bytes,
-    _share: Share,
+    _reservation: Reservation,
 }
 
-impl AsRef<[u8]> for Kept {
+impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// Why a body was not read, or not inflated.
+/// Why a body was not read or not inflated.
 #[derive(Debug)]
-pub(crate) enum Unread {
-    /// It did not come, or is no such thing.
+pub(crate) enum ReadError {
+    /// The connection broke, or the compressed bytes are invalid.
     Broken(String),
     TooLong,
     Refused(Refusal),
 }
 
-/// A body as a whole; `num_expected` is how long it says that it is.
+/// Read a whole body; `num_expected` is its length according to its headers.
 pub(crate) async fn collect(
     mut body: Body,
     num_expected: Option<u64>,
     max_bytes: usize,
-    mut share: Share,
-) -> Result<Bytes, Unread> {
-    // said beforehand: not a byte of it is read
+    mut reservation: Reservation,
+) -> Result<Bytes, ReadError> {
+    // A body that announces too much is refused before a byte of it is read.
     if num_expected.is_some_and(|num_bytes| num_bytes > max_bytes as u64) {
-        return Err(Unread::TooLong);
+        return Err(ReadError::TooLong);
     }
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Unread::Broken(error.to_string()))?;
+        let frame = frame.map_err(|error| ReadError::Broken(error.to_string()))?;
         let Ok(data) = frame.into_data() else { continue };
         let num_bytes = first.len() + rest.len() + data.len();
         if num_bytes > max_bytes {
-            return Err(Unread::TooLong);
+            return Err(ReadError::TooLong);
         }
-        // what has come, not what was promised: a promise takes no memory
-        share.cover(num_bytes).map_err(Unread::Refused)?;
-        // most bodies come in one piece, which needs no copy
+        // Reserve what has arrived, not what was announced: announcing is free.
+        reservation.grow_to(num_bytes).map_err(ReadError::Refused)?;
+        // Most bodies arrive in one piece, which needs no copy.
         match (first.is_empty(), rest.is_empty()) {
-            // a small one is copied all the same: the connection keeps the buffer that it has read it into
+            // Copying a small piece lets the connection keep the buffer that it was read into.
             (true, true) if data.len() <= SMALL_BYTES => first = Bytes::copy_from_slice(&data),
             (true, true) => first = data,
             (false, _) => {
@@ -134,22 +136,26 @@ pub(crate) async fn collect(
             (true, false) => rest.extend_from_slice(&data),
         }
     }
-    Ok(share.keep(if rest.is_empty() { first } else { rest.freeze() }))
+    Ok(reservation.attach(if rest.is_empty() { first } else { rest.freeze() }))
 }
 
-/// All that an inflater gives; more than `max_bytes` of it are not even made.
-pub(crate) fn read_within(reader: impl Read, max_bytes: usize, mut share: Share) -> Result<Bytes, Unread> {
+/// Read everything that an inflating reader returns, up to `max_bytes`.
+pub(crate) fn read_within(
+    reader: impl Read,
+    max_bytes: usize,
+    mut reservation: Reservation,
+) -> Result<Bytes, ReadError> {
     let mut reader = reader.take(max_bytes as u64 + 1);
     let mut out = Vec::new();
-    let broken = |error: io::Error| Unread::Broken(error.to_string());
+    let broken = |error: io::Error| ReadError::Broken(error.to_string());
     while reader.by_ref().take(STEP_BYTES).read_to_end(&mut out).map_err(broken)? > 0 {
-        // not to be told to try again
+        // Checked before the memory limit, because retrying later does not help here.
         if out.len() > max_bytes {
-            return Err(Unread::TooLong);
+            return Err(ReadError::TooLong);
         }
-        share.cover(out.len()).map_err(Unread::Refused)?;
+        reservation.grow_to(out.len()).map_err(ReadError::Refused)?;
     }
-    Ok(share.keep(out.into()))
+    Ok(reservation.attach(out.into()))
 }
 
 #[cfg(test)]
@@ -157,18 +163,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_count_while_somebody_holds_them_and_small_ones_do_not() {
+    fn bodies_count_until_they_are_dropped_and_small_ones_do_not_count() {
         let memory = Memory::new(200_000);
         let body = |num_bytes: usize| {
-            let mut share = memory.share();
-            share.cover(num_bytes / 2)?;
-            share.cover(num_bytes).map(|()| share.keep(vec![7; num_bytes].into()))
+            let mut reservation = memory.reservation();
+            reservation.grow_to(num_bytes / 2)?;
+            reservation.grow_to(num_bytes).map(|()| reservation.attach(vec![7; num_bytes].into()))
         };
         let small: Vec<Bytes> = (0..10).map(|_| body(FREE_BYTES).unwrap()).collect();
         assert_eq!((small.len(), memory.used_bytes()), (10, 0));
         let (first, second) = (body(100_000).unwrap(), body(100_000).unwrap());
         assert_eq!(memory.used_bytes(), 200_000);
-        assert_eq!(body(FREE_BYTES + 1), Err(Refusal::Crowded { max_bytes: 200_000 }));
+        assert_eq!(body(FREE_BYTES + 1), Err(Refusal::MemoryLimit { max_bytes: 200_000 }));
         assert_eq!(memory.used_bytes(), 200_000);
         let part = first.slice(5..9);
         drop((first, second));
@@ -178,13 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_inflated_ends_at_its_limit_or_where_there_is_no_room() {
+    fn inflating_stops_at_the_size_limit_and_at_the_memory_limit() {
         let memory = Memory::new(1 << 20);
-        let read = |num_bytes: u64, max_bytes| read_within(io::repeat(7).take(num_bytes), max_bytes, memory.share());
+        let read =
+            |num_bytes: u64, max_bytes| read_within(io::repeat(7).take(num_bytes), max_bytes, memory.reservation());
         let kept = read(600_000, 600_000).unwrap();
         assert_eq!((kept.len(), memory.used_bytes()), (600_000, 600_000));
-        assert!(matches!(read(400_001, 400_000), Err(Unread::TooLong)));
-        assert!(matches!(read(u64::MAX, usize::MAX - 1), Err(Unread::Refused(Refusal::Crowded { .. }))));
+        assert!(matches!(read(400_001, 400_000), Err(ReadError::TooLong)));
+        assert!(matches!(read(u64::MAX, usize::MAX - 1), Err(ReadError::Refused(Refusal::MemoryLimit { .. }))));
         assert_eq!(memory.used_bytes(), 600_000);
     }
 }

@@ -62,7 +62,7 @@ pub(crate) struct Metrics {
     signs: Family<Of, Counter>,
     signs_missed: Family<Of, Counter>,
     signs_lost: Family<Of, Counter>,
-    pub(crate) request: Seen,
+    pub(crate) request: DurationHistogram,
     stages: Family<Stage, Histogram, Seconds>,
     joined: Family<Of, Histogram, Together>,
     version: Family<Of, Gauge>,
@@ -81,12 +81,12 @@ pub(crate) struct ModelMetrics {
     pub(crate) signs: Counter,
     pub(crate) signs_missed: Counter,
     pub(crate) signs_lost: Counter,
-    pub(crate) queue: Seen,
-    pub(crate) parse: Seen,
-    pub(crate) reader: Seen,
-    pub(crate) lookup: Seen,
-    pub(crate) infer: Seen,
-    pub(crate) write: Seen,
+    pub(crate) queue: DurationHistogram,
+    pub(crate) parse: DurationHistogram,
+    pub(crate) reader: DurationHistogram,
+    pub(crate) lookup: DurationHistogram,
+    pub(crate) infer: DurationHistogram,
+    pub(crate) write: DurationHistogram,
     pub(crate) joined: Histogram,
     pub(crate) version: Gauge,
     pub(crate) offered: Gauge,
@@ -98,9 +98,9 @@ pub(crate) struct ModelMetrics {
 
 /// A histogram of durations.
 #[derive(Clone)]
-pub(crate) struct Seen(Histogram);
+pub(crate) struct DurationHistogram(Histogram);
 
-impl Seen {
+impl DurationHistogram {
     pub(crate) fn observe(&self, duration: Duration) {
         self.0.observe(duration.as_secs_f64());
     }
@@ -115,7 +115,7 @@ impl Metrics {
             signs: Family::default(),
             signs_missed: Family::default(),
             signs_lost: Family::default(),
-            request: Seen(Seconds.new_metric()),
+            request: DurationHistogram(Seconds.new_metric()),
             stages: Family::new_with_constructor(Seconds),
             joined: Family::new_with_constructor(Together),
             version: Family::default(),
@@ -159,7 +159,11 @@ impl Metrics {
     pub(crate) fn of(&self, model: &str, variant: &str) -> ModelMetrics {
         let of = Of { model: model.into(), variant: variant.into() };
         let stage = |stage| {
-            Seen(self.stages.get_or_create_owned(&Stage { model: model.into(), variant: variant.into(), stage }))
+            DurationHistogram(self.stages.get_or_create_owned(&Stage {
+                model: model.into(),
+                variant: variant.into(),
+                stage,
+            }))
         };
         ModelMetrics {
             instances: self.instances.get_or_create_owned(&of),

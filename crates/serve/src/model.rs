@@ -8,13 +8,22 @@ use elasticrec_cube::{Client, ClientError, CubeError};
 use elasticrec_sample::{FeaturesError, Parser};
 use thiserror::Error;
 
-use crate::chain::Chain;
-use crate::engine::{EngineError, Network};
-use crate::manifest::{Manifest, ManifestError};
-use crate::registry::PlanError;
-use crate::rows::{Rows, StoreRows};
-use crate::score::{ScoreError, Scorer};
-use crate::version::{self, VersionError};
+use crate::server::PlanError;
+
+pub mod chain;
+pub mod engine;
+pub mod manifest;
+pub mod rows;
+pub mod scorer;
+pub(crate) mod seal;
+pub mod version;
+
+pub use chain::Chain;
+pub use engine::{Engine, EngineError, Network, init_onnxruntime};
+pub use manifest::{Manifest, ManifestError};
+pub use rows::{Rows, StoreRows};
+pub use scorer::{ScoreError, ScoreStats, Scorer};
+pub use version::VersionError;
 
 /// Why a model cannot be served.
 #[derive(Debug, Error)]

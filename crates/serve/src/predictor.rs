@@ -7,11 +7,8 @@ use elasticrec_sample::LabelMode;
 use elasticrec_sample::reader::parse_text;
 use thiserror::Error;
 
-use crate::engine::init_onnxruntime;
-use crate::face::{Face, Limits};
-use crate::model::{Model, ModelError};
-use crate::score::{ScoreError, Scorer};
-use crate::{EngineError, manifest::Manifest};
+use crate::codecs::{Codec, Limits};
+use crate::model::{EngineError, Manifest, Model, ModelError, ScoreError, Scorer, init_onnxruntime};
 
 /// Why there are no scores.
 #[derive(Debug, Error)]
@@ -53,7 +50,7 @@ impl Predictor {
     pub fn predict_parsed(&mut self, parsed: &[u8]) -> Result<Vec<f32>, PredictError> {
         let mut builder = self.model.parser().builder(0);
         let limits = Limits { max_instances: usize::MAX };
-        let decoded = Face::Parsed.decode(self.model.parser(), parsed, limits, &mut builder);
+        let decoded = Codec::Parsed.decode(self.model.parser(), parsed, limits, &mut builder);
         decoded.map_err(|error| PredictError::Record(error.to_string()))?;
         let batch = builder.finish();
         self.scorer.score(&batch, None)?;

@@ -1,37 +1,34 @@
-//! Why a prediction was not made, in words of its own; what that is in HTTP, gRPC and bRPC each face says in one place.
+//! Why a request has no prediction, independent of the protocol. HTTP, gRPC and bRPC each map it to their codes once.
 
 use thiserror::Error;
 
-use crate::face::DecodeError;
+use crate::codecs::DecodeError;
 
-/// Why a prediction was not made.
+/// Why a request has no prediction.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(crate) enum Refusal {
-    /// The request is not what was asked for.
+    /// The request is invalid.
     #[error("{0}")]
     Bad(String),
-    /// More than the server takes at once.
+    /// The request is larger than a limit.
     #[error("{0}")]
     TooLarge(String),
-    /// No such model, variant or version.
+    /// The model, variant or version does not exist.
     #[error("{0}")]
     Unknown(String),
-    /// What is asked for is not loaded yet, or cannot be reached.
+    /// The model is not loaded yet, or its rows cannot be reached.
     #[error("{0}")]
     Unavailable(String),
-    /// As many requests wait as may.
-    #[error("{queue} requests are waiting already, try again later")]
-    Full { queue: usize },
-    /// As much of requests is in memory as may be.
-    #[error("requests under way have {max_bytes} bytes together already, as many as they may, try again later")]
-    Crowded { max_bytes: usize },
-    /// The caller has gone on by now.
-    #[error("deadline: not scored in {after_ms} ms, the time that the request had")]
-    Late { after_ms: u128 },
-    /// The version's rows are no longer at the store: the request begins again with the current one.
+    #[error("the queue of {queue} requests is full (`serve.queue`); retry later")]
+    QueueFull { queue: usize },
+    #[error("in-flight requests already use the limit of {max_bytes} bytes (`serve.max_pending_bytes`); retry later")]
+    MemoryLimit { max_bytes: usize },
+    #[error("deadline: not scored within the {after_ms} ms of the request")]
+    DeadlineExceeded { after_ms: u128 },
+    /// The store no longer has the version's rows; the request is repeated with the current version.
     #[error("{0}")]
     Gone(String),
-    /// A mistake of ours or of the model's.
+    /// A bug of the server or of the model.
     #[error("{0}")]
     Internal(String),
 }

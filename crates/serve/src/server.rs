@@ -1,4 +1,7 @@
-//! The server: sockets in, predictions out; all that computes is behind the queues of the versions at work.
+//! The server: its options, its start and stop, and loading versions.
+//!
+//! - `listen` accepts connections and finds out their protocol; `time_limits` disconnects clients that do not send or read;
+//! - `registry` has the models, their variants and the current version of each.
 
 use std::fmt;
 use std::io;
@@ -14,20 +17,23 @@ use elasticrec_wire::ServerTls;
 use thiserror::Error;
 use tokio::sync::watch;
 
-use crate::answers::Answers;
-use crate::deployment::{Deployment, Means, Sizes};
-use crate::face::Limits;
+use crate::codecs::Limits;
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::model::{Model, ModelError, RowSource};
-use crate::readers::Readers;
-use crate::registry::{ModelPlan, PlanError, Registry};
-use crate::worker::Joining;
+use crate::queue::answers::Answers;
+use crate::queue::deployment::{Deployment, DeploymentOptions, Resources};
+use crate::queue::readers::Readers;
+use crate::queue::worker::Batching;
 
 mod listen;
-mod patience;
+pub(crate) mod registry;
+mod time_limits;
 
-/// A secret that does not print.
+use registry::Registry;
+pub use registry::{ModelPlan, PlanError, VariantPlan};
+
+/// A secret that its `Debug` output hides.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(pub String);
 
@@ -37,38 +43,38 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How to serve.
+/// The options of a server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Where to listen; port 0 takes a free one.
+    /// Address to listen on; port 0 takes a free one.
     pub addr: SocketAddr,
-    /// Scorers, each with a thread of its own for what is not small.
+    /// Number of scorers, each with a thread.
     pub workers: usize,
-    /// Predictions that may wait for a scorer; further ones get 429.
+    /// Maximum number of queued requests for each model; further ones are answered with 429.
     pub queue: usize,
-    /// Threads for the sockets, which score small requests too.
+    /// Number of threads for the sockets, which also score small requests.
     pub io_threads: usize,
-    /// Connections at once; further ones wait to be accepted.
+    /// Maximum number of connections; further ones wait to be accepted.
     pub max_connections: usize,
-    /// Longest body.
+    /// Maximum length of a body.
     pub max_body_bytes: usize,
-    /// What requests under way and their answers may have together; further ones get 429.
+    /// Maximum memory of all in-flight requests and answers; further requests are answered with 429.
     pub max_pending_bytes: usize,
-    /// Instances, or lines, a request.
+    /// Maximum number of instances or lines in a request.
     pub max_instances: usize,
-    /// Requests that wait together are scored together up to so many instances; 1 scores each by itself.
+    /// Queued requests are scored together up to this number of instances; 1 scores each by itself.
     pub max_batch: usize,
-    /// How long a request may wait for others, when others came together with those before it.
+    /// How long a request may wait for others to be scored with, while requests arrive together.
     pub max_wait: Duration,
-    /// Asked for on everything but health and readiness.
+    /// Required on every path except health and readiness.
     pub token: Option<Token>,
-    /// What it shows; HTTP and gRPC are inside, and bRPC, which has no TLS of its own, is not spoken then.
+    /// Certificate and key. With TLS only HTTP and gRPC are served: bRPC has no TLS.
     pub tls: Option<ServerTls>,
-    /// For the head of a request, and so for how long a connection may idle.
+    /// Time limit for the headers of a request, and so for an idle connection.
     pub header_timeout: Duration,
-    /// For the body of a request.
+    /// Time limit for the body of a request.
     pub body_timeout: Duration,
-    /// For the prediction of a request that says nothing of it; none for as long as it takes.
+    /// Time limit for the prediction of a request without one of its own.
     pub timeout: Option<Duration>,
 }
 
@@ -85,7 +91,7 @@ impl Default for ServerOptions {
             max_pending_bytes: 1 << 30,
             max_instances: 10_000,
             max_batch: 256,
-            // those that come while a batch is scored are together anyway
+            // Requests that arrive while a batch is scored are scored together anyway.
             max_wait: Duration::ZERO,
             token: None,
             tls: None,
@@ -96,26 +102,26 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why there is no server.
+/// Why a server did not start.
 #[derive(Debug, Error)]
 pub enum ServerError {
-    /// The address cannot be had.
+    /// The address cannot be bound.
     #[error("serve: {addr}: {source}")]
     Bind {
         /// The address.
         addr: SocketAddr,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The system gave no thread or no event queue.
+    /// The operating system refused a thread or an event queue.
     #[error("serve: {0}")]
     Start(io::Error),
-    /// The models make no sense.
+    /// The models of the configuration are invalid.
     #[error("serve: {0}")]
     Plan(#[from] PlanError),
 }
 
-/// What all connections share.
+/// The state that all connections share.
 pub(crate) struct App {
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Metrics,
@@ -124,14 +130,14 @@ pub(crate) struct App {
     answers: Answers,
 }
 
-/// What is spoken inside of TLS.
+/// Protocols inside TLS.
 pub const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// The server.
 pub struct Server;
 
 impl Server {
-    /// Binds the address and answers on it; ready once every variant of every model has a version.
+    /// Bind the address and answer requests; ready once every variant of every model has a version.
     pub fn start(options: ServerOptions, models: &[ModelPlan]) -> Result<ServerHandle, ServerError> {
         let registry = Registry::new(models)?;
         let bind = |source| ServerError::Bind { addr: options.addr, source };
@@ -149,17 +155,17 @@ impl Server {
             let _guard = runtime.enter();
             tokio::net::TcpListener::from_std(listener).map_err(ServerError::Start)?
         };
-        let (answers, hand_out) = Answers::new();
-        runtime.spawn(hand_out);
+        let (answers, deliver_all) = Answers::new();
+        runtime.spawn(deliver_all);
         let metrics = Metrics::new();
         for (model, variant) in models.iter().flat_map(|plan| plan.variants.iter().map(|one| (&plan.name, &one.name))) {
-            // so that they are there before their first request
+            // The metrics of a variant exist before its first request.
             metrics.of(model, variant);
         }
         let memory = Memory::new(options.max_pending_bytes);
         let app = Arc::new(App { options, metrics, registry, memory, answers });
         let (stop, stopped) = watch::channel(None);
-        let ended = Arc::new(Ended::default());
+        let ended = Arc::new(EndSignal::default());
         let (thread_app, thread_ended) = (app.clone(), ended.clone());
         let serve = move || {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -167,19 +173,19 @@ impl Server {
                 runtime.shutdown_background();
                 end_scorers(&thread_app, deadline)
             }));
-            thread_ended.set(outcome.unwrap_or(Drained(false)));
+            thread_ended.set(outcome.unwrap_or(DrainOutcome(false)));
         };
         std::thread::Builder::new().name("serve".into()).spawn(serve).map_err(ServerError::Start)?;
         Ok(ServerHandle { addr, app, stop, ended })
     }
 }
 
-/// Does heavy work on a thread that leaves the cores to those that answer; threads that come of it must not be started
-/// there: they would inherit that.
-fn in_the_background<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+/// Run heavy work on a thread of low priority, so that it does not delay answers. The work must not start threads: they
+/// would inherit the priority.
+fn run_in_background<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let work = move || {
-            // only a wish: without it all the same is done, and answers wait a little longer meanwhile
+            // If this fails, answers wait a little longer during the work.
             #[cfg(target_os = "linux")]
             let _ = rustix::process::setpriority_process(None, BACKGROUND);
             work()
@@ -188,35 +194,35 @@ fn in_the_background<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Frees a version once its last request is answered, on nobody's time.
-fn let_go(deployment: Arc<Deployment>) {
+/// Free a replaced version after its last request, on a thread of its own: unmapping takes time.
+fn release_later(deployment: Arc<Deployment>) {
     let wait = move || {
         while Arc::strong_count(&deployment) > 1 {
-            std::thread::sleep(LEAVE_POLL);
+            std::thread::sleep(RELEASE_POLL);
         }
     };
-    // without a thread the last request does it
-    let _ = std::thread::Builder::new().name("serve-leave".into()).spawn(wait);
+    // If no thread starts, the last request frees the version.
+    let _ = std::thread::Builder::new().name("serve-release".into()).spawn(wait);
 }
 
-/// Whether everything that was accepted has been answered.
+/// Whether every accepted request was answered before the stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drained(pub bool);
+pub struct DrainOutcome(pub bool);
 
-/// Set once, by the server's thread on its way out.
+/// Set once, when the server's thread ends.
 #[derive(Default)]
-struct Ended {
-    outcome: Mutex<Option<Drained>>,
+struct EndSignal {
+    outcome: Mutex<Option<DrainOutcome>>,
     changed: Condvar,
 }
 
-impl Ended {
-    fn set(&self, outcome: Drained) {
+impl EndSignal {
+    fn set(&self, outcome: DrainOutcome) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         self.changed.notify_all();
     }
 
-    fn wait(&self, timeout: Option<Duration>) -> Option<Drained> {
+    fn wait(&self, timeout: Option<Duration>) -> Option<DrainOutcome> {
         let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         match timeout {
             Some(timeout) => {
@@ -233,60 +239,59 @@ impl Ended {
     }
 }
 
-/// How often the end of a scorer thread is looked for.
-const POLL: Duration = Duration::from_millis(1);
-/// How often the end of a version's last request is looked for.
-const LEAVE_POLL: Duration = Duration::from_millis(10);
-/// The niceness of what loads: a tenth of what others get, so that on busy cores it comes to an end too.
+/// Interval of checks whether the scorer threads have ended.
+const END_POLL: Duration = Duration::from_millis(1);
+/// Interval of checks whether the last request of a version has ended.
+const RELEASE_POLL: Duration = Duration::from_millis(10);
+/// Niceness of loading: a tenth of the CPU share of other threads, so that it ends on busy cores too.
 const BACKGROUND: i32 = 10;
 
-/// Lets the scorers finish what is queued, until the deadline.
-fn end_scorers(app: &App, deadline: Instant) -> Drained {
+/// Let the scorers finish what is queued, until the deadline.
+fn end_scorers(app: &App, deadline: Instant) -> DrainOutcome {
     let variants = app.registry.models().flat_map(|entry| &entry.variants);
     let mut left: Vec<Arc<Deployment>> = variants.filter_map(|variant| variant.switch(None)).collect();
     let mut threads = Vec::new();
     loop {
-        // connections that were cut off at the deadline may still let go of it
+        // Connections closed at the deadline may hold a deployment a little longer.
         left.retain_mut(|deployment| match Arc::get_mut(deployment) {
             Some(deployment) => {
-                threads.extend(deployment.pool.close());
+                threads.extend(deployment.queue.close());
                 false
             }
             None => true,
         });
         if left.is_empty() && threads.iter().all(|thread: &JoinHandle<()>| thread.is_finished()) {
-            return Drained(true);
+            return DrainOutcome(true);
         }
         if Instant::now() >= deadline {
-            return Drained(false);
+            return DrainOutcome(false);
         }
-        std::thread::sleep(POLL);
+        std::thread::sleep(END_POLL);
     }
 }
 
-/// A server that runs; stops when it is dropped.
+/// A running server; dropping the handle stops it.
 pub struct ServerHandle {
     addr: SocketAddr,
     pub(crate) app: Arc<App>,
     stop: watch::Sender<Option<Instant>>,
-    ended: Arc<Ended>,
+    ended: Arc<EndSignal>,
 }
 
 impl ServerHandle {
-    /// Where it listens.
+    /// Return the address that it listens on.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Warms a version and gives it every request of a variant from then on; requests under way end on the version that
-    /// they began with.
+    /// Warm a version and make it the current one of a variant. In-flight requests end on the version they started with.
     pub fn install(&self, name: &str, variant: &str, model: &Arc<Model>) -> Result<(), ModelError> {
         self.prepare(name, variant, None, || Ok(model.clone())).map(|_| ())
     }
 
-    /// Loads a version and [installs](ServerHandle::install) it. Its rows are looked up at a store if one is given; else
-    /// they are those of its files, of which the version before may have some already. `readers` read its lines where
-    /// they are of a user's own format.
+    /// Load a version and [install](ServerHandle::install) it. Rows are looked up in `store` if it is given, else they
+    /// are loaded from the version's files, except those that the previous version has in memory. `readers` parse lines
+    /// in a user's own format.
     pub fn load(
         &self,
         name: &str,
@@ -296,10 +301,10 @@ impl ServerHandle {
         readers: Option<Arc<Readers>>,
     ) -> Result<Arc<Model>, ModelError> {
         self.prepare(name, variant, readers, || {
-            let before = self.app.registry.place(name, variant)?.current();
+            let previous = self.app.registry.variant(name, variant)?.current();
             let source = match store {
                 Some((client, lost)) => RowSource::Store(client, lost),
-                None => RowSource::Files(before.and_then(|deployment| deployment.model.clone())),
+                None => RowSource::Files(previous.and_then(|deployment| deployment.model.clone())),
             };
             Model::load_with(path, &source)
         })
@@ -313,42 +318,42 @@ impl ServerHandle {
         load: impl FnOnce() -> Result<Arc<Model>, ModelError> + Send,
     ) -> Result<Arc<Model>, ModelError> {
         let ServerOptions { workers, queue, max_instances, max_batch, max_wait, .. } = self.app.options;
-        let joining = Joining { max_instances: max_batch, max_wait };
-        let sizes = Sizes { queue, limits: Limits { max_instances }, joining };
-        let place = self.app.registry.place(name, variant)?;
-        let scorers = in_the_background(|| {
+        let batching = Batching { max_instances: max_batch, max_wait };
+        let options = DeploymentOptions { capacity: queue, limits: Limits { max_instances }, batching };
+        let entry = self.app.registry.variant(name, variant)?;
+        let scorers = run_in_background(|| {
             let model = load()?;
             (0..workers.max(1)).map(|_| model.scorer()).collect::<Result<Vec<_>, _>>()
         })?;
         let metrics = self.app.metrics.of(name, variant);
-        let means = Means { metrics: &metrics, answers: &self.app.answers, readers };
-        let deployment = Arc::new(Deployment::start(scorers, name, variant, sizes, means)?);
-        metrics.version.set(deployment.about.version as i64);
+        let resources = Resources { metrics: &metrics, answers: &self.app.answers, readers };
+        let deployment = Arc::new(Deployment::start(scorers, name, variant, options, resources)?);
+        metrics.version.set(deployment.info.version as i64);
         let model = deployment.model.clone();
-        if let Some(before) = place.switch(Some(deployment)) {
-            let_go(before);
+        if let Some(previous) = entry.switch(Some(deployment)) {
+            release_later(previous);
         }
         model.ok_or_else(|| ModelError::Mismatch { name: name.into(), what: "has no model".into() })
     }
 
-    /// Notes which version a variant should have, and how often one could not be loaded so far.
+    /// Set the metrics of the version that a variant should have, and of failed loads so far.
     pub fn note(&self, name: &str, variant: &str, offered: u64, failures: u64) {
         let metrics = self.app.metrics.of(name, variant);
         metrics.offered.set(offered as i64);
         metrics.load_failures.inc_by(failures.saturating_sub(metrics.load_failures.get()));
     }
 
-    /// Stops accepting, finishes what was begun, and returns when that is done or the time is up.
-    pub fn stop(&self, within: Duration) -> Drained {
+    /// Stop accepting, finish in-flight requests, and return when they are done or the time limit has passed.
+    pub fn stop(&self, within: Duration) -> DrainOutcome {
         let deadline = Instant::now() + within;
         self.stop.send_modify(|stop| {
             stop.get_or_insert(deadline);
         });
-        self.ended.wait(None).unwrap_or(Drained(false))
+        self.ended.wait(None).unwrap_or(DrainOutcome(false))
     }
 
-    /// Waits until the server has stopped, at most for `timeout`; `None` if it still runs then.
-    pub fn wait(&self, timeout: Option<Duration>) -> Option<Drained> {
+    /// Wait until the server has stopped, at most for `timeout`. Returns None if it is still running.
+    pub fn wait(&self, timeout: Option<Duration>) -> Option<DrainOutcome> {
         self.ended.wait(timeout)
     }
 }

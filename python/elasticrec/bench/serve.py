@@ -79,8 +79,8 @@ def _serving(core: int | None, *settings: str) -> Iterator[ServerProcess]:
         yield server
 
 
-def _load(server: ServerProcess, requests: Requests, **options: Any) -> _core.LoadReport:
-    report = _core.load_test(
+def _load(server: ServerProcess, requests: Requests, **options: Any) -> _core.TrafficReport:
+    report = _core.run_traffic(
         server.address,
         requests.path,
         requests.bodies,
@@ -161,7 +161,7 @@ def _capacity(server: ServerProcess, requests: Requests, seconds: float) -> floa
     return _load(server, requests, connections=_MANY_CONNECTIONS, seconds=seconds).requests_per_s
 
 
-def _open_loop(server: ServerProcess, requests: Requests, rate: float, seconds: float) -> _core.LoadReport:
+def _open_loop(server: ServerProcess, requests: Requests, rate: float, seconds: float) -> _core.TrafficReport:
     return _load(
         server,
         requests,

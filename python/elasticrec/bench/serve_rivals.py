@@ -197,7 +197,7 @@ class Target:
         return max((self._load(connections, seconds), connections) for connections in _CONNECTIONS)
 
     def _load(self, connections: int, seconds: float) -> float:
-        report = _core.load_test(
+        report = _core.run_traffic(
             self.address,
             self.requests.path,
             self.requests.bodies,

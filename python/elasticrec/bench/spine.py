@@ -91,8 +91,8 @@ def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
     with server_process(str(path)) as server:
         address = server.address
 
-        def load(bodies: list[bytes]) -> _core.LoadReport:
-            report = _core.load_test(
+        def load(bodies: list[bytes]) -> _core.TrafficReport:
+            report = _core.run_traffic(
                 address,
                 server.predict_path,
                 bodies,

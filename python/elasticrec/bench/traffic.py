@@ -59,7 +59,7 @@ def run(url: str, name: str | None, token: str | None, settings: Settings, say: 
         model = _ask(client, settings.format, bodies[0]).model
     pace = f"{settings.rate:,g} requests/s" if settings.rate else "as fast as it answers"
     say(f"{model} at {url}: {settings.instances:,} lines per request, {settings.connections:,} connections, {pace}")
-    report = _core.load_test(
+    report = _core.run_traffic(
         place.where,
         f"{place.prefix}{model_path(model)}:predict",
         bodies,
@@ -112,7 +112,7 @@ def _warnings(result: Result) -> list[str]:
     return warnings
 
 
-def _result(settings: Settings, model: str, report: _core.LoadReport) -> Result:
+def _result(settings: Settings, model: str, report: _core.TrafficReport) -> Result:
     names = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us", "lag_p99_us")
     return {
         "model": model,

@@ -1,7 +1,7 @@
 """The reader process of a version: receives lines and sends batches over its standard input, a socket.
 
 `readers.py` starts it as `python -m elasticrec.serving.reader`; it ends when the socket is closed. The frames are
-defined in `crates/serve/src/readers.rs`.
+defined in `crates/serve/src/queue/readers.rs`.
 """
 
 import os

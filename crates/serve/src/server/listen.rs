@@ -1,4 +1,4 @@
-//! The accept loop: connections in, and on a stop the wait for those that are under way.
+//! The accept loop: accepts connections, finds out their protocol, and on a stop waits for in-flight requests.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,37 +16,37 @@ use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
 use super::App;
-use super::patience::Patient;
-use crate::brpc;
-use crate::http::Front;
+use super::time_limits::TimedStream;
+use crate::protocols::brpc;
+use crate::protocols::http::Front;
 
-/// Says when to stop, and until when that may take.
+/// Set to the deadline when the server should stop.
 type Stop = watch::Receiver<Option<Instant>>;
 
-/// After a failed accept, most likely for want of file descriptors: time for some to be closed.
+/// Pause after a failed accept, most likely for lack of file descriptors, so that some are closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Between two looks at a connection of which one to three bytes have come.
+/// Pause between two peeks at a connection that has sent one to three bytes.
 const PEEK_PAUSE: Duration = Duration::from_millis(5);
 
-/// Requests under way on a connection of HTTP/2.
+/// In-flight requests on a connection of HTTP/2.
 const MAX_STREAMS: u32 = 256;
-/// What a client may send of a body before it is read: requests of thousands of instances come in one go.
+/// Bytes of a body that a client may send before they are read: enough for thousands of instances at once.
 const WINDOW_BYTES: u32 = 1 << 20;
 
-/// What a connection of HTTP/2 begins with.
+/// The first bytes of a connection of HTTP/2.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The longest frame of HTTP/2 that a client may send.
 const MAX_FRAME_BYTES: u32 = 1 << 20;
 
-/// Serves until told to stop, then until all requests under way are answered or the deadline, which it returns.
+/// Serve until a stop, then until all in-flight requests are answered or the deadline has passed. Returns the deadline.
 pub(super) async fn serve(listener: TcpListener, app: Arc<App>, mut stop: Stop) -> Instant {
     let graceful = GracefulShutdown::new();
     let stopping = stop.clone();
     tokio::select! {
         error = accept(listener, &app, &graceful, &stopping) => match error {},
-        // a handle that is gone can tell nothing any more; it stops the server too
+        // Dropping the handle stops the server too.
         _ = stop.wait_for(Option::is_some) => (),
     }
     let deadline = stop.borrow().unwrap_or_else(Instant::now);
@@ -68,16 +68,16 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        // answers are written whole, so waiting for more to send only adds latency
+        // Answers are written whole, so Nagle's algorithm would only add latency.
         let _ = stream.set_nodelay(true);
-        // the end of the server waits for all that have one
+        // A stop waits for every connection that has a watcher.
         let watcher = graceful.watcher();
         let (app, stop, builders, service) = (app.clone(), stop.clone(), builders.clone(), service.clone());
         tokio::spawn(async move {
             let timeout = app.options.header_timeout;
             if let Some(tls) = &app.options.tls {
                 let handshake = TlsAcceptor::from(tls.config().clone()).accept(stream);
-                // one that does not speak TLS, or not ours, was told so by the handshake
+                // A failed handshake has told the client why.
                 if let Some(Ok(stream)) = unless_stopped(stop, timeout, handshake).await {
                     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                     let (builder, stream) = builders.of(is_http2, stream, &app);
@@ -95,7 +95,7 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
                 Some(first) => {
                     let (builder, stream) = builders.of(first.starts_with(&PREFACE[..3]), stream, &app);
                     let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-                    // a client that breaks off, or breaks the protocol, is no business of the others
+                    // An error concerns this client only.
                     let _ = watcher.watch(connection).await;
                 }
                 None => (),
@@ -105,8 +105,8 @@ async fn accept(listener: TcpListener, app: &Arc<App>, graceful: &GracefulShutdo
     }
 }
 
-/// What a connection begins with, left where it is: four bytes, or fewer that no protocol of ours but HTTP begins with.
-/// Nothing if they do not come.
+/// Peek at the first bytes of a connection: four, or fewer if they cannot be the start of bRPC. Returns None if none
+/// arrive in time.
 async fn first_bytes(stream: &TcpStream, stop: Stop, timeout: Duration) -> Option<[u8; 4]> {
     let mut bytes = [0; 4];
     let peek = async {
@@ -115,22 +115,22 @@ async fn first_bytes(stream: &TcpStream, stop: Stop, timeout: Duration) -> Optio
             if count == bytes.len() || bytes[..count] != brpc::MAGIC[..count] {
                 return Some(());
             }
-            // what is there is there at once; the rest of four bytes is not worth more than looking again
+            // Four bytes almost always arrive together, so polling for the rest is enough.
             tokio::time::sleep(PEEK_PAUSE).await;
         }
     };
     unless_stopped(stop, timeout, peek).await.flatten().map(|()| bytes)
 }
 
-/// What comes of the beginning of a connection; nothing if the server stops or the time is over first.
-async fn unless_stopped<T>(mut stop: Stop, timeout: Duration, beginning: impl Future<Output = T>) -> Option<T> {
+/// Wait for the start of a connection. Returns None if the server stops or the time limit passes first.
+async fn unless_stopped<T>(mut stop: Stop, timeout: Duration, start: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         _ = stop.wait_for(Option::is_some) => None,
-        outcome = tokio::time::timeout(timeout, beginning) => outcome.ok(),
+        outcome = tokio::time::timeout(timeout, start) => outcome.ok(),
     }
 }
 
-/// How the two versions of HTTP are served.
+/// hyper's settings for HTTP/1.1 and HTTP/2.
 struct Builders {
     http1: auto::Builder<TokioExecutor>,
     http2: auto::Builder<TokioExecutor>,
@@ -145,23 +145,23 @@ impl Builders {
         http2
             .http2()
             .timer(TokioTimer::new())
-            // a client that is gone without a word holds its place no longer than one that idles
+            // A client that vanished is disconnected as soon as an idle one.
             .keep_alive_interval(timeout)
             .keep_alive_timeout(timeout)
             .max_concurrent_streams(MAX_STREAMS)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
-            // a request in one frame is read in one go
+            // A request in one frame is read in one piece.
             .max_frame_size(MAX_FRAME_BYTES);
         Builders { http1, http2 }
     }
 
-    /// How a connection is served; the preface of HTTP/2 has to come in time, as the first head of HTTP/1.1 has to.
-    fn of<S>(&self, is_http2: bool, stream: S, app: &App) -> (&auto::Builder<TokioExecutor>, Patient<S>) {
-        let stream = Patient::new(stream, app.options.body_timeout);
+    /// Return the settings for a connection. The preface of HTTP/2 has the time limit of HTTP/1.1's first headers.
+    fn of<S>(&self, is_http2: bool, stream: S, app: &App) -> (&auto::Builder<TokioExecutor>, TimedStream<S>) {
+        let stream = TimedStream::new(stream, app.options.body_timeout);
         if !is_http2 {
             return (&self.http1, stream);
         }
-        (&self.http2, stream.beginning(PREFACE.len(), app.options.header_timeout).gathered())
+        (&self.http2, stream.with_preface(PREFACE.len(), app.options.header_timeout).joining_writes())
     }
 }

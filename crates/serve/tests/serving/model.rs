@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use elasticrec_sample::hash::{sign_of, slot_seed};
-use elasticrec_serve::{EngineRate, Model, Predictor, engine_rate, init_onnxruntime};
+use elasticrec_serve::model::{Chain, Engine, Network};
+use elasticrec_serve::{Model, Predictor, init_onnxruntime};
 use serde_json::json;
 
 use crate::support::{TestModel, assert_close, edit_manifest, ort_library};
@@ -156,6 +157,11 @@ fn the_bare_engine_runs_without_a_cube() {
     let dir = tempfile::tempdir().unwrap();
     TestModel::slots().write(dir.path());
     std::fs::remove_file(dir.path().join("cube/part-00000")).unwrap();
-    let rate = engine_rate(dir.path(), &library, EngineRate { batch: 8, seconds: 0.02, threads: 2 }).unwrap();
-    assert!(rate > 0.0);
+    init_onnxruntime(&library).unwrap();
+    let network = Network::read(&Chain::load(dir.path()).unwrap()).unwrap();
+    let shape = network.shape();
+    let mut scores = Vec::new();
+    let pooled = vec![0.5; 8 * shape.num_cells * shape.width];
+    Engine::new(&network).unwrap().run(8, &pooled, &[], &mut scores).unwrap();
+    assert_eq!(scores.len(), 8 * shape.num_labels);
 }

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
-use elasticrec_serve::server::Drained;
+use elasticrec_serve::server::DrainOutcome;
 use elasticrec_serve::{Manifest, Model, ModelPlan, Server, ServerHandle, ServerOptions, init_onnxruntime};
 use serde_json::{Value, json};
 
@@ -209,5 +209,5 @@ fn many_clients_each_get_their_own_scores_across_a_switch_of_versions() {
     });
     let answer = predict(&server, "text/plain", "");
     assert_eq!(answer.1, r#"{"model":"demo","version":4,"predictions":[]}"#);
-    assert_eq!(server.stop(LONG), Drained(true));
+    assert_eq!(server.stop(LONG), DrainOutcome(true));
 }

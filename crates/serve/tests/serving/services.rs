@@ -234,7 +234,7 @@ fn rows_are_those_of_the_model() {
     assert_eq!((got.status, got.json()), (200, json!({"values": values, "version": "3"})));
     assert_eq!(seek(json!({"keys": []})).json(), json!({"values": []}));
     let many = seek(json!({"keys": vec![0; (1 << 16) + 1]}));
-    let told = json!({"error": "keys: expected at most 65536 at a time, got 65537"});
+    let told = json!({"error": "keys: expected at most 65536, got 65537"});
     assert_eq!((many.status, many.json()), (400, told));
     // more than a socket's thread looks up itself: packed keys 1 to 99, again and again
     let keys: Vec<u8> = (0..990).map(|at| 1 + (at % 99) as u8).collect();

@@ -37,7 +37,7 @@ pub struct TestModel {
     pub features: Value,
     pub columns: Vec<Column>,
     pub rows: BTreeMap<u64, Vec<f32>>,
-    /// Sizes of the layers' outputs, the last being the number of labels.
+    /// DeploymentOptions of the layers' outputs, the last being the number of labels.
     pub layers: Vec<usize>,
     /// Weights and biases of all layers in a row.
     pub dense: Vec<f32>,

@@ -1,0 +1,294 @@
+//! The queue between the threads that read requests and the workers that score them.
+//!
+//! A job is queued with [`JobQueue::submit`], which wakes nobody. The thread that queued it then schedules a *pass* over the
+//! queue ([`JobQueue::schedule_pass`]) and runs it once it has read everything that has arrived. A pass runs one piece of
+//! work on the calling thread if a worker is free; a worker takes the jobs behind its first one too, so that requests that
+//! arrived together are scored together.
+//!
+//! # The wake-up protocol
+//!
+//! Every queued job is run, because at any time one of these holds:
+//!
+//! - a pass is scheduled: [`Pass::run`] clears the flag *before* it looks at the queue, so a thread that finds the flag set
+//!   may rely on that pass to see its job;
+//! - a thread of the queue is running a job: it takes the next one before it waits;
+//! - a pass is running a job: when it ends and jobs are left, the pass schedules itself again;
+//! - a thread of the queue has been notified ([`Pass::run`] does that when it must not run the next job itself).
+//!
+//! A pass that is dropped before it ran, because its runtime ends, wakes the threads instead. Closing the queue lets the
+//! threads run what is queued and then end. `tests/loom.rs` checks all of this over every interleaving.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::sync::{AtomicBool, AtomicU64, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering};
+
+mod sync;
+
+/// The queue is full; the job was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueFull;
+
+/// Runs a job, and takes jobs that wait behind it from the backlog if it wants them.
+type Worker<J> = Box<dyn FnMut(J, &Backlog<'_, J>) + Send>;
+
+struct Shared<J> {
+    state: Mutex<State<J>>,
+    /// Notified when a waiting thread should look at the queue.
+    wake_up: Condvar,
+    capacity: usize,
+    /// Duration of the last piece of work.
+    last_ns: AtomicU64,
+    /// Some thread will run a pass over the queue.
+    pass_is_scheduled: AtomicBool,
+}
+
+struct State<J> {
+    jobs: VecDeque<J>,
+    free_workers: Vec<Worker<J>>,
+    is_closed: bool,
+    num_waiting_threads: usize,
+}
+
+impl<J> State<J> {
+    /// Take a job and a worker, if there are both.
+    fn next(&mut self) -> Option<(J, Worker<J>)> {
+        let worker = self.free_workers.pop()?;
+        match self.jobs.pop_front() {
+            Some(job) => Some((job, worker)),
+            None => {
+                self.free_workers.push(worker);
+                None
+            }
+        }
+    }
+}
+
+/// What came of one attempt to run work on a calling thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    /// Nothing is queued, or every worker is busy and takes the next job itself.
+    Settled,
+    /// A piece of work is done and more is queued.
+    More,
+    /// The next job must run on a thread of the queue.
+    Refused,
+}
+
+impl<J> Shared<J> {
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Run job after job on a thread of the queue, until the queue is closed and empty.
+    fn run_thread(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some((job, mut worker)) = state.next() {
+                drop(state);
+                self.run(job, &mut worker, false);
+                state = self.lock();
+                state.free_workers.push(worker);
+            } else if state.is_closed && state.jobs.is_empty() {
+                return;
+            } else {
+                state.num_waiting_threads += 1;
+                state = self.wake_up.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.num_waiting_threads -= 1;
+            }
+        }
+    }
+
+    fn run(&self, job: J, worker: &mut Worker<J>, on_caller: bool) {
+        let started = Instant::now();
+        // A panic drops its job, which is how the client learns of it; the jobs behind it are not affected.
+        let _ = catch_unwind(AssertUnwindSafe(|| worker(job, &Backlog { queue: self, on_caller })));
+        self.last_ns.store(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Run one piece of work on the calling thread, if a worker is free, the last piece took at most `max_last`, and
+    /// `accepts` the next job. After `More` the caller must try again or call `wake`.
+    fn run_on_caller(&self, max_last: Duration, accepts: impl FnOnce(&J) -> bool) -> Attempt {
+        let mut state = self.lock();
+        let Some(next) = state.jobs.front().filter(|_| !state.free_workers.is_empty()) else {
+            return Attempt::Settled;
+        };
+        if self.last_ns.load(Ordering::Relaxed) > max_last.as_nanos() as u64 || !accepts(next) {
+            return Attempt::Refused;
+        }
+        let Some((job, mut worker)) = state.next() else {
+            return Attempt::Settled;
+        };
+        drop(state);
+        self.run(job, &mut worker, true);
+        let mut state = self.lock();
+        state.free_workers.push(worker);
+        if state.is_closed {
+            // Threads that are ending may have waited for this worker, and this caller may not come again.
+            self.wake_up.notify_all();
+        }
+        if state.jobs.is_empty() { Attempt::Settled } else { Attempt::More }
+    }
+
+    /// Notify as many waiting threads as there are jobs.
+    fn wake(&self) {
+        let state = self.lock();
+        let num_wanted = state.num_waiting_threads.min(state.jobs.len());
+        drop(state);
+        (0..num_wanted).for_each(|_| self.wake_up.notify_one());
+    }
+
+    /// Set the flag of the scheduled pass; false if it was set.
+    fn claim_pass(&self) -> bool {
+        !self.pass_is_scheduled.swap(true, Ordering::AcqRel)
+    }
+
+    /// Clear the flag. A swap, not a store: it acquires what threads that found the flag set had queued before.
+    fn clear_pass(&self) {
+        self.pass_is_scheduled.swap(false, Ordering::AcqRel);
+    }
+
+    fn close(&self) {
+        self.lock().is_closed = true;
+        self.wake_up.notify_all();
+    }
+}
+
+/// The jobs behind the one that a worker runs, for a worker that runs several together.
+pub struct Backlog<'q, J> {
+    queue: &'q Shared<J>,
+    on_caller: bool,
+}
+
+impl<J> Backlog<'_, J> {
+    /// Return whether the worker runs on the thread of a caller instead of a thread of the queue.
+    pub fn is_on_caller(&self) -> bool {
+        self.on_caller
+    }
+
+    /// Return a job that must not run on this thread; it is the next one again.
+    pub fn put_back(&self, job: J) {
+        self.queue.lock().jobs.push_front(job);
+    }
+
+    /// Take the next job, and wait until `end` if none is queued.
+    pub fn next(&self, end: Option<Instant>) -> Option<J> {
+        let mut state = self.queue.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())?;
+            if state.is_closed {
+                return None;
+            }
+            state.num_waiting_threads += 1;
+            state = self.queue.wake_up.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.num_waiting_threads -= 1;
+        }
+    }
+}
+
+/// A bounded queue of jobs, its workers, and a thread for each of them. Dropping it closes it: queued jobs are still run,
+/// then the threads end.
+pub struct JobQueue<J> {
+    shared: Arc<Shared<J>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<J: Send + 'static> JobQueue<J> {
+    /// Start a thread for each of `workers`, with a queue of `capacity` jobs in front of them.
+    pub fn start<W>(capacity: usize, workers: Vec<W>) -> io::Result<JobQueue<J>>
+    where
+        W: FnMut(J, &Backlog<'_, J>) + Send + 'static,
+    {
+        let num_threads = workers.len();
+        let free_workers = workers.into_iter().map(|worker| Box::new(worker) as Worker<J>).collect();
+        let state = State { jobs: VecDeque::new(), free_workers, is_closed: false, num_waiting_threads: 0 };
+        let shared = Shared {
+            state: Mutex::new(state),
+            wake_up: Condvar::new(),
+            capacity: capacity.max(1),
+            last_ns: AtomicU64::new(0),
+            pass_is_scheduled: AtomicBool::new(false),
+        };
+        // If a thread fails to start, dropping the queue ends those that did.
+        let mut queue = JobQueue { shared: Arc::new(shared), threads: Vec::with_capacity(num_threads) };
+        for number in 0..num_threads {
+            let shared = queue.shared.clone();
+            let thread = Builder::new().name(format!("scorer-{number}")).spawn(move || shared.run_thread())?;
+            queue.threads.push(thread);
+        }
+        Ok(queue)
+    }
+
+    /// Queue a job, or refuse it at once. A busy worker takes it by itself; otherwise it runs after the next
+    /// [pass](JobQueue::schedule_pass), so schedule one for everything that is queued together.
+    pub fn submit(&self, job: J) -> Result<(), QueueFull> {
+        let mut state = self.shared.lock();
+        if state.jobs.len() >= self.shared.capacity {
+            return Err(QueueFull);
+        }
+        state.jobs.push_back(job);
+        Ok(())
+    }
+
+    /// Schedule a pass over the queue, which the caller must run or drop. Returns None if one is scheduled already.
+    pub fn schedule_pass(&self) -> Option<Pass<J>> {
+        self.shared.claim_pass().then(|| Pass { queue: self.shared.clone(), is_due: true })
+    }
+
+    /// Return the number of queued jobs.
+    pub fn num_queued(&self) -> usize {
+        self.shared.lock().jobs.len()
+    }
+
+    /// Close the queue and return its threads, which end once everything queued has run.
+    pub fn close(&mut self) -> Vec<JoinHandle<()>> {
+        self.shared.close();
+        std::mem::take(&mut self.threads)
+    }
+}
+
+impl<J> Drop for JobQueue<J> {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+/// A pass over the queue that other threads rely on. If it is dropped before it ran, it wakes threads of the queue.
+pub struct Pass<J> {
+    queue: Arc<Shared<J>>,
+    is_due: bool,
+}
+
+impl<J> Pass<J> {
+    /// Run one piece of work on this thread if `accepts` the next job and the last piece took at most `max_last`; else wake
+    /// threads of the queue for what is queued. Returns whether the pass has to be run again.
+    pub fn run(&mut self, max_last: Duration, accepts: impl FnOnce(&J) -> bool) -> bool {
+        self.is_due = false;
+        self.queue.clear_pass();
+        match self.queue.run_on_caller(max_last, accepts) {
+            Attempt::Settled => (),
+            Attempt::Refused => self.queue.wake(),
+            // If another thread has scheduled a pass meanwhile, that pass finds the rest.
+            Attempt::More => self.is_due = self.queue.claim_pass(),
+        }
+        self.is_due
+    }
+}
+
+impl<J> Drop for Pass<J> {
+    fn drop(&mut self) {
+        if self.is_due {
+            self.queue.clear_pass();
+            self.queue.wake();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

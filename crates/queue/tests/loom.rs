@@ -1,0 +1,153 @@
+//! The wake-up protocol over every interleaving of its threads: every queued job is run, no wake-up is lost, and closing
+//! drains the queue. Run by `make test-loom`.
+#![cfg(loom)]
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use elasticrec_queue::{Backlog, JobQueue};
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+/// Preemptions that loom explores; protocols that fail at all usually fail with two.
+const MAX_PREEMPTIONS: usize = 3;
+const CAPACITY: usize = 4;
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(MAX_PREEMPTIONS);
+    builder.check(model);
+}
+
+/// The jobs that have run. Waiting for a job that nobody runs is a deadlock, which loom reports.
+#[derive(Clone, Default)]
+struct Finished(Arc<(Mutex<BTreeSet<u32>>, Condvar)>);
+
+impl Finished {
+    fn add(&self, job: u32) {
+        assert!(self.0.0.lock().unwrap().insert(job), "job {job} ran twice");
+        self.0.1.notify_all();
+    }
+
+    fn wait_for(&self, jobs: &[u32]) {
+        let mut finished = self.0.0.lock().unwrap();
+        while !jobs.iter().all(|job| finished.contains(job)) {
+            finished = self.0.1.wait(finished).unwrap();
+        }
+    }
+}
+
+fn start(num_workers: usize, finished: &Finished) -> JobQueue<u32> {
+    let worker = |_| {
+        let finished = finished.clone();
+        move |job: u32, _: &Backlog<'_, u32>| finished.add(job)
+    };
+    JobQueue::start(CAPACITY, (0..num_workers).map(worker).collect()).unwrap()
+}
+
+/// What a thread of the sockets does after it has read a request.
+fn submit_and_pass(queue: &JobQueue<u32>, job: u32, accepts: impl Fn(u32) -> bool) {
+    queue.submit(job).unwrap();
+    if let Some(mut pass) = queue.schedule_pass() {
+        while pass.run(Duration::MAX, |&job| accepts(job)) {}
+    }
+}
+
+#[test]
+fn jobs_of_two_callers_run_without_a_lost_wake_up() {
+    check(|| {
+        let finished = Finished::default();
+        let queue = Arc::new(start(1, &finished));
+        let caller = {
+            let queue = queue.clone();
+            thread::spawn(move || submit_and_pass(&queue, 1, |_| true))
+        };
+        submit_and_pass(&queue, 2, |_| true);
+        finished.wait_for(&[1, 2]);
+        caller.join().unwrap();
+    });
+}
+
+#[test]
+fn jobs_that_callers_refuse_run_on_the_threads() {
+    check(|| {
+        let finished = Finished::default();
+        let queue = Arc::new(start(1, &finished));
+        let caller = {
+            let queue = queue.clone();
+            thread::spawn(move || submit_and_pass(&queue, 1, |job| job == 1))
+        };
+        submit_and_pass(&queue, 2, |job| job == 1);
+        finished.wait_for(&[1, 2]);
+        caller.join().unwrap();
+    });
+}
+
+#[test]
+fn two_threads_run_what_one_caller_queues() {
+    check(|| {
+        let finished = Finished::default();
+        let queue = start(2, &finished);
+        queue.submit(1).unwrap();
+        submit_and_pass(&queue, 2, |_| false);
+        finished.wait_for(&[1, 2]);
+    });
+}
+
+#[test]
+fn a_pass_that_is_dropped_wakes_the_threads() {
+    check(|| {
+        let finished = Finished::default();
+        let queue = Arc::new(start(1, &finished));
+        let caller = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                queue.submit(1).unwrap();
+                drop(queue.schedule_pass());
+            })
+        };
+        submit_and_pass(&queue, 2, |_| true);
+        finished.wait_for(&[1, 2]);
+        caller.join().unwrap();
+    });
+}
+
+#[test]
+fn a_job_that_is_put_back_runs_on_a_thread() {
+    check(|| {
+        let finished = Finished::default();
+        let worker = {
+            let finished = finished.clone();
+            move |job: u32, backlog: &Backlog<'_, u32>| match backlog.is_on_caller() && job == 2 {
+                true => backlog.put_back(job),
+                false => finished.add(job),
+            }
+        };
+        let queue = JobQueue::start(CAPACITY, vec![worker]).unwrap();
+        queue.submit(1).unwrap();
+        queue.submit(2).unwrap();
+        let mut pass = queue.schedule_pass().unwrap();
+        let mut is_large = false;
+        // A job that was put back is refused the second time, as one that turned out to be large is.
+        while pass.run(Duration::MAX, |&job| !std::mem::replace(&mut is_large, job == 2)) {}
+        finished.wait_for(&[1, 2]);
+    });
+}
+
+#[test]
+fn closing_runs_what_is_queued_and_ends_the_threads() {
+    check(|| {
+        let finished = Finished::default();
+        let mut queue = start(1, &finished);
+        queue.submit(1).unwrap();
+        let mut pass = queue.schedule_pass().unwrap();
+        let caller = thread::spawn(move || while pass.run(Duration::MAX, |_| true) {});
+        queue.submit(2).unwrap();
+        for thread in queue.close() {
+            thread.join().unwrap();
+        }
+        caller.join().unwrap();
+        finished.wait_for(&[1, 2]);
+    });
+}

@@ -1,0 +1,224 @@
+//! The shapes of requests and answers that live side by side: each turns bytes into samples of a batch, and scores into bytes.
+
+use bytes::Bytes;
+use elasticrec_sample::reader::parse_text_into;
+use elasticrec_sample::{BatchBuilder, LabelMode, Parser};
+use thiserror::Error;
+
+pub(crate) mod elasticctr;
+mod json;
+pub(crate) mod paddle;
+pub(crate) mod parsed;
+mod plain;
+pub(crate) mod tensors;
+mod values;
+
+/// What a body is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codec {
+    /// `application/json`: `{"instances": [{"name": value, …}, …]}`.
+    Json,
+    /// `text/plain`: lines of the training format.
+    Text,
+    /// ElasticCTR's `{"instances": [{"slots": [{"slot_name": …, "feasigns": […]}, …]}, …]}`.
+    ElasticCtr,
+    /// A request of Paddle Serving's `GeneralModelService`.
+    Paddle(paddle::Encoding),
+    /// Samples that a reader process has made of such lines; no request is one.
+    Parsed,
+    /// Tensors of the Open Inference Protocol over HTTP: JSON, and behind so many bytes of it binary data.
+    TensorsJson {
+        /// All of the body if it does not say.
+        json_bytes: Option<usize>,
+    },
+    /// Those of gRPC: a `ModelInferRequest`.
+    TensorsProto,
+}
+
+/// What a request wants of its answer, known once it is decoded.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AnswerFormat {
+    /// Predictions by label, in JSON.
+    Plain,
+    /// The odds of the first label, in JSON.
+    ElasticCtr,
+    /// A tensor a label.
+    Paddle(paddle::Fetch),
+    /// Tensors of scores over HTTP.
+    TensorsJson(tensors::RequestedOutputs),
+    /// Tensors of scores in a `ModelInferResponse`.
+    TensorsProto(tensors::RequestedOutputs),
+}
+
+/// An answer, as its codec wants it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Reply {
+    pub(crate) body: Bytes,
+    /// How much of it is JSON, if bytes of tensors are behind it.
+    pub(crate) json_bytes: Option<usize>,
+}
+
+/// What an answer says of the version that it is from.
+#[derive(Debug)]
+pub(crate) struct VersionInfo {
+    /// What requests call the model.
+    pub(crate) model: String,
+    /// Empty where it has one variant.
+    pub(crate) variant: String,
+    pub(crate) version: u64,
+    version_text: String,
+    /// What its scores are of.
+    pub(crate) labels: Vec<String>,
+    plain: plain::Template,
+}
+
+impl VersionInfo {
+    pub(crate) fn new(model: &str, variant: &str, version: u64, labels: &[String]) -> VersionInfo {
+        let plain = plain::Template::new(model, variant, version, labels);
+        let version_text = version.to_string();
+        VersionInfo {
+            model: model.into(),
+            variant: variant.into(),
+            version,
+            version_text,
+            labels: labels.into(),
+            plain,
+        }
+    }
+}
+
+/// How much a body may ask for.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Instances, or lines, a request.
+    pub max_instances: usize,
+}
+
+/// Why a body is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// Not what was asked for.
+    #[error("{0}")]
+    Bad(String),
+    /// More than the server takes at once.
+    #[error("expected at most {max} {what} a request, got more")]
+    TooMany {
+        /// Instances or lines.
+        what: &'static str,
+        /// The limit.
+        max: usize,
+    },
+}
+
+impl Codec {
+    /// Adds the samples in `body` to a batch, all or none; returns what its answer has to be like.
+    pub fn decode(
+        self,
+        parser: &Parser,
+        body: &[u8],
+        limits: Limits,
+        into: &mut BatchBuilder,
+    ) -> Result<AnswerFormat, DecodeError> {
+        let before = into.num_samples();
+        let decoded = match self {
+            Codec::Json => json::decode(parser, body, limits, into).map(|()| AnswerFormat::Plain),
+            Codec::Text => decode_text(parser, body, limits, into).map(|()| AnswerFormat::Plain),
+            Codec::ElasticCtr => elasticctr::decode(parser, body, limits, into).map(|()| AnswerFormat::ElasticCtr),
+            Codec::Paddle(encoding) => paddle::decode(encoding, parser, body, limits, into).map(AnswerFormat::Paddle),
+            Codec::Parsed => parsed::decode(parser, body, limits, into).map(|()| AnswerFormat::Plain),
+            Codec::TensorsJson { json_bytes } => {
+                tensors::json::decode(parser, body, json_bytes, limits, into).map(AnswerFormat::TensorsJson)
+            }
+            Codec::TensorsProto => tensors::proto::decode(parser, body, limits, into).map(AnswerFormat::TensorsProto),
+        };
+        if decoded.is_err() {
+            into.truncate(before);
+        }
+        decoded
+    }
+}
+
+impl AnswerFormat {
+    /// Refuses what a version cannot answer.
+    pub(crate) fn check(&self, info: &VersionInfo) -> Result<(), DecodeError> {
+        match self {
+            AnswerFormat::Plain | AnswerFormat::ElasticCtr => Ok(()),
+            AnswerFormat::Paddle(fetch) => fetch.check(info),
+            AnswerFormat::TensorsJson(wanted) | AnswerFormat::TensorsProto(wanted) => wanted.check(&info.labels),
+        }
+    }
+
+    /// The answer with the scores `[samples, labels]` of a request.
+    pub(crate) fn write(&self, info: &VersionInfo, scores: &[f32]) -> Result<Reply, String> {
+        let body = match self {
+            AnswerFormat::Plain => info.plain.write(scores).map_err(|error| error.to_string())?.into(),
+            AnswerFormat::ElasticCtr => {
+                elasticctr::write(info.labels.len(), scores).map_err(|error| error.to_string())?.into()
+            }
+            AnswerFormat::Paddle(fetch) => fetch.write(info, scores)?,
+            AnswerFormat::TensorsJson(wanted) => return tensors::json::write(wanted, info, scores),
+            AnswerFormat::TensorsProto(wanted) => return Ok(tensors::proto::write(wanted, info, scores)),
+        };
+        Ok(Reply { body, json_bytes: None })
+    }
+}
+
+fn decode_text(parser: &Parser, body: &[u8], limits: Limits, into: &mut BatchBuilder) -> Result<(), DecodeError> {
+    count_lines(body, limits)?;
+    parse_text_into(parser, body, LabelMode::Ignored, into).map_err(DecodeError::Bad)
+}
+
+/// How many lines there are, if not too many.
+pub(crate) fn count_lines(body: &[u8], limits: Limits) -> Result<usize, DecodeError> {
+    let last_is_open = body.last().is_some_and(|&byte| byte != b'\n');
+    let num_lines = memchr::memchr_iter(b'\n', body).count() + usize::from(last_is_open);
+    if num_lines > limits.max_instances {
+        return Err(DecodeError::TooMany { what: "lines", max: limits.max_instances });
+    }
+    Ok(num_lines)
+}
+
+/// Any bytes as a body, for all decoders and both formats: the target of the fuzzer.
+#[doc(hidden)]
+pub fn fuzz_body(bytes: &[u8]) {
+    const MAX_INSTANCES: usize = 5;
+    let info = VersionInfo::new("demo", "", 1, &["click".into()]);
+    for parser in json::fuzz_parsers() {
+        // one after the other into one batch, as requests are joined
+        let mut builder = parser.builder(0);
+        let tensors = Codec::TensorsJson { json_bytes: None };
+        // as much as the first byte says is JSON
+        let head = Codec::TensorsJson { json_bytes: bytes.first().map(|&length| length.into()) };
+        let [proto, json] = [paddle::Encoding::Proto, paddle::Encoding::Json].map(Codec::Paddle);
+        let faces = [
+            Codec::Json,
+            Codec::Text,
+            Codec::Parsed,
+            Codec::ElasticCtr,
+            proto,
+            json,
+            tensors,
+            head,
+            Codec::TensorsProto,
+            tensors,
+        ];
+        for codec in faces {
+            let before = builder.num_samples();
+            let decoded = codec.decode(&parser, bytes, Limits { max_instances: MAX_INSTANCES }, &mut builder);
+            assert!(builder.batch().is_consistent());
+            assert!(builder.batch().dense.iter().all(|value| value.is_finite()));
+            match decoded {
+                Ok(wanted) => {
+                    assert!(builder.num_samples() - before <= MAX_INSTANCES);
+                    let scores = vec![0.5; (builder.num_samples() - before) * info.labels.len()];
+                    assert!(wanted.check(&info).is_err() || wanted.write(&info, &scores).is_ok());
+                }
+                Err(error) => {
+                    assert_eq!(builder.num_samples(), before);
+                    let line = error.to_string();
+                    assert!(!line.is_empty() && line.len() < 1000 && !line.contains('\n'), "{line}");
+                }
+            }
+        }
+    }
+}

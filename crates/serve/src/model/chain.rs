@@ -1,0 +1,141 @@
+//! A version and all that it is made of: a base, and the deltas from it on, each applied to the one that it names.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use elasticrec_cube::{Cube, DeltaFile, View};
+
+use crate::model::manifest::{FILE_NAME, Manifest, ManifestError};
+use crate::model::version;
+use crate::model::{Model, ModelError};
+
+/// One version of a chain.
+pub struct Step {
+    /// Where it lies.
+    pub dir: PathBuf,
+    /// What it says of itself.
+    pub manifest: Manifest,
+}
+
+/// A base and the deltas up to a version.
+pub struct Chain {
+    base: Step,
+    /// In the order in which they are applied.
+    deltas: Vec<Step>,
+}
+
+impl Chain {
+    /// Reads the manifests of the version in `dir` and of all that it goes back to.
+    pub fn load(dir: &Path) -> Result<Chain, ManifestError> {
+        let mut deltas = Vec::new();
+        let mut step = Step { dir: dir.into(), manifest: Manifest::load(dir)? };
+        // numbers go down from a delta to its parent, so this ends
+        while let (Some(base), Some(parent)) = (step.manifest.base, step.manifest.parent) {
+            let before = step.parent(base, parent)?;
+            deltas.push(step);
+            step = before;
+        }
+        deltas.reverse();
+        Ok(Chain { base: step, deltas })
+    }
+
+    /// The whole version it goes back to.
+    pub fn base(&self) -> &Step {
+        &self.base
+    }
+
+    /// The version itself.
+    pub fn newest(&self) -> &Step {
+        self.deltas.last().unwrap_or(&self.base)
+    }
+
+    /// Checks the part files and opens what they hold together; of a version that is open already only what comes after.
+    pub fn open_cube(&self, open: Option<&Model>) -> Result<View, ModelError> {
+        let (mut view, num_done) = match open.and_then(|open| self.shared_with(open)) {
+            Some(shared) => shared,
+            None => {
+                let Step { dir, manifest } = &self.base;
+                manifest.verify_cube(dir)?;
+                let view = View::of_base(Arc::new(Cube::load(&manifest.cube_paths(dir), None)?));
+                self.base.check_cube(&view)?;
+                (view, 0)
+            }
+        };
+        for step in &self.deltas[num_done..] {
+            step.manifest.verify_cube(&step.dir)?;
+            let paths = step.manifest.cube_paths(&step.dir);
+            let parts = paths.iter().map(DeltaFile::open).collect::<Result<Vec<_>, _>>()?;
+            view = view.with_delta(&parts)?;
+            step.check_cube(&view)?;
+        }
+        Ok(view)
+    }
+
+    /// What an open version has of this chain, and how many of its deltas that are.
+    fn shared_with(&self, open: &Model) -> Option<(View, usize)> {
+        let view = open.rows().held()?;
+        // a manifest is sealed and never changes: one that is the same, checksum included, is of the same files
+        if *open.manifest() == self.base.manifest {
+            return Some((view.clone(), 0));
+        }
+        let at = self.deltas.iter().position(|step| step.manifest == *open.manifest())?;
+        Some((view.clone(), at + 1))
+    }
+}
+
+impl Step {
+    /// The version that this delta applies to.
+    fn parent(&self, base: u64, parent: u64) -> Result<Step, ManifestError> {
+        let invalid = |what| ManifestError::Invalid { path: self.dir.join(FILE_NAME), what };
+        let dir = version::sibling(&self.dir, base, parent).map_err(|error| invalid(format!("base: {error}")))?;
+        if !dir.join(FILE_NAME).is_file() {
+            let key = if parent == base { "base" } else { "parent" };
+            return Err(invalid(format!("{key}: version {parent} is missing: no `{FILE_NAME}` in {}", dir.display())));
+        }
+        let before = Step { manifest: Manifest::load(&dir)?, dir };
+        self.check_parent(&before, base, parent).map_err(invalid)?;
+        Ok(before)
+    }
+
+    /// A delta has rows and dense weights of its own; all else is as it was.
+    fn check_parent(&self, before: &Step, base: u64, parent: u64) -> Result<(), String> {
+        let (own, other) = (&self.manifest, &before.manifest);
+        let place = before.dir.display();
+        if other.version != parent || other.base.unwrap_or(other.version) != base {
+            let (version, of) = (other.version, other.base.unwrap_or(other.version));
+            return Err(format!("parent: expected version {parent} of base {base} in {place}, got {version} of {of}"));
+        }
+        let (table, old) = (&own.table, &other.table);
+        let same = [
+            ("model", own.model == other.model),
+            ("features", own.features == other.features),
+            ("table.partitions", table.partitions == old.partitions),
+            ("table.columns", table.columns == old.columns),
+            ("table.row_type", table.row_type == old.row_type),
+            ("graph", own.graph == other.graph),
+            ("dense", own.dense == other.dense),
+        ];
+        match same.iter().find(|(_, is_same)| !is_same) {
+            Some((key, _)) => Err(format!("{key}: expected what version {parent} has, which it applies to")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_cube(&self, cube: &View) -> Result<(), ModelError> {
+        let mismatch = |what| Err(ModelError::Mismatch { name: self.dir.display().to_string(), what });
+        let table = &self.manifest.table;
+        if cube.columns() != table.columns {
+            return mismatch(format!("cube: expected columns {:?}, got {:?}", table.columns, cube.columns()));
+        }
+        if cube.row_type() != table.row_type {
+            return mismatch(format!("cube: expected {} rows, got {}", table.row_type, cube.row_type()));
+        }
+        if cube.num_partitions() != table.partitions {
+            return mismatch(format!("cube: expected {} partitions, got {}", table.partitions, cube.num_partitions()));
+        }
+        if cube.num_rows() != table.rows {
+            return mismatch(format!("cube: expected {} rows, got {}", table.rows, cube.num_rows()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,47 @@
+//! A server whose scorers are played by the tests of every protocol.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use elasticrec_queue::{Backlog, JobQueue};
+
+use crate::codecs::{Reply, VersionInfo};
+use crate::queue::deployment::Deployment;
+use crate::queue::job::{Job, Prediction, Timing};
+use crate::refusal::Refusal;
+use crate::server::{ModelPlan, Server, ServerHandle, ServerOptions};
+
+pub(crate) fn start(options: ServerOptions) -> ServerHandle {
+    Server::start(ServerOptions { io_threads: 1, ..options }, &[ModelPlan::alone("demo")]).unwrap()
+}
+
+/// Install a model `demo` whose only scorer is `work`.
+pub(crate) fn install(server: &ServerHandle, version: u64, mut work: impl FnMut(Job) + Send + 'static) {
+    let work = move |job: Job, _: &Backlog<'_, Job>| work(job);
+    let queue = JobQueue::start(server.app.options.queue, vec![work]).unwrap();
+    let info = Arc::new(VersionInfo::new("demo", "", version, &["click".into()]));
+    let metadata = Bytes::from_static(b"{\"model\":\"demo\"}");
+    let deployment = Deployment::new(info, metadata, queue, server.app.options.queue);
+    server.app.metrics.of("demo", "").version.set(version as i64);
+    server.app.registry.variant("demo", "").unwrap().switch(Some(Arc::new(deployment)));
+}
+
+/// Answer with the codec and the body; bodies such as `panic` and `bad` give the outcome that they name.
+pub(crate) fn echo(job: Job) {
+    let Job { codec, body, answer, .. } = job;
+    let outcome = match &body[..] {
+        b"panic" => panic!("a planted panic"),
+        b"bad" => Err(Refusal::Bad("line 1: bad".into())),
+        b"many" => Err(Refusal::TooLarge("expected at most 1 lines a request, got more".into())),
+        b"nan" => Err(Refusal::Internal("sample 0: expected a finite score".into())),
+        body => Ok(done(format!("{codec:?}:{}", String::from_utf8_lossy(body)))),
+    };
+    // Like a worker: release the body's memory before the answer is sent.
+    drop(body);
+    let _ = answer.send(outcome);
+}
+
+pub(crate) fn done(body: String) -> Prediction {
+    Prediction { reply: Reply { body: body.into(), json_bytes: None }, timing: Timing::default() }
+}
