@@ -91,7 +91,7 @@ def test_scores_and_rows_with_many_threads(client: list[str], directory: Path, c
         lines = run(client, server, directory, "8", "7", compression, "-", *map(str, signs))
     check(lines, directory, signs)
     # The client only keeps that the server refused, not the code.
-    assert lines[-1][0] == "error" and "no method `train`, there is `inference`, `debug`" in " ".join(lines[-1])
+    assert lines[-1][0] == "error" and "unknown method `train`, expected `inference` or `debug`" in " ".join(lines[-1])
 
 
 def test_the_token_is_sent_as_brpc_sends_it(client: list[str], directory: Path) -> None:

@@ -269,8 +269,8 @@ def test_invalid_requests_have_clear_errors(served: Served, http: Any, rpc: Any)
     told = over_grpc("tiny", one, outputs=[tritonclient.grpc.InferRequestedOutput("likes")])
     assert told == f"StatusCode.INVALID_ARGUMENT {unknown}"
     many = {"0": np.ones(10_001, dtype=np.uint64)}
-    assert over_http("tiny", many) == "413 expected at most 10000 instances a request, got more"
-    assert over_grpc("tiny", many) == "StatusCode.OUT_OF_RANGE expected at most 10000 instances a request, got more"
+    assert over_http("tiny", many) == "413 expected at most 10000 instances in a request, got more"
+    assert over_grpc("tiny", many) == "StatusCode.OUT_OF_RANGE expected at most 10000 instances in a request, got more"
 
 
 @of_slots

@@ -89,7 +89,7 @@ def test_requests_of_one_and_of_ten_thousand(server: ServerProcess) -> None:
         for count in (1, 10_000):
             scores = client.predict([{"0": 1 + at % NUM_ROWS} for at in range(count)])
             assert scores.shape == (count, 1) and (scores == score_of(1)).all()
-        with pytest.raises(SampleError, match="413: expected at most 10000 instances a request, got more"):
+        with pytest.raises(SampleError, match="413: expected at most 10000 instances in a request, got more"):
             client.predict([{"0": 1}] * 10_001)
         assert client.predict([]).shape == (0, 1)
         # No sign is known: only the part of the score from the weights remains.

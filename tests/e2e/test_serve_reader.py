@@ -166,7 +166,7 @@ def test_refused_lines_are_named(directory: Path, tmp_path: Path) -> None:
         assert status == 400
         assert message.startswith("line 2: reader.py:") and "ValueError: invalid literal for int()" in message, message
         assert post(server, "0|u1|1||1\n" * 10)[0] == 200
-        assert post(server, "0|u1|1||1\n" * 11)[:2] == (413, "expected at most 10 lines a request, got more")
+        assert post(server, "0|u1|1||1\n" * 11)[:2] == (413, "expected at most 10 lines in a request, got more")
         assert post(server, "print\n")[0] == 200
         assert len(readers_of(server)) == 1
 

@@ -88,7 +88,7 @@ def test_paddle_over_grpc(served: Served) -> None:
             assert_scores(paddle_scores(response, 9)["click"], served.scores)
         refused = call(paddle_request(served.lines, 9, ["prob"]), timeout=60)
         assert of(refused, 5) == [2**64 - 5000]
-        assert of(refused, 6) == [b"fetch_var_names: no output `prob`, there is `click`"]
+        assert of(refused, 6) == [b"fetch_var_names: unknown output `prob`, expected one of `click`"]
         with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary(f"/{GENERAL_MODEL}/train")(b"", timeout=60)
         assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED

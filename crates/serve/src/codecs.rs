@@ -1,4 +1,10 @@
-//! The shapes of requests and answers that live side by side: each turns bytes into samples of a batch, and scores into bytes.
+//! Codecs: the bytes of a body in, samples of a batch out; scores in, the bytes of an answer out.
+//!
+//! - `json` (named slots), `elasticctr`, `paddle` and `tensors` (Open Inference Protocol) decode requests of clients, lines
+//!   of the training format are decoded here, `parsed` is what reader processes send;
+//! - `instances` is the JSON outline that `json` and `elasticctr` share, `values` is what a value means to an input, the same
+//!   for every codec;
+//! - `plain` encodes predictions by label, the others encode their own answers.
 
 use bytes::Bytes;
 use elasticrec_sample::reader::parse_text_into;
@@ -6,6 +12,7 @@ use elasticrec_sample::{BatchBuilder, LabelMode, Parser};
 use thiserror::Error;
 
 pub(crate) mod elasticctr;
+mod instances;
 mod json;
 pub(crate) mod paddle;
 pub(crate) mod parsed;
@@ -13,7 +20,7 @@ mod plain;
 pub(crate) mod tensors;
 mod values;
 
-/// What a body is.
+/// The form of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
     /// `application/json`: `{"instances": [{"name": value, …}, …]}`.
@@ -24,25 +31,25 @@ pub enum Codec {
     ElasticCtr,
     /// A request of Paddle Serving's `GeneralModelService`.
     Paddle(paddle::Encoding),
-    /// Samples that a reader process has made of such lines; no request is one.
+    /// Samples that a reader process has parsed; never sent by clients.
     Parsed,
-    /// Tensors of the Open Inference Protocol over HTTP: JSON, and behind so many bytes of it binary data.
+    /// Tensors of the Open Inference Protocol over HTTP: JSON followed by binary data.
     TensorsJson {
-        /// All of the body if it does not say.
+        /// Length of the JSON; None if there is no binary data.
         json_bytes: Option<usize>,
     },
-    /// Those of gRPC: a `ModelInferRequest`.
+    /// Tensors of the Open Inference Protocol over gRPC: a `ModelInferRequest`.
     TensorsProto,
 }
 
-/// What a request wants of its answer, known once it is decoded.
+/// The form of an answer, known once the request is decoded.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnswerFormat {
     /// Predictions by label, in JSON.
     Plain,
-    /// The odds of the first label, in JSON.
+    /// Probabilities of the first label, in JSON.
     ElasticCtr,
-    /// A tensor a label.
+    /// A tensor for each label.
     Paddle(paddle::Fetch),
     /// Tensors of scores over HTTP.
     TensorsJson(tensors::RequestedOutputs),
@@ -50,24 +57,23 @@ pub enum AnswerFormat {
     TensorsProto(tensors::RequestedOutputs),
 }
 
-/// An answer, as its codec wants it.
+/// An encoded answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Reply {
     pub(crate) body: Bytes,
-    /// How much of it is JSON, if bytes of tensors are behind it.
+    /// Length of the JSON, if binary data follows it.
     pub(crate) json_bytes: Option<usize>,
 }
 
-/// What an answer says of the version that it is from.
+/// What answers say about the version that they are from.
 #[derive(Debug)]
 pub(crate) struct VersionInfo {
-    /// What requests call the model.
+    /// The name of the model in requests.
     pub(crate) model: String,
-    /// Empty where it has one variant.
+    /// Empty if the model has one variant.
     pub(crate) variant: String,
     pub(crate) version: u64,
     version_text: String,
-    /// What its scores are of.
     pub(crate) labels: Vec<String>,
     plain: plain::Template,
 }
@@ -87,21 +93,21 @@ impl VersionInfo {
     }
 }
 
-/// How much a body may ask for.
+/// Limits on a body.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Instances, or lines, a request.
+    /// Maximum number of instances or lines in a request.
     pub max_instances: usize,
 }
 
 /// Why a body is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// Not what was asked for.
+    /// The body is invalid.
     #[error("{0}")]
     Bad(String),
-    /// More than the server takes at once.
-    #[error("expected at most {max} {what} a request, got more")]
+    /// The body has more instances than the limit.
+    #[error("expected at most {max} {what} in a request, got more")]
     TooMany {
         /// Instances or lines.
         what: &'static str,
@@ -111,7 +117,7 @@ pub enum DecodeError {
 }
 
 impl Codec {
-    /// Adds the samples in `body` to a batch, all or none; returns what its answer has to be like.
+    /// Add the samples of `body` to a batch, all or none, and return the form of the answer.
     pub fn decode(
         self,
         parser: &Parser,
@@ -139,7 +145,7 @@ impl Codec {
 }
 
 impl AnswerFormat {
-    /// Refuses what a version cannot answer.
+    /// Refuse outputs that a version does not have.
     pub(crate) fn check(&self, info: &VersionInfo) -> Result<(), DecodeError> {
         match self {
             AnswerFormat::Plain | AnswerFormat::ElasticCtr => Ok(()),
@@ -148,7 +154,7 @@ impl AnswerFormat {
         }
     }
 
-    /// The answer with the scores `[samples, labels]` of a request.
+    /// Encode the scores `[samples, labels]` of a request.
     pub(crate) fn write(&self, info: &VersionInfo, scores: &[f32]) -> Result<Reply, String> {
         let body = match self {
             AnswerFormat::Plain => info.plain.write(scores).map_err(|error| error.to_string())?.into(),
@@ -168,7 +174,7 @@ fn decode_text(parser: &Parser, body: &[u8], limits: Limits, into: &mut BatchBui
     parse_text_into(parser, body, LabelMode::Ignored, into).map_err(DecodeError::Bad)
 }
 
-/// How many lines there are, if not too many.
+/// Return the number of lines, or refuse more than the limit.
 pub(crate) fn count_lines(body: &[u8], limits: Limits) -> Result<usize, DecodeError> {
     let last_is_open = body.last().is_some_and(|&byte| byte != b'\n');
     let num_lines = memchr::memchr_iter(b'\n', body).count() + usize::from(last_is_open);
@@ -178,16 +184,16 @@ pub(crate) fn count_lines(body: &[u8], limits: Limits) -> Result<usize, DecodeEr
     Ok(num_lines)
 }
 
-/// Any bytes as a body, for all decoders and both formats: the target of the fuzzer.
+/// Decode any bytes with every codec and both formats, for the fuzzer.
 #[doc(hidden)]
 pub fn fuzz_body(bytes: &[u8]) {
     const MAX_INSTANCES: usize = 5;
     let info = VersionInfo::new("demo", "", 1, &["click".into()]);
     for parser in json::fuzz_parsers() {
-        // one after the other into one batch, as requests are joined
+        // One after the other into one batch, as requests are joined.
         let mut builder = parser.builder(0);
         let tensors = Codec::TensorsJson { json_bytes: None };
-        // as much as the first byte says is JSON
+        // The first byte is the length of the JSON.
         let head = Codec::TensorsJson { json_bytes: bytes.first().map(|&length| length.into()) };
         let [proto, json] = [paddle::Encoding::Proto, paddle::Encoding::Json].map(Codec::Paddle);
         let faces = [

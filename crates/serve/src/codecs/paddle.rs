@@ -1,4 +1,4 @@
-//! Paddle Serving's `GeneralModelService`: tensors by name, a slot or dense columns each, to one tensor a label.
+//! Paddle Serving's `GeneralModelService`: a tensor for each slot or dense column in, a tensor for each label out.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::{DecodeError, Limits, VersionInfo};
 
 mod message;
 
-/// How a message is written.
+/// The encoding of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
     /// `application/proto`, gRPC and bRPC.
@@ -21,29 +21,29 @@ pub enum Encoding {
     Json,
 }
 
-/// What the answer to a request has to have.
+/// The outputs that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetch {
     encoding: Encoding,
-    /// Names of labels; none for all of them.
+    /// Names of labels; empty for all.
     names: Vec<String>,
     log_id: u64,
 }
 
-/// Paddle's numbers of errors.
+/// Paddle's error numbers.
 pub(crate) mod err_no {
-    /// Of all that has no number of its own.
+    /// Errors without a number of their own.
     pub(crate) const FAILURE: i32 = -5000;
-    /// More than the server takes at once.
+    /// The request exceeds a limit.
     pub(crate) const OVERFLOW: i32 = -5002;
-    /// The model has no score.
+    /// Scoring failed.
     pub(crate) const INFERENCE: i32 = -5100;
 }
 
-/// Names of a tensor that has all dense columns, where no column is called so.
+/// Names of a tensor with all dense columns, unless a column has that name.
 const ALL_DENSE: [&str; 2] = ["dense_input", "dense"];
 
-/// Of Paddle's element types those that stand in `tensor_content`.
+/// Paddle's element types that are supported in `tensor_content`.
 mod elem_type {
     pub(super) const INT64: i32 = 0;
     pub(super) const FLOAT32: i32 = 1;
@@ -54,7 +54,7 @@ mod elem_type {
     pub(super) const INT8: i32 = 8;
 }
 
-/// Adds the rows of a request to a batch; of one that is refused some may be there.
+/// Add the rows of a request to a batch. On an error the batch may have some of them.
 pub(super) fn decode(
     encoding: Encoding,
     parser: &Parser,
@@ -70,14 +70,14 @@ pub(super) fn decode(
     let mut inputs = Inputs { parser, builder };
     let columns = columns(&inputs, &request).map_err(DecodeError::Bad)?;
     let Some(num_rows) = columns.first().map(|column| column.rows.len()) else {
-        return Err(DecodeError::Bad("tensor: expected at least one, got none".into()));
+        return Err(DecodeError::Bad("tensor: expected at least one tensor, got none".into()));
     };
     if num_rows > limits.max_instances {
         return Err(DecodeError::TooMany { what: "instances", max: limits.max_instances });
     }
     if let Some(other) = columns.iter().find(|column| column.rows.len() != num_rows) {
         let (first, second, got) = (columns[0].number, other.number, other.rows.len());
-        let what = format!("tensor[{second}]: expected {num_rows} rows, as tensor[{first}] has, got {got}");
+        let what = format!("tensor[{second}]: expected {num_rows} rows as in tensor[{first}], got {got}");
         return Err(DecodeError::Bad(what));
     }
     for row in 0..num_rows {
@@ -91,19 +91,19 @@ pub(super) fn decode(
     Ok(Fetch { encoding, names: request.fetch_var_names, log_id: request.log_id })
 }
 
-/// What a tensor is of.
+/// The inputs that a tensor has values for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum TensorInput {
     Slot(u16),
-    /// Columns side by side.
+    /// Adjacent dense columns.
     Dense(Range<usize>),
 }
 
-/// A tensor of a request and what it is of.
+/// A tensor of a request with its inputs.
 struct Column<'r> {
-    /// Its number in the request.
+    /// Its index in the request.
     number: usize,
-    place: Place,
+    input: TensorInput,
     values: Values<'r>,
     rows: Rows<'r>,
 }
@@ -111,9 +111,11 @@ struct Column<'r> {
 impl Column<'_> {
     fn add(&self, row: usize, inputs: &mut Inputs<'_>) -> Result<(), String> {
         let range = self.rows.of(row);
-        match &self.place {
-            Place::Slot(slot) => range.into_iter().try_for_each(|at| self.values.add(at, Target::Slot(*slot), inputs)),
-            Place::Dense(columns) => {
+        match &self.input {
+            TensorInput::Slot(slot) => {
+                range.into_iter().try_for_each(|at| self.values.add(at, Target::Slot(*slot), inputs))
+            }
+            TensorInput::Dense(columns) => {
                 let mut pairs = range.zip(columns.clone());
                 pairs.try_for_each(|(at, column)| self.values.add(at, Target::Dense(column), inputs))
             }
@@ -121,36 +123,36 @@ impl Column<'_> {
     }
 }
 
-/// The tensors of a request in the order of the model's inputs, each of which has at most one.
+/// Return the tensors of a request in the order of the model's inputs; each input has at most one.
 fn columns<'r>(inputs: &Inputs<'_>, request: &'r Request) -> Result<Vec<Column<'r>>, String> {
-    let mut seen = vec![false; inputs.num_places()];
+    let mut seen = vec![false; inputs.num_inputs()];
     let mut columns = Vec::new();
     for (number, tensor) in request.tensor.iter().enumerate() {
         let column = Column::of(number, tensor, inputs).map_err(|what| format!("tensor[{number}]: {what}"))?;
-        let places = match &column.place {
-            Place::Slot(slot) => usize::from(*slot)..usize::from(*slot) + 1,
-            Place::Dense(range) => {
-                let first = inputs.place(Target::Dense(0));
+        let numbers = match &column.input {
+            TensorInput::Slot(slot) => usize::from(*slot)..usize::from(*slot) + 1,
+            TensorInput::Dense(range) => {
+                let first = inputs.number_of(Target::Dense(0));
                 first + range.start..first + range.end
             }
         };
-        for place in places {
-            if std::mem::replace(&mut seen[place], true) {
+        for input in numbers {
+            if std::mem::replace(&mut seen[input], true) {
                 let name = shown(names_of(tensor)[0]);
-                return Err(format!("tensor[{number}]: `{name}`: its values are given twice"));
+                return Err(format!("tensor[{number}]: `{name}`: given twice"));
             }
         }
         columns.push(column);
     }
-    // signs that come in the order of the slots need no sorting
-    columns.sort_by_key(|column| match &column.place {
-        Place::Slot(slot) => (0, usize::from(*slot)),
-        Place::Dense(range) => (1, range.start),
+    // Signs added in the order of the slots need no sorting in the batch.
+    columns.sort_by_key(|column| match &column.input {
+        TensorInput::Slot(slot) => (0, usize::from(*slot)),
+        TensorInput::Dense(range) => (1, range.start),
     });
     Ok(columns)
 }
 
-/// What a tensor is called: clients know it by its alias, programs by its name.
+/// Return the names of a tensor: its alias, which clients use, before its name in the program.
 fn names_of(tensor: &Tensor) -> [&str; 2] {
     match tensor.alias_name.is_empty() {
         true => [&tensor.name, &tensor.name],
@@ -161,50 +163,51 @@ fn names_of(tensor: &Tensor) -> [&str; 2] {
 impl<'r> Column<'r> {
     fn of(number: usize, tensor: &'r Tensor, inputs: &Inputs<'_>) -> Result<Column<'r>, String> {
         let names = names_of(tensor);
-        let Some(place) = names.iter().find_map(|name| place_of(name, inputs)) else {
+        let Some(input) = names.iter().find_map(|name| input_of(name, inputs)) else {
             return Err(format!("unknown slot `{}`", shown(names[0])));
         };
         let in_tensor = |what: String| format!("`{}`: {what}", shown(names[0]));
         let values = Values::of(tensor).map_err(in_tensor)?;
         let rows = Rows::of_tensor(tensor, values.len()).map_err(in_tensor)?;
-        if let Place::Dense(columns) = &place
+        if let TensorInput::Dense(columns) = &input
             && rows.width() != Some(columns.len())
         {
             return Err(in_tensor(format!("shape: expected [rows, {}], got {:?}", columns.len(), few(&tensor.shape))));
         }
-        Ok(Column { number, place, values, rows })
+        Ok(Column { number, input, values, rows })
     }
 }
 
-/// A slot, a dense column, dense columns `NAME.0`, `NAME.1` … (as PaddleRec's are called), or all dense columns.
-fn place_of(name: &str, inputs: &Inputs<'_>) -> Option<Place> {
+/// Return the input of that name: a slot, a dense column, dense columns `NAME.0`, `NAME.1` … (PaddleRec's names), or all
+/// dense columns.
+fn input_of(name: &str, inputs: &Inputs<'_>) -> Option<TensorInput> {
     match inputs.target(name) {
-        Some(Target::Slot(slot)) => return Some(Place::Slot(slot)),
-        Some(Target::Dense(index)) => return Some(Place::Dense(index..index + 1)),
+        Some(Target::Slot(slot)) => return Some(TensorInput::Slot(slot)),
+        Some(Target::Dense(index)) => return Some(TensorInput::Dense(index..index + 1)),
         None => (),
     }
     let dense = &inputs.parser.features().dense;
     let number_of = |column: &str| column.strip_prefix(name)?.strip_prefix('.')?.parse::<usize>().ok();
     if let Some(first) = dense.iter().position(|column| number_of(&column.name) == Some(0)) {
         let count = dense[first..].iter().zip(0..).take_while(|(column, at)| number_of(&column.name) == Some(*at));
-        return Some(Place::Dense(first..first + count.count()));
+        return Some(TensorInput::Dense(first..first + count.count()));
     }
-    (ALL_DENSE.contains(&name) && !dense.is_empty()).then_some(Place::Dense(0..dense.len()))
+    (ALL_DENSE.contains(&name) && !dense.is_empty()).then_some(TensorInput::Dense(0..dense.len()))
 }
 
-/// Where the values of each row begin and end.
+/// The ranges of each row's values.
 enum Rows<'r> {
     Even { len: usize, width: usize },
     Ragged { lod: &'r [i32], width: usize },
 }
 
 impl<'r> Rows<'r> {
-    /// By the tensor's `lod`, or else its shape; all of its values are in a row.
+    /// Return the rows by the tensor's `lod`, or by its shape if it has none. Every value belongs to a row.
     fn of_tensor(tensor: &'r Tensor, num_values: usize) -> Result<Rows<'r>, String> {
         let [first, rest @ ..] = &tensor.shape[..] else {
             return Err("shape: expected [rows, values], got none".into());
         };
-        let negative = || format!("shape: expected no negative sizes, got {:?}", few(&tensor.shape));
+        let negative = || format!("shape: expected sizes of at least 0, got {:?}", few(&tensor.shape));
         let first = usize::try_from(*first).map_err(|_| negative())?;
         let mut width = 1usize;
         for &dim in rest {
@@ -212,7 +215,7 @@ impl<'r> Rows<'r> {
         }
         if first.checked_mul(width) != Some(num_values) {
             let shape = few(&tensor.shape);
-            return Err(format!("expected as many values as shape {shape:?} has, got {num_values}"));
+            return Err(format!("expected the number of values of shape {shape:?}, got {num_values}"));
         }
         if tensor.lod.is_empty() {
             return Ok(Rows::Even { len: first, width });
@@ -221,7 +224,7 @@ impl<'r> Rows<'r> {
         let ends = i32::try_from(first).ok();
         if lod[0] != 0 || lod.last().copied() != ends || !lod.is_sorted() {
             let got = few(lod);
-            return Err(format!("lod: expected offsets that go up from 0 to {first}, got {got:?}"));
+            return Err(format!("lod: expected ascending offsets from 0 to {first}, got {got:?}"));
         }
         Ok(Rows::Ragged { lod, width })
     }
@@ -233,7 +236,7 @@ impl<'r> Rows<'r> {
         }
     }
 
-    /// Values a row, if that is the same for all.
+    /// Return the number of values per row, if it is the same for all rows.
     fn width(&self) -> Option<usize> {
         match self {
             Rows::Even { width, .. } => Some(*width),
@@ -247,13 +250,13 @@ impl<'r> Rows<'r> {
     fn of(&self, row: usize) -> Range<usize> {
         match self {
             Rows::Even { width, .. } => row * width..(row + 1) * width,
-            // offsets are sorted from 0 on
+            // The offsets were checked to ascend from 0.
             Rows::Ragged { lod, width } => lod[row] as usize * width..lod[row + 1] as usize * width,
         }
     }
 }
 
-/// The start of a list as it may stand in a message.
+/// Return the start of a list, for a message.
 fn few(numbers: &[i32]) -> &[i32] {
     &numbers[..numbers.len().min(8)]
 }
@@ -266,7 +269,7 @@ enum Values<'r> {
     Float32(&'r [f32]),
     Float64(&'r [f64]),
     Text(&'r [String]),
-    /// Little endian, of `elem_type`.
+    /// Little-endian elements of `elem_type`.
     Content {
         bytes: &'r [u8],
         elem_type: i32,
@@ -275,7 +278,7 @@ enum Values<'r> {
 }
 
 impl<'r> Values<'r> {
-    /// The list that has any; which one that is says what they are.
+    /// Return the list that is not empty; the list determines the type of the values.
     fn of(tensor: &'r Tensor) -> Result<Values<'r>, String> {
         let lists = [
             Values::Int64(&tensor.int64_data),
@@ -289,7 +292,7 @@ impl<'r> Values<'r> {
         let mut lists = lists.into_iter().filter(|list| list.len() > 0);
         let first = lists.next().unwrap_or(Values::Int64(&[]));
         match lists.next() {
-            Some(_) => Err("expected one kind of data, got several".into()),
+            Some(_) => Err("expected values in one field, got several".into()),
             None => Ok(first),
         }
     }
@@ -349,7 +352,7 @@ impl<'r> Values<'r> {
     }
 }
 
-/// Protobuf has signs as i64, with the bits of the u64; of values that are hashed a negative one is refused as in JSON.
+/// Add an integer. A sign is a u64 with the bits of Paddle's i64; negative values of hashed slots are refused as in JSON.
 fn add_integer(number: i64, target: Target, inputs: &mut Inputs<'_>) -> Result<(), String> {
     let is_sign = matches!(target, Target::Slot(_)) && inputs.parser.features().format.has_signs();
     match number >= 0 || is_sign {
@@ -359,9 +362,9 @@ fn add_integer(number: i64, target: Target, inputs: &mut Inputs<'_>) -> Result<(
 }
 
 impl Fetch {
-    /// Whether the model has what is asked for.
+    /// Refuse outputs that the model does not have.
     pub(super) fn check(&self, info: &VersionInfo) -> Result<(), DecodeError> {
-        // an answer is as large as what is in it is often
+        // Repeated names would make the answer of a small request large.
         if self.names.len() > info.labels.len() {
             let (max, got) = (info.labels.len(), self.names.len());
             return Err(DecodeError::Bad(format!("fetch_var_names: expected at most {max}, got {got}")));
@@ -369,7 +372,7 @@ impl Fetch {
         match self.names.iter().find(|name| !info.labels.contains(name)) {
             Some(name) => {
                 let known = info.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
-                let what = format!("fetch_var_names: no output `{}`, there is {known}", shown(name));
+                let what = format!("fetch_var_names: unknown output `{}`, expected one of {known}", shown(name));
                 Err(DecodeError::Bad(what))
             }
             None => Ok(()),
@@ -390,7 +393,7 @@ impl Fetch {
         let labels = info.labels.iter().enumerate();
         let tensor = match self.names.is_empty() {
             true => labels.map(tensor).collect(),
-            // in the order in which they are asked for
+            // In the order of the request.
             false => self
                 .names
                 .iter()
@@ -415,9 +418,9 @@ impl Encoding {
         }
     }
 
-    /// The answer to `body` without outputs.
+    /// Return the answer to `body` with an error and without outputs.
     pub(crate) fn refusal(self, body: &[u8], err_no: i32, err_msg: &str) -> Bytes {
-        // a body that cannot be read has no id to echo
+        // A body that cannot be decoded has no id to return.
         let echo = match self {
             Encoding::Proto => Echo::decode(body).ok(),
             Encoding::Json => serde_json::from_slice::<Echo>(body).ok(),

@@ -1,7 +1,7 @@
-//! Samples that a reader process has parsed: the arrays of a batch, of which nothing is believed before it is checked.
+//! Samples that a reader process has parsed: the arrays of a batch, validated before use.
 //!
-//! `u32` samples, `u32` signs; then a `u64` for each sign, a `u32` for each offset (samples × slots + 1), an `f32` for each
-//! dense value (samples × columns). All little-endian; nobody but a reader process sends it.
+//! `u32` number of samples, `u32` number of signs; then a `u64` for each sign, a `u32` for each offset (samples × slots + 1)
+//! and an `f32` for each dense value (samples × columns). All little-endian. Only reader processes send it.
 
 use elasticrec_sample::{BatchBuilder, Parser};
 
@@ -9,7 +9,7 @@ use super::{DecodeError, Limits};
 
 const HEAD_BYTES: usize = 8;
 
-/// What a batch of a model has for each sample.
+/// The number of slots and dense values of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) num_slots: usize,
@@ -38,7 +38,7 @@ impl<'a> Parsed<'a> {
         let (head, rest) = body.split_at_checked(HEAD_BYTES).ok_or_else(short)?;
         let (numbers, _) = head.as_chunks::<4>();
         let [num_samples, num_signs] = [0, 1].map(|at| u64::from(u32::from_le_bytes(numbers[at])));
-        // 32 bits each, and slots are counted in 16: no product of them leaves 64
+        // Counts have 32 bits and slots 16, so that no product overflows 64 bits.
         let num_offsets = num_samples * shape.num_slots as u64 + 1;
         let num_dense = num_samples * shape.num_dense as u64;
         let expected = 8 * num_signs + 4 * (num_offsets + num_dense);
@@ -54,7 +54,7 @@ impl<'a> Parsed<'a> {
         let parsed = Parsed { shape, num_samples: num_samples as usize, signs, offsets, dense };
         let ends = [0, offsets.len() - 1].map(|at| parsed.offset(at) as u64);
         if ends != [0, num_signs] || !offsets.is_sorted_by_key(|&bytes| u32::from_le_bytes(bytes)) {
-            return Err(format!("offsets: expected ascending ones from 0 to {num_signs}"));
+            return Err(format!("offsets: expected ascending offsets from 0 to {num_signs}"));
         }
         if !dense.iter().all(|&bytes| f32::from_le_bytes(bytes).is_finite()) {
             return Err("dense: expected finite values".into());
@@ -70,7 +70,7 @@ impl<'a> Parsed<'a> {
         u32::from_le_bytes(self.offsets[at]) as usize
     }
 
-    /// Adds the samples through the builder's own way, which cuts what is longer than the model takes.
+    /// Add the samples through the builder, which truncates sequences that are longer than the model's.
     fn add_to(&self, builder: &mut BatchBuilder) {
         let Shape { num_slots, num_dense } = self.shape;
         for sample in 0..self.num_samples {
@@ -89,7 +89,7 @@ impl<'a> Parsed<'a> {
     }
 }
 
-/// Adds the samples of a batch to another.
+/// Add the samples of a body to a batch.
 pub(super) fn decode(
     parser: &Parser,
     body: &[u8],
@@ -104,7 +104,7 @@ pub(super) fn decode(
     Ok(())
 }
 
-/// The bytes of a batch, as a reader process writes them.
+/// Return the bytes of a batch, as a reader process writes them.
 #[cfg(test)]
 pub(crate) fn encode(batch: &elasticrec_sample::Batch) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -149,7 +149,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_comes_back(samples in prop::collection::vec(
+        fn a_batch_survives_encoding_and_decoding(samples in prop::collection::vec(
             (prop::collection::vec(any::<u64>(), 0..3), prop::collection::vec(any::<u64>(), 0..4), -1e3f32..1e3), 0..5,
         )) {
             let batch = batch_of(&samples);
@@ -175,25 +175,25 @@ mod tests {
     }
 
     #[test]
-    fn arrays_that_do_not_agree_are_named() {
+    fn inconsistent_arrays_are_named() {
         let good = encode(&batch_of(&[(vec![1], vec![2, 3], 0.5)]));
-        let told = |change: &dyn Fn(&mut Vec<u8>)| {
+        let message = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = good.clone();
             change(&mut bytes);
             decode_all(&bytes).unwrap_err().to_string()
         };
-        assert_eq!(told(&|bytes| bytes.truncate(7)), "expected at least 8 bytes, got 7");
-        assert_eq!(told(&|bytes| bytes.push(0)), "1 samples and 3 signs: expected 40 bytes, got 41");
-        let huge = told(&|bytes| bytes[..8].fill(255));
+        assert_eq!(message(&|bytes| bytes.truncate(7)), "expected at least 8 bytes, got 7");
+        assert_eq!(message(&|bytes| bytes.push(0)), "1 samples and 3 signs: expected 40 bytes, got 41");
+        let huge = message(&|bytes| bytes[..8].fill(255));
         assert!(huge.starts_with("4294967295 samples and 4294967295 signs: expected "), "{huge}");
-        let offsets = "offsets: expected ascending ones from 0 to 3";
-        // offsets are at 8 + 3 * 8: 0, 1, 3
-        assert_eq!(told(&|bytes| bytes[32] = 1), offsets);
-        assert_eq!(told(&|bytes| bytes[36] = 200), offsets);
-        assert_eq!(told(&|bytes| bytes[40] = 2), offsets);
+        let offsets = "offsets: expected ascending offsets from 0 to 3";
+        // The offsets 0, 1 and 3 are at byte 8 + 3 * 8.
+        assert_eq!(message(&|bytes| bytes[32] = 1), offsets);
+        assert_eq!(message(&|bytes| bytes[36] = 200), offsets);
+        assert_eq!(message(&|bytes| bytes[40] = 2), offsets);
         let at = good.len() - 4;
         assert_eq!(
-            told(&|bytes| bytes[at..].copy_from_slice(&f32::NAN.to_le_bytes())),
+            message(&|bytes| bytes[at..].copy_from_slice(&f32::NAN.to_le_bytes())),
             "dense: expected finite values"
         );
         let many = encode(&batch_of(&vec![(vec![], vec![], 0.0); 6]));

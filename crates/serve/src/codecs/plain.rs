@@ -1,17 +1,17 @@
-//! The plain answer: predictions by label, in JSON.
+//! Answers of the plain API: predictions by label, in JSON.
 
 use serde_json::json;
 
-/// What does not change from answer to answer of a version.
+/// The parts that all answers of a version have in common.
 #[derive(Debug)]
 pub(super) struct Template {
     /// The answer up to the first prediction.
     head: Vec<u8>,
-    /// For each label what stands before its score: `{"click":`, `,"buy":`.
+    /// The text before the score of each label: `{"click":`, `,"buy":`.
     labels: Vec<Vec<u8>>,
 }
 
-/// Digits, a name's punctuation and a comma.
+/// Estimated bytes of a score with its punctuation.
 const SCORE_BYTES: usize = 16;
 
 impl Template {
@@ -22,7 +22,7 @@ impl Template {
         Template { head: head.into_bytes(), labels: labels.iter().enumerate().map(label).collect() }
     }
 
-    /// `{"model":"demo","version":3,"predictions":[{"click":0.0123}, …]}`, digits enough to get each f32 back.
+    /// Write `{"model":"demo","version":3,"predictions":[{"click":0.0123}, …]}`, with the digits that restore each f32.
     pub(super) fn write(&self, scores: &[f32]) -> serde_json::Result<Vec<u8>> {
         let names_bytes: usize = self.labels.iter().map(|label| label.len() + SCORE_BYTES).sum();
         let num_samples = scores.len() / self.labels.len();
@@ -51,7 +51,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn scores_come_back_bit_for_bit(scores in prop::collection::vec(0f32..=1.0, 0..5)) {
+        fn scores_are_restored_bit_for_bit(scores in prop::collection::vec(0f32..=1.0, 0..5)) {
             let template = Template::new("demo", "b", 3, &["click".into(), "buy".into()]);
             let scores: Vec<f32> = scores.into_iter().flat_map(|score| [score, 1e-30 * score]).collect();
             let answer = template.write(&scores).unwrap();

@@ -1,4 +1,4 @@
-//! What a value of a request means to an input of the model, by the format of its training: the same in every codec.
+//! What a value of a request means to an input of the model, by the format of its training. The same for every codec.
 
 use std::fmt;
 
@@ -12,42 +12,42 @@ pub(super) enum Target {
     Dense(usize),
 }
 
-/// Where values go: the sample that a builder has begun. What is refused is told without the instance's place.
+/// The inputs of the sample that the builder has begun. Errors do not name the instance; callers add it.
 pub(super) struct Inputs<'p> {
     pub(super) parser: &'p Parser,
     pub(super) builder: &'p mut BatchBuilder,
 }
 
 impl Inputs<'_> {
-    /// The input called `name`.
+    /// Return the input of that name.
     pub(super) fn target(&self, name: &str) -> Option<Target> {
         let slot = self.parser.slot(name.as_bytes()).map(Target::Slot);
         slot.or_else(|| self.parser.dense(name).map(Target::Dense))
     }
 
-    /// The number of an input among all of them, slots first.
-    pub(super) fn place(&self, target: Target) -> usize {
+    /// Return the number of an input among all inputs, slots first.
+    pub(super) fn number_of(&self, target: Target) -> usize {
         match target {
             Target::Slot(slot) => usize::from(slot),
             Target::Dense(index) => self.parser.features().slots.len() + index,
         }
     }
 
-    /// How many there are.
-    pub(super) fn num_places(&self) -> usize {
+    /// Return the number of inputs.
+    pub(super) fn num_inputs(&self) -> usize {
         let features = self.parser.features();
         features.slots.len() + features.dense.len()
     }
 
-    /// What is said of a value that does not fit.
+    /// Return the message about a value of the wrong type.
     pub(super) fn misfit(&self, target: Target, got: impl fmt::Display) -> String {
         let features = self.parser.features();
         let (kind, name, expected) = match (target, features.format) {
             (Target::Slot(slot), format) => {
                 let expected = match format {
                     Format::Slots => "a u64, as a number or a string, or a list of them",
-                    // a number has many spellings (1, 1.0, 01), and the sign is a hash of the spelling
-                    Format::Criteo => "a string, as it stands in the log, or a list of them",
+                    // A number has many spellings (1, 1.0, 01), and the sign is a hash of the spelling.
+                    Format::Criteo => "a string as in the training data, or a list of them",
                     _ => "a string or a whole number, or a list of them",
                 };
                 ("slot", &features.slots[usize::from(slot)].name, expected)
@@ -61,18 +61,18 @@ impl Inputs<'_> {
         self.add_bytes(target, text.as_bytes())
     }
 
-    /// Adds text in whatever encoding the training data has.
+    /// Add text, in the encoding of the training data.
     pub(super) fn add_bytes(&mut self, target: Target, text: &[u8]) -> Result<(), String> {
-        let told = || shown(&String::from_utf8_lossy(text));
+        let text_shown = || shown(&String::from_utf8_lossy(text));
         let Target::Slot(slot) = target else {
-            return Err(self.misfit(target, format_args!("the string `{}`", told())));
+            return Err(self.misfit(target, format_args!("the string `{}`", text_shown())));
         };
         match self.parser.features().format {
             Format::Slots => match parse_u64(text) {
                 Some(sign) => self.parser.add_sign(slot, sign, self.builder),
-                None => return Err(self.misfit(target, format_args!("`{}`", told()))),
+                None => return Err(self.misfit(target, format_args!("`{}`", text_shown()))),
             },
-            // an empty field of a row is a missing one
+            // As in training, an empty field is a missing one.
             _ if text.is_empty() => (),
             _ => self.parser.add_value(slot, text, self.builder),
         }
@@ -101,7 +101,7 @@ impl Inputs<'_> {
     }
 }
 
-/// The start of a piece of the request as it may stand in a message.
+/// Return the start of a piece of the request, escaped, for a message.
 pub(super) fn shown(text: &str) -> String {
     const LONGEST: usize = 40;
     let mut chars = text.chars();

@@ -79,7 +79,10 @@ fn what_is_refused_and_what_is_counted() {
     let text = predict(&server, "text/plain", "0 0\n0\n");
     assert_eq!(text, (400, error("line 2: click: expected `show click sign:slot …`, got ``")));
     let many = "0 0\n".repeat(101);
-    assert_eq!(predict(&server, "text/plain", &many), (413, error("expected at most 100 lines a request, got more")));
+    assert_eq!(
+        predict(&server, "text/plain", &many),
+        (413, error("expected at most 100 lines in a request, got more"))
+    );
     let nan = (500, error("sample 0: label `click`: expected a finite score, got NaN"));
     assert_eq!(json(r#"{"instances":[{"0":666}]}"#), nan);
     assert_eq!(json(r#"{"instances":[{"0":[5,5,6,777777],"7":5},{"0":888888}]}"#).0, 200);

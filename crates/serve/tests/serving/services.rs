@@ -181,9 +181,9 @@ fn paddle_errors_are_in_the_answer() {
     let got = infer(json!({"tensor": [slot("99", 1)], "log_id": 5}));
     assert_eq!(got, (400, told(-5000, "tensor[0]: unknown slot `99`")));
     let got = infer(json!({"tensor": [slot("7", 1)], "log_id": 5, "fetch_var_names": ["prob"]}));
-    assert_eq!(got, (400, told(-5000, "fetch_var_names: no output `prob`, there is `click`, `buy`")));
+    assert_eq!(got, (400, told(-5000, "fetch_var_names: unknown output `prob`, expected one of `click`, `buy`")));
     let got = infer(json!({"tensor": [{"alias_name": "7", "shape": [101, 0]}], "log_id": 5}));
-    assert_eq!(got, (413, told(-5002, "expected at most 100 instances a request, got more")));
+    assert_eq!(got, (413, told(-5002, "expected at most 100 instances in a request, got more")));
     let got = infer(json!({"tensor": [slot("7", 666)], "log_id": 5}));
     assert_eq!(got, (500, told(-5100, "sample 0: label `click`: expected a finite score, got NaN")));
     // of a request that asks for what is not there nothing is left in the batch of the next one
@@ -195,7 +195,7 @@ fn paddle_errors_are_in_the_answer() {
     assert_eq!((got.status, response.err_no, response.log_id), (400, -5000, 6));
     assert!(got.head.contains("content-type: application/proto"));
     let response = Response::decode(&brpc(&server, GENERAL_MODEL, "inference", &refused)[..]).unwrap();
-    assert_eq!((response.err_no, response.err_msg.as_str()), (-5000, "tensor: expected at least one, got none"));
+    assert_eq!((response.err_no, response.err_msg.as_str()), (-5000, "tensor: expected at least one tensor, got none"));
 }
 
 #[test]

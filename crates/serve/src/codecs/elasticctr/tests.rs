@@ -42,16 +42,16 @@ fn what_does_not_fit_is_named_with_its_place() {
     let second = |slot: &str| slots(&format!(r#"{{"instances":[{{}},{{"slots":[{slot}]}}]}}"#)).unwrap_err();
     assert_eq!(second(r#"{"slot_name":"99","feasigns":[1]}"#), "instances[1]: unknown slot `99`");
     let twice = r#"{"slot_name":"7","feasigns":[1]},{"slot_name":"7","feasigns":[1]}"#;
-    assert_eq!(second(twice), "instances[1]: `7` is given twice");
+    assert_eq!(second(twice), "instances[1]: `7`: given twice");
     let expected = "instances[1]: slot `7`: expected a u64, as a number or a string, or a list of them, got";
     assert_eq!(second(r#"{"slot_name":"7","feasigns":["x"]}"#), format!("{expected} `x`"));
     assert_eq!(second(r#"{"slot_name":"7","feasigns":[-1]}"#), format!("{expected} the number -1"));
     assert!(second(r#"{"slot_name":"7","feasigns":[[1]]}"#).starts_with("body: a number or a string"));
     assert!(second(r#"{"feasigns":[1]}"#).starts_with("body: missing field `slot_name`"));
     assert_eq!(slots("{}").unwrap_err(), "body: expected an object with `instances`, got none");
-    assert_eq!(slots(r#"{"instances":[],"instances":[]}"#).unwrap_err(), "body: `instances` is given twice");
+    assert_eq!(slots(r#"{"instances":[],"instances":[]}"#).unwrap_err(), "body: `instances`: given twice");
     let many = slots(r#"{"instances":[{},{},{},{}]}"#).unwrap_err();
-    assert_eq!(many, "expected at most 3 instances a request, got more");
+    assert_eq!(many, "expected at most 3 instances in a request, got more");
 }
 
 proptest! {

@@ -79,7 +79,7 @@ fn values_that_do_not_fit_are_named_with_their_place() {
     ] {
         assert_eq!(second(slots, &format!("{{\"7\":{value}}}")), format!("{expected} {got}"));
     }
-    let expected = "instances[1]: slot `C1`: expected a string, as it stands in the log, or a list of them, got";
+    let expected = "instances[1]: slot `C1`: expected a string as in the training data, or a list of them, got";
     assert_eq!(second(criteo, r#"{"C1":5}"#), format!("{expected} the number 5"));
     assert_eq!(second(criteo, r#"{"C1":["a",-5]}"#), format!("{expected} the number -5"));
     let expected = "instances[1]: dense `I1`: expected a number, got";
@@ -91,8 +91,8 @@ fn values_that_do_not_fit_are_named_with_their_place() {
 #[test]
 fn names_are_known_and_come_once() {
     assert_eq!(second(slots, r#"{"C99":1}"#), "instances[1]: unknown slot `C99`");
-    assert_eq!(second(criteo, r#"{"I1":1,"I1":1}"#), "instances[1]: `I1` is given twice");
-    assert_eq!(second(slots, r#"{"7":1,"0":1,"7":2}"#), "instances[1]: `7` is given twice");
+    assert_eq!(second(criteo, r#"{"I1":1,"I1":1}"#), "instances[1]: `I1`: given twice");
+    assert_eq!(second(slots, r#"{"7":1,"0":1,"7":2}"#), "instances[1]: `7`: given twice");
     assert_eq!(slots(r#"{"instances":[{"7":1},{"7":1}]}"#).unwrap().signs, [1, 1]);
     let long = second(slots, &format!("{{\"{}\":1}}", "x".repeat(1000)));
     assert_eq!(long, format!("instances[1]: unknown slot `{}…`", "x".repeat(40)));
@@ -102,7 +102,7 @@ fn names_are_known_and_come_once() {
 fn the_body_is_one_object_with_instances() {
     let error = |body: &str| slots(body).unwrap_err();
     assert_eq!(error("{}"), "body: expected an object with `instances`, got none");
-    assert_eq!(error(r#"{"instances":[],"instances":[]}"#), "body: `instances` is given twice");
+    assert_eq!(error(r#"{"instances":[],"instances":[]}"#), "body: `instances`: given twice");
     assert_eq!(error(r#"{"inputs":[]}"#), "body: unknown key `inputs`, expected `instances`");
     assert_eq!(error(r#"{"instances":[]} x"#), "body: trailing characters at line 1 column 18");
     assert_eq!(error(r#"{"instances":[{"7":1}"#), "body: EOF while parsing a list at line 1 column 21");
@@ -119,7 +119,7 @@ fn instances_and_lines_are_limited() {
     let [parser, _] = fuzz_parsers();
     assert_eq!(decoded(&parser, Codec::Json, &body(3)).unwrap().num_samples(), 3);
     assert_eq!(decoded(&parser, Codec::Json, &body(4)).unwrap_err(), many);
-    assert_eq!(many.to_string(), "expected at most 3 instances a request, got more");
+    assert_eq!(many.to_string(), "expected at most 3 instances in a request, got more");
     let text = |text: &str| decoded(&parser, Codec::Text, text);
     assert_eq!(text("0 0\n0 0\n0 0\n").unwrap().num_samples(), 3);
     assert_eq!(text("0 0\n0 0\n0 0\n0 0").unwrap_err(), DecodeError::TooMany { what: "lines", max: 3 });

@@ -1,4 +1,4 @@
-//! Paddle Serving's messages, as protobuf and as the JSON of protobuf; fields that are not here are passed over.
+//! Paddle Serving's messages, as protobuf and as protobuf's JSON. Other fields are ignored.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,10 +12,10 @@ use prost::encoding::{DecodeContext, decode_key};
 use serde::de::{DeserializeOwned, Deserializer, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// Tensors, and names to fetch, a request: an empty one takes two bytes there and hundreds here.
+/// Maximum number of tensors and of names in a request: an empty tensor has two bytes in a request and hundreds in memory.
 pub(super) const MAX_TENSORS: usize = 1 << 16;
 
-/// A tensor; its values are in one of the lists, or in `tensor_content`.
+/// A tensor. Its values are in one of the lists or in `tensor_content`.
 #[derive(Clone, PartialEq, Message, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Tensor {
@@ -61,17 +61,17 @@ pub(super) struct Tensor {
 #[serde(default)]
 pub(super) struct Request {
     #[prost(message, repeated, tag = "1")]
-    #[serde(deserialize_with = "few")]
+    #[serde(deserialize_with = "limited_list")]
     pub(super) tensor: Vec<Tensor>,
     #[prost(string, repeated, tag = "2")]
-    #[serde(alias = "fetchVarNames", deserialize_with = "few")]
+    #[serde(alias = "fetchVarNames", deserialize_with = "limited_list")]
     pub(super) fetch_var_names: Vec<String>,
     #[prost(uint64, tag = "4")]
     #[serde(alias = "logId", deserialize_with = "number")]
     pub(super) log_id: u64,
 }
 
-/// What is echoed of a request that is refused.
+/// The fields of a request that a refusal returns.
 #[derive(Clone, PartialEq, Message, Deserialize)]
 #[serde(default)]
 pub(super) struct Echo {
@@ -101,12 +101,12 @@ pub(super) struct ModelOutput {
 }
 
 impl Request {
-    /// Of protobuf.
+    /// Decode protobuf.
     pub(super) fn of_proto(mut bytes: &[u8]) -> Result<Request, String> {
         let mut request = Request::default();
         while !bytes.is_empty() {
             let (tag, wire_type) = decode_key(&mut bytes).map_err(|error| error.to_string())?;
-            // before there is room for it
+            // Checked before the entry is allocated.
             if request.tensor.len().max(request.fetch_var_names.len()) == MAX_TENSORS && tag <= 2 {
                 return Err(too_many());
             }
@@ -116,7 +116,7 @@ impl Request {
         Ok(request)
     }
 
-    /// Of JSON.
+    /// Decode JSON.
     pub(super) fn of_json(bytes: &[u8]) -> Result<Request, String> {
         serde_json::from_slice(bytes).map_err(|error| error.to_string())
     }
@@ -126,14 +126,14 @@ fn too_many() -> String {
     format!("expected at most {MAX_TENSORS} tensors and names, got more")
 }
 
-/// A number of JSON: 64 bits come as text from clients whose numbers are doubles, and as either from protobuf's own.
+/// A number in JSON. Protobuf's JSON, and clients whose numbers are doubles, write 64-bit integers as text.
 trait Number: Sized {
     const EXPECTED: &'static str;
 
     fn of_i128(number: i128) -> Option<Self>;
 
     fn of_f64(number: f64) -> Option<Self> {
-        // whole numbers may be written 1.0 or 1e3; beyond 2^53 nobody knows which one was meant
+        // Integers may be written 1.0 or 1e3; beyond 2^53 a double is ambiguous.
         (number.fract() == 0.0 && number.abs() < 9e15).then(|| Self::of_i128(number as i128)).flatten()
     }
 
@@ -145,7 +145,7 @@ trait Number: Sized {
 impl Number for i64 {
     const EXPECTED: &'static str = "an integer of 64 bits";
 
-    /// Signs are u64: those beyond i64 have the same bits.
+    /// Signs beyond i64 keep the bits of their u64.
     fn of_i128(number: i128) -> Option<i64> {
         i64::try_from(number).ok().or_else(|| u64::try_from(number).ok().map(|number| number as i64))
     }
@@ -207,24 +207,24 @@ impl Number for f32 {
     }
 }
 
-/// One number, however it is written.
-struct Written<T>(T);
+/// A number, written as a number or as text.
+struct AnyNumber<T>(T);
 
-impl<'de, T: Number> Deserialize<'de> for Written<T> {
+impl<'de, T: Number> Deserialize<'de> for AnyNumber<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(WrittenVisitor(PhantomData)).map(Written)
+        deserializer.deserialize_any(NumberVisitor(PhantomData)).map(AnyNumber)
     }
 }
 
-struct WrittenVisitor<T>(PhantomData<T>);
+struct NumberVisitor<T>(PhantomData<T>);
 
-impl<T: Number> WrittenVisitor<T> {
+impl<T: Number> NumberVisitor<T> {
     fn found<E: serde::de::Error>(self, number: Option<T>, got: impl fmt::Display) -> Result<T, E> {
         number.ok_or_else(|| E::custom(format_args!("expected {}, got {got}", T::EXPECTED)))
     }
 }
 
-impl<T: Number> Visitor<'_> for WrittenVisitor<T> {
+impl<T: Number> Visitor<'_> for NumberVisitor<T> {
     type Value = T;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -249,10 +249,10 @@ impl<T: Number> Visitor<'_> for WrittenVisitor<T> {
 }
 
 fn number<'de, T: Number + Default, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    Ok(Option::<Written<T>>::deserialize(deserializer)?.map_or_else(T::default, |Written(number)| number))
+    Ok(Option::<AnyNumber<T>>::deserialize(deserializer)?.map_or_else(T::default, |AnyNumber(number)| number))
 }
 
-/// A list of numbers.
+/// Deserialize a list of numbers; null is an empty list.
 fn numbers<'de, T: Number, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     struct Numbers<T>(PhantomData<T>);
 
@@ -269,7 +269,7 @@ fn numbers<'de, T: Number, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
             let mut numbers = Vec::new();
-            while let Some(Written(number)) = list.next_element()? {
+            while let Some(AnyNumber(number)) = list.next_element()? {
                 numbers.push(number);
             }
             Ok(numbers)
@@ -279,11 +279,11 @@ fn numbers<'de, T: Number, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     deserializer.deserialize_any(Numbers(PhantomData))
 }
 
-/// A list that ends where [`MAX_TENSORS`] does.
-fn few<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
-    struct Few<T>(PhantomData<T>);
+/// Deserialize a list of at most [`MAX_TENSORS`] items; null is an empty list.
+fn limited_list<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    struct LimitedList<T>(PhantomData<T>);
 
-    impl<'de, T: DeserializeOwned> Visitor<'de> for Few<T> {
+    impl<'de, T: DeserializeOwned> Visitor<'de> for LimitedList<T> {
         type Value = Vec<T>;
 
         fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -306,7 +306,7 @@ fn few<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Resul
         }
     }
 
-    deserializer.deserialize_any(Few(PhantomData))
+    deserializer.deserialize_any(LimitedList(PhantomData))
 }
 
 fn nullable<'de, T: DeserializeOwned + Default, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {

@@ -101,18 +101,18 @@ fn tensors_that_do_not_fit_are_named() {
     let [parser, criteo] = fuzz_parsers();
     let error = |tensor: Tensor| proto(&parser, vec![tensor]).unwrap_err();
     let signs = |shape: &[i32]| Tensor { int64_data: vec![1, 2], ..tensor("7", shape) };
-    assert_eq!(proto(&parser, vec![]).unwrap_err(), "tensor: expected at least one, got none");
+    assert_eq!(proto(&parser, vec![]).unwrap_err(), "tensor: expected at least one tensor, got none");
     assert_eq!(error(tensor("99", &[0])), "tensor[0]: unknown slot `99`");
     assert_eq!(error(signs(&[])), "tensor[0]: `7`: shape: expected [rows, values], got none");
-    assert_eq!(error(signs(&[-1, 2])), "tensor[0]: `7`: shape: expected no negative sizes, got [-1, 2]");
-    assert_eq!(error(signs(&[3, 1])), "tensor[0]: `7`: expected as many values as shape [3, 1] has, got 2");
-    assert!(error(signs(&[i32::MAX; 4])).contains("expected as many values as shape"));
+    assert_eq!(error(signs(&[-1, 2])), "tensor[0]: `7`: shape: expected sizes of at least 0, got [-1, 2]");
+    assert_eq!(error(signs(&[3, 1])), "tensor[0]: `7`: expected the number of values of shape [3, 1], got 2");
+    assert!(error(signs(&[i32::MAX; 4])).contains("expected the number of values of shape"));
     for lod in [&[0][..], &[0, 1], &[1, 2], &[0, 2, 1, 2], &[0, -1, 2], &[0, 3]] {
         let what = error(Tensor { lod: lod.into(), ..signs(&[2, 1]) });
-        assert_eq!(what, format!("tensor[0]: `7`: lod: expected offsets that go up from 0 to 2, got {lod:?}"));
+        assert_eq!(what, format!("tensor[0]: `7`: lod: expected ascending offsets from 0 to 2, got {lod:?}"));
     }
     let both = Tensor { float_data: vec![1.0], ..signs(&[2]) };
-    assert_eq!(error(both), "tensor[0]: `7`: expected one kind of data, got several");
+    assert_eq!(error(both), "tensor[0]: `7`: expected values in one field, got several");
     let odd = Tensor { tensor_content: vec![1, 2, 3].into(), ..tensor("7", &[1]) };
     assert_eq!(error(odd), "tensor[0]: `7`: tensor_content: expected elements of 8 bytes, got 3 bytes");
     let half = Tensor { tensor_content: vec![1, 2].into(), elem_type: 5, ..tensor("7", &[1]) };
@@ -120,14 +120,11 @@ fn tensors_that_do_not_fit_are_named() {
     let float = Tensor { float_data: vec![1.5], ..tensor("7", &[1]) };
     assert!(error(float).starts_with("tensor[0]: row 0: slot `7`: expected a u64"));
     let two = proto(&parser, vec![signs(&[2]), Tensor { int64_data: vec![1], ..tensor("0", &[1]) }]).unwrap_err();
-    assert_eq!(two, "tensor[0]: expected 1 rows, as tensor[1] has, got 2");
-    assert_eq!(
-        proto(&parser, vec![signs(&[2]), signs(&[2])]).unwrap_err(),
-        "tensor[1]: `7`: its values are given twice"
-    );
+    assert_eq!(two, "tensor[0]: expected 1 rows as in tensor[1], got 2");
+    assert_eq!(proto(&parser, vec![signs(&[2]), signs(&[2])]).unwrap_err(), "tensor[1]: `7`: given twice");
     let dense = Tensor { float_data: vec![1.0; 2], ..tensor("dense", &[1, 2]) };
     let i1 = Tensor { float_data: vec![1.0], ..tensor("I1", &[1]) };
-    assert_eq!(proto(&criteo, vec![dense, i1]).unwrap_err(), "tensor[1]: `I1`: its values are given twice");
+    assert_eq!(proto(&criteo, vec![dense, i1]).unwrap_err(), "tensor[1]: `I1`: given twice");
     let nan = Tensor { float_data: vec![f32::NAN], ..tensor("I1", &[1]) };
     let expected = "tensor[0]: row 0: dense `I1`: expected a finite number, got NaN";
     assert_eq!(proto(&criteo, vec![nan]).unwrap_err(), expected);
@@ -136,7 +133,7 @@ fn tensors_that_do_not_fit_are_named() {
 #[test]
 fn rows_and_tensors_are_limited() {
     let [parser, _] = fuzz_parsers();
-    let many = "expected at most 3 instances a request, got more";
+    let many = "expected at most 3 instances in a request, got more";
     assert_eq!(proto(&parser, vec![tensor("7", &[3, 0])]).unwrap().num_samples(), 3);
     assert_eq!(proto(&parser, vec![tensor("7", &[4, 0])]).unwrap_err(), many);
     assert_eq!(proto(&parser, vec![tensor("7", &[i32::MAX, 0])]).unwrap_err(), many);
@@ -194,7 +191,7 @@ fn an_answer_has_the_labels_that_are_fetched_and_the_id_of_the_request() {
     assert_eq!(answer(&["buy"]).outputs[0].tensor, std::slice::from_ref(&buy));
     assert_eq!(answer(&["buy", "click"]).outputs[0].tensor, [buy, click]);
     let told = |names: &[&str]| wanted(names).check(&info).unwrap_err().to_string();
-    assert_eq!(told(&["prob"]), "fetch_var_names: no output `prob`, there is `click`, `buy`");
+    assert_eq!(told(&["prob"]), "fetch_var_names: unknown output `prob`, expected one of `click`, `buy`");
     assert_eq!(told(&["click"; 3]), "fetch_var_names: expected at most 2, got 3");
     let body = r#"{"tensor":[{"alias_name":"7","shape":[1,0]}],"fetch_var_names":["buy"],"log_id":"77"}"#;
     let (_, wanted) = decoded(&parser, Codec::Paddle(Encoding::Json), body.as_bytes()).unwrap();

@@ -354,9 +354,9 @@ fn what_does_not_fit_is_named() {
         ),
         (
             vec![made("0", "UINT64", &[6], json!([1, 2, 3, 4, 5, 6]))],
-            "expected at most 5 instances a request, got more",
+            "expected at most 5 instances in a request, got more",
         ),
-        (vec![made("0", "UINT64", &[i64::MAX, 0], json!([]))], "expected at most 5 instances a request, got more"),
+        (vec![made("0", "UINT64", &[i64::MAX, 0], json!([]))], "expected at most 5 instances in a request, got more"),
     ] {
         assert_eq!(slots(&inputs).unwrap_err(), told);
     }

@@ -206,7 +206,7 @@ fn what_is_not_there_and_what_is_wrong_have_their_codes() {
     assert_eq!(none, Got::fault(1, 2003, "model `demo`: no version is ready yet"));
     install(&server, 3, echo);
     let got = call(&server, &encode(&meta("GeneralModelService", "train", 2), b""));
-    let text = "GeneralModelService: no method `train`, there is `inference`, `debug`";
+    let text = "GeneralModelService: unknown method `train`, expected `inference` or `debug`";
     assert_eq!(got, Got::fault(2, 1002, text));
     let got = call(&server, &encode(&meta("Nobody", "x", 3), b""));
     assert_eq!((got.id, got.code), (3, 1001));

@@ -33,7 +33,7 @@ pub(crate) fn echo(job: Job) {
     let outcome = match &body[..] {
         b"panic" => panic!("a planted panic"),
         b"bad" => Err(Refusal::Bad("line 1: bad".into())),
-        b"many" => Err(Refusal::TooLarge("expected at most 1 lines a request, got more".into())),
+        b"many" => Err(Refusal::TooLarge("expected at most 1 lines in a request, got more".into())),
         b"nan" => Err(Refusal::Internal("sample 0: expected a finite score".into())),
         body => Ok(done(format!("{codec:?}:{}", String::from_utf8_lossy(body)))),
     };

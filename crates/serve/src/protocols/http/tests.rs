@@ -115,7 +115,7 @@ fn every_refusal_has_its_code_and_one_line() {
     check(post("/v1/models/demo HTTP/1.1"), 405, "method: expected GET, got POST");
     check(post("/health HTTP/1.1"), 405, "method: expected GET, got POST");
     check(post("/v2/models/infer HTTP/1.1"), 405, "method: expected GET, got POST");
-    check(predict(&server, "many"), 413, "expected at most 1 lines a request, got more");
+    check(predict(&server, "many"), 413, "expected at most 1 lines in a request, got more");
     check(predict(&server, "0123456789a"), 413, "body: expected at most 10 bytes, got more");
     let none = "content type: expected `application/json` or `text/plain`, got none";
     check(post("/v1/models/demo:predict HTTP/1.1"), 415, none);

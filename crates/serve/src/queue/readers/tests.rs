@@ -75,7 +75,7 @@ fn lines_become_a_batch_and_a_refusal_names_its_line() {
         let refused = Refusal::Bad("line 1: no number \u{fffd}".into());
         assert_eq!(read(&readers, "x\n").await.unwrap_err(), refused);
         assert_eq!(read(&readers, "").await.unwrap(), encode(&batch_of_lines("")));
-        let many = Refusal::TooLarge("expected at most 4 lines a request, got more".into());
+        let many = Refusal::TooLarge("expected at most 4 lines in a request, got more".into());
         assert_eq!(read(&readers, "1\n2\n3\n4\n5").await.unwrap_err(), many);
     });
     assert_eq!((readers.num_alive(), readers.lost()), (1, vec![]));
