@@ -290,5 +290,6 @@ impl<J> Drop for Pass<J> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
