@@ -193,7 +193,7 @@ def test_commands_without_torch(arguments: list[str]) -> None:
 
 def test_only_the_binding_knows_python() -> None:
     """Crates point one way too."""
-    order = ["sample", "table", "wire", "cube", "ps", "serve", "bench", "py"]
+    order = ["sample", "table", "wire", "queue", "cube", "ps", "serve", "bench", "py"]
     for path in sorted((ROOT / "crates").glob("*/Cargo.toml")):
         crate = path.parent.name
         manifest = tomllib.loads(path.read_text())
