@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::hash::HASH_VERSION;
-use crate::log::ln_1p;
 
 /// The format of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,7 +77,7 @@ impl Normalize {
     pub fn apply(self, x: f32) -> f32 {
         match self {
             Normalize::None => x,
-            Normalize::Log => ln_1p(x.abs()).copysign(x),
+            Normalize::Log => (f64::from(x.abs()).ln_1p() as f32).copysign(x),
             Normalize::MinMax { min, max } => ((x - min) / (max - min)).clamp(0.0, 1.0),
         }
     }

@@ -13,7 +13,6 @@ pub mod demo;
 pub mod features;
 pub mod hash;
 pub mod lines;
-mod log;
 mod paddlerec;
 pub mod parser;
 pub mod pool;
