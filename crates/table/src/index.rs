@@ -1,30 +1,30 @@
-//! The index of a partition: sign's hash to row number, 4 bytes an entry, 16 entries a cache line.
+//! The index of a partition: from the hash of a sign to a row number, 4 bytes per entry, 16 entries per cache line.
 //!
-//! An entry is the number of a row in the arena plus one, and above it bits of the hash that do not choose the line: a row is read
-//! only if those agree. A line fills from its front; what no longer fits goes into the next one. Nothing is removed
-//! singly: after an eviction the index is built anew.
+//! The low bits of an entry are the number of a row in the arena plus one. The bits above are a tag: bits of the hash
+//! that do not choose the line. A row is read only if its tag matches. A line fills from its front and overflows into
+//! the next one. Entries are not removed one by one: an eviction rebuilds the index.
 
 use std::sync::Arc;
 
 use crate::arena::{Arena, GrowError};
 
 const ENTRIES: usize = 16;
-/// A block of the index's arena, 16 KB: few enough that their list stays in the first caches.
+/// A block of the index's arena, large enough that the list of blocks stays in the first-level cache.
 const SEGMENT_BYTES: usize = 16 << 10;
 const SEGMENT_LINES: usize = SEGMENT_BYTES / size_of::<Line>();
-/// Grow beyond this share of used places, in percent: the lines are long enough that few keys are not in their own.
+/// Grow beyond this percentage of used entries: lines are long enough that few keys overflow.
 const MAX_LOAD_PERCENT: usize = 79;
-/// Grow by this part, so that little capacity is spare.
+/// Grow by 1/24, so that little capacity is spare.
 const GROWTH: usize = 24;
 
-/// No such row.
+/// Stands for "no row".
 pub(crate) const ABSENT: u32 = u32::MAX;
 
 #[repr(C, align(64))]
 struct Line([u32; ENTRIES]);
 
 impl Line {
-    /// Bit mask of the entries that are `value` under `mask`.
+    /// Returns the bit mask of the entries that equal `value` under `mask`.
     #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
     #[inline(always)]
     fn compare(&self, value: u32, mask: u32) -> u32 {
@@ -33,7 +33,7 @@ impl Line {
             _mm_packs_epi32, _mm_set1_epi32,
         };
         let fours = self.0.as_ptr().cast::<__m128i>();
-        // SAFETY: SSE2 is part of x86-64; a line has four times 16 bytes, aligned.
+        // SAFETY: SSE2 is part of x86-64; a line is four aligned pieces of 16 bytes.
         unsafe {
             let (value, mask) = (_mm_set1_epi32(value as i32), _mm_set1_epi32(mask as i32));
             let [a, b, c, d] =
@@ -49,14 +49,14 @@ impl Line {
         self.0.iter().enumerate().fold(0, |bits, (i, entry)| bits | u32::from(entry & mask == value) << i)
     }
 
-    /// Whether keys that belong here may stand in the next line.
+    /// Whether keys of this line may be in the next one.
     #[inline(always)]
     fn is_full(&self) -> bool {
         self.0[ENTRIES - 1] != 0
     }
 }
 
-/// Units for [`Index`].
+/// The arena of the lines of [`Index`].
 pub(crate) fn line_arena() -> Arena {
     Arena::new(size_of::<Line>(), SEGMENT_BYTES)
 }
@@ -66,7 +66,7 @@ pub(crate) struct Index {
     /// First lines of blocks of the arena.
     segments: Box<[u32]>,
     num_lines: u32,
-    /// Low bits of an entry that are the row's number plus one.
+    /// Number of low bits of an entry that hold the row number plus one.
     row_bits: u32,
     lines: Arc<Arena>,
 }
@@ -76,21 +76,21 @@ impl Index {
         Index { segments: Box::default(), num_lines: 0, row_bits: 1, lines }
     }
 
-    /// Leaves an empty one in its place.
+    /// Takes the index and leaves an empty one.
     pub(crate) fn take(&mut self) -> Self {
         let empty = Index::new(self.lines.clone());
         std::mem::replace(self, empty)
     }
 
-    /// Whether `row`, next to `len` others, needs `rebuild` before it is entered.
+    /// Whether `rebuild` must be called before `row` is added to `len` other rows.
     #[inline]
     pub(crate) fn is_full(&self, len: usize, row: u32) -> bool {
         len >= capacity(self.num_lines as usize) || (row + 1) >> self.row_bits != 0
     }
 
-    /// Makes room for `len` rows and some more, with numbers up to `max_row` and some more, and enters `rows`.
+    /// Replaces the entries by `rows`, with room for more than `len` rows and for numbers above `max_row`.
     ///
-    /// Without an error it has just these; with one it is what it was. Fewer rows than before never need more memory.
+    /// An error leaves the index unchanged. Fewer rows than before never need more memory.
     pub(crate) fn rebuild(
         &mut self,
         len: usize,
@@ -98,33 +98,33 @@ impl Index {
         rows: impl Iterator<Item = (u32, u64)>,
     ) -> Result<(), GrowError> {
         let room = capacity(self.num_lines as usize);
-        // an eviction gives back only what it is worth: the rows after it would ask for it again
+        // Keep the lines unless half of them are free: the rows that follow an eviction would need them again.
         let lines = if room > len && room / 2 <= len + ENTRIES { self.num_lines as usize } else { lines_for(len) };
-        self.hold(lines.div_ceil(SEGMENT_LINES))?;
-        // the arena has no number that needs more
+        self.resize(lines.div_ceil(SEGMENT_LINES))?;
+        // 31 bits are enough for every number of the arena.
         self.row_bits = (((max_row + 2) * 5 / 4).ilog2() + 1).min(31);
         for &segment in &self.segments {
-            // SAFETY: the segment has so many bytes and is ours.
+            // SAFETY: the segment has `SEGMENT_BYTES` bytes and belongs to this index.
             unsafe { self.lines.at(segment).write_bytes(0, SEGMENT_BYTES) };
         }
         self.num_lines = lines as u32;
-        rows.for_each(|(row, hash)| self.enter(row, hash));
+        rows.for_each(|(row, hash)| self.insert(row, hash));
         Ok(())
     }
 
-    /// Takes or gives back segments until it has so many; all or none of those it lacks.
-    fn hold(&mut self, num_segments: usize) -> Result<(), GrowError> {
+    /// Allocates or frees segments until there are `num_segments`; on an error their number is unchanged.
+    fn resize(&mut self, num_segments: usize) -> Result<(), GrowError> {
         let held = self.segments.len();
         let mut segments = std::mem::take(&mut self.segments).into_vec();
-        let lacking = (held..num_segments).try_for_each(|_| self.lines.take().map(|segment| segments.push(segment)));
-        let kept = if lacking.is_ok() { num_segments } else { held };
-        segments.drain(kept..).for_each(|segment| self.lines.give_back(segment));
+        let grown = (held..num_segments).try_for_each(|_| self.lines.allocate().map(|segment| segments.push(segment)));
+        let kept = if grown.is_ok() { num_segments } else { held };
+        segments.drain(kept..).for_each(|segment| self.lines.free(segment));
         self.segments = segments.into_boxed_slice();
-        lacking
+        grown
     }
 
-    /// Enters a row for which there is room.
-    pub(crate) fn enter(&mut self, row: u32, hash: u64) {
+    /// Adds a row; the index must have room for it.
+    pub(crate) fn insert(&mut self, row: u32, hash: u64) {
         let entry = self.tag(hash) | (row + 1);
         let mut at = self.home(hash);
         loop {
@@ -137,9 +137,9 @@ impl Index {
         }
     }
 
-    /// The first row with the tag of `hash` that `is_it` agrees to, or `ABSENT`.
+    /// Returns the first row with the tag of `hash` for which `is_match` holds, or `ABSENT`.
     #[inline(always)]
-    pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> u32 {
+    pub(crate) fn find(&self, hash: u64, mut is_match: impl FnMut(u32) -> bool) -> u32 {
         if self.num_lines == 0 {
             return ABSENT;
         }
@@ -149,12 +149,12 @@ impl Index {
             let line = self.line(at);
             let mut same = line.compare(tag, !row_mask);
             while same != 0 {
-                // an empty entry looks like one with the tag 0
+                // An empty entry looks like an entry with tag 0.
                 let row = (line.0[same.trailing_zeros() as usize] & row_mask).wrapping_sub(1);
                 if row == ABSENT {
                     return ABSENT;
                 }
-                if is_it(row) {
+                if is_match(row) {
                     return row;
                 }
                 same &= same - 1;
@@ -166,16 +166,17 @@ impl Index {
         }
     }
 
-    /// The first row with the tag of `hash`, in the line at `place` if it is there, or `ABSENT`; `others` is told the rest of them.
+    /// Returns the first row with the tag of `hash`, or `ABSENT`; calls `others` with further rows of the line that have
+    /// the tag.
     ///
     /// # Safety
-    /// `place` is what [`Index::place`] gave for the hash, and the index is what it was then.
+    /// `line` is the result of [`Index::line_address`] for the hash, and the index did not change since.
     #[inline(always)]
-    pub(crate) unsafe fn guess(&self, place: *const u8, hash: u64, mut others: impl FnMut(u32)) -> u32 {
-        // SAFETY: as the caller promises, a line of ours.
-        let line = unsafe { &*place.cast::<Line>() };
+    pub(crate) unsafe fn guess(&self, line: *const u8, hash: u64, mut others: impl FnMut(u32)) -> u32 {
+        // SAFETY: the caller promises that it is a line of this index.
+        let line = unsafe { &*line.cast::<Line>() };
         let row_mask = (1 << self.row_bits) - 1;
-        // an empty entry looks like one with the tag 0
+        // An empty entry looks like an entry with tag 0.
         let row_of = |same: u32| (line.0[same.trailing_zeros() as usize % ENTRIES] & row_mask).wrapping_sub(1);
         let same = line.compare(self.tag(hash), !row_mask);
         if same == 0 {
@@ -189,22 +190,22 @@ impl Index {
         row_of(same)
     }
 
-    /// Where the line of a hash is in `lines`, the arena of all lines; null if there is none.
+    /// Returns the address of the line of a hash in `lines`, the arena of all lines, or null if the index is empty.
     #[inline(always)]
-    pub(crate) fn place(&self, hash: u64, lines: &Arena) -> *const u8 {
+    pub(crate) fn line_address(&self, hash: u64, lines: &Arena) -> *const u8 {
         let line = self.home(hash);
-        // without lines there are no segments either
+        // An empty index has no segments.
         let Some(segment) = self.segments.get(line as usize / SEGMENT_LINES) else { return std::ptr::null() };
         lines.at(segment + line % SEGMENT_LINES as u32)
     }
 
-    /// Lines are chosen by the low half of the hash: its high bits chose the partition.
+    /// Chooses the line by the low half of the hash, because the high bits choose the partition.
     #[inline]
     fn home(&self, hash: u64) -> u32 {
         ((u64::from(hash as u32) * u64::from(self.num_lines)) >> 32) as u32
     }
 
-    /// The low bits of the hash, which count least in the choice of the line.
+    /// The low bits of the hash, which matter least in the choice of the line.
     #[inline]
     fn tag(&self, hash: u64) -> u32 {
         (hash as u32) << self.row_bits
@@ -218,24 +219,24 @@ impl Index {
     #[inline]
     fn line(&self, line: u32) -> &Line {
         let segment = self.segments[line as usize / SEGMENT_LINES];
-        // SAFETY: the segment is ours, of `SEGMENT_LINES` lines, zeroed before their first use, at a cache line.
+        // SAFETY: the segment belongs to this index, has `SEGMENT_LINES` aligned lines, and was zeroed before its first use.
         unsafe { &*self.lines.at(segment + line % SEGMENT_LINES as u32).cast::<Line>() }
     }
 
     #[inline]
     fn line_mut(&mut self, line: u32) -> &mut Line {
         let segment = self.segments[line as usize / SEGMENT_LINES];
-        // SAFETY: as in `line`, and we are borrowed for change.
+        // SAFETY: as in `line`, and `self` is borrowed mutably.
         unsafe { &mut *self.lines.at(segment + line % SEGMENT_LINES as u32).cast::<Line>() }
     }
 }
 
-/// Rows that so many lines take before they grow.
+/// Returns the number of rows that `lines` hold before the index grows.
 fn capacity(lines: usize) -> usize {
     lines * ENTRIES * MAX_LOAD_PERCENT / 100
 }
 
-/// Lines for `len` rows, one more, and some growth; whole segments where there are several.
+/// Returns the number of lines for `len + 1` rows and some growth, in whole segments if there are several.
 fn lines_for(len: usize) -> usize {
     let lines = ((len + 1) * 100).div_ceil(ENTRIES * MAX_LOAD_PERCENT);
     let lines = lines + lines / GROWTH;

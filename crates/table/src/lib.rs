@@ -1,11 +1,17 @@
-//! Sparse tables: what the trainer learns, row by row.
+//! Sparse tables: a map from signs to rows of weights, counters and optimizer state.
 //!
-//! `table` pulls rows by sign and `push` steps them (or adds a `delta` that was stepped elsewhere), both through a `pipeline` that asks memory ahead. `rows` keeps
-//! those of one partition in blocks of the `arena` and finds them through its `index`; `optimizer` steps them,
-//! `upkeep` decays and evicts, `limit` keeps it small, and `snapshot` writes them into part files (`part`) and reads them back.
+//! | module | what it does |
+//! |---|---|
+//! | `table`, `push` | read the rows of a batch; apply its gradients |
+//! | `pipeline`, `prefetch` | order the work on a batch so that cache misses overlap |
+//! | `rows`, `index`, `arena` | the rows of one partition, the index that finds them, the memory they lie in |
+//! | `optimizer`, `spec` | the update of a row; the declaration of a table |
+//! | `upkeep`, `limit` | decay and eviction between epochs; a limit of rows per partition |
+//! | `geo` | whole rows for trainers of strategy `geo`, and the increments they send back |
+//! | `snapshot`, `part` | rows to part files and back; the container of snapshots and cubes |
 
 mod arena;
-mod delta;
+mod geo;
 mod index;
 mod limit;
 pub mod optimizer;
@@ -22,7 +28,7 @@ mod threads;
 mod upkeep;
 
 pub use arena::{GrowError, map_huge_pages};
-pub use delta::{FullRows, RowTail};
+pub use geo::{FullRows, RowTail};
 pub use limit::{Cut, Overflow};
 pub use optimizer::Optimizer;
 pub use push::{Push, Pushed};

@@ -1,4 +1,4 @@
-//! A limit of rows: a partition that is full takes no new signs, and lets go of its least valuable rows when it is told to.
+//! A limit of rows per partition: a full partition rejects new signs and can evict its least valuable rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,29 +6,29 @@ use crate::rows::{Counters, Rows};
 use crate::table::Table;
 use crate::threads::share;
 
-/// What a partition did not take or keep, because it was full.
+/// Signs that a full partition rejected, and rows that it evicted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Overflow {
-    /// How often a push had a sign that got no row.
+    /// Signs of pushes that got no row, with repeats.
     pub signs: u64,
-    /// Their shows, which are counted nowhere else.
+    /// Shows of those signs, which are counted nowhere else.
     pub shows: u64,
-    /// Their clicks.
+    /// Clicks of those signs.
     pub clicks: u64,
-    /// Rows that went to make room.
+    /// Rows evicted to make room.
     pub evicted: u64,
 }
 
 impl Overflow {
     /// Counts a sign that got no row.
-    pub(crate) fn drop_sign(&mut self, show: u32, click: u32) {
+    pub(crate) fn count_rejected(&mut self, show: u32, click: u32) {
         self.signs += 1;
         self.shows += u64::from(show);
         self.clicks += u64::from(click);
     }
 
-    /// Adds what came since.
+    /// Adds later counts.
     pub fn add(&mut self, more: Overflow) {
         self.signs += more.signs;
         self.shows += more.shows;
@@ -37,21 +37,21 @@ impl Overflow {
     }
 }
 
-/// Which rows make room: partitions with as many rows as `least` or more keep the best `most`.
+/// Evicts the least valuable rows of full partitions: those with at least `least` rows keep the best `most`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cut {
-    /// Partitions with fewer rows keep all.
+    /// Partitions with fewer rows keep all of them.
     pub least: usize,
-    /// So many stay.
+    /// Number of rows that stay.
     pub most: usize,
-    /// What a show without a click is worth.
+    /// Score of a show without a click.
     pub nonclk_coeff: f64,
-    /// What a click is worth.
+    /// Score of a click.
     pub click_coeff: f64,
 }
 
 impl Cut {
-    /// By score, then by the time at which it was last seen; all of it is in the row, so that a repeat does the same.
+    /// The score, then the last time seen. It depends on the row alone, so that a repeat evicts the same rows.
     fn value(&self, counters: Counters) -> (f64, u32) {
         let Counters { show, click, seen, .. } = counters;
         let score = self.nonclk_coeff * f64::from(show.saturating_sub(click)) + self.click_coeff * f64::from(click);
@@ -67,7 +67,7 @@ impl Cut {
         values.sort_unstable_by(order);
         let limit = values.get(self.most.saturating_sub(1)).copied();
         let Some(limit) = limit.filter(|_| self.most > 0) else { return rows.retain(|_| false) };
-        // of equals as many as there is room for, the oldest first
+        // Of equal rows the oldest ones stay, as far as there is room.
         let mut equals = self.most - values.partition_point(|value| order(value, &limit).is_lt());
         rows.retain(|counters| match order(&self.value(counters), &limit) {
             std::cmp::Ordering::Less => true,
@@ -82,12 +82,12 @@ impl Cut {
 }
 
 impl Table {
-    /// Lets no partition have more than so many rows: new signs beyond are dropped and counted.
+    /// Limits the rows of each partition; new signs beyond the limit are rejected and counted.
     pub fn set_max_rows(&mut self, max_rows: Option<usize>) {
         self.max_rows = max_rows.unwrap_or(usize::MAX);
     }
 
-    /// Makes room in some partitions; returns how many rows of each went.
+    /// Evicts rows in the chosen partitions; returns the number of evicted rows of every partition.
     pub fn cut_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, cut: &Cut) -> Vec<usize> {
         let threads = self.num_threads();
         let evicted = share(self.move_rows(), threads, |first, partitions| {
@@ -97,7 +97,7 @@ impl Table {
         evicted.into_iter().flatten().collect()
     }
 
-    /// What partitions did not take since the last call.
+    /// Takes the counts of the partitions that rejected or evicted something since the last call.
     pub fn take_overflow(&mut self) -> Vec<(u32, Overflow)> {
         let taken = self.for_change().1.iter_mut().map(|rows| std::mem::take(&mut rows.overflow));
         (0..).zip(taken).filter(|(_, overflow)| *overflow != Overflow::default()).collect()
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_partition_takes_no_new_signs_and_counts_them() {
+    fn a_full_partition_rejects_new_signs_and_counts_them() {
         for threads in [1, 2] {
             let mut table = Table::new(test_spec(4)).unwrap().with_threads(threads);
             table.set_max_rows(Some(3000));
@@ -135,7 +135,7 @@ mod tests {
             assert_eq!(overflow.len(), 4);
             assert_eq!(table.take_overflow(), []);
             let again = push(&mut table, &signs, (1, 0), 0);
-            assert_eq!((again.created, again.dropped), (0, 28_000), "those that have a row learn on");
+            assert_eq!((again.created, again.dropped), (0, 28_000), "existing rows keep learning");
             let held = signs.iter().filter_map(|sign| table.get(*sign));
             assert!(held.map(|row| (row.counters.show, row.counters.click)).all(|counts| counts == (3, 1)));
             table.set_max_rows(None);
@@ -144,17 +144,17 @@ mod tests {
     }
 
     #[test]
-    fn the_least_valuable_rows_make_room() {
+    fn the_least_valuable_rows_are_evicted() {
         let mut table = Table::new(test_spec(1)).unwrap();
         for sign in 0..10u64 {
             push(&mut table, &[sign], (1 + sign as u32 / 2, 0), 10 - sign as u32);
         }
         let cut = Cut { least: 11, most: 5, nonclk_coeff: 1.0, click_coeff: 1.0 };
-        assert_eq!(table.cut_in(|_| true, &cut), [0], "it is not full");
+        assert_eq!(table.cut_in(|_| true, &cut), [0], "the partition is not full");
         let cut = Cut { least: 10, ..cut };
         assert_eq!(table.cut_in(|_| false, &cut), [0]);
         assert_eq!(table.cut_in(|_| true, &cut), [5]);
-        // scores 1 1 2 2 3 3 4 4 5 5: of the two with 3 the one that was seen later
+        // The scores are 1 1 2 2 3 3 4 4 5 5. Of the two rows with score 3, the one seen later stays.
         assert_eq!(table.rows_of(0).signs(), [4, 6, 7, 8, 9]);
         assert_eq!(table.cut_in(|_| true, &Cut { least: 1, most: 0, ..cut }), [5]);
         assert!(table.is_empty());

@@ -1,4 +1,4 @@
-//! Optimizers that run inside the table, one row at a time, with their state beside the row's weights.
+//! Optimizers of sparse rows. They update one row at a time; their state is stored in the row.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub enum Optimizer {
     Adagrad {
         /// Step size.
         learning_rate: f32,
-        /// What `sum` starts from.
+        /// The initial value of `sum`.
         initial_accumulator: f32,
         /// Keeps the first step finite.
         epsilon: f32,
@@ -28,13 +28,13 @@ pub enum Optimizer {
     RowAdagrad {
         /// Step size.
         learning_rate: f32,
-        /// What `sum` starts from.
+        /// The initial value of `sum`.
         initial_accumulator: f32,
         /// Keeps the first step finite.
         epsilon: f32,
     },
-    /// Adam whose row stands still while its sign does not occur; each row corrects its bias by its own steps, late
-    /// columns by those since they came.
+    /// Adam that updates a row only when its sign occurs; each row corrects its bias by its own number of steps, late
+    /// columns by the steps since they were created.
     Adam {
         /// Step size.
         learning_rate: f32,
@@ -45,21 +45,21 @@ pub enum Optimizer {
         /// Keeps steps finite.
         epsilon: f32,
     },
-    /// FTRL-Proximal (McMahan et al. 2013): weights whose evidence is below `l1` are 0.
+    /// FTRL-Proximal (McMahan et al. 2013): weights with |z| up to `l1` are 0.
     Ftrl {
         /// Step size, alpha in the paper.
         learning_rate: f32,
         /// Smooths the first steps.
         beta: f32,
-        /// Strength of the pull to exactly 0.
+        /// L1 regularisation, which sets weights to exactly 0.
         l1: f32,
-        /// Strength of the pull towards 0.
+        /// L2 regularisation, which shrinks weights.
         l2: f32,
     },
 }
 
 impl Optimizer {
-    /// Refuses settings that cannot train.
+    /// Rejects settings that cannot train.
     pub fn check(&self) -> Result<(), String> {
         let positive = |name: &str, value: f32| match value.is_finite() && value > 0.0 {
             true => Ok(()),
@@ -82,7 +82,9 @@ impl Optimizer {
                 least_zero("epsilon", epsilon)?;
                 match initial_accumulator + epsilon > 0.0 {
                     true => Ok(()),
-                    false => Err("optimizer: expected initial_accumulator or epsilon above 0, got 0 for both".into()),
+                    false => {
+                        Err("optimizer: expected `initial_accumulator` or `epsilon` above 0, got 0 for both".into())
+                    }
                 }
             }
             Optimizer::Adam { learning_rate, beta1, beta2, epsilon } => {
@@ -100,7 +102,7 @@ impl Optimizer {
         }
     }
 
-    /// The word a job, a snapshot and a message use for it.
+    /// Its name in jobs, snapshots and messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Optimizer::Sgd { .. } => "sgd",
@@ -111,20 +113,20 @@ impl Optimizer {
         }
     }
 
-    /// Floats of state for a row of `width` weights, of which some come late or none.
+    /// State values for a row of `width` weights, some of them late if `has_late`.
     pub(crate) fn state_width(&self, width: usize, has_late: bool) -> usize {
         match self {
             Optimizer::Sgd { .. } => 0,
             Optimizer::Adagrad { .. } => width,
             Optimizer::RowAdagrad { .. } => 1,
-            // means of g, means of g², and the powers of both betas, once more for the late columns
+            // Means of g, means of g², the powers of both betas, and these powers again for the late columns.
             Optimizer::Adam { .. } => 2 * width + if has_late { 4 } else { 2 },
-            // z, then the sums of g²
+            // z, then the sums of g².
             Optimizer::Ftrl { .. } => 2 * width,
         }
     }
 
-    /// Fills the state of a row that starts from `weights`.
+    /// Writes the initial state of a row that starts with `weights`.
     pub(crate) fn init_state(&self, weights: &[f32], state: &mut [Word]) {
         match *self {
             Optimizer::Sgd { .. } => {}
@@ -143,14 +145,14 @@ impl Optimizer {
         }
     }
 
-    /// Brings the state of `columns` to where they start from `weights`, after steps at weight 0 without a gradient.
+    /// Resets the state of late `columns` to their start from `weights`.
     ///
-    /// Those steps left everything as it began but FTRL's z, which decides the weight, and Adam's count of steps. The
-    /// one sum of row-wise Adagrad is the row's, not of its columns.
+    /// Before, these columns took steps with weight 0 and gradient 0. Only two values need a reset: FTRL's z, which
+    /// decides the weight, and Adam's powers, which count the steps. The sum of row-wise Adagrad belongs to the whole row.
     pub(crate) fn start_columns(&self, columns: Range<usize>, weights: &[f32], state: &mut [Word]) {
         match *self {
             Optimizer::Ftrl { learning_rate, beta, l1, l2 } => {
-                // the z whose weight this is: a step without a gradient leaves the row as it began
+                // The z that gives this weight, so that a step with gradient 0 changes nothing.
                 for (z, weight) in state[columns.clone()].iter_mut().zip(&weights[columns]) {
                     let start =
                         -weight * (beta / learning_rate + l2) - l1 * weight.signum() * f32::from(*weight != 0.0);
@@ -166,7 +168,7 @@ impl Optimizer {
         }
     }
 
-    /// One step on a row, whose `late` columns have their own start if the state has room for that.
+    /// Updates a row; its `late` columns count their own steps if the state has room for them.
     #[inline]
     pub(crate) fn step(&self, weights: &mut [Word], state: &mut [Word], gradient: &[f32], late: &[Range<usize>]) {
         match *self {
@@ -217,12 +219,12 @@ impl Optimizer {
         }
     }
 
-    /// Adds what steps elsewhere changed, weights and then state, to a row.
-    pub(crate) fn add(&self, weights: &mut [Word], state: &mut [Word], delta: &[f32]) {
+    /// Adds a geo increment to a row: changes of the weights, then of the state.
+    pub(crate) fn add(&self, weights: &mut [Word], state: &mut [Word], increment: &[f32]) {
         let values = weights.iter_mut().chain(state.iter_mut());
-        values.zip(delta).for_each(|(value, change)| put(value, get(value) + change));
+        values.zip(increment).for_each(|(value, change)| put(value, get(value) + change));
         if let Optimizer::Ftrl { learning_rate, beta, l1, l2 } = *self {
-            // its weights are no sums of steps: the state decides them
+            // The weights of FTRL follow from its state.
             let ftrl = Ftrl { learning_rate, beta, l1, l2 };
             let (z, sums) = state.split_at(weights.len());
             for ((weight, z), sum) in weights.iter_mut().zip(z).zip(sums) {
@@ -241,7 +243,7 @@ struct Ftrl {
 }
 
 impl Ftrl {
-    /// The weight that z and the sum of g² decide.
+    /// Returns the weight for z and the sum of g².
     #[inline(always)]
     fn weight(&self, z: f32, sum: f32) -> f32 {
         match z.abs() <= self.l1 {
@@ -260,7 +262,7 @@ struct Adam {
 }
 
 impl Adam {
-    /// The powers of both betas after one step more.
+    /// Advances the powers of both betas by one step and returns them.
     #[inline(always)]
     fn advance(&self, powers: &mut [Word]) -> [f32; 2] {
         let advanced = [get(&powers[0]) * self.beta1, get(&powers[1]) * self.beta2];
@@ -269,7 +271,7 @@ impl Adam {
         advanced
     }
 
-    /// One step on columns that had so many before.
+    /// Updates columns that share the powers of both betas.
     #[inline(always)]
     fn step(
         &self,
@@ -291,7 +293,7 @@ impl Adam {
         }
     }
 
-    /// One step on a row whose late columns count their own steps.
+    /// Updates a row whose late columns count their own steps.
     #[inline(never)]
     fn step_late(&self, weights: &mut [Word], state: &mut [Word], gradient: &[f32], late: &[Range<usize>]) {
         let width = weights.len();
@@ -334,7 +336,7 @@ mod tests {
         [wave(step), 0.1 * wave(step + 7)]
     }
 
-    /// Runs the optimizer beside a reference in f64 and compares the weights after every step.
+    /// Compares the weights with an f64 reference after every step.
     fn compare(optimizer: &Optimizer, mut reference: impl FnMut(&mut [f64; 2], [f64; 2])) {
         optimizer.check().unwrap();
         let start = START.map(|weight| weight as f32);
@@ -364,7 +366,7 @@ mod tests {
 
     #[test]
     fn adagrad() {
-        // the large one shows on which side of the root it stands
+        // The large epsilon distinguishes √sum + epsilon from √(sum + epsilon).
         for epsilon in [1e-8f32, 0.5] {
             let mut sum = [0.1f64; 2];
             let optimizer = Optimizer::Adagrad { learning_rate: 0.05, initial_accumulator: 0.1, epsilon };
@@ -392,7 +394,7 @@ mod tests {
     #[test]
     fn adam() {
         let (mut mean, mut square, mut step) = ([0f64; 2], [0f64; 2], 0);
-        // the settings are f32, and 1 − beta2 of an f32 is not 1 − beta2 of an f64
+        // The settings are f32, and 1 − beta2 in f32 differs from 1 − beta2 in f64.
         let (beta1, beta2) = (f64::from(0.9f32), f64::from(0.999f32));
         let optimizer = Optimizer::Adam { learning_rate: 0.001, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
         compare(&optimizer, |w, g| {
@@ -427,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn ftrl_keeps_its_initial_weights_and_zeroes_the_undecided() {
+    fn ftrl_keeps_initial_weights_and_zeroes_weights_below_l1() {
         let optimizer = Optimizer::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 1.0, l2: 0.0 };
         let start = [0.01f32, 0.0];
         let mut weights = start.map(f32::to_le_bytes);
@@ -442,9 +444,9 @@ mod tests {
         assert!(get(&weights[1]) < 0.0);
     }
 
-    /// What a late column goes through: steps at zero without a gradient, then its initial weight.
+    /// A late column takes steps with weight 0 and gradient 0, then gets its initial weight.
     #[test]
-    fn columns_that_start_late_start_as_others_do() {
+    fn late_columns_start_like_other_columns() {
         let optimizers = [
             Optimizer::Sgd { learning_rate: 0.1 },
             Optimizer::Adagrad { learning_rate: 0.1, initial_accumulator: 0.5, epsilon: 1e-8 },
@@ -467,17 +469,17 @@ mod tests {
             optimizer.init_state(&initial, &mut fresh);
             if matches!(optimizer, Optimizer::Adam { .. }) {
                 let steps = [0.9f32 * 0.9 * 0.9, 0.99f32 * 0.99 * 0.99];
-                assert_eq!([get(&state[6]), get(&state[7])], steps, "those of the other column go on");
+                assert_eq!([get(&state[6]), get(&state[7])], steps, "the powers of the other column are unchanged");
                 fresh[6..8].copy_from_slice(&state[6..8]);
             }
-            // by value: a zero may have either sign
+            // Compared by value, because a zero may have either sign.
             let values = |state: &[Word]| state.iter().map(get).collect::<Vec<_>>();
             assert_eq!(values(&state), values(&fresh), "{}", optimizer.kind());
         }
     }
 
     #[test]
-    fn settings_that_cannot_train_are_refused() {
+    fn settings_that_cannot_train_are_rejected() {
         let adagrad = |learning_rate, initial_accumulator, epsilon| {
             Optimizer::Adagrad { learning_rate, initial_accumulator, epsilon }.check()
         };

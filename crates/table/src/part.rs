@@ -1,8 +1,8 @@
-//! Part files: the container in which tables and cubes leave memory, with a directory of partitions.
+//! Part files: the container of snapshots and cubes, one block per partition and a directory of the blocks.
 //!
-//! Written in one sequential pass, so that any store can take it, and read by range, so that a shard loads
-//! only the partitions it owns. Every byte is covered by a checksum or has to be zero. The bytes are
-//! described in `docs/formats/part.md`.
+//! A part file is written in one sequential pass, which suits every storage, and read by range, so that a shard loads
+//! only the partitions it owns. Every byte is covered by a checksum or must be zero. `docs/formats/part.md`
+//! describes the bytes.
 
 use std::io;
 use std::path::Path;
@@ -22,14 +22,14 @@ pub use write::{PartWriter, Written};
 
 const MAGIC: [u8; 8] = *b"ERECPART";
 const FORMAT: u32 = 1;
-/// Header, trailer, directory entry, and the alignment of all that follows the header: a cache line.
+/// Size of the header, the trailer and a directory entry, and the alignment of the blocks: a cache line.
 const LINE: usize = 64;
-/// Meta is a description, not data; the limit keeps a crafted file from filling memory with JSON values.
+/// The limit keeps a crafted file from filling memory with JSON values.
 const MAX_META_BYTES: usize = 16 << 20;
 
 const NO_PARTITIONS: &str = "expected at least 1 partition, got 0";
 
-/// What the blocks of a part file hold.
+/// The content of the blocks of a part file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -37,9 +37,9 @@ pub enum Kind {
     TableSnapshot = 1,
     /// An index and weights: a part of a published version.
     Cube = 2,
-    /// Slices of the dense vector, with records of what was applied: a part of a checkpoint.
+    /// Slices of the dense vector, with records of the applied pushes: a part of a checkpoint.
     DenseSnapshot = 3,
-    /// Rows that changed and signs that were removed: a part of a published delta.
+    /// Changed rows and removed signs: a part of a published delta.
     CubeDelta = 4,
 }
 
@@ -55,9 +55,9 @@ impl Kind {
     }
 }
 
-/// Why a part file cannot be written or read; `name` is its path.
+/// A part file cannot be written or read; `name` is its path.
 #[derive(Debug, Error)]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum PartError {
     #[error("{name}: {source}")]
     Io { name: String, source: io::Error },
@@ -67,22 +67,22 @@ pub enum PartError {
     Format { name: String, got: u32 },
     #[error("{name}: expected kind {expected}, got {got}")]
     Kind { name: String, expected: &'static str, got: u32 },
-    #[error("{name}: expected {expected} bytes, got {got}: the file is cut short")]
-    CutShort { name: String, expected: u64, got: u64 },
-    #[error("{name}: no trailer in the last 64 of {got} bytes: the file is cut short")]
+    #[error("{name}: expected {expected} bytes, got {got}: the file is truncated")]
+    Truncated { name: String, expected: u64, got: u64 },
+    #[error("{name}: expected a trailer in the last 64 of {got} bytes, got none: the file is truncated")]
     NoTrailer { name: String, got: u64 },
-    #[error("{name}: checksum of the directory differs, the file is damaged")]
+    #[error("{name}: the checksum of the directory does not match, the file is damaged")]
     DirectoryChecksum { name: String },
-    #[error("{name}: partition {partition}: checksum differs, the file is damaged")]
+    #[error("{name}: partition {partition}: the checksum does not match, the file is damaged")]
     BlockChecksum { name: String, partition: u32 },
     #[error("{name}: {what}")]
     Layout { name: String, what: String },
 }
 
-/// Where one partition lies in a part file.
+/// The directory entry of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The partition; each is at most once in a file.
+    /// The partition; a file has at most one entry for each.
     pub partition: u32,
     /// Epoch of the partition map under which the block was written.
     pub epoch: u64,
@@ -94,7 +94,7 @@ pub struct Entry {
     pub length: u64,
     /// xxh3_64 of the block.
     pub checksum: u64,
-    /// Two numbers that belong to the kind of file.
+    /// Two numbers whose meaning depends on the kind of file.
     pub aux: [u64; 2],
 }
 
@@ -122,7 +122,7 @@ impl Entry {
     }
 }
 
-/// The first 16 bytes of the trailer are those of the header.
+/// Returns the header; its first 16 bytes are also those of the trailer.
 fn header(kind: Kind) -> [u8; LINE] {
     let mut bytes = [0; LINE];
     bytes[..8].copy_from_slice(&MAGIC);

@@ -1,9 +1,9 @@
-//! Where a sign lives: the first step of every pull, push and lookup, equal in tables, part files and cubes.
+//! The partition of a sign, the same in tables, part files and cubes.
 
 /// Spreads a sign over all 64 bits (the finaliser of MurmurHash3, a bijection).
 ///
-/// Its high bits choose the partition and its low bits the place inside a partition's index: the two
-/// must not share bits, or every index would use only a part of its buckets.
+/// The high bits choose the partition and the low bits the line of a partition's index. The two must not share bits, or
+/// every index would use only some of its lines.
 #[inline]
 #[must_use]
 pub fn mix(sign: u64) -> u64 {
@@ -33,7 +33,7 @@ pub fn partition_of_mixed(mixed: u64, num_partitions: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// Also in `docs/formats/part.md`. A change here makes every file ever written unreadable.
+    /// These values are also in `docs/formats/part.md`. A change makes all existing files unreadable.
     #[test]
     fn golden_values_never_change() {
         let golden: [(u64, u64, u32, u32); 6] = [

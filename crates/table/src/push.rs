@@ -1,4 +1,4 @@
-//! Pushes: what a batch learned goes into the rows of its signs, which are created where there are none.
+//! Pushes: apply the gradients and counts of a batch to the rows of its signs; missing rows are created.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,39 +12,39 @@ use crate::spec::TableSpec;
 use crate::table::{Handles, Table};
 use crate::threads::{share, threads_for};
 
-/// One push: every distinct sign of a batch with its gradient and its counts.
+/// A push: the distinct signs of a batch with their gradients and counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Push<'a> {
-    /// Each sign once.
+    /// The distinct signs.
     pub signs: &'a [u64],
-    /// Where a pull of the same signs found them, which spares the look-up.
+    /// The handles of a pull of the same signs, which save the lookup.
     pub handles: Option<&'a Handles>,
-    /// `[signs, width]`, or `[signs, width + state]` of a delta.
+    /// `[signs, width]`, or `[signs, width + state]` for a geo increment.
     pub gradients: &'a [f32],
     /// Show and click of each sign.
     pub counts: &'a [(u32, u32)],
-    /// Data time, at most [`MAX_SEEN`]; later ones count as that.
+    /// Data time; limited to [`MAX_SEEN`].
     pub seen: u32,
-    /// What is given is added to weights and state: the steps were taken elsewhere.
+    /// Whether `gradients` is a geo increment, which is added to weights and state without an optimizer step.
     pub is_delta: bool,
 }
 
-/// What a push did.
+/// The result of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pushed {
     /// Rows it created.
     pub created: usize,
-    /// Signs that got no row because their partition is full.
+    /// Signs without a row because their partition is full.
     pub dropped: usize,
-    /// The gradients held something that is not a number: counted, not applied.
+    /// Whether a gradient was not finite. Then the push counts shows and clicks but applies no gradient.
     pub non_finite: bool,
 }
 
 impl Table {
-    /// Counts and steps every sign once; a sign without a row starts from its initial values.
+    /// Counts and updates every sign once; a sign without a row gets one with its initial values.
     ///
-    /// The rows are the same, bit for bit, whatever the number of threads: each partition has one. After an error
-    /// some signs are stepped and some are not.
+    /// Each partition belongs to one thread, so the rows are the same, bit for bit, for any number of threads. After
+    /// an error some signs are updated and others are not.
     pub fn push(&mut self, push: Push<'_>) -> Result<Pushed, GrowError> {
         let num_keys = push.signs.len();
         let num_values = if push.is_delta { self.full_width() } else { self.width() };
@@ -53,7 +53,7 @@ impl Table {
         let non_finite = !all_finite(push.gradients);
         let threads = threads_for(num_keys, self.num_threads());
         let late = self.spec().late_columns();
-        // a thread may look only at rows of its own partitions, and what a hint says is not known to be one
+        // With several threads hints are unused: a hint may name a row of another thread's partition.
         let hints = push.handles.filter(|_| threads == 1).map_or(&[][..], |handles| self.hints(handles));
         let num_bytes = self.row_bytes();
         let arenas = self.arenas();
@@ -91,7 +91,7 @@ impl Table {
     }
 }
 
-/// The keys of a push whose partition is `owned`.
+/// Returns the keys in the `owned` partitions.
 #[inline]
 fn keys_of(signs: &[u64], hints: &[u32], num_partitions: u32, owned: Range<u32>) -> impl Iterator<Item = Key> {
     signs.iter().enumerate().filter_map(move |(position, &sign)| {
@@ -102,31 +102,31 @@ fn keys_of(signs: &[u64], hints: &[u32], num_partitions: u32, owned: Range<u32>)
     })
 }
 
-/// Whether none is infinite or not a number; without an early end, so that it is done eight at a time.
+/// Whether all values are finite. The loop has no early exit, so that the compiler vectorises it.
 fn all_finite(values: &[f32]) -> bool {
     const EXPONENT: u32 = 0x7f80_0000;
     !values.iter().fold(false, |found, value| found | (value.to_bits() & EXPONENT == EXPONENT))
 }
 
-/// A push on the partitions from `first` on.
+/// The work of a push on the partitions from `first` on.
 struct Pass<'a> {
     spec: &'a TableSpec,
     late: &'a [Range<usize>],
-    /// Of a sign in the push.
+    /// Gradient values per sign.
     num_values: usize,
     push: Push<'a>,
     partitions: &'a mut [Rows],
     arenas: &'a (Arc<Arena>, Arc<Arena>),
     first: usize,
-    /// Of a row.
+    /// Bytes of a row.
     num_bytes: usize,
     non_finite: bool,
     max_rows: usize,
     created: usize,
     dropped: usize,
-    /// Why a row could not be created.
+    /// The error of a row that could not be created.
     failed: Option<GrowError>,
-    /// Initial weights, or a gradient without the late columns.
+    /// Buffer for initial weights, or for a gradient without the late columns.
     scratch: Vec<f32>,
 }
 
@@ -182,8 +182,8 @@ impl Visit for Pass<'_> {
             return;
         }
         if self.push.is_delta {
-            let delta = &gradients[key.position * self.num_values..][..self.num_values];
-            self.spec.optimizer.add(weights, state, delta);
+            let increment = &gradients[key.position * self.num_values..][..self.num_values];
+            self.spec.optimizer.add(weights, state, increment);
             rows.note_change(row);
         } else {
             let width = weights.len();
@@ -205,13 +205,13 @@ impl Pass<'_> {
     fn find_or_create(&mut self, sign: u64, key: &Key) -> Option<u32> {
         debug_assert!(
             key.row == ABSENT || self.partitions.iter().any(|rows| rows.has(key.row)),
-            "a row of another thread"
+            "the row belongs to another thread"
         );
         let rows = &mut self.partitions[key.partition as usize - self.first];
         if key.row != ABSENT && rows.sign(key.row) == sign {
             return Some(key.row);
         }
-        // another push created it since the pull, or another sign has the same tag
+        // Another push created the row since the pull, or another sign has the same tag.
         match rows.find(sign, key.hash) {
             ABSENT => self.create(sign, key),
             row => Some(row),
@@ -223,7 +223,7 @@ impl Pass<'_> {
         let rows = &mut self.partitions[key.partition as usize - self.first];
         if rows.len() >= self.max_rows {
             let (show, click) = self.push.counts[key.position];
-            rows.overflow.drop_sign(show, click);
+            rows.overflow.count_rejected(show, click);
             self.dropped += 1;
             return None;
         }

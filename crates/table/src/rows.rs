@@ -1,41 +1,40 @@
-//! The rows of one partition: packed side by side in blocks of the arena, found through the index.
+//! The rows of one partition: packed into blocks of the arena, found through the index.
 //!
-//! A row is the bytes that a snapshot has of it (`docs/formats/table.md`): sign, weights, optimizer state, show,
-//! click and a stamp, without padding, so values are read and written wherever they stand. Rows stay where they are
-//! until an eviction closes the gaps it makes.
+//! A row has the same bytes as in a snapshot (`docs/formats/table.md`): sign, weights, optimizer state, show, click
+//! and a stamp, without padding, so values are unaligned. Rows do not move until an eviction closes the gaps.
 
 mod changes;
 
 use std::sync::Arc;
 
+use self::changes::ChangeLists;
 pub use self::changes::Changes;
-use self::changes::Listed;
 use crate::arena::{Arena, GrowError};
 use crate::index::Index;
 use crate::limit::Overflow;
 use crate::partition::mix;
 
-/// A value of a row: an f32, little endian, at any address.
+/// A value of a row: a little-endian f32, not aligned.
 pub(crate) type Word = [u8; 4];
 
 const SIGN_BYTES: usize = 8;
 /// Show, click and stamp.
 pub(crate) const TAIL_BYTES: usize = 10;
-/// A block has as many rows, a power of two, as fit into so many bytes.
+/// A block has the largest power of two of rows that fit into these bytes.
 const BLOCK_BYTES: usize = 32 << 10;
-/// The bit of a stamp that says that the row has its late columns.
+/// Bit of a stamp: the row has its late columns.
 const ADMITTED: u16 = 1 << 15;
-/// The bit that says that the row is in the list of changes; 0 in a snapshot.
+/// Bit of a stamp: the row is in the list of changes; 0 in a snapshot.
 const CHANGED: u16 = 1 << 14;
-/// The last data time that a row can tell from later ones.
+/// The largest data time that a row can store.
 pub const MAX_SEEN: u32 = CHANGED as u32 - 1;
 
 /// The counters of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// Times samples with the sign were shown.
+    /// Shows of samples with the sign.
     pub show: u32,
-    /// Times they were clicked.
+    /// Clicks of samples with the sign.
     pub click: u32,
     /// Data time of the last push, at most [`MAX_SEEN`].
     pub seen: u32,
@@ -43,7 +42,7 @@ pub struct Counters {
     pub admitted: bool,
 }
 
-/// The end of a row: show, click, and a stamp of `seen` and the two bits.
+/// The end of a row: show, click, and a stamp that consists of `seen` and the two bits.
 pub(crate) type Tail = [u8; TAIL_BYTES];
 
 impl Counters {
@@ -59,7 +58,7 @@ impl Counters {
         }
     }
 
-    /// Writes them and leaves the mark of a change.
+    /// Writes the counters; the `CHANGED` bit stays.
     #[inline]
     pub(crate) fn write(self, tail: &mut Tail) {
         let Counters { show, click, seen, admitted } = self;
@@ -80,46 +79,46 @@ fn mark(tail: &mut Tail, changed: bool) {
     tail[8..].copy_from_slice(&stamp.to_le_bytes());
 }
 
-/// Makes the bytes of a row those that a snapshot has of it.
-pub(crate) fn without_mark(row: &mut [u8]) {
+/// Clears the `CHANGED` bit of a row, as in a snapshot.
+pub(crate) fn clear_mark(row: &mut [u8]) {
     if let Some(tail) = row.last_chunk_mut() {
         mark(tail, false);
     }
 }
 
-/// A row to change.
+/// A mutable row.
 pub(crate) struct RowMut<'a> {
     pub weights: &'a mut [Word],
     pub state: &'a mut [Word],
     pub tail: &'a mut Tail,
 }
 
-/// The sign of the row at a place.
+/// Returns the sign of the row at an address.
 ///
 /// # Safety
-/// `place` is that of a row.
+/// `address` is the address of a row.
 #[inline(always)]
-pub(crate) unsafe fn sign_at(place: *const u8) -> u64 {
+pub(crate) unsafe fn sign_at(address: *const u8) -> u64 {
     // SAFETY: a row begins with its sign.
-    u64::from_le_bytes(unsafe { *place.cast::<[u8; SIGN_BYTES]>() })
+    u64::from_le_bytes(unsafe { *address.cast::<[u8; SIGN_BYTES]>() })
 }
 
-/// The weights of the row at a place.
+/// Returns the weights of the row at an address.
 ///
 /// # Safety
-/// `place` is that of a row of `width` weights, which is not changed while they are borrowed.
+/// `address` is the address of a row with `width` weights, which does not change while they are borrowed.
 #[inline(always)]
-pub(crate) unsafe fn weights_at<'a>(place: *const u8, width: usize) -> &'a [Word] {
-    // SAFETY: so many weights follow the sign.
-    unsafe { std::slice::from_raw_parts(place.add(SIGN_BYTES).cast(), width) }
+pub(crate) unsafe fn weights_at<'a>(address: *const u8, width: usize) -> &'a [Word] {
+    // SAFETY: `width` weights follow the sign.
+    unsafe { std::slice::from_raw_parts(address.add(SIGN_BYTES).cast(), width) }
 }
 
-/// Units for the rows of a table.
+/// The arena for the rows of a table.
 pub(crate) fn row_arena(width: usize, state_width: usize) -> Arena {
     Arena::new(SIGN_BYTES + 4 * (width + state_width) + TAIL_BYTES, BLOCK_BYTES)
 }
 
-/// Rows are named by their numbers in the arena. What every look-up reads stands together at the front.
+/// The rows of a partition, identified by their numbers in the arena. The fields that every lookup reads come first.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Rows {
@@ -129,9 +128,9 @@ pub(crate) struct Rows {
     len: u32,
     /// First rows of blocks of the arena.
     blocks: Vec<u32>,
-    /// What changed since the changes were last taken; `None` while that is all of it.
-    changes: Option<Listed>,
-    /// What it did not take since that was last asked.
+    /// Changes since they were last taken; `None` if all rows count as changed.
+    changes: Option<ChangeLists>,
+    /// Signs rejected and rows evicted since the last `take_overflow`.
     pub(crate) overflow: Overflow,
 }
 
@@ -147,55 +146,55 @@ impl Rows {
         self.len as usize
     }
 
-    /// Where the index line of a sign with this hash is in the arena of all lines; null if there is none.
+    /// Returns the address of the index line of a hash in the arena of all lines, or null if there are no rows.
     #[inline(always)]
-    pub(crate) fn line(&self, hash: u64, lines: &Arena) -> *const u8 {
-        self.index.place(hash, lines)
+    pub(crate) fn line_address(&self, hash: u64, lines: &Arena) -> *const u8 {
+        self.index.line_address(hash, lines)
     }
 
-    /// Where a row is.
+    /// Returns the address of a row.
     #[inline]
-    pub(crate) fn place(&self, row: u32) -> *const u8 {
+    pub(crate) fn address(&self, row: u32) -> *const u8 {
         self.arena.at(row)
     }
 
-    /// The bytes of a row up to the end of its weights.
+    /// Bytes of a row up to the end of its weights.
     #[inline]
     pub(crate) fn weights_end(&self) -> usize {
         self.weights_end as usize
     }
 
-    /// The row that a sign with this hash most likely has, by its index line; `others` is told what it may have instead.
+    /// Returns the row that a sign with this hash most likely has; calls `others` with further candidates.
     ///
     /// # Safety
-    /// `line` is what [`Rows::line`] gave for the hash, and no row was inserted or removed since.
+    /// `line` is the result of [`Rows::line_address`] for the hash, and no row was inserted or removed since.
     #[inline(always)]
     pub(crate) unsafe fn guess(&self, line: *const u8, hash: u64, others: impl FnMut(u32)) -> u32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller promises the same.
         unsafe { self.index.guess(line, hash, others) }
     }
 
-    /// The row of `sign`, or `ABSENT`.
+    /// Returns the row of `sign`, or `ABSENT`.
     #[inline]
     pub(crate) fn find(&self, sign: u64, hash: u64) -> u32 {
         self.index.find(hash, |row| self.sign(row) == sign)
     }
 
-    /// Makes room for so many rows at once.
+    /// Reserves room for `len` rows in an empty partition.
     pub(crate) fn reserve(&mut self, len: usize) -> Result<(), GrowError> {
-        assert_eq!(self.len, 0, "room is made before the first row");
-        let max_row = self.arena.num_units() + len;
+        assert_eq!(self.len, 0, "rows are reserved before the first insert");
+        let max_row = self.arena.num_items() + len;
         self.index.rebuild(len, max_row, std::iter::empty())
     }
 
-    /// Adds a row for `sign`, which has none: all of it is to be written. Returns its number.
+    /// Adds a row for `sign`, which must not have one, and returns its number. The caller writes all of its values.
     pub(crate) fn insert(&mut self, sign: u64, hash: u64) -> Result<u32, GrowError> {
         if self.len() == self.blocks.len() << self.arena.block_bits() {
             if self.blocks.len() == self.blocks.capacity() {
-                // a `Vec` by itself doubles
+                // A `Vec` would double its capacity.
                 self.blocks.reserve_exact(self.blocks.len() / 8 + 1);
             }
-            self.blocks.push(self.arena.take()?);
+            self.blocks.push(self.arena.allocate()?);
         }
         let row = self.number(self.len);
         if self.index.is_full(self.len(), row) {
@@ -203,20 +202,20 @@ impl Rows {
         }
         self.len += 1;
         self.row_mut(row)[..SIGN_BYTES].copy_from_slice(&sign.to_le_bytes());
-        self.index.enter(row, hash);
+        self.index.insert(row, hash);
         Ok(row)
     }
 
-    /// Enters all rows anew; their signs are read in their order, which is sequential.
+    /// Rebuilds the index; rows are read in order, which is sequential.
     fn build_index(&mut self) -> Result<(), GrowError> {
         let mut index = self.index.take();
         let rows = self.numbers().map(|row| (row, mix(self.sign(row))));
-        let built = index.rebuild(self.len(), self.arena.num_units(), rows);
+        let built = index.rebuild(self.len(), self.arena.num_items(), rows);
         self.index = index;
         built
     }
 
-    /// Keeps the rows of which `keep` says so, in their order; returns how many went.
+    /// Keeps the rows for which `keep` holds, in order; returns the number of removed rows.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(Counters) -> bool) -> usize {
         let before = self.len;
         let mut kept = 0;
@@ -228,8 +227,8 @@ impl Rows {
             }
             let to = self.number(kept);
             if to != row {
-                let bytes = self.arena.unit_bytes();
-                // SAFETY: both are whole rows of ours, we are borrowed for change, and two rows do not overlap.
+                let bytes = self.arena.item_bytes();
+                // SAFETY: both are whole rows of this partition, `self` is borrowed mutably, and rows do not overlap.
                 unsafe { std::ptr::copy_nonoverlapping(self.arena.at(row), self.arena.at(to), bytes) };
             }
             kept += 1;
@@ -243,19 +242,19 @@ impl Rows {
     fn truncate(&mut self, len: u32) {
         self.len = len;
         let num_blocks = self.len().div_ceil(1 << self.arena.block_bits());
-        self.blocks.drain(num_blocks..).for_each(|block| self.arena.give_back(block));
+        self.blocks.drain(num_blocks..).for_each(|block| self.arena.free(block));
         self.build_index().expect("fewer rows need no more lines");
-        self.list_anew();
+        self.relist_changes();
     }
 
-    /// The number of the row at a place of this partition.
+    /// The number of the row at a position of this partition.
     #[inline]
     fn number(&self, at: u32) -> u32 {
         let block_bits = self.arena.block_bits();
         self.blocks[at as usize >> block_bits] + (at & ((1 << block_bits) - 1))
     }
 
-    /// Whether a row is one of this partition's.
+    /// Whether a row belongs to this partition.
     pub(crate) fn has(&self, row: u32) -> bool {
         let block = row >> self.arena.block_bits() << self.arena.block_bits();
         self.blocks.contains(&block)
@@ -269,15 +268,15 @@ impl Rows {
     /// The bytes of a row.
     #[inline]
     fn row(&self, row: u32) -> &[u8] {
-        // SAFETY: whoever has a row's number has it from us: it is in a block of ours, which is zeroes or was written.
-        unsafe { std::slice::from_raw_parts(self.arena.at(row), self.arena.unit_bytes()) }
+        // SAFETY: row numbers come from this partition, so the row is in one of its blocks, which are initialised.
+        unsafe { std::slice::from_raw_parts(self.arena.at(row), self.arena.item_bytes()) }
     }
 
-    /// The bytes of a row, to change.
+    /// The mutable bytes of a row.
     #[inline]
     fn row_mut(&mut self, row: u32) -> &mut [u8] {
-        // SAFETY: as in `row`, and we are borrowed for change.
-        unsafe { std::slice::from_raw_parts_mut(self.arena.at(row), self.arena.unit_bytes()) }
+        // SAFETY: as in `row`, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.arena.at(row), self.arena.item_bytes()) }
     }
 
     #[inline]
@@ -305,7 +304,7 @@ impl Rows {
         Counters::of(self.tail(row))
     }
 
-    /// The parts of a row, to change.
+    /// The mutable parts of a row.
     #[inline]
     pub(crate) fn parts_mut(&mut self, row: u32) -> RowMut<'_> {
         let weights_end = self.weights_end as usize;
@@ -314,31 +313,31 @@ impl Rows {
         RowMut { weights: weights[SIGN_BYTES..].as_chunks_mut().0, state: state.as_chunks_mut().0, tail }
     }
 
-    /// Appends the bytes that a snapshot has of a row.
+    /// Appends the snapshot bytes of a row.
     pub(crate) fn write_to(&self, row: u32, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.row(row));
-        without_mark(bytes);
+        clear_mark(bytes);
     }
 
-    /// Appends the bytes of all rows, in the order of their creation; marks of changes stay, see [`without_mark`].
+    /// Appends the bytes of all rows in the order of creation, with their `CHANGED` bits, see [`clear_mark`].
     pub(crate) fn copy_to(&self, bytes: &mut Vec<u8>) {
         let (block_rows, mut left) = (1 << self.arena.block_bits(), self.len());
         for &block in &self.blocks {
             let num_rows = left.min(block_rows);
-            // SAFETY: the rows of a block of ours lie side by side, and so many of them were written.
-            let rows = unsafe { std::slice::from_raw_parts(self.arena.at(block), num_rows * self.arena.unit_bytes()) };
+            // SAFETY: the rows of a block are contiguous, and `num_rows` of them were written.
+            let rows = unsafe { std::slice::from_raw_parts(self.arena.at(block), num_rows * self.arena.item_bytes()) };
             bytes.extend_from_slice(rows);
             left -= num_rows;
         }
     }
 
-    /// Fills a row with the bytes that a snapshot has of it.
+    /// Writes a row from its snapshot bytes.
     pub(crate) fn read_from(&mut self, row: u32, bytes: &[u8]) {
         self.row_mut(row).copy_from_slice(bytes);
         mark(self.parts_mut(row).tail, false);
     }
 
-    /// Rows in the order of their signs.
+    /// Returns the rows in the order of their signs.
     pub(crate) fn sorted(&self) -> Vec<u32> {
         let mut rows: Vec<(u64, u32)> = self.numbers().map(|row| (self.sign(row), row)).collect();
         rows.sort_unstable();
@@ -400,8 +399,8 @@ mod tests {
                 let row = rows.find(sign, mix(sign));
                 prop_assert!(rows.sign(row) == sign);
                 let mut guesses = Vec::new();
-                // SAFETY: the line is that of the hash, and nothing changes in between.
-                let first = unsafe { rows.guess(rows.line(mix(sign), &lines), mix(sign), |other| guesses.push(other)) };
+                // SAFETY: the line is that of the hash, and no row is inserted or removed in between.
+                let first = unsafe { rows.guess(rows.line_address(mix(sign), &lines), mix(sign), |other| guesses.push(other)) };
                 prop_assert!(first != ABSENT);
                 guesses.push(first);
                 num_missed += usize::from(!guesses.contains(&row));
@@ -409,7 +408,7 @@ mod tests {
                 prop_assert_eq!(rows.state(row), &[[7; 4]][..]);
                 prop_assert_eq!(rows.counters(row), Counters { show, click: 1, seen: 2, admitted: sign.is_multiple_of(2) });
             }
-            // only a row behind a full line that has its tag by chance is not asked for
+            // A row is missed only if it overflowed from a full line that has its tag by chance.
             prop_assert!(num_missed <= 2 + map.len() / 50, "{num_missed} of {}", map.len());
             let sorted: Vec<u64> = rows.sorted().into_iter().map(|row| rows.sign(row)).collect();
             prop_assert!(sorted.is_sorted());
@@ -417,17 +416,17 @@ mod tests {
     }
 
     #[test]
-    fn what_an_eviction_frees_is_used_again() {
+    fn memory_freed_by_an_eviction_is_reused() {
         let (mut rows, arena, lines) = new(10, 10);
         let fill = |rows: &mut Rows| (0..20_000).for_each(|sign| _ = add(rows, sign));
         fill(&mut rows);
-        let held = (arena.num_units(), lines.num_units());
+        let held = (arena.num_items(), lines.num_items());
         for _ in 0..5 {
             assert_eq!(rows.retain(|_| false), 20_000);
             assert_eq!(rows.len(), 0);
             fill(&mut rows);
         }
-        assert_eq!((arena.num_units(), lines.num_units()), held);
+        assert_eq!((arena.num_items(), lines.num_items()), held);
     }
 
     #[test]
@@ -437,12 +436,12 @@ mod tests {
         for sign in 0..5_000 {
             add(if sign % 3 == 0 { &mut one } else { &mut other }, sign);
         }
-        let held = arena.num_units();
+        let held = arena.num_items();
         other.retain(|_| false);
         for sign in 5_000..7_000 {
             add(&mut one, sign);
         }
-        assert_eq!(arena.num_units(), held, "blocks of the other are taken");
+        assert_eq!(arena.num_items(), held, "freed blocks of the other partition are reused");
         for sign in (0..5_000).filter(|sign| sign % 3 == 0).chain(5_000..7_000) {
             assert_eq!(one.counters(one.find(sign, mix(sign))).show, sign as u32);
         }

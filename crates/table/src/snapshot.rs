@@ -1,7 +1,7 @@
-//! Table to part file and back: a table's share of a checkpoint.
+//! Snapshots: a table to part files and back, as part of a checkpoint.
 //!
-//! Rows stand in the order of their signs, so that equal tables are equal files. The bytes are described in
-//! `docs/formats/table.md`.
+//! Rows are in the order of their signs, so that equal tables give equal files. `docs/formats/table.md` describes the
+//! bytes.
 
 use std::ops::Range;
 use std::path::Path;
@@ -15,36 +15,36 @@ use crate::arena::GrowError;
 use crate::optimizer::Optimizer;
 use crate::part::{Entry, Kind, PartError, PartFile, PartWriter, Written};
 use crate::partition::{mix, partition_of};
-use crate::rows::{Rows, TAIL_BYTES, without_mark};
+use crate::rows::{Rows, TAIL_BYTES, clear_mark};
 use crate::spec::TableSpec;
 use crate::table::Table;
 use crate::threads::share;
 
-/// Rows go from the threads that sort to the one that writes in pieces of about so much.
+/// Approximate size of the pieces that the sorting threads send to the writing thread.
 const PIECE_BYTES: usize = 1 << 20;
-/// What Adam's state ends with in tables that admit late.
+/// Bytes at the end of Adam's state in tables with late columns.
 const LATE_POWERS_BYTES: usize = 8;
 
-/// Why a snapshot cannot be written or loaded.
+/// A snapshot cannot be written or loaded.
 #[derive(Debug, Error)]
 pub enum SnapshotError {
-    /// The file itself.
+    /// The file cannot be read or written.
     #[error(transparent)]
     Part(#[from] PartError),
     /// The table has no room for its rows.
     #[error(transparent)]
     Grow(#[from] GrowError),
-    /// The file is sound but of another table.
+    /// The file belongs to another table.
     #[error("{name}: {what}")]
     Other {
         /// The file.
         name: String,
-        /// What was expected and what came.
+        /// What was expected, and what the file has.
         what: String,
     },
 }
 
-/// What the file says of the table it was written from.
+/// The description of the table in the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Meta {
@@ -75,13 +75,13 @@ impl Table {
         Ok(part.finish(&self.snapshot_meta())?)
     }
 
-    /// What the file of a snapshot says of this table.
+    /// Returns the description of this table for the file.
     pub fn snapshot_meta(&self) -> serde_json::Value {
         let meta = Meta { table: self.spec().clone(), row_bytes: self.row_bytes() };
         serde_json::to_value(&meta).unwrap_or_else(|error| unreachable!("a declaration was read from JSON: {error}"))
     }
 
-    /// The rows of a partition as they are now, to be written later: a snapshot need not hold pushes up for long.
+    /// Copies the rows of a partition, to be written later, so that a snapshot does not block pushes for long.
     pub fn copy_rows(&self, partition: u32) -> CopiedRows {
         let rows = &self.partitions()[partition as usize];
         let mut bytes = Vec::with_capacity(rows.len() * self.row_bytes());
@@ -89,7 +89,7 @@ impl Table {
         CopiedRows { bytes, row_bytes: self.row_bytes() }
     }
 
-    /// Starts threads that sort the rows; thread t has the partitions t, t + threads, and so on.
+    /// Starts threads that sort the rows. Thread t does the partitions t, t + num_threads, and so on.
     fn read_ahead<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Vec<Receiver<Vec<u8>>> {
         let num_threads = self.num_threads().min(self.partitions().len());
         let start = |thread| {
@@ -100,7 +100,7 @@ impl Table {
                         let mut piece = Vec::with_capacity(some.len() * self.row_bytes());
                         some.iter().for_each(|&row| rows.write_to(row, &mut piece));
                         if sender.send(piece).is_err() {
-                            // the writer failed and has gone
+                            // The writer failed and dropped its receiver.
                             return;
                         }
                     }
@@ -111,14 +111,14 @@ impl Table {
         (0..num_threads).map(start).collect()
     }
 
-    /// Loads part files that together hold every partition exactly once; the table is empty before.
+    /// Loads part files that together hold every partition exactly once into this empty table.
     pub fn load<P: AsRef<Path>>(&mut self, paths: &[P]) -> Result<(), SnapshotError> {
         let files: Vec<PartFile> = paths.iter().map(PartFile::open).collect::<Result<_, _>>()?;
         let all = 0..self.spec().partitions;
         self.load_files(&files, all)
     }
 
-    /// Loads some partitions from part files that together hold each of them exactly once; the table is empty before.
+    /// Loads the wanted partitions, which the part files must hold exactly once, into this empty table.
     pub fn load_range<P: AsRef<Path>>(&mut self, paths: &[P], wanted: Range<u32>) -> Result<(), SnapshotError> {
         let files: Vec<PartFile> = paths.iter().map(PartFile::open).collect::<Result<_, _>>()?;
         self.load_files(&files, wanted)
@@ -151,8 +151,8 @@ impl Table {
         results.into_iter().collect()
     }
 
-    /// The step size and the like may change between a snapshot and its load; what a row holds may not. Returns the
-    /// bytes of a row of the file, which may have Adam's powers of late columns where ours do not, or the reverse.
+    /// Checks that the rows of the file fit this table; optimizer settings such as the step size may differ. Returns
+    /// the bytes of a row of the file, which with Adam may differ by the powers of late columns.
     fn check_meta(&self, file: &PartFile) -> Result<usize, SnapshotError> {
         let meta: Meta = serde_json::from_value(file.meta().clone())
             .map_err(|error| other(file.name(), format!("meta: {error}")))?;
@@ -183,7 +183,7 @@ impl Table {
     }
 }
 
-/// The rows of a partition at one time.
+/// A copy of the rows of a partition.
 #[derive(Debug)]
 pub struct CopiedRows {
     bytes: Vec<u8>,
@@ -191,12 +191,12 @@ pub struct CopiedRows {
 }
 
 impl CopiedRows {
-    /// How many there are.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.row_bytes
     }
 
-    /// Whether there is none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -206,7 +206,7 @@ impl CopiedRows {
         self.bytes.chunks_exact(self.row_bytes).map(sign_of).collect()
     }
 
-    /// Writes the first weights of the row at `position`, as many as there is room for.
+    /// Writes the first `out.len()` weights of the row at `position`.
     pub fn weights(&self, position: usize, out: &mut [f32]) {
         let values = &self.bytes[position * self.row_bytes + size_of::<u64>()..][..4 * out.len()];
         for (value, word) in out.iter_mut().zip(values.as_chunks().0) {
@@ -214,7 +214,7 @@ impl CopiedRows {
         }
     }
 
-    /// Writes the block of a part file: the rows in the order of their signs.
+    /// Writes the block of the partition, with the rows in the order of their signs.
     pub fn write(&self, part: &mut PartWriter, partition: u32) -> Result<(), PartError> {
         let mut rows: Vec<&[u8]> = self.bytes.chunks_exact(self.row_bytes).collect();
         rows.sort_unstable_by_key(|row| sign_of(row));
@@ -222,7 +222,7 @@ impl CopiedRows {
         let mut written = vec![0; self.row_bytes];
         for row in rows {
             written.copy_from_slice(row);
-            without_mark(&mut written);
+            clear_mark(&mut written);
             part.write(&written)?;
         }
         part.end_block(self.len() as u64, [0, 0])
@@ -233,27 +233,27 @@ fn sign_of(row: &[u8]) -> u64 {
     row.first_chunk().map_or(0, |sign| u64::from_le_bytes(*sign))
 }
 
-/// A partition in a file.
+/// The block of a partition in a file.
 #[derive(Clone, Copy)]
 struct Block<'a> {
     file: &'a PartFile,
-    /// Its place in the directory.
+    /// Its number in the directory.
     at: usize,
     row_bytes: usize,
 }
 
 impl Block<'_> {
-    /// Fills an empty partition, whose rows have `row_bytes`.
+    /// Loads the block into an empty partition whose rows have `row_bytes`.
     fn load(&self, rows: &mut Rows, row_bytes: usize) -> Result<(), SnapshotError> {
         self.file.verify_block(self.at)?;
         let (entry, block) = (&self.file.entries()[self.at], self.file.block(self.at));
-        let refuse = |what: String| Err(other(self.file.name(), format!("partition {}: {what}", entry.partition)));
+        let reject = |what: String| Err(other(self.file.name(), format!("partition {}: {what}", entry.partition)));
         if !block.len().is_multiple_of(self.row_bytes) {
-            return refuse(format!("expected whole rows of {} bytes, got {} bytes", self.row_bytes, block.len()));
+            return reject(format!("expected whole rows of {} bytes, got {} bytes", self.row_bytes, block.len()));
         }
         let num_rows = block.len() / self.row_bytes;
         if entry.num_rows != num_rows as u64 {
-            return refuse(format!("expected {} rows, got {num_rows}", entry.num_rows));
+            return reject(format!("expected {} rows, got {num_rows}", entry.num_rows));
         }
         rows.reserve(num_rows)?;
         let (mut last, mut fitted) = (None, Vec::new());
@@ -262,7 +262,7 @@ impl Block<'_> {
             if last.is_some_and(|last| last >= sign)
                 || partition_of(sign, self.file.num_partitions()) != entry.partition
             {
-                return refuse(format!("sign {sign} does not belong where it stands"));
+                return reject(format!("sign {sign} is out of order or in the wrong partition"));
             }
             last = Some(sign);
             let row = rows.insert(sign, mix(sign))?;
@@ -277,7 +277,7 @@ impl Block<'_> {
     }
 }
 
-/// A row of Adam without the powers of its late columns, or with those of the row for them.
+/// Removes the powers of the late columns from a row of Adam, or adds them as copies of the row's powers.
 fn fit(bytes: &[u8], row_bytes: usize, fitted: &mut Vec<u8>) {
     let (values, tail) = bytes.split_at(bytes.len() - TAIL_BYTES);
     let end = row_bytes - TAIL_BYTES;
@@ -293,7 +293,7 @@ fn other(name: impl ToString, what: String) -> SnapshotError {
     SnapshotError::Other { name: name.to_string(), what }
 }
 
-/// Any bytes as a snapshot, also with its checksums put right: the target of the snapshot's fuzzer.
+/// Fuzz target: loads any bytes as a snapshot, also with corrected checksums.
 #[doc(hidden)]
 pub fn fuzz_load(bytes: &[u8]) {
     let mut repaired = bytes.to_vec();
@@ -344,7 +344,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_what_is_loaded(signs in prop::collection::hash_set(any::<u64>(), 0..200)) {
+        fn a_loaded_snapshot_equals_the_table(signs in prop::collection::hash_set(any::<u64>(), 0..200)) {
             let dir = tempdir().unwrap();
             let signs: Vec<u64> = signs.into_iter().collect();
             let table = filled(5, &signs);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn partitions_that_were_copied_one_by_one_are_a_snapshot_too() {
+    fn partitions_copied_one_by_one_give_the_same_snapshot() {
         let dir = tempdir().unwrap();
         let table = filled(5, &(0..300).collect::<Vec<u64>>());
         table.snapshot(&dir.path().join("whole")).unwrap();
@@ -391,28 +391,28 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_refused() {
+    fn flipped_bits_and_truncated_files_are_rejected() {
         let dir = tempdir().unwrap();
         let path = dir.path().join("a");
         filled(2, &[1, 2, 3]).snapshot(&path).unwrap();
         let good = fs::read(&path).unwrap();
-        let refused = |bytes: Vec<u8>| match PartFile::from_bytes("a", bytes) {
+        let rejected = |bytes: Vec<u8>| match PartFile::from_bytes("a", bytes) {
             Err(_) => true,
             Ok(file) => Table::new(test_spec(2)).unwrap().load_files(&[file], 0..2).is_err(),
         };
-        assert!(!refused(good.clone()));
+        assert!(!rejected(good.clone()));
         for bit in 0..good.len() * 8 {
             let mut bytes = good.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(refused(bytes), "bit {bit}");
+            assert!(rejected(bytes), "bit {bit}");
         }
         for length in 0..good.len() {
-            assert!(refused(good[..length].to_vec()), "length {length}");
+            assert!(rejected(good[..length].to_vec()), "length {length}");
         }
     }
 
     #[test]
-    fn a_snapshot_of_another_table_is_named() {
+    fn a_snapshot_of_another_table_is_rejected() {
         let dir = tempdir().unwrap();
         let path = dir.path().join("a");
         filled(2, &[1]).snapshot(&path).unwrap();
@@ -435,7 +435,7 @@ mod tests {
         assert!(table.load(&[&path, &path]).unwrap_err().to_string().contains("partition 0 is in two files"));
     }
 
-    /// Loads a file of 2 partitions that says of each block how many rows it has, true or not.
+    /// Loads a file of 2 partitions with blocks of (partition, claimed number of rows, bytes).
     fn load_blocks(blocks: &[(u32, u64, Vec<u8>)]) -> Result<(), String> {
         let dir = tempdir().unwrap();
         let path = dir.path().join("a");
@@ -459,15 +459,15 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_do_not_belong_where_they_stand_are_refused() {
+    fn rows_out_of_order_or_in_the_wrong_partition_are_rejected() {
         let share = |partition| (0..).filter(|&sign| partition_of(sign, 2) == partition).take(2).collect::<Vec<u64>>();
         let (first, second) = (share(0), share(1));
         let load = |signs: &[u64]| load_blocks(&[(0, signs.len() as u64, rows_of_zeroes(signs)), (1, 0, Vec::new())]);
         assert_eq!(load(&first), Ok(()));
-        let refused = |sign: u64| Err(format!("partition 0: sign {sign} does not belong where it stands"));
-        assert_eq!(load(&second), refused(second[0]), "wrong partition");
-        assert_eq!(load(&[first[0], first[0]]), refused(first[0]), "twice");
-        assert_eq!(load(&[first[1], first[0]]), refused(first[0]), "not sorted");
+        let rejected = |sign: u64| Err(format!("partition 0: sign {sign} is out of order or in the wrong partition"));
+        assert_eq!(load(&second), rejected(second[0]), "wrong partition");
+        assert_eq!(load(&[first[0], first[0]]), rejected(first[0]), "twice");
+        assert_eq!(load(&[first[1], first[0]]), rejected(first[0]), "not sorted");
     }
 
     #[test]
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_has_to_count_the_rows_of_the_block() {
+    fn the_directory_must_count_the_rows_of_the_block() {
         let load = |num_rows, bytes: &[u8]| load_blocks(&[(0, num_rows, bytes.into()), (1, 0, Vec::new())]);
         let sign = (0..).find(|&sign| partition_of(sign, 2) == 0).unwrap();
         let one = rows_of_zeroes(&[sign]);

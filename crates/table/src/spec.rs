@@ -1,4 +1,4 @@
-//! What a table holds: its columns, their initial values, its optimizer.
+//! The declaration of a table: columns, initial values, optimizer.
 
 use std::ops::Range;
 
@@ -9,47 +9,47 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::optimizer::Optimizer;
 use crate::partition::mix;
 
-/// A group of columns that a model asks for by name.
+/// A named group of weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Column {
-    /// The model's name for it, e.g. `wide` or `deep`.
+    /// The name that models use, e.g. `wide` or `deep`.
     pub name: String,
-    /// Values a row.
+    /// Weights per row.
     pub width: usize,
-    /// Initial values are uniform between minus and plus this.
+    /// Initial values are uniform from minus to plus this.
     pub init_scale: f32,
-    /// Whether it comes only once the sign was shown `admit_after` times, and reads as 0 until then.
+    /// Whether it exists only once the sign was shown `admit_after` times; until then it reads as 0.
     #[serde(default)]
     pub late: bool,
 }
 
-/// The declaration of a table, as the job gives it and a snapshot keeps it.
+/// The declaration of a table, as in a job and in a snapshot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSpec {
-    /// Part of what initial values depend on.
+    /// Initial values depend on it.
     pub name: String,
-    /// Part of what initial values depend on.
+    /// Initial values depend on it.
     pub seed: u64,
-    /// The unit of placement, fixed for the life of the table.
+    /// Number of partitions, fixed for the life of the table.
     pub partitions: u32,
-    /// Side by side in a row.
+    /// The columns of a row, in order.
     pub columns: Vec<Column>,
-    /// Shows of a sign before it gets its late columns.
+    /// Shows of a sign before its row gets the late columns.
     #[serde(default)]
     pub admit_after: u32,
-    /// Runs inside the table.
+    /// The optimizer of the rows.
     pub optimizer: Optimizer,
 }
 
-/// A declaration that no table can be made of.
+/// An invalid declaration.
 #[derive(Debug, Error)]
 pub enum SpecError {
-    /// Not the JSON of a declaration.
+    /// The JSON is malformed.
     #[error("table: {0}")]
     Json(#[from] serde_json::Error),
-    /// A number out of its range.
+    /// A number is out of range.
     #[error("table: {0}")]
     Invalid(String),
 }
@@ -65,7 +65,7 @@ impl TableSpec {
         Ok(spec)
     }
 
-    /// Refuses numbers out of their range.
+    /// Rejects numbers that are out of range.
     pub fn check(&self) -> Result<(), SpecError> {
         let invalid = |message| Err(SpecError::Invalid(message));
         if !(1..=65_536).contains(&self.partitions) {
@@ -74,7 +74,9 @@ impl TableSpec {
         let widths = self.columns.iter().map(|column| column.width);
         let width = widths.clone().fold(0usize, usize::saturating_add);
         if widths.clone().any(|width| width == 0) || !(1..=MAX_WIDTH).contains(&width) {
-            return invalid(format!("columns: expected 1 to {MAX_WIDTH} values a row, none of width 0, got {width}"));
+            return invalid(format!(
+                "columns: expected 1 to {MAX_WIDTH} values per row and no column of width 0, got {width}"
+            ));
         }
         for column in &self.columns {
             if !(column.init_scale.is_finite() && column.init_scale >= 0.0) {
@@ -84,18 +86,18 @@ impl TableSpec {
         self.optimizer.check().map_err(SpecError::Invalid)
     }
 
-    /// Weights a row.
+    /// Weights per row.
     pub fn width(&self) -> usize {
         self.columns.iter().map(|column| column.width).sum()
     }
 
-    /// Floats of optimizer state a row.
+    /// Optimizer state values per row.
     pub(crate) fn state_width(&self) -> usize {
         let has_late = self.admit_after > 0 && self.columns.iter().any(|column| column.late);
         self.optimizer.state_width(self.width(), has_late)
     }
 
-    /// Where the late columns stand among the weights.
+    /// The ranges of the late columns among the weights.
     pub(crate) fn late_columns(&self) -> Vec<Range<usize>> {
         let mut end = 0;
         let ranges = self.columns.iter().map(|column| {
@@ -105,7 +107,7 @@ impl TableSpec {
         ranges.filter(|(late, _)| *late).map(|(_, range)| range).collect()
     }
 
-    /// Writes the initial weights of `sign`: a function of (seed, table, sign) and nothing else.
+    /// Writes the initial weights of `sign`, a function of (seed, table, sign) alone.
     pub fn init(&self, sign: u64, weights: &mut [f32]) {
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut state = mix(sign ^ mix(self.seed ^ xxh3_64(self.name.as_bytes())));
@@ -113,7 +115,7 @@ impl TableSpec {
         for column in &self.columns {
             for weight in &mut weights[at..at + column.width] {
                 state = state.wrapping_add(STEP);
-                // 24 bits: every step of a f32 between 0 and 1
+                // 24 bits, the precision of an f32.
                 let unit = (mix(state) >> 40) as f32 / (1u32 << 24) as f32;
                 *weight = (2.0 * unit - 1.0) * column.init_scale;
             }
@@ -142,13 +144,13 @@ mod tests {
         test_spec(1).init(12_345, &mut weights);
         assert_eq!(weights, GOLDEN);
         test_spec(256).init(12_345, &mut weights);
-        assert_eq!(weights, GOLDEN, "the number of partitions must not matter");
+        assert_eq!(weights, GOLDEN, "the number of partitions does not matter");
     }
 
     const GOLDEN: [f32; 4] = [0.0, 0.485_952_62, -0.316_287_76, -0.484_088];
 
     #[test]
-    fn initial_values_fill_their_range() {
+    fn initial_values_are_uniform() {
         let spec = test_spec(1);
         let mut all = Vec::new();
         let mut weights = [0.0; 4];
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_declarations_are_named() {
+    fn invalid_declarations_are_rejected() {
         let mut spec = test_spec(4);
         spec.partitions = 0;
         assert_eq!(spec.check().unwrap_err().to_string(), "table: partitions: expected 1 to 65536, got 0");

@@ -1,4 +1,4 @@
-//! The table: rows by sign, spread over partitions; pulls read and create nothing.
+//! The table: a map from signs to rows, divided into partitions. Pulls never create rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::rows::{Changes, Counters, Rows, Word, row_arena, sign_at, weights_at}
 use crate::spec::{SpecError, TableSpec};
 use crate::threads::threads_for;
 
-/// Where a pull found the rows of its signs; worth nothing after an eviction and for another table, and known to be.
+/// The rows that a pull found. The table ignores handles of another table and handles from before an eviction.
 #[derive(Debug, Clone, Default)]
 pub struct Handles {
     generation: u64,
@@ -19,18 +19,18 @@ pub struct Handles {
 }
 
 impl Handles {
-    /// Signs of the pull.
+    /// Number of signs of the pull.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether nothing was pulled.
+    /// Whether no sign was pulled.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 }
 
-/// A row as people see it.
+/// A copy of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// Show, click, last seen, admitted.
@@ -41,7 +41,7 @@ pub struct Row {
     pub state: Vec<f32>,
 }
 
-/// A sparse table of signs, never a fixed vocabulary.
+/// A sparse table: any sign may have a row.
 #[derive(Debug)]
 pub struct Table {
     spec: TableSpec,
@@ -50,9 +50,9 @@ pub struct Table {
     rows: Arc<Arena>,
     lines: Arc<Arena>,
     num_threads: usize,
-    /// No other table has it, and this one only until rows move.
+    /// Unique among all tables; changes when rows move.
     generation: u64,
-    /// A partition with so many takes no new signs.
+    /// A partition with this many rows rejects new signs.
     pub(crate) max_rows: usize,
 }
 
@@ -62,7 +62,7 @@ fn new_generation() -> u64 {
 }
 
 impl Table {
-    /// An empty table, which works on one thread.
+    /// Creates an empty table that uses one thread.
     pub fn new(spec: TableSpec) -> Result<Self, SpecError> {
         spec.check()?;
         let rows = row_arena(spec.width(), spec.state_width());
@@ -84,7 +84,7 @@ impl Table {
         }
     }
 
-    /// The same table with up to so many threads, for large batches and whole-table steps.
+    /// Uses up to `num_threads` threads for large batches and for work on the whole table.
     #[must_use]
     pub fn with_threads(self, num_threads: usize) -> Self {
         Table { num_threads: num_threads.max(1), ..self }
@@ -95,17 +95,17 @@ impl Table {
         &self.spec
     }
 
-    /// Weights a row.
+    /// Weights per row.
     pub fn width(&self) -> usize {
         self.width
     }
 
     /// Bytes of a row, in memory and in a snapshot.
     pub fn row_bytes(&self) -> usize {
-        self.rows.unit_bytes()
+        self.rows.item_bytes()
     }
 
-    /// Rows in it.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.partitions.iter().map(Rows::len).sum()
     }
@@ -115,21 +115,21 @@ impl Table {
         self.len() == 0
     }
 
-    /// Bytes held, spare capacity included.
+    /// Allocated bytes, including spare capacity.
     pub fn bytes(&self) -> usize {
-        [&self.rows, &self.lines].iter().map(|arena| arena.num_units() * arena.unit_bytes()).sum()
+        [&self.rows, &self.lines].iter().map(|arena| arena.num_items() * arena.item_bytes()).sum()
     }
 
     pub(crate) fn num_threads(&self) -> usize {
         self.num_threads
     }
 
-    /// The rows that handles of a pull name, or none if they may have moved.
+    /// The rows of a pull's handles, or none if rows may have moved since.
     pub(crate) fn hints<'a>(&self, handles: &'a Handles) -> &'a [u32] {
         if handles.generation == self.generation { &handles.rows } else { &[] }
     }
 
-    /// Makes all handles worthless: rows are about to move.
+    /// Invalidates all handles; to be called before rows move.
     pub(crate) fn move_rows(&mut self) -> &mut [Rows] {
         self.generation = new_generation();
         &mut self.partitions
@@ -139,17 +139,17 @@ impl Table {
         &self.partitions
     }
 
-    /// Where the rows and the index lines of all partitions are.
+    /// The arenas of the rows and of the index lines of all partitions.
     pub(crate) fn arenas(&self) -> (Arc<Arena>, Arc<Arena>) {
         (self.rows.clone(), self.lines.clone())
     }
 
-    /// The declaration and all rows, to change.
+    /// The declaration and the mutable rows of all partitions.
     pub(crate) fn for_change(&mut self) -> (&TableSpec, &mut [Rows]) {
         (&self.spec, &mut self.partitions)
     }
 
-    /// Writes the weights of each sign into `out`, zeroes for an absent one, and creates nothing.
+    /// Writes the weights of each sign into `out`, zeros for an absent sign; creates no rows.
     pub fn pull(&self, signs: &[u64], out: &mut [f32], handles: &mut Handles) {
         assert_eq!(out.len(), signs.len() * self.width);
         handles.generation = self.generation;
@@ -177,7 +177,7 @@ impl Table {
         pipeline::run::<8>(keys, &mut Pull { table: self, signs, out, handles });
     }
 
-    /// The row of `sign`, if it has one.
+    /// Returns a copy of the row of `sign`, if it has one.
     pub fn get(&self, sign: u64) -> Option<Row> {
         let rows = &self.partitions[partition_of(sign, self.spec.partitions) as usize];
         let values = |words: &[Word]| words.iter().map(|word| f32::from_le_bytes(*word)).collect();
@@ -197,22 +197,22 @@ impl Table {
         SortedRows { rows, order: rows.sorted() }
     }
 
-    /// What changed in a partition since the last call; all of it after a load.
+    /// Takes the changes of a partition since the last call; after a load the whole partition.
     pub fn take_changes(&mut self, partition: u32) -> Changes {
         self.partitions[partition as usize].take_changes()
     }
 
-    /// Has the next call take again what was taken, beside what changes until then: nobody got it.
+    /// Restores taken changes that were not published, so that the next `take_changes` includes them.
     pub fn put_back_changes(&mut self, partition: u32, taken: &Changes) {
         self.partitions[partition as usize].put_back(taken);
     }
 
-    /// From now on all of a partition counts as changed.
+    /// Makes a whole partition count as changed.
     pub fn forget_changes(&mut self, partition: u32) {
         self.partitions[partition as usize].forget_changes();
     }
 
-    /// Rows of a partition.
+    /// Number of rows of a partition.
     pub fn num_rows(&self, partition: u32) -> usize {
         self.partitions[partition as usize].len()
     }
@@ -238,7 +238,7 @@ impl SortedRows<'_> {
 
 #[inline]
 fn copy(words: &[Word], out: &mut [f32]) {
-    // four at a time, and the last four once more rather than one by one
+    // Copies four values at a time; the last four may overlap, which is faster than a loop over the rest.
     let four = |words: &[Word; 4], out: &mut [f32; 4]| *out = words.map(f32::from_le_bytes);
     match (words.last_chunk(), out.last_chunk_mut()) {
         (Some(words), Some(out)) => four(words, out),
@@ -278,16 +278,16 @@ impl Visit for Pull<'_> {
     }
 
     #[inline(always)]
-    fn visit(&mut self, key: &Key, place: *const u8) {
+    fn visit(&mut self, key: &Key, address: *const u8) {
         let rows = &self.table.partitions[key.partition as usize];
         let sign = self.signs[key.position];
-        // SAFETY: a place that is not null is that of a row of ours, which has a sign and weights.
-        let (row, place) = if !place.is_null() && unsafe { sign_at(place) } == sign {
-            (key.row, place)
+        // SAFETY: an address that is not null is that of a row of this table.
+        let (row, address) = if !address.is_null() && unsafe { sign_at(address) } == sign {
+            (key.row, address)
         } else {
             match rows.find(sign, key.hash) {
                 ABSENT => (ABSENT, std::ptr::null()),
-                row => (row, rows.place(row)),
+                row => (row, rows.address(row)),
             }
         };
         self.handles[key.position] = row;
@@ -296,7 +296,7 @@ impl Visit for Pull<'_> {
         match row {
             ABSENT => out.fill(0.0),
             // SAFETY: as above.
-            _ => copy(unsafe { weights_at(place, width) }, out),
+            _ => copy(unsafe { weights_at(address, width) }, out),
         }
     }
 }
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_reads_as_zero_and_pulls_create_nothing() {
+    fn absent_signs_read_as_zero_and_pulls_create_nothing() {
         let table = Table::new(test_spec(3)).unwrap();
         let signs: Vec<u64> = (0..100).collect();
         let mut out = vec![9.0; 400];
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_stop_at_the_largest() {
+    fn counts_saturate() {
         let mut table = Table::new(test_spec(1)).unwrap();
         push(&mut table, &[7], &[0.0; 4], &[(u32::MAX, u32::MAX - 1)]);
         push(&mut table, &[7], &[0.0; 4], &[(2, 2)]);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_handle_of_an_absent_sign_finds_the_row_made_since() {
+    fn a_stale_handle_of_an_absent_sign_finds_the_new_row() {
         let mut table = Table::new(test_spec(1)).unwrap();
         let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn partitions_share_the_rows_evenly_and_do_not_change_them() {
+    fn partitions_are_even_and_do_not_change_the_rows() {
         let signs: Vec<u64> = (0..20_000).collect();
         let gradients: Vec<f32> = (0..80_000).map(|i| (i % 7) as f32 - 3.0).collect();
         let counts = vec![(1, 0); signs.len()];
@@ -424,17 +424,17 @@ mod tests {
         }
     }
 
-    /// Rows that do not fit are an error, with one thread and with several; the table is sound after it.
+    /// Holds for one thread and for several.
     #[test]
-    fn a_table_without_room_says_so_and_keeps_what_it_has() {
+    fn a_full_table_is_an_error_and_keeps_its_rows() {
         let signs: Vec<u64> = (0..40_000).collect();
         let (gradients, counts) = (vec![0.5; 4 * signs.len()], vec![(1, 0); signs.len()]);
-        // in the first table rows run out, in the second index lines, in the middle of a rebuild
+        // The first table runs out of rows, the second out of index lines in the middle of a rebuild.
         for (max_rows, max_lines) in [(20_000, usize::MAX), (usize::MAX, 8 * 256)] {
             for threads in [1, 2] {
                 let spec = test_spec(3);
-                let rows = row_arena(spec.width(), spec.state_width()).with_max_units(max_rows);
-                let lines = line_arena().with_max_units(max_lines);
+                let rows = row_arena(spec.width(), spec.state_width()).with_max_items(max_rows);
+                let lines = line_arena().with_max_items(max_lines);
                 let mut table = Table::with_arenas(spec, rows, lines).with_threads(threads);
                 let all = Push {
                     signs: &signs,
@@ -464,7 +464,7 @@ mod tests {
                     seen: 0,
                     is_delta: false,
                 };
-                assert_eq!(table.push(few).unwrap().created, 2, "what is evicted makes room");
+                assert_eq!(table.push(few).unwrap().created, 2, "an eviction makes room");
             }
         }
     }

@@ -1,16 +1,16 @@
-//! Whole-table work on several threads, each with partitions of its own.
+//! Work on a table by several threads, each with its own partitions.
 
-/// Keys that are worth a thread: starting one costs what a few hundred of them do.
+/// Keys per thread: starting a thread costs as much as a few hundred keys.
 const KEYS_A_THREAD: usize = 16_384;
 
-/// Threads for a batch of `num_keys`, of the `limit` that may be used.
+/// Returns the number of threads for a batch of `num_keys`, at most `limit`.
 pub(crate) fn threads_for(num_keys: usize, limit: usize) -> usize {
     (num_keys / KEYS_A_THREAD).clamp(1, limit.max(1))
 }
 
-/// Gives each thread a share of neighbours; returns what they return, in the order of the shares.
+/// Splits `items` into contiguous shares, runs `work` on each in its own thread, and returns the results in order.
 ///
-/// `work` is told the number of its first item. The first share is worked on by this thread.
+/// `work` gets the number of its first item. The calling thread does the first share.
 pub(crate) fn share<T: Send, R: Send>(
     items: &mut [T],
     num_threads: usize,
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_item_has_one_thread_and_its_number() {
+    fn every_item_is_in_one_share() {
         for num_items in [0usize, 1, 2, 7, 64] {
             for num_threads in [0, 1, 2, 3, 64, 100] {
                 let mut items = vec![0; num_items];

@@ -1,22 +1,22 @@
-//! Whole-table steps between two epochs: counts decay, rows that are not worth their memory go.
+//! Maintenance between epochs: counters decay, and rows that are not worth their memory are evicted.
 
 use crate::partition::mix;
 use crate::rows::{Counters, Rows};
 use crate::table::Table;
 use crate::threads::share;
 
-/// Which rows go: those below a score, and those not seen for long.
+/// Evicts rows with a low score and rows that were not seen for long.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Eviction {
-    /// What a show without a click is worth.
+    /// Score of a show without a click.
     pub nonclk_coeff: f64,
-    /// What a click is worth.
+    /// Score of a click.
     pub click_coeff: f64,
-    /// Rows with a lower score go; `None` for no such limit.
+    /// Rows with a lower score are evicted; `None` for no limit.
     pub min_score: Option<f64>,
-    /// Data time.
+    /// The current data time.
     pub now: u32,
-    /// Rows whose last push is longer ago go; `None` for no such limit.
+    /// Rows whose last push is longer ago are evicted; `None` for no limit.
     pub max_age: Option<u32>,
 }
 
@@ -32,22 +32,22 @@ impl Eviction {
 impl Table {
     /// Multiplies show and click of every row by `rate`.
     ///
-    /// They are whole numbers: a fraction becomes one more with just that chance, decided by (sign, step), so that
-    /// rare signs are forgotten at the same rate as others, and a repeat of the step does the same again.
+    /// Counters are integers. A fraction is rounded up with a probability equal to the fraction, decided by (sign,
+    /// step), so that rare signs decay at the same rate as others and a repeat of the step gives the same counters.
     pub fn decay(&mut self, rate: f64, step: u32) {
         self.decay_in(|_| true, rate, step);
     }
 
-    /// As [`Table::decay`], in some partitions.
+    /// Like [`Table::decay`], in the chosen partitions.
     pub fn decay_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, rate: f64, step: u32) {
         assert!((0.0..=1.0).contains(&rate), "decay: expected a rate from 0 to 1, got {rate}");
         let threads = self.num_threads();
         share(self.for_change().1, threads, |first, partitions| {
-            of(&chosen, first, partitions).for_each(|rows| decay_rows(rows, rate, step));
+            chosen_in(&chosen, first, partitions).for_each(|rows| decay_rows(rows, rate, step));
         });
     }
 
-    /// Lets data time begin anew: every row was last seen at 0.
+    /// Resets the data time: every row was last seen at 0.
     pub fn restart_time(&mut self) {
         let threads = self.num_threads();
         share(self.for_change().1, threads, |_, partitions| {
@@ -59,24 +59,24 @@ impl Table {
         });
     }
 
-    /// Removes rows, which read as absent from then on; returns how many.
+    /// Evicts rows; returns how many.
     pub fn evict(&mut self, eviction: &Eviction) -> usize {
         self.evict_in(|_| true, eviction)
     }
 
-    /// As [`Table::evict`], in some partitions.
+    /// Like [`Table::evict`], in the chosen partitions.
     pub fn evict_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, eviction: &Eviction) -> usize {
         let threads = self.num_threads();
         let evicted = share(self.move_rows(), threads, |first, partitions| {
-            let chosen = of(&chosen, first, partitions);
+            let chosen = chosen_in(&chosen, first, partitions);
             chosen.map(|rows| rows.retain(|counters| eviction.keeps(counters))).sum::<usize>()
         });
         evicted.into_iter().sum()
     }
 }
 
-/// The chosen ones of a share of partitions that begins with `first`.
-fn of<'a>(
+/// Returns the chosen partitions of a share that begins with partition `first`.
+fn chosen_in<'a>(
     chosen: &'a (impl Fn(u32) -> bool + Sync),
     first: usize,
     partitions: &'a mut [Rows],
@@ -88,7 +88,7 @@ fn decay_rows(rows: &mut Rows, rate: f64, step: u32) {
     for row in rows.numbers().collect::<Vec<u32>>() {
         let Counters { show, click, seen, admitted } = rows.counters(row);
         let chance = (mix(rows.sign(row) ^ mix(u64::from(step))) >> 32) as f64 / (1u64 << 32) as f64;
-        // one chance for both: clicks stay at most shows
+        // One random number for both counters keeps clicks at most shows.
         let decayed = |count: u32| (f64::from(count) * rate + chance).floor().min(f64::from(count)) as u32;
         Counters { show: decayed(show), click: decayed(click), seen, admitted }.write(rows.parts_mut(row).tail);
     }
@@ -99,14 +99,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_at_the_limit_stays() {
+    fn a_row_at_the_limit_is_kept() {
         let eviction = Eviction { nonclk_coeff: 0.5, click_coeff: 2.0, min_score: Some(3.0), now: 9, max_age: Some(4) };
         let keeps = |show, click, seen| eviction.keeps(Counters { show, click, seen, admitted: true });
         assert!(keeps(3, 1, 9) && keeps(6, 0, 9), "a score of 3 is not below 3");
         assert!(!keeps(2, 1, 9) && !keeps(5, 0, 9));
-        assert!(keeps(3, 1, 5), "4 ago is not longer ago than 4");
+        assert!(keeps(3, 1, 5), "an age of 4 is not above 4");
         assert!(!keeps(3, 1, 4));
-        assert!(keeps(1, 3, 10), "more clicks than shows, and a time to come, are no reason");
+        assert!(keeps(1, 3, 10), "more clicks than shows and a future time are no reason");
         let all = Eviction { min_score: None, max_age: None, ..eviction };
         assert!(all.keeps(Counters::default()));
     }

@@ -1,5 +1,5 @@
-//! The table against a plain map that does everything the slow way: pushes, late columns, decay, eviction, snapshots,
-//! with one thread and with several.
+//! Compares the table with a simple map in f64: pushes, late columns, decay, eviction and snapshots, with one thread and
+//! with several.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -11,13 +11,13 @@ use proptest::prelude::*;
 
 const WIDTH: usize = 4;
 const RATE: f64 = 0.1;
-/// The settings of a table are f32, and 1 − beta of an f32 is not 1 − beta of an f64.
+/// The settings of a table are f32, and 1 − beta in f32 differs from 1 − beta in f64.
 const BETAS: [f64; 2] = [0.9f32 as f64, 0.99f32 as f64];
 const FTRL_BETA: f64 = 1.0;
 const L1: f64 = 0.05;
 const L2: f64 = 0.1;
 
-/// The optimizers whose state has a start of its own for each column.
+/// Optimizers with state per column.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Adagrad,
@@ -43,7 +43,7 @@ fn spec_of(kind: Kind, admit_after: u32, late: bool) -> TableSpec {
     TableSpec::from_json(&json).unwrap()
 }
 
-/// A weight and what its optimizer knows of it, from the step on that gave it its start.
+/// A weight and its optimizer state.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
     weight: f64,
@@ -106,7 +106,7 @@ impl Row {
         self.cells.map(|cell| cell.weight)
     }
 
-    /// As the table has it.
+    /// The state in the table's layout.
     fn state(&self, kind: Kind) -> Vec<f64> {
         let (first, second) = (self.cells.map(|cell| cell.first), self.cells.map(|cell| cell.second));
         match kind {
@@ -117,7 +117,7 @@ impl Row {
     }
 }
 
-/// Whether values in f32 are those of the plain reference.
+/// Whether f32 values agree with the f64 reference.
 fn is_close(values: &[f32], expected: &[f64]) -> bool {
     values
         .iter()
@@ -219,7 +219,7 @@ fn reload(table: &Table, spec: &TableSpec) -> Table {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn the_table_is_a_map(
+    fn the_table_agrees_with_a_map(
         steps in steps(),
         admit_after in 0u32..6,
         late in any::<bool>(),
@@ -273,14 +273,14 @@ proptest! {
             let row = table.get(sign).unwrap();
             prop_assert_eq!(row.counters, expected.counters);
             prop_assert!(is_close(&row.weights, &expected.weights()), "{:?} {:?}", row, expected);
-            // powers of columns that are still to come say nothing
+            // The powers of late columns that do not exist yet have no meaning.
             let known = if expected.counters.admitted { row.state.len() } else { row.state.len().min(2 * WIDTH + 2) };
             prop_assert!(is_close(&row.state[..known], &expected.state(kind)), "{:?} {:?}", row, expected);
         }
     }
 }
 
-/// Batches large enough for several threads, evictions between them: the snapshots are the same, byte for byte.
+/// Uses batches large enough for several threads, with evictions between them.
 #[test]
 fn any_number_of_threads_gives_the_same_bytes() {
     let run = |threads: usize| {
@@ -324,9 +324,9 @@ fn any_number_of_threads_gives_the_same_bytes() {
     }
 }
 
-/// A hint may name a row of another thread's partition, which must not be looked at: `push` asserts that it is not.
+/// A hint may name a row of another thread's partition; `push` asserts that it is not used then.
 #[test]
-fn hints_of_other_signs_do_no_harm_on_several_threads() {
+fn hints_of_other_signs_are_harmless_with_several_threads() {
     let signs: Vec<u64> = (0..40_000).map(mix).collect();
     let others: Vec<u64> = signs.iter().rev().copied().collect();
     let (gradients, counts) = (vec![0.5; signs.len() * WIDTH], vec![(1, 0); signs.len()]);
@@ -349,7 +349,7 @@ fn hints_of_other_signs_do_no_harm_on_several_threads() {
     }
 }
 
-/// Adam's state is longer where columns come late; a warm start may be of the other kind.
+/// Adam's state is longer with late columns; a warm start may add or drop late columns.
 #[test]
 fn a_snapshot_of_adam_loads_with_and_without_late_columns() {
     let dir = tempfile::tempdir().unwrap();
@@ -387,7 +387,7 @@ fn a_snapshot_of_adam_loads_with_and_without_late_columns() {
 }
 
 #[test]
-fn changes_are_those_since_the_last_time() {
+fn changes_are_those_since_the_last_call() {
     let mut table = Table::new(spec(0, false)).unwrap();
     let push = |table: &mut Table, signs: &[u64]| {
         let (gradients, counts) = (vec![1.0; signs.len() * WIDTH], vec![(1, 0); signs.len()]);
@@ -413,13 +413,13 @@ fn changes_are_those_since_the_last_time() {
     let before = bytes(&table);
     assert_eq!(take(&mut table), (vec![3, 200], 0));
     assert_eq!(take(&mut table), (vec![], 0));
-    assert!(bytes(&table) == before, "marks are not part of a snapshot");
+    assert!(bytes(&table) == before, "`CHANGED` bits are not part of a snapshot");
     let mut loaded = reload(&table, &spec(0, false));
     assert_eq!(take(&mut loaded), (vec![], 5), "all after a load");
 }
 
 #[test]
-fn late_columns_that_start_with_a_push_that_is_no_number_are_a_change() {
+fn late_columns_created_by_a_non_finite_push_are_a_change() {
     let mut table = Table::new(TableSpec { admit_after: 2, ..spec(0, true) }).unwrap();
     let mut push = |gradient: f32| {
         table
@@ -442,7 +442,7 @@ fn late_columns_that_start_with_a_push_that_is_no_number_are_a_change() {
 }
 
 #[test]
-fn decay_is_right_on_average_and_the_same_again() {
+fn decay_is_unbiased_and_repeatable() {
     let mut table = Table::new(spec(0, false)).unwrap();
     let signs: Vec<u64> = (0..20_000).collect();
     let (gradients, counts) = (vec![0.0; signs.len() * WIDTH], vec![(3, 1); signs.len()]);

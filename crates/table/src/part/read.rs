@@ -1,4 +1,4 @@
-//! Part file to memory: nothing in the bytes is believed before it is checked.
+//! Reading part files: all bytes are checked before they are used.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,7 +17,7 @@ enum Bytes {
     Owned(Vec<u8>),
 }
 
-/// An open part file: its frame is checked, its blocks when asked for.
+/// An open part file. Opening it checks everything but the blocks.
 pub struct PartFile {
     name: String,
     kind: Kind,
@@ -29,23 +29,23 @@ pub struct PartFile {
 
 impl PartFile {
     /// Maps a file and checks everything but the blocks; call [`verify_block`](PartFile::verify_block)
-    /// before a block is trusted.
+    /// before using a block.
     pub fn open(path: impl AsRef<Path>) -> Result<PartFile, PartError> {
         let path = path.as_ref();
         let io_error = |source| PartError::Io { name: name_of(path), source };
         let file = File::open(path).map_err(io_error)?;
         let length = file.metadata().map_err(io_error)?.len();
         if length == 0 {
-            // an empty file cannot be mapped
+            // An empty file cannot be mapped.
             return PartFile::from_bytes(&name_of(path), Vec::new());
         }
-        // SAFETY: part files never change once written (PartWriter refuses a path that exists), so the
-        // mapped bytes stay as they are.
+        // SAFETY: part files never change once written (PartWriter rejects a path that exists), so the
+        // mapped bytes do not change.
         let map = unsafe { Mmap::map(&file) }.map_err(io_error)?;
         PartFile::parse(name_of(path), Bytes::Mapped(map))
     }
 
-    /// Opens a part file that is in memory; `name` stands for the path in messages.
+    /// Opens a part file in memory; messages use `name` as its path.
     pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<PartFile, PartError> {
         PartFile::parse(name.to_owned(), Bytes::Owned(bytes))
     }
@@ -56,7 +56,7 @@ impl PartFile {
         Ok(PartFile { name, kind, num_partitions, entries, meta, bytes })
     }
 
-    /// Refuses a file of another kind than the caller can read.
+    /// Rejects a file of another kind.
     pub fn expect_kind(&self, kind: Kind) -> Result<(), PartError> {
         if self.kind == kind {
             return Ok(());
@@ -70,7 +70,7 @@ impl PartFile {
         Err(PartError::Kind { name: self.name.clone(), expected, got: self.kind as u32 })
     }
 
-    /// Reads block `i` through and compares its checksum.
+    /// Reads block `i` and compares its checksum.
     ///
     /// # Panics
     /// If there is no entry `i`.
@@ -78,7 +78,7 @@ impl PartFile {
         self.verify_copy(i, self.block(i))
     }
 
-    /// Compares the checksum of block `i` with that of `copy`, which somebody made of it.
+    /// Compares the checksum of block `i` with the checksum of a copy of it.
     ///
     /// # Panics
     /// If there is no entry `i`.
@@ -90,7 +90,7 @@ impl PartFile {
         Err(PartError::BlockChecksum { name: self.name.clone(), partition })
     }
 
-    /// [`verify_block`](PartFile::verify_block) for all of them.
+    /// Calls [`verify_block`](PartFile::verify_block) for all blocks.
     pub fn verify_all(&self) -> Result<(), PartError> {
         (0..self.entries.len()).try_for_each(|i| self.verify_block(i))
     }
@@ -115,12 +115,12 @@ impl PartFile {
         &self.name
     }
 
-    /// What the blocks hold.
+    /// The kind of content.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Partitions of the whole table, of which this file holds some.
+    /// Number of partitions of the whole table; this file may hold only some.
     pub fn num_partitions(&self) -> u32 {
         self.num_partitions
     }
@@ -130,13 +130,13 @@ impl PartFile {
         &self.entries
     }
 
-    /// What the writer said about the blocks.
+    /// The description of the blocks.
     pub fn meta(&self) -> &Value {
         &self.meta
     }
 }
 
-/// All of a part file that is not blocks.
+/// The parts of a file that are not blocks.
 struct Frame {
     kind: Kind,
     num_partitions: u32,
@@ -151,7 +151,7 @@ impl Frame {
         if !bytes.starts_with(&MAGIC[..bytes.len().min(MAGIC.len())]) {
             return Err(PartError::NotAPart { name: name_again() });
         }
-        let too_short = PartError::CutShort { name: name_again(), expected: 2 * LINE as u64, got };
+        let too_short = PartError::Truncated { name: name_again(), expected: 2 * LINE as u64, got };
         let (Some(head), Some(trailer)) = (bytes.first_chunk::<LINE>(), bytes.last_chunk::<LINE>()) else {
             return Err(too_short);
         };
@@ -177,7 +177,7 @@ impl Frame {
         let num_partitions = get_u32(trailer, 44);
         let expected = directory_offset.saturating_add(LINE as u64 * (u64::from(num_entries) + 1));
         if expected != got {
-            return Err(PartError::CutShort { name: name_again(), expected, got });
+            return Err(PartError::Truncated { name: name_again(), expected, got });
         }
         let meta_end = meta_offset.saturating_add(meta_bytes);
         let in_place = meta_offset >= LINE as u64
@@ -185,14 +185,14 @@ impl Frame {
             && meta_end.checked_next_multiple_of(LINE as u64) == Some(directory_offset);
         if !in_place {
             let what = format!(
-                "meta at {meta_offset} of {meta_bytes} bytes does not end at the directory at {directory_offset}"
+                "meta: expected to end at the directory at {directory_offset}, got {meta_bytes} bytes at {meta_offset}"
             );
             return Err(layout(name, what));
         }
         if meta_bytes > MAX_META_BYTES as u64 {
             return Err(layout(name, meta_too_long(meta_bytes)));
         }
-        // from here on all offsets are known to lie inside the file, in this order
+        // From here on all offsets lie inside the file, in this order.
         let tail = &bytes[meta_offset as usize..bytes.len() - 8];
         if frame_checksum(head, tail) != get_u64(trailer, 56) {
             return Err(PartError::DirectoryChecksum { name: name_again() });
@@ -202,7 +202,7 @@ impl Frame {
         }
         let reserved_is_zero = is_zero(&head[16..]) && is_zero(&trailer[48..56]);
         if !reserved_is_zero || !is_zero(&bytes[meta_end as usize..directory_offset as usize]) {
-            return Err(layout(name, "reserved bytes are not zero"));
+            return Err(layout(name, "reserved bytes: expected zeros"));
         }
         let directory = &bytes[directory_offset as usize..bytes.len() - LINE];
         let entries = parse_directory(name, &bytes[..meta_offset as usize], directory, num_partitions)?;
@@ -212,7 +212,7 @@ impl Frame {
     }
 }
 
-/// Checks that the blocks fill `body` (all before meta) in the order of the directory, without a gap.
+/// Checks that the blocks fill `body`, the bytes before meta, in the order of the directory and without a gap.
 fn parse_directory(name: &str, body: &[u8], bytes: &[u8], num_partitions: u32) -> Result<Vec<Entry>, PartError> {
     let (lines, _) = bytes.as_chunks::<LINE>();
     let mut entries: Vec<Entry> = Vec::with_capacity(lines.len());
@@ -221,7 +221,7 @@ fn parse_directory(name: &str, body: &[u8], bytes: &[u8], num_partitions: u32) -
         let entry = Entry::from_bytes(line);
         let Entry { partition, offset, length, .. } = entry;
         if entries.last().is_some_and(|last| last.partition >= partition) || partition >= num_partitions {
-            let what = "out of order or beyond the number of partitions";
+            let what = "out of order or above the number of partitions";
             return Err(layout(name, format!("partition {partition}: {what}")));
         }
         let end = offset.checked_add(length).filter(|end| *end <= body.len() as u64);
@@ -229,10 +229,10 @@ fn parse_directory(name: &str, body: &[u8], bytes: &[u8], num_partitions: u32) -
             let what = format!("expected a block at {next_offset}, got {length} bytes at {offset}");
             return Err(layout(name, format!("partition {partition}: {what}")));
         };
-        // `body` ends on a line, so the padding behind `end` lies inside it
+        // `body` ends on a line, so it contains the padding after `end`.
         next_offset = (end as usize).next_multiple_of(LINE);
         if get_u32(line, 4) != 0 || !is_zero(&body[end as usize..next_offset]) {
-            return Err(layout(name, format!("partition {partition}: reserved bytes are not zero")));
+            return Err(layout(name, format!("partition {partition}: reserved bytes: expected zeros")));
         }
         entries.push(entry);
     }
@@ -242,8 +242,8 @@ fn parse_directory(name: &str, body: &[u8], bytes: &[u8], num_partitions: u32) -
     Ok(entries)
 }
 
-/// Makes the checksums of damaged bytes right, as far as they can be found, so that tests and fuzzers reach
-/// the checks behind them.
+/// Corrects the checksums of damaged bytes, as far as they can be found, so that tests and fuzzers reach the checks
+/// that follow them.
 #[doc(hidden)]
 pub fn repair_checksums(bytes: &mut [u8]) {
     let length = bytes.len();

@@ -46,14 +46,14 @@ fn golden_bytes() {
     assert_eq!(&bytes[128..155], br#"{"columns":["wide","deep"]}"#);
     assert_eq!(&bytes[192..200], [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(&bytes[216..232], [64, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
-    // xxh3_64("abc"), as every implementation of it gives
+    // xxh3_64("abc")
     assert_eq!(bytes[232..240], 0x78af_5f94_892f_3950_u64.to_le_bytes());
     assert_eq!(written.bytes, 320);
     assert_eq!(written.sha256, "038d3abbb6e88bf2113dd28f8a77216d99f4a8c147e484d59a3e8602c894a4c8");
 }
 
 #[test]
-fn every_flipped_bit_is_refused() {
+fn every_flipped_bit_is_rejected() {
     let bytes = small_part();
     open_and_verify(bytes.clone()).unwrap();
     for bit in 0..bytes.len() * 8 {
@@ -64,12 +64,12 @@ fn every_flipped_bit_is_refused() {
 }
 
 #[test]
-fn every_cut_and_every_tail_is_refused() {
+fn truncated_and_extended_files_are_rejected() {
     let bytes = small_part();
     for length in 0..bytes.len() {
         let error = message(bytes[..length].to_vec());
         assert!(error.starts_with("part-00000: "), "{error}");
-        assert!(error.contains("cut short"), "{length}: {error}");
+        assert!(error.contains("the file is truncated"), "{length}: {error}");
     }
     for extra in [1, 63, 64, 128] {
         let mut longer = bytes.clone();
@@ -79,10 +79,10 @@ fn every_cut_and_every_tail_is_refused() {
 }
 
 #[test]
-fn messages_say_what_is_wrong() {
+fn messages_name_the_problem() {
     assert_eq!(message(b"PK".to_vec()), "part-00000: not a part file: expected it to start with `ERECPART`");
     let bytes = small_part();
-    assert_eq!(message(bytes[..100].to_vec()), "part-00000: expected 128 bytes, got 100: the file is cut short");
+    assert_eq!(message(bytes[..100].to_vec()), "part-00000: expected 128 bytes, got 100: the file is truncated");
 
     let mut other_format = bytes.clone();
     other_format[8] = 7;
@@ -95,22 +95,22 @@ fn messages_say_what_is_wrong() {
 
     let mut damaged = bytes;
     damaged[200] ^= 1;
-    assert_eq!(message(damaged), "part-00000: partition 5: checksum differs, the file is damaged");
+    assert_eq!(message(damaged), "part-00000: partition 5: the checksum does not match, the file is damaged");
 }
 
 #[test]
-fn crafted_directories_are_refused() {
+fn crafted_directories_are_rejected() {
     let bytes = small_part();
     let directory = bytes.len() - LINE - 3 * LINE;
-    // field of the first entry, value, part of the message
+    // Offset of a field of the first entry, its value, part of the message.
     for (at, value, expected) in [
         (0, 4_u64, "partition 3: out of order"),
-        (0, 8, "partition 8: out of order or beyond"),
+        (0, 8, "partition 8: out of order or above"),
         (4, 1, "reserved"),
         (24, 0, "expected a block at 64"),
         (24, 128, "expected a block at 64"),
         (32, u64::MAX, "expected a block at 64"),
-        (32, 69, "partition 0: reserved bytes are not zero"),
+        (32, 69, "partition 0: reserved bytes: expected zeros"),
         (32, 0, "partition 3: expected a block at 64"),
     ] {
         let mut crafted = bytes.clone();
@@ -122,9 +122,8 @@ fn crafted_directories_are_refused() {
     }
 }
 
-/// A reader divides signs over the partitions, so there has to be one.
 #[test]
-fn a_table_without_partitions_is_refused() {
+fn a_table_without_partitions_is_rejected() {
     let mut bytes = write_part(&[], 1).0;
     let trailer = bytes.len() - LINE;
     bytes[trailer + 44] = 0;
@@ -135,7 +134,7 @@ fn a_table_without_partitions_is_refused() {
 #[test]
 fn a_full_disk_names_the_file() {
     let Ok(file) = std::fs::OpenOptions::new().write(true).open("/dev/full") else {
-        return; // only Linux has it
+        return; // Only Linux has /dev/full.
     };
     let mut writer = PartWriter::for_file(file, Path::new("v1/part-00000"), Kind::Cube, 1).unwrap();
     writer.begin_block(0).unwrap();
@@ -144,7 +143,7 @@ fn a_full_disk_names_the_file() {
 }
 
 #[test]
-fn a_file_that_exists_stays() {
+fn an_existing_file_is_not_overwritten() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("part-00000");
     std::fs::write(&path, "precious").unwrap();
@@ -154,7 +153,7 @@ fn a_file_that_exists_stays() {
 }
 
 #[test]
-fn partitions_come_in_order() {
+fn partitions_out_of_order_are_rejected() {
     let dir = TempDir::new().unwrap();
     let mut writer = PartWriter::create(dir.path().join("part"), Kind::Cube, 4).unwrap();
     writer.begin_block(2).unwrap();
@@ -198,7 +197,7 @@ proptest! {
     fn hostile_bytes_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..12)) {
         let mut bytes = small_part();
         for (at, byte) in edits {
-            // mostly the trailer and the directory, where the lengths are
+            // Mostly in the trailer and the directory, which contain the lengths.
             let at = if byte % 4 == 0 { at.index(bytes.len()) } else { bytes.len() - 1 - at.index(320) };
             bytes[at] = byte;
         }

@@ -1,4 +1,4 @@
-//! Memory to part file: one pass from front to back, with both checksums on the way.
+//! Writing part files: one sequential pass that computes both checksums.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -13,10 +13,10 @@ use super::{
     name_of, put_u32, put_u64,
 };
 
-/// Small enough to stay in the second-level cache between the copy, the two hashes and the write.
+/// Small enough to stay in the second-level cache during the copy, the two hashes and the write.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// What a manifest says about a finished file.
+/// Size and checksum of a finished file, for the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Size of the file.
@@ -25,28 +25,28 @@ pub struct Written {
     pub sha256: String,
 }
 
-/// Writes a part file front to back.
+/// Writes a part file sequentially.
 ///
-/// Partitions come in ascending order. A writer dropped before [`finish`](PartWriter::finish) leaves a file
-/// without a trailer, which no reader opens.
+/// Partitions must be in ascending order. A writer that is dropped before [`finish`](PartWriter::finish) leaves a file
+/// without a trailer, which readers reject.
 pub struct PartWriter {
     file: File,
     path: PathBuf,
     kind: Kind,
     num_partitions: u32,
     entries: Vec<Entry>,
-    /// The block being written: its partition and first byte.
+    /// Partition and first byte of the block being written.
     open_block: Option<(u32, u64)>,
     block_hash: Xxh3Default,
     file_hash: Sha256,
     buffer: Vec<u8>,
-    /// Bytes at the front of `buffer` that `block_hash` has seen, or that belong to no block.
+    /// Bytes at the front of `buffer` that are already in `block_hash` or belong to no block.
     num_hashed: usize,
     position: u64,
 }
 
 impl PartWriter {
-    /// Creates the file; one that exists is refused, because a reader may have it mapped.
+    /// Creates the file; an existing file is an error, because a reader may have mapped it.
     pub fn create(path: impl AsRef<Path>, kind: Kind, num_partitions: u32) -> Result<PartWriter, PartError> {
         let path = path.as_ref();
         let file = OpenOptions::new()
@@ -78,16 +78,15 @@ impl PartWriter {
         Ok(writer)
     }
 
-    /// Starts the block of a partition, which has to be higher than the one before.
+    /// Begins the block of a partition, which must be higher than the previous one.
     ///
     /// # Panics
-    /// If the block before it was not ended.
+    /// If the previous block was not ended.
     pub fn begin_block(&mut self, partition: u32) -> Result<(), PartError> {
         assert!(self.open_block.is_none(), "end_block comes before the next begin_block");
         let lowest = self.entries.last().map_or(0, |entry| u64::from(entry.partition) + 1);
         if u64::from(partition) < lowest || partition >= self.num_partitions {
-            let limit = self.num_partitions;
-            let what = format!("expected a partition from {lowest} to below {limit}, got {partition}");
+            let what = format!("expected a partition from {lowest} to {}, got {partition}", self.num_partitions - 1);
             return Err(layout(&name_of(&self.path), what));
         }
         self.open_block = Some((partition, self.position));
@@ -106,7 +105,7 @@ impl PartWriter {
         self.put(bytes)
     }
 
-    /// Ends the block and notes it in the directory.
+    /// Ends the block and adds it to the directory.
     ///
     /// # Panics
     /// If no block was begun.
@@ -125,9 +124,9 @@ impl PartWriter {
         self.put(&[0; LINE][..padding(self.position)])
     }
 
-    /// Writes meta, directory and trailer, and returns when the bytes are on the disk.
+    /// Writes meta, directory and trailer, and syncs the file.
     ///
-    /// The name of the file in its directory is not synced: that belongs to whoever writes the manifest.
+    /// The directory that contains the file is not synced; that is the job of the manifest's writer.
     ///
     /// # Panics
     /// If the last block was not ended.

@@ -1,34 +1,34 @@
-//! What a publish has to carry of a partition: rows that changed, and signs of rows that went.
+//! The changes of a partition since the last publish: changed rows, and signs of removed rows.
 //!
-//! Nothing is listed until changes are first taken, and nothing while a list would be longer than the partition: then
-//! the whole of it counts as changed.
+//! Changes are listed only after they were taken for the first time, and as long as the lists are shorter than the
+//! partition. Otherwise the whole partition counts as changed.
 
 use super::{CHANGED, Rows, mark, stamp_of};
 use crate::index::ABSENT;
 use crate::partition::mix;
 
-/// What changed in a partition.
+/// The changes of a partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Signs whose weights changed, all of which have a row; sorted. Empty if it is whole.
+    /// Signs with changed weights, sorted; all of them have a row. Empty if `is_whole`.
     pub changed: Vec<u64>,
-    /// Signs whose rows went, none of which has one now; sorted. Empty if it is whole.
+    /// Signs of removed rows, sorted; none of them has a row. Empty if `is_whole`.
     pub removed: Vec<u64>,
-    /// All rows count as changed, and all other signs as removed.
+    /// Whether all rows count as changed and all other signs as removed.
     pub is_whole: bool,
 }
 
 /// The lists of a partition.
 #[derive(Debug, Default)]
-pub(super) struct Listed {
-    /// Rows that changed; each has the mark.
+pub(super) struct ChangeLists {
+    /// Changed rows; each has its `CHANGED` bit set.
     rows: Vec<u32>,
-    /// Signs of rows that went, some of which may have come back.
+    /// Signs of removed rows, some of which may have a row again.
     removed: Vec<u64>,
 }
 
 impl Rows {
-    /// Notes that the next publish has to carry the row.
+    /// Adds the row to the changes.
     #[inline]
     pub(crate) fn note_change(&mut self, row: u32) {
         if self.changes.is_none() {
@@ -41,7 +41,7 @@ impl Rows {
         }
     }
 
-    /// Notes that the row goes.
+    /// Adds the row's sign to the removed ones.
     #[inline]
     pub(super) fn note_removal(&mut self, row: u32) {
         if self.changes.is_some() {
@@ -50,8 +50,8 @@ impl Rows {
         }
     }
 
-    /// Lists the rows that changed after rows moved.
-    pub(super) fn list_anew(&mut self) {
+    /// Lists the changed rows again after rows moved.
+    pub(super) fn relist_changes(&mut self) {
         if self.changes.is_some() {
             let rows = self.numbers().filter(|&row| stamp_of(self.tail(row)) & CHANGED != 0).collect();
             self.changes.get_or_insert_default().rows = rows;
@@ -59,40 +59,40 @@ impl Rows {
         }
     }
 
-    /// Lists longer than the partition are worth less than all of it.
+    /// Drops lists that are longer than the partition.
     fn limit_lists(&mut self) {
         if self.changes.as_ref().is_some_and(|listed| listed.rows.len() + listed.removed.len() > self.len()) {
             self.forget_changes();
         }
     }
 
-    /// From now on all of it counts as changed.
+    /// Makes the whole partition count as changed.
     pub(crate) fn forget_changes(&mut self) {
         for row in self.changes.take().unwrap_or_default().rows {
             mark(self.parts_mut(row).tail, false);
         }
     }
 
-    /// What changed since the last call; all of it the first time.
+    /// Takes the changes since the last call; the first time the whole partition.
     pub(crate) fn take_changes(&mut self) -> Changes {
-        let Some(Listed { mut rows, mut removed }) = self.changes.take() else {
-            self.changes = Some(Listed::default());
+        let Some(ChangeLists { mut rows, mut removed }) = self.changes.take() else {
+            self.changes = Some(ChangeLists::default());
             return Changes { is_whole: true, ..Changes::default() };
         };
         rows.iter().for_each(|&row| mark(self.parts_mut(row).tail, false));
         let mut changed: Vec<u64> = rows.iter().map(|&row| self.sign(row)).collect();
-        // the next list is about as long, and need not grow again
+        // The next list is about as long; keep the allocation.
         rows.clear();
-        self.changes = Some(Listed { rows, removed: Vec::new() });
+        self.changes = Some(ChangeLists { rows, removed: Vec::new() });
         changed.sort_unstable();
         removed.sort_unstable();
         removed.dedup();
-        // one that came back is among those that changed
+        // A removed sign that has a row again is among the changed ones.
         removed.retain(|&sign| self.find(sign, mix(sign)) == ABSENT);
         Changes { changed, removed, is_whole: false }
     }
 
-    /// Lists again what was taken: nobody got it.
+    /// Restores taken changes that were not published.
     pub(crate) fn put_back(&mut self, taken: &Changes) {
         if taken.is_whole {
             return self.forget_changes();
@@ -124,7 +124,7 @@ mod tests {
         Rows::new(1, Arc::new(row_arena(1, 0)), Arc::new(line_arena()))
     }
 
-    /// Pushes a sign: its row is made if it has none.
+    /// Pushes a sign; creates its row if it has none.
     fn touch(rows: &mut Rows, sign: u64, show: u32) {
         let row = match rows.find(sign, mix(sign)) {
             ABSENT => {
@@ -144,7 +144,7 @@ mod tests {
         rows.numbers().map(|row| (rows.sign(row), rows.counters(row).show)).collect()
     }
 
-    /// What is online after a delta of what changed.
+    /// Applies a delta to the published rows.
     fn apply(online: &mut BTreeMap<u64, u32>, rows: &Rows, changes: &Changes) {
         let now = held(rows);
         if changes.is_whole {
@@ -152,7 +152,7 @@ mod tests {
             online.clone_from(&now);
         }
         for sign in &changes.removed {
-            assert!(!now.contains_key(sign), "a row that is there wins over one that went");
+            assert!(!now.contains_key(sign), "a removed sign has no row");
             online.remove(sign);
         }
         for sign in &changes.changed {
@@ -164,7 +164,7 @@ mod tests {
     enum Step {
         Touch(Vec<u64>),
         Evict(u32),
-        /// Whether it was committed.
+        /// With whether it was committed.
         Publish(bool),
         Forget,
     }
@@ -180,9 +180,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was committed and whatever was not: what is online is what is here.
+        /// After every committed publish the published rows equal the partition.
         #[test]
-        fn deltas_that_were_committed_make_the_partition(steps in steps()) {
+        fn committed_deltas_reproduce_the_partition(steps in steps()) {
             let (mut rows, mut online, mut show) = (new(), BTreeMap::new(), 0);
             let mut pending: Option<Changes> = None;
             for step in steps {
@@ -211,15 +211,15 @@ mod tests {
             }
             let marked = rows.numbers().filter(|&row| stamp_of(rows.tail(row)) & CHANGED != 0).collect::<BTreeSet<u32>>();
             let listed = rows.changes.as_ref().map(|listed| listed.rows.iter().copied().collect::<BTreeSet<u32>>());
-            prop_assert_eq!(marked, listed.unwrap_or_default(), "marks and list are one");
+            prop_assert_eq!(marked, listed.unwrap_or_default(), "marks and list agree");
         }
     }
 
     #[test]
-    fn changes_are_told_once() {
+    fn changes_are_taken_once() {
         let mut rows = new();
         (0..100).for_each(|sign| touch(&mut rows, sign, sign as u32));
-        assert!(rows.take_changes().is_whole, "all of it the first time");
+        assert!(rows.take_changes().is_whole, "the whole partition the first time");
         assert_eq!(rows.take_changes(), Changes::default());
         [7, 3, 7, 200].iter().for_each(|&sign| touch(&mut rows, sign, 500));
         assert_eq!(rows.take_changes(), Changes { changed: vec![3, 7, 200], removed: vec![], is_whole: false });
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_went_are_told_unless_they_came_back() {
+    fn removed_signs_are_listed_unless_they_have_a_row_again() {
         let mut rows = new();
         (0..100).for_each(|sign| touch(&mut rows, sign, sign as u32));
         rows.take_changes();
@@ -237,15 +237,15 @@ mod tests {
     }
 
     #[test]
-    fn lists_longer_than_the_partition_are_not_kept() {
+    fn lists_longer_than_the_partition_are_dropped() {
         let mut rows = new();
         (0..100).for_each(|sign| touch(&mut rows, sign, sign as u32));
         rows.take_changes();
         rows.retain(|counters| counters.show >= 51);
-        assert!(rows.changes.is_none(), "51 went, 49 are left");
+        assert!(rows.changes.is_none(), "51 rows were removed, 49 are left");
         (0..100).for_each(|sign| touch(&mut rows, sign, 100 + sign as u32));
         assert!(rows.take_changes().is_whole);
-        // again and again what is new goes: the list of what went must not grow without end
+        // New rows are removed again and again: the list of removed signs stays bounded.
         for sign in 1000..2000 {
             touch(&mut rows, sign, 0);
             rows.retain(|counters| counters.show > 0);

@@ -1,4 +1,4 @@
-//! Deltas: rows go to a trainer with all they have, are stepped there, and what changed is added to them here.
+//! Strategy `geo`: a trainer copies whole rows, steps its copies, and sends back increments, which are added here.
 
 use crate::arena::GrowError;
 use crate::index::ABSENT;
@@ -6,12 +6,12 @@ use crate::partition::{mix, partition_of};
 use crate::rows::{Counters, Word};
 use crate::table::Table;
 
-/// Counters of a row beside its values: show, click, and data time with two bits.
+/// Counters of a row: show, click, and the data time with two flag bits.
 pub type RowTail = [u32; 3];
 
-/// The bit of a [`RowTail`] of a sign that has a row.
+/// Flag of a [`RowTail`]: the sign has a row.
 const PRESENT: u32 = 1 << 31;
-/// The bit of one that has its late columns.
+/// Flag of a [`RowTail`]: the row has its late columns.
 const ADMITTED: u32 = 1 << 30;
 
 fn tail_of(counters: Counters) -> RowTail {
@@ -19,35 +19,35 @@ fn tail_of(counters: Counters) -> RowTail {
     [show, click, seen | PRESENT | if admitted { ADMITTED } else { 0 }]
 }
 
-/// The counters of a sign that has a row.
+/// Returns the counters, or `None` for a sign without a row.
 fn counters_of([show, click, stamp]: RowTail) -> Option<Counters> {
     let seen = stamp & !(PRESENT | ADMITTED);
     (stamp & PRESENT != 0).then_some(Counters { show, click, seen, admitted: stamp & ADMITTED != 0 })
 }
 
-/// Rows of signs with all they have.
+/// Copies of whole rows: weights, optimizer state and counters.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FullRows {
     /// `[signs, width + state]`; zeros for a sign without a row.
     pub values: Vec<f32>,
-    /// Of each sign.
+    /// Counters of each sign.
     pub tails: Vec<RowTail>,
 }
 
 impl Table {
-    /// Values of a row, weights and state.
+    /// Weights and state values per row.
     pub fn full_width(&self) -> usize {
         self.width() + self.spec().state_width()
     }
 
-    /// Reads whole rows; creates nothing.
+    /// Copies the whole rows of `signs`; creates no rows.
     pub fn pull_full(&self, signs: &[u64], out: &mut FullRows) {
         out.values.clear();
         out.values.resize(signs.len() * self.full_width(), 0.0);
         out.tails.clear();
         out.tails.resize(signs.len(), [0; 3]);
-        let places = out.values.chunks_exact_mut(self.full_width()).zip(&mut out.tails);
-        for (&sign, (values, tail)) in signs.iter().zip(places) {
+        let outputs = out.values.chunks_exact_mut(self.full_width()).zip(&mut out.tails);
+        for (&sign, (values, tail)) in signs.iter().zip(outputs) {
             let rows = &self.partitions()[partition_of(sign, self.spec().partitions) as usize];
             let row = rows.find(sign, mix(sign));
             if row == ABSENT {
@@ -60,8 +60,8 @@ impl Table {
         }
     }
 
-    /// Takes rows of another table in; those of signs without a row there have none here.
-    pub fn adopt(&mut self, signs: &[u64], full: &FullRows) -> Result<(), GrowError> {
+    /// Inserts rows that [`Table::pull_full`] copied from another table; signs without a row there get none here.
+    pub fn insert_full(&mut self, signs: &[u64], full: &FullRows) -> Result<(), GrowError> {
         let width = self.full_width();
         let (spec, partitions) = self.for_change();
         for ((&sign, values), tail) in signs.iter().zip(full.values.chunks_exact(width)).zip(&full.tails) {
@@ -80,10 +80,11 @@ impl Table {
         Ok(())
     }
 
-    /// What has changed in rows since they were as `before` says: `[signs, width + state]`, to be pushed as a delta.
+    /// Returns what changed in the rows since `before`: `[signs, width + state]`, to be pushed as a geo increment.
     ///
-    /// A row, or late columns of it, that started meanwhile changed from where the push that adds it will start it.
-    pub fn deltas(&self, signs: &[u64], before: &FullRows) -> Vec<f32> {
+    /// A row or late columns that did not exist in `before` are compared with the initial values that the push will
+    /// give them.
+    pub fn increments(&self, signs: &[u64], before: &FullRows) -> Vec<f32> {
         let (width, full_width) = (self.width(), self.full_width());
         let late = self.spec().late_columns();
         let mut now = FullRows::default();
@@ -149,9 +150,9 @@ mod tests {
         table.push(push).unwrap();
     }
 
-    /// Steps on a copy, added to the rows, are those steps: of new rows, of old ones, and of columns that come late.
+    /// Holds for new rows, existing rows and late columns.
     #[test]
-    fn steps_elsewhere_come_to_the_same() {
+    fn increments_of_a_copy_equal_the_steps_on_the_table() {
         for spec in specs() {
             let mut table = Table::new(spec.clone()).unwrap();
             let signs: Vec<u64> = (0..40).collect();
@@ -165,16 +166,16 @@ mod tests {
             let mut before = FullRows::default();
             table.pull_full(&signs, &mut before);
             assert_eq!(table.len(), 20, "a pull creates nothing");
-            copy.adopt(&signs, &before).unwrap();
+            copy.insert_full(&signs, &before).unwrap();
             for by in [0.5, -0.1] {
                 step(&mut copy, &signs, by);
                 step(&mut expected, &signs, by);
             }
-            let deltas = copy.deltas(&signs, &before);
+            let increments = copy.increments(&signs, &before);
             let push = Push {
                 signs: &signs,
                 handles: None,
-                gradients: &deltas,
+                gradients: &increments,
                 counts: &vec![(2, 0); signs.len()],
                 seen: 2,
                 is_delta: true,
@@ -193,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn a_delta_that_is_not_a_number_is_counted_not_added() {
+    fn an_increment_that_is_not_a_number_is_counted_not_added() {
         let mut table = Table::new(test_spec(2)).unwrap();
         step(&mut table, &[1], 0.5);
         let before = table.get(1).unwrap();
-        let deltas = [f32::NAN; 8];
-        let push = Push { signs: &[1], handles: None, gradients: &deltas, counts: &[(1, 1)], seen: 0, is_delta: true };
+        let nan = [f32::NAN; 8];
+        let push = Push { signs: &[1], handles: None, gradients: &nan, counts: &[(1, 1)], seen: 0, is_delta: true };
         assert!(table.push(push).unwrap().non_finite);
         let after = table.get(1).unwrap();
         assert_eq!((before.weights, before.state), (after.weights, after.state));
