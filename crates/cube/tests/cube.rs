@@ -188,7 +188,7 @@ fn a_range_of_partitions_is_opened_alone() {
     assert!(Cube::open_range(&paths, 4..9).is_ok());
     assert!(Cube::load(&paths, Some(4..9)).is_ok());
     for refused in [Cube::open(&paths), Cube::load(&paths, None)] {
-        assert!(message(refused).ends_with("partition 0: checksum differs, the file is damaged"));
+        assert!(message(refused).ends_with("partition 0: the checksum does not match, the file is damaged"));
     }
 }
 
@@ -259,7 +259,7 @@ fn every_truncation_is_rejected() {
     let bytes = part_bytes(&(0..40).collect::<Vec<u64>>(), 3);
     for length in 0..bytes.len() {
         let error = message(open_bytes(bytes[..length].to_vec()));
-        assert!(error.contains("cut short"), "{length}: {error}");
+        assert!(error.contains("the file is truncated"), "{length}: {error}");
     }
 }
 
@@ -375,7 +375,7 @@ fn a_cube_of_the_previous_layout_is_read() {
     }
     let mut damaged = bytes;
     damaged[100] ^= 1;
-    assert!(message(open_bytes(damaged)).ends_with("partition 0: checksum differs, the file is damaged"));
+    assert!(message(open_bytes(damaged)).ends_with("partition 0: the checksum does not match, the file is damaged"));
 }
 
 /// All buckets are flagged as overflowed: a search must still end.

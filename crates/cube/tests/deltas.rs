@@ -266,7 +266,7 @@ fn every_flipped_bit_and_every_truncation_is_rejected() {
     }
     for length in 0..bytes.len() {
         let error = message(open_bytes(bytes[..length].to_vec()));
-        assert!(error.contains("cut short"), "{length}: {error}");
+        assert!(error.contains("the file is truncated"), "{length}: {error}");
     }
 }
 
