@@ -1,41 +1,41 @@
-//! A batch: samples side by side, signs in one flat array ordered by sample, then slot.
+//! A batch of samples in flat arrays; signs are ordered by sample, then slot.
 
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Parsed samples. `offsets[b * num_slots + s] .. offsets[b * num_slots + s + 1]` are the signs of sample `b` in slot `s`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// Slots a sample.
+    /// Slots per sample.
     pub num_slots: usize,
-    /// Dense values a sample.
+    /// Dense values per sample.
     pub num_dense: usize,
-    /// Labels a sample.
+    /// Labels per sample.
     pub num_labels: usize,
     /// All signs.
     pub signs: Vec<u64>,
-    /// Where each (sample, slot) begins in `signs`; one more at the end.
+    /// Index of the first sign of each (sample, slot) in `signs`, and one more at the end.
     pub offsets: Vec<u32>,
     /// `[num_samples, num_dense]`, normalised.
     pub dense: Vec<f32>,
-    /// `[num_samples, num_labels]`: the share of the shows that had it.
+    /// `[num_samples, num_labels]`: the share of the shows with the label.
     pub labels: Vec<f32>,
-    /// What each sample counts in the loss: the times it was shown, unless the data says otherwise.
+    /// Weight of each sample in the loss: its shows, unless the data has weights.
     pub weights: Vec<f32>,
-    /// Times each sample was shown.
+    /// Shows of each sample.
     pub shows: Vec<u32>,
-    /// Times each sample was clicked.
+    /// Clicks of each sample.
     pub clicks: Vec<u32>,
     /// Signs in slots that the job does not use.
     pub num_unused: u64,
 }
 
 impl Batch {
-    /// Samples in it.
+    /// Number of samples.
     pub fn num_samples(&self) -> usize {
         self.shows.len()
     }
 
-    /// Whether its arrays have the lengths of one batch, and its offsets stay inside the signs.
+    /// Whether the arrays have consistent lengths and the offsets are valid.
     pub fn is_consistent(&self) -> bool {
         let n = self.num_samples();
         let lengths = [
@@ -51,7 +51,7 @@ impl Batch {
             && self.offsets.last().copied() == Some(self.signs.len() as u32)
     }
 
-    /// Of its signs and counts: a batch that is read again has the same, one that was cut in another way has not.
+    /// Checksum of signs and counts. It tells whether a batch that is read again has the same records.
     pub fn checksum(&self) -> u64 {
         let mut hash = Xxh3Default::new();
         hash.update(bytemuck::cast_slice(&self.signs));
@@ -68,29 +68,29 @@ impl Batch {
     }
 }
 
-/// Builds a batch sample by sample; a sample is whole or absent.
+/// Builds a batch sample by sample; an unfinished sample leaves nothing.
 #[derive(Debug)]
 pub struct BatchBuilder {
     batch: Batch,
     tokens: Vec<(u16, u64)>,
     sorted: bool,
-    /// Signs of slots behind all others.
+    /// Signs of bucket slots, which come after all other slots.
     buckets: Vec<(u16, u64)>,
     dense: Vec<f32>,
     labels: Vec<f32>,
-    /// Which labels were set in the sample.
+    /// Labels that the sample has so far.
     labels_seen: Vec<bool>,
     num_unused: u64,
-    /// How often a dense name stood in the line so far, by its first column.
+    /// Occurrences of each dense name in the line so far, by its first column.
     dense_seen: Vec<u16>,
-    /// How many signs of each slot are kept, the last ones; empty if no slot has a bound.
+    /// Number of the last signs that are kept in each slot; empty if no slot is limited.
     longest: Vec<usize>,
-    /// What a dense value is that the sample does not have.
+    /// Stands for missing dense values.
     missing: f32,
 }
 
 impl BatchBuilder {
-    /// An empty batch of the given shape with room for `capacity` samples.
+    /// Creates an empty batch with room for `capacity` samples.
     pub fn new(num_slots: usize, num_dense: usize, num_labels: usize, capacity: usize) -> Self {
         let mut offsets = Vec::with_capacity(capacity * num_slots + 1);
         offsets.push(0);
@@ -121,19 +121,19 @@ impl BatchBuilder {
         }
     }
 
-    /// Keeps only the last signs of each slot, as many as `longest` has for it.
+    /// Limits each slot to its last `longest[slot]` signs.
     pub(crate) fn with_longest(mut self, longest: &[usize]) -> Self {
         self.longest = longest.to_vec();
         self
     }
 
-    /// Has `missing` for the dense values that a sample does not have.
+    /// Uses `missing` for missing dense values.
     pub(crate) fn with_missing(mut self, missing: f32) -> Self {
         self.missing = missing;
         self
     }
 
-    /// Starts a sample, dropping whatever an unfinished one left.
+    /// Starts a sample and discards an unfinished one.
     #[inline]
     pub fn begin(&mut self) {
         self.tokens.clear();
@@ -146,7 +146,7 @@ impl BatchBuilder {
         self.num_unused = 0;
     }
 
-    /// How often the dense name with the first column `first` stood in this sample before.
+    /// Counts an occurrence of the dense name with first column `first`; returns the number of earlier ones.
     #[inline]
     pub(crate) fn next_dense(&mut self, first: usize) -> usize {
         let seen = self.dense_seen[first];
@@ -154,9 +154,9 @@ impl BatchBuilder {
         usize::from(seen)
     }
 
-    /// Counts a sign of the sample that is in no slot of the job.
+    /// Counts a sign in a slot that the job does not use.
     #[inline]
-    pub fn pass_over(&mut self) {
+    pub fn count_unused(&mut self) {
         self.num_unused += 1;
     }
 
@@ -168,8 +168,8 @@ impl BatchBuilder {
         self.tokens.push((slot, sign));
     }
 
-    /// Adds a sign to a slot that is behind all those of [`Self::add_sign`]: dense values may stand before them in a
-    /// line, and signs out of order are dear.
+    /// Adds a sign to a bucket slot. Kept apart from [`Self::add_sign`], because dense values may come first in a line and
+    /// signs out of slot order must be sorted.
     #[inline]
     pub(crate) fn add_bucket(&mut self, slot: u16, sign: u64) {
         self.buckets.push((slot, sign));
@@ -188,25 +188,25 @@ impl BatchBuilder {
         self.labels_seen[index] = true;
     }
 
-    /// Whether a label of the sample was set before.
+    /// Whether the sample has a label.
     #[inline]
     pub(crate) fn has_label(&self, index: usize) -> bool {
         self.labels_seen[index]
     }
 
-    /// The first label that the sample does not have.
+    /// The first missing label of the sample.
     #[inline]
     pub(crate) fn missing_label(&self) -> Option<usize> {
         self.labels_seen.iter().position(|is_seen| !is_seen)
     }
 
-    /// Appends the sample to the batch; it counts as often as it was shown.
+    /// Appends the sample to the batch, with its shows as weight.
     #[inline]
     pub fn end(&mut self, show: u32, click: u32) {
         self.end_weighted(show, click, show as f32);
     }
 
-    /// Appends the sample to the batch with a weight of its own.
+    /// Appends the sample to the batch.
     #[inline]
     pub fn end_weighted(&mut self, show: u32, click: u32, weight: f32) {
         if !self.buckets.is_empty() {
@@ -225,7 +225,7 @@ impl BatchBuilder {
                 next += 1;
             }
             if !self.longest.is_empty() {
-                self.cut(slot);
+                self.trim(slot);
             }
             self.batch.offsets.push(self.batch.signs.len() as u32);
         }
@@ -237,8 +237,8 @@ impl BatchBuilder {
         self.batch.num_unused += self.num_unused;
     }
 
-    /// Appends samples that have as many signs in a slot as all others, `widths` by slot, and returns their signs
-    /// `[num_samples, sum of widths]` and dense values to fill in; none where a slot is to have fewer.
+    /// Appends samples that all have `widths[slot]` signs in each slot. Returns their signs
+    /// `[num_samples, sum of widths]` and dense values, to be filled in, or `None` if a slot is limited to fewer signs.
     pub fn append_uniform(&mut self, num_samples: usize, widths: &[usize]) -> Option<(&mut [u64], &mut [f32])> {
         assert_eq!(widths.len(), self.batch.num_slots);
         if self.longest.iter().zip(widths).any(|(longest, width)| width > longest) {
@@ -265,19 +265,19 @@ impl BatchBuilder {
         Some((&mut self.batch.signs[num_signs..], &mut self.batch.dense[num_values..]))
     }
 
-    /// Leaves out the first signs of a slot that has too many.
-    fn cut(&mut self, slot: u16) {
+    /// Drops the first signs of a slot that exceeds its limit.
+    fn trim(&mut self, slot: u16) {
         let start = self.batch.offsets.last().map_or(0, |&start| start as usize);
         let excess = (self.batch.signs.len() - start).saturating_sub(self.longest[usize::from(slot)]);
         self.batch.signs.drain(start..start + excess);
     }
 
-    /// Samples so far.
+    /// Number of samples so far.
     pub fn num_samples(&self) -> usize {
         self.batch.num_samples()
     }
 
-    /// Leaves out the samples behind the first `num_samples`; what they had in unused slots stays counted.
+    /// Drops all samples after the first `num_samples`; their signs in unused slots stay counted.
     pub fn truncate(&mut self, num_samples: usize) {
         let Batch { num_slots, num_dense, num_labels, .. } = self.batch;
         if num_samples >= self.batch.num_samples() {
@@ -297,7 +297,7 @@ impl BatchBuilder {
         &self.batch
     }
 
-    /// The batch.
+    /// Returns the batch.
     pub fn finish(self) -> Batch {
         self.batch
     }
@@ -338,11 +338,11 @@ mod tests {
     }
 
     #[test]
-    fn samples_at_once_are_those_one_by_one() {
+    fn uniform_samples_equal_samples_added_one_by_one() {
         const WIDTHS: [usize; 3] = [1, 0, 2];
         let builder = || BatchBuilder::new(3, 2, 1, 0).with_longest(&[1, 5, 2]).with_missing(-1.0);
         let (mut at_once, mut one_by_one) = (builder(), builder());
-        // behind others, and twice
+        // After other samples, and twice.
         for start in [100, 200] {
             for builder in [&mut at_once, &mut one_by_one] {
                 builder.begin();
@@ -362,12 +362,12 @@ mod tests {
             }
         }
         assert!(at_once.append_uniform(0, &WIDTHS).is_some());
-        assert!(at_once.append_uniform(1, &[2, 0, 0]).is_none(), "a slot that is cut");
+        assert!(at_once.append_uniform(1, &[2, 0, 0]).is_none(), "the slot is limited to one sign");
         assert_eq!(at_once.finish(), one_by_one.finish());
     }
 
     #[test]
-    fn samples_that_are_left_out_leave_nothing() {
+    fn dropped_samples_leave_nothing() {
         let mut builder = BatchBuilder::new(2, 1, 1, 2);
         let add = |builder: &mut BatchBuilder, sign: u64| {
             builder.begin();

@@ -1,4 +1,4 @@
-//! Columns to a batch: rows of a Parquet file, or samples that a reader of the user's own made, without lines.
+//! Columns to a batch: rows of a Parquet file, and values from a user's own reader.
 
 use crate::batch::BatchBuilder;
 use crate::csv::split_values;
@@ -7,20 +7,20 @@ use crate::parser::{LabelMode, Parser, RecordError};
 /// The values of one slot, in the layout of Arrow's large lists of large strings.
 #[derive(Debug, Clone, Copy)]
 pub struct SlotColumn<'a> {
-    /// For each row where its values begin, one more at the end; none if each row has exactly one value.
+    /// Index of the first value of each row, and one more at the end; `None` if each row has exactly one value.
     pub rows: Option<&'a [i64]>,
-    /// For each value where its text begins in `text`, one more at the end.
+    /// Offset of each value in `text`, and one more at the end.
     pub values: &'a [i64],
     /// The text of all values.
     pub text: &'a [u8],
 }
 
-/// A column of numbers; rows in `nulls` have none.
+/// A column of numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct NumberColumn<'a> {
-    /// One number a row.
+    /// One number per row.
     pub values: &'a [f32],
-    /// Rows without a number.
+    /// Whether each row has no number.
     pub nulls: Option<&'a [bool]>,
 }
 
@@ -30,10 +30,10 @@ impl NumberColumn<'_> {
     }
 }
 
-/// Rows side by side, columns in the order of the features.
+/// Columns of equal length, in the order of the features.
 #[derive(Debug, Clone)]
 pub struct ColumnBatch<'a> {
-    /// Rows in it.
+    /// Number of rows.
     pub num_rows: usize,
     /// One for each slot.
     pub slots: Vec<SlotColumn<'a>>,
@@ -41,12 +41,12 @@ pub struct ColumnBatch<'a> {
     pub dense: Vec<NumberColumn<'a>>,
     /// One for each label.
     pub labels: Vec<NumberColumn<'a>>,
-    /// How much each row counts.
+    /// The weight of each row.
     pub weights: Option<NumberColumn<'a>>,
 }
 
 impl ColumnBatch<'_> {
-    /// Whether every column has the rows that it should have, and every offset is inside its text.
+    /// Checks that every column has `num_rows` rows and that every offset is inside its text.
     pub fn check(&self, parser: &Parser) -> Result<(), String> {
         let features = parser.features();
         let numbers = self.dense.iter().chain(&self.labels).chain(&self.weights);
@@ -67,16 +67,21 @@ impl ColumnBatch<'_> {
             !rows_fit || !is_rising(slot.values, slot.text.len())
         });
         if wrong_number || wrong_slot {
-            return Err(format!("columns: expected {} rows in each, got others", self.num_rows));
+            return Err(format!(
+                "columns: expected {} rows in each, got another number or offsets out of range",
+                self.num_rows
+            ));
         }
-        let counts = (self.slots.len(), self.dense.len());
-        if counts != (features.read_slots().len(), features.dense.len()) {
-            return Err(format!("columns: expected as many as the features have, got {counts:?}"));
+        let (got, expected) =
+            ((self.slots.len(), self.dense.len()), (features.read_slots().len(), features.dense.len()));
+        if got != expected {
+            let text = |(slots, dense): (usize, usize)| format!("{slots} slots and {dense} dense columns");
+            return Err(format!("columns: expected {}, got {}", text(expected), text(got)));
         }
         Ok(())
     }
 
-    /// Adds a row to the batch; a bad one adds nothing.
+    /// Adds a row to the batch; a bad row adds nothing.
     pub fn add_row(
         &self,
         parser: &Parser,
@@ -121,7 +126,7 @@ impl ColumnBatch<'_> {
     }
 }
 
-/// Adds the value, or the values, of a text to a slot; one that means nothing adds nothing.
+/// Adds the value or values of a text to a slot; null texts add nothing.
 pub fn add_text(parser: &Parser, slot: u16, text: &[u8], separator: Option<&[u8]>, into: &mut BatchBuilder) {
     let nulls = parser.features().columns.as_ref().map_or(&[][..], |columns| &columns.null);
     let is_null = |text: &[u8]| text.is_empty() || nulls.iter().any(|null| null.as_bytes() == text);
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_labels_are_named() {
+    fn invalid_labels_are_errors() {
         let parser = parser();
         let mut columns = columns();
         columns.labels = vec![NumberColumn { values: &[2.0, 0.0, 0.0], nulls: Some(&[false, true, false]) }];
@@ -193,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_outside_the_text_are_refused() {
+    fn offsets_outside_the_text_are_rejected() {
         let parser = parser();
         let mut columns = columns();
         columns.slots[0].values = &[0, 1, 3, 9];

@@ -1,7 +1,7 @@
-//! Compressed files, decompressed piece by piece.
+//! Decompresses files piece by piece.
 //!
-//! A compressed file is one unit that cannot be entered in the middle; it is read from its start in pieces of bounded
-//! size, so that a file of any size needs little memory.
+//! A compressed file can only be read from its start, so it is one unit. Pieces of bounded size keep the memory small
+//! for files of any size.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -14,37 +14,37 @@ use crate::lines::MAX_RECORD_BYTES;
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// Whether a file with these first bytes is compressed, and so is one unit.
+/// Whether a file with these first bytes is compressed.
 pub fn is_compressed(start: &[u8]) -> bool {
     start.starts_with(GZIP) || start.starts_with(ZSTD)
 }
 
-/// Whole lines of a file, decompressed.
+/// A piece of decompressed text: whole lines.
 #[derive(Debug)]
 pub(crate) struct Text {
     pub bytes: Vec<u8>,
-    /// Place of `bytes[0]` in what the file decompresses to.
+    /// Offset of `bytes[0]` in the decompressed file.
     pub base: u64,
-    /// The number of the line at `bytes[0]`.
+    /// Line number of `bytes[0]`.
     pub first_line: u64,
-    /// Where it lies in the file on the disk.
+    /// Byte range in the file on disk.
     pub file_bytes: Range<u64>,
 }
 
-/// A compressed file under way.
+/// A compressed file that is being read.
 pub(crate) struct Stream {
     decoder: Box<dyn Read + Send>,
-    /// Bytes of the file that the decoder took.
+    /// Bytes of the file that the decoder has read.
     taken: Arc<AtomicU64>,
-    /// Those of the pieces before.
-    told: u64,
-    /// Bytes behind the last line end of the piece before.
+    /// Bytes of the file that belong to earlier pieces.
+    reported: u64,
+    /// Bytes after the last line end of the previous piece.
     carried: Vec<u8>,
     base: u64,
     next_line: u64,
 }
 
-/// Counts what goes through it.
+/// Counts the bytes that are read.
 struct Counted {
     file: File,
     taken: Arc<AtomicU64>,
@@ -59,7 +59,7 @@ impl Read for Counted {
 }
 
 impl Stream {
-    /// Opens a file at its start; none if it is not compressed.
+    /// Opens a file at its start; returns `None` if it is not compressed.
     pub(crate) fn open(file: &mut File) -> io::Result<Option<Self>> {
         let mut start = Vec::new();
         file.by_ref().take(4).read_to_end(&mut start)?;
@@ -73,10 +73,10 @@ impl Stream {
         } else {
             return Ok(None);
         };
-        Ok(Some(Stream { decoder, taken, told: 0, carried: Vec::new(), base: 0, next_line: 1 }))
+        Ok(Some(Stream { decoder, taken, reported: 0, carried: Vec::new(), base: 0, next_line: 1 }))
     }
 
-    /// The next piece: about `piece_bytes`, up to the end of a line.
+    /// Returns the next piece of about `piece_bytes`, up to a line end.
     pub(crate) fn next_text(&mut self, piece_bytes: usize) -> io::Result<Option<Text>> {
         let mut bytes = std::mem::take(&mut self.carried);
         let mut wanted = piece_bytes;
@@ -85,7 +85,7 @@ impl Stream {
             let searched = bytes.len();
             let count = self.decoder.by_ref().take(missing).read_to_end(&mut bytes).map_err(|error| {
                 let line = self.next_line + memchr::memchr_iter(b'\n', &bytes).count() as u64;
-                io::Error::new(error.kind(), format!("damaged or cut off in line {line}: {error}"))
+                io::Error::new(error.kind(), format!("damaged or truncated in line {line}: {error}"))
             })?;
             if count == 0 {
                 break bytes.len();
@@ -108,7 +108,7 @@ impl Stream {
         self.carried = bytes.split_off(end);
         let num_lines = memchr::memchr_iter(b'\n', &bytes).count() as u64;
         let taken = self.taken.load(Ordering::Relaxed);
-        let file_bytes = std::mem::replace(&mut self.told, taken)..taken;
+        let file_bytes = std::mem::replace(&mut self.reported, taken)..taken;
         let text = Text { bytes, base: self.base, first_line: self.next_line, file_bytes };
         self.base += text.bytes.len() as u64;
         self.next_line += num_lines;
@@ -132,7 +132,7 @@ pub(crate) mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         file.rewind().unwrap();
-        let mut stream = Stream::open(&mut file)?.expect("it is compressed");
+        let mut stream = Stream::open(&mut file)?.expect("the file is compressed");
         std::iter::from_fn(|| stream.next_text(piece_bytes).transpose()).collect()
     }
 
@@ -152,9 +152,9 @@ pub(crate) mod tests {
             (0..50_000u64).map(|number| format!("{}\n", number.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
         let whole = gzip(text.as_bytes());
         let error = texts(&whole[..whole.len() / 2], 1 << 16).unwrap_err().to_string();
-        assert!(error.starts_with("damaged or cut off in line "), "{error}");
+        assert!(error.starts_with("damaged or truncated in line "), "{error}");
         let whole = zstd::encode_all(text.as_bytes(), 1).unwrap();
         let error = texts(&whole[..whole.len() / 2], 1 << 16).unwrap_err().to_string();
-        assert!(error.starts_with("damaged or cut off in line "), "{error}");
+        assert!(error.starts_with("damaged or truncated in line "), "{error}");
     }
 }

@@ -2,13 +2,13 @@
 
 use crate::batch::BatchBuilder;
 use crate::features::{Features, FeaturesError};
-use crate::parser::{LabelMode, Parser, RecordError, shown};
+use crate::parser::{LabelMode, Parser, RecordError, excerpt};
 
 const NUM_DENSE: usize = 13;
 const NUM_SLOTS: usize = 26;
 const NUM_FIELDS: usize = 1 + NUM_DENSE + NUM_SLOTS;
 
-/// Which column of a row is which input of the model.
+/// The input of the model for each column of a row.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
     dense: [Option<usize>; NUM_DENSE],
@@ -30,11 +30,11 @@ impl Columns {
 
 fn column(what: &str, prefix: &str, count: usize, name: &str) -> Result<usize, FeaturesError> {
     (0..count).find(|column| name == format!("{prefix}{}", column + 1)).ok_or_else(|| {
-        FeaturesError::Invalid(format!("{what}: criteo rows have `{prefix}1` to `{prefix}{count}`, got `{name}`"))
+        FeaturesError::Invalid(format!("{what}: expected `{prefix}1` to `{prefix}{count}` for criteo, got `{name}`"))
     })
 }
 
-/// Parses a row into the sample begun in `into` and returns (show, click).
+/// Parses a row into the current sample of `into`; returns (show, click).
 #[inline]
 pub(crate) fn parse(
     parser: &Parser,
@@ -45,7 +45,7 @@ pub(crate) fn parse(
 ) -> Result<(u32, u32), RecordError> {
     let num_fields = memchr::memchr_iter(b'\t', line).count() + 1;
     let has_label = num_fields == NUM_FIELDS;
-    // the test set that Criteo published has no label column
+    // Criteo's published test set has no label column.
     let is_unlabelled = mode == LabelMode::Ignored && num_fields == NUM_FIELDS - 1;
     if !has_label && !is_unlabelled {
         return Err(RecordError(format!("expected {NUM_FIELDS} tab-separated fields, got {num_fields}")));
@@ -56,7 +56,7 @@ pub(crate) fn parse(
         (LabelMode::Ignored, _) | (LabelMode::Required, b"0") => 0,
         (LabelMode::Required, b"1") => 1,
         (LabelMode::Required, _) => {
-            return Err(RecordError(format!("label: expected 0 or 1, got `{}`", shown(label))));
+            return Err(RecordError(format!("label: expected 0 or 1, got `{}`", excerpt(label))));
         }
     };
     into.set_label(0, click as f32);
@@ -83,7 +83,7 @@ fn number(parser: &Parser, index: usize, field: &[u8]) -> Result<f32, RecordErro
         [b'-', digits @ ..] => (true, digits),
         digits => (false, digits),
     };
-    // integers of up to 9 digits are nearly all there is, and an i32 converts to the nearest f32 as parse() would
+    // Fast path: nearly all values are integers of up to 9 digits, and an i32 converts to the f32 that parse() gives.
     if (1..=9).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit) {
         let value = digits.iter().fold(0i32, |value, digit| value * 10 + i32::from(digit - b'0'));
         return Ok(if negative { -value as f32 } else { value as f32 });
@@ -92,7 +92,7 @@ fn number(parser: &Parser, index: usize, field: &[u8]) -> Result<f32, RecordErro
         RecordError(format!(
             "dense `{}`: expected a number, got `{}`",
             parser.features().dense[index].name,
-            shown(field)
+            excerpt(field)
         ))
     })
 }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_go_where_the_job_says() {
+    fn columns_are_in_the_order_of_the_job() {
         let parser = parser();
         let mut builder = parser.builder(2);
         let mut numbers = [""; 13];
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_rows_are_explained() {
+    fn bad_rows_are_errors() {
         let parser = parser();
         let error = |line: &str, mode| {
             parser.parse_line(line.as_bytes(), mode, &mut parser.builder(1)).unwrap_err().to_string()
@@ -165,10 +165,10 @@ mod tests {
     }
 
     #[test]
-    fn other_columns_are_refused() {
+    fn unknown_columns_are_rejected() {
         let features = parser().features().clone();
         let mut wrong = features.clone();
         wrong.slots[0].name = "C27".into();
-        assert!(Parser::new(wrong).unwrap_err().to_string().contains("criteo rows have `C1` to `C26`, got `C27`"));
+        assert!(Parser::new(wrong).unwrap_err().to_string().contains("expected `C1` to `C26` for criteo, got `C27`"));
     }
 }

@@ -1,17 +1,17 @@
-//! CSV: a record a line, its fields in the order that the job or the header names; fields may be quoted.
+//! CSV: one record per line, fields in the order of the job or the header; fields may be quoted.
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 
 use crate::batch::BatchBuilder;
 use crate::features::{Columns, Features, FeaturesError};
-use crate::parser::{LabelMode, Parser, RecordError, parse_f32, parse_label, shown};
+use crate::parser::{LabelMode, Parser, RecordError, excerpt, parse_f32, parse_label};
 
-/// What each field of a line is.
+/// The roles of the fields of a line.
 #[derive(Debug)]
 pub(crate) struct Fields {
     columns: Columns,
     delimiter: u8,
-    /// For each field of a line all that is made of it.
+    /// For each field its roles; a field may have several.
     roles: Vec<Vec<Role>>,
     time: Option<usize>,
 }
@@ -29,7 +29,7 @@ impl Fields {
     pub(crate) fn new(features: &Features) -> Result<Self, FeaturesError> {
         let invalid = |message: String| FeaturesError::Invalid(message);
         let Some(columns) = features.columns.clone() else {
-            return Err(invalid("columns: expected, got none".into()));
+            return Err(invalid("columns: required for csv and parquet, got none".into()));
         };
         let delimiter = u8::try_from(columns.delimiter)
             .ok()
@@ -38,26 +38,26 @@ impl Fields {
         let mut fields = Fields { roles: vec![Vec::new(); columns.names.len()], columns, delimiter, time: None };
         for (index, slot) in features.read_slots().iter().enumerate() {
             let separator = slot.separator.as_ref().map(|separator| separator.as_bytes().into());
-            fields.give(slot.column(), Role::Slot { slot: index as u16, separator })?;
+            fields.assign(slot.column(), Role::Slot { slot: index as u16, separator })?;
         }
         for (index, dense) in features.dense.iter().enumerate() {
-            fields.give(dense.column(), Role::Dense(index))?;
+            fields.assign(dense.column(), Role::Dense(index))?;
         }
         for (index, label) in features.labels.iter().enumerate() {
-            fields.give(label, Role::Label(index))?;
+            fields.assign(label, Role::Label(index))?;
         }
         if let Some(weight) = fields.columns.weight.clone() {
-            fields.give(&weight, Role::Weight)?;
+            fields.assign(&weight, Role::Weight)?;
         }
         if let Some(time) = fields.columns.time.clone() {
-            fields.time = Some(fields.give(&time, Role::Time)?);
+            fields.time = Some(fields.assign(&time, Role::Time)?);
         }
         Ok(fields)
     }
 
-    fn give(&mut self, column: &str, role: Role) -> Result<usize, FeaturesError> {
+    fn assign(&mut self, column: &str, role: Role) -> Result<usize, FeaturesError> {
         let Some(at) = self.columns.names.iter().position(|name| name == column) else {
-            return Err(FeaturesError::Invalid(format!("columns: expected a column `{column}`, the lines have none")));
+            return Err(FeaturesError::Invalid(format!("columns: expected a column `{column}`, got none")));
         };
         self.roles[at].push(role);
         Ok(at)
@@ -67,7 +67,7 @@ impl Fields {
         field.is_empty() || self.columns.null.iter().any(|null| null.as_bytes() == field)
     }
 
-    /// Whether a line is the one with the names of the columns.
+    /// Whether a line is a header.
     pub(crate) fn is_header(&self, line: &[u8]) -> bool {
         let Some(first) = self.columns.names.first().filter(|_| self.columns.header) else {
             return false;
@@ -99,7 +99,7 @@ impl Fields {
     }
 }
 
-/// Parses a line into the sample begun in `into` and returns (show, click, weight).
+/// Parses a line into the current sample of `into`; returns (show, click, weight).
 #[inline]
 pub(crate) fn parse(
     parser: &Parser,
@@ -142,7 +142,7 @@ impl Sample<'_> {
             &Role::Dense(index) if !is_null => {
                 let Some(number) = parse_f32(field) else {
                     let name = &features.dense[index].name;
-                    return Err(RecordError(format!("dense `{name}`: expected a number, got `{}`", shown(field))));
+                    return Err(RecordError(format!("dense `{name}`: expected a number, got `{}`", excerpt(field))));
                 };
                 self.parser.set_dense(index, number, self.into)?;
             }
@@ -158,13 +158,14 @@ impl Sample<'_> {
                 self.click = if index == 0 { u32::from(label >= 0.5) } else { self.click };
             }
             Role::Weight => {
-                self.weight = parse_f32(field)
-                    .filter(|weight| *weight > 0.0 && weight.is_finite())
-                    .ok_or_else(|| RecordError(format!("weight: expected a number above 0, got `{}`", shown(field))))?;
+                self.weight =
+                    parse_f32(field).filter(|weight| *weight > 0.0 && weight.is_finite()).ok_or_else(|| {
+                        RecordError(format!("weight: expected a number above 0, got `{}`", excerpt(field)))
+                    })?;
             }
             Role::Time => {
                 parse_time(field).ok_or_else(|| {
-                    RecordError(format!("time: expected seconds since 1970 or a date, got `{}`", shown(field)))
+                    RecordError(format!("time: expected seconds since 1970 or a date, got `{}`", excerpt(field)))
                 })?;
             }
         }
@@ -186,7 +187,7 @@ pub(crate) fn split_values<'a>(field: &'a [u8], separator: &'a [u8]) -> impl Ite
     })
 }
 
-/// Calls `each` with the fields of a line and returns how many there are.
+/// Calls `each` with the fields of a line; returns their number.
 #[inline]
 fn split(
     line: &[u8],
@@ -205,7 +206,7 @@ fn split(
     Ok(at)
 }
 
-/// The long way, for lines with a quote in them.
+/// The slow path of `split`, for lines with quotes.
 fn split_quoted(
     line: &[u8],
     delimiter: u8,
@@ -215,7 +216,7 @@ fn split_quoted(
     let (mut output, mut ends) = (vec![0; line.len() + 1], vec![0; line.len() + 2]);
     let (result, _, _, mut num_ends) = reader.read_record(line, &mut output, &mut ends);
     if result == ReadRecordResult::InputEmpty {
-        // the end of the input ends the record, unless a quote is open
+        // An empty read ends the record, unless a quote is open.
         let written = ends[..num_ends].last().copied().unwrap_or(0);
         let (result, _, _, more) = reader.read_record(b"", &mut output[written..], &mut ends[num_ends..]);
         if result != ReadRecordResult::Record {
@@ -234,8 +235,8 @@ fn split_quoted(
     Ok(num_ends)
 }
 
-/// Seconds since 1970 of a number (milliseconds where it is too large for seconds) or of a date with or without a
-/// time; a date without an offset is in UTC.
+/// Returns the seconds since 1970 of a number (in milliseconds if it is too large for seconds) or of a date with or
+/// without a time. A date without an offset is in UTC.
 pub fn parse_time(text: &[u8]) -> Option<f64> {
     if let Some(number) = parse_f64(text) {
         return Some(if number.abs() > 2e10 { number / 1000.0 } else { number });
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_is_no_record() {
+    fn the_header_is_not_a_record() {
         let parser = parser();
         assert!(!parser.is_record(b"click,user,tags,price,seen by,w,at,rest"));
         assert!(!parser.is_record(b"\"click\",\"user\",tags,price,\"seen by\",w,at,rest"));
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_named() {
+    fn bad_lines_are_errors() {
         let error = |line| parse_one(line, LabelMode::Required).unwrap_err().to_string();
         assert_eq!(error("1,a,b"), "expected 8 fields, got 3");
         assert_eq!(error("NA,a,b,1,,1,0,"), "label `click`: expected a number from 0 to 1, got nothing");

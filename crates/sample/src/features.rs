@@ -1,4 +1,4 @@
-//! Feature handling in full: what a job declares, what a manifest carries, what the parser is built from.
+//! The declaration of features in jobs and manifests, from which the parser is built.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -17,28 +17,28 @@ pub enum Format {
     Criteo,
     /// Lines of fields in a fixed order, see [`Columns`].
     Csv,
-    /// Columns by name; has no lines.
+    /// Columns by name; there are no lines.
     Parquet,
-    /// Lines that a reader of the user's own turns into named values.
+    /// Lines that a user's own reader turns into named values.
     Reader,
 }
 
 impl Format {
-    /// Whether signs stand in the data as they are; they are hashes of values otherwise.
+    /// Whether the data contains signs; otherwise signs are hashes of values.
     pub fn has_signs(self) -> bool {
         matches!(self, Format::Slots)
     }
 }
 
-/// How the rows of one slot become one vector.
+/// How the rows of a slot are pooled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {
-    /// Their sum, repeats counted.
+    /// The sum, with repeats.
     Sum,
-    /// The sum over the number of signs.
+    /// The sum divided by the number of signs.
     Mean,
-    /// The sum over the square root of the number of signs.
+    /// The sum divided by the square root of the number of signs.
     Sqrtn,
 }
 
@@ -54,29 +54,30 @@ impl Pooling {
     }
 }
 
-/// How a dense value is brought to scale; the constants are fixed in the job, never fitted from the stream.
+/// How a dense value is normalised. The constants are part of the job; they are not fitted to the data.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Normalize {
-    /// As it stands.
+    /// Unchanged.
     None,
     /// sign(x) · ln(1 + |x|).
     Log,
-    /// (x − min) / (max − min), held within 0 and 1.
+    /// (x − min) / (max − min), limited to 0 to 1.
     MinMax {
-        /// Becomes 0.
+        /// The value that becomes 0.
         min: f32,
-        /// Becomes 1.
+        /// The value that becomes 1.
         max: f32,
     },
 }
 
 impl Normalize {
-    /// The model's input for the value `x`.
+    /// Returns the model's input for the value `x`.
     #[inline]
     pub fn apply(self, x: f32) -> f32 {
         match self {
             Normalize::None => x,
+            // In f64, because `log1p` of f32 differs between maths libraries; rounded to f32 the results agree.
             Normalize::Log => (f64::from(x.abs()).ln_1p() as f32).copysign(x),
             Normalize::MinMax { min, max } => ((x - min) / (max - min)).clamp(0.0, 1.0),
         }
@@ -89,37 +90,37 @@ impl Normalize {
 pub struct Slot {
     /// Its name in the data.
     pub name: String,
-    /// How its rows are joined.
+    /// How its rows are pooled.
     pub pooling: Pooling,
-    /// The slot whose rows it shares: equal values of the two are one sign.
+    /// The slot whose rows it shares: equal values of both slots have one sign.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
-    /// Not pooled: its last so many signs are laid out one after the other.
+    /// For a sequence: the number of its last signs that are kept, each in its own cell, without pooling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u16>,
-    /// The column it is read from, if that has another name.
+    /// The column it is read from, if the name differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
-    /// What stands between several values in one field.
+    /// The separator of several values in one field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub separator: Option<String>,
-    /// Not read: the bucket that a dense value falls into.
+    /// For a slot that is not read: the bucket of a dense value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buckets: Option<Buckets>,
 }
 
-/// Where a slot of buckets has its signs from.
+/// The source of a bucket slot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Buckets {
     /// The dense column.
     pub dense: String,
-    /// Buckets for each 1.0 of the model's input.
+    /// Number of buckets per 1.0 of the model's input.
     pub steps: u16,
 }
 
 impl Buckets {
-    /// The bucket of a dense value as the model has it.
+    /// Returns the bucket of a normalised dense value.
     #[inline]
     pub fn of(steps: u16, normalized: f32) -> i64 {
         (normalized * f32::from(steps)).floor() as i64
@@ -139,9 +140,9 @@ impl Slot {
 pub struct Dense {
     /// Its name in the data.
     pub name: String,
-    /// How it is brought to scale.
+    /// How it is normalised.
     pub normalize: Normalize,
-    /// The column it is read from, if that has another name.
+    /// The column it is read from, if the name differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
 }
@@ -153,26 +154,26 @@ impl Dense {
     }
 }
 
-/// What CSV and Parquet need beside slots, dense columns and labels.
+/// Settings of CSV and Parquet beside slots, dense columns and labels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Columns {
     /// CSV: the columns in the order of a line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// CSV: a line with these names is no sample.
+    /// CSV: whether lines with the column names are skipped.
     #[serde(default)]
     pub header: bool,
-    /// CSV: what stands between two fields.
+    /// CSV: the delimiter of fields.
     #[serde(default = "comma")]
     pub delimiter: char,
-    /// How often a sample counts.
+    /// The column with the weight of a sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<String>,
-    /// When a sample was logged.
+    /// The column with the time of a sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
-    /// Texts that mean that there is no value, beside the empty one.
+    /// Texts beside the empty one that stand for a missing value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub null: Vec<String>,
 }
@@ -181,7 +182,7 @@ fn comma() -> char {
     ','
 }
 
-/// Everything that decides what a line means.
+/// The declaration of features: everything that decides how a record is parsed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Features {
@@ -198,27 +199,27 @@ pub struct Features {
     /// Signs are taken modulo this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modulo: Option<u64>,
-    /// The sign, or the value that is hashed to one, that only fills a place: it is left out.
+    /// The sign or value that only pads lines; it is ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<String>,
-    /// Slot text: a sign is hashed with its slot, so that equal signs of two slots have rows of their own.
+    /// Slot text: whether a sign is hashed with its slot, so that equal signs of two slots have different rows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub separate_slots: bool,
-    /// CSV and Parquet: the rest of the columns.
+    /// CSV and Parquet: further settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub columns: Option<Columns>,
 }
 
-/// A declaration that cannot be served.
+/// An invalid declaration.
 #[derive(Debug, Error)]
 pub enum FeaturesError {
-    /// Not the JSON that this release writes.
+    /// The JSON is malformed.
     #[error("features: {0}")]
     Json(#[from] serde_json::Error),
-    /// Another hash.
+    /// The hash has another version.
     #[error("features: hash: expected version {HASH_VERSION}, got {0}")]
     Hash(u32),
-    /// A name or number out of its range.
+    /// A name or number is invalid.
     #[error("features: {0}")]
     Invalid(String),
 }
@@ -259,9 +260,7 @@ impl Features {
                 && !self.slots.iter().any(|other| other.name == *share && other.share.is_none())
             {
                 let name = &slot.name;
-                return Err(invalid(format!(
-                    "slot `{name}`: share: expected a slot with rows of its own, got `{share}`"
-                )));
+                return Err(invalid(format!("slot `{name}`: share: expected a slot without `share`, got `{share}`")));
             }
             if slot.sequence == Some(0) {
                 return Err(invalid(format!("slot `{}`: sequence: expected at least 1, got 0", slot.name)));
@@ -281,18 +280,18 @@ impl Features {
         for slot in &self.slots {
             let Some(buckets) = &slot.buckets else { continue };
             let message = if buckets.steps == 0 {
-                "steps: expected at least 1, got 0".into()
+                "buckets: steps: expected at least 1, got 0".into()
             } else if !self.dense.iter().any(|dense| dense.name == buckets.dense) {
-                format!("expected buckets of a dense column, got `{}`", buckets.dense)
+                format!("buckets: expected a dense column, got `{}`", buckets.dense)
             } else if slot.sequence.is_some() {
-                "expected no sequence of buckets".into()
+                "buckets: expected a slot without `sequence`, got one with it".into()
             } else {
                 continue;
             };
             return Err(invalid(format!("slot `{}`: {message}", slot.name)));
         }
         if !self.slots.is_sorted_by_key(|slot| slot.buckets.is_some()) {
-            return Err(invalid("slots: expected those of buckets behind all others".into()));
+            return Err(invalid("slots: expected bucket slots after all others".into()));
         }
         Ok(())
     }
@@ -300,27 +299,27 @@ impl Features {
     fn check_format(&self) -> Result<(), FeaturesError> {
         match self.format {
             Format::Slots if !self.dense.is_empty() => {
-                Err(invalid("dense: slot text has no dense columns, expected none".into()))
+                Err(invalid(format!("dense: expected none for slot text, got {}", self.dense.len())))
             }
             Format::Slots if self.padding.as_ref().is_some_and(|padding| padding.parse::<u64>().is_err()) => {
                 Err(invalid("padding: expected a u64 for slot text".into()))
             }
             Format::Criteo if self.labels.len() != 1 => {
-                Err(invalid(format!("labels: criteo rows have 1, got {}", self.labels.len())))
+                Err(invalid(format!("labels: expected 1 for criteo, got {}", self.labels.len())))
             }
             Format::Csv | Format::Parquet if self.columns.is_none() => {
-                Err(invalid("columns: expected, got none".into()))
+                Err(invalid("columns: required for csv and parquet, got none".into()))
             }
             _ => Ok(()),
         }
     }
 
-    /// Slots that stand in the data; those of buckets are behind them.
+    /// The slots that are read from the data. Bucket slots come after them.
     pub fn read_slots(&self) -> &[Slot] {
         &self.slots[..self.slots.partition_point(|slot| slot.buckets.is_none())]
     }
 
-    /// Vectors a sample: one for each slot, and one for each place of a sequence.
+    /// Cells per sample: one for each slot, and one for each position of a sequence.
     pub fn num_cells(&self) -> usize {
         self.slots.iter().map(|slot| slot.sequence.map_or(1, usize::from)).sum()
     }
@@ -349,14 +348,14 @@ mod tests {
         "labels":["click"]}"#;
 
     #[test]
-    fn json_goes_there_and_back() {
+    fn json_round_trip() {
         let features = Features::from_json(GOOD).unwrap();
         let again = Features::from_json(&serde_json::to_string(&features).unwrap()).unwrap();
         assert_eq!(features, again);
     }
 
     #[test]
-    fn wrong_declarations_are_named() {
+    fn invalid_declarations_are_rejected() {
         let error = |from: &str, to: &str| Features::from_json(&GOOD.replace(from, to)).unwrap_err().to_string();
         assert_eq!(error("\"hash\":1", "\"hash\":2"), "features: hash: expected version 1, got 2");
         assert!(error("\"max\":4", "\"max\":0").contains("expected min < max"));
@@ -365,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_of_buckets_are_behind_all_others_and_of_a_dense_column() {
+    fn bucket_slots_come_last_and_have_a_dense_column() {
         let bucket = |dense: &str, steps: u16| {
             format!(r#"{{"name":"b","pooling":"sum","buckets":{{"dense":"{dense}","steps":{steps}}}}}"#)
         };
@@ -373,8 +372,8 @@ mod tests {
         let read = |slots: &[&str]| Features::from_json(&GOOD.replace(slot, &slots.join(",")));
         assert_eq!(read(&[slot, &bucket("I1", 6)]).unwrap().read_slots().len(), 1);
         let error = |slots: &[&str]| read(slots).unwrap_err().to_string();
-        assert!(error(&[&bucket("I1", 6), slot]).contains("behind all others"));
-        assert!(error(&[slot, &bucket("I3", 6)]).contains("slot `b`: expected buckets of a dense column, got `I3`"));
+        assert!(error(&[&bucket("I1", 6), slot]).contains("bucket slots after all others"));
+        assert!(error(&[slot, &bucket("I3", 6)]).contains("slot `b`: buckets: expected a dense column, got `I3`"));
         assert!(error(&[slot, &bucket("I1", 0)]).contains("steps: expected at least 1, got 0"));
     }
 
@@ -390,5 +389,17 @@ mod tests {
         assert!((Normalize::Log.apply(-2.0) + 3f32.ln()).abs() < 1e-6);
         let minmax = Normalize::MinMax { min: 1.0, max: 3.0 };
         assert_eq!([minmax.apply(0.0), minmax.apply(2.0), minmax.apply(9.0)], [0.0, 0.5, 1.0]);
+    }
+
+    #[test]
+    fn logarithms_are_those_of_64_bits_rounded_to_32() {
+        for (x, expected) in
+            [(1.0f32, std::f32::consts::LN_2), (1e-30, 1e-30), (8.472_636, 2.248_407_4), (f32::MAX, 88.722_84)]
+        {
+            assert_eq!(Normalize::Log.apply(x), expected);
+            assert_eq!(Normalize::Log.apply(-x), -expected);
+        }
+        assert_eq!(Normalize::Log.apply(f32::INFINITY), f32::INFINITY);
+        assert!(Normalize::Log.apply(f32::NAN).is_nan());
     }
 }

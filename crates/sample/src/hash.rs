@@ -1,11 +1,11 @@
-//! The hash that turns a categorical value into a sign: documented, seeded, versioned, the same everywhere.
+//! The hash from categorical values to signs, and the random numbers of permutations; both are part of the data format.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// The version of [`sign_of`] that this release writes and the only one it reads.
+/// The only version of [`sign_of`] that this release reads and writes.
 pub const HASH_VERSION: u32 = 1;
 
-/// The seed of a slot: equal values of two slots get different signs.
+/// Returns the seed of a slot; equal values of two slots get different signs.
 pub fn slot_seed(slot: &str) -> u64 {
     xxh3_64(slot.as_bytes())
 }
@@ -21,7 +21,7 @@ pub fn sign_of(slot_seed: u64, value: &[u8]) -> u64 {
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// A generator whose stream is a function of `parts` alone.
+    /// Creates a generator whose stream depends on `parts` alone.
     pub fn from_parts(parts: &[u64]) -> Self {
         let mut state = 0x9e37_79b9_7f4a_7c15;
         for &part in parts {
@@ -31,8 +31,8 @@ impl SplitMix64 {
         SplitMix64(state)
     }
 
-    /// The next 64 bits.
-    #[expect(clippy::should_implement_trait, reason = "an endless stream, not an iterator")]
+    /// Returns the next 64 bits.
+    #[expect(clippy::should_implement_trait, reason = "the stream is infinite")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -41,12 +41,12 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is not 0 (multiply-shift; the bias is below 2^-32 for our sizes).
+    /// Returns a number below `bound`, which must not be 0 (multiply-shift; the bias is below 2^-32 for bounds below 2^32).
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 
-    /// Fisher–Yates.
+    /// Permutes `items` (Fisher–Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));

@@ -1,8 +1,17 @@
-//! Log lines to batches: the part of the data path that training, evaluation and serving share.
+//! Click logs to batches: the part of the data path that training, evaluation and serving share.
 //!
-//! `unit` cuts files into units, `lines` a unit into lines (`compressed` where it is), `records` lines into batches, `parser` turns a line into
-//! slots, signs, dense values and labels, `batch` holds the result, `unique` names each sign once, `pool` adds the rows
-//! of a slot up, and `reader` runs all of it ahead of the trainer.
+//! | module | what it does |
+//! |---|---|
+//! | `unit` | splits files into units |
+//! | `lines`, `compressed` | load a unit and find its records |
+//! | `records` | groups the records of a unit into batches |
+//! | `features` | declares slots, dense columns and labels |
+//! | `parser` | parses a record into a sample; one module per format: `slots`, `paddlerec`, `criteo`, `csv`, `columns` |
+//! | `hash` | signs of categorical values; permutations |
+//! | `batch`, `unique` | hold the samples; deduplicate their signs |
+//! | `pool` | sums the rows of a slot |
+//! | `reader` | does all of this ahead of the trainer, in threads |
+//! | `demo` | generates demo data |
 
 pub mod batch;
 pub mod columns;

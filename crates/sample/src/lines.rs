@@ -1,6 +1,6 @@
-//! A unit in memory, piece by piece: the bytes that were read and where the records in them are.
+//! Loads a unit piece by piece and finds the records in it.
 //!
-//! A plain unit is one piece; of a compressed file `compressed` gives one after the other.
+//! A unit of an uncompressed file is one piece; `compressed` decompresses a file into several.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,27 +11,27 @@ use crate::compressed::{Stream, Text};
 use crate::hash::SplitMix64;
 use crate::unit::Unit;
 
-/// Longer records are not records; the bound keeps a file without line ends from filling the memory.
+/// Longer records are an error, so that a file without line ends cannot fill the memory.
 pub const MAX_RECORD_BYTES: usize = 16 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// The lines of a piece that are records.
+/// The records of a piece.
 #[derive(Debug)]
 pub struct UnitLines {
     bytes: Vec<u8>,
-    /// Place of `bytes[0]` in the file.
+    /// Offset of `bytes[0]` in the file.
     base: u64,
-    /// (start, end) in `bytes` of each record, in batch order.
+    /// (start, end) of each record in `bytes`, in batch order.
     lines: Vec<(u32, u32)>,
-    /// The number of the line at `bytes[0]` where it cannot be counted later.
+    /// Line number of `bytes[0]`, if it cannot be counted later.
     first_line: Option<u64>,
-    /// Where the piece lies in the file on the disk.
+    /// Byte range of the piece in the file on disk.
     file_bytes: Range<u64>,
 }
 
 impl UnitLines {
-    /// All lines of a piece of a compressed file.
+    /// Finds the records in a piece of a compressed file.
     fn of_text(text: Text, is_record: impl Fn(&[u8]) -> bool) -> Self {
         let Text { bytes, base, first_line, file_bytes } = text;
         let mut piece = UnitLines { bytes, base, lines: Vec::new(), first_line: Some(first_line), file_bytes };
@@ -39,14 +39,14 @@ impl UnitLines {
         piece
     }
 
-    /// Permutes the records; the order is a function of the arguments alone.
+    /// Permutes the records; the order depends on the arguments alone.
     pub fn shuffle(&mut self, seed: u64, epoch: u32, unit: u64, piece: u64) {
         let parts = [seed, u64::from(epoch), unit, piece];
-        // the first piece of a unit is all of it in most files
+        // Without the number of the first piece, so that a unit of one piece has the order of formats without pieces.
         SplitMix64::from_parts(if piece == 0 { &parts[..3] } else { &parts }).shuffle(&mut self.lines);
     }
 
-    /// Records in it.
+    /// Number of records.
     pub fn num_records(&self) -> usize {
         self.lines.len()
     }
@@ -57,18 +57,18 @@ impl UnitLines {
         &self.bytes[start as usize..end as usize]
     }
 
-    /// Where record `index` begins in the file, decompressed.
+    /// Offset of record `index` in the decompressed file.
     pub fn file_offset(&self, index: usize) -> u64 {
         self.base + u64::from(self.lines[index].0)
     }
 
-    /// Bytes of the file, as it lies on the disk, that are behind after so many records of the piece.
+    /// Approximate offset in the file on disk after the first `records` records of the piece.
     pub fn file_bytes(&self, records: usize) -> u64 {
         let Range { start, end } = self.file_bytes;
         start + (end - start) * records as u64 / self.lines.len().max(1) as u64
     }
 
-    /// The number of the line of record `index`, counted from 1: found only for messages.
+    /// Returns the line number of record `index`, from 1. It may read the file again, so it is only for messages.
     pub fn line_number(&self, path: &Path, index: usize) -> io::Result<u64> {
         match self.first_line {
             Some(first) => {
@@ -79,7 +79,7 @@ impl UnitLines {
         }
     }
 
-    /// Finds the records in `bytes[start..range_end]`; the last one may go on behind it.
+    /// Finds the records that begin in `bytes[start..range_end]`; the last one may end after it.
     fn find(&mut self, mut start: usize, range_end: usize, is_record: impl Fn(&[u8]) -> bool) {
         let bytes = &self.bytes;
         if self.base == 0 && start == 0 && bytes.starts_with(BYTE_ORDER_MARK) {
@@ -96,17 +96,17 @@ impl UnitLines {
     }
 }
 
-/// The first line of a file, plain or compressed, without its end; none if it is empty.
+/// Returns the first line of a file, compressed or not, without its line end, or `None` if the file is empty.
 pub fn first_line(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let end = std::fs::metadata(path)?.len();
-    // of a plain file no more than this is read
+    // Limits how much of an uncompressed file is read.
     let unit = Unit { id: 0, path: path.into(), start: 0, end: end.min(1 << 16), epoch: 0, stamp: None };
     let mut pieces = Pieces::open(&unit, 1 << 16)?;
     let piece = pieces.next_piece(|_| true)?.filter(|piece| piece.num_records() > 0);
     Ok(piece.map(|piece| piece.record(0).to_vec()))
 }
 
-/// The pieces of a unit, one after the other.
+/// Reads the pieces of a unit.
 pub struct Pieces {
     unit: Unit,
     source: Source,
@@ -126,7 +126,7 @@ impl std::fmt::Debug for Pieces {
 }
 
 impl Pieces {
-    /// Opens a unit; a compressed file comes in pieces of about `piece_bytes`.
+    /// Opens a unit; a compressed file is read in pieces of about `piece_bytes`.
     pub fn open(unit: &Unit, piece_bytes: usize) -> io::Result<Self> {
         let mut file = File::open(&unit.path)?;
         unit.stamp.map_or(Ok(()), |stamp| stamp.check(&file))?;
@@ -135,7 +135,7 @@ impl Pieces {
         Ok(Pieces { unit: unit.clone(), source, piece_bytes: piece_bytes.clamp(1, u32::MAX as usize / 4) })
     }
 
-    /// The next piece, with those lines that are records, in the order of the file.
+    /// Returns the next piece, with the lines for which `is_record` holds, in file order.
     pub fn next_piece(&mut self, is_record: impl Fn(&[u8]) -> bool) -> io::Result<Option<UnitLines>> {
         match &mut self.source {
             Source::Ended => Ok(None),
@@ -148,7 +148,7 @@ impl Pieces {
                 let text = stream.next_text(self.piece_bytes);
                 if !matches!(text, Ok(Some(_))) {
                     self.source = Source::Ended;
-                    // it may have been written to while it was read
+                    // Check again: the file may have been written to while it was read.
                     self.unit.stamp.map_or(Ok(()), |stamp| stamp.check(&File::open(&self.unit.path)?))?;
                 }
                 Ok(text?.map(|text| UnitLines::of_text(text, is_record)))
@@ -160,7 +160,7 @@ impl Pieces {
 fn read_plain(unit: &Unit, is_record: impl Fn(&[u8]) -> bool) -> io::Result<UnitLines> {
     let bytes = read_range(unit)?;
     let base = unit.start.saturating_sub(1);
-    // the byte before the range tells whether a record begins at the range's first byte
+    // The byte before the range decides whether a record begins at the first byte of the range.
     let start = match unit.start {
         0 => 0,
         _ => memchr::memchr(b'\n', &bytes).map_or(bytes.len(), |at| at + 1),
@@ -170,7 +170,7 @@ fn read_plain(unit: &Unit, is_record: impl Fn(&[u8]) -> bool) -> io::Result<Unit
     Ok(piece)
 }
 
-/// Reads `start - 1 .. end` and on to the end of the record that crosses `end`.
+/// Reads from `start - 1` to the end of the record that crosses `end`.
 fn read_range(unit: &Unit) -> io::Result<Vec<u8>> {
     let Unit { start, end, stamp, .. } = *unit;
     let mut file = File::open(&unit.path)?;
@@ -179,13 +179,13 @@ fn read_range(unit: &Unit) -> io::Result<Vec<u8>> {
     if size < end {
         return Err(io::Error::new(
             io::ErrorKind::UnexpectedEof,
-            format!("expected at least {end} bytes, got {size}: the file was cut after its units were written down"),
+            format!("expected at least {end} bytes, got {size}: the file was truncated after it was split into units"),
         ));
     }
     let base = start.saturating_sub(1);
     let length = (end - base) as usize;
     if length + MAX_RECORD_BYTES > u32::MAX as usize {
-        return Err(io::Error::other(format!("a unit of {length} bytes is too large, expected less than 4 GiB")));
+        return Err(io::Error::other(format!("unit: expected less than 4 GiB, got {length} bytes")));
     }
     file.seek(SeekFrom::Start(base))?;
     let mut bytes = Vec::with_capacity(length + 4096);
@@ -203,12 +203,12 @@ fn read_range(unit: &Unit) -> io::Result<Vec<u8>> {
             break;
         }
     }
-    // once more: it may have been written to while it was read
+    // Check again: the file may have been written to while it was read.
     stamp.map_or(Ok(()), |stamp| stamp.check(&file))?;
     Ok(bytes)
 }
 
-/// The number of the line at byte `offset`, counted from 1: read only for messages.
+/// Returns the line number of byte `offset`, from 1. It reads the file, so it is only for messages.
 pub fn line_number(path: &Path, offset: u64) -> io::Result<u64> {
     let mut rest = File::open(path)?.take(offset);
     let mut buffer = vec![0; 1 << 20];
@@ -229,14 +229,16 @@ mod tests {
 
     use super::*;
     use crate::compressed::tests::gzip;
-    use crate::unit::{Stamp, cut};
+    use crate::unit::{Stamp, split};
 
     fn not_blank(line: &[u8]) -> bool {
         line.iter().any(|&byte| byte != b' ' && byte != b'\t')
     }
 
     fn read(unit: &Unit) -> io::Result<UnitLines> {
-        Pieces::open(unit, 1 << 20)?.next_piece(not_blank).map(|piece| piece.expect("a plain unit has one piece"))
+        Pieces::open(unit, 1 << 20)?
+            .next_piece(not_blank)
+            .map(|piece| piece.expect("an uncompressed unit has one piece"))
     }
 
     fn records(path: &Path, ranges: &[(u64, u64)]) -> Vec<Vec<u8>> {
@@ -267,16 +269,16 @@ mod tests {
                 .map(|line| line.strip_suffix(b"\r").unwrap_or(line).to_vec())
                 .filter(|line| line.iter().any(|&byte| byte != b' '))
                 .collect();
-            let ranges = cut(text.len() as u64, unit_bytes);
+            let ranges = split(text.len() as u64, unit_bytes);
             prop_assert_eq!(records(file.path(), &ranges), expected);
         }
     }
 
     #[test]
-    fn a_record_beyond_the_limit_is_refused() {
+    fn a_record_beyond_the_limit_is_rejected() {
         let read_one = |record_bytes: usize, line_end: &[u8]| {
             let mut file = tempfile::NamedTempFile::new().unwrap();
-            // a hole of zeroes: bytes without a line end that take no room on the disk
+            // A sparse file: bytes without a line end that take no room on disk.
             file.as_file().set_len(record_bytes as u64).unwrap();
             file.seek(SeekFrom::End(0)).unwrap();
             file.write_all(line_end).unwrap();
@@ -284,14 +286,14 @@ mod tests {
             read(&unit).map(|lines| lines.record(0).len())
         };
         assert_eq!(read_one(MAX_RECORD_BYTES, b"\nb\n").unwrap(), MAX_RECORD_BYTES);
-        // the limit is on what is read beyond the unit, whose one byte is part of the record
+        // The limit applies to the bytes beyond the unit, which has one byte of the record.
         let error = read_one(MAX_RECORD_BYTES + 2, b"").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         assert_eq!(error.to_string(), "the record that begins before byte 1 is longer than 16777216 bytes");
     }
 
     #[test]
-    fn a_cut_file_is_an_error_and_lines_have_numbers() {
+    fn a_truncated_file_is_an_error_and_lines_have_numbers() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"a\nb\nc\n").unwrap();
         let unit = Unit { id: 0, path: file.path().into(), start: 0, end: 7, epoch: 0, stamp: None };
@@ -301,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_what_it_was_is_refused() {
+    fn a_changed_file_is_rejected() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"a\nb\n").unwrap();
         let stamp = Stamp::of(file.as_file()).unwrap();
@@ -309,14 +311,14 @@ mod tests {
         assert_eq!(read(&unit).unwrap().num_records(), 2);
         unit.stamp = Some(Stamp { modified_ns: stamp.modified_ns + 1, ..stamp });
         let error = read(&unit).unwrap_err().to_string();
-        assert!(error.starts_with("changed since its units were written down: expected 4 bytes"), "{error}");
+        assert!(error.starts_with("changed since it was split into units: expected 4 bytes"), "{error}");
         unit.stamp = Some(stamp);
         file.write_all(b"c\n").unwrap();
         assert!(read(&unit).unwrap_err().to_string().contains("expected 4 bytes"));
     }
 
     #[test]
-    fn shuffling_is_a_function_of_its_arguments() {
+    fn the_order_depends_on_the_arguments_alone() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         for number in 0..100 {
             writeln!(file, "{number}").unwrap();
@@ -353,13 +355,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_compressed_file_has_the_records_of_the_plain_one(
+        fn a_compressed_file_has_the_same_records(
             text in prop::collection::vec(prop::sample::select(b"ab \r\n".to_vec()), 0..200),
             more in prop::collection::vec(prop::sample::select(b"ab\n".to_vec()), 0..40),
             piece_bytes in 1usize..80,
         ) {
             let plain = pieces(&[text.as_slice(), &more].concat(), 1 << 20).unwrap();
-            // two members, as `cat a.gz b.gz` leaves them
+            // Two members, as written by `cat a.gz b.gz`.
             let members = [gzip(&text), gzip(&more)].concat();
             prop_assert_eq!(&pieces(&members, piece_bytes).unwrap(), &plain);
             let frames = [zstd::encode_all(text.as_slice(), 1).unwrap(), zstd::encode_all(more.as_slice(), 1).unwrap()];
@@ -380,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_the_first_line() {
+    fn a_byte_order_mark_is_not_part_of_the_first_line() {
         assert_eq!(pieces(b"\xef\xbb\xbfa\nb\n", 100).unwrap(), [(1, b"a".to_vec()), (2, b"b".to_vec())]);
     }
 }

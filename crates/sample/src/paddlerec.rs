@@ -1,15 +1,15 @@
-//! PaddleRec slot text: `click:0 dense_feature:0.05 … 1:737395 2:210498 …`, fields separated by spaces or tabs.
+//! PaddleRec slot text: `click:0 dense_feature:0.05 … 1:737395 2:210498 …`, separated by spaces or tabs.
 //!
-//! A dense name that repeats gives the columns `name.0`, `name.1` and so on, in the order of the line.
+//! A repeated dense name gives the columns `name.0`, `name.1` and so on, in the order of the line.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::batch::BatchBuilder;
 use crate::features::{Features, FeaturesError};
-use crate::parser::{LabelMode, Parser, RecordError, check_first, check_labels, parse_f32, parse_label, shown};
+use crate::parser::{LabelMode, Parser, RecordError, check_first, check_labels, excerpt, parse_f32, parse_label};
 
-/// The names of a line that are no slots.
+/// Labels and dense columns by name.
 #[derive(Debug)]
 pub(crate) struct Names {
     targets: HashMap<Box<[u8]>, Target>,
@@ -18,7 +18,7 @@ pub(crate) struct Names {
 #[derive(Debug, Clone, Copy)]
 enum Target {
     Label(usize),
-    /// `count` columns from `first` on, one for each time that the name stands in a line.
+    /// `count` columns from `first` on, one for each occurrence of the name in a line.
     Dense {
         first: usize,
         count: usize,
@@ -29,13 +29,13 @@ impl Names {
     pub(crate) fn new(features: &Features) -> Result<Self, FeaturesError> {
         let mut targets: HashMap<Box<[u8]>, Target> = HashMap::new();
         for (index, dense) in features.dense.iter().enumerate() {
-            let (name, place) = match dense.name.rsplit_once('.') {
-                Some((name, place)) => (name, place.parse().ok()),
+            let (name, occurrence) = match dense.name.rsplit_once('.') {
+                Some((name, occurrence)) => (name, occurrence.parse().ok()),
                 None => (dense.name.as_str(), Some(0)),
             };
             let known = targets.entry(name.as_bytes().into()).or_insert(Target::Dense { first: index, count: 0 });
             match known {
-                Target::Dense { first, count } if place == Some(*count) && index == *first + *count => *count += 1,
+                Target::Dense { first, count } if occurrence == Some(*count) && index == *first + *count => *count += 1,
                 _ => {
                     let message = format!("dense: expected `{name}.0`, `{name}.1` … in order, got `{}`", dense.name);
                     return Err(FeaturesError::Invalid(message));
@@ -44,14 +44,14 @@ impl Names {
         }
         for (index, label) in features.labels.iter().enumerate() {
             if targets.insert(label.as_bytes().into(), Target::Label(index)).is_some() {
-                return Err(FeaturesError::Invalid(format!("`{label}` is a label and a dense column")));
+                return Err(FeaturesError::Invalid(format!("labels: `{label}` is also a dense column")));
             }
         }
         Ok(Names { targets })
     }
 }
 
-/// What a name of a line stands for.
+/// The meaning of a name in a line.
 #[derive(Debug, Clone, Copy)]
 enum Meaning {
     Slot(u16),
@@ -69,7 +69,7 @@ impl Names {
     }
 }
 
-/// Parses a line into the sample begun in `into` and returns (show, click).
+/// Parses a line into the current sample of `into`; returns (show, click).
 #[inline]
 pub(crate) fn parse(
     parser: &Parser,
@@ -83,13 +83,16 @@ pub(crate) fn parse(
     let mut add = |field: Range<usize>, colon: Option<usize>| -> Result<(), RecordError> {
         let field = &line[field];
         let Some(colon) = colon else {
-            return Err(RecordError(format!("expected `slot:value`, got `{}`", shown(field))));
+            return Err(RecordError(format!("expected `slot:value`, got `{}`", excerpt(field))));
         };
         let (name, value) = (&field[..colon], &field[colon + 1..]);
         if value.is_empty() {
-            return Err(RecordError(format!("slot `{}`: expected a value after the colon, got nothing", shown(name))));
+            return Err(RecordError(format!(
+                "slot `{}`: expected a value after the colon, got nothing",
+                excerpt(name)
+            )));
         }
-        // a dense name stands in a line many times, one after the other
+        // Dense names repeat many times in a row: look them up once.
         if name != last.0 {
             last = (name, names.meaning(parser, name));
         }
@@ -125,18 +128,18 @@ impl Sample<'_> {
     fn add(&mut self, name: &[u8], value: &[u8], meaning: Meaning) -> Result<(), RecordError> {
         match meaning {
             Meaning::Slot(slot) => self.parser.add_value(slot, value, self.into),
-            Meaning::Unused => self.into.pass_over(),
+            Meaning::Unused => self.into.count_unused(),
             Meaning::Other(Target::Dense { first, count }) => {
-                let place = self.into.next_dense(first);
-                if place >= count {
-                    let name = shown(name);
+                let occurrence = self.into.next_dense(first);
+                if occurrence >= count {
+                    let name = excerpt(name);
                     return Err(RecordError(format!("dense `{name}`: expected at most {count} values, got more")));
                 }
                 let Some(number) = parse_f32(value) else {
-                    let (name, value) = (shown(name), shown(value));
+                    let (name, value) = (excerpt(name), excerpt(value));
                     return Err(RecordError(format!("dense `{name}`: expected a number, got `{value}`")));
                 };
-                self.parser.set_dense(first + place, number, self.into)?;
+                self.parser.set_dense(first + occurrence, number, self.into)?;
             }
             Meaning::Other(Target::Label(_)) if self.mode == LabelMode::Ignored => {}
             Meaning::Other(Target::Label(index)) => {
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_as_paddlerec_writes_it() {
+    fn a_line_of_paddlerec() {
         let line = "click:1 dense_feature:0.05 dense_feature:-1 1:737395 2:9 9:4 2:10 2x:9";
         let batch = parse_one(&parser(""), line, LabelMode::Required).unwrap();
         let sign = |slot, value: &str| sign_of(slot_seed(slot), value.as_bytes());
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_named() {
+    fn bad_lines_are_errors() {
         let parser = parser("");
         let error = |line| parse_one(&parser, line, LabelMode::Required).unwrap_err().to_string();
         assert_eq!(error("click:0 7"), "expected `slot:value`, got `7`");
@@ -209,13 +212,13 @@ mod tests {
     }
 
     #[test]
-    fn each_label_stands_in_a_line_once() {
+    fn each_label_is_in_a_line_once() {
         let json = r#"{"format":"paddlerec","hash":1,"slots":[{"name":"1","pooling":"sum"}],"dense":[],
             "labels":["click","buy"]}"#;
         let parser = Parser::new(Features::from_json(json).unwrap()).unwrap();
         let error = |line| parse_one(&parser, line, LabelMode::Required).unwrap_err().to_string();
-        assert_eq!(error("click:0 click:1 1:7"), "label `click`: expected once, got it again");
-        assert_eq!(error("click:0 buy:1 1:7 buy:1"), "label `buy`: expected once, got it again");
+        assert_eq!(error("click:0 click:1 1:7"), "label `click`: expected once, got it twice");
+        assert_eq!(error("click:0 buy:1 1:7 buy:1"), "label `buy`: expected once, got it twice");
         assert_eq!(error("click:0 1:7"), "label `buy`: expected once, got none");
         assert_eq!(error("buy:0 1:7"), "label `click`: expected once, got none");
         assert_eq!(parse_one(&parser, "buy:0 1:7 click:1", LabelMode::Required).unwrap().labels, [1.0, 0.0]);

@@ -1,4 +1,4 @@
-//! The one parser: a line of any format, or named values, into a sample of a batch.
+//! The parser: a line of any format, or named values, into a sample of a batch.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -10,16 +10,16 @@ use crate::features::{Buckets, Features, Format};
 use crate::pool::Layout;
 use crate::{criteo, csv, hash, paddlerec, slots};
 
-/// Whether a line must carry labels.
+/// Whether a line must have labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LabelMode {
-    /// Training and evaluation: a line without them is bad.
+    /// Training and evaluation: a line without labels is bad.
     Required,
-    /// Prediction: whatever stands in their place is passed over.
+    /// Prediction: the label fields are ignored.
     Ignored,
 }
 
-/// Why a record is bad; the place (file and line) is added by whoever knows it.
+/// A bad record; callers add the file and the line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct RecordError(pub String);
@@ -28,24 +28,24 @@ pub struct RecordError(pub String);
 #[derive(Debug)]
 pub struct Parser {
     features: Features,
-    /// Slot numbers of names such as `17`, the common case.
+    /// Slots with numeric names such as `17`, the common case.
     numeric: Vec<u16>,
     named: HashMap<Box<[u8]>, u16>,
-    /// Seeds of the slots' hashes.
+    /// Hash seeds of the slots.
     seeds: Vec<u64>,
     layout: Layout,
-    /// How many signs of each slot are kept; empty if there is no sequence.
+    /// Number of signs that are kept in each slot; empty without sequences.
     longest: Vec<usize>,
-    /// Signs of slot text are keys as they stand.
+    /// Whether signs of slot text are row keys without change.
     plain: bool,
     padding_sign: Option<u64>,
     missing: f32,
-    /// For each dense column the slot of its buckets and their steps; empty if no column has them.
+    /// Slot and steps of the buckets of each dense column; empty if no column has buckets.
     buckets: Vec<Option<(u16, u16)>>,
     columns: Columns,
 }
 
-/// Where the fields of a line go, for formats that have places or names for them.
+/// The meaning of the fields of a line, for formats with named or numbered fields.
 #[derive(Debug)]
 enum Columns {
     None,
@@ -54,17 +54,17 @@ enum Columns {
     Csv(csv::Fields),
 }
 
-/// Marks a slot that the job did not choose.
+/// Stands for a slot that the job does not use.
 const UNUSED: u16 = u16::MAX;
-/// Names below this go through the table instead of the map.
+/// Numeric names below this are in `Parser::numeric`.
 pub(crate) const NUMERIC_SLOTS: usize = 65_536;
 
 impl Parser {
-    /// Prepares the look-ups for `features`.
+    /// Creates the parser for `features`.
     pub fn new(features: Features) -> Result<Self, crate::FeaturesError> {
         let mut numeric = Vec::new();
         let mut named = HashMap::new();
-        // a slot is known by its name and by that of its column, which goes first
+        // A slot is found by its name and by the name of its column, which takes precedence.
         let read = features.read_slots();
         let names = read.iter().map(|slot| slot.name.as_str()).zip(0u16..);
         let columns = read.iter().map(crate::features::Slot::column).zip(0u16..);
@@ -83,7 +83,7 @@ impl Parser {
             Format::Csv => Columns::Csv(csv::Fields::new(&features)?),
             Format::Slots | Format::Parquet | Format::Reader => Columns::None,
         };
-        // slots that share rows hash alike
+        // Slots that share rows have the same seed.
         let seed = |slot: &crate::features::Slot| hash::slot_seed(slot.share.as_ref().unwrap_or(&slot.name));
         let has_sequence = features.slots.iter().any(|slot| slot.sequence.is_some());
         let longest = |slot: &crate::features::Slot| slot.sequence.map_or(usize::MAX, usize::from);
@@ -102,28 +102,28 @@ impl Parser {
         })
     }
 
-    /// Has `missing` for the dense values that a sample does not have; a model reads them as 0.
+    /// Uses `missing` for missing dense values; models read them as 0, the default.
     pub fn with_missing(mut self, missing: f32) -> Self {
         self.missing = missing;
         self
     }
 
-    /// What a dense value is that a sample does not have.
+    /// The value of missing dense values.
     pub fn missing(&self) -> f32 {
         self.missing
     }
 
-    /// What it was made from.
+    /// The declaration.
     pub fn features(&self) -> &Features {
         &self.features
     }
 
-    /// Where the rows of each slot go.
+    /// The cells of each slot.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// An empty batch for this parser's samples.
+    /// Returns an empty batch for the samples of this parser.
     pub fn builder(&self, capacity: usize) -> BatchBuilder {
         let Features { slots, dense, labels, .. } = &self.features;
         BatchBuilder::new(slots.len(), dense.len(), labels.len(), capacity)
@@ -144,9 +144,9 @@ impl Parser {
                 return Ok(());
             }
             Columns::None => match self.features.format {
-                Format::Parquet => return Err(RecordError("parquet has no lines, expected named values".into())),
+                Format::Parquet => return Err(RecordError("expected named values for parquet, got a line".into())),
                 Format::Reader => {
-                    return Err(RecordError("lines of this format go through the reader of the job".into()));
+                    return Err(RecordError("expected named values from the job's reader, got a line".into()));
                 }
                 _ => slots::parse(self, line, labels, into)?,
             },
@@ -158,7 +158,7 @@ impl Parser {
     /// Whether a line is a record: not blank, and not the header of a CSV file.
     pub fn is_record(&self, line: &[u8]) -> bool {
         if line.iter().all(|&byte| byte == b' ' || byte == b'\t') {
-            // in a row of tabs each field is empty; it is bad, not blank
+            // A CSV line of tabs has empty fields: it is a bad record, not a blank line.
             return matches!(self.columns, Columns::Csv(_)) && line.contains(&b'\t');
         }
         match &self.columns {
@@ -167,7 +167,7 @@ impl Parser {
         }
     }
 
-    /// When the sample of a line was logged, in seconds since 1970, for formats whose lines say so.
+    /// Returns the time of a line in seconds since 1970, for formats with a time column.
     pub fn time_of(&self, line: &[u8]) -> Option<f64> {
         match &self.columns {
             Columns::Csv(fields) => fields.time_of(line),
@@ -175,7 +175,7 @@ impl Parser {
         }
     }
 
-    /// The number of the slot called `name`, if the job chose it.
+    /// Returns the number of the slot called `name`, if the job uses it.
     #[inline]
     pub fn slot(&self, name: &[u8]) -> Option<u16> {
         match canonical_number(name) {
@@ -184,18 +184,18 @@ impl Parser {
         }
     }
 
-    /// The number of the slot whose name is a number, such as `17`.
+    /// Returns the number of the slot with a numeric name such as `17`.
     #[inline]
     pub(crate) fn numbered_slot(&self, number: usize) -> Option<u16> {
         self.numeric.get(number).copied().filter(|&slot| slot != UNUSED)
     }
 
-    /// The number of the dense column called `name`.
+    /// Returns the number of the dense column called `name`.
     pub fn dense(&self, name: &str) -> Option<usize> {
         self.features.dense.iter().position(|dense| dense.name == name)
     }
 
-    /// The row key of a categorical value, for formats whose signs are hashes.
+    /// Returns the row key of a categorical value, for formats whose signs are hashes.
     #[inline]
     pub fn sign(&self, slot: u16, value: &[u8]) -> u64 {
         self.wrap(hash::sign_of(self.seeds[usize::from(slot)], value))
@@ -219,7 +219,7 @@ impl Parser {
         }
     }
 
-    /// The row key of a sign of slot text, none for the padding.
+    /// Returns the row key of a sign of slot text, or `None` for the padding.
     #[inline]
     fn key_of_text(&self, slot: u16, sign: u64) -> Option<u64> {
         if self.padding_sign == Some(sign) {
@@ -231,19 +231,19 @@ impl Parser {
         }))
     }
 
-    /// The row key of a sign: for slot text as it stands in the data, none for the padding; for formats whose signs are
-    /// hashes as [`Self::sign`] gives it.
+    /// Returns the row key of a sign, or `None` for the padding. The sign is that of the data for slot text, else a result
+    /// of [`Self::sign`].
     #[inline]
     pub fn key(&self, slot: u16, sign: u64) -> Option<u64> {
         if self.features.format.has_signs() { self.key_of_text(slot, sign) } else { Some(self.wrap(sign)) }
     }
 
-    /// Whether every sign is its [`Self::key`].
+    /// Whether [`Self::key`] returns every sign unchanged.
     pub fn keeps_signs(&self) -> bool {
         self.plain || (!self.features.format.has_signs() && self.features.modulo.is_none())
     }
 
-    /// Whether every sign has a [`Self::key`].
+    /// Whether [`Self::key`] never returns `None`.
     pub fn keys_all(&self) -> bool {
         self.padding_sign.is_none() || !self.features.format.has_signs()
     }
@@ -253,12 +253,12 @@ impl Parser {
         self.features.modulo.map_or(sign, |modulo| sign % modulo)
     }
 
-    /// The number of the label called `name`.
+    /// Returns the number of the label called `name`.
     pub fn label(&self, name: &[u8]) -> Option<usize> {
         self.features.labels.iter().position(|label| label.as_bytes() == name)
     }
 
-    /// Sets a dense value of the sample, and adds the sign of its bucket where the job wants one.
+    /// Sets a dense value of the sample, and adds the sign of its bucket if the job has buckets for it.
     #[inline]
     pub fn set_dense(&self, index: usize, value: f32, into: &mut BatchBuilder) -> Result<(), RecordError> {
         let normalized = self.normalize(index, value)?;
@@ -269,19 +269,19 @@ impl Parser {
         Ok(())
     }
 
-    /// The slot of the buckets of dense column `index`, where the job has one.
+    /// Returns the bucket slot of dense column `index`, if the job has one.
     pub fn bucket_slot(&self, index: usize) -> Option<u16> {
         self.buckets.get(index).copied().flatten().map(|(slot, _)| slot)
     }
 
-    /// The bucket that a value of dense column `index` falls into, as the model has the value.
+    /// Returns the bucket slot and the sign of the bucket of a normalised value of dense column `index`.
     #[inline]
     pub fn bucket(&self, index: usize, normalized: f32) -> Option<(u16, u64)> {
         let &(slot, steps) = self.buckets.get(index)?.as_ref()?;
         Some((slot, self.sign(slot, &Buckets::of(steps, normalized).to_le_bytes())))
     }
 
-    /// The model's input for a value of dense column `index`; not a number is refused.
+    /// Returns the model's input for a value of dense column `index`; non-finite values are errors.
     #[inline]
     pub fn normalize(&self, index: usize, value: f32) -> Result<f32, RecordError> {
         let dense = &self.features.dense[index];
@@ -302,7 +302,7 @@ fn buckets_of(features: &Features) -> Vec<Option<(u16, u16)>> {
     features.dense.iter().map(|dense| slot_of(dense.name.as_str())).collect()
 }
 
-/// The number that a name such as `17` stands for; `017` and `+17` are names like any other.
+/// Returns the number of a numeric name such as `17`; `017` and `+17` are not numeric.
 #[inline]
 fn canonical_number(name: &[u8]) -> Option<usize> {
     if name.is_empty() || name.len() > 5 || (name[0] == b'0' && name.len() > 1) {
@@ -318,7 +318,7 @@ fn canonical_number(name: &[u8]) -> Option<usize> {
     (number < NUMERIC_SLOTS).then_some(number)
 }
 
-/// A decimal u64 without sign or spaces.
+/// Parses a decimal u64 without sign or spaces.
 #[inline]
 pub fn parse_u64(text: &[u8]) -> Option<u64> {
     if text.is_empty() || text.len() > 20 {
@@ -340,32 +340,32 @@ pub fn parse_u64(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// A number as text; spaces around it, `nan` and the like are left to the caller.
+/// Parses a number with optional spaces around it; it may be NaN or infinite.
 pub(crate) fn parse_f32(text: &[u8]) -> Option<f32> {
     std::str::from_utf8(text).ok()?.trim_ascii().parse().ok()
 }
 
-/// A label as text: a share of the shows, or a truth value.
+/// Parses a label: a number from 0 to 1, `true` or `false`.
 pub(crate) fn parse_label(name: &str, text: &[u8]) -> Result<f32, RecordError> {
     match text {
         b"0" | b"false" | b"False" => Ok(0.0),
         b"1" | b"true" | b"True" => Ok(1.0),
         _ => parse_f32(text).filter(|label| (0.0..=1.0).contains(label)).ok_or_else(|| {
-            RecordError(format!("label `{name}`: expected a number from 0 to 1, got `{}`", shown(text)))
+            RecordError(format!("label `{name}`: expected a number from 0 to 1, got `{}`", excerpt(text)))
         }),
     }
 }
 
-/// Refuses a label that the sample has already.
+/// Rejects a label that the sample already has.
 #[inline]
 pub(crate) fn check_first(name: &str, index: usize, into: &BatchBuilder) -> Result<(), RecordError> {
     match into.has_label(index) {
-        true => Err(RecordError(format!("label `{name}`: expected once, got it again"))),
+        true => Err(RecordError(format!("label `{name}`: expected once, got it twice"))),
         false => Ok(()),
     }
 }
 
-/// Refuses a sample that lacks one of the labels.
+/// Rejects a sample with a missing label.
 #[inline]
 pub(crate) fn check_labels(labels: &[String], into: &BatchBuilder) -> Result<(), RecordError> {
     match into.missing_label() {
@@ -374,8 +374,8 @@ pub(crate) fn check_labels(labels: &[String], into: &BatchBuilder) -> Result<(),
     }
 }
 
-/// Bytes of a record as they may stand in a message: short, printable.
-pub(crate) fn shown(bytes: &[u8]) -> String {
+/// Returns bytes of a record for a message: short and printable.
+pub(crate) fn excerpt(bytes: &[u8]) -> String {
     const LONGEST: usize = 40;
     let text: String = String::from_utf8_lossy(bytes).chars().take(LONGEST + 1).collect();
     let printable: String = text.escape_debug().collect();
@@ -386,7 +386,7 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
     }
 }
 
-/// Any bytes as a declaration-and-lines pair: the target of the parser's fuzzer.
+/// Fuzz target: parses any bytes as lines of every text format.
 #[doc(hidden)]
 pub fn fuzz_lines(bytes: &[u8]) {
     let slots = r#"{"format":"slots","hash":1,"slots":[{"name":"0","pooling":"sum"},{"name":"7","pooling":"mean"},
@@ -429,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_u64_is_a_sign_and_nothing_else_is() {
+    fn only_decimal_u64_are_signs() {
         assert_eq!(parse_u64(b"18446744073709551615"), Some(u64::MAX));
         assert_eq!(parse_u64(b"0"), Some(0));
         for bad in
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_dense_value_is_what_was_asked_for() {
+    fn missing_dense_values_can_be_chosen() {
         let json = r#"{"format":"criteo","hash":1,"slots":[],"dense":[{"name":"I1","normalize":{"kind":"log"}},
             {"name":"I2","normalize":{"kind":"none"}}],"labels":["click"]}"#;
         let parser = Parser::new(Features::from_json(json).unwrap()).unwrap();
@@ -478,7 +478,7 @@ mod tests {
         for batch in [
             batch(json("criteo", ""), &row("7")),
             batch(json("csv", names), "1,7,x"),
-            // a name of a slot that is made is no name of the data
+            // The name of a bucket slot is unknown in the data.
             batch(json("paddlerec", ""), "click:1 I1:7 C1:x b:3"),
         ] {
             assert_eq!(batch.signs, expected);
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_leaves_no_bucket_to_the_next() {
+    fn a_bad_line_leaves_no_bucket_for_the_next() {
         let json = r#"{"format":"paddlerec","hash":1,"slots":[{"name":"1","pooling":"sum"},
             {"name":"d.bucket","pooling":"sum","buckets":{"dense":"d","steps":6}}],
             "dense":[{"name":"d","normalize":{"kind":"none"}}],"labels":["click"]}"#;
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_with_a_leading_zero_is_another_name() {
+    fn a_number_with_a_leading_zero_is_a_different_name() {
         let offsets = |names: &[&str], slot: &str| {
             let slots: Vec<String> =
                 names.iter().map(|name| format!(r#"{{"name":"{name}","pooling":"sum"}}"#)).collect();
@@ -544,8 +544,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_short_and_printable() {
-        assert_eq!(shown(b"a\x00b"), "a\\0b");
-        assert!(shown(&[b'x'; 1000]).len() < 50);
+    fn excerpts_are_short_and_printable() {
+        assert_eq!(excerpt(b"a\x00b"), "a\\0b");
+        assert!(excerpt(&[b'x'; 1000]).len() < 50);
     }
 }

@@ -1,7 +1,7 @@
-//! Pooling: the rows of a slot become one vector, and the vector's gradient goes back to the rows.
+//! Pooling: sums the rows of a slot into one vector, and distributes the gradient of the vector to the rows.
 //!
-//! The vectors of a sample are its *cells*: one for each slot, but a sequence of T signs has T of its own, filled from
-//! the front; those behind the last sign are zero.
+//! The vectors of a sample are its *cells*: one for each slot, but T for a sequence of length T. A sequence is filled from
+//! the front; cells after the last sign are zero.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::batch::Batch;
 use crate::features::{Features, Pooling};
 use crate::unique::Unique;
 
-/// Where the signs of each slot go.
+/// The cells of each slot.
 #[derive(Debug, Clone)]
 pub struct Layout {
     slots: Vec<Cells>,
@@ -23,7 +23,7 @@ enum Cells {
 }
 
 impl Layout {
-    /// The layout of a declaration.
+    /// Returns the layout of a declaration.
     pub fn of(features: &Features) -> Self {
         let cells = |slot: &crate::features::Slot| match slot.sequence {
             Some(length) => Cells::Sequence(usize::from(length)),
@@ -32,19 +32,19 @@ impl Layout {
         Layout { slots: features.slots.iter().map(cells).collect(), num_cells: features.num_cells() }
     }
 
-    /// Vectors a sample.
+    /// Cells per sample.
     pub fn num_cells(&self) -> usize {
         self.num_cells
     }
 }
 
-/// Writes `[num_samples, num_cells, width]` into `out` from the rows `[num_unique, width]`; an empty cell is zero.
+/// Pools the rows `[num_unique, width]` into `out`, `[num_samples, num_cells, width]`; an empty cell is zero.
 pub fn pool(batch: &Batch, unique: &Unique, layout: &Layout, rows: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(out.len(), batch.num_samples() * layout.num_cells * width);
     pool_samples(batch, unique, layout, rows, 0..batch.num_samples(), out);
 }
 
-/// As [`pool`], for some of the samples: writes `[samples, num_cells, width]`.
+/// Like [`pool`], for a range of samples: writes `[samples, num_cells, width]`.
 pub fn pool_samples(
     batch: &Batch,
     unique: &Unique,
@@ -60,19 +60,19 @@ pub fn pool_samples(
     }
     let mut rest = out;
     for cell in samples.start * batch.num_slots..samples.end * batch.num_slots {
-        let places = places_of(batch, unique, cell);
+        let positions = positions_of(batch, unique, cell);
         match layout.slots[cell % batch.num_slots] {
             Cells::Pooled(pooling) => {
                 let (vector, behind) = rest.split_at_mut(width);
                 rest = behind;
-                pool_cell(places, pooling, rows, vector);
+                pool_cell(positions, pooling, rows, vector);
             }
             Cells::Sequence(length) => {
                 let (vectors, behind) = rest.split_at_mut(length * width);
                 rest = behind;
-                let (filled, empty) = vectors.split_at_mut(places.len() * width);
-                for (vector, &place) in filled.chunks_exact_mut(width).zip(places) {
-                    vector.copy_from_slice(row(rows, place, width));
+                let (filled, empty) = vectors.split_at_mut(positions.len() * width);
+                for (vector, &position) in filled.chunks_exact_mut(width).zip(positions) {
+                    vector.copy_from_slice(row(rows, position, width));
                 }
                 empty.fill(0.0);
             }
@@ -80,7 +80,7 @@ pub fn pool_samples(
     }
 }
 
-/// As [`pool_samples`], from the rows of the signs of these samples in their order, `[signs, width]`, repeats and all.
+/// Like [`pool_samples`], from one row per sign of these samples, `[signs, width]`, with repeats.
 pub fn pool_in_order(batch: &Batch, layout: &Layout, rows: &[f32], samples: Range<usize>, out: &mut [f32]) {
     let width = out.len().checked_div(samples.len() * layout.num_cells).unwrap_or(0);
     let cells = samples.start * batch.num_slots..samples.end * batch.num_slots;
@@ -121,7 +121,7 @@ pub fn pool_in_order(batch: &Batch, layout: &Layout, rows: &[f32], samples: Rang
     }
 }
 
-/// Whether the rows of the signs of some samples, in their order, are what pooling would make of them: one for each cell.
+/// Whether every cell of these samples has exactly one sign, so that one row per sign is already pooled.
 pub fn is_pooled(batch: &Batch, layout: &Layout, samples: Range<usize>) -> bool {
     let offsets = &batch.offsets[samples.start * batch.num_slots..=samples.end * batch.num_slots];
     layout.num_cells == batch.num_slots
@@ -130,25 +130,25 @@ pub fn is_pooled(batch: &Batch, layout: &Layout, samples: Range<usize>) -> bool 
 }
 
 #[inline]
-fn pool_cell(places: &[u32], pooling: Pooling, rows: &[f32], vector: &mut [f32]) {
+fn pool_cell(positions: &[u32], pooling: Pooling, rows: &[f32], vector: &mut [f32]) {
     let width = vector.len();
-    let [first, rest @ ..] = places else {
+    let [first, rest @ ..] = positions else {
         vector.fill(0.0);
         return;
     };
     vector.copy_from_slice(row(rows, *first, width));
-    for &place in rest {
-        for (sum, value) in vector.iter_mut().zip(row(rows, place, width)) {
+    for &position in rest {
+        for (sum, value) in vector.iter_mut().zip(row(rows, position, width)) {
             *sum += value;
         }
     }
-    let factor = pooling.factor(places.len());
+    let factor = pooling.factor(positions.len());
     if factor != 1.0 {
         vector.iter_mut().for_each(|value| *value *= factor);
     }
 }
 
-/// Adds the gradient `[num_samples, num_cells, width]`, times `scale`, to the rows' gradients `[num_unique, width]`.
+/// Adds `scale` times the gradient `[num_samples, num_cells, width]` to the gradients of the rows `[num_unique, width]`.
 pub fn pool_gradient(
     batch: &Batch,
     unique: &Unique,
@@ -164,27 +164,27 @@ pub fn pool_gradient(
         return;
     }
     assert_eq!(row_gradients.len(), unique.signs.len() * width);
-    let mut add = |place: u32, factor: f32, vector: &[f32]| {
-        let start = place as usize * width;
+    let mut add = |position: u32, factor: f32, vector: &[f32]| {
+        let start = position as usize * width;
         for (sum, value) in row_gradients[start..start + width].iter_mut().zip(vector) {
             *sum += factor * value;
         }
     };
     let mut rest = gradient;
     for cell in 0..batch.num_samples() * batch.num_slots {
-        let places = places_of(batch, unique, cell);
+        let positions = positions_of(batch, unique, cell);
         match layout.slots[cell % batch.num_slots] {
             Cells::Pooled(pooling) => {
                 let (vector, behind) = rest.split_at(width);
                 rest = behind;
-                let factor = scale * pooling.factor(places.len());
-                places.iter().for_each(|&place| add(place, factor, vector));
+                let factor = scale * pooling.factor(positions.len());
+                positions.iter().for_each(|&position| add(position, factor, vector));
             }
             Cells::Sequence(length) => {
                 let (vectors, behind) = rest.split_at(length * width);
                 rest = behind;
-                for (&place, vector) in places.iter().zip(vectors.chunks_exact(width)) {
-                    add(place, scale, vector);
+                for (&position, vector) in positions.iter().zip(vectors.chunks_exact(width)) {
+                    add(position, scale, vector);
                 }
             }
         }
@@ -192,13 +192,13 @@ pub fn pool_gradient(
 }
 
 #[inline]
-fn places_of<'a>(batch: &Batch, unique: &'a Unique, cell: usize) -> &'a [u32] {
+fn positions_of<'a>(batch: &Batch, unique: &'a Unique, cell: usize) -> &'a [u32] {
     &unique.inverse[batch.offsets[cell] as usize..batch.offsets[cell + 1] as usize]
 }
 
 #[inline]
-fn row(rows: &[f32], place: u32, width: usize) -> &[f32] {
-    &rows[place as usize * width..][..width]
+fn row(rows: &[f32], position: u32, width: usize) -> &[f32] {
+    &rows[position as usize * width..][..width]
 }
 
 #[cfg(test)]
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_in_order_are_pooled_as_those_of_unique_signs() {
+    fn pooling_rows_in_order_equals_pooling_unique_rows() {
         let mut builder = BatchBuilder::new(3, 0, 1, 3);
         for signs in [&[(0, 10), (0, 10), (1, 10), (1, 11), (2, 11), (2, 10)][..], &[], &[(0, 11), (1, 10), (2, 11)]] {
             builder.begin();
@@ -244,7 +244,7 @@ mod tests {
         }
         let batch = builder.finish();
         let unique = Unique::of(&batch);
-        let in_order: Vec<f32> = unique.inverse.iter().flat_map(|&place| row(&ROWS, place, 2).to_vec()).collect();
+        let in_order: Vec<f32> = unique.inverse.iter().flat_map(|&position| row(&ROWS, position, 2).to_vec()).collect();
         let layouts = [
             pooled([Pooling::Sum, Pooling::Mean, Pooling::Sqrtn]),
             Layout { slots: vec![Cells::Sequence(2), Cells::Pooled(Pooling::Mean), Cells::Sequence(3)], num_cells: 6 },
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_has_a_cell_for_each_place() {
+    fn a_sequence_has_a_cell_for_each_position() {
         let (batch, unique) = sample();
         let slots = vec![Cells::Sequence(3), Cells::Pooled(Pooling::Sum), Cells::Sequence(1)];
         let layout = Layout { slots, num_cells: 5 };

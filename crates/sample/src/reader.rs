@@ -1,4 +1,4 @@
-//! Reads units ahead of the trainer: one thread loads, several parse, batches come out in order and by name.
+//! Reads units ahead of the trainer: one thread loads, several parse, and batches are returned in order.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,10 +16,10 @@ use crate::records::{RecordBatch, RecordBatches, RecordOptions};
 use crate::unique::Unique;
 use crate::unit::Unit;
 
-/// How a reader cuts, orders and parses batches.
+/// Options of a reader.
 #[derive(Debug, Clone)]
 pub struct ReaderOptions {
-    /// How units are cut into batches of records.
+    /// How units are divided into batches of records.
     pub records: RecordOptions,
     /// Whether records must have labels.
     pub labels: LabelMode,
@@ -27,38 +27,38 @@ pub struct ReaderOptions {
     pub workers: usize,
 }
 
-/// The name of a batch: the same records whoever reads it, whenever.
+/// The name of a batch; it always stands for the same records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchName {
     /// The unit's id.
     pub unit: u64,
-    /// Its place in the unit.
+    /// Its number in the unit.
     pub index: u32,
 }
 
-/// A batch ready for look-ups.
+/// A parsed batch with its distinct signs.
 #[derive(Debug)]
 pub struct ParsedBatch {
     /// Its name.
     pub name: BatchName,
     /// The samples.
     pub batch: Batch,
-    /// Each sign once.
+    /// The distinct signs.
     pub unique: Unique,
     /// Show and click of each distinct sign.
     pub counts: Vec<(u32, u32)>,
-    /// Records read, good or bad.
+    /// Number of records, including bad ones.
     pub num_records: usize,
-    /// Bad records among them.
+    /// Number of bad records.
     pub num_bad: usize,
-    /// The first few bad ones of this reader, as `file:line: what`, in the order of the file.
+    /// The first few bad records of the reader, as `file:line: what`, in file order.
     pub bad: Vec<String>,
-    /// Where its records stand, if they came from a file.
+    /// The records, if they are from a file.
     pub source: Option<RecordBatch>,
 }
 
 impl ParsedBatch {
-    /// A batch of samples that came from no file.
+    /// A batch whose samples are not from a file.
     pub fn of(name: BatchName, batch: Batch) -> Self {
         let unique = Unique::of(&batch);
         let counts = unique.counts(&batch);
@@ -77,9 +77,9 @@ pub struct ReadError {
     pub source: io::Error,
 }
 
-/// Bad records that are shown in full; the rest are only counted.
+/// Number of bad records that are reported; the rest are only counted.
 pub const SHOWN_BAD: usize = 5;
-/// Batches parsed ahead, beyond one for each worker.
+/// Batches parsed ahead, in addition to one per worker.
 const AHEAD: usize = 4;
 
 type Result<T> = std::result::Result<T, ReadError>;
@@ -89,7 +89,7 @@ struct Task {
     done: SyncSender<Result<ParsedBatch>>,
 }
 
-/// What the threads of a reader did so far.
+/// Time that the threads of a reader have spent.
 #[derive(Debug, Default)]
 struct Times {
     read_ns: AtomicU64,
@@ -99,14 +99,14 @@ struct Times {
 /// An iterator over the batches of units.
 #[derive(Debug)]
 pub struct BatchReader {
-    /// In batch order; each holds one batch as soon as its worker is done.
+    /// One channel per batch, in batch order; a worker sends the parsed batch into it.
     queue: Option<Receiver<Receiver<Result<ParsedBatch>>>>,
     threads: Vec<JoinHandle<()>>,
     times: Arc<Times>,
 }
 
 impl BatchReader {
-    /// Starts reading `units` in the given order.
+    /// Starts threads that read `units` in the given order.
     pub fn start(parser: Arc<Parser>, units: Vec<Unit>, options: ReaderOptions) -> Self {
         let workers = options.workers.max(1);
         let (queue_in, queue) = sync_channel(workers + AHEAD);
@@ -125,7 +125,7 @@ impl BatchReader {
                     let started = Instant::now();
                     let parsed = parse(&parser, task.records, mode, &shown);
                     times.parse_ns.fetch_add(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
-                    // nobody waits for it once the reader is dropped
+                    // The receiver is gone if the reader was dropped.
                     let _ = task.done.send(Ok(parsed));
                 }
             }));
@@ -136,7 +136,7 @@ impl BatchReader {
         BatchReader { queue: Some(queue), threads, times }
     }
 
-    /// Seconds that its threads spent reading, and parsing.
+    /// Returns the seconds that the threads have spent (reading, parsing).
     pub fn times(&self) -> (f64, f64) {
         let seconds = |nanos: &AtomicU64| nanos.load(Ordering::Relaxed) as f64 / 1e9;
         (seconds(&self.times.read_ns), seconds(&self.times.parse_ns))
@@ -148,8 +148,8 @@ impl Iterator for BatchReader {
 
     fn next(&mut self) -> Option<Self::Item> {
         let batch = self.queue.as_ref()?.recv().ok()?;
-        // a worker that panicked is a bug of ours; ending the stream early would lose samples in silence
-        Some(batch.recv().expect("a parsing thread has died"))
+        // A panic in a worker is a bug. Ending the stream early would lose samples silently.
+        Some(batch.recv().expect("a parsing thread panicked"))
     }
 }
 
@@ -162,7 +162,7 @@ impl Drop for BatchReader {
     }
 }
 
-/// Reads the units one after the other and hands their batches out; ends early when the reader is dropped.
+/// Reads the units and queues their batches for parsing; ends early if the reader is dropped.
 fn load(
     mut batches: RecordBatches,
     queue: &SyncSender<Receiver<Result<ParsedBatch>>>,
@@ -202,25 +202,25 @@ fn parse(parser: &Parser, records: RecordBatch, mode: LabelMode, shown: &AtomicU
             }
         }
     }
-    // the order of the file, which people look them up in
+    // In file order, because people look the records up there.
     refused.sort_unstable_by_key(|&(index, _)| records.offset(index));
     let bad = refused
         .into_iter()
         .take_while(|_| shown.fetch_add(1, Ordering::Relaxed) < SHOWN_BAD)
-        .map(|(index, error)| format!("{}: {error}", records.place(index)))
+        .map(|(index, error)| format!("{}: {error}", records.location_of(index)))
         .collect();
     let parsed = ParsedBatch::of(records.name, builder.finish());
     ParsedBatch { num_records, num_bad, bad, source: Some(records), ..parsed }
 }
 
-/// Parses lines that are already in memory; the first bad one ends it, as `line 3: what`.
+/// Parses lines in memory; the first bad line is an error, as `line 3: what`.
 pub fn parse_text(parser: &Parser, text: &[u8], mode: LabelMode) -> std::result::Result<Batch, String> {
     let mut builder = parser.builder(memchr::memchr_iter(b'\n', text).count() + 1);
     parse_text_into(parser, text, mode, &mut builder)?;
     Ok(builder.finish())
 }
 
-/// As [`parse_text`], behind the samples of `into`; those before a bad line are there too.
+/// Like [`parse_text`], appended to `into`; samples before a bad line stay in it.
 pub fn parse_text_into(
     parser: &Parser,
     text: &[u8],
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use crate::Features;
     use crate::records::Selection;
-    use crate::unit::cut;
+    use crate::unit::split;
 
     fn parser() -> Arc<Parser> {
         let json =
@@ -285,7 +285,7 @@ mod tests {
 
     fn units(file: &tempfile::NamedTempFile) -> Vec<Unit> {
         let size = file.path().metadata().unwrap().len();
-        let ranges = cut(size, 300).into_iter().enumerate();
+        let ranges = split(size, 300).into_iter().enumerate();
         ranges
             .map(|(id, (start, end))| Unit {
                 id: id as u64,
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn skipped_batches_are_those_of_the_first_unit_and_names_stay() {
+    fn skipping_batches_of_the_first_unit_keeps_the_names() {
         let file = file(500, &[]);
         let names = |skip_batches| {
             BatchReader::start(parser(), units(&file), with(|records| records.skip_batches = skip_batches, 2))
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_records_are_counted_and_the_first_few_shown_with_their_line() {
+    fn bad_records_are_counted_and_the_first_few_are_reported_with_their_line() {
         let bad: Vec<usize> = (10..30).collect();
         let file = file(100, &bad);
         let options = with(|records| records.shuffle = false, 1);
@@ -357,14 +357,14 @@ mod tests {
     }
 
     #[test]
-    fn bad_records_of_a_shuffled_batch_are_shown_in_the_order_of_the_file() {
+    fn bad_records_of_a_shuffled_batch_are_reported_in_file_order() {
         let file = file(40, &(0..40).collect::<Vec<_>>());
         let size = file.path().metadata().unwrap().len();
         let unit = Unit { id: 0, path: file.path().into(), start: 0, end: size, epoch: 0, stamp: None };
         let options = with(|records| records.batch_size = 40, 1);
         let batch = BatchReader::start(parser(), vec![unit], options).next().unwrap().unwrap();
-        let place = |line| format!("{}:{line}: slot `0`: sign `x` is not a u64", file.path().display());
-        assert_eq!(batch.bad, (1..=SHOWN_BAD).map(place).collect::<Vec<_>>());
+        let location = |line| format!("{}:{line}: slot `0`: sign `x` is not a u64", file.path().display());
+        assert_eq!(batch.bad, (1..=SHOWN_BAD).map(location).collect::<Vec<_>>());
         assert_eq!(batch.num_bad, 40);
     }
 
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_an_error_of_the_stream() {
+    fn a_missing_file_is_an_error() {
         let unit = Unit { id: 0, path: "no/such/file".into(), start: 0, end: 10, epoch: 0, stamp: None };
         let mut reader = BatchReader::start(parser(), vec![unit], options(1));
         assert!(reader.next().unwrap().unwrap_err().to_string().starts_with("no/such/file: "));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn text_in_memory_names_the_bad_line() {
+    fn a_bad_line_in_memory_is_named() {
         let parser = parser();
         assert_eq!(parse_text(&parser, b"1 0 5:0\r\n\n1 1 6:0", LabelMode::Required).unwrap().signs, [5, 6]);
         let error = parse_text(&parser, b"1 0 5:0\n\n1 1 z:0\n", LabelMode::Required).unwrap_err();

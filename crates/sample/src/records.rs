@@ -1,4 +1,4 @@
-//! Units to batches of records: the cut that gives every batch its name, before anything is parsed.
+//! Divides units into named batches of records, before parsing.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -11,79 +11,79 @@ use crate::parser::Parser;
 use crate::reader::{BatchName, ReadError};
 use crate::unit::Unit;
 
-/// How units are cut into batches.
+/// How units are divided into batches.
 #[derive(Debug, Clone)]
 pub struct RecordOptions {
-    /// Records a batch; the last one of a piece may have fewer.
+    /// Records per batch; the last batch of a piece may have fewer.
     pub batch_size: usize,
-    /// Permute the records of a piece by (seed, epoch, unit, piece).
+    /// Whether to permute the records of a piece by (seed, epoch, unit, piece).
     pub shuffle: bool,
     /// Seed of the permutation.
     pub seed: u64,
-    /// Batches of the first unit to leave out: they were done before.
+    /// Number of batches of the first unit to skip.
     pub skip_batches: usize,
-    /// A compressed file is read in pieces of about this size.
+    /// Approximate size of the pieces of a compressed file.
     pub piece_bytes: usize,
-    /// Which records are taken.
+    /// The records to read.
     pub selection: Selection,
 }
 
-/// Which records of the data are taken: all, or one side of a split that depends on nothing but the record.
+/// The records to read: all, or one side of a split that depends on the record alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Selection {
     /// All.
     All,
-    /// A share of all records, chosen by their hash, or the rest.
+    /// A share of the records, chosen by their hash, or the rest.
     Ratio {
         /// The share that is held out.
         ratio: f64,
-        /// Take what is held out, not the rest.
+        /// Whether to read the held-out records instead of the rest.
         held_out: bool,
     },
-    /// The records from a time on, or those before it.
+    /// The records from a time on, or the earlier ones.
     Time {
         /// Seconds since 1970.
         from: f64,
-        /// Take what is held out, not the rest.
+        /// Whether to read the held-out records instead of the rest.
         held_out: bool,
     },
 }
 
 impl Selection {
-    /// Whether a record is taken. One without a time is with those before, where it is found to be bad.
-    pub fn takes(self, parser: &Parser, record: &[u8]) -> bool {
+    /// Whether a record is selected. A record without a time counts as earlier; it is reported as bad when it is parsed.
+    pub fn includes(self, parser: &Parser, record: &[u8]) -> bool {
         match self {
             Selection::All => true,
-            Selection::Ratio { ratio, held_out } => Selection::is_in(xxh3_64(record), ratio) == held_out,
+            Selection::Ratio { ratio, held_out } => Selection::is_held_out(xxh3_64(record), ratio) == held_out,
             Selection::Time { from, held_out } => parser.time_of(record).is_some_and(|time| time >= from) == held_out,
         }
     }
 
-    /// Whether a record with this hash is in the share that is held out.
-    pub fn is_in(hash: u64, ratio: f64) -> bool {
-        // 53 bits: what a f64 holds
+    /// Whether a record with this hash is in the held-out share.
+    pub fn is_held_out(hash: u64, ratio: f64) -> bool {
+        // 53 bits, the precision of an f64.
         ((hash >> 11) as f64) < ratio * (1u64 << 53) as f64
     }
 }
 
-/// The records of a batch, not parsed yet.
+/// The records of a batch before parsing.
 #[derive(Debug, Clone)]
 pub struct RecordBatch {
     /// Its name.
     pub name: BatchName,
-    /// The unit it is cut from.
+    /// Its unit.
     pub unit: Arc<Unit>,
     lines: Arc<UnitLines>,
     records: Range<usize>,
 }
 
 impl RecordBatch {
-    /// Records in it.
+    /// Number of records.
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether it has none.
+    /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
@@ -93,18 +93,18 @@ impl RecordBatch {
         self.lines.record(self.records.start + index)
     }
 
-    /// Bytes of the file that are behind after it, for progress.
+    /// Offset in the file on disk after this batch, for progress.
     pub fn file_bytes(&self) -> u64 {
         self.lines.file_bytes(self.records.end)
     }
 
-    /// Where a record begins, in the bytes of its file; of a compressed one in those of its text.
+    /// Offset of a record in its decompressed file.
     pub fn offset(&self, index: usize) -> u64 {
         self.lines.file_offset(self.records.start + index)
     }
 
-    /// Where a record stands, as `file:line`.
-    pub fn place(&self, index: usize) -> String {
+    /// Returns the location of a record, as `file:line`.
+    pub fn location_of(&self, index: usize) -> String {
         let (path, index) = (&self.unit.path, self.records.start + index);
         match self.lines.line_number(path, index) {
             Ok(line) => format!("{}:{line}", path.display()),
@@ -112,8 +112,8 @@ impl RecordBatch {
         }
     }
 
-    /// Where all of them stand, as `file: lines 3, 8, 9 and 509 more up to 1530`.
-    pub fn places(&self) -> String {
+    /// Returns the location of all records, as `file: lines 3, 8, 9 and 509 more up to 1530`.
+    pub fn location(&self) -> String {
         const SHOWN: usize = 5;
         let mut indices: Vec<usize> = self.records.clone().collect();
         indices.sort_unstable_by_key(|&index| self.lines.file_offset(index));
@@ -125,7 +125,7 @@ impl RecordBatch {
         let shown: Vec<String> = indices.iter().take(SHOWN).map(line).collect();
         text.push_str(&shown.join(", "));
         if let (Some(last), true) = (indices.last(), indices.len() > SHOWN) {
-            // writing to a string does not fail
+            // Writing to a string does not fail.
             let _ = write!(text, " and {} more up to {}", indices.len() - SHOWN, line(last));
         }
         text
@@ -141,20 +141,20 @@ pub struct RecordBatches {
     open: Option<Open>,
 }
 
-/// The unit that is being cut.
+/// The unit that is being read.
 #[derive(Debug)]
 struct Open {
     unit: Arc<Unit>,
     pieces: Pieces,
     num_pieces: u64,
     lines: Option<Arc<UnitLines>>,
-    /// Records of the piece that were cut.
-    cut: usize,
+    /// The next record of the piece.
+    next_record: usize,
     next_index: u32,
 }
 
 impl RecordBatches {
-    /// Cuts `units` in the given order.
+    /// Divides `units` into batches, in the given order.
     pub fn new(parser: Arc<Parser>, units: Vec<Unit>, options: RecordOptions) -> Self {
         RecordBatches { parser, units: units.into_iter(), options, open: None }
     }
@@ -162,20 +162,20 @@ impl RecordBatches {
     fn next_batch(&mut self) -> std::io::Result<Option<RecordBatch>> {
         let Some(open) = &mut self.open else { return Ok(None) };
         loop {
-            let Some(lines) = open.lines.as_ref().filter(|lines| open.cut < lines.num_records()) else {
+            let Some(lines) = open.lines.as_ref().filter(|lines| open.next_record < lines.num_records()) else {
                 let (parser, selection) = (&self.parser, self.options.selection);
-                let is_record = |line: &[u8]| parser.is_record(line) && selection.takes(parser, line);
+                let is_record = |line: &[u8]| parser.is_record(line) && selection.includes(parser, line);
                 let Some(mut lines) = open.pieces.next_piece(is_record)? else { return Ok(None) };
                 if self.options.shuffle {
                     lines.shuffle(self.options.seed, open.unit.epoch, open.unit.id, open.num_pieces);
                 }
                 open.num_pieces += 1;
                 open.lines = Some(Arc::new(lines));
-                open.cut = 0;
+                open.next_record = 0;
                 continue;
             };
-            let records = open.cut..lines.num_records().min(open.cut + self.options.batch_size);
-            open.cut = records.end;
+            let records = open.next_record..lines.num_records().min(open.next_record + self.options.batch_size);
+            open.next_record = records.end;
             let name = BatchName { unit: open.unit.id, index: open.next_index };
             open.next_index += 1;
             if self.options.skip_batches > 0 {
@@ -212,7 +212,8 @@ impl Iterator for RecordBatches {
                     return Some(Err(ReadError { path: unit.path, source }));
                 }
             };
-            self.open = Some(Open { unit: Arc::new(unit), pieces, num_pieces: 0, lines: None, cut: 0, next_index: 0 });
+            self.open =
+                Some(Open { unit: Arc::new(unit), pieces, num_pieces: 0, lines: None, next_record: 0, next_index: 0 });
         }
     }
 }
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn skipping_keeps_names_and_records_over_pieces() {
+    fn skipping_batches_keeps_names_and_records() {
         for compress in [false, true] {
             let file = file(compress);
             let all = read(&file, |_| {});
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_sides_of_a_split_are_all_records() {
+    fn the_two_sides_of_a_split_have_all_records() {
         let file = file(true);
         let side = |selection| {
             let batches = read(&file, |options| options.selection = selection);
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn places_name_the_file_and_lines() {
+    fn locations_name_the_file_and_lines() {
         let file = file(false);
         let end = file.path().metadata().unwrap().len();
         let unit = Unit { id: 4, path: file.path().into(), start: 0, end, epoch: 0, stamp: None };
@@ -314,7 +315,7 @@ mod tests {
         };
         let batch = RecordBatches::new(parser(), vec![unit], options).next().unwrap().unwrap();
         let expected = format!("{}: lines 10, 11, 12, 13, 14 and 3 more up to 17", file.path().display());
-        assert_eq!(batch.places(), expected);
-        assert_eq!(batch.place(0), format!("{}:10", file.path().display()));
+        assert_eq!(batch.location(), expected);
+        assert_eq!(batch.location_of(0), format!("{}:10", file.path().display()));
     }
 }

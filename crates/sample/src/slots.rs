@@ -1,9 +1,9 @@
 //! Slot text: `show click [name=value …] sign:slot sign:slot …`, fields separated by spaces or tabs.
 
 use crate::batch::BatchBuilder;
-use crate::parser::{LabelMode, NUMERIC_SLOTS, Parser, RecordError, check_first, check_labels, parse_u64, shown};
+use crate::parser::{LabelMode, NUMERIC_SLOTS, Parser, RecordError, check_first, check_labels, excerpt, parse_u64};
 
-/// Parses a line into the sample begun in `into` and returns (show, click).
+/// Parses a line into the current sample of `into`; returns (show, click).
 #[inline]
 pub(crate) fn parse(
     parser: &Parser,
@@ -16,11 +16,11 @@ pub(crate) fn parse(
         LabelMode::Required => parse_counts(&mut fields, into)?,
         LabelMode::Ignored => {
             for name in ["show", "click"] {
-                // whatever stands there is passed over, but a sign there is a line without the two
+                // The values are ignored, but a sign here means that the two fields are missing.
                 match fields.next() {
                     Some(field) if !field.contains(&b':') => {}
                     field => {
-                        let got = shown(field.unwrap_or_default());
+                        let got = excerpt(field.unwrap_or_default());
                         return Err(RecordError(format!("{name}: expected `show click sign:slot …`, got `{got}`")));
                     }
                 }
@@ -33,7 +33,7 @@ pub(crate) fn parse(
             fields.rest = &fields.rest[length..];
             match parser.numbered_slot(number) {
                 Some(slot) => parser.add_sign(slot, sign, into),
-                None => into.pass_over(),
+                None => into.count_unused(),
             }
             continue;
         }
@@ -44,14 +44,14 @@ pub(crate) fn parse(
         };
         let (sign, slot) = (&field[..colon], &field[colon + 1..]);
         let Some(sign) = parse_u64(sign) else {
-            return Err(RecordError(format!("slot `{}`: sign `{}` is not a u64", shown(slot), shown(sign))));
+            return Err(RecordError(format!("slot `{}`: sign `{}` is not a u64", excerpt(slot), excerpt(sign))));
         };
         if slot.is_empty() {
             return Err(RecordError(format!("sign `{sign}`: expected a slot after the colon, got nothing")));
         }
         match parser.slot(slot) {
             Some(slot) => parser.add_sign(slot, sign, into),
-            None => into.pass_over(),
+            None => into.count_unused(),
         }
     }
     if mode == LabelMode::Required {
@@ -63,8 +63,8 @@ pub(crate) fn parse(
 /// Digits of the longest slot below [`NUMERIC_SLOTS`].
 const MAX_SLOT_DIGITS: usize = 5;
 
-/// A field such as `17241709254077376921:12 ` at the start of `rest`, which nearly all are: its sign, the number of its
-/// slot, and how many bytes it takes with the separator behind it. Anything else is left to the long way.
+/// Fast path for a field such as `17241709254077376921:12 ` at the start of `rest`: returns its sign, the number of its
+/// slot, and its length including the separator. Returns `None` for anything else.
 #[inline]
 fn plain_token(rest: &[u8]) -> Option<(u64, usize, usize)> {
     let (sign, digits) = leading_u64(rest)?;
@@ -86,7 +86,7 @@ fn plain_token(rest: &[u8]) -> Option<(u64, usize, usize)> {
     (canonical && ends).then_some((sign, number, at + usize::from(at < rest.len())))
 }
 
-/// The decimal number that `text` starts with, and its number of digits: 1 to 20, and no more than a u64 holds.
+/// Returns the decimal u64 at the start of `text` and its number of digits, 1 to 20.
 #[inline]
 fn leading_u64(text: &[u8]) -> Option<(u64, usize)> {
     let (mut number, mut at) = (0u64, 0);
@@ -107,12 +107,12 @@ fn leading_u64(text: &[u8]) -> Option<(u64, usize)> {
     (at > 0).then_some((number, at))
 }
 
-/// Eight decimal digits at once, in the eight bytes of one integer.
+/// Parses eight decimal digits at once, as the bytes of one integer.
 #[inline]
 fn eight_digits(bytes: [u8; 8]) -> Option<u64> {
     const HIGH: u64 = 0xf0f0_f0f0_f0f0_f0f0;
     let word = u64::from_le_bytes(bytes);
-    // a digit is 0x30 to 0x39: its high half is 3, and stays 3 with 6 added
+    // A digit is 0x30 to 0x39: its high half is 3, and still 3 after adding 6.
     let above = word.wrapping_add(0x0606_0606_0606_0606);
     if (word & HIGH) != 0x3030_3030_3030_3030 || (above & HIGH) != 0x3030_3030_3030_3030 {
         return None;
@@ -128,7 +128,7 @@ fn parse_counts(fields: &mut Fields<'_>, into: &mut BatchBuilder) -> Result<(u32
         let field = fields.next().unwrap_or_default();
         parse_u64(field)
             .and_then(|number| u32::try_from(number).ok())
-            .ok_or_else(|| RecordError(format!("{name}: expected a count below 2^32, got `{}`", shown(field))))
+            .ok_or_else(|| RecordError(format!("{name}: expected a count below 2^32, got `{}`", excerpt(field))))
     };
     let show = count("show")?;
     let click = count("click")?;
@@ -142,7 +142,7 @@ fn parse_counts(fields: &mut Fields<'_>, into: &mut BatchBuilder) -> Result<(u32
     Ok((show, click))
 }
 
-/// A `name=value` field, which may be a label of the job.
+/// Parses a `name=value` field, which may be a label of the job.
 fn parse_label(
     parser: &Parser,
     field: &[u8],
@@ -151,7 +151,7 @@ fn parse_label(
     into: &mut BatchBuilder,
 ) -> Result<(), RecordError> {
     let Some(equals) = memchr::memchr(b'=', field) else {
-        return Err(RecordError(format!("expected `sign:slot`, got `{}`", shown(field))));
+        return Err(RecordError(format!("expected `sign:slot`, got `{}`", excerpt(field))));
     };
     let (name, value) = (&field[..equals], &field[equals + 1..]);
     let label = parser.features().labels.iter().skip(1).position(|label| label.as_bytes() == name);
@@ -166,8 +166,8 @@ fn parse_label(
         }
         _ => Err(RecordError(format!(
             "label `{}`: expected a count of at most show = {show}, got `{}`",
-            shown(name),
-            shown(value)
+            excerpt(name),
+            excerpt(value)
         ))),
     }
 }
@@ -218,7 +218,7 @@ mod tests {
         }
 
         #[test]
-        fn the_short_way_agrees_with_the_long_way(line in "1 0( [0-9x]{1,21}:(0|7|70000|007|70001|[0-9]{20,40}|[0-9u]{1,6})[ \t]{0,2}){0,4}") {
+        fn the_fast_path_agrees_with_the_slow_path(line in "1 0( [0-9x]{1,21}:(0|7|70000|007|70001|[0-9]{20,40}|[0-9u]{1,6})[ \t]{0,2}){0,4}") {
             let features = r#"{"format":"slots","hash":1,"slots":[{"name":"0","pooling":"sum"},{"name":"7","pooling":"sum"},
                 {"name":"70000","pooling":"sum"},{"name":"007","pooling":"sum"}],"dense":[],"labels":["click"]}"#;
             let parser = Parser::new(Features::from_json(features).unwrap()).unwrap();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_go_to_their_slots_and_other_slots_are_passed_over() {
+    fn signs_are_in_their_slots_and_other_slots_are_ignored() {
         let lines = ["1 0 17241709254077376921:0 5:7 6:7 9:12", "4 1\t8:user  5:0 "];
         let batch = parse_lines(r#"["click"]"#, LabelMode::Required, &lines).unwrap();
         assert_eq!(batch.signs, [17_241_709_254_077_376_921, 5, 6, 5, 8]);
@@ -265,19 +265,19 @@ mod tests {
     }
 
     #[test]
-    fn more_labels_come_as_named_fields() {
+    fn further_labels_are_named_fields() {
         let batch = parse_lines(r#"["click","buy"]"#, LabelMode::Required, &["2 2 buy=1 other=x 5:0"]).unwrap();
         assert_eq!(batch.labels, [1.0, 0.5]);
         let error = |line| parse_lines(r#"["click","buy"]"#, LabelMode::Required, &[line]).unwrap_err();
         assert_eq!(error("1 1 5:0"), "label `buy`: expected once, got none");
-        assert_eq!(error("1 1 buy=0 buy=1 5:0"), "label `buy`: expected once, got it again");
+        assert_eq!(error("1 1 buy=0 buy=1 5:0"), "label `buy`: expected once, got it twice");
         assert_eq!(error("1 1 buy=2 5:0"), "label `buy`: expected a count of at most show = 1, got `2`");
         let three = parse_lines(r#"["click","buy","cart"]"#, LabelMode::Required, &["1 1 buy=0 buy=1 5:0"]);
-        assert_eq!(three.unwrap_err(), "label `buy`: expected once, got it again");
+        assert_eq!(three.unwrap_err(), "label `buy`: expected once, got it twice");
     }
 
     #[test]
-    fn labels_are_passed_over_when_predicting() {
+    fn labels_are_ignored_when_predicting() {
         let batch = parse_lines(r#"["click","buy"]"#, LabelMode::Ignored, &["- - 5:0", "0 0"]).unwrap();
         assert_eq!(batch.signs, [5]);
         assert_eq!(batch.shows, [1, 1]);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_explained() {
+    fn bad_lines_are_errors() {
         assert_eq!(error_of("1 0 abx:7"), "slot `7`: sign `abx` is not a u64");
         assert_eq!(error_of("1 0 18446744073709551616:7"), "slot `7`: sign `18446744073709551616` is not a u64");
         assert_eq!(error_of("1 2 5:7"), "click: expected at most show = 1, got 2");

@@ -1,17 +1,17 @@
-//! Each sign of a batch once: what is looked up, and what one update is applied to.
+//! Deduplicates the signs of a batch, so that each is looked up and updated once.
 
 use crate::batch::Batch;
 
 /// The distinct signs of a batch in the order of their first occurrence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unique {
-    /// Every sign once.
+    /// The distinct signs.
     pub signs: Vec<u64>,
-    /// For each entry of `Batch::signs` its place in `signs`.
+    /// For each entry of `Batch::signs` its position in `signs`.
     pub inverse: Vec<u32>,
 }
 
-/// Room for the next power of two above twice the number of entries keeps probes short.
+/// Hash table entries per sign, at least; a half-empty table keeps probes short.
 const LOAD: usize = 2;
 
 impl Unique {
@@ -21,36 +21,36 @@ impl Unique {
         let capacity = (batch.signs.len() * LOAD).next_power_of_two().max(16);
         let shift = 64 - capacity.trailing_zeros();
         let mask = capacity - 1;
-        let mut places = vec![EMPTY; capacity];
+        let mut positions = vec![EMPTY; capacity];
         let mut signs: Vec<u64> = Vec::with_capacity(batch.signs.len());
         let mut inverse = Vec::with_capacity(batch.signs.len());
         for &sign in &batch.signs {
             let mut at = (sign.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) as usize;
-            let place = loop {
-                let place = places[at];
-                if place == EMPTY {
-                    places[at] = signs.len() as u32;
+            let position = loop {
+                let position = positions[at];
+                if position == EMPTY {
+                    positions[at] = signs.len() as u32;
                     signs.push(sign);
                     break signs.len() as u32 - 1;
                 }
-                if signs[place as usize] == sign {
-                    break place;
+                if signs[position as usize] == sign {
+                    break position;
                 }
                 at = (at + 1) & mask;
             };
-            inverse.push(place);
+            inverse.push(position);
         }
         Unique { signs, inverse }
     }
 
-    /// Shows and clicks of each distinct sign: every occurrence counts the sample's.
+    /// Returns shows and clicks of each distinct sign; every occurrence counts those of its sample.
     pub fn counts(&self, batch: &Batch) -> Vec<(u32, u32)> {
         let mut counts = vec![(0u32, 0u32); self.signs.len()];
         for b in 0..batch.num_samples() {
             let start = batch.offsets[b * batch.num_slots] as usize;
             let end = batch.offsets[(b + 1) * batch.num_slots] as usize;
-            for &place in &self.inverse[start..end] {
-                let (show, click) = &mut counts[place as usize];
+            for &position in &self.inverse[start..end] {
+                let (show, click) = &mut counts[position as usize];
                 *show = show.saturating_add(batch.shows[b]);
                 *click = click.saturating_add(batch.clicks[b]);
             }
@@ -84,8 +84,8 @@ mod tests {
             let batch = builder.finish();
             let unique = Unique::of(&batch);
             prop_assert_eq!(unique.signs.len(), shows.len());
-            for (&sign, &place) in batch.signs.iter().zip(&unique.inverse) {
-                prop_assert_eq!(unique.signs[place as usize], sign);
+            for (&sign, &position) in batch.signs.iter().zip(&unique.inverse) {
+                prop_assert_eq!(unique.signs[position as usize], sign);
             }
             for (sign, (show, _)) in unique.signs.iter().zip(unique.counts(&batch)) {
                 prop_assert_eq!(shows[sign], show);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_stop_at_the_largest() {
+    fn counts_saturate() {
         let mut builder = BatchBuilder::new(1, 0, 1, 2);
         for (show, click) in [(u32::MAX, u32::MAX - 1), (2, 2)] {
             builder.begin();

@@ -1,10 +1,10 @@
-//! Units: byte ranges of files that always cut into the same records, in the same order, into the same batches.
+//! Units: byte ranges of files that always give the same records, in the same order, in the same batches.
 
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
-/// A byte range of a file: the records whose first byte lies in it. A compressed file is one unit.
+/// A byte range of a file: the records that begin in it. A compressed file is one unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
     /// Increasing over the life of a run.
@@ -15,13 +15,13 @@ pub struct Unit {
     pub start: u64,
     /// One past the last byte.
     pub end: u64,
-    /// Which pass over the data it belongs to.
+    /// The pass over the data that it belongs to.
     pub epoch: u32,
-    /// What the file was when its units were written down; a reader that finds another file refuses it.
+    /// The state of the file when it was split into units; readers reject the file if it changed since.
     pub stamp: Option<Stamp>,
 }
 
-/// What a file is known by: it changes with everything that is written to it.
+/// The state of a file, which changes with every write to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
     /// Bytes.
@@ -37,7 +37,7 @@ impl Stamp {
         Ok(Stamp { size: metadata.len(), modified_ns: since_1970.as_nanos() as u64 })
     }
 
-    /// Refuses a file that is not the one it was.
+    /// Rejects a file that has changed.
     pub(crate) fn check(self, file: &File) -> io::Result<()> {
         let now = Stamp::of(file)?;
         if now == self {
@@ -46,17 +46,17 @@ impl Stamp {
         Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!(
-                "changed since its units were written down: expected {} bytes as of {} ns, got {} bytes as of {} ns",
+                "changed since it was split into units: expected {} bytes as of {} ns, got {} bytes as of {} ns",
                 self.size, self.modified_ns, now.size, now.modified_ns
             ),
         ))
     }
 }
 
-/// Cuts a file of `size` bytes into ranges of about `unit_bytes`.
-pub fn cut(size: u64, unit_bytes: u64) -> Vec<(u64, u64)> {
+/// Splits a file of `size` bytes into ranges of at most `unit_bytes`.
+pub fn split(size: u64, unit_bytes: u64) -> Vec<(u64, u64)> {
     let num_units = size.div_ceil(unit_bytes.max(1));
-    // the product of a large file and its units is beyond a u64
+    // In u128, because the product of a large size and the number of units exceeds a u64.
     let at = |i: u64| (u128::from(size) * u128::from(i) / u128::from(num_units)) as u64;
     (0..num_units).map(|i| (at(i), at(i + 1))).collect()
 }
@@ -70,7 +70,7 @@ mod tests {
     proptest! {
         #[test]
         fn ranges_cover_the_file(size in 0u64..10_000, unit_bytes in 1u64..3_000) {
-            let ranges = cut(size, unit_bytes);
+            let ranges = split(size, unit_bytes);
             let mut at = 0;
             for (start, end) in ranges {
                 prop_assert_eq!(start, at);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn ranges_cover_a_file_of_32_tib() {
-        let ranges = cut(1 << 45, 1 << 24);
+        let ranges = split(1 << 45, 1 << 24);
         assert_eq!(ranges.len(), 1 << 21);
         assert_eq!((ranges[0].0, ranges[ranges.len() - 1].1), (0, 1 << 45));
         assert!(ranges.iter().all(|(start, end)| end - start == 1 << 24));
