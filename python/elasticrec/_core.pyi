@@ -1,4 +1,4 @@
-"""The seam between Python and Rust: what must run at memory speed. Checked against the library by stubtest."""
+"""The boundary between Python and Rust, for code that must run at memory speed. Stubtest checks it."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ import numpy.typing as npt
 __all__ = [
     "Batch",
     "BatchMaker",
+    "BatchOptions",
     "BatchReader",
     "CubeBench",
     "CubeClient",
@@ -18,10 +19,9 @@ __all__ = [
     "CubeServer",
     "CubeView",
     "CubeWriter",
-    "Cut",
     "DeltaWriter",
-    "Exchange",
-    "Merging",
+    "GeoExchange",
+    "MergedGradients",
     "Moment",
     "Parser",
     "Predictor",
@@ -44,7 +44,6 @@ __all__ = [
     "batch_from_parts",
     "batch_of_columns",
     "batch_to_parts",
-    "cut_units",
     "engine_rate",
     "first_line",
     "held_out",
@@ -55,6 +54,7 @@ __all__ = [
     "run_traffic",
     "shuffle_records",
     "shuffle_units",
+    "split_units",
     "write_bench_cube",
     "write_demo",
 ]
@@ -69,21 +69,21 @@ _Unit = tuple[int, str, int, int, int, int, int]
 
 @final
 class Parser:
-    """The one parser, made from the feature handling of a job or manifest."""
+    """The parser of a declaration of features, as in a job or manifest."""
     def __new__(cls, features_json: str, *, missing: float = 0.0) -> Parser:
-        """`missing` stands for the dense values that a sample does not have; a model reads them as 0."""
+        """Use `missing` for missing dense values; models read them as 0."""
     @property
     def missing(self) -> float: ...
     def parse(self, text: bytes, *, labels: bool) -> Batch:
-        """Parses lines in memory; the first bad one raises `SampleError`."""
+        """Parse lines in memory; the first bad line raises `SampleError`."""
     def empty(self, unit: int) -> Batch:
-        """A batch without samples, the first one of a unit that has none."""
+        """Return a batch without samples: the first batch of a unit without records."""
     def sign(self, slot: str, value: bytes) -> int:
-        """The sign of a categorical value in the slot called `slot`."""
+        """Return the sign of a categorical value in the slot called `slot`."""
 
 @final
 class Batch:
-    """Samples ready for look-ups."""
+    """A batch of samples."""
     @property
     def unit(self) -> int: ...
     @property
@@ -100,11 +100,11 @@ class Batch:
     @property
     def bad(self) -> list[str]: ...
     @property
-    def places(self) -> str:
-        """Where its records stand, as `file: lines 3, 8 and 510 more up to 1530`."""
+    def location(self) -> str:
+        """Location of the records, as `file: lines 3, 8 and 510 more up to 1530`."""
     @property
     def file_bytes(self) -> int:
-        """Bytes of its file that are behind after it, about; 0 if unknown."""
+        """Approximate offset in the file after this batch; 0 if unknown."""
     @property
     def dense(self) -> _F32: ...
     @property
@@ -117,8 +117,8 @@ class Batch:
     def offsets(self) -> npt.NDArray[np.uint32]: ...
 
 @final
-class Cut:
-    """How units are cut into batches."""
+class BatchOptions:
+    """How units are divided into batches."""
     def __new__(
         cls,
         *,
@@ -128,59 +128,61 @@ class Cut:
         skip_batches: int,
         piece_bytes: int,
         select: tuple[str, float, bool] | None,
-    ) -> Cut:
-        """`select`: (`ratio` or `time`, share or seconds since 1970, whether to take what is held out)."""
+    ) -> BatchOptions:
+        """`select`: (`ratio` or `time`, share or seconds since 1970, whether to read the held-out records)."""
 
 @final
 class BatchReader:
-    """An iterator over the batches of units, read and parsed ahead by threads of its own."""
-    def __new__(cls, parser: Parser, units: list[_Unit], cut: Cut, *, labels: bool, workers: int) -> BatchReader: ...
+    """An iterator over the batches of units; its threads read and parse ahead."""
+    def __new__(
+        cls, parser: Parser, units: list[_Unit], batches: BatchOptions, *, labels: bool, workers: int
+    ) -> BatchReader: ...
     def times(self) -> tuple[float, float]:
-        """Seconds that its threads spent reading, and parsing."""
+        """Return the seconds that the threads have spent (reading, parsing)."""
     def __iter__(self) -> BatchReader: ...
     def __next__(self) -> Batch: ...
     def close(self) -> None:
-        """Ends its threads."""
+        """Stop the threads."""
 
 @final
 class RecordReader:
-    """An iterator over batches of records that are not parsed yet."""
-    def __new__(cls, parser: Parser, units: list[_Unit], cut: Cut) -> RecordReader: ...
+    """An iterator over batches of records before parsing."""
+    def __new__(cls, parser: Parser, units: list[_Unit], batches: BatchOptions) -> RecordReader: ...
     def __iter__(self) -> RecordReader: ...
     def __next__(self) -> RecordBatch: ...
 
 @final
 class RecordBatch:
-    """Records of a batch."""
+    """The records of a batch before parsing."""
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> bytes: ...
     def offset(self, index: int) -> int:
-        """Where a record begins, in bytes of the file's text."""
-    def place(self, index: int) -> str:
-        """Where a record stands, as `file:line`."""
+        """Return the offset of a record in the decompressed file."""
+    def location_of(self, index: int) -> str:
+        """Return the location of a record, as `file:line`."""
     def text(self) -> bytes:
-        """All records, each with a line end."""
+        """Return all records, each with a line end."""
     def good(self, parser: Parser) -> tuple[bytes, list[str]]:
-        """The records that are samples, each with a line end; and each other one as `file:line: what`."""
+        """Return the records that `parser` accepts, each with a line end, and the bad ones as `file:line: what`."""
     @property
     def unit(self) -> int: ...
     @property
     def index(self) -> int: ...
     @property
-    def places(self) -> str: ...
+    def location(self) -> str: ...
 
 @final
 class BatchMaker:
-    """Makes a batch of named values."""
+    """Builds a batch from named values."""
     def __new__(cls, parser: Parser, *, labels: bool) -> BatchMaker: ...
     def add(self, sample: dict[str, Any]) -> None:
-        """Adds a sample: values of slots, dense columns, labels and `weight` by name. A bad one adds nothing."""
-    def finish(self, *, unit: int, index: int, num_records: int, bad: list[str], num_bad: int, places: str) -> Batch:
-        """The batch of the samples so far; the maker is empty after it."""
+        """Add a sample: values of slots, dense columns, labels and `weight` by name. A bad sample adds nothing."""
+    def finish(self, *, unit: int, index: int, num_records: int, bad: list[str], num_bad: int, location: str) -> Batch:
+        """Return the batch of the samples so far, and start a new one."""
 
 @final
 class Table:
-    """A sparse table in this process; `threads` is how many large batches and whole-table steps may use."""
+    """A sparse table in this process; large batches and work on the whole table use up to `threads` threads."""
     def __new__(cls, spec_json: str, *, threads: int = 1) -> Table: ...
     def __len__(self) -> int: ...
     @property
@@ -188,29 +190,29 @@ class Table:
     @property
     def width(self) -> int: ...
     def pull(self, batch: Batch, out: _F32) -> None:
-        """Writes the pooled rows of a batch into `out`, `[num_samples, num_cells, width]`. Creates nothing."""
+        """Write the pooled rows of a batch into `out`, `[num_samples, num_cells, width]`; creates no rows."""
     def push(self, batch: Batch, gradient: _F32, scale: float, seen: int) -> tuple[int, bool]:
-        """Applies the gradient of what `pull` wrote, times `scale`: (rows created, gradient was not finite)."""
+        """Apply `scale` times the gradient of the pooled rows; return (rows created, gradient was not finite)."""
     def decay(self, rate: float, step: int) -> None:
-        """Multiplies show and click of every row by `rate`; `step` is part of how fractions are rounded."""
+        """Multiply show and click of every row by `rate`; `step` is the seed of the rounding."""
     def restart_time(self) -> None:
-        """Lets data time begin anew: every row was last seen at 0."""
+        """Reset the data time: every row was last seen at 0."""
     def evict(
         self, *, nonclk_coeff: float, click_coeff: float, min_score: float | None, now: int, max_age: int | None
     ) -> int:
-        """Removes rows with a lower score than `min_score` or seen more than `max_age` before `now`: how many."""
+        """Evict rows with a score below `min_score` or last seen over `max_age` before `now`; return how many."""
     def get(self, sign: int) -> tuple[int, int, int, list[float], list[float]] | None:
-        """(show, click, seen, weights, optimizer state) of a sign."""
+        """Return (show, click, seen, weights, optimizer state) of a sign, or None."""
     def snapshot(self, path: str) -> tuple[int, str]:
-        """Writes a part file; returns its size and sha-256."""
+        """Write a part file; return its size and sha-256."""
     def load(self, paths: list[str]) -> None:
-        """Loads the part files of a snapshot into this empty table."""
+        """Load the part files of a snapshot into this empty table."""
     def write_cube(self, path: str, *, row_type: str = "f32") -> tuple[int, str]:
-        """Writes the weights as a cube part file; returns its size and sha-256."""
+        """Write the weights as a cube part file; return its size and sha-256."""
     def publish(self, name: str, *, committed: str | None, is_base: bool, row_type: str, path: str) -> dict[str, Any]:
-        """Writes the rows of a version, all or what changed since `committed`; from then on changes are listed.
+        """Write the rows of a version: all, or those changed since `committed`. From then on changes are listed.
 
-        Returns figures: `bytes`, `sha256`, `rows`, `changed`, `removed`, `whole`.
+        Return figures: `bytes`, `sha256`, `rows`, `changed`, `removed`, `whole`.
         """
 
 @final
@@ -384,16 +386,16 @@ def batch_of_columns(
     refused: dict[int, str],
     shown: int,
 ) -> Batch:
-    """A batch of columns; `rows` are the places of its rows in the file, for messages.
+    """Return a batch of columns; `rows` are the row numbers in the file, for messages.
 
-    `refused` has rows that are bad for a reason that the columns do not show, by their place in the batch.
+    `refused` has the bad rows that the caller found, with the reason, by their position in the batch.
     """
 
 def batch_to_parts(batch: Batch) -> Any:
-    """The content of a batch as plain arrays, for another process."""
+    """Return the content of a batch as plain arrays, to be sent to another process."""
 
 def batch_from_parts(parser: Parser, parts: Any) -> Batch:
-    """A batch from what `batch_to_parts` gave in another process."""
+    """Return the batch from the result of `batch_to_parts` in another process."""
 
 def first_line(path: str) -> bytes | None:
     """The first line of a file, plain or compressed; None if it is empty."""
@@ -402,7 +404,7 @@ def shuffle_records(count: int, seed: int, epoch: int, unit: int) -> _I64:
     """The order in which the `count` records of a unit are read."""
 
 def held_out(rows: _I64, file: str, ratio: float) -> _Bool:
-    """Which rows of a file are in the share that is held out, by their place in it."""
+    """Return which rows of a file are in the held-out share, by their row numbers."""
 
 def is_compressed(start: bytes) -> bool:
     """Whether a file with these first bytes is compressed, and so is one unit."""
@@ -475,11 +477,11 @@ def run_traffic(
     `grpc` they are messages of unary calls. `progress` is called every second with (seconds, answered, failed).
     """
 
-def cut_units(size: int, unit_bytes: int) -> list[tuple[int, int]]:
-    """Cuts a file of `size` bytes into byte ranges."""
+def split_units(size: int, unit_bytes: int) -> list[tuple[int, int]]:
+    """Split a file of `size` bytes into byte ranges of at most `unit_bytes`."""
 
 def shuffle_units(count: int, seed: int, epoch: int) -> list[int]:
-    """The order in which `count` units of an epoch are read."""
+    """Return the order in which `count` units of an epoch are read."""
 
 def read_cube(paths: list[str], signs: list[int]) -> tuple[_F32, int]:
     """Rows of a cube by sign: (rows `[signs, width]`, how many were found)."""
@@ -666,8 +668,8 @@ class PsClient:
         """Make every shard apply the first steps of a group; all shards have all pushes of these steps."""
 
 @final
-class Merging:
-    """Gradients of several batches of a unit, to be pushed as one step."""
+class MergedGradients:
+    """The merged gradients of several batches of a unit, pushed as one step."""
 
     def __new__(cls) -> Self: ...
     def __len__(self) -> int: ...
@@ -675,12 +677,12 @@ class Merging:
     def push(self, servers: PsClient, *, unit: int, index: int, last: bool, seen: int) -> PushTicket: ...
 
 @final
-class Exchange:
-    """The rows of several batches, with all they have, on the way to a table of a trainer's own and back."""
+class GeoExchange:
+    """Strategy `geo`: copies whole rows of several batches into a trainer's table and pushes their increments."""
 
     def __new__(cls, servers: PsClient, batches: Sequence[Batch]) -> Self: ...
     def receive(self, servers: PsClient, table: Table, dense: _F32) -> None:
-        """Waits for the rows, puts them into an empty table; dense values and their states into `dense`."""
+        """Wait for the rows and insert them into an empty table; write dense values and their state into `dense`."""
 
     def push(
         self,

@@ -204,14 +204,14 @@ def _open_lines(path: Path, format: str) -> Iterator[Iterable[bytes]]:
             try:
                 yield gzip.GzipFile(fileobj=file)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise SampleError(f"{path}: damaged or cut off: {error}") from None
+                raise SampleError(f"{path}: damaged or truncated: {error}") from None
         else:
             import pyarrow as pa
 
             try:
                 yield io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
             except OSError as error:
-                raise SampleError(f"{path}: damaged or cut off: {error}") from None
+                raise SampleError(f"{path}: damaged or truncated: {error}") from None
 
 
 def explain_served(client: Client, text: str) -> dict[str, Any]:

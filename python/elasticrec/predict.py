@@ -134,7 +134,7 @@ def _chunks_of_file(path: Path) -> Iterator[_Chunk]:
 
 
 def _record_location(batch: _core.RecordBatch, start: int, index: int) -> str:
-    return batch.place(start + index)
+    return batch.location_of(start + index)
 
 
 def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scores]:

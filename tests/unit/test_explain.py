@@ -201,7 +201,7 @@ def test_a_line_of_a_compressed_file(job: Job, capsys: Capture, kind: str) -> No
     assert capsys.readouterr().err.splitlines()[-1] == "error: a.dat: expected a line 641, got 640 lines"
     Path("a.dat").write_bytes(Path("a.dat").read_bytes()[:-20])
     assert cli.main(["explain", "@a.dat:640", "--checkpoint", "small"]) == 2
-    assert capsys.readouterr().err.startswith("error: a.dat: damaged or cut off: ")
+    assert capsys.readouterr().err.startswith("error: a.dat: damaged or truncated: ")
 
 
 def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, capsys: Capture) -> None:

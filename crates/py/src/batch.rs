@@ -1,11 +1,11 @@
-//! Lines to batches, for Python: the parser, the reader that runs ahead, and the batch it yields.
+//! Python bindings of the parser, of batches, and of the reader that reads ahead.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use elasticrec_sample::hash::SplitMix64;
 use elasticrec_sample::reader::parse_text;
-use elasticrec_sample::unit::cut;
+use elasticrec_sample::unit::split;
 use elasticrec_sample::{
     BatchName, Features, LabelMode, ParsedBatch, ReaderOptions, RecordOptions, Selection, Stamp, Unit,
 };
@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 
 use crate::errors::{IntoPyErr, SampleError};
 
-/// The one parser, made from the feature handling of a job or manifest.
+/// The parser of a declaration of features.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct Parser {
     pub(crate) inner: Arc<elasticrec_sample::Parser>,
@@ -32,13 +32,13 @@ impl Parser {
         Ok(Parser { inner: Arc::new(parser.with_missing(missing)) })
     }
 
-    /// What a dense value is that a sample does not have.
+    /// The value of missing dense values.
     #[getter]
     fn missing(&self) -> f32 {
         self.inner.missing()
     }
 
-    /// Parses lines in memory; the first bad one raises `SampleError`.
+    /// Parse lines in memory; the first bad line raises `SampleError`.
     #[pyo3(signature = (text, *, labels))]
     fn parse(&self, py: Python<'_>, text: &[u8], labels: bool) -> PyResult<Batch> {
         let parser = &self.inner;
@@ -49,20 +49,20 @@ impl Parser {
         Ok(Batch::new(py, self.inner.clone(), parsed.map_err(|error: String| SampleError::new_err(error))?))
     }
 
-    /// A batch without samples, the first one of a unit that has none.
+    /// Return a batch without samples: the first batch of a unit without records.
     fn empty(&self, py: Python<'_>, unit: u64) -> Batch {
         let batch = self.inner.builder(0).finish();
         Batch::new(py, self.inner.clone(), ParsedBatch::of(BatchName { unit, index: 0 }, batch))
     }
 
-    /// The sign of a categorical value in the slot called `slot`.
+    /// Return the sign of a categorical value in the slot called `slot`.
     fn sign(&self, slot: &str, value: &[u8]) -> PyResult<u64> {
         let number = self.inner.slot(slot.as_bytes()).ok_or_else(|| unknown("slot", slot))?;
         Ok(self.inner.sign(number, value))
     }
 }
 
-/// A name that the job does not have.
+/// The error for a name that the job does not have.
 pub(crate) fn unknown(kind: &str, name: &str) -> PyErr {
     SampleError::new_err(format!("unknown {kind} `{name}`"))
 }
@@ -71,19 +71,19 @@ pub(crate) fn label_mode(required: bool) -> LabelMode {
     if required { LabelMode::Required } else { LabelMode::Ignored }
 }
 
-/// Cuts a file of `size` bytes into byte ranges.
+/// Split a file of `size` bytes into byte ranges of at most `unit_bytes`.
 #[pyfunction]
-pub(crate) fn cut_units(size: u64, unit_bytes: u64) -> Vec<(u64, u64)> {
-    cut(size, unit_bytes)
+pub(crate) fn split_units(size: u64, unit_bytes: u64) -> Vec<(u64, u64)> {
+    split(size, unit_bytes)
 }
 
-/// Whether a file with these first bytes is compressed, and so is one unit.
+/// Whether a file with these first bytes is compressed; then it is one unit.
 #[pyfunction]
 pub(crate) fn is_compressed(start: &[u8]) -> bool {
     elasticrec_sample::compressed::is_compressed(start)
 }
 
-/// The order in which `count` units of an epoch are read.
+/// Return the order in which `count` units of an epoch are read.
 #[pyfunction]
 pub(crate) fn shuffle_units(count: usize, seed: u64, epoch: u32) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
@@ -91,18 +91,18 @@ pub(crate) fn shuffle_units(count: usize, seed: u64, epoch: u32) -> Vec<usize> {
     order
 }
 
-/// Samples ready for look-ups. The arrays are views of what the parser wrote.
+/// A batch of samples. The arrays are views of the parser's memory.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct Batch {
     pub(crate) parser: Arc<elasticrec_sample::Parser>,
     pub(crate) parsed: ParsedBatch,
-    /// Where the last pull found the rows.
+    /// The rows that the last pull found.
     pub(crate) handles: Handles,
     dense: Py<PyArray2<f32>>,
     labels: Py<PyArray2<f32>>,
     weights: Py<PyArray1<f32>>,
-    /// Where its records stand, for batches that come from no lines.
-    pub(crate) place: Option<String>,
+    /// Location of the records, for batches without lines.
+    pub(crate) location: Option<String>,
 }
 
 impl Batch {
@@ -118,7 +118,7 @@ impl Batch {
         let dense = matrix(std::mem::take(&mut batch.dense), num_dense);
         let labels = matrix(std::mem::take(&mut batch.labels), num_labels);
         let weights = PyArray1::from_vec(py, std::mem::take(&mut batch.weights)).unbind();
-        Batch { parser, parsed, handles: Handles::default(), dense, labels, weights, place: None }
+        Batch { parser, parsed, handles: Handles::default(), dense, labels, weights, location: None }
     }
 
     pub(crate) fn dense_array<'py>(&self, py: Python<'py>) -> &Bound<'py, PyArray2<f32>> {
@@ -136,13 +136,13 @@ impl Batch {
 
 #[pymethods]
 impl Batch {
-    /// The id of its unit.
+    /// The id of the unit.
     #[getter]
     fn unit(&self) -> u64 {
         self.parsed.name.unit
     }
 
-    /// Its place in the unit.
+    /// The number of the batch in the unit.
     #[getter]
     fn index(&self) -> u32 {
         self.parsed.name.index
@@ -153,7 +153,7 @@ impl Batch {
         self.parsed.batch.num_samples()
     }
 
-    /// Records read for it, good or bad.
+    /// Number of records, including bad ones.
     #[getter]
     fn num_records(&self) -> usize {
         self.parsed.num_records
@@ -176,14 +176,14 @@ impl Batch {
         self.parsed.bad.clone()
     }
 
-    /// Where its records stand, as `file: lines 3, 8 and 510 more up to 1530`.
+    /// Location of the records, as `file: lines 3, 8 and 510 more up to 1530`.
     #[getter]
-    fn places(&self) -> String {
-        let source = self.parsed.source.as_ref().map(elasticrec_sample::RecordBatch::places);
-        source.or_else(|| self.place.clone()).unwrap_or_default()
+    fn location(&self) -> String {
+        let source = self.parsed.source.as_ref().map(elasticrec_sample::RecordBatch::location);
+        source.or_else(|| self.location.clone()).unwrap_or_default()
     }
 
-    /// Bytes of its file that are behind after it, about; 0 if unknown.
+    /// Approximate offset in the file after this batch; 0 if unknown.
     #[getter]
     fn file_bytes(&self) -> u64 {
         self.parsed.source.as_ref().map_or(0, elasticrec_sample::RecordBatch::file_bytes)
@@ -201,19 +201,19 @@ impl Batch {
         self.labels.clone_ref(py)
     }
 
-    /// `[num_samples]`: how often each sample was shown.
+    /// `[num_samples]`: the weight of each sample in the loss.
     #[getter]
     fn weights(&self, py: Python<'_>) -> Py<PyArray1<f32>> {
         self.weights.clone_ref(py)
     }
 
-    /// All signs, by sample, then slot.
+    /// All signs, ordered by sample, then slot.
     #[getter]
     fn signs<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
         PyArray1::from_slice(py, &self.parsed.batch.signs)
     }
 
-    /// Where each (sample, slot) begins in `signs`; one more at the end.
+    /// Index of the first sign of each (sample, slot) in `signs`, and one more at the end.
     #[getter]
     fn offsets<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         PyArray1::from_slice(py, &self.parsed.batch.offsets)
@@ -227,15 +227,15 @@ pub(crate) fn unit_of((id, path, start, end, epoch, size, modified_ns): UnitTupl
     Unit { id, path, start, end, epoch, stamp: Some(Stamp { size, modified_ns }) }
 }
 
-/// How units are cut into batches.
+/// How units are divided into batches.
 #[pyclass(frozen, module = "elasticrec._core")]
-pub(crate) struct Cut {
+pub(crate) struct BatchOptions {
     pub(crate) options: RecordOptions,
 }
 
 #[pymethods]
-impl Cut {
-    /// `select` is ("ratio" or "time", share or seconds since 1970, whether to take what is held out).
+impl BatchOptions {
+    /// `select` is ("ratio" or "time", share or seconds since 1970, whether to read the held-out records).
     #[new]
     #[pyo3(signature = (*, batch_size, shuffle, seed, skip_batches, piece_bytes, select))]
     fn new(
@@ -250,18 +250,20 @@ impl Cut {
             None => Selection::All,
             Some((kind, ratio, held_out)) if kind == "ratio" => Selection::Ratio { ratio, held_out },
             Some((kind, from, held_out)) if kind == "time" => Selection::Time { from, held_out },
-            Some((kind, ..)) => return Err(PyValueError::new_err(format!("select: unknown kind `{kind}`"))),
+            Some((kind, ..)) => {
+                return Err(PyValueError::new_err(format!("select: expected `ratio` or `time`, got `{kind}`")));
+            }
         };
         let batch_size = batch_size.max(1);
-        Ok(Cut { options: RecordOptions { batch_size, shuffle, seed, skip_batches, piece_bytes, selection } })
+        Ok(BatchOptions { options: RecordOptions { batch_size, shuffle, seed, skip_batches, piece_bytes, selection } })
     }
 }
 
-/// An iterator over the batches of units, read and parsed ahead by threads of its own.
+/// An iterator over the batches of units; its threads read and parse ahead.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct BatchReader {
     parser: Arc<elasticrec_sample::Parser>,
-    /// A channel's end is not `Sync`; only `&mut self` methods touch it.
+    /// In a mutex, because a channel is not `Sync`; only `&mut self` methods use it.
     inner: Mutex<Option<elasticrec_sample::BatchReader>>,
 }
 
@@ -275,16 +277,16 @@ impl BatchReader {
 impl BatchReader {
     /// `units` are (id, path, start, end, epoch, size, modification time in ns).
     #[new]
-    #[pyo3(signature = (parser, units, cut, *, labels, workers))]
-    fn new(parser: &Parser, units: Vec<UnitTuple>, cut: &Cut, labels: bool, workers: usize) -> Self {
+    #[pyo3(signature = (parser, units, batches, *, labels, workers))]
+    fn new(parser: &Parser, units: Vec<UnitTuple>, batches: &BatchOptions, labels: bool, workers: usize) -> Self {
         let units = units.into_iter().map(unit_of).collect();
-        let options = ReaderOptions { records: cut.options.clone(), labels: label_mode(labels), workers };
+        let options = ReaderOptions { records: batches.options.clone(), labels: label_mode(labels), workers };
         let parser = parser.inner.clone();
         let inner = elasticrec_sample::BatchReader::start(parser.clone(), units, options);
         BatchReader { parser, inner: Mutex::new(Some(inner)) }
     }
 
-    /// Seconds that its threads spent reading, and parsing.
+    /// Return the seconds that the threads have spent (reading, parsing).
     fn times(&mut self) -> (f64, f64) {
         self.reader().as_ref().map_or((0.0, 0.0), elasticrec_sample::BatchReader::times)
     }
@@ -302,7 +304,7 @@ impl BatchReader {
         }
     }
 
-    /// Ends its threads.
+    /// Stop the threads.
     fn close(&mut self, py: Python<'_>) {
         let reader = self.reader().take();
         py.detach(|| drop(reader));

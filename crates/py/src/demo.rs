@@ -1,4 +1,4 @@
-//! Demo data, for Python.
+//! Python bindings of the demo data generator.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::errors::{ConfigError, io_error};
 
-/// Writes demo data and returns its summary as JSON; `progress` is told the samples written so far.
+/// Write demo data and return its summary as JSON; `progress` is called with the number of samples written.
 #[pyfunction]
 #[pyo3(signature = (out, *, samples, slots, hours, seed, format, overwrite, threads, progress, kind="pairwise", structure=true))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
@@ -45,11 +45,11 @@ pub(crate) fn write_demo(
     let mut interrupted = None;
     let summary = py.detach(|| {
         generate(&spec, &out, overwrite, threads, &mut |written| {
-            let told = Python::attach(|py| {
+            let called = Python::attach(|py| {
                 py.check_signals()?;
                 progress.as_ref().map_or(Ok(()), |progress| progress.call1(py, (written,)).map(|_| ()))
             });
-            match told {
+            match called {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(error) => {
                     interrupted = Some(error);

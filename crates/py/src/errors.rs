@@ -1,4 +1,4 @@
-//! Errors of the crates as the exceptions of `elasticrec.errors`.
+//! Conversion of the crates' errors into the exceptions of `elasticrec.errors`.
 
 use std::io;
 
@@ -15,7 +15,7 @@ pyo3::import_exception!(elasticrec.errors, ModelError);
 pyo3::import_exception!(elasticrec.errors, SampleError);
 pyo3::import_exception!(elasticrec.errors, UnavailableError);
 
-/// An error with the exception that stands for it.
+/// Converts an error into its Python exception.
 pub(crate) trait IntoPyErr {
     fn into_py_err(self) -> PyErr;
 }
@@ -75,7 +75,7 @@ impl IntoPyErr for CubeError {
     }
 }
 
-/// `OSError(errno, text, path)`, of which Python makes `FileNotFoundError` and its like.
+/// Returns `OSError(errno, text, path)`, which Python turns into `FileNotFoundError` and other subclasses.
 pub(crate) fn io_error(error: &io::Error, path: String) -> PyErr {
     match error.raw_os_error() {
         Some(code) => {

@@ -1,4 +1,4 @@
-//! Groups of batches that are pushed as one, for Python: gradients that are merged, and rows that are stepped elsewhere.
+//! Python bindings for groups of batches that are pushed as one step: merged gradients, and whole rows of strategy `geo`.
 
 use elasticrec_ps::client::{BatchUpdate, PullOptions, ShardSplit, Ticket};
 use elasticrec_ps::merge::{MergedUpdate, UpdatePart};
@@ -17,39 +17,39 @@ fn contiguous(what: &str) -> PyErr {
     PyValueError::new_err(format!("{what}: expected a contiguous array"))
 }
 
-/// Places of metric sums, and what is added to each.
+/// Positions of metric sums, and the values to add.
 pub(crate) type Sums<'py> = (PyReadonlyArray1<'py, u32>, PyReadonlyArray1<'py, f64>);
 
-/// The two arrays of metric sums, which have one length.
+/// Returns positions and values of metric sums, which must have equal lengths.
 pub(crate) fn sums_of<'a>(sums: &'a Sums<'_>) -> PyResult<(&'a [u32], &'a [f64])> {
     let places = sums.0.as_slice().map_err(|_| contiguous("sums"))?;
     let values = sums.1.as_slice().map_err(|_| contiguous("sums"))?;
     if places.len() != values.len() {
-        return Err(PyValueError::new_err("sums: expected as many places as values"));
+        return Err(PyValueError::new_err("sums: expected as many positions as values"));
     }
     Ok((places, values))
 }
 
-/// Gradients of several batches of a unit, to be pushed as one step.
+/// The merged gradients of several batches of a unit, pushed as one step.
 #[pyclass(module = "elasticrec._core")]
-pub(crate) struct Merging {
+pub(crate) struct MergedGradients {
     merged: MergedUpdate,
     rows: Vec<f32>,
 }
 
 #[pymethods]
-impl Merging {
+impl MergedGradients {
     #[new]
     fn new() -> Self {
-        Merging { merged: MergedUpdate::default(), rows: Vec::new() }
+        MergedGradients { merged: MergedUpdate::default(), rows: Vec::new() }
     }
 
-    /// Batches in it.
+    /// Number of batches.
     fn __len__(&self) -> usize {
         self.merged.num_parts as usize
     }
 
-    /// Adds the gradient of what `PsClient.receive` wrote, times `scale`, and that of the dense values.
+    /// Add `scale` times the gradient of the pooled rows, and the gradient of the dense values.
     #[pyo3(signature = (batch, gradient, dense, *, scale, weight, sums))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn add(
@@ -89,7 +89,7 @@ impl Merging {
         Ok(())
     }
 
-    /// Sends all of it under the name (unit, index), and is empty again.
+    /// Push the merged gradients under the name (unit, index), and start anew.
     #[pyo3(signature = (servers, *, unit, index, last, seen))]
     fn push(
         &mut self,
@@ -128,9 +128,9 @@ impl Merging {
     }
 }
 
-/// The rows of several batches, with all they have, on the way to a table of a trainer's own and back.
+/// Strategy `geo`: copies the whole rows of several batches into a trainer's table and pushes their increments.
 #[pyclass(module = "elasticrec._core")]
-pub(crate) struct Exchange {
+pub(crate) struct GeoExchange {
     /// Counts and checksums of the batches, without gradients.
     merged: MergedUpdate,
     split: ShardSplit,
@@ -139,8 +139,8 @@ pub(crate) struct Exchange {
 }
 
 #[pymethods]
-impl Exchange {
-    /// Asks for the rows of all batches, and for the dense values with their states.
+impl GeoExchange {
+    /// Request the rows of all batches, and the dense values with their optimizer state.
     #[new]
     fn new(py: Python<'_>, servers: &PsClient, batches: Vec<PyRef<'_, Batch>>) -> PyResult<Self> {
         let mut merged = MergedUpdate::default();
@@ -164,10 +164,10 @@ impl Exchange {
             servers.inner.pull(&split, PullOptions { dense: true, state: true, after: None })
         });
         let tickets = tickets.map_err(IntoPyErr::into_py_err)?;
-        Ok(Exchange { merged, split, tickets, before: FullRows::default() })
+        Ok(GeoExchange { merged, split, tickets, before: FullRows::default() })
     }
 
-    /// Waits for the rows, puts them into an empty table, and writes the dense values and their states into `dense`.
+    /// Wait for the rows and insert them into an empty table; write the dense values and their state into `dense`.
     fn receive(
         &mut self,
         py: Python<'_>,
@@ -182,10 +182,10 @@ impl Exchange {
         }
         py.detach(|| servers.inner.receive_full(&self.tickets, &self.split, &mut self.before, dense))
             .map_err(IntoPyErr::into_py_err)?;
-        py.detach(|| table.inner.adopt(&self.merged.signs, &self.before)).map_err(IntoPyErr::into_py_err)
+        py.detach(|| table.inner.insert_full(&self.merged.signs, &self.before)).map_err(IntoPyErr::into_py_err)
     }
 
-    /// Sends what changed in the table, and the changes of the dense values, under the name (unit, index).
+    /// Push the increments of the table and of the dense values under the name (unit, index).
     #[pyo3(signature = (servers, table, dense, *, unit, index, last, seen, sums))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn push(
@@ -205,7 +205,7 @@ impl Exchange {
         let merged = &self.merged;
         check_len(dense.len(), if merged.num_samples == 0 { 0 } else { servers.inner.num_dense_full() })?;
         let sent = py.detach(|| {
-            let deltas = table.inner.deltas(&merged.signs, &self.before);
+            let increments = table.inner.increments(&merged.signs, &self.before);
             let learned = BatchUpdate {
                 unit,
                 batch: index,
@@ -217,7 +217,7 @@ impl Exchange {
                 group: None,
                 is_increment: true,
                 counts: &merged.counts,
-                gradients: &deltas,
+                gradients: &increments,
                 dense,
                 sum_indices,
                 sum_values,

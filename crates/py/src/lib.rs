@@ -1,4 +1,4 @@
-//! `elasticrec._core`: the seam between Python and Rust, and the only crate that knows Python.
+//! `elasticrec._core`: the boundary between Python and Rust. No other crate depends on Python.
 
 mod batch;
 mod bench;
@@ -15,11 +15,11 @@ mod table;
 
 use pyo3::prelude::*;
 
-/// The module; `python/elasticrec/_core.pyi` is its description.
+/// The extension module; `python/elasticrec/_core.pyi` is its stub.
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use crate::batch::{Batch, BatchReader, Cut, Parser, cut_units, is_compressed, shuffle_units};
+    use crate::batch::{Batch, BatchOptions, BatchReader, Parser, is_compressed, shuffle_units, split_units};
     #[pymodule_export]
     use crate::bench::serve::{TrafficReport, engine_rate, run_traffic};
     #[pymodule_export]
@@ -33,7 +33,7 @@ mod _core {
     #[pymodule_export]
     use crate::demo::write_demo;
     #[pymodule_export]
-    use crate::groups::{Exchange, Merging};
+    use crate::groups::{GeoExchange, MergedGradients};
     #[pymodule_export]
     use crate::ps::{Moment, PsClient, PsCloser, PsServer, PsTls, PullTicket, PushTicket, Staleness, read_dense_parts};
     #[pymodule_export]

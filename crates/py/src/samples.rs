@@ -1,4 +1,4 @@
-//! Samples that Python reads itself: records for a reader of the user's own, columns of Parquet, and the batches of both.
+//! Python bindings for formats that Python reads: records for a user's own reader, columns of Parquet, and their batches.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
-use crate::batch::{Batch, Cut, Parser, UnitTuple, label_mode, unit_of};
+use crate::batch::{Batch, BatchOptions, Parser, UnitTuple, label_mode, unit_of};
 use crate::errors::{IntoPyErr, SampleError};
 
-/// An iterator over batches of records that are not parsed yet.
+/// An iterator over batches of records before parsing.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct RecordReader {
     inner: Mutex<RecordBatches>,
@@ -25,9 +25,9 @@ pub(crate) struct RecordReader {
 #[pymethods]
 impl RecordReader {
     #[new]
-    fn new(parser: &Parser, units: Vec<UnitTuple>, cut: &Cut) -> Self {
+    fn new(parser: &Parser, units: Vec<UnitTuple>, batches: &BatchOptions) -> Self {
         let units = units.into_iter().map(unit_of).collect();
-        RecordReader { inner: Mutex::new(RecordBatches::new(parser.inner.clone(), units, cut.options.clone())) }
+        RecordReader { inner: Mutex::new(RecordBatches::new(parser.inner.clone(), units, batches.options.clone())) }
     }
 
     fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -44,7 +44,7 @@ impl RecordReader {
     }
 }
 
-/// Records of a batch.
+/// The records of a batch before parsing.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct RecordBatch {
     inner: elasticrec_sample::RecordBatch,
@@ -73,23 +73,23 @@ impl RecordBatch {
         self.inner.name.index
     }
 
-    /// Where all of them stand.
+    /// Location of the records, as `file: lines 3, 8 and 510 more up to 1530`.
     #[getter]
-    fn places(&self) -> String {
-        self.inner.places()
+    fn location(&self) -> String {
+        self.inner.location()
     }
 
-    /// Where a record begins, in bytes of the file's text.
+    /// Return the offset of a record in the decompressed file.
     fn offset(&self, index: usize) -> u64 {
         self.inner.offset(index)
     }
 
-    /// Where a record stands, as `file:line`.
-    fn place(&self, index: usize) -> String {
-        self.inner.place(index)
+    /// Return the location of a record, as `file:line`.
+    fn location_of(&self, index: usize) -> String {
+        self.inner.location_of(index)
     }
 
-    /// All records, each with a line end.
+    /// Return all records, each with a line end.
     fn text<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let text = py.detach(|| {
             let mut text = Vec::new();
@@ -102,8 +102,7 @@ impl RecordBatch {
         PyBytes::new(py, &text)
     }
 
-    /// The records that are samples of `parser` with their labels, each with a line end; and each other one as
-    /// `file:line: what`.
+    /// Return the records that `parser` accepts, each with a line end, and the bad ones as `file:line: what`.
     fn good<'py>(&self, py: Python<'py>, parser: &Parser) -> (Bound<'py, PyBytes>, Vec<String>) {
         let (text, bad) = py.detach(|| {
             let (mut text, mut bad) = (Vec::new(), Vec::new());
@@ -115,7 +114,7 @@ impl RecordBatch {
                         text.extend_from_slice(record);
                         text.push(b'\n');
                     }
-                    Err(error) => bad.push(format!("{}: {error}", self.inner.place(index))),
+                    Err(error) => bad.push(format!("{}: {error}", self.inner.location_of(index))),
                 }
             }
             (text, bad)
@@ -124,7 +123,7 @@ impl RecordBatch {
     }
 }
 
-/// Makes a batch of named values.
+/// Builds a batch from named values.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct BatchMaker {
     parser: Arc<elasticrec_sample::Parser>,
@@ -141,7 +140,7 @@ impl BatchMaker {
         BatchMaker { builder: parser.builder(0), parser, mode: label_mode(labels) }
     }
 
-    /// Adds a sample: values of slots, dense columns, labels and `weight` by name. A bad one adds nothing.
+    /// Add a sample: values of slots, dense columns, labels and `weight` by name. A bad sample adds nothing.
     fn add(&mut self, sample: &Bound<'_, PyDict>) -> PyResult<()> {
         let parser = self.parser.clone();
         let builder = &mut self.builder;
@@ -173,7 +172,7 @@ impl BatchMaker {
                     return Err(SampleError::new_err(format!("weight: expected a number above 0, got {weight}")));
                 }
             } else {
-                builder.pass_over();
+                builder.count_unused();
             }
         }
         let expected = parser.features().labels.len();
@@ -184,8 +183,8 @@ impl BatchMaker {
         Ok(())
     }
 
-    /// The batch of the samples so far; the maker is empty after it.
-    #[pyo3(signature = (*, unit, index, num_records, bad, num_bad, places))]
+    /// Return the batch of the samples so far, and start a new one.
+    #[pyo3(signature = (*, unit, index, num_records, bad, num_bad, location))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn finish(
         &mut self,
@@ -195,20 +194,20 @@ impl BatchMaker {
         num_records: usize,
         bad: Vec<String>,
         num_bad: usize,
-        places: String,
+        location: String,
     ) -> Batch {
         let batch = std::mem::replace(&mut self.builder, self.parser.builder(0)).finish();
         let parsed = ParsedBatch::of(BatchName { unit, index }, batch);
         let mut batch = Batch::new(py, self.parser.clone(), ParsedBatch { num_records, num_bad, bad, ..parsed });
-        batch.place = Some(places);
+        batch.location = Some(location);
         batch
     }
 }
 
 fn number_of(kind: &str, name: &str, value: &Bound<'_, PyAny>) -> PyResult<f32> {
     let number = value.extract::<f64>().map_err(|_| {
-        let shown = value.repr().map_or_else(|_| "something else".into(), |repr| repr.to_string());
-        SampleError::new_err(format!("{kind} `{name}`: expected a number, got {shown}"))
+        let got = value.repr().map_or_else(|_| "another type".into(), |repr| repr.to_string());
+        SampleError::new_err(format!("{kind} `{name}`: expected a number, got {got}"))
     })?;
     Ok(number as f32)
 }
@@ -222,13 +221,13 @@ fn add_values(
 ) -> PyResult<()> {
     let separator = parser.features().slots[usize::from(slot)].separator.as_ref().map(String::as_bytes);
     if let Ok(text) = value.cast::<PyString>() {
-        // a lone surrogate is text to Python, but to nobody else
+        // Python strings may contain lone surrogates, which are not UTF-8.
         let text = text.to_str().map_err(|_| SampleError::new_err(format!("slot `{name}`: expected UTF-8 text")))?;
         add_text(parser, slot, text.as_bytes(), separator, into);
     } else if let Ok(bytes) = value.cast::<PyBytes>() {
         add_text(parser, slot, bytes.as_bytes(), separator, into);
     } else if value.is_instance_of::<PyInt>() && !value.is_instance_of::<PyBool>() {
-        // the decimal text: 7 and "7" are one value
+        // As decimal text, so that 7 and "7" are the same value.
         add_text(parser, slot, value.str()?.to_str()?.as_bytes(), None, into);
     } else if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
         for item in value.try_iter()? {
@@ -253,7 +252,7 @@ fn add_values(
 
 /// (offsets of the rows or None, offsets of the values, text).
 type PySlotColumn<'py> = (Option<PyReadonlyArray1<'py, i64>>, PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, u8>);
-/// (values, rows without one).
+/// (values, whether each row has none).
 type PyNumberColumn<'py> = (PyReadonlyArray1<'py, f32>, Option<PyReadonlyArray1<'py, bool>>);
 
 fn numbers<'a>(column: &'a PyNumberColumn<'_>) -> PyResult<NumberColumn<'a>> {
@@ -261,8 +260,8 @@ fn numbers<'a>(column: &'a PyNumberColumn<'_>) -> PyResult<NumberColumn<'a>> {
     Ok(NumberColumn { values: column.0.as_slice()?, nulls })
 }
 
-/// A batch of columns; `rows` are the places of its rows in the file, for messages. `refused` has rows that are bad
-/// for a reason that the columns do not show, by their place in the batch.
+/// Return a batch of columns. `rows` are the row numbers in the file, for messages. `refused` has the bad rows that the
+/// caller found, with the reason, by their position in the batch.
 #[pyfunction]
 #[pyo3(signature = (parser, *, unit, index, path, rows, slots, dense, labels, weights, refused, shown))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
@@ -312,7 +311,7 @@ pub(crate) fn batch_of_columns(
                 bad.push((row, what));
             }
         }
-        // the order of the file, which people look them up in
+        // In file order, because people look the records up there.
         bad.sort_unstable();
         bad.truncate(SHOWN_BAD.saturating_sub(shown));
         let bad = bad.into_iter().map(|(row, what)| format!("{path}: row {row}: {what}")).collect();
@@ -322,11 +321,11 @@ pub(crate) fn batch_of_columns(
     let num_records = rows.len();
     let mut batch = Batch::new(py, inner.clone(), ParsedBatch { num_records, num_bad, bad, ..parsed });
     let (first, last) = (rows.iter().min().unwrap_or(&0), rows.iter().max().unwrap_or(&0));
-    batch.place = Some(format!("{path}: {num_records} rows from {first} to {last}"));
+    batch.location = Some(format!("{path}: {num_records} rows from {first} to {last}"));
     Ok(batch)
 }
 
-/// The first line of a file, plain or compressed; None if it is empty.
+/// Return the first line of a file, compressed or not, or None if the file is empty.
 #[pyfunction]
 pub(crate) fn first_line<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Option<Bound<'py, PyBytes>>> {
     let read = |source| ReadError { path: path.clone(), source };
@@ -334,7 +333,7 @@ pub(crate) fn first_line<'py>(py: Python<'py>, path: PathBuf) -> PyResult<Option
     Ok(line.map(|line| PyBytes::new(py, &line)))
 }
 
-/// The order in which the `count` records of a unit are read.
+/// Return the order in which the `count` records of a unit are read.
 #[pyfunction]
 pub(crate) fn shuffle_records(
     py: Python<'_>,
@@ -348,7 +347,7 @@ pub(crate) fn shuffle_records(
     PyArray1::from_vec(py, order)
 }
 
-/// Which rows of a file are in the share that is held out, by their place in it.
+/// Return which rows of a file are in the held-out share, by their row numbers.
 #[pyfunction]
 pub(crate) fn held_out<'py>(
     py: Python<'py>,
@@ -358,11 +357,11 @@ pub(crate) fn held_out<'py>(
 ) -> PyResult<Bound<'py, PyArray1<bool>>> {
     let seed = slot_seed(file);
     let chosen =
-        rows.as_slice()?.iter().map(|row| Selection::is_in(sign_of(seed, &row.to_le_bytes()), ratio)).collect();
+        rows.as_slice()?.iter().map(|row| Selection::is_held_out(sign_of(seed, &row.to_le_bytes()), ratio)).collect();
     Ok(PyArray1::from_vec(py, chosen))
 }
 
-/// A batch as plain arrays: what goes from a process to another.
+/// A batch as plain arrays, to be sent to another process.
 type Parts<'py> = (
     (u64, u32, usize, usize, u64),
     (Vec<String>, String),
@@ -371,28 +370,28 @@ type Parts<'py> = (
     (Bound<'py, PyArray1<u32>>, Bound<'py, PyArray1<u32>>),
 );
 
-/// The content of a batch as plain arrays, for another process.
+/// Return the content of a batch as plain arrays, to be sent to another process.
 #[pyfunction]
 pub(crate) fn batch_to_parts<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Parts<'py>> {
     let flat =
         |array: &Bound<'py, PyAny>| array.call_method0("ravel")?.cast_into::<PyArray1<f32>>().map_err(PyErr::from);
     let (dense, labels) = (flat(batch.dense_array(py).as_any())?, flat(batch.labels_array(py).as_any())?);
     let weights = flat(batch.weights_array(py).as_any())?;
-    let place = batch.place.clone().unwrap_or_default();
+    let location = batch.location.clone().unwrap_or_default();
     let ParsedBatch { name, batch, num_records, num_bad, bad, .. } = &batch.parsed;
     Ok((
         (name.unit, name.index, *num_records, *num_bad, batch.num_unused),
-        (bad.clone(), place),
+        (bad.clone(), location),
         (PyArray1::from_slice(py, &batch.signs), PyArray1::from_slice(py, &batch.offsets)),
         (dense, labels, weights),
         (PyArray1::from_slice(py, &batch.shows), PyArray1::from_slice(py, &batch.clicks)),
     ))
 }
 
-/// A batch from what `batch_to_parts` gave in another process.
+/// Return the batch from the result of `batch_to_parts` in another process.
 #[pyfunction]
 pub(crate) fn batch_from_parts(py: Python<'_>, parser: &Parser, parts: Parts<'_>) -> PyResult<Batch> {
-    let ((unit, index, num_records, num_bad, num_unused), (bad, place), signs, values, counts) = parts;
+    let ((unit, index, num_records, num_bad, num_unused), (bad, location), signs, values, counts) = parts;
     let features = parser.inner.features();
     let batch = elasticrec_sample::Batch {
         num_slots: features.slots.len(),
@@ -412,6 +411,6 @@ pub(crate) fn batch_from_parts(py: Python<'_>, parser: &Parser, parts: Parts<'_>
     }
     let parsed = py.detach(|| ParsedBatch::of(BatchName { unit, index }, batch));
     let mut batch = Batch::new(py, parser.inner.clone(), ParsedBatch { num_records, num_bad, bad, ..parsed });
-    batch.place = Some(place);
+    batch.location = Some(location);
     Ok(batch)
 }

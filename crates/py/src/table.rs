@@ -1,4 +1,4 @@
-//! The table, for Python: pulls pooled rows into a tensor's memory and pushes its gradient back.
+//! Python bindings of the table: pulls pooled rows into the memory of a tensor and pushes its gradient.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::errors::IntoPyErr;
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct Table {
     pub(crate) inner: elasticrec_table::Table,
-    /// `[unique signs, width]`: rows on the way out, gradients on the way back; kept to save the allocation.
+    /// `[unique signs, width]`: rows of a pull or gradients of a push; kept to save the allocation.
     rows: Vec<f32>,
     /// Which changes of each partition became part of a version.
     told: Vec<PublishState>,
@@ -32,7 +32,7 @@ fn told_nothing(table: &elasticrec_table::Table) -> Vec<PublishState> {
 
 #[pymethods]
 impl Table {
-    /// `threads` is how many large batches and whole-table steps may use; the rows are the same with any number.
+    /// Large batches and work on the whole table use up to `threads` threads; the rows do not depend on their number.
     #[new]
     #[pyo3(signature = (spec_json, *, threads = 1))]
     fn new(spec_json: &str, threads: usize) -> PyResult<Self> {
@@ -46,19 +46,19 @@ impl Table {
         self.inner.len()
     }
 
-    /// Bytes held, spare capacity included.
+    /// Allocated bytes, including spare capacity.
     #[getter]
     fn num_bytes(&self) -> usize {
         self.inner.bytes()
     }
 
-    /// Weights a row.
+    /// Weights per row.
     #[getter]
     fn width(&self) -> usize {
         self.inner.width()
     }
 
-    /// Writes the pooled rows of a batch into `out`, `[num_samples, num_cells, width]`. Creates nothing.
+    /// Write the pooled rows of a batch into `out`, `[num_samples, num_cells, width]`; creates no rows.
     fn pull(&mut self, py: Python<'_>, batch: &mut Batch, mut out: PyReadwriteArray3<'_, f32>) -> PyResult<()> {
         let out = out.as_slice_mut().map_err(|_| PyValueError::new_err("out: expected a contiguous array"))?;
         let Batch { parser, parsed, handles, .. } = batch;
@@ -71,7 +71,7 @@ impl Table {
         Ok(())
     }
 
-    /// Applies the gradient of what `pull` wrote, times `scale`; returns (rows created, gradient was not finite).
+    /// Apply `scale` times the gradient of the pooled rows; return (rows created, whether the gradient was not finite).
     fn push(
         &mut self,
         py: Python<'_>,
@@ -85,7 +85,7 @@ impl Table {
         let Batch { parser, parsed, handles, .. } = batch;
         check_shape("gradient", gradient.len(), batch_cells(parser, parsed), self.inner.width())?;
         if handles.len() != parsed.unique.signs.len() {
-            return Err(PyValueError::new_err("push: expected a batch that was pulled before"));
+            return Err(PyValueError::new_err("push: expected a batch that was pulled, got one that was not"));
         }
         let pushed = py.detach(|| {
             self.rows.clear();
@@ -104,7 +104,7 @@ impl Table {
         Ok((pushed.created, pushed.non_finite))
     }
 
-    /// Multiplies show and click of every row by `rate`; `step` is part of how fractions are rounded.
+    /// Multiply show and click of every row by `rate`; `step` is the seed of the rounding.
     fn decay(&mut self, py: Python<'_>, rate: f64, step: u32) -> PyResult<()> {
         if !(0.0..=1.0).contains(&rate) {
             return Err(PyValueError::new_err(format!("decay: expected a rate from 0 to 1, got {rate}")));
@@ -113,12 +113,12 @@ impl Table {
         Ok(())
     }
 
-    /// Lets data time begin anew: every row was last seen at 0.
+    /// Reset the data time: every row was last seen at 0.
     fn restart_time(&mut self, py: Python<'_>) {
         py.detach(|| self.inner.restart_time());
     }
 
-    /// Removes rows with a lower score than `min_score` or seen more than `max_age` before `now`; returns how many.
+    /// Evict rows with a score below `min_score` or last seen more than `max_age` before `now`; return how many.
     #[pyo3(signature = (*, nonclk_coeff, click_coeff, min_score, now, max_age))]
     fn evict(
         &mut self,
@@ -133,20 +133,20 @@ impl Table {
         py.detach(|| self.inner.evict(&eviction))
     }
 
-    /// (show, click, seen, weights, optimizer state) of a sign, or None.
+    /// Return (show, click, seen, weights, optimizer state) of a sign, or None.
     #[expect(clippy::type_complexity, reason = "the shape of a Python tuple")]
     fn get(&self, sign: u64) -> Option<(u32, u32, u32, Vec<f32>, Vec<f32>)> {
         let row = self.inner.get(sign)?;
         Some((row.counters.show, row.counters.click, row.counters.seen, row.weights, row.state))
     }
 
-    /// Writes a part file; returns its size and sha-256.
+    /// Write a part file; return its size and sha-256.
     fn snapshot(&self, py: Python<'_>, path: PathBuf) -> PyResult<(u64, String)> {
         let written = py.detach(|| self.inner.snapshot(&path)).map_err(IntoPyErr::into_py_err)?;
         Ok((written.bytes, written.sha256))
     }
 
-    /// Loads the part files of a snapshot into this empty table.
+    /// Load the part files of a snapshot into this empty table.
     fn load(&mut self, py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
         if !self.inner.is_empty() {
             return Err(PyValueError::new_err("load: expected an empty table"));
@@ -156,7 +156,7 @@ impl Table {
         py.detach(|| self.inner.load(&paths)).map_err(IntoPyErr::into_py_err)
     }
 
-    /// Writes the weights as a cube part file; returns its size and sha-256.
+    /// Write the weights as a cube part file; return its size and sha-256.
     #[pyo3(signature = (path, *, row_type = "f32"))]
     fn write_cube(&self, py: Python<'_>, path: PathBuf, row_type: &str) -> PyResult<(u64, String)> {
         let row_type = row_type_of(row_type)?;
@@ -184,7 +184,7 @@ impl Table {
     }
 }
 
-/// Vectors of a batch.
+/// Number of cells of a batch.
 pub(crate) fn batch_cells(parser: &elasticrec_sample::Parser, parsed: &elasticrec_sample::ParsedBatch) -> usize {
     parsed.batch.num_samples() * parser.layout().num_cells()
 }

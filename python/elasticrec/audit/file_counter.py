@@ -131,12 +131,12 @@ def lines_of(path: Path) -> Iterator[bytes]:
                     line, is_first = line.removeprefix(_BYTE_ORDER_MARK), False
                 yield line.removesuffix(b"\n").removesuffix(b"\r")
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise SampleError(f"{path}: damaged or cut off: {error}") from None
+            raise SampleError(f"{path}: damaged or truncated: {error}") from None
         except OSError as error:
             # Errors of pyarrow about damaged files have no number and no file name.
             if error.errno is not None:
                 raise
-            raise SampleError(f"{path}: damaged or cut off: {error}") from None
+            raise SampleError(f"{path}: damaged or truncated: {error}") from None
 
 
 def _zstd(file: IO[bytes]) -> IO[bytes]:

@@ -140,7 +140,7 @@ def _lines(settings: Settings) -> list[bytes]:
     for batch in record_batches(settings.file, any_parser(), batch_size=_BATCH_SIZE):
         for index in range(len(batch)):
             line = batch[index]
-            lines.append(line if settings.format == "text" else _instance(line, batch.place(index)))
+            lines.append(line if settings.format == "text" else _instance(line, batch.location_of(index)))
             size += len(line)
         if size >= _MAX_BYTES:
             break

@@ -54,7 +54,7 @@ def open_batches(
 
         return ReaderProcesses(job, parser, units, cut, labels=True)
     return _core.BatchReader(
-        parser, [unit.core() for unit in units], _core.Cut(**cut), labels=True, workers=job.data.workers
+        parser, [unit.core() for unit in units], _core.BatchOptions(**cut), labels=True, workers=job.data.workers
     )
 
 

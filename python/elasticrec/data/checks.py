@@ -83,7 +83,9 @@ def some_batches(job: Job) -> Iterator[_core.Batch]:
 
 
 def _text_batches(parser: _core.Parser, path: Path) -> Iterator[_core.Batch]:
-    cut = _core.Cut(batch_size=_BATCH_SIZE, shuffle=False, seed=0, skip_batches=0, piece_bytes=_FILE_BYTES, select=None)
+    cut = _core.BatchOptions(
+        batch_size=_BATCH_SIZE, shuffle=False, seed=0, skip_batches=0, piece_bytes=_FILE_BYTES, select=None
+    )
     spans = some_spans(path, _FILE_BYTES) or [(0, path.stat().st_size)]
     reader = _core.BatchReader(parser, core_units(path, spans), cut, labels=True, workers=1)
     try:

@@ -39,7 +39,7 @@ def record_batches(
     select: Select | None = None,
 ) -> Iterator[_core.RecordBatch]:
     """Yield the records of a file in order; `span` selects those that begin in a byte range of a plain file."""
-    cut = _core.Cut(
+    cut = _core.BatchOptions(
         batch_size=batch_size, shuffle=False, seed=0, skip_batches=0, piece_bytes=_PIECE_BYTES, select=select
     )
     spans = [span] if span else text_ranges(path, path.stat().st_size, _PIECE_BYTES)

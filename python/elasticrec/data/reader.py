@@ -53,9 +53,9 @@ class LineReader:
             unit=records.unit,
             index=records.index,
             num_records=num_records,
-            bad=[f"{records.place(index)}: {error}" for _, index, error in shown],
+            bad=[f"{records.location_of(index)}: {error}" for _, index, error in shown],
             num_bad=num_bad,
-            places=records.places,
+            location=records.location,
         )
 
     def parse(self, text: bytes) -> _core.Batch:
@@ -66,9 +66,9 @@ class LineReader:
                 try:
                     num_records += self._add(line.removesuffix(b"\r"))
                 except SampleError as error:
-                    self._maker.finish(unit=0, index=0, num_records=0, bad=[], num_bad=0, places="")
+                    self._maker.finish(unit=0, index=0, num_records=0, bad=[], num_bad=0, location="")
                     raise SampleError(f"line {number}: {error}") from None
-        return self._maker.finish(unit=0, index=0, num_records=num_records, bad=[], num_bad=0, places="")
+        return self._maker.finish(unit=0, index=0, num_records=num_records, bad=[], num_bad=0, location="")
 
     def _add(self, line: bytes) -> bool:
         """Add the sample of a line; return false if the reader skips the line."""

@@ -61,7 +61,7 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     while True:
         unit, cut = read_message(requests)
         try:
-            units = iter(_core.RecordReader(parser, [unit], _core.Cut(**cut)))
+            units = iter(_core.RecordReader(parser, [unit], _core.BatchOptions(**cut)))
             while True:
                 start = time.perf_counter()
                 if (records := next(units, None)) is None:

@@ -72,7 +72,7 @@ def _ranges(path: Path, size: int, split: UnitSplit) -> list[tuple[int, int]]:
 
 def text_ranges(path: Path, size: int, unit_bytes: int) -> list[tuple[int, int]]:
     """Return byte ranges of a text file; a compressed file is one range, as it can only be read from its start."""
-    return [(0, size)] if is_compressed(path) else _core.cut_units(size, unit_bytes)
+    return [(0, size)] if is_compressed(path) else _core.split_units(size, unit_bytes)
 
 
 def is_compressed(path: Path) -> bool:

@@ -23,7 +23,7 @@ def forward(
         mean = loss.mean.item()
     if not math.isfinite(mean):
         raise ModelError(
-            f"unit {batch.unit} batch {batch.index} ({batch.places}): expected a finite loss, got {mean}; "
+            f"unit {batch.unit} batch {batch.index} ({batch.location}): expected a finite loss, got {mean}; "
             "lower the learning rates or check the data"
         )
     return logits, loss

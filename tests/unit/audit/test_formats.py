@@ -136,7 +136,7 @@ def test_several_gzip_members_or_zstd_frames_in_one_file(make_job: MakeJob, tmp_
     assert counted.num_samples == trained_counts(job)[0] == 3
     assert counted.counts().signs.tolist() == trained_counts(job)[1].signs.tolist() == [5, 6, 7]
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(SampleError, match="damaged or cut off"):
+    with pytest.raises(SampleError, match="damaged or truncated"):
         FileCounter(job).count(path, Tally())
 
 

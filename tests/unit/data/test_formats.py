@@ -247,7 +247,7 @@ def test_a_truncated_file_is_named_with_its_line(job_of: MakeJob, tmp_path: Path
     job = job_of(kind)
     path = tmp_path / f"train.{kind}"
     path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises((SampleError, OSError), match=rf"train\.{kind}: damaged or cut off in line \d+"):
+    with pytest.raises((SampleError, OSError), match=rf"train\.{kind}: damaged or truncated in line \d+"):
         batches_of(job)
 
 
@@ -518,7 +518,7 @@ def test_records_as_text_and_good_records(tmp_path: Path) -> None:
     }
     parser = _core.Parser(json.dumps(features))
     stat = path.stat()
-    cut = _core.Cut(batch_size=10, shuffle=False, seed=0, skip_batches=0, piece_bytes=4096, select=None)
+    cut = _core.BatchOptions(batch_size=10, shuffle=False, seed=0, skip_batches=0, piece_bytes=4096, select=None)
     unit = (0, str(path), 0, stat.st_size, 0, stat.st_size, stat.st_mtime_ns)
     (batch,) = _core.RecordReader(parser, [unit], cut)
     assert batch.text() == b"1 0 5:0\nwhat\n1 1 6:0\n2 3 7:0\n"

@@ -284,7 +284,7 @@ APACHE = b'127.0.0.1 - - [10/Oct/2000:13:55:36 -0700] "GET /a.gif HTTP/1.0" 200 
         ),
         (b"BZh91AY&SY", "a.dat: expected text, gzip, zstd or Parquet, got bzip2"),
         (b"PAR1 is not all", "a.dat: expected a Parquet file"),
-        (gzip.compress(b"1 0 5:1\n" * 999, mtime=0)[:-20], "a.dat: damaged or cut off in line"),
+        (gzip.compress(b"1 0 5:1\n" * 999, mtime=0)[:-20], "a.dat: damaged or truncated in line"),
         (APACHE * 3 + b"x\n", "got the first line `127.0.0.1 - - [10/Oct"),
         (b'[{"click": 1}]\n', 'got the first line `[{"click": 1}]`; write a reader for it'),
         (b"click,user\n", "a.dat: expected samples after the header, got none"),

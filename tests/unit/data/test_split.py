@@ -157,6 +157,6 @@ def test_a_damaged_file_leaves_nothing(tmp_path: Path) -> None:
     job = parse_job({"name": "a", "data": {"format": "slots", "train": "a.txt.gz", "slots": [1]}}, base=tmp_path)
     from elasticrec.data.convert.split import holdout_of, split_by
 
-    with pytest.raises((OSError, ElasticRecError), match="damaged or cut off"):
+    with pytest.raises((OSError, ElasticRecError), match="damaged or truncated"):
         split_by(["a.txt.gz"], Path("out"), holdout_of(0.5, None), job=job)
     assert not [path for path in Path("out").rglob("*") if path.is_file()]

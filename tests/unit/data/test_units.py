@@ -35,7 +35,7 @@ def read(
     reader = _core.BatchReader(
         PARSER,
         [unit.core() for unit in units],
-        _core.Cut(
+        _core.BatchOptions(
             batch_size=batch_size, shuffle=shuffle, seed=5, skip_batches=skip_batches, piece_bytes=1 << 20, select=None
         ),
         labels=True,

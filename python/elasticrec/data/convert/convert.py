@@ -229,7 +229,8 @@ class _ToSlots:
         counts = np.rint(batch.labels * shows[:, None]).astype(np.int64)
         if np.any(shows != batch.weights) or np.any(np.abs(counts - batch.labels * shows[:, None]) > 1e-3):
             raise SampleError(
-                f"{batch.places}: expected whole numbers of shows and clicks for slot text, got other weights or labels"
+                f"{batch.location}: expected whole numbers of shows and clicks for slot text, "
+                "got other weights or labels"
             )
         names = [slot.name for slot in data.inputs]
         lengths = np.diff(batch.offsets)

@@ -54,7 +54,7 @@ class _ObjectRows(ABC):
                         continue
                     values = self._check(row)
                 except (ValueError, AttributeError, SampleError) as error:
-                    bad.append(f"{batch.place(index)}: {error}")
+                    bad.append(f"{batch.location_of(index)}: {error}")
                 else:
                     for name, column in chunk.items():
                         column.append(values[name])

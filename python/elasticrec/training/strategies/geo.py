@@ -38,7 +38,7 @@ class Geo(Strategy):
         pushing: _core.PushTicket | None = None
         for group in groups:
             # Servers answer in order: these rows include the increments of the group before.
-            exchange = _core.Exchange(self.servers, group.batches)
+            exchange = _core.GeoExchange(self.servers, group.batches)
             if pushing is not None:
                 self.servers.wait_for_ack(pushing)
             pushing = self._exchange(exchange, unit, seen, group, num_trainers)
@@ -46,7 +46,7 @@ class Geo(Strategy):
             self.servers.wait_for_ack(pushing)
 
     def _exchange(
-        self, exchange: _core.Exchange, unit: int, seen: int, group: MergeGroup, num_trainers: int
+        self, exchange: _core.GeoExchange, unit: int, seen: int, group: MergeGroup, num_trainers: int
     ) -> _core.PushTicket:
         network, servers = self.network, self.servers
         table = _core.Table(self._spec)

@@ -24,7 +24,7 @@ class HalfAsync(Strategy):
 
     def train_groups(self, unit: int, seen: int, groups: Iterable[MergeGroup]) -> None:
         """Train groups of a unit, one push each."""
-        network, servers, merging = self.network, self.servers, _core.Merging()
+        network, servers, merging = self.network, self.servers, _core.MergedGradients()
         for group in groups:
             for batch in group.batches:
                 self._merge(merging, batch)
@@ -35,7 +35,7 @@ class HalfAsync(Strategy):
             with network.clock.stage("meet"):
                 self.trainer.meet()
 
-    def _merge(self, merging: _core.Merging, batch: _core.Batch) -> None:
+    def _merge(self, merging: _core.MergedGradients, batch: _core.Batch) -> None:
         network, servers = self.network, self.servers
         pulling = servers.pull(batch, dense=True)
         result = network.learn(batch, network.receive(servers, pulling, batch, dense=True))
