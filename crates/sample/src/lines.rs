@@ -179,7 +179,7 @@ fn read_range(unit: &Unit) -> io::Result<Vec<u8>> {
     if size < end {
         return Err(io::Error::new(
             io::ErrorKind::UnexpectedEof,
-            format!("expected at least {end} bytes, got {size}: the file was truncated after it was split into units"),
+            format!("expected at least {end} bytes, got {size}: the file was truncated after its units were recorded"),
         ));
     }
     let base = start.saturating_sub(1);
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(read(&unit).unwrap().num_records(), 2);
         unit.stamp = Some(Stamp { modified_ns: stamp.modified_ns + 1, ..stamp });
         let error = read(&unit).unwrap_err().to_string();
-        assert!(error.starts_with("changed since it was split into units: expected 4 bytes"), "{error}");
+        assert!(error.starts_with("changed since its units were recorded: expected 4 bytes"), "{error}");
         unit.stamp = Some(stamp);
         file.write_all(b"c\n").unwrap();
         assert!(read(&unit).unwrap_err().to_string().contains("expected 4 bytes"));
