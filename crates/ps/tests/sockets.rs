@@ -441,8 +441,10 @@ fn a_step_is_applied_once_a_client_knows_that_all_shards_have_all_its_pushes() {
     let (one, two) = (connect(&[&servers[0], &servers[1]]), connect(&[&servers[0], &servers[1]]));
     assert_eq!(pull_after(&one, 0).unwrap(), [0.0; NUM_DENSE]);
     push_in_group(&one, 0, 0, false, 1.0).unwrap();
-    assert_eq!(has_all(&one, 0, 1), [false, false]);
     assert_eq!(reason(&pull_after(&one, 1).unwrap_err()), Reason::NotYet);
+    // The first refusal ends the pull. Both servers have answered it once both have answered the next request: a pull that
+    // arrived after the push below would commit the step.
+    assert_eq!(has_all(&one, 0, 1), [false, false]);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| wait_for_all(&one, 0));
         push_in_group(&two, 1, 0, true, 3.0).unwrap();

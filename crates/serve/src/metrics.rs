@@ -1,4 +1,4 @@
-//! What the server counts, in the text that Prometheus reads.
+//! The server's metrics, in the text format of Prometheus.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,7 +23,7 @@ struct Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
     model: String,
-    /// Empty where a model has one.
+    /// Empty if the model has one variant.
     variant: String,
 }
 
@@ -34,7 +34,7 @@ struct Stage {
     stage: &'static str,
 }
 
-/// Buckets from 10 µs, doubling, to 5 s: a stage of one instance and a request at its limits both have a place.
+/// Buckets from 10 µs to 5 s, doubling: they cover a stage of one instance and a request at its limits.
 #[derive(Clone)]
 struct Seconds;
 
@@ -44,7 +44,7 @@ impl MetricConstructor<Histogram> for Seconds {
     }
 }
 
-/// Requests that are scored together.
+/// Buckets for the number of requests that are scored together.
 #[derive(Clone)]
 struct Together;
 
@@ -54,7 +54,7 @@ impl MetricConstructor<Histogram> for Together {
     }
 }
 
-/// All counters of a server.
+/// All metrics of a server.
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<Outcome, Counter>,
@@ -74,7 +74,7 @@ pub(crate) struct Metrics {
     pub(crate) pending_bytes: Gauge,
 }
 
-/// Those of a variant of a model, which its scorers count with.
+/// The metrics of a variant of a model.
 #[derive(Clone)]
 pub(crate) struct ModelMetrics {
     pub(crate) instances: Counter,
@@ -127,35 +127,39 @@ impl Metrics {
             pending_bytes: Gauge::default(),
         };
         let registry = &mut metrics.registry;
-        // the encoder adds `_total` to the name of a counter and a full stop to its help
-        let help = "Answers by protocol and its code, without health, readiness and metrics";
+        // The encoder adds `_total` to the name of a counter and a full stop to its help.
+        let help = "Answers by protocol and code, without health, readiness and metrics";
         registry.register("requests", help, metrics.requests.clone());
         registry.register("instances", "Instances scored", metrics.instances.clone());
-        registry.register("signs", "Signs looked up; at a store each of a batch once", metrics.signs.clone());
-        registry.register("signs_missed", "Those that have no row and read as zero", metrics.signs_missed.clone());
-        let help = "Those whose shard gave no answer and that read as zero";
+        registry.register("signs", "Signs looked up; in a store each sign of a batch once", metrics.signs.clone());
+        registry.register(
+            "signs_missed",
+            "Signs looked up that have no row and read as zero",
+            metrics.signs_missed.clone(),
+        );
+        let help = "Signs looked up whose shard did not answer and that read as zero";
         registry.register("signs_lost", help, metrics.signs_lost.clone());
-        registry.register("request_seconds", "From the head of a prediction to its answer", metrics.request.0.clone());
-        let help = "Time in each stage: of a request, of lookup and infer of a batch";
+        registry.register(
+            "request_seconds",
+            "Time from the headers of a prediction to its answer",
+            metrics.request.0.clone(),
+        );
+        let help = "Time of each stage, per request; lookup and infer per batch";
         registry.register("stage_seconds", help, metrics.stages.clone());
-        registry.register("joined_requests", "Requests that were scored together", metrics.joined.clone());
+        registry.register("joined_requests", "Requests scored together in a batch", metrics.joined.clone());
         registry.register("model_version", "The version served, 0 before the first", metrics.version.clone());
         registry.register("offered_version", "The version that should be served", metrics.offered.clone());
-        registry.register(
-            "load_failures",
-            "Versions that could not be loaded, by attempt",
-            metrics.load_failures.clone(),
-        );
-        registry.register("queue", "Predictions that wait for a scorer", metrics.queued.clone());
-        registry.register("readers", "Reader processes, idle or at work", metrics.readers.clone());
-        let help = "Reader processes that died, hung or answered nonsense";
+        registry.register("load_failures", "Failed attempts to load a version", metrics.load_failures.clone());
+        registry.register("queue", "Queued predictions", metrics.queued.clone());
+        registry.register("readers", "Reader processes that are running", metrics.readers.clone());
+        let help = "Reader processes that died, hung or returned nonsense";
         registry.register("reader_losses", help, metrics.reader_losses.clone());
-        let help = "Bytes of bodies and answers that are under way";
+        let help = "Bytes of in-flight requests and answers";
         registry.register("pending_bytes", help, metrics.pending_bytes.clone());
         metrics
     }
 
-    /// Those of a variant.
+    /// Return the metrics of a variant.
     pub(crate) fn of(&self, model: &str, variant: &str) -> ModelMetrics {
         let of = Of { model: model.into(), variant: variant.into() };
         let stage = |stage| {
@@ -186,12 +190,12 @@ impl Metrics {
         }
     }
 
-    /// Counts an answer.
+    /// Count an answer.
     pub(crate) fn count_answer(&self, protocol: &'static str, code: u16) {
         self.requests.get_or_create(&Outcome { protocol, code }).inc();
     }
 
-    /// The text of a scrape.
+    /// Return the text of a scrape.
     pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;

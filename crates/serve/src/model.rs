@@ -1,4 +1,9 @@
-//! A model version in memory: what all scorers share.
+//! A version in memory: a directory in, scores of a batch out.
+//!
+//! - `version` resolves a path to the directory of a version; `manifest` reads and checks its manifest, sealed with the
+//!   checksum of `seal`; `chain` follows a delta to its base;
+//! - `rows` looks rows up in this process or in a store; `engine` runs the network with ONNX Runtime;
+//! - `scorer` scores a batch on one thread: lookup, pooling, network.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -59,22 +64,22 @@ pub struct Model {
     network: Network,
 }
 
-/// Where a version's rows are to come from.
+/// Where the rows of a version come from.
 #[derive(Clone)]
 pub enum RowSource {
-    /// Its files; of a version that is loaded already, what they have in common is taken over.
+    /// Its files, except those that the given loaded version has in memory.
     Files(Option<Arc<Model>>),
-    /// A store, and what becomes of signs whose shard is down.
+    /// A store, and how to treat signs whose shard is down.
     Store(Arc<Client>, ShardFailurePolicy),
 }
 
 impl Model {
-    /// Loads the version that `path` stands for (see [`version::resolve`]) and checks every byte of it.
+    /// Load the version that `path` resolves to (see [`version::resolve`]) and check every byte of it.
     pub fn load(path: &Path) -> Result<Arc<Model>, ModelError> {
         Model::load_with(path, &RowSource::Files(None))
     }
 
-    /// [`load`](Model::load) with the rows from elsewhere.
+    /// Like [`load`](Model::load), with rows from `source`.
     pub fn load_with(path: &Path, source: &RowSource) -> Result<Arc<Model>, ModelError> {
         let dir = version::resolve(path)?;
         let name = dir.display().to_string();
@@ -99,7 +104,7 @@ impl Model {
         Ok(Arc::new(Model { name, manifest, parser, rows, network }))
     }
 
-    /// A scorer for one thread, warm: its session is built, checked against the manifest, and has run once.
+    /// Return a warm scorer for one thread: its session is checked against the manifest and has run once.
     pub fn scorer(self: &Arc<Self>) -> Result<Scorer, ModelError> {
         let mut scorer =
             Scorer::new(self.clone()).map_err(|source| ModelError::Engine { name: self.name.clone(), source })?;
@@ -107,22 +112,22 @@ impl Model {
         Ok(scorer)
     }
 
-    /// What the version says of itself.
+    /// Return the manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The parser of its training.
+    /// Return the parser of the training format.
     pub fn parser(&self) -> &Parser {
         &self.parser
     }
 
-    /// Its rows.
+    /// Return the rows.
     pub fn rows(&self) -> &Rows {
         &self.rows
     }
 
-    /// Its dense network.
+    /// Return the dense network.
     pub fn network(&self) -> &Network {
         &self.network
     }

@@ -298,7 +298,7 @@ def test_shares_are_of_the_time_of_all_lanes(monkeypatch: pytest.MonkeyPatch) ->
 def test_networks_of_lanes_share_the_threads_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    one, two = make_networks(job(threads=5), print, StageClock(2))
+    one, two = make_networks(job(threads=5), StageClock(2))
     assert threads == [2, 2]
     assert torch.equal(one.dense.values, two.dense.values)
     one.dense.values.zero_()

@@ -1,4 +1,4 @@
-//! A version and all that it is made of: a base, and the deltas from it on, each applied to the one that it names.
+//! A version and the versions that it consists of: a base and a chain of deltas, each applied to the parent that it names.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use crate::model::{Model, ModelError};
 
 /// One version of a chain.
 pub struct Step {
-    /// Where it lies.
+    /// Its directory.
     pub dir: PathBuf,
-    /// What it says of itself.
+    /// Its manifest.
     pub manifest: Manifest,
 }
 
@@ -25,11 +25,11 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Reads the manifests of the version in `dir` and of all that it goes back to.
+    /// Read the manifests of the version in `dir` and of its ancestors.
     pub fn load(dir: &Path) -> Result<Chain, ManifestError> {
         let mut deltas = Vec::new();
         let mut step = Step { dir: dir.into(), manifest: Manifest::load(dir)? };
-        // numbers go down from a delta to its parent, so this ends
+        // A parent has a smaller number than its delta, so this ends.
         while let (Some(base), Some(parent)) = (step.manifest.base, step.manifest.parent) {
             let before = step.parent(base, parent)?;
             deltas.push(step);
@@ -39,17 +39,17 @@ impl Chain {
         Ok(Chain { base: step, deltas })
     }
 
-    /// The whole version it goes back to.
+    /// Return the base.
     pub fn base(&self) -> &Step {
         &self.base
     }
 
-    /// The version itself.
+    /// Return the version itself.
     pub fn newest(&self) -> &Step {
         self.deltas.last().unwrap_or(&self.base)
     }
 
-    /// Checks the part files and opens what they hold together; of a version that is open already only what comes after.
+    /// Check the part files and open the rows of the chain; the part that `open` shares is not read again.
     pub fn open_cube(&self, open: Option<&Model>) -> Result<View, ModelError> {
         let (mut view, num_done) = match open.and_then(|open| self.shared_with(open)) {
             Some(shared) => shared,
@@ -71,10 +71,10 @@ impl Chain {
         Ok(view)
     }
 
-    /// What an open version has of this chain, and how many of its deltas that are.
+    /// Return the rows that an open version shares with this chain, and the number of deltas they include.
     fn shared_with(&self, open: &Model) -> Option<(View, usize)> {
         let view = open.rows().held()?;
-        // a manifest is sealed and never changes: one that is the same, checksum included, is of the same files
+        // A manifest is sealed and never changes: an equal one, checksum included, describes the same files.
         if *open.manifest() == self.base.manifest {
             return Some((view.clone(), 0));
         }
@@ -84,7 +84,7 @@ impl Chain {
 }
 
 impl Step {
-    /// The version that this delta applies to.
+    /// Read the version that this delta applies to.
     fn parent(&self, base: u64, parent: u64) -> Result<Step, ManifestError> {
         let invalid = |what| ManifestError::Invalid { path: self.dir.join(FILE_NAME), what };
         let dir = version::sibling(&self.dir, base, parent).map_err(|error| invalid(format!("base: {error}")))?;
@@ -97,7 +97,7 @@ impl Step {
         Ok(before)
     }
 
-    /// A delta has rows and dense weights of its own; all else is as it was.
+    /// Check that a delta differs from its parent only in rows and dense weights.
     fn check_parent(&self, before: &Step, base: u64, parent: u64) -> Result<(), String> {
         let (own, other) = (&self.manifest, &before.manifest);
         let place = before.dir.display();
@@ -116,7 +116,7 @@ impl Step {
             ("dense", own.dense == other.dense),
         ];
         match same.iter().find(|(_, is_same)| !is_same) {
-            Some((key, _)) => Err(format!("{key}: expected what version {parent} has, which it applies to")),
+            Some((key, _)) => Err(format!("{key}: expected the value of its parent, version {parent}")),
             None => Ok(()),
         }
     }

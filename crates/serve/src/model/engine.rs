@@ -29,7 +29,7 @@ pub enum EngineError {
     Runtime(#[from] ort::Error),
 }
 
-/// The library and its environment: one of each in a process, for as long as it lives.
+/// The library and its environment, one of each per process.
 struct Runtime {
     path: PathBuf,
     environment: Environment,
@@ -37,11 +37,11 @@ struct Runtime {
 
 static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
 
-/// Loads the ONNX Runtime library at `path`; again with the same path does nothing.
+/// Load the ONNX Runtime library at `path`; a second call with the same path does nothing.
 pub fn init_onnxruntime(path: &Path) -> Result<(), EngineError> {
     let failed = |what: String| EngineError::Library { path: path.into(), what };
     let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
-    // absolute, because `ort` takes a relative path from the directory of the executable
+    // `ort` resolves a relative path against the directory of the executable.
     let absolute = path.canonicalize().map_err(|error| failed(error.to_string()))?;
     if let Some(Runtime { path: loaded, .. }) = &*runtime {
         if *loaded == absolute {
@@ -75,7 +75,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape that a manifest promises.
+    /// Return the shape of a manifest.
     pub fn of(manifest: &Manifest) -> Shape {
         let features = &manifest.features;
         Shape {
@@ -87,11 +87,11 @@ impl Shape {
     }
 }
 
-/// The files of a network, checked and in memory, from which any number of engines is built.
+/// The files of a network, checked and in memory, to build engines from.
 #[derive(Clone)]
 pub struct Network {
     graph: Arc<[u8]>,
-    /// Name and bytes of the file that the graph's initializers point into.
+    /// Name and bytes of the file with the graph's weights.
     weights_name: String,
     weights: Arc<[u8]>,
     inputs: Vec<Input>,
@@ -116,7 +116,7 @@ impl Input {
 }
 
 impl Network {
-    /// Reads and checks the graph and the weights of a version; a delta has the graph of its base.
+    /// Read and check the graph and the weights of a version; a delta has the graph of its base.
     pub fn read(chain: &Chain) -> Result<Network, crate::ManifestError> {
         let (base, Step { manifest, dir }) = (chain.base(), chain.newest());
         let inputs = &manifest.graph.inputs;
@@ -124,13 +124,13 @@ impl Network {
             graph: base.manifest.read(&base.dir, &manifest.graph.file)?.into(),
             weights_name: manifest.dense.file.clone(),
             weights: manifest.read(dir, &manifest.dense.file)?.into(),
-            // the manifest was checked to have these two names only
+            // The manifest was checked to have only these two names.
             inputs: inputs.iter().map(|name| if name == "pooled" { Input::Pooled } else { Input::Dense }).collect(),
             shape: Shape::of(manifest),
         })
     }
 
-    /// What goes in and out for one sample.
+    /// Return the sizes of the inputs and outputs of one sample.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -144,7 +144,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Builds the session and checks the graph's inputs and outputs.
+    /// Build the session and check the graph's inputs and outputs.
     pub fn new(network: &Network) -> Result<Engine, EngineError> {
         let session = build(&environment()?, network)?;
         let engine = Engine { session, inputs: network.inputs.clone(), shape: network.shape };
@@ -174,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// Runs the network on `num_samples` (at least 1) samples and appends `[num_samples, num_labels]` to `scores`.
+    /// Run the network on `num_samples` (at least 1) samples and append `[num_samples, num_labels]` to `scores`.
     pub fn run(
         &mut self,
         num_samples: usize,
@@ -184,7 +184,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let Shape { num_cells, width, num_dense, num_labels } = self.shape;
         let inputs = self.inputs.iter().map(|input| {
-            // views: the runtime reads the caller's buffers
+            // Views, so that the runtime reads the caller's buffers.
             let tensor = match input {
                 Input::Pooled => TensorRef::from_array_view(([num_samples, num_cells, width], pooled))?,
                 Input::Dense => TensorRef::from_array_view(([num_samples, num_dense], dense))?,
@@ -211,13 +211,13 @@ fn build(environment: &Environment, network: &Network) -> ort::Result<Session> {
         .with_inter_threads(1)?
         .with_parallel_execution(false)?
         .with_optimization_level(GraphOptimizationLevel::All)?
-        // a pattern is kept for each batch size that was ever seen, and made no difference that could be measured
+        // A pattern would be kept for each batch size, and made no measurable difference.
         .with_memory_pattern(false)?
         .with_external_initializer_file_in_memory(&network.weights_name, network.weights.clone())?
         .commit_from_memory(&network.graph)
 }
 
-/// Checks the type and the known dimensions of an input or output.
+/// Check the type and the known dimensions of an input or output.
 fn check_outlet(what: &str, outlet: &Outlet, expected: &[Option<usize>]) -> Result<(), EngineError> {
     let wrong = |got: String| {
         let expected = expected.iter().map(|size| size.map_or("batch".into(), |size| size.to_string()));

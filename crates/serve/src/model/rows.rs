@@ -1,4 +1,4 @@
-//! Where the rows of a version are: in this process, or at the shards of a store.
+//! The rows of a version: in this process or in a store.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,11 +10,11 @@ use elasticrec_cube::{Client, ClientError, View};
 pub enum Rows {
     /// In this process.
     Held(View),
-    /// At the shards of a store, which is asked for this version by name.
+    /// In a store.
     Store(StoreRows),
 }
 
-/// Rows of a version at a store.
+/// The rows of a version in a store.
 pub struct StoreRows {
     client: Arc<Client>,
     version: u64,
@@ -22,7 +22,7 @@ pub struct StoreRows {
     lost: ShardFailurePolicy,
 }
 
-/// Rows that were asked for by themselves, one after the other, zeros where there is none.
+/// Rows in the order of their signs; signs without a row have zeros.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct FoundRows {
     pub(crate) width: usize,
@@ -38,7 +38,7 @@ impl StoreRows {
         Ok(StoreRows { client, version, width, lost })
     }
 
-    /// (name, width) of the columns.
+    /// Return the layout of a row.
     pub(crate) fn layout(&self) -> Result<Arc<elasticrec_cube::client::Layout>, ClientError> {
         self.client.layout(self.version)
     }
@@ -48,7 +48,7 @@ impl StoreRows {
         self.width
     }
 
-    /// Writes the row of each sign to `out`, `[signs, width]`, zeros for those without one. `present` is scratch.
+    /// Write the row of each sign to `out`, `[signs, width]`, zeros for signs without one. `present` is a buffer.
     pub fn look_up(
         &self,
         signs: &[u64],
@@ -73,7 +73,7 @@ impl Rows {
         }
     }
 
-    /// The view, where rows are in this process.
+    /// Return the rows in this process, or None if they are in a store.
     pub fn held(&self) -> Option<&View> {
         match self {
             Rows::Held(view) => Some(view),

@@ -1,4 +1,4 @@
-//! A batch to scores: cube lookup → pooling → dense network.
+//! From a batch to scores: lookup, pooling, dense network.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::model::engine::{Engine, EngineError};
 use crate::model::rows::{Rows, StoreRows};
 use crate::refusal::Refusal;
 
-/// Why a batch has no scores.
+/// Why a batch was not scored.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum ScoreError {
@@ -51,12 +51,12 @@ pub struct ScoreStats {
     pub infer: Duration,
 }
 
-/// Samples that go through the network at once: memory is bounded by it, whatever a request brings.
+/// Samples per run of the network, which bounds the memory of a large request.
 const SLICE: usize = 1024;
-/// Values of rows that a scorer keeps room for between batches: 16 MB.
+/// Row values that a scorer keeps memory for between batches: 16 MB.
 const KEPT_VALUES: usize = 4 << 20;
 
-/// Scores batches on one thread; its buffers live from one to the next.
+/// Scores batches on one thread and reuses its buffers.
 pub struct Scorer {
     model: Arc<Model>,
     engine: Engine,
@@ -74,7 +74,7 @@ impl Scorer {
         Ok(Scorer { model, engine, rows, present, pooled, scores, stats: ScoreStats::default() })
     }
 
-    /// Runs a batch that touches nothing but the network: what the runtime puts off to its first run is done then.
+    /// Run a batch without signs, so that ONNX Runtime does the work of its first run now.
     pub(crate) fn warm_up(&mut self) -> Result<(), ScoreError> {
         let mut builder = self.model.parser().builder(1);
         builder.begin();
@@ -96,7 +96,7 @@ impl Scorer {
             Rows::Held(view) => self.score_held(batch, view)?,
             Rows::Store(store) => self.score_stored(batch, store, deadline)?,
         }
-        // what one large request took is not kept for ever
+        // Release the memory of one large request.
         self.rows.truncate(KEPT_VALUES);
         self.rows.shrink_to(KEPT_VALUES);
         Ok(())
@@ -110,7 +110,7 @@ impl Scorer {
         for samples in slices(batch) {
             let started = Instant::now();
             let signs = &batch.signs[signs_of(batch, &samples)];
-            // every value is written below; what a longer batch left behind is cut off, not cleared
+            // Every value is written below, so old values are not cleared.
             self.rows.resize(signs.len() * width, 0.0);
             self.stats.num_missed += signs.len() - view.lookup(signs, &mut self.rows);
             self.stats.num_signs += signs.len();
@@ -149,7 +149,7 @@ impl Scorer {
         Ok(())
     }
 
-    /// The scores of some samples whose rows are pooled.
+    /// Run the network on samples whose rows are pooled.
     fn infer(&mut self, batch: &Batch, samples: Range<usize>) -> Result<(), ScoreError> {
         let started = Instant::now();
         let dense = &batch.dense[samples.start * batch.num_dense..samples.end * batch.num_dense];
@@ -158,7 +158,7 @@ impl Scorer {
         Ok(())
     }
 
-    /// The scores `[samples, num_labels]` of some samples of the last batch, if they are numbers.
+    /// Return the scores `[samples, num_labels]` of samples of the last batch, if all are finite.
     pub fn scores_of(&self, samples: Range<usize>) -> Result<&[f32], ScoreError> {
         let labels = self.model.manifest().labels();
         let scores = &self.scores[samples.start * labels.len()..samples.end * labels.len()];
@@ -169,24 +169,24 @@ impl Scorer {
         Err(ScoreError::NotFinite { sample: at / labels.len(), label, got: scores[at] })
     }
 
-    /// What the last batch took.
+    /// Return the statistics of the last batch.
     pub fn stats(&self) -> ScoreStats {
         self.stats
     }
 
-    /// The model it scores with.
+    /// Return the model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 }
 
-/// The samples of a batch, as many at a time as go through the network at once.
+/// Split the samples of a batch into runs of the network.
 fn slices(batch: &Batch) -> impl Iterator<Item = Range<usize>> + use<> {
     let num_samples = batch.num_samples();
     (0..num_samples).step_by(SLICE).map(move |start| start..num_samples.min(start + SLICE))
 }
 
-/// Where the signs of some samples are.
+/// Return the range of the signs of these samples.
 fn signs_of(batch: &Batch, samples: &Range<usize>) -> Range<usize> {
     let [start, end] = [samples.start, samples.end].map(|at| batch.offsets[at * batch.num_slots] as usize);
     start..end

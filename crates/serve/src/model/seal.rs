@@ -1,4 +1,4 @@
-//! The checksum that a manifest has of itself: SHA-256 of its bytes with the digits of that checksum as zeros.
+//! The checksum of a manifest inside the manifest: SHA-256 of its bytes with zeros in place of the checksum.
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use sha2::{Digest, Sha256};
 const KEY: &[u8] = b"\"self_sha256\"";
 const NUM_DIGITS: usize = 64;
 
-/// Whether the bytes are those that were sealed.
+/// Return whether the bytes match their checksum.
 pub(crate) fn is_intact(bytes: &[u8]) -> bool {
     digits(bytes).is_some_and(|place| bytes[place.clone()] == *digest(bytes, place).as_bytes())
 }
 
-/// Puts the checksum in, for tests that write manifests.
+/// Write the checksum into the bytes, for tests that write manifests.
 #[doc(hidden)]
 pub fn seal(bytes: &mut [u8]) {
     if let Some(place) = digits(bytes) {
@@ -21,7 +21,7 @@ pub fn seal(bytes: &mut [u8]) {
     }
 }
 
-/// Where the digits stand: after the first key of that name, whatever spaces are between.
+/// Return the position of the checksum: after the first key of that name and any spaces.
 fn digits(bytes: &[u8]) -> Option<Range<usize>> {
     let key = memchr::memmem::find(bytes, KEY)? + KEY.len();
     let gap = bytes[key..].iter().position(|byte| !matches!(byte, b':' | b' '))?;
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flipped_bit_is_noticed() {
+    fn every_flipped_bit_is_detected() {
         let mut good = format!(r#"{{"format": 1, "self_sha256": "{}", "steps": 12}}"#, "0".repeat(64)).into_bytes();
         assert!(!is_intact(&good));
         seal(&mut good);

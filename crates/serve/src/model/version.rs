@@ -1,4 +1,4 @@
-//! Where a version lies: a path a user gives to the directory that is loaded.
+//! Resolves a user's path to the directory of a version.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,26 +8,26 @@ use thiserror::Error;
 
 use crate::model::manifest;
 
-/// The file in a model's directory that says which version is served.
+/// The file in a model's directory that names the current version.
 pub const CURRENT: &str = "CURRENT";
 
-/// What `CURRENT` holds.
+/// The content of `CURRENT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Current {
     /// The version's number, and the name of its directory.
     pub version: u64,
-    /// Goes up with every change of the file.
+    /// Increases with every change of the file.
     pub generation: u64,
-    /// Whether newer versions wait until the roll-out is resumed, after a rollback.
+    /// Newer versions wait until the rollout is resumed, after a rollback.
     #[serde(default)]
     pub held: bool,
-    /// Where a rollback goes to once the store has loaded it.
+    /// The target of a rollback that the store has not loaded yet.
     #[serde(default)]
     pub wanted: Option<u64>,
 }
 
-/// Why a path leads to no version.
+/// Why a path does not resolve to a version.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum VersionError {
@@ -41,10 +41,10 @@ pub enum VersionError {
     Gone { path: PathBuf, version: u64 },
 }
 
-/// The directory in a base's directory that has its deltas.
+/// The directory of the deltas inside the directory of their base.
 const DELTAS: &str = "deltas";
 
-/// The version directory that `path` stands for: itself, or the one that its `CURRENT` names.
+/// Return the directory of the version: `path` itself, or the version that its `CURRENT` names.
 pub fn resolve(path: &Path) -> Result<PathBuf, VersionError> {
     if path.join(manifest::FILE_NAME).is_file() {
         return Ok(path.into());
@@ -53,7 +53,7 @@ pub fn resolve(path: &Path) -> Result<PathBuf, VersionError> {
     let text = match std::fs::read(&current_path) {
         Ok(text) => text,
         Err(source) if source.kind() == io::ErrorKind::NotFound => {
-            // a path that is not there at all deserves its own words
+            // A missing path has its own error.
             path.metadata().map_err(|source| VersionError::Io { path: path.into(), source })?;
             return Err(VersionError::Neither { path: path.into() });
         }
@@ -66,16 +66,16 @@ pub fn resolve(path: &Path) -> Result<PathBuf, VersionError> {
     found.ok_or(VersionError::Gone { path: current_path, version })
 }
 
-/// Where a delta of that number may lie: in the directory of any base before it.
+/// Return the possible directories of a delta: inside every base with a smaller number.
 fn deltas_of(model: &Path, version: u64) -> impl Iterator<Item = PathBuf> {
     let is_before = move |dir: &PathBuf| number_of(dir).is_some_and(|base| base < version);
     let dirs = std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());
     dirs.filter(is_before).map(move |dir| dir.join(DELTAS).join(version.to_string()))
 }
 
-/// The directory of a version of the chain to which the delta at `dir` belongs.
+/// Return the directory of another version of the chain of the delta at `dir`.
 pub(crate) fn sibling(dir: &Path, base: u64, version: u64) -> io::Result<PathBuf> {
-    // links and dots are looked through: the way up is that of the directory itself
+    // Resolve links and dots first, so that parents are those of the real directory.
     let dir = dir.canonicalize()?;
     let deltas = dir.parent().filter(|deltas| deltas.ends_with(DELTAS));
     let Some((deltas, base_dir)) = deltas.and_then(|deltas| Some((deltas, deltas.parent()?))) else {

@@ -75,10 +75,10 @@ fn a_delta_applies_only_onto_its_parent() {
     let place = "in DIR/3/deltas/4, got 5 of 3";
     assert_eq!(error, format!("DIR/3/deltas/6/manifest.json: parent: expected version 4 of base 3 {place}"));
     let error = edited("3/deltas/6", "/features/labels", json!(["click", "share"]));
-    let expected = "DIR/3/deltas/6/manifest.json: features: expected what version 4 has, which it applies to";
+    let expected = "DIR/3/deltas/6/manifest.json: features: expected the value of its parent, version 4";
     assert_eq!(error, expected);
     let error = edited("3/deltas/6", "/table/row_type", json!("int8"));
-    assert!(error.contains("table.row_type: expected what version 4 has"), "{error}");
+    assert!(error.contains("table.row_type: expected the value of its parent, version 4"), "{error}");
     let error = edited("3/deltas/4", "/table/rows", json!(7));
     assert_eq!(error, "DIR/3/deltas/4: cube: expected 7 rows, got 100");
 }
