@@ -68,7 +68,7 @@ impl Batch {
     }
 }
 
-/// Builds a batch sample by sample; an unfinished sample leaves nothing.
+/// Builds a batch sample by sample; an unfinished sample is discarded.
 #[derive(Debug)]
 pub struct BatchBuilder {
     batch: Batch,
@@ -83,9 +83,9 @@ pub struct BatchBuilder {
     num_unused: u64,
     /// Occurrences of each dense name in the line so far, by its first column.
     dense_seen: Vec<u16>,
-    /// Number of the last signs that are kept in each slot; empty if no slot is limited.
+    /// Limit of the signs in each slot, of which the last ones are kept; empty if no slot is limited.
     longest: Vec<usize>,
-    /// Stands for missing dense values.
+    /// Value for missing dense values.
     missing: f32,
 }
 
@@ -168,8 +168,8 @@ impl BatchBuilder {
         self.tokens.push((slot, sign));
     }
 
-    /// Adds a sign to a bucket slot. Kept apart from [`Self::add_sign`], because dense values may come first in a line and
-    /// signs out of slot order must be sorted.
+    /// Adds a sign to a bucket slot. Separate from [`Self::add_sign`], because dense values may come first in a line
+    /// and signs out of slot order must be sorted.
     #[inline]
     pub(crate) fn add_bucket(&mut self, slot: u16, sign: u64) {
         self.buckets.push((slot, sign));
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_samples_leave_nothing() {
+    fn dropped_samples_leave_no_traces() {
         let mut builder = BatchBuilder::new(2, 1, 1, 2);
         let add = |builder: &mut BatchBuilder, sign: u64| {
             builder.begin();
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_sample_leaves_nothing() {
+    fn an_unfinished_sample_leaves_no_traces() {
         let mut builder = BatchBuilder::new(2, 1, 1, 1);
         builder.begin();
         builder.add_sign(0, 1);

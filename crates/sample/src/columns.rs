@@ -20,7 +20,7 @@ pub struct SlotColumn<'a> {
 pub struct NumberColumn<'a> {
     /// One number per row.
     pub values: &'a [f32],
-    /// Whether each row has no number.
+    /// Whether the number of each row is missing.
     pub nulls: Option<&'a [bool]>,
 }
 
@@ -68,7 +68,7 @@ impl ColumnBatch<'_> {
         });
         if wrong_number || wrong_slot {
             return Err(format!(
-                "columns: expected {} rows in each, got another number or offsets out of range",
+                "columns: expected {} rows in each column and offsets in range, got other lengths or offsets",
                 self.num_rows
             ));
         }

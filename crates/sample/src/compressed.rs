@@ -45,12 +45,12 @@ pub(crate) struct Stream {
 }
 
 /// Counts the bytes that are read.
-struct Counted {
+struct CountingReader {
     file: File,
     taken: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl Read for CountingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read(buffer)?;
         self.taken.fetch_add(count as u64, Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl Stream {
         file.by_ref().take(4).read_to_end(&mut start)?;
         file.seek(SeekFrom::Start(0))?;
         let taken = Arc::new(AtomicU64::new(0));
-        let counted = || io::Result::Ok(Counted { file: file.try_clone()?, taken: taken.clone() });
+        let counted = || io::Result::Ok(CountingReader { file: file.try_clone()?, taken: taken.clone() });
         let decoder: Box<dyn Read + Send> = if start.starts_with(GZIP) {
             Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(1 << 18, counted()?)))
         } else if start.starts_with(ZSTD) {

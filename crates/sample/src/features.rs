@@ -154,7 +154,7 @@ impl Dense {
     }
 }
 
-/// Settings of CSV and Parquet beside slots, dense columns and labels.
+/// Settings of CSV and Parquet besides slots, dense columns and labels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Columns {
@@ -173,7 +173,7 @@ pub struct Columns {
     /// The column with the time of a sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
-    /// Texts beside the empty one that stand for a missing value.
+    /// Texts that mean a missing value, in addition to the empty text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub null: Vec<String>,
 }
@@ -199,7 +199,7 @@ pub struct Features {
     /// Signs are taken modulo this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modulo: Option<u64>,
-    /// The sign or value that only pads lines; it is ignored.
+    /// The sign or value that pads lines; it is ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<String>,
     /// Slot text: whether a sign is hashed with its slot, so that equal signs of two slots have different rows.
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn logarithms_are_those_of_64_bits_rounded_to_32() {
+    fn logarithms_are_computed_in_f64_and_rounded_to_f32() {
         for (x, expected) in
             [(1.0f32, std::f32::consts::LN_2), (1e-30, 1e-30), (8.472_636, 2.248_407_4), (f32::MAX, 88.722_84)]
         {

@@ -42,7 +42,8 @@ impl UnitLines {
     /// Permutes the records; the order depends on the arguments alone.
     pub fn shuffle(&mut self, seed: u64, epoch: u32, unit: u64, piece: u64) {
         let parts = [seed, u64::from(epoch), unit, piece];
-        // Without the number of the first piece, so that a unit of one piece has the order of formats without pieces.
+        // The number of the first piece is left out, so that a unit of one piece is permuted as in formats without
+        // pieces.
         SplitMix64::from_parts(if piece == 0 { &parts[..3] } else { &parts }).shuffle(&mut self.lines);
     }
 

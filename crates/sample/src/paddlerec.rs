@@ -202,7 +202,7 @@ mod tests {
         let error = |line| parse_one(&parser, line, LabelMode::Required).unwrap_err().to_string();
         assert_eq!(error("click:0 7"), "expected `slot:value`, got `7`");
         assert_eq!(error("click:2 1:7"), "label `click`: expected a number from 0 to 1, got `2`");
-        assert_eq!(error("1:7"), "label `click`: expected once, got none");
+        assert_eq!(error("1:7"), "label `click`: expected one value, got none");
         assert_eq!(error("click:0 1:"), "slot `1`: expected a value after the colon, got nothing");
         assert_eq!(error("click:0 dense_feature:x"), "dense `dense_feature`: expected a number, got `x`");
         assert_eq!(error("click:0 dense_feature:nan"), "dense `dense_feature.0`: expected a finite number, got NaN");
@@ -212,15 +212,15 @@ mod tests {
     }
 
     #[test]
-    fn each_label_is_in_a_line_once() {
+    fn a_line_has_each_label_exactly_once() {
         let json = r#"{"format":"paddlerec","hash":1,"slots":[{"name":"1","pooling":"sum"}],"dense":[],
             "labels":["click","buy"]}"#;
         let parser = Parser::new(Features::from_json(json).unwrap()).unwrap();
         let error = |line| parse_one(&parser, line, LabelMode::Required).unwrap_err().to_string();
-        assert_eq!(error("click:0 click:1 1:7"), "label `click`: expected once, got it twice");
-        assert_eq!(error("click:0 buy:1 1:7 buy:1"), "label `buy`: expected once, got it twice");
-        assert_eq!(error("click:0 1:7"), "label `buy`: expected once, got none");
-        assert_eq!(error("buy:0 1:7"), "label `click`: expected once, got none");
+        assert_eq!(error("click:0 click:1 1:7"), "label `click`: expected one value, got two");
+        assert_eq!(error("click:0 buy:1 1:7 buy:1"), "label `buy`: expected one value, got two");
+        assert_eq!(error("click:0 1:7"), "label `buy`: expected one value, got none");
+        assert_eq!(error("buy:0 1:7"), "label `click`: expected one value, got none");
         assert_eq!(parse_one(&parser, "buy:0 1:7 click:1", LabelMode::Required).unwrap().labels, [1.0, 0.0]);
         assert!(parse_one(&parser, "click:0 click:1 1:7", LabelMode::Ignored).is_ok());
     }

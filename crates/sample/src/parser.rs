@@ -36,7 +36,7 @@ pub struct Parser {
     layout: Layout,
     /// Number of signs that are kept in each slot; empty without sequences.
     longest: Vec<usize>,
-    /// Whether signs of slot text are row keys without change.
+    /// Whether signs of slot text are row keys unchanged.
     plain: bool,
     padding_sign: Option<u64>,
     missing: f32,
@@ -54,7 +54,7 @@ enum Columns {
     Csv(csv::Fields),
 }
 
-/// Stands for a slot that the job does not use.
+/// Marks a number that is not the name of a slot of the job.
 const UNUSED: u16 = u16::MAX;
 /// Numeric names below this are in `Parser::numeric`.
 pub(crate) const NUMERIC_SLOTS: usize = 65_536;
@@ -108,7 +108,7 @@ impl Parser {
         self
     }
 
-    /// The value of missing dense values.
+    /// The value for missing dense values.
     pub fn missing(&self) -> f32 {
         self.missing
     }
@@ -231,8 +231,8 @@ impl Parser {
         }))
     }
 
-    /// Returns the row key of a sign, or `None` for the padding. The sign is that of the data for slot text, else a result
-    /// of [`Self::sign`].
+    /// Returns the row key of a sign, or `None` for the padding. In slot text the sign is the one in the data; in other
+    /// formats it is a result of [`Self::sign`].
     #[inline]
     pub fn key(&self, slot: u16, sign: u64) -> Option<u64> {
         if self.features.format.has_signs() { self.key_of_text(slot, sign) } else { Some(self.wrap(sign)) }
@@ -360,7 +360,7 @@ pub(crate) fn parse_label(name: &str, text: &[u8]) -> Result<f32, RecordError> {
 #[inline]
 pub(crate) fn check_first(name: &str, index: usize, into: &BatchBuilder) -> Result<(), RecordError> {
     match into.has_label(index) {
-        true => Err(RecordError(format!("label `{name}`: expected once, got it twice"))),
+        true => Err(RecordError(format!("label `{name}`: expected one value, got two"))),
         false => Ok(()),
     }
 }
@@ -369,7 +369,7 @@ pub(crate) fn check_first(name: &str, index: usize, into: &BatchBuilder) -> Resu
 #[inline]
 pub(crate) fn check_labels(labels: &[String], into: &BatchBuilder) -> Result<(), RecordError> {
     match into.missing_label() {
-        Some(index) => Err(RecordError(format!("label `{}`: expected once, got none", labels[index]))),
+        Some(index) => Err(RecordError(format!("label `{}`: expected one value, got none", labels[index]))),
         None => Ok(()),
     }
 }

@@ -80,7 +80,7 @@ pub fn pool_samples(
     }
 }
 
-/// Like [`pool_samples`], from one row per sign of these samples, `[signs, width]`, with repeats.
+/// Like [`pool_samples`], but `rows` has one row for each sign of these samples, `[signs, width]`, with repeats.
 pub fn pool_in_order(batch: &Batch, layout: &Layout, rows: &[f32], samples: Range<usize>, out: &mut [f32]) {
     let width = out.len().checked_div(samples.len() * layout.num_cells).unwrap_or(0);
     let cells = samples.start * batch.num_slots..samples.end * batch.num_slots;

@@ -32,7 +32,7 @@ pub struct ReaderOptions {
 pub struct BatchName {
     /// The unit's id.
     pub unit: u64,
-    /// Its number in the unit.
+    /// The number of the batch in the unit.
     pub index: u32,
 }
 
@@ -67,13 +67,13 @@ impl ParsedBatch {
     }
 }
 
-/// A unit that could not be read.
+/// A unit cannot be read.
 #[derive(Debug, Error)]
 #[error("{}: {source}", path.display())]
 pub struct ReadError {
     /// The file.
     pub path: PathBuf,
-    /// Why.
+    /// The error of the system.
     pub source: io::Error,
 }
 
@@ -202,7 +202,7 @@ fn parse(parser: &Parser, records: RecordBatch, mode: LabelMode, shown: &AtomicU
             }
         }
     }
-    // In file order, because people look the records up there.
+    // In file order, because people look the records up in the file.
     refused.sort_unstable_by_key(|&(index, _)| records.offset(index));
     let bad = refused
         .into_iter()
@@ -220,7 +220,7 @@ pub fn parse_text(parser: &Parser, text: &[u8], mode: LabelMode) -> std::result:
     Ok(builder.finish())
 }
 
-/// Like [`parse_text`], appended to `into`; samples before a bad line stay in it.
+/// Like [`parse_text`], but appends to `into`; samples before a bad line stay in it.
 pub fn parse_text_into(
     parser: &Parser,
     text: &[u8],

@@ -69,9 +69,9 @@ impl Selection {
 /// The records of a batch before parsing.
 #[derive(Debug, Clone)]
 pub struct RecordBatch {
-    /// Its name.
+    /// Name of the batch.
     pub name: BatchName,
-    /// Its unit.
+    /// Unit of the batch.
     pub unit: Arc<Unit>,
     lines: Arc<UnitLines>,
     records: Range<usize>,
@@ -138,12 +138,12 @@ pub struct RecordBatches {
     parser: Arc<Parser>,
     units: std::vec::IntoIter<Unit>,
     options: RecordOptions,
-    open: Option<Open>,
+    open: Option<OpenUnit>,
 }
 
 /// The unit that is being read.
 #[derive(Debug)]
-struct Open {
+struct OpenUnit {
     unit: Arc<Unit>,
     pieces: Pieces,
     num_pieces: u64,
@@ -212,8 +212,14 @@ impl Iterator for RecordBatches {
                     return Some(Err(ReadError { path: unit.path, source }));
                 }
             };
-            self.open =
-                Some(Open { unit: Arc::new(unit), pieces, num_pieces: 0, lines: None, next_record: 0, next_index: 0 });
+            self.open = Some(OpenUnit {
+                unit: Arc::new(unit),
+                pieces,
+                num_pieces: 0,
+                lines: None,
+                next_record: 0,
+                next_index: 0,
+            });
         }
     }
 }
@@ -276,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_sides_of_a_split_have_all_records() {
+    fn the_two_sides_of_a_split_together_have_all_records() {
         let file = file(true);
         let side = |selection| {
             let batches = read(&file, |options| options.selection = selection);

@@ -269,11 +269,11 @@ mod tests {
         let batch = parse_lines(r#"["click","buy"]"#, LabelMode::Required, &["2 2 buy=1 other=x 5:0"]).unwrap();
         assert_eq!(batch.labels, [1.0, 0.5]);
         let error = |line| parse_lines(r#"["click","buy"]"#, LabelMode::Required, &[line]).unwrap_err();
-        assert_eq!(error("1 1 5:0"), "label `buy`: expected once, got none");
-        assert_eq!(error("1 1 buy=0 buy=1 5:0"), "label `buy`: expected once, got it twice");
+        assert_eq!(error("1 1 5:0"), "label `buy`: expected one value, got none");
+        assert_eq!(error("1 1 buy=0 buy=1 5:0"), "label `buy`: expected one value, got two");
         assert_eq!(error("1 1 buy=2 5:0"), "label `buy`: expected a count of at most show = 1, got `2`");
         let three = parse_lines(r#"["click","buy","cart"]"#, LabelMode::Required, &["1 1 buy=0 buy=1 5:0"]);
-        assert_eq!(three.unwrap_err(), "label `buy`: expected once, got it twice");
+        assert_eq!(three.unwrap_err(), "label `buy`: expected one value, got two");
     }
 
     #[test]

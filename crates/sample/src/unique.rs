@@ -11,14 +11,14 @@ pub struct Unique {
     pub inverse: Vec<u32>,
 }
 
-/// Hash table entries per sign, at least; a half-empty table keeps probes short.
-const LOAD: usize = 2;
+/// Minimum of hash table entries per sign; a half-empty hash table keeps probes short.
+const ENTRIES_PER_SIGN: usize = 2;
 
 impl Unique {
     /// Finds the distinct signs of `batch`.
     pub fn of(batch: &Batch) -> Self {
         const EMPTY: u32 = u32::MAX;
-        let capacity = (batch.signs.len() * LOAD).next_power_of_two().max(16);
+        let capacity = (batch.signs.len() * ENTRIES_PER_SIGN).next_power_of_two().max(16);
         let shift = 64 - capacity.trailing_zeros();
         let mask = capacity - 1;
         let mut positions = vec![EMPTY; capacity];

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// A byte range of a file: the records that begin in it. A compressed file is one unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// Increasing over the life of a run.
+    /// Increases over the life of a run.
     pub id: u64,
     /// The file.
     pub path: PathBuf,
@@ -15,7 +15,7 @@ pub struct Unit {
     pub start: u64,
     /// One past the last byte.
     pub end: u64,
-    /// The pass over the data that it belongs to.
+    /// The pass over the data that the unit belongs to.
     pub epoch: u32,
     /// The state of the file when it was split into units; readers reject the file if it changed since.
     pub stamp: Option<Stamp>,

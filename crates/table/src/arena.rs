@@ -1,8 +1,8 @@
 //! The memory of a table: numbered items of one size in large mappings, on huge pages where the system has them.
 //!
 //! All partitions share one arena, so that 256 partitions do not each hold a half-empty mapping. A partition takes
-//! blocks of hundreds of items, so the lock is rarely taken. The number of an item leads to its address through one
-//! short list that stays in the cache.
+//! blocks of hundreds of items, so the lock is rarely taken. The address of an item is computed from its number and
+//! one short list that stays in the cache.
 
 use std::io;
 use std::ptr::{NonNull, null_mut};
@@ -26,7 +26,7 @@ const SMALL_BYTES: usize = 2 * HUGE_PAGE_BYTES;
 #[derive(Debug, Error)]
 pub enum GrowError {
     /// All row numbers are in use.
-    #[error("table: expected at most {max_rows} rows in one process, got more; use `sparse.evict` to limit it")]
+    #[error("table: expected at most {max_rows} rows in one process, got more; use `sparse.evict` to limit the table")]
     Full {
         /// The largest number of rows, in whole blocks.
         max_rows: usize,
@@ -65,7 +65,8 @@ struct State {
 }
 
 impl Arena {
-    /// An arena of items of `item_bytes`. A block is the largest power of two of items within `block_bytes`, at least one.
+    /// Creates an arena of items of `item_bytes`. A block is the largest power of two of items within `block_bytes`, at
+    /// least one.
     pub(crate) fn new(item_bytes: usize, block_bytes: usize) -> Self {
         let block_bits = (block_bytes / item_bytes).max(1).ilog2();
         let mapping_bits = (MAPPING_BYTES / item_bytes).max(1).ilog2().clamp(block_bits, 21);
@@ -74,7 +75,7 @@ impl Arena {
         Arena { bases, item_bytes, mapping_bits, block_bits, max_items, state: Mutex::default() }
     }
 
-    /// The same arena with fewer items.
+    /// Limits the number of items.
     #[cfg(test)]
     pub(crate) fn with_max_items(self, max_items: usize) -> Self {
         Arena { max_items, ..self }
@@ -90,7 +91,7 @@ impl Arena {
         self.block_bits
     }
 
-    /// Allocates a block and returns its first item. The bytes are zero, or whatever an earlier owner left.
+    /// Allocates a block and returns its first item. The bytes are zero, or those of an earlier owner.
     pub(crate) fn allocate(&self) -> Result<u32, GrowError> {
         let mut state = self.state();
         if let Some(block) = state.free.pop() {
@@ -121,7 +122,7 @@ impl Arena {
         self.state().next as usize
     }
 
-    /// Returns the address of an item. For any number it is below the end of a mapping, or near null if there is none.
+    /// Returns the address of an item. The address of an unallocated item is inside a mapping or near null.
     #[inline]
     pub(crate) fn at(&self, item: u32) -> *mut u8 {
         let base = self.bases[item as usize >> self.mapping_bits].load(Ordering::Relaxed);
@@ -148,7 +149,7 @@ pub fn map_huge_pages(bytes: usize, small_bytes: usize) -> Result<(MmapMut, NonN
 
 #[cfg(all(target_os = "linux", not(feature = "portable")))]
 fn advise(map: &MmapMut, offset: usize, bytes: usize) {
-    // A kernel without huge pages serves ordinary ones, which is only slower.
+    // A kernel without huge pages uses ordinary ones, which is only slower.
     let _ = map.advise_range(memmap2::Advice::HugePage, offset, bytes);
 }
 
@@ -189,7 +190,8 @@ mod tests {
         let blocks = [arena.allocate().unwrap(), arena.allocate().unwrap(), arena.allocate().unwrap()];
         for _ in 0..2 {
             let error = arena.allocate().unwrap_err().to_string();
-            let expected = "table: expected at most 48 rows in one process, got more; use `sparse.evict` to limit it";
+            let expected =
+                "table: expected at most 48 rows in one process, got more; use `sparse.evict` to limit the table";
             assert_eq!(error, expected);
         }
         arena.free(blocks[1]);

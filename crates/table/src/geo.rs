@@ -80,7 +80,7 @@ impl Table {
         Ok(())
     }
 
-    /// Returns what changed in the rows since `before`: `[signs, width + state]`, to be pushed as a geo increment.
+    /// Returns the changes of the rows since `before`: `[signs, width + state]`, to be pushed as a geo increment.
     ///
     /// A row or late columns that did not exist in `before` are compared with the initial values that the push will
     /// give them.
@@ -146,7 +146,7 @@ mod tests {
     fn step(table: &mut Table, signs: &[u64], by: f32) {
         let gradients: Vec<f32> = (0..signs.len() * table.width()).map(|at| by + at as f32 * 0.01).collect();
         let counts = vec![(1, 0); signs.len()];
-        let push = Push { signs, handles: None, gradients: &gradients, counts: &counts, seen: 2, is_delta: false };
+        let push = Push { signs, handles: None, gradients: &gradients, counts: &counts, seen: 2, is_increment: false };
         table.push(push).unwrap();
     }
 
@@ -178,7 +178,7 @@ mod tests {
                 gradients: &increments,
                 counts: &vec![(2, 0); signs.len()],
                 seen: 2,
-                is_delta: true,
+                is_increment: true,
             };
             assert_eq!(table.push(push).unwrap().created, 20);
             for &sign in &signs {
@@ -194,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn an_increment_that_is_not_a_number_is_counted_not_added() {
+    fn an_increment_with_nan_counts_but_is_not_added() {
         let mut table = Table::new(test_spec(2)).unwrap();
         step(&mut table, &[1], 0.5);
         let before = table.get(1).unwrap();
         let nan = [f32::NAN; 8];
-        let push = Push { signs: &[1], handles: None, gradients: &nan, counts: &[(1, 1)], seen: 0, is_delta: true };
+        let push = Push { signs: &[1], handles: None, gradients: &nan, counts: &[(1, 1)], seen: 0, is_increment: true };
         assert!(table.push(push).unwrap().non_finite);
         let after = table.get(1).unwrap();
         assert_eq!((before.weights, before.state), (after.weights, after.state));

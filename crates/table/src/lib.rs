@@ -29,9 +29,9 @@ mod upkeep;
 
 pub use arena::{GrowError, map_huge_pages};
 pub use geo::{FullRows, RowTail};
-pub use limit::{Cut, Overflow};
+pub use limit::{Overflow, Trim};
 pub use optimizer::Optimizer;
-pub use push::{Push, Pushed};
+pub use push::{Push, PushResult};
 pub use rows::{Changes, Counters, MAX_SEEN};
 pub use snapshot::{CopiedRows, SnapshotError};
 pub use spec::{Column, SpecError, TableSpec};

@@ -6,7 +6,7 @@ use crate::rows::{Counters, Rows};
 use crate::table::Table;
 use crate::threads::share;
 
-/// Signs that a full partition rejected, and rows that it evicted.
+/// Counts of the signs that a full partition rejected and of the rows that it evicted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Overflow {
@@ -37,9 +37,9 @@ impl Overflow {
     }
 }
 
-/// Evicts the least valuable rows of full partitions: those with at least `least` rows keep the best `most`.
+/// Trims full partitions: a partition with at least `least` rows keeps its `most` most valuable rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Cut {
+pub struct Trim {
     /// Partitions with fewer rows keep all of them.
     pub least: usize,
     /// Number of rows that stay.
@@ -50,8 +50,9 @@ pub struct Cut {
     pub click_coeff: f64,
 }
 
-impl Cut {
-    /// The score, then the last time seen. It depends on the row alone, so that a repeat evicts the same rows.
+impl Trim {
+    /// Returns the value of a row: its score, then its data time. It depends on the row alone, so that a repeat evicts
+    /// the same rows.
     fn value(&self, counters: Counters) -> (f64, u32) {
         let Counters { show, click, seen, .. } = counters;
         let score = self.nonclk_coeff * f64::from(show.saturating_sub(click)) + self.click_coeff * f64::from(click);
@@ -67,7 +68,7 @@ impl Cut {
         values.sort_unstable_by(order);
         let limit = values.get(self.most.saturating_sub(1)).copied();
         let Some(limit) = limit.filter(|_| self.most > 0) else { return rows.retain(|_| false) };
-        // Of equal rows the oldest ones stay, as far as there is room.
+        // Of rows with the value of the limit, the ones created first stay, as many as there is room for.
         let mut equals = self.most - values.partition_point(|value| order(value, &limit).is_lt());
         rows.retain(|counters| match order(&self.value(counters), &limit) {
             std::cmp::Ordering::Less => true,
@@ -87,12 +88,12 @@ impl Table {
         self.max_rows = max_rows.unwrap_or(usize::MAX);
     }
 
-    /// Evicts rows in the chosen partitions; returns the number of evicted rows of every partition.
-    pub fn cut_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, cut: &Cut) -> Vec<usize> {
+    /// Trims the chosen partitions that are full; returns the number of evicted rows of every partition.
+    pub fn trim_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, trim: &Trim) -> Vec<usize> {
         let threads = self.num_threads();
         let evicted = share(self.move_rows(), threads, |first, partitions| {
             let all = (first as u32..).zip(partitions);
-            all.map(|(partition, rows)| if chosen(partition) { cut.apply(rows) } else { 0 }).collect::<Vec<_>>()
+            all.map(|(partition, rows)| if chosen(partition) { trim.apply(rows) } else { 0 }).collect::<Vec<_>>()
         });
         evicted.into_iter().flatten().collect()
     }
@@ -108,13 +109,13 @@ impl Table {
 mod tests {
     use super::*;
     use crate::partition::partition_of;
-    use crate::push::{Push, Pushed};
+    use crate::push::{Push, PushResult};
     use crate::spec::test_spec;
 
-    fn push(table: &mut Table, signs: &[u64], count: (u32, u32), seen: u32) -> Pushed {
+    fn push(table: &mut Table, signs: &[u64], count: (u32, u32), seen: u32) -> PushResult {
         let (gradients, counts) = (vec![0.5; 4 * signs.len()], vec![count; signs.len()]);
         table
-            .push(Push { signs, handles: None, gradients: &gradients, counts: &counts, seen, is_delta: false })
+            .push(Push { signs, handles: None, gradients: &gradients, counts: &counts, seen, is_increment: false })
             .unwrap()
     }
 
@@ -149,14 +150,14 @@ mod tests {
         for sign in 0..10u64 {
             push(&mut table, &[sign], (1 + sign as u32 / 2, 0), 10 - sign as u32);
         }
-        let cut = Cut { least: 11, most: 5, nonclk_coeff: 1.0, click_coeff: 1.0 };
-        assert_eq!(table.cut_in(|_| true, &cut), [0], "the partition is not full");
-        let cut = Cut { least: 10, ..cut };
-        assert_eq!(table.cut_in(|_| false, &cut), [0]);
-        assert_eq!(table.cut_in(|_| true, &cut), [5]);
+        let trim = Trim { least: 11, most: 5, nonclk_coeff: 1.0, click_coeff: 1.0 };
+        assert_eq!(table.trim_in(|_| true, &trim), [0], "the partition is not full");
+        let trim = Trim { least: 10, ..trim };
+        assert_eq!(table.trim_in(|_| false, &trim), [0]);
+        assert_eq!(table.trim_in(|_| true, &trim), [5]);
         // The scores are 1 1 2 2 3 3 4 4 5 5. Of the two rows with score 3, the one seen later stays.
         assert_eq!(table.rows_of(0).signs(), [4, 6, 7, 8, 9]);
-        assert_eq!(table.cut_in(|_| true, &Cut { least: 1, most: 0, ..cut }), [5]);
+        assert_eq!(table.trim_in(|_| true, &Trim { least: 1, most: 0, ..trim }), [5]);
         assert!(table.is_empty());
     }
 }

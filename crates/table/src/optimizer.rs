@@ -145,9 +145,9 @@ impl Optimizer {
         }
     }
 
-    /// Resets the state of late `columns` to their start from `weights`.
+    /// Resets the state of late `columns`, which start from `weights`.
     ///
-    /// Before, these columns took steps with weight 0 and gradient 0. Only two values need a reset: FTRL's z, which
+    /// Until now these columns took steps with weight 0 and gradient 0. Only two values need a reset: FTRL's z, which
     /// decides the weight, and Adam's powers, which count the steps. The sum of row-wise Adagrad belongs to the whole row.
     pub(crate) fn start_columns(&self, columns: Range<usize>, weights: &[f32], state: &mut [Word]) {
         match *self {

@@ -18,7 +18,7 @@ mod write;
 pub use read::PartFile;
 #[doc(hidden)]
 pub use read::repair_checksums;
-pub use write::{PartWriter, Written};
+pub use write::{FileInfo, PartWriter};
 
 const MAGIC: [u8; 8] = *b"ERECPART";
 const FORMAT: u32 = 1;

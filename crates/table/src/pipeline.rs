@@ -1,9 +1,9 @@
 //! Processes the keys of a batch in groups, so that the cache misses of many keys overlap.
 //!
 //! A group has three stages: prefetch its index lines; read the lines and prefetch the rows; use the rows. Three groups
-//! are in flight, each in another stage, so memory answers for one group while the others work. Prefetches run in
-//! loops without other work: a prefetch waits for its address to be translated, and the core looks only some hundred
-//! instructions ahead for further prefetches that can wait at the same time.
+//! are in flight, each in another stage, so one group is used while the cache lines of the others arrive. Prefetches
+//! run in loops without other work: a prefetch waits for its address to be translated, and the core looks only some
+//! hundred instructions ahead for further prefetches that can wait at the same time.
 
 use crate::arena::Arena;
 use crate::index::ABSENT;
@@ -19,7 +19,7 @@ pub(crate) struct Key {
     /// Its position in the batch.
     pub position: usize,
     pub partition: u32,
-    /// The row that it most likely has, or `ABSENT` if the index must be read.
+    /// The row that the key most likely has, or `ABSENT` if the index must be read.
     pub row: u32,
     pub hash: u64,
 }
@@ -40,7 +40,7 @@ pub(crate) trait Visit {
 #[derive(Clone, Copy)]
 struct Group<const KEYS: usize> {
     keys: [Key; KEYS],
-    /// The address of each key's index line, later of its row; null for none.
+    /// The address of each key's index line, then of its row; null if there is none.
     addresses: [*const u8; KEYS],
     len: usize,
 }

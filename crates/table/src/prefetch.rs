@@ -9,8 +9,8 @@ pub fn prefetch_read<T>(ptr: *const T) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.cast()) }
 }
 
-/// Prefetches the cache line at `ptr` into the second-level cache, which can have more lines in flight than the first:
-/// for many prefetches, some of them far ahead.
+/// Prefetches the cache line at `ptr` into the second-level cache, which can have more lines in flight than the
+/// first-level cache. Use it for many prefetches, some of them far ahead.
 #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
 #[inline(always)]
 pub fn prefetch_far<T>(ptr: *const T) {

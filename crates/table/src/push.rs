@@ -26,13 +26,13 @@ pub struct Push<'a> {
     /// Data time; limited to [`MAX_SEEN`].
     pub seen: u32,
     /// Whether `gradients` is a geo increment, which is added to weights and state without an optimizer step.
-    pub is_delta: bool,
+    pub is_increment: bool,
 }
 
 /// The result of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pushed {
-    /// Rows it created.
+pub struct PushResult {
+    /// Number of rows created.
     pub created: usize,
     /// Signs without a row because their partition is full.
     pub dropped: usize,
@@ -45,9 +45,9 @@ impl Table {
     ///
     /// Each partition belongs to one thread, so the rows are the same, bit for bit, for any number of threads. After
     /// an error some signs are updated and others are not.
-    pub fn push(&mut self, push: Push<'_>) -> Result<Pushed, GrowError> {
+    pub fn push(&mut self, push: Push<'_>) -> Result<PushResult, GrowError> {
         let num_keys = push.signs.len();
-        let num_values = if push.is_delta { self.full_width() } else { self.width() };
+        let num_values = if push.is_increment { self.full_width() } else { self.width() };
         assert_eq!(push.gradients.len(), num_keys * num_values);
         assert_eq!(push.counts.len(), num_keys);
         let non_finite = !all_finite(push.gradients);
@@ -81,7 +81,7 @@ impl Table {
             pipeline::run::<6>(keys_of(push.signs, hints, spec.partitions, owned), &mut pass);
             pass.failed.map_or(Ok((pass.created, pass.dropped)), Err)
         });
-        let mut pushed = Pushed { created: 0, dropped: 0, non_finite };
+        let mut pushed = PushResult { created: 0, dropped: 0, non_finite };
         for share in created {
             let (created, dropped) = share?;
             pushed.created += created;
@@ -181,7 +181,7 @@ impl Visit for Pass<'_> {
             }
             return;
         }
-        if self.push.is_delta {
+        if self.push.is_increment {
             let increment = &gradients[key.position * self.num_values..][..self.num_values];
             self.spec.optimizer.add(weights, state, increment);
             rows.note_change(row);

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::arena::GrowError;
 use crate::optimizer::Optimizer;
-use crate::part::{Entry, Kind, PartError, PartFile, PartWriter, Written};
+use crate::part::{Entry, FileInfo, Kind, PartError, PartFile, PartWriter};
 use crate::partition::{mix, partition_of};
 use crate::rows::{Rows, TAIL_BYTES, clear_mark};
 use crate::spec::TableSpec;
@@ -39,7 +39,7 @@ pub enum SnapshotError {
     Other {
         /// The file.
         name: String,
-        /// What was expected, and what the file has.
+        /// The difference.
         what: String,
     },
 }
@@ -54,7 +54,7 @@ struct Meta {
 
 impl Table {
     /// Writes every partition into one part file.
-    pub fn snapshot(&self, path: &Path) -> Result<Written, SnapshotError> {
+    pub fn snapshot(&self, path: &Path) -> Result<FileInfo, SnapshotError> {
         let spec = self.spec();
         let mut part = PartWriter::create(path, Kind::TableSnapshot, spec.partitions)?;
         std::thread::scope(|scope| {
@@ -89,7 +89,7 @@ impl Table {
         CopiedRows { bytes, row_bytes: self.row_bytes() }
     }
 
-    /// Starts threads that sort the rows. Thread t does the partitions t, t + num_threads, and so on.
+    /// Starts threads that sort the rows. Thread t sorts the partitions t, t + num_threads, and so on.
     fn read_ahead<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Vec<Receiver<Vec<u8>>> {
         let num_threads = self.num_threads().min(self.partitions().len());
         let start = |thread| {
@@ -335,7 +335,7 @@ mod tests {
                     gradients: &gradients,
                     counts,
                     seen: 3,
-                    is_delta: false,
+                    is_increment: false,
                 })
                 .unwrap();
         }

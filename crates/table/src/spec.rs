@@ -28,9 +28,9 @@ pub struct Column {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSpec {
-    /// Initial values depend on it.
+    /// The name of the table, on which initial values depend.
     pub name: String,
-    /// Initial values depend on it.
+    /// The seed of the initial values.
     pub seed: u64,
     /// Number of partitions, fixed for the life of the table.
     pub partitions: u32,

@@ -304,16 +304,17 @@ impl Visit for Pull<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::push::{Push, Pushed};
+    use crate::push::{Push, PushResult};
     use crate::spec::test_spec;
     use crate::upkeep::Eviction;
 
-    fn push(table: &mut Table, signs: &[u64], gradients: &[f32], counts: &[(u32, u32)]) -> (Vec<f32>, Pushed) {
+    fn push(table: &mut Table, signs: &[u64], gradients: &[f32], counts: &[(u32, u32)]) -> (Vec<f32>, PushResult) {
         let mut out = vec![9.0; signs.len() * table.width()];
         let mut handles = Handles::default();
         table.pull(signs, &mut out, &mut handles);
-        let pushed =
-            table.push(Push { signs, handles: Some(&handles), gradients, counts, seen: 5, is_delta: false }).unwrap();
+        let pushed = table
+            .push(Push { signs, handles: Some(&handles), gradients, counts, seen: 5, is_increment: false })
+            .unwrap();
         (out, pushed)
     }
 
@@ -332,7 +333,7 @@ mod tests {
     fn the_push_that_creates_a_row_starts_from_its_initial_values() {
         let mut table = Table::new(test_spec(3)).unwrap();
         let (_, pushed) = push(&mut table, &[42, u64::MAX], &[0.5; 8], &[(2, 1), (1, 0)]);
-        assert_eq!(pushed, Pushed { created: 2, dropped: 0, non_finite: false });
+        assert_eq!(pushed, PushResult { created: 2, dropped: 0, non_finite: false });
         let row = table.get(42).unwrap();
         let mut expected = [0.0; 4];
         test_spec(3).init(42, &mut expected);
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn last_seen_never_goes_back() {
+    fn last_seen_never_decreases() {
         let mut table = Table::new(test_spec(1)).unwrap();
         let (mut out, mut handles) = (vec![0.0; 4], Handles::default());
         table.pull(&[7], &mut out, &mut handles);
@@ -369,7 +370,7 @@ mod tests {
                 gradients: &[0.0; 4],
                 counts: &[(1, 0)],
                 seen,
-                is_delta: false,
+                is_increment: false,
             };
             table.push(push).unwrap();
             assert_eq!(table.get(7).unwrap().counters.seen, expected);
@@ -387,7 +388,7 @@ mod tests {
             gradients: &[1.0; 4],
             counts: &[(1, 0)],
             seen: 0,
-            is_delta: false,
+            is_increment: false,
         };
         assert_eq!(table.push(one).unwrap().created, 1);
         assert_eq!(table.push(one).unwrap().created, 0);
@@ -395,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_that_are_not_numbers_are_counted_not_applied() {
+    fn a_push_with_nan_counts_but_applies_no_gradient() {
         let mut table = Table::new(test_spec(2)).unwrap();
         push(&mut table, &[1], &[0.5; 4], &[(1, 0)]);
         let before = table.get(1).unwrap();
@@ -442,7 +443,7 @@ mod tests {
                     gradients: &gradients,
                     counts: &counts,
                     seen: 0,
-                    is_delta: false,
+                    is_increment: false,
                 };
                 let error = table.push(all).unwrap_err().to_string();
                 let most = if max_rows == usize::MAX { 2048 } else { 19_968 };
@@ -462,7 +463,7 @@ mod tests {
                     gradients: &[0.5; 8],
                     counts: &[(1, 0); 2],
                     seen: 0,
-                    is_delta: false,
+                    is_increment: false,
                 };
                 assert_eq!(table.push(few).unwrap().created, 2, "an eviction makes room");
             }

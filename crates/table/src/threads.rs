@@ -1,11 +1,11 @@
 //! Work on a table by several threads, each with its own partitions.
 
 /// Keys per thread: starting a thread costs as much as a few hundred keys.
-const KEYS_A_THREAD: usize = 16_384;
+const KEYS_PER_THREAD: usize = 16_384;
 
 /// Returns the number of threads for a batch of `num_keys`, at most `limit`.
 pub(crate) fn threads_for(num_keys: usize, limit: usize) -> usize {
-    (num_keys / KEYS_A_THREAD).clamp(1, limit.max(1))
+    (num_keys / KEYS_PER_THREAD).clamp(1, limit.max(1))
 }
 
 /// Splits `items` into contiguous shares, runs `work` on each in its own thread, and returns the results in order.

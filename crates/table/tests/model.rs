@@ -45,8 +45,8 @@ fn spec_of(kind: Kind, admit_after: u32, late: bool) -> TableSpec {
 
 /// A weight and its optimizer state.
 #[derive(Debug, Clone, Copy)]
-struct Cell {
-    weight: f64,
+struct Weight {
+    value: f64,
     /// Adam's mean, FTRL's z.
     first: f64,
     /// The sum or the mean of squares.
@@ -54,7 +54,7 @@ struct Cell {
     steps: i32,
 }
 
-impl Cell {
+impl Weight {
     fn start(kind: Kind, weight: f64) -> Self {
         let [first, second] = match kind {
             Kind::Adagrad => [0.0, 0.25],
@@ -63,7 +63,7 @@ impl Cell {
                 [-weight * (FTRL_BETA / RATE + L2) - if weight == 0.0 { 0.0 } else { L1 * weight.signum() }, 0.0]
             }
         };
-        Cell { weight, first, second, steps: 0 }
+        Weight { value: weight, first, second, steps: 0 }
     }
 
     fn step(&mut self, kind: Kind, g: f64) {
@@ -71,21 +71,21 @@ impl Cell {
         match kind {
             Kind::Adagrad => {
                 self.second += g * g;
-                self.weight -= RATE * g / (self.second.sqrt() + 1e-8);
+                self.value -= RATE * g / (self.second.sqrt() + 1e-8);
             }
             Kind::Adam => {
                 self.first = BETAS[0] * self.first + (1.0 - BETAS[0]) * g;
                 self.second = BETAS[1] * self.second + (1.0 - BETAS[1]) * g * g;
                 let [mean, square] = self.powers().map(|power| 1.0 - power);
-                self.weight -= RATE * (self.first / mean) / ((self.second / square).sqrt() + 1e-8);
+                self.value -= RATE * (self.first / mean) / ((self.second / square).sqrt() + 1e-8);
             }
             Kind::Ftrl => {
                 let after = self.second + g * g;
-                self.first += g - (after.sqrt() - self.second.sqrt()) / RATE * self.weight;
+                self.first += g - (after.sqrt() - self.second.sqrt()) / RATE * self.value;
                 self.second = after;
                 let evidence = self.first.abs() - L1;
                 let strength = (FTRL_BETA + after.sqrt()) / RATE + L2;
-                self.weight = if evidence <= 0.0 { 0.0 } else { -self.first.signum() * evidence / strength };
+                self.value = if evidence <= 0.0 { 0.0 } else { -self.first.signum() * evidence / strength };
             }
         }
     }
@@ -98,20 +98,20 @@ impl Cell {
 #[derive(Debug, Clone)]
 struct Row {
     counters: Counters,
-    cells: [Cell; WIDTH],
+    weights: [Weight; WIDTH],
 }
 
 impl Row {
-    fn weights(&self) -> [f64; WIDTH] {
-        self.cells.map(|cell| cell.weight)
+    fn values(&self) -> [f64; WIDTH] {
+        self.weights.map(|weight| weight.value)
     }
 
     /// The state in the table's layout.
     fn state(&self, kind: Kind) -> Vec<f64> {
-        let (first, second) = (self.cells.map(|cell| cell.first), self.cells.map(|cell| cell.second));
+        let (first, second) = (self.weights.map(|weight| weight.first), self.weights.map(|weight| weight.second));
         match kind {
             Kind::Adagrad => second.to_vec(),
-            Kind::Adam => [&first[..], &second, &self.cells[0].powers(), &self.cells[1].powers()].concat(),
+            Kind::Adam => [&first[..], &second, &self.weights[0].powers(), &self.weights[1].powers()].concat(),
             Kind::Ftrl => [first, second].concat(),
         }
     }
@@ -144,7 +144,7 @@ impl Model {
         let kind = self.kind;
         let row = self.rows.entry(sign).or_insert_with(|| {
             let weights = if late { [initial[0], 0.0, 0.0, 0.0] } else { initial };
-            Row { counters: Counters::default(), cells: weights.map(|weight| Cell::start(kind, weight.into())) }
+            Row { counters: Counters::default(), weights: weights.map(|weight| Weight::start(kind, weight.into())) }
         });
         let counters = &mut row.counters;
         counters.show += show;
@@ -153,13 +153,13 @@ impl Model {
         if !counters.admitted && counters.show >= self.spec.admit_after {
             counters.admitted = true;
             if late {
-                let late = initial.map(|weight| Cell::start(kind, weight.into()));
-                row.cells[1..].copy_from_slice(&late[1..]);
+                let late = initial.map(|weight| Weight::start(kind, weight.into()));
+                row.weights[1..].copy_from_slice(&late[1..]);
             }
         }
         let learns = |at: usize| at == 0 || !late || row.counters.admitted;
         for at in (0..WIDTH).filter(|&at| finite && learns(at)) {
-            row.cells[at].step(kind, gradient[at].into());
+            row.weights[at].step(kind, gradient[at].into());
         }
     }
 
@@ -235,7 +235,7 @@ proptest! {
                     let (mut out, mut handles) = (vec![9.0; signs.len() * WIDTH], Handles::default());
                     table.pull(&signs, &mut out, &mut handles);
                     for (sign, pulled) in signs.iter().zip(out.chunks(WIDTH)) {
-                        let expected = model.rows.get(sign).map_or([0.0; WIDTH], Row::weights);
+                        let expected = model.rows.get(sign).map_or([0.0; WIDTH], Row::values);
                         prop_assert!(is_close(pulled, &expected), "{:?} {:?}", pulled, expected);
                     }
                     if evict_between {
@@ -253,7 +253,7 @@ proptest! {
                     for (at, &sign) in signs.iter().enumerate() {
                         model.push(sign, &gradients[at * WIDTH..], counts[at], now, finite);
                     }
-                    let pushed = table.push(Push { signs: &signs, handles: Some(&handles), gradients: &gradients, counts: &counts, seen: now, is_delta: false }).unwrap();
+                    let pushed = table.push(Push { signs: &signs, handles: Some(&handles), gradients: &gradients, counts: &counts, seen: now, is_increment: false }).unwrap();
                     prop_assert_eq!(pushed.created, model.rows.len() - known);
                     prop_assert_eq!(pushed.non_finite, !finite);
                 }
@@ -272,7 +272,7 @@ proptest! {
         for (&sign, expected) in &model.rows {
             let row = table.get(sign).unwrap();
             prop_assert_eq!(row.counters, expected.counters);
-            prop_assert!(is_close(&row.weights, &expected.weights()), "{:?} {:?}", row, expected);
+            prop_assert!(is_close(&row.weights, &expected.values()), "{:?} {:?}", row, expected);
             // The powers of late columns that do not exist yet have no meaning.
             let known = if expected.counters.admitted { row.state.len() } else { row.state.len().min(2 * WIDTH + 2) };
             prop_assert!(is_close(&row.state[..known], &expected.state(kind)), "{:?} {:?}", row, expected);
@@ -300,7 +300,7 @@ fn any_number_of_threads_gives_the_same_bytes() {
                 gradients: &gradients,
                 counts: &counts,
                 seen: step,
-                is_delta: false,
+                is_increment: false,
             };
             table.push(push).unwrap();
             table.decay(0.9, step);
@@ -337,7 +337,14 @@ fn hints_of_other_signs_are_harmless_with_several_threads() {
             table.pull(&others, &mut out, &mut handles);
             let handles = hinted.then_some(&handles);
             table
-                .push(Push { signs: &signs, handles, gradients: &gradients, counts: &counts, seen, is_delta: false })
+                .push(Push {
+                    signs: &signs,
+                    handles,
+                    gradients: &gradients,
+                    counts: &counts,
+                    seen,
+                    is_increment: false,
+                })
                 .unwrap();
         }
         signs.iter().map(|&sign| table.get(sign)).collect::<Vec<_>>()
@@ -361,7 +368,7 @@ fn a_snapshot_of_adam_loads_with_and_without_late_columns() {
             gradients: &[0.5; 8],
             counts: &[(1, 0), (2, 0)],
             seen: 0,
-            is_delta: false,
+            is_increment: false,
         };
         table.push(push).unwrap();
     };
@@ -392,7 +399,7 @@ fn changes_are_those_since_the_last_call() {
     let push = |table: &mut Table, signs: &[u64]| {
         let (gradients, counts) = (vec![1.0; signs.len() * WIDTH], vec![(1, 0); signs.len()]);
         table
-            .push(Push { signs, handles: None, gradients: &gradients, counts: &counts, seen: 0, is_delta: false })
+            .push(Push { signs, handles: None, gradients: &gradients, counts: &counts, seen: 0, is_increment: false })
             .unwrap();
     };
     let take = |table: &mut Table| {
@@ -429,7 +436,7 @@ fn late_columns_created_by_a_non_finite_push_are_a_change() {
                 gradients: &[gradient; WIDTH],
                 counts: &[(1, 0)],
                 seen: 0,
-                is_delta: false,
+                is_increment: false,
             })
             .unwrap();
         let partition = partition_of(7, table.spec().partitions);
@@ -447,7 +454,14 @@ fn decay_is_unbiased_and_repeatable() {
     let signs: Vec<u64> = (0..20_000).collect();
     let (gradients, counts) = (vec![0.0; signs.len() * WIDTH], vec![(3, 1); signs.len()]);
     table
-        .push(Push { signs: &signs, handles: None, gradients: &gradients, counts: &counts, seen: 0, is_delta: false })
+        .push(Push {
+            signs: &signs,
+            handles: None,
+            gradients: &gradients,
+            counts: &counts,
+            seen: 0,
+            is_increment: false,
+        })
         .unwrap();
     table.decay(0.9, 1);
     let total = |table: &Table| {

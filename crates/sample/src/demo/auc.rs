@@ -1,17 +1,17 @@
 //! The area under the ROC curve of the true scores against the labels that were drawn from them.
 //!
-//! Scores are counted in 2^20 buckets over the logits from -10 to 10, ties within a bucket counted half: memory does
-//! not grow with the number of samples, the counts of threads add up in any order, and a bucket is 2e-5 wide,
-//! so that what the ties cost is far below the last digit anybody prints.
+//! Scores are counted in 2^20 buckets over the logits from -10 to 10; a tie within a bucket counts half. So memory does
+//! not grow with the number of samples, and the counts of threads can be added in any order. A bucket is 2e-5 wide, so
+//! the error from ties is far below the last printed digit.
 
 const NUM_BUCKETS: usize = 1 << 20;
 const LIMIT: f64 = 10.0;
 
-/// Counts of clicked and other samples by score.
+/// Counts of clicked and other samples in each bucket of scores.
 pub(super) struct Ranking {
     /// `[not clicked, clicked]` of each bucket.
     counts: Vec<[u64; 2]>,
-    /// The buckets in use: most of the range is empty and is not worth a visit.
+    /// The range of buckets in use, `first..end`; most buckets are empty and need not be visited.
     first: usize,
     end: usize,
 }
@@ -39,7 +39,7 @@ impl Ranking {
         }
     }
 
-    /// `None` while there is no pair of a clicked and another sample to put in order.
+    /// Returns `None` unless there are both clicked and other samples.
     pub(super) fn auc(&self) -> Option<f64> {
         let mut negatives = 0u64;
         let mut positives = 0u64;

@@ -1,34 +1,35 @@
-//! The columns of the demo data: which values a slot has, how often each is drawn, what it does and how it is written.
+//! The columns of the demo data: the values of a slot with their probabilities, effects and texts.
 //!
-//! Effects are functions of the seed and the sign; those of every slot have mean zero and a variance that is set.
+//! Effects are functions of the seed and the sign. The effects of each slot have mean zero and a fixed variance.
 
-use super::random::{Stream, Turn, exp, ln, mix, mix32};
+use super::random::{Rotation, Stream, exp, ln, mix, mix32};
 use super::{DemoFormat, DemoKind, DemoSpec};
 
-/// Rows of all slots together stay about here, whatever the number of slots.
-const MAX_ROWS: u32 = 2_000_000;
-/// Slots beyond these carry signs but no effect, as useless features do.
+/// Approximate limit of the different signs of all slots together.
+const MAX_TOTAL_VOCABULARY: u32 = 2_000_000;
+/// Slots beyond this number have signs without effects, like useless features.
 const NUM_LINEAR_SLOTS: u32 = 40;
 const NUM_PAIRED_SLOTS: usize = 6;
 const LINEAR_STD: f64 = 1.0;
 const PAIRED_STD: f64 = 1.15;
 /// Share of the linear variance that the 13 numbers of Criteo rows have.
 const NUMBERS_SHARE: f64 = 0.2;
-/// Share of the usual variance that the numbered slots have beside an item and its history.
+/// Share of the usual linear variance that the numbered slots have in data with an item and a history.
 const SEQUENCE_SHARE: f64 = 0.25;
-/// Effects fade with the rank of a value as `1 / (1 + rank / FADE)`: what is too rare to be learned matters little.
+/// Effects fade with the rank of a value as `1 / (1 + rank / FADE)`: values too rare to be learned matter little.
 const FADE: f64 = 20.0;
 
-/// What a slot looks like. Slots take these in turn.
+/// A kind of slot. Slot `i` has kind `i % 10`.
 struct Kind {
     vocabulary: u32,
     zipf: f64,
     max_signs: u32,
-    /// How often the slot has any sign.
+    /// Probability that the slot has any sign.
     present: f64,
     linear: f64,
-    /// Whether it takes part in pairs, and the axis of the latent that the linear effect leans on. Without that lean
-    /// the latents would be visible in products alone, and an MLP can sit on one axis of them for a whole pass.
+    /// `None` if the slot is in no pair; otherwise the axis of the latent vector that is mixed into the linear effect.
+    /// Without that, latents would be visible in products alone, and an MLP could stay stuck on one axis of them for a
+    /// whole pass.
     paired: Option<usize>,
     drifts: bool,
 }
@@ -47,18 +48,19 @@ const KINDS: [Kind; 10] = [
     Kind { vocabulary: 20_000,  zipf: 1.09, max_signs: 1, present: 0.8,  linear: 0.5, paired: None,    drifts: false },
 ];
 
-/// The 13 numbers of a Criteo row: how many different ones (from 0 on, Zipf), the smallest, how often not empty.
+/// The 13 numbers of a Criteo row: count of different numbers (Zipf), smallest number, probability of not being empty.
 #[rustfmt::skip]
 const NUMBERS: [(u32, i64, f64); 13] = [
     (60, 0, 0.55), (4_000, -2, 1.0), (3_000, 0, 0.78), (50, 0, 0.78), (50_000, 0, 0.97), (8_000, 0, 0.77),
     (1_500, 0, 0.95), (100, 0, 1.0), (4_000, 0, 0.95), (9, 0, 0.55), (120, 0, 0.95), (200, 0, 0.23), (600, 0, 0.78),
 ];
 
-/// The four effects of a sign, or their sum over the signs of a slot.
+/// The effects of a sign, or their sum over the signs of a slot.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Effects {
-    /// The linear effect, and what it turns into with the hours.
+    /// The linear effect, and the effect that it is rotated towards over the hours in a slot that drifts.
     linear: [f64; 2],
+    /// The latent vector in the plane.
     latent: [f64; 2],
 }
 
@@ -72,7 +74,7 @@ impl Effects {
     }
 }
 
-/// What the signs of a sample do to one label, slot by slot.
+/// The sum of the effects of a sample's signs on one label, added slot by slot.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Logit {
     pub(super) linear: f64,
@@ -81,59 +83,62 @@ pub(super) struct Logit {
 }
 
 impl Logit {
-    fn add(&mut self, column: &Column, pooled: Effects, turn: Turn) {
+    fn add(&mut self, column: &Column, pooled: Effects, rotation: Rotation) {
         let [now, later] = pooled.linear;
         let [x, y] = pooled.latent;
-        self.linear += if column.drifts { turn.cos * now + turn.sin * later } else { now };
+        self.linear += if column.drifts { rotation.cos * now + rotation.sin * later } else { now };
         if column.paired {
-            let turned =
-                if column.drifts { [turn.cos * x - turn.sin * y, turn.sin * x + turn.cos * y] } else { [x, y] };
-            self.latent_sum[0] += turned[0];
-            self.latent_sum[1] += turned[1];
+            let rotated = if column.drifts {
+                [rotation.cos * x - rotation.sin * y, rotation.sin * x + rotation.cos * y]
+            } else {
+                [x, y]
+            };
+            self.latent_sum[0] += rotated[0];
+            self.latent_sum[1] += rotated[1];
             self.squares += x * x + y * y;
         }
     }
 
-    /// The sum over all pairs of slots, by the square of the sum.
+    /// Returns the sum over all pairs of slots, computed from the square of the sum.
     pub(super) fn pairs(&self) -> f64 {
         let [x, y] = self.latent_sum;
         0.5 * (x * x + y * y - self.squares)
     }
 }
 
-/// One value of a column: what it does and how it is written, together so that a draw touches one place in memory.
+/// One value of a column: its effects and its text, side by side so that a draw reads one region of memory.
 #[derive(Clone, Copy)]
-struct Row {
+struct ColumnValue {
     effects: [f32; 4],
     text: [u8; TEXT_BYTES],
     text_bytes: u8,
 }
 
-/// The longest is a separator, 20 digits, a colon and the 4 digits of slot 9999.
+/// The longest text is a separator, 20 digits, a colon and the 4 digits of slot 9999.
 const TEXT_BYTES: usize = 26;
 
-/// A cell of Walker's alias table: the value itself below the threshold, else its alias.
-pub(super) struct Cell {
+/// An entry of Walker's alias table: stands for the value itself below the threshold, else for its alias.
+pub(super) struct AliasEntry {
     threshold: u32,
     alias: u32,
 }
 
 pub(super) struct Column {
-    cells: Vec<Cell>,
-    rows: Vec<Row>,
-    /// What the values do to a second label; empty where there is none.
+    alias_table: Vec<AliasEntry>,
+    values: Vec<ColumnValue>,
+    /// Effects of the values on the second label; empty if there is none.
     second: Vec<[f32; 4]>,
     max_signs: u32,
     present: f64,
     paired: bool,
     drifts: bool,
-    /// What stands for a column without a value.
+    /// Text of a column without a value.
     absent: &'static [u8],
 }
 
 impl Column {
-    /// Draws the values of this column, writes them, and adds what they do to each label.
-    pub(super) fn draw(&self, stream: &mut Stream, turn: Turn, logits: &mut [Logit; 2], out: &mut Vec<u8>) {
+    /// Draws the values of this column, writes them, and adds their effects to the logit of each label.
+    pub(super) fn draw(&self, stream: &mut Stream, rotation: Rotation, logits: &mut [Logit; 2], out: &mut Vec<u8>) {
         if self.present < 1.0 && stream.unit() >= self.present {
             out.extend_from_slice(self.absent);
             return;
@@ -141,34 +146,34 @@ impl Column {
         let mut pooled = [Effects::default(); 2];
         let num_signs = if self.max_signs > 1 { 1 + below(stream.next(), self.max_signs) } else { 1 };
         for _ in 0..num_signs {
-            let value = pick(&self.cells, stream);
-            let row = &self.rows[value];
-            out.extend_from_slice(&row.text[..usize::from(row.text_bytes)]);
-            pooled[0].add(row.effects);
+            let value = pick(&self.alias_table, stream);
+            let ColumnValue { effects, text, text_bytes } = &self.values[value];
+            out.extend_from_slice(&text[..usize::from(*text_bytes)]);
+            pooled[0].add(*effects);
             if let Some(&effects) = self.second.get(value) {
                 pooled[1].add(effects);
             }
         }
         for (logit, pooled) in logits.iter_mut().zip(pooled) {
-            logit.add(self, pooled, turn);
+            logit.add(self, pooled, rotation);
         }
     }
 }
 
-/// A value, each with its share.
-pub(super) fn pick(cells: &[Cell], stream: &mut Stream) -> usize {
+/// Draws a value according to the shares of the alias table.
+pub(super) fn pick(alias_table: &[AliasEntry], stream: &mut Stream) -> usize {
     let bits = stream.next();
-    let cell = below(bits, cells.len() as u32);
-    let Cell { threshold, alias } = cells[cell as usize];
-    (if (bits as u32) < threshold { cell } else { alias }) as usize
+    let value = below(bits, alias_table.len() as u32);
+    let AliasEntry { threshold, alias } = alias_table[value as usize];
+    (if (bits as u32) < threshold { value } else { alias }) as usize
 }
 
-/// The upper half of `bits`, scaled to `0..limit`.
+/// Scales the upper half of `bits` to `0..limit`.
 pub(super) fn below(bits: u64, limit: u32) -> u32 {
     (((bits >> 32) * u64::from(limit)) >> 32) as u32
 }
 
-/// A column before its effects are scaled against those of the others.
+/// A column before its effects are scaled relative to other columns.
 struct Draft {
     kind: Kind,
     shares: Vec<f64>,
@@ -177,20 +182,21 @@ struct Draft {
     absent: &'static [u8],
 }
 
-/// The columns of slot text, slots numbered from 0. Only `multitask` has effects on a second label, of a seed of their own.
+/// Returns the columns of slot text; slots are numbered from 0. Only `multitask` has effects on a second label, which
+/// have their own seed.
 pub(super) fn slot_columns(spec: &DemoSpec) -> Vec<Column> {
     let mut columns = seeded_columns(spec, spec.seed);
     if spec.kind == DemoKind::Multitask {
         for (column, other) in columns.iter_mut().zip(seeded_columns(spec, mix(spec.seed))) {
-            column.second = other.rows.into_iter().map(|row| row.effects).collect();
+            column.second = other.values.into_iter().map(|value| value.effects).collect();
         }
     }
     columns
 }
 
 fn seeded_columns(spec: &DemoSpec, seed: u64) -> Vec<Column> {
-    let num_slots = spec.slots - spec.kind.num_own_slots();
-    let max_vocabulary = (MAX_ROWS / spec.slots).max(20);
+    let num_slots = spec.slots - spec.kind.num_named_slots();
+    let max_vocabulary = (MAX_TOTAL_VOCABULARY / spec.slots).max(20);
     let drafts = (0..num_slots)
         .map(|slot| {
             let pattern = &KINDS[slot as usize % KINDS.len()];
@@ -205,7 +211,7 @@ fn seeded_columns(spec: &DemoSpec, seed: u64) -> Vec<Column> {
     finish(drafts, if spec.kind == DemoKind::Sequence { SEQUENCE_SHARE } else { 1.0 })
 }
 
-/// Unique over all slots, because `mix` is a bijection.
+/// Returns a sign that is unique over all slots, because `mix` is a bijection.
 pub(super) fn sign_of(slot: u32, value: u32) -> u64 {
     mix((u64::from(slot) + 1) << 32 | u64::from(value))
 }
@@ -226,7 +232,7 @@ pub(super) fn criteo_columns(seed: u64) -> Vec<Column> {
     columns
 }
 
-/// Numbers act by their logarithm, and only linearly.
+/// Returns the columns of numbers; their only effect is linear in their logarithm.
 fn number_columns(seed: u64) -> Vec<Column> {
     let drafts = NUMBERS
         .iter()
@@ -255,7 +261,7 @@ fn number_columns(seed: u64) -> Vec<Column> {
 }
 
 impl Draft {
-    /// Random effects: a function of the seed and the sign, fading with its rank.
+    /// Creates a column with random effects, a function of the seed and the sign that fades with the rank.
     fn new(seed: u64, kind: Kind, signs: &[u64], texts: Vec<String>, absent: &'static [u8]) -> Self {
         let fade = |rank: usize| 1.0 / (1.0 + rank as f64 / FADE);
         let effects = signs
@@ -266,8 +272,8 @@ impl Draft {
                 let mut effect = || fade(rank) * stream.bell();
                 let [now, later] = [effect(), effect()];
                 let latent = [effect(), effect()];
-                let leaning = kind.paired.map_or(now, |axis| 0.6 * now + 0.8 * latent[axis]);
-                Effects { linear: [leaning, later], latent }
+                let mixed = kind.paired.map_or(now, |axis| 0.6 * now + 0.8 * latent[axis]);
+                Effects { linear: [mixed, later], latent }
             })
             .collect();
         let shares = zipf_shares(kind.vocabulary, kind.zipf);
@@ -276,8 +282,8 @@ impl Draft {
         draft
     }
 
-    /// Makes the mean effect zero by moving values in proportion to `weight`: the rare ones, which a model may never
-    /// have seen and reads as zero, must not carry the correction for the frequent ones.
+    /// Makes the mean effect zero by shifting the effects in proportion to `weight`. A model may never have seen a rare
+    /// value and then reads it as zero, so rare values must not carry the correction for frequent ones.
     fn centre(&mut self, weight: impl Fn(usize) -> f64) {
         let total: f64 = self.shares.iter().enumerate().map(|(rank, share)| share * weight(rank)).sum();
         let mean = |of: fn(&Effects) -> f64| -> f64 {
@@ -293,11 +299,13 @@ impl Draft {
         }
     }
 
-    /// How many signs the slot has in the mean: sums of independent, centred effects have this times their variance.
+    /// Returns the mean number of signs of the slot: the factor between the variance of a sum of independent, centred
+    /// effects and the variance of one effect.
     fn mean_signs(&self) -> f64 {
         self.kind.present * 0.5 * f64::from(1 + self.kind.max_signs)
     }
 
+    /// Scales one axis of the effects to a variance.
     fn scale(&mut self, pick: fn(&mut Effects) -> &mut [f64; 2], axis: usize, variance: f64) {
         let shares = &self.shares;
         let present: f64 =
@@ -309,7 +317,8 @@ impl Draft {
     }
 }
 
-/// Gives the linear part `share` of its variance, the pairwise part all of its own, and lays the columns out for drawing.
+/// Scales the linear effects to `share` of their usual variance and the pairwise effects to their full variance, and
+/// builds the columns from which samples are drawn.
 fn finish(mut drafts: Vec<Draft>, share: f64) -> Vec<Column> {
     let total: f64 = drafts.iter().map(|draft| draft.kind.linear * draft.kind.linear).sum();
     let paired: Vec<usize> =
@@ -330,24 +339,24 @@ fn finish(mut drafts: Vec<Draft>, share: f64) -> Vec<Column> {
 
 impl From<Draft> for Column {
     fn from(draft: Draft) -> Self {
-        let rows = draft
+        let values = draft
             .effects
             .iter()
             .zip(&draft.texts)
             .map(|(effects, text)| {
-                let mut row = Row {
+                let mut value = ColumnValue {
                     effects: [effects.linear[0], effects.linear[1], effects.latent[0], effects.latent[1]]
                         .map(|effect| effect as f32),
                     text: [0; TEXT_BYTES],
                     text_bytes: text.len() as u8,
                 };
-                row.text[..text.len()].copy_from_slice(text.as_bytes());
-                row
+                value.text[..text.len()].copy_from_slice(text.as_bytes());
+                value
             })
             .collect();
         Self {
-            cells: alias_cells(&draft.shares),
-            rows,
+            alias_table: alias_table(&draft.shares),
+            values,
             second: Vec::new(),
             max_signs: draft.kind.max_signs,
             present: draft.kind.present,
@@ -358,28 +367,28 @@ impl From<Draft> for Column {
     }
 }
 
-/// The probability of each rank.
+/// Returns the probability of each rank.
 pub(super) fn zipf_shares(vocabulary: u32, exponent: f64) -> Vec<f64> {
     let weights: Vec<f64> = (1..=vocabulary).map(|rank| exp(-exponent * ln(f64::from(rank)))).collect();
     let total: f64 = weights.iter().sum();
     weights.into_iter().map(|weight| weight / total).collect()
 }
 
-/// Vose's construction: each cell holds what is left of one value and fills up with one other.
-pub(super) fn alias_cells(shares: &[f64]) -> Vec<Cell> {
+/// Builds an alias table (Vose's method): each entry holds the remaining share of one value, filled up with one other.
+pub(super) fn alias_table(shares: &[f64]) -> Vec<AliasEntry> {
     let mut left: Vec<f64> = shares.iter().map(|share| share * shares.len() as f64).collect();
-    let mut cells: Vec<Cell> =
-        (0..shares.len()).map(|value| Cell { threshold: u32::MAX, alias: value as u32 }).collect();
+    let mut alias_table: Vec<AliasEntry> =
+        (0..shares.len()).map(|value| AliasEntry { threshold: u32::MAX, alias: value as u32 }).collect();
     let (mut small, mut large): (Vec<usize>, Vec<usize>) = (0..shares.len()).partition(|&value| left[value] < 1.0);
     while let (Some(low), Some(&high)) = (small.pop(), large.last()) {
-        cells[low] = Cell { threshold: (left[low] * f64::from(u32::MAX)) as u32, alias: high as u32 };
+        alias_table[low] = AliasEntry { threshold: (left[low] * f64::from(u32::MAX)) as u32, alias: high as u32 };
         left[high] -= 1.0 - left[low];
         if left[high] < 1.0 {
             large.pop();
             small.push(high);
         }
     }
-    cells
+    alias_table
 }
 
 #[cfg(test)]
@@ -397,13 +406,13 @@ mod tests {
     };
 
     #[test]
-    fn alias_cells_keep_the_shares() {
+    fn an_alias_table_keeps_the_shares() {
         let shares = zipf_shares(50, 1.05);
         let mut seen = vec![0.0; 50];
-        for (value, cell) in alias_cells(&shares).iter().enumerate() {
-            let own = f64::from(cell.threshold) / f64::from(u32::MAX);
+        for (value, entry) in alias_table(&shares).iter().enumerate() {
+            let own = f64::from(entry.threshold) / f64::from(u32::MAX);
             seen[value] += own / 50.0;
-            seen[cell.alias as usize] += (1.0 - own) / 50.0;
+            seen[entry.alias as usize] += (1.0 - own) / 50.0;
         }
         for (share, seen) in shares.iter().zip(&seen) {
             assert!((share - seen).abs() < 1e-8, "{share} {seen}");
@@ -414,13 +423,13 @@ mod tests {
     fn effects_of_every_slot_have_mean_zero() {
         for column in slot_columns(&SPEC) {
             let mut mean = [0.0f64; 4];
-            let num_cells = column.cells.len() as f64;
-            for (value, cell) in column.cells.iter().enumerate() {
-                let own = f64::from(cell.threshold) / f64::from(u32::MAX);
+            let num_entries = column.alias_table.len() as f64;
+            for (value, entry) in column.alias_table.iter().enumerate() {
+                let own = f64::from(entry.threshold) / f64::from(u32::MAX);
                 for (axis, mean) in mean.iter_mut().enumerate() {
-                    *mean += (own * f64::from(column.rows[value].effects[axis])
-                        + (1.0 - own) * f64::from(column.rows[cell.alias as usize].effects[axis]))
-                        / num_cells;
+                    *mean += (own * f64::from(column.values[value].effects[axis])
+                        + (1.0 - own) * f64::from(column.values[entry.alias as usize].effects[axis]))
+                        / num_entries;
                 }
             }
             assert!(mean.iter().all(|mean| mean.abs() < 1e-5), "{mean:?}");

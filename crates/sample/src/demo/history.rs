@@ -1,12 +1,13 @@
-//! The sequence of the demo data: the item that is shown, and the items that somebody looked at before.
+//! The sequence of the demo data: the shown item, and the history of items that the user looked at before.
 //!
-//! Items belong to hidden categories. Half of the samples have items of the shown item's category in their history, one
-//! to three of them among others of a few categories that the person likes, and the more there are the likelier is
-//! the click. Categories match equally often, the number of matches does not depend on the length of the history, and it
-//! is in no single sign: a linear model cannot see it, and the mean of the history blurs it. Categories also have linear
-//! effects, without which they could be told apart by the matches alone, and a network might not find them.
+//! Items belong to hidden categories. In half of the samples one to three items of the history match, that is, have the
+//! category of the shown item; the other items have one of a few categories that the user likes. More matches make a
+//! click more likely. All categories match equally often, the number of matches does not depend on the length of the
+//! history, and no single sign tells it: a linear model cannot see it, and the mean of the history blurs it. Categories
+//! also have linear effects. Without them only the matches would distinguish the categories, and a network might not
+//! learn to.
 
-use super::column::{Cell, alias_cells, below, pick, sign_of, zipf_shares};
+use super::column::{AliasEntry, alias_table, below, pick, sign_of, zipf_shares};
 use super::random::{Stream, mix};
 
 const NUM_CATEGORIES: u32 = 6;
@@ -14,22 +15,22 @@ const CATEGORY_ITEMS: u32 = 16;
 const ZIPF: f64 = 1.05;
 const NUM_INTERESTS: u32 = 3;
 const MIN_LENGTH: u32 = 4;
-/// The job beside the data says it, too.
+/// The job that is written beside the data has the same limit.
 const MAX_HISTORY: u32 = 12;
-/// How often there are so many matches, in sixteenths.
+/// Probability of 0 to 3 matches, in sixteenths.
 const MATCH_SIXTEENTHS: [u32; 4] = [8, 3, 3, 2];
-/// What so many matches do; the mean is zero.
+/// Effect of 0 to 3 matches; the mean is zero.
 const MATCH_EFFECTS: [f64; 4] = [-1.5, 1.0, 1.6, 2.1];
 const ITEM_STD: f64 = 0.3;
-/// Categories lie on a circle; one axis is the linear effect of a shown item, the other that of a history, which is the
-/// mean over its items: so the linear effects tell all categories apart.
+/// Categories lie on a circle, so that the linear effects distinguish all of them. One axis is the linear effect of a
+/// shown item; the other is the linear effect of a history, the mean over its items.
 const CIRCLE: [[f64; 2]; NUM_CATEGORIES as usize] =
     [[1.0, 0.0], [0.5, 0.866], [-0.5, 0.866], [-1.0, 0.0], [-0.5, -0.866], [0.5, -0.866]];
 const RADIUS: f64 = 1.1;
-/// Slots are numbered; items take a number that no slot has.
+/// Slot number for the signs of items; no numbered slot has it.
 const ITEM_SIGNS: u32 = u32::MAX - 1;
 
-/// What an item does, shown or in a history, and how it is written.
+/// The effects and the text of an item, both shown and in a history.
 struct Item {
     shown_effect: f64,
     history_effect: f64,
@@ -37,13 +38,13 @@ struct Item {
     history_text: String,
 }
 
-/// All items, those of a category one after another.
+/// All items, ordered by category.
 pub(super) struct Items {
     items: Vec<Item>,
-    cells: Vec<Cell>,
+    alias_table: Vec<AliasEntry>,
 }
 
-/// What the item and its history do to the logit.
+/// The effects of an item and a history on the logit.
 pub(super) struct DrawnItems {
     pub(super) linear: f64,
     pub(super) matches: f64,
@@ -68,7 +69,7 @@ impl Items {
                 }
             })
             .collect();
-        Self { items, cells: alias_cells(&zipf_shares(CATEGORY_ITEMS, ZIPF)) }
+        Self { items, alias_table: alias_table(&zipf_shares(CATEGORY_ITEMS, ZIPF)) }
     }
 
     /// Draws and writes an item and a history.
@@ -82,7 +83,7 @@ impl Items {
         let interests = draw_interests(category, stream);
         let mut matches_left = num_matches;
         for left in (1..=length).rev() {
-            // the matches are spread evenly: so many of the places that are left
+            // Matches are spread evenly: each remaining position gets one with probability matches_left / left.
             let category = if below(stream.next(), left) < matches_left {
                 matches_left -= 1;
                 category
@@ -97,7 +98,7 @@ impl Items {
     }
 
     fn pick(&self, category: u32, stream: &mut Stream) -> &Item {
-        &self.items[category as usize * CATEGORY_ITEMS as usize + pick(&self.cells, stream)]
+        &self.items[category as usize * CATEGORY_ITEMS as usize + pick(&self.alias_table, stream)]
     }
 }
 
@@ -111,7 +112,7 @@ fn draw_num_matches(stream: &mut Stream) -> u32 {
     num_matches as u32
 }
 
-/// Different categories, none of them that of the shown item.
+/// Draws different categories other than that of the shown item.
 fn draw_interests(shown: u32, stream: &mut Stream) -> [u32; NUM_INTERESTS as usize] {
     let mut others = [0; NUM_CATEGORIES as usize - 1];
     for (other, category) in others.iter_mut().zip((0..NUM_CATEGORIES).filter(|&category| category != shown)) {
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn matches_have_mean_zero_and_are_counted_right() {
+    fn matches_have_mean_zero_and_are_counted_correctly() {
         let mean: f64 =
             MATCH_SIXTEENTHS.iter().zip(MATCH_EFFECTS).map(|(&share, effect)| f64::from(share) * effect / 16.0).sum();
         assert!(mean.abs() < 1e-9, "{mean}");

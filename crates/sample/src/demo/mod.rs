@@ -1,7 +1,7 @@
-//! Demo data that tell the truth: log files as users have them, drawn from click probabilities that are known.
+//! Demo data: log files like those of users, drawn from known click probabilities.
 //!
-//! This is the very beginning of the data path: what [`generate`] writes is read by the same parsers as real logs.
-//! Because the true probability of every sample is known, so is the best AUC that any model can reach.
+//! The same parsers read the files of [`generate`] and real logs. The true probability of every sample is known, and so
+//! is the best AUC that any model can reach.
 
 mod auc;
 mod column;
@@ -19,7 +19,7 @@ pub use write::generate;
 
 const MAX_SLOTS: u32 = 10_000;
 
-/// How the samples are written.
+/// The format of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DemoFormat {
     /// `show click sign:slot sign:slot …`
@@ -29,48 +29,48 @@ pub enum DemoFormat {
 }
 
 impl DemoFormat {
-    /// The slots of a Criteo row.
+    /// Number of slots of a Criteo row.
     pub const CRITEO_CATEGORIES: u32 = 26;
 }
 
-/// What there is to learn beside linear effects.
+/// The structure that a model can learn in addition to linear effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DemoKind {
     /// Pairs of slots.
     Pairwise,
-    /// Two labels: a click, and a rare buy that is much like it.
+    /// Two labels: a click, and a rare buy that depends mostly on the same effects.
     Multitask,
-    /// A slot `history` with items of which those like the slot `item` matter.
+    /// A slot `history` with items; those with the hidden category of slot `item` make a click more likely.
     Sequence,
 }
 
 impl DemoKind {
-    /// The slots `item` and `history` are not among the numbered ones.
-    fn num_own_slots(self) -> u32 {
+    /// Number of slots with names instead of numbers: `item` and `history`.
+    fn num_named_slots(self) -> u32 {
         if self == Self::Sequence { 2 } else { 0 }
     }
 }
 
-/// What to generate. The same spec gives the same bytes on every machine.
+/// The specification of a data set. The same spec gives the same bytes on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DemoSpec {
     /// Samples over all hours.
     pub samples: u64,
     /// Slots of a sample; Criteo rows have [`DemoFormat::CRITEO_CATEGORIES`].
     pub slots: u32,
-    /// Hours the samples are spread over evenly.
+    /// Hours over which the samples are spread evenly.
     pub hours: u32,
     /// Decides the effects of all signs and every sample.
     pub seed: u64,
-    /// How samples are written.
+    /// Format of the files.
     pub format: DemoFormat,
-    /// What there is to learn.
+    /// The structure beyond linear effects.
     pub kind: DemoKind,
-    /// Whether it can be learned: without, it comes from other samples, and all rates stay as they are.
+    /// Whether the structure can be learned. If not, it is taken from other samples, and the rates stay the same.
     pub structure: bool,
 }
 
-/// What was generated.
+/// The summary of a generated data set.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DemoSummary {
     /// Samples written.
@@ -79,11 +79,11 @@ pub struct DemoSummary {
     pub clicks: u64,
     /// AUC of the true probabilities against the drawn labels; `None` without both a clicked and another sample.
     pub best_auc: Option<f64>,
-    /// AUC of the linear part of the truth, the most that a linear model can learn.
+    /// AUC of the linear part of the true model, the best that a linear model can reach.
     pub linear_auc: Option<f64>,
     /// The second label of [`DemoKind::Multitask`].
     pub buy: Option<LabelSummary>,
-    /// One entry an hour, in order.
+    /// One entry per hour, in order.
     pub hours: Vec<HourSummary>,
     /// Bytes written.
     pub bytes: u64,
@@ -91,12 +91,12 @@ pub struct DemoSummary {
     pub seconds: f64,
 }
 
-/// What was generated for one hour.
+/// The summary of one hour.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HourSummary {
-    /// Counted from 0.
+    /// The hour, from 0.
     pub hour: u32,
-    /// The directory of the hour within the output directory, as `20260101/00`.
+    /// The directory of the hour in the output directory, such as `20260101/00`.
     pub path: String,
     /// Samples of this hour.
     pub samples: u64,
@@ -110,14 +110,14 @@ pub struct HourSummary {
     pub buy: Option<LabelSummary>,
 }
 
-/// What was generated of a second label.
+/// The summary of a second label.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LabelSummary {
-    /// Samples that have it.
+    /// Samples that have the label.
     pub positives: u64,
-    /// AUC of its true probabilities.
+    /// AUC of the true probabilities of the label.
     pub best_auc: Option<f64>,
-    /// AUC of the linear part of them.
+    /// AUC of the linear part of the true model.
     pub linear_auc: Option<f64>,
 }
 
@@ -129,26 +129,26 @@ pub enum DemoError {
     Spec {
         /// Name of the field of [`DemoSpec`].
         field: &'static str,
-        /// What is allowed.
+        /// The allowed values.
         expected: String,
-        /// What was given.
+        /// The given value.
         got: u64,
     },
     /// Criteo rows have one label and no sequence.
     #[error("demo data: kind: expected `pairwise` for criteo")]
     Kind,
-    /// The output directory has data of an earlier run, or of somebody else.
-    #[error("{}: expected no hours there, got `{hour}` (--overwrite replaces them)", .out.display())]
+    /// The output directory already has data.
+    #[error("{}: expected no hours of data, got `{hour}` (--overwrite replaces all hours)", .out.display())]
     HoursPresent {
         /// The output directory.
         out: PathBuf,
-        /// The first hour found.
+        /// The directory of the first hour found.
         hour: String,
     },
     /// The progress callback asked to stop.
     #[error("demo data: stopped after {samples} samples")]
     Stopped {
-        /// Samples written before.
+        /// Samples written so far.
         samples: u64,
     },
     /// A file could not be written.
@@ -156,7 +156,7 @@ pub enum DemoError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
 }
@@ -168,7 +168,7 @@ impl DemoError {
     }
 }
 
-/// Told the number of samples written so far, now and then, on the thread of the caller; may ask to stop.
+/// Called from time to time, on the calling thread, with the number of samples written so far; may ask to stop.
 pub type Progress<'a> = &'a mut dyn FnMut(u64) -> ControlFlow<()>;
 
 impl DemoSpec {
@@ -180,7 +180,7 @@ impl DemoSpec {
         if self.hours == 0 || u64::from(self.hours) > self.samples {
             return refuse("hours", format!("1 to the number of samples ({})", self.samples), self.hours.into());
         }
-        let min_slots = 1 + self.kind.num_own_slots();
+        let min_slots = 1 + self.kind.num_named_slots();
         match self.format {
             DemoFormat::Slots if !(min_slots..=MAX_SLOTS).contains(&self.slots) => {
                 refuse("slots", format!("{min_slots} to {MAX_SLOTS}"), self.slots.into())

@@ -1,4 +1,4 @@
-//! Random numbers and the two functions of analysis the demo data are drawn with.
+//! Random numbers, and `exp` and `ln`, for drawing the demo data.
 //!
 //! Everything here is plain IEEE arithmetic on integers and `f64`: the system's `exp`, `ln` and `sin` differ in
 //! the last digit from one machine to the next, and the same seed must give the same bytes on all of them.
@@ -38,12 +38,12 @@ impl Stream {
         mix(self.state)
     }
 
-    /// Uniform in [0, 1) with 53 bits.
+    /// Returns a uniform number in [0, 1) with 53 bits.
     pub(super) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 
-    /// Mean 0, variance 1, bell-shaped, never beyond 3.5: the sum of four uniforms.
+    /// Returns a bell-shaped number with mean 0 and variance 1, at most 3.5 in magnitude: the sum of four uniforms.
     pub(super) fn bell(&mut self) -> f64 {
         let bits = self.next();
         let sum: u64 = (0..4).map(|i| (bits >> (16 * i)) & 0xffff).sum();
@@ -52,7 +52,7 @@ impl Stream {
     }
 }
 
-/// `e^x` to a relative error of about 1e-15.
+/// Returns `e^x` with a relative error of about 1e-15.
 pub(super) fn exp(x: f64) -> f64 {
     const LN2_HIGH: f64 = 0.693_147_180_369_123_8;
     const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
@@ -64,7 +64,7 @@ pub(super) fn exp(x: f64) -> f64 {
     series * f64::from_bits(((k as i64 + 1023) as u64) << 52)
 }
 
-/// Natural logarithm of a positive, normal number, to a relative error of about 1e-15.
+/// Returns the natural logarithm of a positive, normal number with a relative error of about 1e-15.
 pub(super) fn ln(x: f64) -> f64 {
     debug_assert!(x.is_normal() && x > 0.0);
     let mut exponent = (x.to_bits() >> 52) as i64 - 1023;
@@ -81,26 +81,26 @@ pub(super) fn ln(x: f64) -> f64 {
 
 /// A rotation of the plane, as cosine and sine.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turn {
+pub(super) struct Rotation {
     pub(super) cos: f64,
     pub(super) sin: f64,
 }
 
-impl Turn {
-    /// `steps` times the angle whose half has the tangent `half_tangent`.
+impl Rotation {
+    /// Creates a rotation by `steps` times the angle whose half has the tangent `half_tangent`.
     pub(super) fn new(half_tangent: f64, steps: u32) -> Self {
         let scale = 1.0 + half_tangent * half_tangent;
         let mut power = Self { cos: (1.0 - half_tangent * half_tangent) / scale, sin: 2.0 * half_tangent / scale };
-        let mut turn = Self { cos: 1.0, sin: 0.0 };
+        let mut rotation = Self { cos: 1.0, sin: 0.0 };
         let mut left = steps;
         while left > 0 {
             if left & 1 == 1 {
-                turn = turn.then(power);
+                rotation = rotation.then(power);
             }
             power = power.then(power);
             left >>= 1;
         }
-        turn
+        rotation
     }
 
     fn then(self, other: Self) -> Self {
@@ -133,10 +133,10 @@ mod tests {
     }
 
     #[test]
-    fn turn_is_the_power_of_one_step() {
+    fn a_rotation_is_the_power_of_one_step() {
         let angle = 2.0 * (0.01f64).atan() * 37.0;
-        let turn = Turn::new(0.01, 37);
-        assert!((turn.cos - angle.cos()).abs() < 1e-12);
-        assert!((turn.sin - angle.sin()).abs() < 1e-12);
+        let rotation = Rotation::new(0.01, 37);
+        assert!((rotation.cos - angle.cos()).abs() < 1e-12);
+        assert!((rotation.sin - angle.sin()).abs() < 1e-12);
     }
 }

@@ -1,59 +1,60 @@
-//! The world the demo data are drawn from: which signs a sample has, and how likely it is clicked.
+//! The true model that the demo data is drawn from: the signs of a sample, and the probability of its click.
 //!
-//! `logit = bias + Σ linear(sign) + structure`, where the structure is what one family of models is made to see:
+//! `logit = bias + Σ linear(sign) + structure`, where each kind of structure suits one family of models:
 //!
 //! - `pairwise`: `Σ over pairs of slots ⟨latent(slot), latent(other slot)⟩`, where the latent of a slot is the sum of its
 //!   signs' vectors in the plane. Slots are independent of each other and the effects of every slot have mean zero, so
-//!   the pairwise part is invisible to a linear model, while an FM holds it in two dimensions.
-//! - `multitask`: the same, and a rare `buy` whose logit is mostly that of the click: what is learned from many clicks is
-//!   what the few buys lack.
-//! - `sequence`: how many items of the history are of the same hidden category as the item that is shown.
+//!   the pairwise part is invisible to a linear model, while an FM needs two dimensions for it.
+//! - `multitask`: the same, and a rare `buy` whose logit is mostly the logit of the click: the many clicks teach a
+//!   model what it cannot learn from the few buys.
+//! - `sequence`: the number of items in the history with the hidden category of the shown item.
 //!
-//! Without structure that part is drawn from another sample (for `multitask`: the buy has effects of its own), so
-//! that all rates stay as they are and nothing of it can be learned. Linear effects and latents of some slots turn
-//! with the hour: a model of yesterday is a little wrong today.
+//! Without structure, the structure of a sample is replaced by that of another sample, and for `multitask` the buy has
+//! only its own effects. The rates stay the same, and nothing of the structure can be learned. Linear effects and
+//! latents of some slots rotate with the hour: a model of yesterday is a little wrong today.
 
 use super::column::{Column, Logit, criteo_columns, slot_columns};
 use super::history::Items;
-use super::random::{Stream, Turn, exp, ln, mix};
+use super::random::{Rotation, Stream, exp, ln, mix};
 use super::{DemoFormat, DemoKind, DemoSpec};
 
 const CLICK_RATE: f64 = 0.22;
 const BUY_RATE: f64 = 0.02;
 /// The correlation of the buy's logit with that of the click; the buy's own effects have the rest of the variance.
 const BUY_SHARED: f64 = 0.9;
-/// What the logit of the buy is to that of the click in size: a buy is more a matter of chance.
+/// Scale of the buy's logit relative to the click's: a buy depends more on chance.
 const BUY_SCALE: f64 = 0.75;
-/// Tangent of half the angle the drifting slots turn in an hour: 1 degree.
+/// Tangent of half the angle by which drifting slots rotate in an hour, which is 1 degree.
 const HALF_TURN: f64 = 0.008_727;
+/// Samples of the first hour from which the biases are set.
 const PILOT_SAMPLES: u64 = 20_000;
 
-/// One label of a sample as drawn.
+/// One drawn label of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Outcome {
-    /// Puts samples in the order of their true probabilities, as far as what is written tells them.
+    /// The best score that the written features allow: orders samples by their true probability.
     pub(super) best: f64,
     /// The bias and the linear part of the logit.
     pub(super) linear: f64,
     pub(super) happened: bool,
 }
 
-/// One sample as drawn.
+/// A drawn sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Drawn {
+pub(super) struct DrawnSample {
     pub(super) click: Outcome,
-    /// Only `multitask` has it; whoever buys has clicked.
+    /// Only in `multitask`; a buy implies a click.
     pub(super) buy: Option<Outcome>,
 }
 
-/// How the logit of the buy is made of the click's and its own.
+/// The logit of the buy: a bias, and the weights of the click's effects and of its own effects.
 struct Buy {
     bias: f64,
     shared: f64,
     own: f64,
 }
 
-/// All that a seed decides before the first sample is drawn.
+/// The true model, fixed by the spec before the first sample is drawn.
 pub(super) struct Truth {
     seed: u64,
     label_prefix: &'static [u8],
@@ -61,11 +62,11 @@ pub(super) struct Truth {
     items: Option<Items>,
     bias: f64,
     buy: Option<Buy>,
-    /// Whether the structure is that of the sample itself.
+    /// Whether samples have their own structure rather than that of another sample.
     structured: bool,
 }
 
-/// What the signs of a sample do: to the click, to the buy, and by their sequence.
+/// The effects of a sample's signs: on the click, on the buy, and by matches in the history.
 struct Signs {
     click: Logit,
     buy: Logit,
@@ -94,15 +95,15 @@ impl Truth {
         truth
     }
 
-    /// How far the world has turned by `hour`.
-    pub(super) fn turn(hour: u32) -> Turn {
-        Turn::new(HALF_TURN, hour)
+    /// Returns the rotation of drifting slots by `hour`.
+    pub(super) fn rotation(hour: u32) -> Rotation {
+        Rotation::new(HALF_TURN, hour)
     }
 
     /// Appends the line of sample `index` to `out`. Its signs depend on the seed and the index alone.
-    pub(super) fn draw(&self, index: u64, turn: Turn, out: &mut Vec<u8>) -> Drawn {
+    pub(super) fn draw(&self, index: u64, rotation: Rotation, out: &mut Vec<u8>) -> DrawnSample {
         let mut stream = Stream::new(self.seed, index);
-        // The labels come first in the line and last in the draw: their places are kept for them.
+        // Labels come first in the line but are drawn last: write zeros now and overwrite them below.
         out.extend_from_slice(self.label_prefix);
         let click_at = out.len();
         out.push(b'0');
@@ -110,9 +111,9 @@ impl Truth {
             out.extend_from_slice(b" buy=0");
         }
         let buy_at = out.len() - 1;
-        let signs = self.draw_signs(&mut stream, turn, out);
+        let signs = self.draw_signs(&mut stream, rotation, out);
         let end = out.len();
-        let structure = if self.structured { signs.structure() } else { self.foreign_structure(index, turn, out) };
+        let structure = if self.structured { signs.structure() } else { self.foreign_structure(index, rotation, out) };
         out.truncate(end);
         out.push(b'\n');
         let logit = signs.click.linear + structure;
@@ -120,7 +121,7 @@ impl Truth {
             None => {
                 let best = if self.structured { logit } else { signs.click.linear };
                 let happened = stream.unit() < probability(logit);
-                Drawn { click: Outcome { best, linear: signs.click.linear, happened }, buy: None }
+                DrawnSample { click: Outcome { best, linear: signs.click.linear, happened }, buy: None }
             }
             Some(buy) => buy.draw(self.bias, &signs, &mut stream),
         };
@@ -134,11 +135,11 @@ impl Truth {
     }
 
     /// Draws and writes all signs of a sample.
-    fn draw_signs(&self, stream: &mut Stream, turn: Turn, out: &mut Vec<u8>) -> Signs {
+    fn draw_signs(&self, stream: &mut Stream, rotation: Rotation, out: &mut Vec<u8>) -> Signs {
         let mut logits = [Logit::default(); 2];
         logits[0].linear = self.bias;
         for column in &self.columns {
-            column.draw(stream, turn, &mut logits, out);
+            column.draw(stream, rotation, &mut logits, out);
         }
         let mut matches = 0.0;
         if let Some(items) = &self.items {
@@ -150,18 +151,19 @@ impl Truth {
         Signs { click, buy, matches }
     }
 
-    /// The structure of a sample that nobody sees; what it writes behind the end of `out` is the caller's to drop.
-    fn foreign_structure(&self, index: u64, turn: Turn, out: &mut Vec<u8>) -> f64 {
-        self.draw_signs(&mut Stream::new(mix(self.seed), index), turn, out).structure()
+    /// Returns the structure of another sample, which is not part of the data. Its signs are appended to `out`; the
+    /// caller truncates them.
+    fn foreign_structure(&self, index: u64, rotation: Rotation, out: &mut Vec<u8>) -> f64 {
+        self.draw_signs(&mut Stream::new(mix(self.seed), index), rotation, out).structure()
     }
 
-    /// Sets the biases at which a pilot of the first hour has the rates wanted.
+    /// Sets the biases so that a pilot of the first hour has the expected rates.
     fn set_biases(&mut self) {
         let mut line = Vec::new();
         let (mut clicks, mut buys) = (Vec::new(), Vec::new());
         for index in 0..PILOT_SAMPLES {
             line.clear();
-            let signs = self.draw_signs(&mut Stream::new(self.seed, index), Self::turn(0), &mut line);
+            let signs = self.draw_signs(&mut Stream::new(self.seed, index), Self::rotation(0), &mut line);
             clicks.push(signs.click.linear + signs.structure());
             if let Some(buy) = &self.buy {
                 buys.push(buy.logit(0.0, &signs));
@@ -181,7 +183,8 @@ impl Signs {
 }
 
 impl Buy {
-    /// `click_bias` is in the logit of the click and has no place in that of the buy.
+    /// Returns the logit of the buy. `click_bias` is subtracted from the click's logit, because the buy has its own
+    /// bias.
     fn logit(&self, click_bias: f64, signs: &Signs) -> f64 {
         self.linear(click_bias, signs) + self.shared * signs.structure() + self.own * signs.buy.pairs()
     }
@@ -190,15 +193,15 @@ impl Buy {
         self.bias + self.shared * (signs.click.linear - click_bias) + self.own * signs.buy.linear
     }
 
-    /// Buys are drawn by their own probability and count as clicks; others click by that of the click.
-    fn draw(&self, click_bias: f64, signs: &Signs, stream: &mut Stream) -> Drawn {
+    /// Draws the buy by its own probability, then the click; a buy is always a click.
+    fn draw(&self, click_bias: f64, signs: &Signs, stream: &mut Stream) -> DrawnSample {
         let buy_logit = self.logit(click_bias, signs);
         let buy = stream.unit() < probability(buy_logit);
         let click_logit = signs.click.linear + signs.structure();
         let click = stream.unit() < probability(click_logit) || buy;
-        // the odds of a union: neither happens with the product of both chances not to
+        // The odds of click or buy: the probability of neither is the product of both complements.
         let odds = (1.0 + exp(click_logit)) * (1.0 + exp(buy_logit)) - 1.0;
-        Drawn {
+        DrawnSample {
             click: Outcome { best: ln(odds), linear: signs.click.linear, happened: click },
             buy: Some(Outcome { best: buy_logit, linear: self.linear(click_bias, signs), happened: buy }),
         }
@@ -209,7 +212,7 @@ fn probability(logit: f64) -> f64 {
     1.0 / (1.0 + exp(-logit))
 }
 
-/// The bias that gives the logits this rate.
+/// Returns the bias that gives the logits this rate.
 fn bias_for(logits: &[f64], rate: f64) -> f64 {
     let (mut low, mut high) = (-10.0, 10.0);
     for _ in 0..20 {
@@ -230,7 +233,7 @@ mod tests {
     use super::*;
 
     fn spec(kind: DemoKind, structure: bool, seed: u64) -> DemoSpec {
-        // few: most of the time of these tests goes into making slots and drawing the pilot
+        // Few slots, because these tests spend most of their time on creating slots and drawing the pilot.
         let slots = if kind == DemoKind::Pairwise { 20 } else { 8 };
         DemoSpec { samples: 1, slots, hours: 1, seed, format: DemoFormat::Slots, kind, structure }
     }
@@ -243,7 +246,7 @@ mod tests {
         let mut line = Vec::new();
         for index in 0..SAMPLES {
             line.clear();
-            let drawn = truth.draw(index, Truth::turn(0), &mut line);
+            let drawn = truth.draw(index, Truth::rotation(0), &mut line);
             assert!(!drawn.buy.is_some_and(|buy| buy.happened) || drawn.click.happened, "a buy is a click");
             for (at, outcome) in [Some(drawn.click), drawn.buy].into_iter().flatten().enumerate() {
                 if rankings.len() == at {
@@ -262,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn an_old_truth_is_worse_after_a_day() {
+    fn the_true_model_of_yesterday_is_worse_today() {
         let truth = Truth::new(&spec(DemoKind::Pairwise, true, 7));
         let (mut fresh, mut stale) = (Ranking::new(), Ranking::new());
         let mut line = Vec::new();
         for index in 0..60_000 {
             line.clear();
-            let now = truth.draw(index, Truth::turn(23), &mut line).click;
-            let then = truth.draw(index, Truth::turn(0), &mut line).click;
+            let now = truth.draw(index, Truth::rotation(23), &mut line).click;
+            let then = truth.draw(index, Truth::rotation(0), &mut line).click;
             fresh.add(now.best, now.happened);
             stale.add(then.best, now.happened);
         }
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_worth_what_the_demo_says() {
+    fn pairwise_data_has_the_documented_rate_and_auc() {
         for seed in 0..4 {
             let (rate, best, linear) = measure(&spec(DemoKind::Pairwise, true, seed))[0];
             assert!((0.21..0.23).contains(&rate), "seed {seed}: rate {rate}");
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_are_worth_more_than_all_linear_effects() {
+    fn matches_raise_the_auc_beyond_linear_effects() {
         for seed in 0..2 {
             let (rate, best, linear) = measure(&spec(DemoKind::Sequence, true, seed))[0];
             assert!((0.21..0.23).contains(&rate), "seed {seed}: rate {rate}");

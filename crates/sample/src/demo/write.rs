@@ -1,4 +1,4 @@
-//! From the demo truth to files: parts drawn by several threads, whole or absent, and the summary of what they hold.
+//! Writes demo data: several threads draw the part files, and the calling thread sums up their content.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -21,8 +21,8 @@ const DONE: &str = ".done";
 
 /// Writes `OUT/YYYYMMDD/HH/part-NNNNN.txt` from 20260101/00 on, each hour followed by an empty `.done`.
 ///
-/// The bytes do not depend on `threads`. Hours that are already there are refused, or with `overwrite` removed first.
-/// A part file has its name only when it is whole.
+/// The bytes do not depend on `threads`. Existing hours are an error; with `overwrite` they are removed first. A part file
+/// has a temporary name until it is complete.
 pub fn generate(
     spec: &DemoSpec,
     out_dir: &Path,
@@ -53,7 +53,7 @@ pub fn generate(
         }
         drop(sender);
         let mut outcome = Ok(());
-        // Events are taken until the last worker has gone, also after a failure: a full channel would hold it up.
+        // Receive events until the last worker has ended, even after a failure: a full channel would block a worker.
         for event in receiver {
             if outcome.is_ok() {
                 outcome = collector.take(event, progress);
@@ -83,25 +83,25 @@ impl Part {
 fn parts_of(spec: &DemoSpec) -> Vec<Part> {
     let mut parts = Vec::new();
     for hour in 0..spec.hours {
-        let first = cut(spec.samples, hour.into(), spec.hours.into());
-        let count = cut(spec.samples, u64::from(hour) + 1, spec.hours.into()) - first;
+        let first = start_of_piece(spec.samples, hour.into(), spec.hours.into());
+        let count = start_of_piece(spec.samples, u64::from(hour) + 1, spec.hours.into()) - first;
         let num_parts = count.div_ceil(MAX_PART_SAMPLES);
         parts.extend((0..num_parts).map(|number| Part {
             hour,
             number,
-            first: first + cut(count, number, num_parts),
-            end: first + cut(count, number + 1, num_parts),
+            first: first + start_of_piece(count, number, num_parts),
+            end: first + start_of_piece(count, number + 1, num_parts),
         }));
     }
     parts
 }
 
-/// Where piece `index` of `pieces` even ones begins.
-fn cut(total: u64, index: u64, pieces: u64) -> u64 {
-    (u128::from(total) * u128::from(index) / u128::from(pieces)) as u64
+/// Returns the start of piece `index` when `total` is split into `num_pieces` even pieces.
+fn start_of_piece(total: u64, index: u64, num_pieces: u64) -> u64 {
+    (u128::from(total) * u128::from(index) / u128::from(num_pieces)) as u64
 }
 
-/// `YYYYMMDD/HH`, by the proleptic Gregorian calendar counted in eras of 400 years from 1 March of year 0.
+/// Returns `YYYYMMDD/HH`, by the proleptic Gregorian calendar in eras of 400 years from 1 March of year 0.
 fn hour_path(hour: u32) -> String {
     let days = FIRST_DAY + i64::from(hour / 24) + 719_468;
     let day_of_era = days % 146_097;
@@ -114,7 +114,7 @@ fn hour_path(hour: u32) -> String {
     format!("{year:04}{month:02}{day:02}/{:02}", hour % 24)
 }
 
-/// Makes sure that no hour of another run stays among those about to be written.
+/// Removes existing hours; without `overwrite` an hour that is not empty is an error.
 fn clear(out_dir: &Path, overwrite: bool) -> Result<(), DemoError> {
     for day in numeric_dirs(out_dir, 8)? {
         for hour in numeric_dirs(&day, 2)? {
@@ -129,7 +129,7 @@ fn clear(out_dir: &Path, overwrite: bool) -> Result<(), DemoError> {
     Ok(())
 }
 
-/// Directories in `dir` whose names are this many digits, in order; none if `dir` does not exist.
+/// Returns the directories in `dir` with names of `digits` digits, in order; none if `dir` does not exist.
 fn numeric_dirs(dir: &Path, digits: usize) -> Result<Vec<PathBuf>, DemoError> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -147,7 +147,7 @@ fn numeric_dirs(dir: &Path, digits: usize) -> Result<Vec<PathBuf>, DemoError> {
     Ok(found)
 }
 
-/// Removes what `generate` writes into an hour and nothing else; the mark that it is complete goes first.
+/// Removes the files that `generate` writes into an hour, `.done` first; other files stay.
 fn remove_hour(dir: &Path) -> Result<(), DemoError> {
     let done = dir.join(DONE);
     if done.exists() {
@@ -162,7 +162,7 @@ fn remove_hour(dir: &Path) -> Result<(), DemoError> {
             fs::remove_file(&path).map_err(DemoError::io(&path))?;
         }
     }
-    // Fails where somebody keeps other files, which then stay.
+    // Fails if the directory has other files, which stay.
     let _ = fs::remove_dir(dir);
     Ok(())
 }
@@ -172,7 +172,7 @@ struct Tally {
     samples: u64,
     bytes: u64,
     click: LabelTally,
-    /// Made by the first sample that has this label.
+    /// `None` if no sample has this label.
     buy: Option<LabelTally>,
 }
 
@@ -220,7 +220,7 @@ impl LabelTally {
 }
 
 enum Event {
-    /// So many more samples are in their file.
+    /// Number of samples written since the last event of this worker.
     Wrote(u64),
     Finished(Part, Box<Tally>),
     Failed(DemoError),
@@ -247,7 +247,7 @@ impl Worker<'_> {
         }
     }
 
-    /// `None` if told to stop on the way.
+    /// Writes a part file; returns `None` if it was asked to stop.
     fn write_part(&self, part: &Part) -> Result<Option<Tally>, DemoError> {
         let path = part.path(self.out_dir);
         let temporary = path.with_file_name(format!(".part-{:05}.txt.tmp", part.number));
@@ -260,7 +260,7 @@ impl Worker<'_> {
                 Ok(Some(tally))
             }
             other => {
-                // What stopped the writing is the news; a temporary file that stays behind is not.
+                // Report the original error, not a failure to remove the temporary file.
                 let _ = fs::remove_file(&temporary);
                 other
             }
@@ -268,7 +268,7 @@ impl Worker<'_> {
     }
 
     fn write_samples(&self, part: &Part, file: &mut File, path: &Path) -> Result<Option<Tally>, DemoError> {
-        let turn = Truth::turn(part.hour);
+        let rotation = Truth::rotation(part.hour);
         let mut tally = Tally::new();
         let mut block = Vec::new();
         let mut first = part.first;
@@ -279,7 +279,7 @@ impl Worker<'_> {
             let end = part.end.min(first + BLOCK_SAMPLES);
             block.clear();
             for index in first..end {
-                let drawn = self.truth.draw(index, turn, &mut block);
+                let drawn = self.truth.draw(index, rotation, &mut block);
                 tally.click.add(drawn.click);
                 if let Some(buy) = drawn.buy {
                     tally.buy.get_or_insert_with(LabelTally::new).add(buy);
@@ -297,13 +297,13 @@ impl Worker<'_> {
     }
 }
 
-/// An hour that still lacks parts.
+/// An hour with parts that are not written yet.
 struct OpenHour {
     parts_left: u64,
     tally: Option<Box<Tally>>,
 }
 
-/// Puts together what the workers report, on the thread of the caller.
+/// Sums up the events of the workers, on the calling thread.
 struct Collector<'a> {
     out_dir: &'a Path,
     open: Vec<OpenHour>,

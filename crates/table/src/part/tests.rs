@@ -6,7 +6,7 @@ use super::*;
 
 type Blocks = Vec<(u32, Vec<u8>)>;
 
-fn write_part(blocks: &[(u32, Vec<u8>)], num_partitions: u32) -> (Vec<u8>, Written) {
+fn write_part(blocks: &[(u32, Vec<u8>)], num_partitions: u32) -> (Vec<u8>, FileInfo) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("part-00000");
     let mut writer = PartWriter::create(&path, Kind::TableSnapshot, num_partitions).unwrap();
@@ -102,7 +102,7 @@ fn messages_name_the_problem() {
 fn crafted_directories_are_rejected() {
     let bytes = small_part();
     let directory = bytes.len() - LINE - 3 * LINE;
-    // Offset of a field of the first entry, its value, part of the message.
+    // Offset of a field of the first entry, the crafted value, part of the message.
     for (at, value, expected) in [
         (0, 4_u64, "partition 3: out of order"),
         (0, 8, "partition 8: out of order or above"),

@@ -18,7 +18,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 /// Size and checksum of a finished file, for the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct FileInfo {
     /// Size of the file.
     pub bytes: u64,
     /// SHA-256 of the file in lower-case hex.
@@ -130,7 +130,7 @@ impl PartWriter {
     ///
     /// # Panics
     /// If the last block was not ended.
-    pub fn finish(mut self, meta: &Value) -> Result<Written, PartError> {
+    pub fn finish(mut self, meta: &Value) -> Result<FileInfo, PartError> {
         assert!(self.open_block.is_none(), "end_block comes before finish");
         let name = name_of(&self.path);
         let mut tail = serde_json::to_vec(meta).map_err(|error| layout(&name, format!("meta: {error}")))?;
@@ -158,7 +158,7 @@ impl PartWriter {
         self.file.sync_all().map_err(|source| PartError::Io { name, source })?;
         let digest = self.file_hash.finalize();
         let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Written { bytes: self.position, sha256 })
+        Ok(FileInfo { bytes: self.position, sha256 })
     }
 
     #[inline]

@@ -164,7 +164,7 @@ mod tests {
     enum Step {
         Touch(Vec<u64>),
         Evict(u32),
-        /// With whether it was committed.
+        /// A publish; the flag tells whether it is committed.
         Publish(bool),
         Forget,
     }

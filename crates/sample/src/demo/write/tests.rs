@@ -1,4 +1,4 @@
-//! Tests of the writer: the same bytes always, well-formed lines, nothing of others touched.
+//! Tests of the writer: reproducible bytes, well-formed lines, other files untouched.
 
 use super::*;
 use crate::demo::{DemoFormat, DemoKind};
@@ -48,7 +48,7 @@ fn a_seed_gives_the_same_bytes_with_any_number_of_threads() {
 
 #[test]
 fn the_bytes_of_a_seed_do_not_change_between_releases() {
-    // Golden: a change here changes the demo data, and all numbers that docs and benchmarks quote of them.
+    // A change here changes the demo data, and all figures about it in docs and benchmarks.
     let hash_of = |spec: &DemoSpec| {
         let (files, _) = text_of(spec, 1);
         let bytes: Vec<u8> = files.into_iter().flat_map(|(_, bytes)| bytes).collect();
@@ -80,7 +80,7 @@ fn lines_of_two_labels_are_well_formed() {
 }
 
 #[test]
-fn structure_changes_labels_alone() {
+fn structure_changes_only_the_labels() {
     let unlabelled = |structure, kind| {
         let (files, _) = text_of(&DemoSpec { samples: 500, slots: 6, kind, structure, ..SPEC }, 1);
         let text = files.into_iter().map(|(_, bytes)| String::from_utf8(bytes).unwrap()).collect::<String>();
@@ -174,7 +174,7 @@ fn hours_follow_the_calendar() {
 }
 
 #[test]
-fn hours_already_there_are_refused_or_replaced() {
+fn existing_hours_are_refused_or_replaced() {
     let out = tempfile::tempdir().unwrap();
     let small = DemoSpec { samples: 100, ..SPEC };
     write(&small, out.path(), false, 1).unwrap();
@@ -183,7 +183,10 @@ fn hours_already_there_are_refused_or_replaced() {
     let error = write(&small, out.path(), false, 1).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("{}: expected no hours there, got `20260101/00` (--overwrite replaces them)", out.path().display())
+        format!(
+            "{}: expected no hours of data, got `20260101/00` (--overwrite replaces all hours)",
+            out.path().display()
+        )
     );
     write(&DemoSpec { hours: 2, ..small }, out.path(), true, 1).unwrap();
     assert!(out.path().join("20260101/01/.done").exists());
@@ -193,7 +196,7 @@ fn hours_already_there_are_refused_or_replaced() {
 }
 
 #[test]
-fn impossible_specs_are_refused() {
+fn invalid_specs_are_refused() {
     let out = tempfile::tempdir().unwrap();
     let refused = |spec: DemoSpec| write(&spec, out.path(), false, 1).unwrap_err().to_string();
     assert_eq!(refused(DemoSpec { samples: 0, ..SPEC }), "demo data: samples: expected at least 1, got 0");
@@ -220,7 +223,7 @@ fn few_and_many_slots_work() {
 }
 
 #[test]
-fn stopping_leaves_whole_parts_only() {
+fn stopping_leaves_only_complete_parts() {
     let out = tempfile::tempdir().unwrap();
     let mut reports = 0;
     let error = generate(&SPEC, out.path(), false, 1, &mut |_| {
@@ -242,7 +245,7 @@ fn stopping_leaves_whole_parts_only() {
 }
 
 #[test]
-fn an_unwritable_place_is_named() {
+fn an_unwritable_path_is_named() {
     let out = tempfile::tempdir().unwrap();
     let file = out.path().join("file");
     fs::write(&file, "").unwrap();
