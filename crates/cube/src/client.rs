@@ -47,7 +47,7 @@ fn millis(time: Duration) -> String {
     format!("{} ms", time.as_millis())
 }
 
-/// What a client shows and expects when it connects.
+/// The credentials of a client, and the authorities that it trusts.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     /// The model.
@@ -92,7 +92,7 @@ pub struct ServerInfo {
     pub about: String,
 }
 
-/// Returns the state of one server, or the reason for which it does not answer.
+/// Returns the state of one server, or the reason why it does not answer.
 pub fn probe(address: &str, credentials: &Credentials, timeout: Duration) -> Result<ServerInfo, String> {
     let (_, inventory) = Connection::open(0, address, credentials, timeout).map_err(|failure| failure.text())?;
     let versions = inventory.versions.iter().map(|(version, _)| *version).collect();

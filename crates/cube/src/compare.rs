@@ -1,22 +1,22 @@
-//! How the cache line of a bucket is compared with what is sought.
+//! Compares all parts of a bucket with one value.
 
 /// A bucket is a cache line.
 pub(crate) const BUCKET_BYTES: usize = 64;
 
 pub(crate) type Bucket = [u8; BUCKET_BYTES];
 
-/// A bit for each part of a bucket that equals what is sought, the first part lowest.
+/// Compares the parts of a bucket with a value. The results have a bit for each part; the lowest bit is for the first part.
 pub(crate) trait Compare {
-    /// Of its eight words.
+    /// Returns which of the eight words equal `word`.
     fn words(bucket: &Bucket, word: u64) -> u32;
-    /// Of its 32 pairs of bytes.
+    /// Returns which of the 32 pairs of bytes equal `pair`.
     fn pairs(bucket: &Bucket, pair: u16) -> u32;
 }
 
-/// One after the other.
+/// Compares one part after the other.
 pub(crate) struct Plain;
 
-// no early exit: some compares cost less than one branch that guesses wrong
+// Without an early exit: a few more comparisons cost less than a mispredicted branch.
 impl Compare for Plain {
     #[inline(always)]
     fn words(bucket: &Bucket, word: u64) -> u32 {
@@ -31,7 +31,7 @@ impl Compare for Plain {
     }
 }
 
-/// Many at a time. Only for code that runs where there is AVX2.
+/// Compares many parts at once. Only for code that runs on processors with AVX2.
 #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
 pub(crate) struct Avx2;
 
@@ -39,7 +39,7 @@ pub(crate) struct Avx2;
 impl Compare for Avx2 {
     #[inline(always)]
     fn words(bucket: &Bucket, word: u64) -> u32 {
-        // SAFETY: whoever names this type has seen that the processor has AVX2.
+        // SAFETY: code that uses this type has checked that the processor has AVX2.
         unsafe { avx2::words(bucket, word) }
     }
 
@@ -75,7 +75,7 @@ mod avx2 {
     pub(super) fn pairs(bucket: &Bucket, pair: u16) -> u32 {
         let pair = _mm256_set1_epi16(pair as i16);
         let [low, high] = halves(bucket).map(|half| _mm256_cmpeq_epi16(half, pair));
-        // packing takes quarters of both in turns; a permutation brings them into order
+        // Packing interleaves quarters of both halves; the permutation restores the order.
         let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(low, high));
         _mm256_movemask_epi8(packed) as u32
     }
@@ -85,7 +85,7 @@ mod avx2 {
     fn halves(bucket: &Bucket) -> [__m256i; 2] {
         let half = |start: usize| {
             let half: *const __m256i = bucket[start..start + BUCKET_BYTES / 2].as_ptr().cast();
-            // SAFETY: 32 bytes of the bucket start there, and the load asks for no alignment.
+            // SAFETY: 32 bytes of the bucket start there, and the load needs no alignment.
             unsafe { _mm256_loadu_si256(half) }
         };
         [half(0), half(BUCKET_BYTES / 2)]
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_equal_have_their_bits() {
+    fn the_bits_of_equal_parts_are_set() {
         check::<Plain>();
         #[cfg(all(target_arch = "x86_64", not(feature = "portable")))]
         if is_x86_feature_detected!("avx2") {

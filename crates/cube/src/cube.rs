@@ -29,7 +29,7 @@ pub struct Cube {
 enum Backing {
     /// In mapped files, whose memory the system can reclaim.
     Mapped(Vec<PartFile>),
-    /// RowSelection, on huge pages where the system has them: lookups are faster by what the page tables cost.
+    /// Copied into memory, on huge pages if the system has them, which makes lookups faster.
     Loaded(Memory),
 }
 

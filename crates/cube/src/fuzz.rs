@@ -23,7 +23,7 @@ fn search(bytes: Vec<u8>) {
         return;
     };
     let view = View::of_base(Arc::new(cube));
-    // Every aligned word of the file is looked up, so that all its signs are; in small batches, since rows may be wide.
+    // All signs of the file are among its aligned words. The batches are small, because rows may be wide.
     for signs in eights.chunks(100) {
         let mut rows = vec![0.0; signs.len() * view.width()];
         let hits = view.lookup(signs, &mut rows);

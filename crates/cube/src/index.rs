@@ -288,19 +288,22 @@ mod tests {
         assert!(bytes_per_sign < 10.92, "{bytes_per_sign}");
 
         let home = |sign: &u64| &buckets[home_of(mix(*sign), buckets.len() as u32) as usize];
-        let share = |signs: &[u64], is_so: &dyn Fn(&u64) -> bool| {
-            signs.iter().filter(|sign| is_so(sign)).count() as f64 / signs.len() as f64
+        let share = |signs: &[u64], has_property: &dyn Fn(&u64) -> bool| {
+            signs.iter().filter(|sign| has_property(sign)).count() as f64 / signs.len() as f64
         };
         let has_tag = |sign: &u64| candidates::<Plain>(home(sign), tag_of(mix(*sign))) != 0;
         let at_home = share(&signs, &has_tag);
         let absent: Vec<u64> = (1_000_000..2_000_000).collect();
-        let goes_on = share(&absent, &|sign| overflowed(home(sign)));
-        let is_mistaken = share(&absent, &has_tag);
+        let continued = share(&absent, &|sign| overflowed(home(sign)));
+        let false_candidates = share(&absent, &has_tag);
         let records: Vec<[u8; 8]> = builder.order().map(|position| signs[position].to_le_bytes()).collect();
         let max_steps = check(&buckets, records.iter().map(|record| &record[..]), 0, 1).unwrap();
-        // 0.992, 0.067, 0.0003 and 4
-        assert!(at_home > 0.99 && goes_on < 0.1, "{at_home} at home, {goes_on} of the absent");
-        assert!(is_mistaken < 0.0005 && max_steps < 8, "{is_mistaken} mistaken, {max_steps} steps");
+        // The values are 0.992, 0.067, 0.0003 and 4.
+        assert!(at_home > 0.99 && continued < 0.1, "{at_home} at home, {continued} of absent signs continue");
+        assert!(
+            false_candidates < 0.0005 && max_steps < 8,
+            "{false_candidates} of absent signs have a candidate, {max_steps} steps"
+        );
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Cubes: the read-only dictionary from sign to row of a published version, and the servers of the online store.
 //!
-//! A table writes one with [`CubeWriter`], a partition at a time, and what changed since with [`DeltaWriter`]
-//! ([`publish`] knows which it is to be); serving opens the parts of a version with
-//! [`Cube`] and looks signs up in batches. The bytes are described in `docs/formats/cube.md`. A [`Server`] answers lookups of
-//! the versions in its [`VersionSet`] over sockets, and a [`Client`] asks the servers of all partitions.
+//! [`publish`] writes the rows of a table: all rows of a base with [`CubeWriter`], or the changes since an earlier version
+//! with [`DeltaWriter`]. [`Cube`] opens the part files of a base, and [`View`] adds the changes of deltas to it and looks signs
+//! up in batches. `docs/formats/cube.md` describes the bytes. A [`Server`] answers lookups in the versions of its
+//! [`VersionSet`] over sockets, and a [`Client`] sends lookups to the servers of all partitions.
 
 mod block;
 pub mod client;
@@ -29,7 +29,7 @@ mod write;
 pub use client::{Client, ClientError};
 pub use cube::Cube;
 pub use delta::{Changes, DeltaFile, DeltaWriter};
-pub use elasticrec_table::part::Written;
+pub use elasticrec_table::part::FileInfo;
 pub use error::CubeError;
 #[doc(hidden)]
 pub use fuzz::{fuzz_delta, fuzz_open, repair_checksums};

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use elasticrec_table::part::Written;
+use elasticrec_table::part::FileInfo;
 use elasticrec_table::{Changes, CopiedRows, Handles, Table, TableSpec};
 
 use crate::delta::Changes as DeltaChanges;
@@ -33,7 +33,7 @@ pub struct PublishRequest {
 #[derive(Debug)]
 pub struct PublishedRows {
     /// Size and checksum of the file.
-    pub written: Written,
+    pub written: FileInfo,
     /// Number of rows of all its partitions after the publish.
     pub num_rows: u64,
     /// Number of rows in the file.
@@ -54,7 +54,7 @@ pub struct PublishState {
 }
 
 impl PublishState {
-    /// Copies what a publish must contain of a partition; there must be no pushes to the partition meanwhile.
+    /// Copies the rows of a partition that a publish must contain. There must be no pushes to the partition meanwhile.
     pub fn take_rows(&mut self, table: &mut Table, partition: u32, request: &PublishRequest) -> PartitionRows {
         match (self.pending.take(), &request.committed) {
             (Some((name, _)), Some(committed)) if name == *committed => self.basis = Some(name),
@@ -75,7 +75,7 @@ impl PublishState {
         } else {
             let mut weights = vec![0.0; changes.changed.len() * table.width()];
             table.pull(&changes.changed, &mut weights, &mut Handles::default());
-            RowSelection::Some(changes, weights)
+            RowSelection::Changed(changes, weights)
         };
         PartitionRows { partition, rows, num_rows: table.num_rows(partition) }
     }
@@ -93,7 +93,7 @@ pub struct PartitionRows {
 enum RowSelection {
     Whole(CopiedRows),
     /// The changes, with the weights of the changed rows.
-    Some(Arc<Changes>, Vec<f32>),
+    Changed(Arc<Changes>, Vec<f32>),
 }
 
 enum Part {
@@ -126,14 +126,14 @@ impl RowsWriter {
         self.num_rows += taken.num_rows;
         let (changes, weights) = match &taken.rows {
             RowSelection::Whole(rows) => return self.add_whole(taken.partition, rows),
-            RowSelection::Some(changes, weights) => (changes, weights),
+            RowSelection::Changed(changes, weights) => (changes, weights),
         };
         let Changes { changed, removed, .. } = &**changes;
         self.num_changed += changed.len();
         self.num_removed += removed.len();
         if let Part::Delta(delta) = &mut self.part {
-            let (width, some) = (delta.width(), DeltaChanges { signs: changed, removed, is_whole: false });
-            delta.add(taken.partition, some, |at, row| row.copy_from_slice(&weights[at * width..][..width]))?;
+            let (width, changes) = (delta.width(), DeltaChanges { signs: changed, removed, is_whole: false });
+            delta.add(taken.partition, changes, |at, row| row.copy_from_slice(&weights[at * width..][..width]))?;
         }
         Ok(())
     }

@@ -66,7 +66,7 @@ pub(crate) enum SignState<'a> {
     Unknown,
 }
 
-/// A block of keys, with those that no segment has decided yet.
+/// A block of keys, and which of them no segment has decided yet.
 pub(crate) struct Pending<'a> {
     signs: &'a [u64],
     mixed: [u64; BLOCK],
@@ -174,14 +174,14 @@ impl Segment {
     pub(crate) fn get(&self, sign: u64) -> SignState<'_> {
         let mixed = mix(sign);
         let may_have = self.filter.may_have(mixed, bits_of(mixed));
-        let says = if may_have { self.find::<Plain>(mixed, sign) } else { SignState::Unknown };
-        match says {
+        let found = if may_have { self.find::<Plain>(mixed, sign) } else { SignState::Unknown };
+        match found {
             SignState::Unknown if self.whole.contains(self.space.partition_of(mixed)) => SignState::Removed,
-            says => says,
+            state => state,
         }
     }
 
-    /// Decides the keys of a block that it knows and leaves the rest pending; returns the number of rows found.
+    /// Decides the keys of a block that the segment changes and leaves the rest pending; returns the number of rows found.
     #[inline(always)]
     pub(crate) fn search<C: Compare>(&self, pending: &mut Pending<'_>, sink: &mut impl RowSink) -> usize {
         let num_candidates = self.sift(pending);
@@ -206,15 +206,15 @@ impl Segment {
             self.prefetch_bucket(pending.mixed(index));
         }
         let mut found = [SignState::Unknown; GROUP];
-        for (says, &index) in found.iter_mut().zip(&pending.candidates[group.clone()]) {
-            *says = self.find::<C>(pending.mixed(index), pending.signs[usize::from(index)]);
-            if let SignState::Row(row) = says {
+        for (state, &index) in found.iter_mut().zip(&pending.candidates[group.clone()]) {
+            *state = self.find::<C>(pending.mixed(index), pending.signs[usize::from(index)]);
+            if let SignState::Row(row) = state {
                 prefetch_row(row);
             }
         }
-        for (says, at) in found.iter().zip(group) {
+        for (state, at) in found.iter().zip(group) {
             let index = pending.candidates[at];
-            match says {
+            match state {
                 SignState::Row(row) => {
                     sink.put(usize::from(index), row, true);
                     hits += 1;

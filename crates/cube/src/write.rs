@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use elasticrec_table::part::{Kind, PartWriter, Written};
+use elasticrec_table::part::{FileInfo, Kind, PartWriter};
 use elasticrec_table::{Table, TableSpec};
 
 use crate::block::LAYOUT;
@@ -68,7 +68,7 @@ impl CubeWriter {
     }
 
     /// Completes the file and syncs it to the disk.
-    pub fn finish(self) -> Result<Written, CubeError> {
+    pub fn finish(self) -> Result<FileInfo, CubeError> {
         Ok(self.part.finish(&self.meta.to_value(&self.name)?)?)
     }
 }
@@ -79,7 +79,7 @@ pub(crate) fn columns_of(spec: &TableSpec) -> Vec<Column> {
 }
 
 /// Writes the weights of all rows of a table as one part. Rows are sorted by sign, so equal tables make equal files.
-pub fn write_table(table: &Table, path: impl AsRef<Path>, row_type: RowType) -> Result<Written, CubeError> {
+pub fn write_table(table: &Table, path: impl AsRef<Path>, row_type: RowType) -> Result<FileInfo, CubeError> {
     let spec = table.spec();
     let mut cube = CubeWriter::create(path, columns_of(spec), row_type, spec.partitions)?;
     for partition in 0..spec.partitions {

@@ -1,4 +1,4 @@
-//! Cubes as a whole: built, damaged, crafted, and compared with a `HashMap`.
+//! Cubes end to end: compared with a `HashMap`, damaged files and crafted files.
 
 mod support;
 
@@ -58,10 +58,10 @@ fn open_bytes(bytes: Vec<u8>) -> Result<View, CubeError> {
 }
 
 fn message<T>(result: Result<T, CubeError>) -> String {
-    result.err().expect("to be refused").to_string()
+    result.err().expect("an error").to_string()
 }
 
-/// Signs with one partition of 1 and one home bucket, whatever the number of buckets.
+/// Signs with the same home bucket for any number of buckets, in a table of one partition.
 fn colliding_signs(count: u64) -> Vec<u64> {
     (0..count).map(|i| unmix(i << 33)).collect()
 }
@@ -72,10 +72,10 @@ fn twin_signs(count: u64) -> Vec<u64> {
 }
 
 fn assert_holds(cube: &View, signs: &[u64], absent: &[u64]) {
-    let asked: Vec<u64> = absent.iter().chain(signs).chain(absent).copied().collect();
-    let mut rows = vec![f32::NAN; asked.len() * WIDTH];
-    assert_eq!(cube.lookup(&asked, &mut rows), signs.len());
-    for (sign, row) in asked.iter().zip(rows.chunks(WIDTH)) {
+    let keys: Vec<u64> = absent.iter().chain(signs).chain(absent).copied().collect();
+    let mut rows = vec![f32::NAN; keys.len() * WIDTH];
+    assert_eq!(cube.lookup(&keys, &mut rows), signs.len());
+    for (sign, row) in keys.iter().zip(rows.chunks(WIDTH)) {
         let expected = if signs.contains(sign) { row_of(*sign) } else { [0.0; WIDTH] };
         assert_eq!(row, expected, "row of {sign}");
         assert_eq!(cube.contains(*sign), signs.contains(sign), "{sign}");
@@ -154,7 +154,7 @@ fn all_parts_are_needed_to_open_a_cube() {
 }
 
 #[test]
-fn a_range_of_partitions_is_opened_alone() {
+fn a_range_of_partitions_can_be_opened() {
     let dir = TempDir::new().unwrap();
     let path = |i: u32| dir.path().join(format!("part-0000{i}"));
     let signs: Vec<u64> = (0..2000).collect();
@@ -180,15 +180,15 @@ fn a_range_of_partitions_is_opened_alone() {
     assert_eq!(beyond, "cube: expected partitions between 0 and 16, got 4 to 17");
     assert_eq!(View::of_base(Arc::new(Cube::open_range(&[path(0)], 3..3).unwrap())).num_rows(), 0);
 
-    // what is not asked for is not read: damage in partition 0 does not matter to 4..9, and does to 0..16
+    // Other partitions are not read: damage in partition 0 does not affect 4..9.
     let mut bytes = std::fs::read(path(0)).unwrap();
     bytes[64 + 1] ^= 1;
     std::fs::write(dir.path().join("damaged"), bytes).unwrap();
     let paths = [dir.path().join("damaged"), path(1)];
     assert!(Cube::open_range(&paths, 4..9).is_ok());
     assert!(Cube::load(&paths, Some(4..9)).is_ok());
-    for refused in [Cube::open(&paths), Cube::load(&paths, None)] {
-        assert!(message(refused).ends_with("partition 0: the checksum does not match, the file is damaged"));
+    for result in [Cube::open(&paths), Cube::load(&paths, None)] {
+        assert!(message(result).ends_with("partition 0: the checksum does not match, the file is damaged"));
     }
 }
 
@@ -196,19 +196,19 @@ fn a_range_of_partitions_is_opened_alone() {
 fn a_lookup_returns_stored_rows() {
     let signs: Vec<u64> = (0..300).collect();
     let view = open_bytes(part_bytes(&signs, 4)).unwrap();
-    let asked: Vec<u64> = (0..600).rev().collect();
-    let mut rows = vec![7_u8; asked.len() * view.row_bytes()];
-    let mut present = vec![u64::MAX; asked.len().div_ceil(64)];
-    assert_eq!(view.stored_rows(&asked, &mut rows, &mut present), signs.len());
-    let mut values = vec![0.0; asked.len() * WIDTH];
+    let keys: Vec<u64> = (0..600).rev().collect();
+    let mut rows = vec![7_u8; keys.len() * view.row_bytes()];
+    let mut present = vec![u64::MAX; keys.len().div_ceil(64)];
+    assert_eq!(view.stored_rows(&keys, &mut rows, &mut present), signs.len());
+    let mut values = vec![0.0; keys.len() * WIDTH];
     view.codec().decode(&rows, &mut values);
-    for (i, (sign, row)) in asked.iter().zip(values.chunks(WIDTH)).enumerate() {
+    for (i, (sign, row)) in keys.iter().zip(values.chunks(WIDTH)).enumerate() {
         assert_eq!(present[i / 64] >> (i % 64) & 1 == 1, *sign < 300, "{sign}");
         assert_eq!(row, if *sign < 300 { row_of(*sign) } else { [0.0; WIDTH] });
     }
     assert_eq!(present[9] >> (600 % 64), 0, "no bits beyond the last key");
     let mut found = vec![0; present.len()];
-    assert_eq!(view.find(&asked, &mut found), signs.len());
+    assert_eq!(view.find(&keys, &mut found), signs.len());
     assert_eq!(found, present);
 }
 
@@ -230,7 +230,7 @@ fn the_writer_rejects_repeated_and_foreign_signs() {
 }
 
 #[test]
-fn other_files_are_refused_by_name() {
+fn files_of_other_kinds_are_rejected_with_their_name() {
     let dir = TempDir::new().unwrap();
     let write = |name: &str, kind, meta| {
         let path = dir.path().join(name);
@@ -244,7 +244,7 @@ fn other_files_are_refused_by_name() {
 }
 
 #[test]
-fn every_flipped_bit_is_refused() {
+fn every_flipped_bit_is_rejected() {
     let bytes = part_bytes(&[0, 1, 2, 3, u64::MAX], 2);
     assert_holds(&open_bytes(bytes.clone()).unwrap(), &[0, 1, 2, 3, u64::MAX], &[4]);
     for bit in 0..bytes.len() * 8 {
@@ -265,7 +265,7 @@ fn every_truncation_is_rejected() {
 
 /// Crafted bytes with correct checksums: (byte in the first bucket, its new value, the error).
 #[test]
-fn crafted_buckets_are_refused() {
+fn crafted_buckets_are_rejected() {
     let bytes = part_bytes(&colliding_signs(40), 1);
     let (bucket, records) = (64, 2 * 64);
     for (at, value, expected) in [
@@ -290,12 +290,11 @@ fn crafted_buckets_are_refused() {
     }
 }
 
-/// A sign in the block of another partition.
 #[test]
-fn a_sign_of_another_partition_is_refused() {
+fn a_sign_in_the_block_of_another_partition_is_rejected() {
     let mut bytes = part_bytes(&[unmix(1)], 2);
     assert_eq!(partition_of(unmix(1), 2), 0);
-    // the record of the only row stands behind the only bucket; tag and home stay as they are
+    // The only record follows the only bucket; tag and home bucket of the new sign are the same.
     bytes[64 + 64..][..8].copy_from_slice(&unmix(1 | 1 << 63).to_le_bytes());
     repair_checksums(&mut bytes);
     let error = message(open_bytes(bytes.clone()));
@@ -305,10 +304,10 @@ fn a_sign_of_another_partition_is_refused() {
 
 /// Crafted directory entries with correct checksums: (byte of the entry, its new value).
 #[test]
-fn crafted_directories_are_refused() {
+fn crafted_directories_are_rejected() {
     let bytes = part_bytes(&colliding_signs(40), 1);
     let entry = bytes.len() - 128;
-    // rows, then buckets
+    // Byte 16 starts the number of rows, byte 48 the number of buckets.
     for (at, value) in [(16, 39), (16, 41), (23, 255), (48, 1), (48, 3), (48, 0), (55, 255)] {
         let mut crafted = bytes.clone();
         crafted[entry + at] = value;
@@ -323,7 +322,7 @@ fn crafted_directories_are_refused() {
     assert_eq!(message(open_bytes(other)), "part-00000: partition 0: expected layout 0 or 1, got 2");
 }
 
-/// The previous layout: buckets of seven signs, the first row, the count; then rows.
+/// Writes a part file of the previous layout: buckets with seven signs, the first row and the count; then rows.
 fn former_part(signs: &[u64]) -> Vec<u8> {
     let dir = TempDir::new().expect("a part file");
     let path = dir.path().join("part-00000");
@@ -378,9 +377,9 @@ fn a_cube_of_the_previous_layout_is_read() {
     assert!(message(open_bytes(damaged)).ends_with("partition 0: the checksum does not match, the file is damaged"));
 }
 
-/// All buckets are flagged as overflowed: a search must still end.
+/// A search must end even if all buckets are flagged as overflowed.
 #[test]
-fn searches_end_although_all_buckets_are_flagged() {
+fn a_search_ends_although_all_buckets_are_flagged() {
     let mut bytes = part_bytes(&(0..1000).collect::<Vec<u64>>(), 1);
     for bucket in 0..1000 / 22 {
         bytes[64 + 64 * bucket + 59] = 1;
@@ -405,11 +404,11 @@ proptest! {
         let cube = open_bytes(bytes).unwrap();
         prop_assert_eq!(cube.num_rows(), expected.len() as u64);
 
-        let asked: Vec<u64> = others.iter().chain(&signs).chain(&[0, u64::MAX]).copied().collect();
-        let mut rows = vec![f32::NAN; asked.len() * WIDTH];
-        let hits = cube.lookup(&asked, &mut rows);
-        prop_assert_eq!(hits, asked.iter().filter(|sign| expected.contains_key(sign)).count());
-        for (sign, row) in asked.iter().zip(rows.chunks(WIDTH)) {
+        let keys: Vec<u64> = others.iter().chain(&signs).chain(&[0, u64::MAX]).copied().collect();
+        let mut rows = vec![f32::NAN; keys.len() * WIDTH];
+        let hits = cube.lookup(&keys, &mut rows);
+        prop_assert_eq!(hits, keys.iter().filter(|sign| expected.contains_key(sign)).count());
+        for (sign, row) in keys.iter().zip(rows.chunks(WIDTH)) {
             prop_assert_eq!(row, &expected.get(sign).copied().unwrap_or([0.0; WIDTH])[..]);
             prop_assert_eq!(cube.contains(*sign), expected.contains_key(sign));
         }

@@ -1,6 +1,6 @@
 //! Deltas end to end: chains of versions compared with a `HashMap`, damaged files and crafted files.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -29,7 +29,7 @@ fn columns() -> Vec<Column> {
     vec![Column { name: "wide".into(), width: 1 }, Column { name: "deep".into(), width: 2 }]
 }
 
-/// A row that every row type keeps as it is, and that tells its version.
+/// A row that contains its version and sign, and that every row type represents exactly.
 fn row_of(sign: u64, version: usize) -> Row {
     [version as f32 + 1.0, (sign % 127) as f32, 127.0]
 }
@@ -59,7 +59,7 @@ impl Delta {
         model.extend(&self.rows);
     }
 
-    /// Writes the partitions that leave a rest of `part` when divided by `num_parts`.
+    /// Writes the partitions that are equal to `part` modulo `num_parts`; returns the size of the file.
     fn write(&self, path: &Path, row_type: RowType, num_partitions: u32, [part, num_parts]: [u32; 2]) -> u64 {
         let mut writer = DeltaWriter::create(path, columns(), row_type, num_partitions).unwrap();
         for partition in (0..num_partitions).filter(|partition| partition % num_parts == part) {
@@ -78,14 +78,14 @@ fn assert_is(view: &View, model: &Model, others: &[u64], num_partitions: u32) {
     let is_held = |sign: &u64| view.partitions().contains(&partition_of(*sign, num_partitions));
     let held: Model = model.iter().filter(|(sign, _)| is_held(sign)).map(|(sign, row)| (*sign, *row)).collect();
     assert_eq!(view.num_rows(), held.len() as u64);
-    let asked: Vec<u64> = others.iter().chain(model.keys()).chain(others).copied().collect();
-    let mut values = vec![f32::NAN; asked.len() * WIDTH];
-    let hits = asked.iter().filter(|sign| held.contains_key(sign)).count();
-    assert_eq!(view.lookup(&asked, &mut values), hits);
-    let mut rows = vec![7; asked.len() * view.row_bytes()];
-    let mut present = vec![u64::MAX; asked.len().div_ceil(64)];
-    assert_eq!(view.stored_rows(&asked, &mut rows, &mut present), hits);
-    for (i, sign) in asked.iter().enumerate() {
+    let signs: Vec<u64> = others.iter().chain(model.keys()).chain(others).copied().collect();
+    let mut values = vec![f32::NAN; signs.len() * WIDTH];
+    let hits = signs.iter().filter(|sign| held.contains_key(sign)).count();
+    assert_eq!(view.lookup(&signs, &mut values), hits);
+    let mut rows = vec![7; signs.len() * view.row_bytes()];
+    let mut present = vec![u64::MAX; signs.len().div_ceil(64)];
+    assert_eq!(view.stored_rows(&signs, &mut rows, &mut present), hits);
+    for (i, sign) in signs.iter().enumerate() {
         let expected = held.get(sign).copied();
         assert_eq!(values[i * WIDTH..][..WIDTH], expected.unwrap_or_default(), "{sign}");
         assert_eq!(present[i / 64] >> (i % 64) & 1 == 1, expected.is_some(), "{sign}");
@@ -105,42 +105,47 @@ fn assert_is(view: &View, model: &Model, others: &[u64], num_partitions: u32) {
     assert_eq!(all, held);
 }
 
-/// What happens to a sign of the universe in a delta.
+/// What a delta does with a sign.
 #[derive(Clone, Copy, Debug)]
-enum Act {
-    Leave,
+enum Action {
+    Keep,
     Change,
     Remove,
 }
 
-fn acts() -> impl Strategy<Value = Vec<Act>> {
-    // deltas of very different sizes, so that segments are merged now and then
-    (0..100_u32).prop_flat_map(|leave| {
-        let act = prop_oneof![1 + leave => Just(Act::Leave), 4 => Just(Act::Change), 2 => Just(Act::Remove)];
-        prop::collection::vec(act, 120)
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    // Deltas of very different sizes, so that some of their segments are merged.
+    (0..100_u32).prop_flat_map(|keep| {
+        let action = prop_oneof![1 + keep => Just(Action::Keep), 4 => Just(Action::Change), 2 => Just(Action::Remove)];
+        prop::collection::vec(action, 120)
     })
 }
 
+/// A base and the deltas that follow it.
 #[derive(Clone, Debug)]
-struct Story {
+struct VersionChain {
+    /// All signs that occur.
     universe: Vec<u64>,
     num_partitions: u32,
     row_type: RowType,
+    /// Whether each sign has a row in the base.
     base: Vec<bool>,
-    deltas: Vec<(Vec<Act>, BTreeSet<u32>, u32)>,
+    /// For each delta the action on each sign, the partitions that it replaces as a whole, and the number of part files.
+    deltas: Vec<(Vec<Action>, BTreeSet<u32>, u32)>,
+    /// The partitions of a view that does not have all.
     range: Range<u32>,
 }
 
-fn stories() -> impl Strategy<Value = Story> {
+fn version_chains() -> impl Strategy<Value = VersionChain> {
     (prop_oneof![Just(1_u32), 2..6_u32, Just(64)], prop::sample::select(RowType::ALL.to_vec())).prop_flat_map(
         |(num_partitions, row_type)| {
             let whole = prop::collection::btree_set(0..num_partitions, 0..2);
             let whole = prop_oneof![3 => Just(BTreeSet::new()), 1 => whole];
             let universe = prop::collection::hash_set(any_sign(), 120);
-            let deltas = prop::collection::vec((acts(), whole, 1..4_u32), 1..14);
+            let deltas = prop::collection::vec((actions(), whole, 1..4_u32), 1..14);
             let range = (0..=num_partitions, 0..=num_partitions).prop_map(|(a, b)| a.min(b)..a.max(b));
             let base = prop::collection::vec(any::<bool>(), 120);
-            (universe, base, deltas, range).prop_map(move |(universe, base, deltas, range)| Story {
+            (universe, base, deltas, range).prop_map(move |(universe, base, deltas, range)| VersionChain {
                 universe: universe.into_iter().collect(),
                 num_partitions,
                 row_type,
@@ -152,24 +157,25 @@ fn stories() -> impl Strategy<Value = Story> {
     )
 }
 
-impl Story {
+impl VersionChain {
     fn delta(&self, version: usize) -> (Delta, u32) {
-        let (acts, whole, num_parts) = &self.deltas[version];
+        let (actions, whole, num_parts) = &self.deltas[version];
         let mut delta = Delta { whole: whole.clone(), ..Delta::default() };
-        for (sign, act) in self.universe.iter().zip(acts) {
-            match act {
-                Act::Change => drop(delta.rows.insert(*sign, row_of(*sign, version + 1))),
-                Act::Remove => drop(delta.removed.insert(*sign)),
-                Act::Leave => (),
+        for (sign, action) in self.universe.iter().zip(actions) {
+            match action {
+                Action::Change => drop(delta.rows.insert(*sign, row_of(*sign, version + 1))),
+                Action::Remove => drop(delta.removed.insert(*sign)),
+                Action::Keep => (),
             }
         }
         (delta, *num_parts)
     }
 
-    fn play(&self) {
+    /// Writes and applies the chain, and compares every version with a map.
+    fn check(&self) {
         let dir = TempDir::new().unwrap();
         let n = self.num_partitions;
-        let chosen = self.universe.iter().zip(&self.base).filter(|(_, is_there)| **is_there);
+        let chosen = self.universe.iter().zip(&self.base).filter(|(_, has_row)| **has_row);
         let mut model: Model = chosen.map(|(sign, _)| (*sign, row_of(*sign, 0))).collect();
         let base = dir.path().join("base");
         write_base(&base, &model, self.row_type, n);
@@ -190,7 +196,7 @@ impl Story {
             part = part.with_delta(&parts).unwrap();
             versions.push((model.clone(), view.clone(), part.clone()));
         }
-        // the older ones are what they were
+        // Later versions have not changed earlier ones.
         for (model, view, part) in &versions {
             assert_is(view, model, &self.universe, n);
             assert_is(part, model, &self.universe, n);
@@ -202,8 +208,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn versions_are_those_of_a_map(story in stories()) {
-        story.play();
+    fn versions_equal_a_map(chain in version_chains()) {
+        chain.check();
     }
 
     #[test]
@@ -224,7 +230,7 @@ proptest! {
     }
 }
 
-/// Every third sign removed, the first partition whole.
+/// Returns a delta that removes every third sign, changes the others, and replaces partition 0 as a whole.
 fn small_delta(signs: &BTreeSet<u64>) -> Delta {
     let mut delta = Delta { whole: BTreeSet::from([0]), ..Delta::default() };
     for (i, sign) in signs.iter().enumerate() {
@@ -249,14 +255,14 @@ fn open_bytes(bytes: Vec<u8>) -> Result<DeltaFile, CubeError> {
 }
 
 fn message<T>(result: Result<T, CubeError>) -> String {
-    result.err().expect("to be refused").to_string()
+    result.err().expect("an error").to_string()
 }
 
 #[test]
 fn every_flipped_bit_and_every_truncation_is_rejected() {
     let bytes = delta_bytes(&small_delta(&(0..9).collect()), 4);
     let delta = open_bytes(bytes.clone()).unwrap();
-    // some of the removed are in partition 0, which is whole
+    // Removed signs in partition 0 are not in the file, because the partition is replaced as a whole.
     assert!(delta.num_rows() == 6 && delta.num_removed() > 0 && delta.num_removed() <= 3);
     assert_eq!(delta.whole(), [0]);
     for bit in 0..bytes.len() * 8 {
@@ -270,10 +276,10 @@ fn every_flipped_bit_and_every_truncation_is_rejected() {
     }
 }
 
-/// Lies with right checksums: what is written over which place of the block, and what is said.
+/// Crafted bytes with correct checksums: (position in the file, new bytes, the error).
 #[test]
-fn crafted_changes_are_refused() {
-    // one partition of four each, in the order of the mixed signs
+fn crafted_changes_are_rejected() {
+    // Each quarter of the mixed signs is one of the four partitions.
     let sign = |quarter: u64, i: u64| unmix((quarter << 62) + i);
     let mut delta = Delta { whole: BTreeSet::from([1]), ..Delta::default() };
     delta.rows.extend([(sign(0, 1), row_of(0, 0)), (sign(0, 5), row_of(1, 0)), (sign(2, 1), row_of(2, 0))]);
@@ -300,7 +306,7 @@ fn crafted_changes_are_refused() {
         assert!(error.starts_with("delta: ") && error.contains(expected), "{error}");
         fuzz_delta(&crafted);
     }
-    // the counts of the directory, and the partition of its block
+    // The counts in the directory, and the partition of the block.
     let entry = bytes.len() - 128;
     for (at, value) in [(0, 1), (16, 2), (16, 4), (23, 255), (48, 1), (48, 3), (55, 255), (56, 0), (56, 3), (63, 255)] {
         let mut crafted = bytes.clone();
@@ -313,7 +319,7 @@ fn crafted_changes_are_refused() {
 }
 
 #[test]
-fn other_files_are_refused_by_name() {
+fn files_of_other_kinds_are_rejected_with_their_name() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("base");
     write_base(&path, &Model::new(), RowType::F32, 1);
@@ -365,7 +371,7 @@ fn a_delta_is_applied_only_to_a_base_with_the_same_meta() {
         message(view.with_delta(&[write("all", RowType::F32, 4, [0, 1]), write("odd", RowType::F32, 4, [1, 2])]));
     assert!(doubled.contains("odd: partition 1 is also in "), "{doubled}");
 
-    // a delta that changes nothing here is no segment
+    // A delta without changes adds no segment.
     let nothing = view.with_delta(&[]).unwrap();
     assert_eq!((nothing.num_segments(), nothing.num_rows()), (0, 100));
 }
@@ -386,9 +392,9 @@ fn many_deltas_leave_few_segments() {
     assert_eq!((view.num_rows(), view.num_changes()), (4000, 4000));
 }
 
-/// At most 1.2 × n × (row + 12) bytes and 1 KB, for any n and any row.
+/// For n rows, a file has at most 1.2 · n · (row bytes + 12) + 1024 bytes.
 #[test]
-fn a_delta_takes_little_more_than_its_rows() {
+fn a_delta_file_is_little_larger_than_its_rows() {
     let dir = TempDir::new().unwrap();
     for num_rows in [0, 1, 5, 256, 5000] {
         for (row_type, width) in [(RowType::F32, 1), (RowType::F32, 10), (RowType::F16, 3), (RowType::Int8, 32)] {
@@ -408,7 +414,7 @@ fn a_delta_takes_little_more_than_its_rows() {
     }
 }
 
-/// The same rows make the same file, in whatever order they come.
+/// The order in which changes are added does not change the file.
 #[test]
 fn equal_changes_make_equal_files() {
     let dir = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! TLS between cube servers and clients: who is let in and what the others are told. What TLS itself does is tested in `ps`.
+//! TLS between cube servers and clients: accepted clients, error messages, deadlines. The tests of `ps` cover TLS itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -12,7 +12,7 @@ use elasticrec_cube::{Client, ClientError, Server, VersionSet};
 use elasticrec_wire::{ClientTls, ServerTls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-/// A certificate of this machine, and who trusts it.
+/// Creates a certificate for this machine, and a client configuration that trusts it.
 fn certificates() -> (ServerTls, ClientTls) {
     let dir = tempfile::tempdir().unwrap();
     let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -29,9 +29,9 @@ fn certificates() -> (ServerTls, ClientTls) {
 }
 
 fn serve(files: &Files, tls: Option<ServerTls>) -> Server {
-    let store = VersionSet::new(0..PARTITIONS, PARTITIONS);
-    store.install(1, files.view(1, 0..PARTITIONS)).unwrap();
-    Server::start(Arc::new(store), identity(), "127.0.0.1:0", tls).unwrap()
+    let set = VersionSet::new(0..PARTITIONS, PARTITIONS);
+    set.install(1, files.view(1, 0..PARTITIONS)).unwrap();
+    Server::start(Arc::new(set), identity(), "127.0.0.1:0", tls).unwrap()
 }
 
 fn connect(server: &Server, tls: Option<ClientTls>) -> Result<Client, ClientError> {
@@ -39,14 +39,14 @@ fn connect(server: &Server, tls: Option<ClientTls>) -> Result<Client, ClientErro
 }
 
 #[test]
-fn rows_come_through_tls() {
+fn rows_can_be_looked_up_over_tls() {
     let files = Files::new();
     let (server, client) = certificates();
     let server = serve(&files, Some(server));
     let client = connect(&server, Some(client)).unwrap();
     let batches: Vec<Vec<u64>> = (0..10).map(|seed| signs(50_000, seed)).collect();
-    let asked: Vec<_> = batches.iter().map(|signs| client.lookup(1, signs).unwrap()).collect();
-    drop(asked);
+    let pending: Vec<_> = batches.iter().map(|signs| client.lookup(1, signs).unwrap()).collect();
+    drop(pending);
     std::thread::scope(|scope| {
         for signs in &batches {
             let client = &client;
@@ -56,27 +56,27 @@ fn rows_come_through_tls() {
 }
 
 #[test]
-fn one_end_alone_has_tls_or_another_authority() {
+fn a_client_with_other_tls_settings_is_refused() {
     let files = Files::new();
     let (server_tls, client_tls) = certificates();
-    let (_, stranger) = certificates();
+    let (_, other_authority) = certificates();
     let server = serve(&files, Some(server_tls));
-    let told = |server: &Server, tls| {
+    let message = |server: &Server, tls| {
         let error = connect(server, tls).unwrap_err();
         assert!(matches!(error, ClientError::Unfit { .. }), "{error}");
         error.to_string().replace(&address(server), "here")
     };
-    assert_eq!(told(&server, None), "cube shard 0: here: expected TLS, got a plain connection");
-    let not_ours = "cube shard 0: here: its certificate is not signed by an authority of the `ca` file";
-    assert_eq!(told(&server, Some(stranger)), not_ours);
+    assert_eq!(message(&server, None), "cube shard 0: here: expected TLS, got a plain connection");
+    let expected = "cube shard 0: here: its certificate is not signed by an authority of the `ca` file";
+    assert_eq!(message(&server, Some(other_authority)), expected);
     let plain = serve(&files, None);
-    let off = "cube shard 0: here: expected TLS, got something else: TLS is off at the other end";
-    assert_eq!(told(&plain, Some(client_tls.clone())), off);
+    let expected = "cube shard 0: here: expected TLS, got something else: TLS is off at the other end";
+    assert_eq!(message(&plain, Some(client_tls.clone())), expected);
     check(&connect(&server, Some(client_tls)).unwrap(), 1, &signs(10, 1)).unwrap();
 }
 
 #[test]
-fn a_deadline_holds_with_tls_too() {
+fn a_lookup_over_tls_ends_at_its_deadline() {
     let files = Files::new();
     let (server_tls, client_tls) = certificates();
     let server = serve(&files, Some(server_tls));

@@ -1,4 +1,4 @@
-//! A store whose versions come as deltas, one after the other, while segments are merged behind them.
+//! A set of versions that is updated with deltas while segments are merged in the background.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -12,7 +12,7 @@ use common::{Files, NUM_ROWS, PARTITIONS, WIDTH, columns, row_of, until};
 use elasticrec_cube::{Changes, DeltaFile, DeltaWriter, RowType, VersionSet, View};
 use elasticrec_table::partition::partition_of;
 
-/// Version v changes the signs of v modulo 7, and removes those of v + 3 modulo 700.
+/// Version v changes the signs equal to v modulo 7, and removes the signs equal to v + 3 modulo 700.
 fn is_changed(version: u64, sign: u64) -> bool {
     sign % 7 == version % 7 && !is_removed(version, sign)
 }
@@ -40,7 +40,8 @@ fn write(dir: &tempfile::TempDir, version: u64) -> PathBuf {
     path
 }
 
-/// What the row of a sign is in a version: that of the last version that changed it, unless a later one removed it.
+/// Returns the row of a sign in a version: the row of the last version that changed it, or zeros if the last change was its
+/// removal.
 fn expected(version: u64, sign: u64) -> [f32; WIDTH] {
     let last = (2..=version).rev().find(|at| is_changed(*at, sign) || is_removed(*at, sign));
     match last {
@@ -59,10 +60,10 @@ fn assert_version(view: &View, version: u64, signs: &[u64]) {
 }
 
 #[test]
-fn versions_stay_what_they_are_while_segments_are_merged_behind_them() {
+fn background_merges_do_not_change_versions() {
     let (files, dir) = (Files::new(), tempfile::tempdir().unwrap());
-    let store = Arc::new(VersionSet::new(0..PARTITIONS, PARTITIONS));
-    store.install(1, files.view(1, 0..PARTITIONS)).unwrap();
+    let set = Arc::new(VersionSet::new(0..PARTITIONS, PARTITIONS));
+    set.install(1, files.view(1, 0..PARTITIONS)).unwrap();
     let (current, is_done) = (AtomicU64::new(1), AtomicBool::new(false));
     let signs: Vec<u64> = (0..NUM_ROWS).step_by(37).collect();
     thread::scope(|scope| {
@@ -70,28 +71,28 @@ fn versions_stay_what_they_are_while_segments_are_merged_behind_them() {
             scope.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
                     let version = current.load(Ordering::Acquire);
-                    // it may be gone by now
-                    let Ok(view) = store.get(version) else { continue };
+                    // It may have been retired meanwhile.
+                    let Ok(view) = set.get(version) else { continue };
                     assert_version(&view, version, &signs);
                 }
             });
         }
         for version in 2..=60 {
             let part = DeltaFile::open(write(&dir, version)).unwrap();
-            let parent = store.get(version - 1).unwrap();
-            store.install(version, store.apply_delta(&parent, &[part]).unwrap()).unwrap();
-            store.start_merge();
+            let parent = set.get(version - 1).unwrap();
+            set.install(version, set.apply_delta(&parent, &[part]).unwrap()).unwrap();
+            set.start_merge();
             current.store(version, Ordering::Release);
             if version > 4 {
-                store.retire(version - 3).unwrap();
+                set.retire(version - 3).unwrap();
             }
         }
         is_done.store(true, Ordering::Relaxed);
     });
-    until("segments are merged", || !store.get(60).unwrap().is_mergeable());
-    assert!(store.get(60).unwrap().num_segments() <= 4);
-    for version in store.numbers() {
-        let view = store.get(version).unwrap();
+    until("segments are merged", || !set.get(60).unwrap().is_mergeable());
+    assert!(set.get(60).unwrap().num_segments() <= 4);
+    for version in set.numbers() {
+        let view = set.get(version).unwrap();
         assert_version(&view, version, &(0..NUM_ROWS).collect::<Vec<_>>());
         let num_rows = (0..NUM_ROWS).filter(|sign| expected(version, *sign)[0] > 0.0).count();
         assert_eq!(view.num_rows(), num_rows as u64);
@@ -99,7 +100,7 @@ fn versions_stay_what_they_are_while_segments_are_merged_behind_them() {
 }
 
 #[test]
-fn what_was_merged_is_for_versions_that_were_made_from_it_alone() {
+fn merged_segments_replace_only_the_segments_they_were_merged_from() {
     let (files, dir) = (Files::new(), tempfile::tempdir().unwrap());
     let delta = |view: &View, version| view.stacked(&[DeltaFile::open(write(&dir, version)).unwrap()]).unwrap();
     let base = files.view(1, 0..PARTITIONS);
@@ -115,8 +116,8 @@ fn what_was_merged_is_for_versions_that_were_made_from_it_alone() {
     for (view, version) in [(&second, 2), (&third, 3), (&merged, 3), (&fourth, 4), (&later, 4)] {
         assert_version(view, version, &all);
     }
-    assert!(second.with_merged(&third, &merged).is_none(), "an earlier one");
-    assert!(delta(&base, 2).with_merged(&second, &merged).is_none(), "an equal one that was made anew");
+    assert!(second.with_merged(&third, &merged).is_none(), "the version before the merged one");
+    assert!(delta(&base, 2).with_merged(&second, &merged).is_none(), "an equal version with other segments");
     let elsewhere = delta(&files.view(1, 0..PARTITIONS), 2);
     assert!(elsewhere.with_merged(&base, &base).is_none(), "another base");
 }

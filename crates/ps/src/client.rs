@@ -67,7 +67,7 @@ impl ClientError {
     }
 }
 
-/// What a client shows and expects when it connects.
+/// The credentials of a client, and the authorities that it trusts.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     /// The run, as all its roles know it.
@@ -111,7 +111,7 @@ pub struct BatchUpdate<'a> {
     pub seen: u32,
     /// Weight of all samples together.
     pub weight: f64,
-    /// The group of units with which the push makes a step; none if it is a step by itself.
+    /// The group of units whose pushes together make a step; None if the push is a step of its own.
     pub group: Option<Group>,
     /// Whether it has increments of weights and states instead of gradients.
     pub is_increment: bool,
@@ -192,7 +192,7 @@ impl Client {
         let widths = shards.iter().map(of);
         if end != num_partitions || widths.clone().any(|width| Some(width) != widths.clone().next()) {
             let text =
-                format!("expected {num_partitions} partitions with one row width and epoch, got {end} partitions");
+                format!("expected {num_partitions} partitions, all with the same row width and epoch, got {end}");
             return Err(ClientError::Map(text));
         }
         let (width, state_width, num_dense_states, _) = shards.first().map(of).unwrap_or_default();

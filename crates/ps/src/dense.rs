@@ -46,7 +46,7 @@ pub struct Dense {
     optimizer: DenseOptimizer,
     /// Length of the whole vector.
     total: usize,
-    /// Number of parameters; the buffers follow them, and increments are added to buffers.
+    /// Number of parameters. The buffers follow them; pushed values are added to buffers, without the optimizer.
     num_parameters: usize,
     num_partitions: u32,
     owned: Range<u32>,
@@ -78,7 +78,7 @@ impl Dense {
         }
     }
 
-    /// Declares the last `num_buffers` values as buffers: pushed values are added to them instead of stepped.
+    /// Declares the last `num_buffers` values as buffers. Pushed values are added to buffers, without the optimizer.
     #[must_use]
     pub fn with_buffers(self, num_buffers: usize) -> Self {
         Dense { num_parameters: self.total.saturating_sub(num_buffers), ..self }
@@ -127,8 +127,8 @@ impl Dense {
         true
     }
 
-    /// Adds the increments of a partition. `increments` are those of all owned partitions: of the values, then of each
-    /// state vector.
+    /// Adds its increments to a partition. `increments` has the increments of all owned partitions: of the values, then of
+    /// each state vector.
     pub fn add(&mut self, partition: u32, increments: &[f32]) {
         assert_eq!(increments.len(), self.values.len() * (1 + self.states.len()));
         let (slice, length) = (self.slice(partition), self.values.len());
@@ -139,7 +139,7 @@ impl Dense {
         }
     }
 
-    /// Takes one step in a partition; `gradient` is that of all owned partitions.
+    /// Takes one step in a partition; `gradient` is the gradient of all owned partitions.
     pub fn step(&mut self, partition: u32, gradient: &[f32]) {
         assert_eq!(gradient.len(), self.values.len());
         let whole = self.slice(partition);

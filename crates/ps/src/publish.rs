@@ -25,10 +25,10 @@ pub(crate) struct PublishCopy {
 }
 
 impl Shard {
-    /// Copies what a publish must contain of a partition. Pushes wait meanwhile.
+    /// Copies the rows and dense values of a partition that a publish must contain. Pushes wait during the copy.
     pub(crate) fn take_rows(&mut self, request: &PublishRequest, partition: u32) -> PublishCopy {
-        let publish_states = &mut self.publish_states[(partition - self.spec.owned.start) as usize];
-        let rows = publish_states.take_rows(&mut self.table, partition, request);
+        let publish_state = &mut self.publish_states[(partition - self.spec.owned.start) as usize];
+        let rows = publish_state.take_rows(&mut self.table, partition, request);
         let dense = self.dense.values()[self.dense.slice(partition)].to_vec();
         PublishCopy { rows, dense }
     }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elasticrec_cube::publish::PublishRequest;
-use elasticrec_table::part::Written;
+use elasticrec_table::part::FileInfo;
 use elasticrec_wire::{
     Connections, FrameError, Listener, Push, PushAck, Reason, Refusal, ServerTls, Service, StepQuery, StepStatus,
     Stream,
@@ -206,7 +206,7 @@ impl Server {
     }
 
     /// Writes the shard's part of a checkpoint; pushes wait for the copy of one partition at a time.
-    pub fn snapshot(&self, files: &SnapshotFiles) -> Result<(Written, Written), ShardError> {
+    pub fn snapshot(&self, files: &SnapshotFiles) -> Result<(FileInfo, FileInfo), ShardError> {
         let mut writer = self.shared.read(|shard| shard.snapshot_writer(files))?;
         let copy = |partition| self.shared.read(|shard| shard.copy(partition));
         self.write_copies(copy, move |copies| {
@@ -316,14 +316,14 @@ impl Shared {
     }
 
     /// Answers a step query when all pushes of the step have arrived or the wait is over.
-    fn step_status(&self, meet: &StepQuery) -> Result<StepStatus, Refusal> {
-        self.check_target(meet.epoch, meet.incarnation)?;
-        let end = Instant::now() + Duration::from_millis(u64::from(meet.wait_ms)).min(MAX_WAIT);
+    fn step_status(&self, query: &StepQuery) -> Result<StepStatus, Refusal> {
+        self.check_target(query.epoch, query.incarnation)?;
+        let end = Instant::now() + Duration::from_millis(u64::from(query.wait_ms)).min(MAX_WAIT);
         loop {
             let arrivals = *lock(&self.arrivals);
             let (num_applied, is_full) = self.read(|shard| {
                 self.check_lease()?;
-                Ok::<_, Refusal>(shard.step_progress(meet.group, meet.step))
+                Ok::<_, Refusal>(shard.step_progress(query.group, query.step))
             })?;
             let left = end.saturating_duration_since(Instant::now());
             if is_full || left.is_zero() {

@@ -27,7 +27,7 @@ pub struct ShardSpec {
     pub table: TableSpec,
     /// Length of the whole dense vector.
     pub num_dense: usize,
-    /// The last values are buffers: pushed values are added to them instead of stepped.
+    /// Number of buffers at the end of the dense vector. Pushed values are added to buffers, without the optimizer.
     #[serde(default)]
     pub num_buffers: usize,
     /// Optimizer of the dense vector.
@@ -98,7 +98,7 @@ pub struct OverflowCounts {
 pub struct PushOutcome {
     /// Whether all partitions had applied it before.
     pub was_known: bool,
-    /// Whether it had a NaN or infinite value: such a push is counted and not stepped.
+    /// Whether it had a NaN or infinite value: such a push updates counts, but no weights.
     pub non_finite: bool,
 }
 
@@ -223,7 +223,7 @@ impl Shard {
             partitions.filter(|(_, index)| **index == group).map(|(partition, _)| partition).collect()
         };
         let mut overflow = Overflow::default();
-        self.overflow.iter().for_each(|one| overflow.add(*one));
+        self.overflow.iter().for_each(|of_partition| overflow.add(*of_partition));
         Status {
             num_rows: self.table.len(),
             num_bytes: self.table.bytes(),
@@ -281,7 +281,7 @@ impl Shard {
             return Ok(PushOutcome { was_known: true, non_finite: false });
         }
         let non_finite = !is_finite(push.gradients) || !is_finite(push.dense);
-        // After an error some signs are stepped and some are not, so nothing may be applied any more.
+        // After an error, only some of the signs are updated, so no further push may be applied.
         self.step(push, &lacks, non_finite).map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?;
         for (record, _) in self.records.groups.iter_mut().zip(&lacks).filter(|(_, lacks)| **lacks) {
             record.add(name, push.checksum, push.is_last);
@@ -307,7 +307,7 @@ impl Shard {
         }
         let num_sums = self.sums.len() / 2;
         if let Some(index) = push.sum_indices.iter().find(|index| **index as usize >= num_sums) {
-            return refuse(format!("push: expected indices below {num_sums} sums, got {index}"));
+            return refuse(format!("push: expected sum indices below {num_sums}, got {index}"));
         }
         self.check_signs(push.signs)
     }
@@ -351,20 +351,14 @@ impl Shard {
             }
         }
         if non_finite {
-            // The table counts signs with NaN gradients and does not step them.
+            // The table updates the counts of signs with NaN gradients, but not their weights.
             gradients.clear();
             gradients.resize(signs.len() * width, f32::NAN);
         }
         let gradients = if takes_all && !non_finite { push.gradients } else { gradients };
         let Push { seen, is_increment, .. } = *push;
-        let pushed = self.table.push(elasticrec_table::Push {
-            signs,
-            handles: None,
-            gradients,
-            counts,
-            seen,
-            is_delta: is_increment,
-        })?;
+        let pushed =
+            self.table.push(elasticrec_table::Push { signs, handles: None, gradients, counts, seen, is_increment })?;
         if pushed.dropped > 0 {
             for (partition, overflow) in self.table.take_overflow() {
                 self.overflow[(partition - first) as usize].add(overflow);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use elasticrec_cube::CubeError;
-use elasticrec_table::part::{Kind, PartError, PartFile, PartWriter, Written};
+use elasticrec_table::part::{FileInfo, Kind, PartError, PartFile, PartWriter};
 use elasticrec_table::{CopiedRows, Overflow, SnapshotError, Table};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -82,7 +82,7 @@ pub struct SnapshotFiles {
 }
 
 impl Shard {
-    /// Copies a partition. Pushes wait meanwhile.
+    /// Copies a partition. Pushes wait during the copy.
     pub fn copy(&self, partition: u32) -> PartitionCopy {
         let at = (partition - self.spec.owned.start) as usize;
         PartitionCopy {
@@ -158,9 +158,13 @@ impl Shard {
         file.expect_kind(Kind::DenseSnapshot)?;
         let meta: Meta = serde_json::from_value(file.meta().clone())
             .map_err(|error| other(file.name(), format!("meta: {error}")))?;
-        let (expected, got) = ((self.spec.num_dense, self.spec.num_sums), (meta.num_dense, meta.num_sums));
-        if expected != got || self.spec.dense.num_states() != meta.dense.num_states() {
-            let what = format!("expected {expected:?} dense values and metric sums of this optimizer, got {got:?}");
+        let ours = (self.spec.num_dense, self.spec.dense.num_states(), self.spec.num_sums);
+        let theirs = (meta.num_dense, meta.dense.num_states(), meta.num_sums);
+        if ours != theirs {
+            let describe = |(num_dense, num_states, num_sums): (usize, usize, usize)| {
+                format!("{num_dense} dense values, {num_states} optimizer vectors and {num_sums} metric sums")
+            };
+            let what = format!("expected {}, got {}", describe(ours), describe(theirs));
             return Err(other(file.name(), what));
         }
         for (at, entry) in file.entries().iter().enumerate() {
@@ -173,7 +177,7 @@ impl Shard {
             let [steps, record] = entry.aux;
             let record = meta.records.get(record as usize).ok_or_else(|| refuse("expected a record, got none"))?;
             if records[index].replace(record.clone()).is_some() {
-                return Err(refuse("expected in one file, got two"));
+                return Err(refuse("is in two files"));
             }
             let num_values = self.dense.slice(entry.partition).len() * (1 + self.spec.dense.num_states());
             let (values, sums) =
@@ -230,7 +234,7 @@ impl SnapshotWriter {
     }
 
     /// Completes the files and syncs them to the disk.
-    pub fn finish(self) -> Result<(Written, Written), ShardError> {
+    pub fn finish(self) -> Result<(FileInfo, FileInfo), ShardError> {
         let meta = serde_json::to_value(&self.meta)
             .unwrap_or_else(|error| unreachable!("records have text and numbers only: {error}"));
         Ok((self.rows.finish(&self.rows_meta)?, self.dense.finish(&meta)?))

@@ -15,7 +15,7 @@ use elasticrec_wire::{Group, Hello, Reason, Refusal};
 const PARTITIONS: u32 = 8;
 const NUM_DENSE: usize = 21;
 const LEASE: Duration = Duration::from_secs(600);
-/// Long enough for a slow machine; nothing waits for it unless it is about to fail.
+/// Long enough for a slow machine; only failing tests wait this long.
 const LONG: Duration = Duration::from_secs(60);
 
 fn shard(owned: std::ops::Range<u32>) -> Shard {
@@ -58,7 +58,7 @@ fn step(client: &Client, unit: u64, batch: u32, is_last: bool) -> Result<(Vec<f3
         &mut rows,
         Some(&mut dense),
     )?;
-    let learned = BatchUpdate {
+    let update = BatchUpdate {
         unit,
         batch,
         is_last,
@@ -74,7 +74,7 @@ fn step(client: &Client, unit: u64, batch: u32, is_last: bool) -> Result<(Vec<f3
         sum_indices: &[1],
         sum_values: &[0.5],
     };
-    client.wait_for_ack(&client.push(&split, &learned)?)?;
+    client.wait_for_ack(&client.push(&split, &update)?)?;
     Ok((rows, dense))
 }
 
@@ -107,7 +107,7 @@ fn pushed_rows_can_be_pulled_from_several_shards() {
 }
 
 #[test]
-fn trainers_push_side_by_side_and_every_push_counts_once() {
+fn pushes_of_concurrent_trainers_count_once() {
     let servers = [start(0..4, 1), start(4..8, 2)];
     thread::scope(|scope| {
         for unit in 0..4u64 {
@@ -116,7 +116,7 @@ fn trainers_push_side_by_side_and_every_push_counts_once() {
                 let client = connect(&servers.iter().collect::<Vec<_>>());
                 for batch in 0..25 {
                     step(&client, unit, batch, batch == 24).unwrap();
-                    // a repeat is known
+                    // The shards already know the repeated push.
                     step(&client, unit, batch, batch == 24).unwrap();
                 }
             });
@@ -147,8 +147,8 @@ fn a_server_above_its_memory_limit_delays_pushes() {
     assert_eq!((slowed, server.status().applied), (1, 2));
 }
 
-/// A listener that sends a welcome and then reads nothing more.
-fn hung(address: &mut String) -> thread::JoinHandle<TcpStream> {
+/// Starts a server that sends a welcome and then reads nothing more.
+fn start_hung_server(address: &mut String) -> thread::JoinHandle<TcpStream> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     *address = listener.local_addr().unwrap().to_string();
     thread::spawn(move || {
@@ -170,7 +170,7 @@ fn hung(address: &mut String) -> thread::JoinHandle<TcpStream> {
     })
 }
 
-/// Sends pulls until the server takes no more, or one fails; nothing of this client waits for ever.
+/// Sends pulls until one fails; returns its error.
 fn fill(client: &Client) -> ClientError {
     let signs: Vec<u64> = (0..1_000_000).collect();
     let mut split = ShardSplit::default();
@@ -183,10 +183,10 @@ fn fill(client: &Client) -> ClientError {
 }
 
 #[test]
-fn a_server_that_accepts_nothing_blocks_clients_until_the_deadline_only() {
+fn a_hung_server_blocks_clients_only_until_the_deadline() {
     let mut address = String::new();
-    let server = hung(&mut address);
-    // a greeting on a slow machine has to be done by then too
+    let server = start_hung_server(&mut address);
+    // Long enough for the handshake on a slow machine.
     let deadline = Duration::from_secs(3);
     let client = Client::connect(&[address], &credentials("secret"), PARTITIONS, deadline).unwrap();
     let error = fill(&client).to_string();
@@ -197,13 +197,13 @@ fn a_server_that_accepts_nothing_blocks_clients_until_the_deadline_only() {
 #[test]
 fn closing_a_client_wakes_threads_that_wait_for_a_replaced_server() {
     let mut address = String::new();
-    let server = hung(&mut address);
+    let server = start_hung_server(&mut address);
     let client = Client::connect(&[address], &credentials("secret"), PARTITIONS, LONG).unwrap();
     let closer = client.closer().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| step(&client, 0, 0, true).unwrap_err());
         let full = scope.spawn(|| fill(&client));
-        // until they wait, or a little later
+        // The threads usually wait by then; if not, their next request fails in the same way.
         thread::sleep(Duration::from_millis(100));
         closer.close();
         assert!(matches!(waiting.join().unwrap(), ClientError::Lost { .. }));
@@ -213,7 +213,7 @@ fn closing_a_client_wakes_threads_that_wait_for_a_replaced_server() {
 }
 
 #[test]
-fn a_server_stops_although_a_peer_does_not_read() {
+fn a_client_that_does_not_read_cannot_keep_a_server_from_stopping() {
     let mut server = start(0..8, 1);
     let client = connect(&[&server]);
     step(&client, 0, 0, true).unwrap();
@@ -232,10 +232,10 @@ fn a_server_stops_although_a_peer_does_not_read() {
     };
     let mut writer = stream.try_clone().unwrap();
     thread::scope(|scope| {
-        // answers of 4 MB each, of which nobody takes any
+        // Each answer has 4 MB, and none is read.
         scope.spawn(move || {
-            let ask = |id| write_frame(&mut writer, Header { kind: Kind::Pull, id }, &pull.parts().slices());
-            (1..20).try_for_each(ask)
+            let send = |id| write_frame(&mut writer, Header { kind: Kind::Pull, id }, &pull.parts().slices());
+            (1..20).try_for_each(send)
         });
         let answered = |server: &Server| server.counters().pulls.load(std::sync::atomic::Ordering::Relaxed);
         let mut before = u64::MAX;
@@ -250,7 +250,7 @@ fn a_server_stops_although_a_peer_does_not_read() {
 }
 
 #[test]
-fn a_snapshot_is_cut_while_pushes_go_on() {
+fn a_snapshot_taken_during_pushes_is_consistent() {
     let dir = tempfile::tempdir().unwrap();
     let files = SnapshotFiles { rows: dir.path().join("rows"), dense: dir.path().join("dense") };
     let server = start(0..8, 1);
@@ -286,7 +286,7 @@ fn a_server_without_a_lease_does_nothing() {
     server.extend_lease(Instant::now(), Duration::from_millis(1));
     thread::sleep(Duration::from_millis(5));
     assert_eq!(reason(&step(&client, 0, 0, true).unwrap_err()), Reason::Fenced);
-    // an answer that came late extends nothing
+    // The lease counts from the request, so a late answer does not extend it.
     server.extend_lease(Instant::now() - Duration::from_secs(2), Duration::from_secs(1));
     assert_eq!(reason(&step(&client, 0, 0, true).unwrap_err()), Reason::Fenced);
     assert_eq!(server.status().num_rows, 0);
@@ -305,13 +305,13 @@ fn clients_of_other_runs_are_refused() {
     let other = Credentials { run: b"other".to_vec(), ..credentials("secret") };
     assert_eq!(reason(&wrong(&other)), Reason::Unauthorized);
     let error = Client::connect(&address, &credentials("secret"), 16, LONG).unwrap_err();
-    assert_eq!(error.to_string(), "ps shards: expected 16 partitions with one row width and epoch, got 8 partitions");
+    assert_eq!(error.to_string(), "ps shards: expected 16 partitions, all with the same row width and epoch, got 8");
     let error = Client::connect(&["127.0.0.1:1".into()], &credentials(""), 8, Duration::from_secs(1)).unwrap_err();
     assert!(error.to_string().starts_with("ps shard 0 at 127.0.0.1:1: "), "{error}");
 }
 
 #[test]
-fn hostile_bytes_end_their_connection_alone() {
+fn hostile_bytes_end_only_their_own_connection() {
     let server = start(0..8, 1);
     let client = connect(&[&server]);
     let hello = Hello { run: b"run", token: b"secret" };
@@ -340,13 +340,13 @@ fn hostile_bytes_end_their_connection_alone() {
         }
         assert_eq!(last, Some((Kind::Refusal, Ok(Reason::Malformed))));
     }
-    // cut in the middle of a frame
+    // A connection that ends in the middle of a frame.
     TcpStream::connect(server.address()).unwrap().write_all(&greeting[..20]).unwrap();
     step(&client, 0, 0, true).unwrap();
 }
 
 #[test]
-fn connections_that_ended_leave_nothing_open() {
+fn closed_connections_leave_no_open_descriptors() {
     let open = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     let server = start(0..8, 1);
     step(&connect(&[&server]), 0, 0, false).unwrap();
@@ -354,7 +354,7 @@ fn connections_that_ended_leave_nothing_open() {
     for batch in 1..60 {
         step(&connect(&[&server]), 0, batch, false).unwrap();
     }
-    // other tests of this process come and go; sixty connections would be two or three hundred
+    // Other tests of this process open a few descriptors too; sixty leaked connections would be two to three hundred.
     let deadline = Instant::now() + LONG;
     while open() > before + 50 {
         assert!(Instant::now() < deadline, "{} descriptors are open, {before} before", open());
@@ -363,7 +363,7 @@ fn connections_that_ended_leave_nothing_open() {
 }
 
 #[test]
-fn a_server_that_stops_is_lost_and_its_successor_is_not_taken_for_it() {
+fn a_successor_is_not_mistaken_for_the_server_that_stopped() {
     let mut server = start(0..8, 1);
     let address = server.address().to_string();
     let client = connect(&[&server]);
@@ -381,17 +381,17 @@ fn a_server_that_stops_is_lost_and_its_successor_is_not_taken_for_it() {
         thread::sleep(Duration::from_millis(20));
     };
     successor.extend_lease(Instant::now(), LEASE);
-    assert!(step(&client, 0, 1, true).is_err(), "a connection belongs to one start of a server");
+    assert!(step(&client, 0, 1, true).is_err(), "a client belongs to one incarnation of a server");
     step(&connect(&[&successor]), 0, 1, true).unwrap();
 }
 
 const GROUP: Group = Group { first_unit: 0, num_units: 2 };
 
-/// Pushes one batch of a step of the group, whose gradients are all `by`.
-fn push_in_group(client: &Client, unit: u64, batch: u32, is_last: bool, by: f32) -> Result<(), ClientError> {
+/// Pushes one batch of a step of the group; all its gradients are `gradient`.
+fn push_in_group(client: &Client, unit: u64, batch: u32, is_last: bool, gradient: f32) -> Result<(), ClientError> {
     let mut split = ShardSplit::default();
     client.split(&signs_of(0), &mut split);
-    let learned = BatchUpdate {
+    let update = BatchUpdate {
         unit,
         batch,
         is_last,
@@ -402,15 +402,15 @@ fn push_in_group(client: &Client, unit: u64, batch: u32, is_last: bool, by: f32)
         group: Some(GROUP),
         is_increment: false,
         counts: &[(1, 0); 100],
-        gradients: &[by; 200],
-        dense: &[by; NUM_DENSE],
+        gradients: &[gradient; 200],
+        dense: &[gradient; NUM_DENSE],
         sum_indices: &[1],
         sum_values: &[0.5],
     };
-    client.wait_for_ack(&client.push(&split, &learned)?).map(drop)
+    client.wait_for_ack(&client.push(&split, &update)?).map(drop)
 }
 
-/// The dense values after so many steps of the group.
+/// Pulls after `num_steps` steps of the group; returns the dense values.
 fn pull_after(client: &Client, num_steps: u32) -> Result<Vec<f32>, ClientError> {
     let mut split = ShardSplit::default();
     client.split(&signs_of(0), &mut split);
@@ -421,16 +421,21 @@ fn pull_after(client: &Client, num_steps: u32) -> Result<Vec<f32>, ClientError> 
 }
 
 fn has_all(client: &Client, step: u32, wait_ms: u64) -> Vec<bool> {
-    client.step_status(GROUP, step, Duration::from_millis(wait_ms)).unwrap().iter().map(|met| met.is_full).collect()
+    client
+        .step_status(GROUP, step, Duration::from_millis(wait_ms))
+        .unwrap()
+        .iter()
+        .map(|status| status.is_full)
+        .collect()
 }
 
-/// Waits for a push that on a slow machine may come after the longest wait, which is a second.
+/// Repeats a step query until all shards have all pushes of the step; on a slow machine one query may not wait long enough.
 fn wait_for_all(client: &Client, step: u32) -> Vec<bool> {
     let deadline = Instant::now() + LONG;
     loop {
-        let met = has_all(client, step, 900);
-        if met.iter().all(|is_full| *is_full) || Instant::now() >= deadline {
-            return met;
+        let full = has_all(client, step, 900);
+        if full.iter().all(|is_full| *is_full) || Instant::now() >= deadline {
+            return full;
         }
     }
 }
@@ -450,21 +455,22 @@ fn a_step_is_applied_once_a_client_knows_that_all_shards_have_all_its_pushes() {
         push_in_group(&two, 1, 0, true, 3.0).unwrap();
         assert_eq!(waiting.join().unwrap(), [true, true]);
     });
-    // nothing is applied before somebody says so, and a batch that is run again finds the rows of before
+    // The step is applied by the next pull that asks for it, so a batch that is trained again reads the same rows.
     assert_eq!(pull_after(&two, 0).unwrap(), [0.0; NUM_DENSE]);
     push_in_group(&two, 1, 0, true, 3.0).unwrap();
-    // the mean of both, once
+    // The mean of both gradients is applied once.
     assert_eq!(pull_after(&one, 1).unwrap(), [-0.25; NUM_DENSE]);
     assert_eq!(pull_after(&two, 1).unwrap(), [-0.25; NUM_DENSE]);
     assert_eq!(reason(&pull_after(&two, 0).unwrap_err()), Reason::Passed);
     assert_eq!(servers[0].read(|shard| shard.samples().to_vec()), [8; 5]);
-    // unit 1 has ended: the next step is of unit 0 alone
+    // Unit 1 has ended, so the next step has pushes of unit 0 only.
     assert_eq!(has_all(&one, 1, 1), [false, false]);
     push_in_group(&one, 0, 1, true, 1.0).unwrap();
     assert_eq!(has_all(&one, 1, 1), [true, true]);
     assert_eq!(pull_after(&one, 2).unwrap(), [-0.375; NUM_DENSE]);
-    let far: Vec<u32> = one.step_status(GROUP, 0, Duration::ZERO).unwrap().iter().map(|met| met.num_applied).collect();
-    assert_eq!(far, [u32::MAX; 2], "the group is complete");
+    let applied: Vec<u32> =
+        one.step_status(GROUP, 0, Duration::ZERO).unwrap().iter().map(|status| status.num_applied).collect();
+    assert_eq!(applied, [u32::MAX; 2], "the group is complete");
     for server in &servers {
         server.read(|shard| {
             let shows: Vec<u32> =
@@ -473,13 +479,13 @@ fn a_step_is_applied_once_a_client_knows_that_all_shards_have_all_its_pushes() {
         });
         assert_eq!(server.counters().steps.load(std::sync::atomic::Ordering::Relaxed), 2);
     }
-    // a repeat of anything is known
+    // A repeated push is known even after its group.
     push_in_group(&two, 1, 0, true, 3.0).unwrap();
     assert_eq!(pull_after(&one, 2).unwrap(), [-0.375; NUM_DENSE]);
 }
 
 #[test]
-fn a_group_begins_when_all_before_it_are_complete() {
+fn a_group_starts_when_all_earlier_units_are_complete() {
     let server = start(0..8, 1);
     let client = connect(&[&server]);
     push_in_group(&client, 0, 0, true, 1.0).unwrap();
@@ -502,8 +508,8 @@ fn a_group_begins_when_all_before_it_are_complete() {
         sum_indices: &[],
         sum_values: &[],
     };
-    let push = |learned: &BatchUpdate<'_>| {
-        client.push(&split, learned).and_then(|tickets| client.wait_for_ack(&tickets)).map(drop)
+    let push = |update: &BatchUpdate<'_>| {
+        client.push(&split, update).and_then(|tickets| client.wait_for_ack(&tickets)).map(drop)
     };
     assert_eq!(reason(&push(&empty).unwrap_err()), Reason::NotYet);
     push(&BatchUpdate { unit: 1, group: Some(GROUP), ..empty }).unwrap();
@@ -513,7 +519,7 @@ fn a_group_begins_when_all_before_it_are_complete() {
 }
 
 #[test]
-fn rows_go_out_with_their_state_and_changes_come_back() {
+fn full_rows_can_be_pulled_and_increments_pushed() {
     let servers = [start(0..5, 1), start(5..8, 2)];
     let client = connect(&[&servers[0], &servers[1]]);
     step(&client, 0, 0, true).unwrap();
@@ -525,7 +531,7 @@ fn rows_go_out_with_their_state_and_changes_come_back() {
     client.receive_full(&client.pull(&split, wanted).unwrap(), &split, &mut full, &mut dense).unwrap();
     assert_eq!(dense, [-0.125; NUM_DENSE]);
     assert!(full.tails.iter().all(|[show, click, _]| (*show, *click) == (1, 0)));
-    let learned = BatchUpdate {
+    let update = BatchUpdate {
         unit: 1,
         batch: 0,
         is_last: true,
@@ -541,10 +547,10 @@ fn rows_go_out_with_their_state_and_changes_come_back() {
         sum_indices: &[],
         sum_values: &[],
     };
-    client.wait_for_ack(&client.push(&split, &learned).unwrap()).unwrap();
+    client.wait_for_ack(&client.push(&split, &update).unwrap()).unwrap();
     let mut after = FullRows::default();
     client.receive_full(&client.pull(&split, wanted).unwrap(), &split, &mut after, &mut dense).unwrap();
     assert_eq!(dense, [0.125; NUM_DENSE]);
-    let moved: Vec<f32> = after.values.iter().zip(&full.values).map(|(after, before)| after - before).collect();
-    assert!(moved.iter().all(|moved| (moved - 0.5).abs() < 1e-6), "{moved:?}");
+    let changes: Vec<f32> = after.values.iter().zip(&full.values).map(|(after, before)| after - before).collect();
+    assert!(changes.iter().all(|change| (change - 0.5).abs() < 1e-6), "{changes:?}");
 }

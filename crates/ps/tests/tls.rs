@@ -1,4 +1,4 @@
-//! TLS between servers and clients: accepted clients, the errors of others, and that the traffic is encrypted.
+//! TLS between servers and clients: accepted and rejected certificates, error messages, encryption of the traffic.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair,
 const TIMEOUT: Duration = Duration::from_secs(60);
 const TOKEN: &str = "a-token-that-must-not-be-seen";
 
-/// An authority, and files of what it signs.
+/// A certificate authority, with the files of the certificates that it signs.
 struct Authority {
     dir: tempfile::TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -39,7 +39,7 @@ impl Authority {
         self.dir.path().join(name)
     }
 
-    /// Certificate and key of a server with this name, changed by `change`.
+    /// Returns certificate and key of a server; `change` may modify the certificate before it is signed.
     fn sign(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> ServerTls {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -85,12 +85,12 @@ fn connect(server: &Server, tls: Option<ClientTls>) -> Result<Client, ClientErro
 fn unfit(result: Result<Client, ClientError>) -> String {
     match result.unwrap_err() {
         ClientError::Unfit { what, .. } => what,
-        other => panic!("expected a server that is unfit, got {other}"),
+        other => panic!("expected `ClientError::Unfit`, got {other}"),
     }
 }
 
 #[test]
-fn many_large_answers_are_in_flight() {
+fn many_large_answers_may_be_in_flight() {
     let authority = Authority::new();
     let server = start(Some(authority.server()));
     let client = connect(&server, Some(authority.client())).unwrap();
@@ -108,15 +108,15 @@ fn many_large_answers_are_in_flight() {
 }
 
 #[test]
-fn a_server_that_stops_ends_connections_with_tls_too() {
+fn a_server_that_stops_ends_tls_connections() {
     let authority = Authority::new();
     let mut server = start(Some(authority.server()));
     let client = connect(&server, Some(authority.client())).unwrap();
     server.stop();
     let mut split = ShardSplit::default();
     client.split(&[1], &mut split);
-    let asked = client.pull(&split, PullOptions::default());
-    let lost = asked.and_then(|tickets| client.receive(&tickets, &split, &mut [0.0; 8], None)).unwrap_err();
+    let sent = client.pull(&split, PullOptions::default());
+    let lost = sent.and_then(|tickets| client.receive(&tickets, &split, &mut [0.0; 8], None)).unwrap_err();
     assert!(matches!(lost, ClientError::Lost { .. }), "{lost}");
 }
 
@@ -124,8 +124,8 @@ fn a_server_that_stops_ends_connections_with_tls_too() {
 fn invalid_certificates_are_rejected() {
     let (authority, other) = (Authority::new(), Authority::new());
     let unfit = |tls: ServerTls, client: ClientTls| unfit(connect(&start(Some(tls)), Some(client)));
-    let not_ours = "its certificate is not signed by an authority of the `ca` file";
-    assert_eq!(unfit(authority.server(), other.client()), not_ours);
+    let other_authority = "its certificate is not signed by an authority of the `ca` file";
+    assert_eq!(unfit(authority.server(), other.client()), other_authority);
     let expired = authority.sign("127.0.0.1", |params| params.not_after = date_time_ymd(2020, 1, 1));
     assert_eq!(unfit(expired, authority.client()), "its certificate has expired");
     let early = authority.sign("127.0.0.1", |params| params.not_before = date_time_ymd(4000, 1, 1));
@@ -139,7 +139,7 @@ fn invalid_certificates_are_rejected() {
 }
 
 #[test]
-fn one_end_alone_has_tls() {
+fn a_connection_with_tls_at_one_end_only_is_refused() {
     let authority = Authority::new();
     let server = start(Some(authority.server()));
     match connect(&server, None).unwrap_err() {
@@ -161,24 +161,24 @@ fn hostile_handshakes_do_not_block_other_clients() {
     let authority = Authority::new();
     let server = start(Some(authority.server()));
     let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
-    let mut begun = TcpStream::connect(server.address()).unwrap();
-    begun.write_all(&[22, 3, 1, 255, 255, 1]).unwrap();
+    let mut half_started = TcpStream::connect(server.address()).unwrap();
+    half_started.write_all(&[22, 3, 1, 255, 255, 1]).unwrap();
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[22, 3, 1, 0, 4, 1, 2, 3, 4], &[22; 100_000]] {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-        // it may end the connection before it has taken all
+        // The server may end the connection before it has read everything.
         drop(stream.write_all(bytes));
         drop(stream.read_to_end(&mut Vec::new()));
     }
     connect(&server, Some(authority.client())).unwrap();
     assert!(server.counters().malformed.load(Ordering::Relaxed) >= 3);
-    drop((silent, begun));
+    drop((silent, half_started));
 }
 
 #[test]
 fn a_handshake_and_a_hello_have_one_deadline() {
     let authority = Authority::new();
-    // answers nothing, a byte now and then: a client gives up in its own time
+    // This server sends one byte at a time and never completes the handshake; the client must give up at its deadline.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     thread::spawn(move || {
@@ -191,33 +191,33 @@ fn a_handshake_and_a_hello_have_one_deadline() {
         }
     });
     let credentials = Credentials { run: b"run".to_vec(), token: TOKEN.into(), tls: Some(authority.client()) };
-    let began = Instant::now();
+    let started = Instant::now();
     let error = Client::connect(&[address], &credentials, 8, Duration::from_millis(500)).unwrap_err();
     assert!(matches!(error, ClientError::Lost { .. }), "{error}");
     assert!(error.to_string().ends_with("did not answer in time"), "{error}");
-    assert!(began.elapsed() < TIMEOUT);
+    assert!(started.elapsed() < TIMEOUT);
 }
 
-/// Passes a connection on and keeps what went by.
+/// Starts a proxy that records what the client of one connection sends.
 fn eavesdrop(target: &Server) -> (String, thread::JoinHandle<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let target = target.address();
-    let heard = thread::spawn(move || {
+    let recorder = thread::spawn(move || {
         let (mut client, _) = listener.accept().unwrap();
         let mut server = TcpStream::connect(target).unwrap();
         let (mut back, mut to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
         let answers = thread::spawn(move || drop(std::io::copy(&mut back, &mut to)));
-        let (mut heard, mut buffer) = (Vec::new(), [0; 4096]);
+        let (mut recorded, mut buffer) = (Vec::new(), [0; 4096]);
         while let Ok(count @ 1..) = client.read(&mut buffer) {
-            heard.extend_from_slice(&buffer[..count]);
+            recorded.extend_from_slice(&buffer[..count]);
             server.write_all(&buffer[..count]).unwrap();
         }
         drop(server.shutdown(std::net::Shutdown::Both));
         answers.join().unwrap();
-        heard
+        recorded
     });
-    (address, heard)
+    (address, recorder)
 }
 
 #[test]
@@ -225,11 +225,11 @@ fn an_eavesdropper_sees_no_token() {
     let authority = Authority::new();
     for tls in [false, true] {
         let server = start(tls.then(|| authority.server()));
-        let (address, heard) = eavesdrop(&server);
+        let (address, recorder) = eavesdrop(&server);
         drop(connect_to(&address, tls.then(|| authority.client())).unwrap());
-        let heard = heard.join().unwrap();
-        let has_token = heard.windows(TOKEN.len()).any(|window| window == TOKEN.as_bytes());
-        assert_eq!(has_token, !tls, "{} bytes", heard.len());
+        let recorded = recorder.join().unwrap();
+        let has_token = recorded.windows(TOKEN.len()).any(|window| window == TOKEN.as_bytes());
+        assert_eq!(has_token, !tls, "{} bytes", recorded.len());
     }
 }
 
@@ -248,7 +248,7 @@ fn another_protocol_version_is_named_in_the_error() {
     let ours = hello[4] - 1;
     let text = format!("expected protocol version {ours}, got {}", hello[4]);
     assert!(String::from_utf8_lossy(&answer).contains(&text));
-    // and the other way round: the server's answer has its own version
+    // The client checks the version of the server's answer too.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     answer[4] += 1;
@@ -283,8 +283,8 @@ fn unusable_files_are_named_in_the_error() {
     assert!(unfit(client(&broken), &broken).starts_with("cannot be used: "));
     assert_eq!(unfit(server(&certificate, &empty), &empty), "expected a private key in PEM, got none");
     assert_eq!(unfit(server(&certificate, &certificate), &certificate), "expected a private key in PEM, got none");
-    let strange = other.file("cert.key");
+    let other_key = other.file("cert.key");
     let expected = format!("does not match the certificate in {}", certificate.display());
-    assert_eq!(unfit(server(&certificate, &strange), &strange), expected);
+    assert_eq!(unfit(server(&certificate, &other_key), &other_key), expected);
     assert!(unfit(server(&broken, &key), &key).starts_with("cannot be used with "));
 }

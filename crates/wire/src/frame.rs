@@ -29,7 +29,7 @@ pub enum Kind {
     Hello = 1,
     /// A parameter server's answer to a hello.
     Welcome = 2,
-    /// The reason for which a request was not done.
+    /// The reason why a request was refused.
     Refusal = 3,
     /// A request for rows and dense values.
     Pull = 4,
@@ -101,7 +101,7 @@ pub enum FrameError {
 pub struct Header {
     /// Kind of the body.
     pub kind: Kind,
-    /// Number of the request; its answer has the same.
+    /// Number of the request; the answer has the same number.
     pub id: u64,
 }
 
@@ -146,7 +146,7 @@ impl Body {
 
 /// Reads a frame with a body of at most `limit` bytes.
 pub fn read_frame(reader: &mut impl Read, limit: usize, body: &mut Body) -> Result<Header, FrameError> {
-    let mut incoming = Incoming { body: std::mem::take(body), ..Incoming::default() };
+    let mut incoming = FrameReader { body: std::mem::take(body), ..FrameReader::default() };
     let header = incoming.read(reader, limit);
     *body = incoming.body;
     header
@@ -154,14 +154,14 @@ pub fn read_frame(reader: &mut impl Read, limit: usize, body: &mut Body) -> Resu
 
 /// Reads frames from a socket with a read timeout: after a timeout, the next attempt resumes in the middle of the frame.
 #[derive(Debug, Default)]
-pub struct Incoming {
+pub struct FrameReader {
     header: [u8; HEADER_BYTES],
     /// Bytes of the header that have arrived.
     len: usize,
     body: Body,
 }
 
-impl Incoming {
+impl FrameReader {
     /// Reads a frame, or the rest of one, with a body of at most `limit` bytes.
     pub fn read(&mut self, reader: &mut impl Read, limit: usize) -> Result<Header, FrameError> {
         if self.len < HEADER_BYTES {
@@ -321,7 +321,7 @@ mod tests {
         fn bytes_that_arrived_before_a_timeout_are_kept(bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..90), 1..4), step in 1usize..50) {
             let bytes: Vec<u8> = (0..).zip(&bodies).flat_map(|(id, body)| frame(id, &[body])).collect();
             let mut reader = TimeoutReader { bytes: &bytes, step, is_late: false };
-            let mut incoming = Incoming::default();
+            let mut incoming = FrameReader::default();
             for (id, body) in (0..).zip(&bodies) {
                 let header = loop {
                     match incoming.read(&mut reader, 1000) {

@@ -43,14 +43,14 @@ pub fn read_greeting<G: Greeting>(kind: Kind, body: &[u8]) -> Result<G, ConnectE
     }
 }
 
-/// What a client needs to connect to a server.
+/// The settings with which a client connects to a server.
 #[derive(Debug, Clone, Copy)]
 pub struct Connector<'a> {
     /// The run or model of the client, and its token.
     pub hello: Hello<'a>,
     /// The authorities that the client trusts; without them the connection is plain.
     pub tls: Option<&'a ClientTls>,
-    /// Time limit for the handshake, at most five seconds of it; and later for a write that makes no progress.
+    /// Time limit for connecting, at most five seconds; afterwards for a write that makes no progress.
     pub timeout: Duration,
     /// Longest body of a greeting.
     pub max_greeting_bytes: usize,

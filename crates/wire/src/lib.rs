@@ -16,7 +16,7 @@ pub mod peer;
 pub mod stream;
 pub mod tls;
 
-pub use frame::{Body, FrameError, Header, Incoming, Kind, read_frame, write_frame};
+pub use frame::{Body, FrameError, FrameReader, Header, Kind, read_frame, write_frame};
 pub use handshake::{Access, ConnectError, Connector, Greeting, read_greeting};
 pub use listen::{Connections, Listener, Service};
 pub use message::{

@@ -1,4 +1,4 @@
-//! The listening end of a server: accepts connections, with or without TLS, gives each a thread, and ends them on stop.
+//! The listening end of a server: accepts connections, with or without TLS, gives each a thread, and closes them on stop.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// Time for a refused peer to read the reason.
 const LINGER_TIME: Duration = Duration::from_millis(200);
 
-/// What a server does with its connections.
+/// Handles the connections of a server.
 pub trait Service: Send + Sync + 'static {
     /// Serves a peer until its connection ends; returns early if the peer has not said hello by the deadline.
     fn serve(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError>;
@@ -135,7 +135,7 @@ impl Drop for Listener {
     }
 }
 
-/// What the threads of a server share.
+/// State that the threads of a server share.
 struct Acceptor<S> {
     name: &'static str,
     tls: Option<ServerTls>,
@@ -152,7 +152,7 @@ impl<S: Service> Acceptor<S> {
                 break;
             }
             let Ok(stream) = stream else {
-                // The peer is gone already or descriptors ran out; both pass.
+                // The peer is gone already or descriptors ran out; both are temporary.
                 thread::sleep(ACCEPT_PAUSE);
                 continue;
             };

@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         };
         let taken = self.take(length)?;
         self.take(padding(length))?;
-        bytemuck::try_cast_slice(taken).or_else(|_| self.fail("expected an aligned array, got one at an odd address"))
+        bytemuck::try_cast_slice(taken).or_else(|_| self.fail("expected an aligned array, got an unaligned one"))
     }
 
     fn end(self) -> Result<(), MessageError> {

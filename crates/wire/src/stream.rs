@@ -1,4 +1,4 @@
-//! A connection, plain TCP or TLS. Either way one thread may read while others write.
+//! A connection, plain TCP or TLS. In both cases one thread may read while others write.
 //!
 //! A TLS session has one state for both directions. The state is locked while bytes are encrypted or decrypted, never
 //! during a wait for the socket: a waiting reader does not block writers, and two peers that both write can still read.
@@ -29,14 +29,14 @@ pub enum Stream {
 pub struct TlsStream {
     tcp: TcpStream,
     session: Mutex<Connection>,
-    incoming: Mutex<Incoming>,
+    incoming: Mutex<Ciphertext>,
     /// Ciphertext to write; locked until it is written, so that records keep their order.
     outgoing: Mutex<Vec<u8>>,
 }
 
 /// Ciphertext that is not decrypted yet.
 #[derive(Debug)]
-struct Incoming {
+struct Ciphertext {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
@@ -77,12 +77,12 @@ impl Stream {
         DeadlineReader { stream: self, deadline }
     }
 
-    /// Makes writes fail that make no progress for the timeout.
+    /// Makes a write fail if it makes no progress within the timeout.
     pub fn limit_writes(&self, timeout: Duration) -> io::Result<()> {
         self.tcp().set_write_timeout(Some(timeout))
     }
 
-    /// Makes reads fail with [`io::ErrorKind::WouldBlock`] when nothing arrives within the timeout; no byte is lost by it.
+    /// Makes reads fail with [`io::ErrorKind::WouldBlock`] if nothing arrives within the timeout; no bytes are lost.
     pub fn limit_reads(&self, timeout: Duration) -> io::Result<()> {
         self.tcp().set_read_timeout(Some(timeout))
     }
@@ -188,7 +188,7 @@ impl TlsStream {
         result?;
         tcp.set_read_timeout(None)?;
         tcp.set_write_timeout(None)?;
-        let incoming = Incoming { bytes: vec![0; INCOMING_BYTES].into(), start: 0, end: 0 };
+        let incoming = Ciphertext { bytes: vec![0; INCOMING_BYTES].into(), start: 0, end: 0 };
         Ok(Stream::Tls(Arc::new(TlsStream {
             tcp,
             session: Mutex::new(session),
@@ -213,7 +213,7 @@ impl TlsStream {
     }
 
     /// Decrypts buffered ciphertext into `buffer`; returns None if more must be read first.
-    fn decrypt(&self, incoming: &mut Incoming, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    fn decrypt(&self, incoming: &mut Ciphertext, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let mut session = lock(&self.session);
         loop {
             match session.reader().read(buffer) {
@@ -221,7 +221,7 @@ impl TlsStream {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            let Incoming { bytes, start, end } = incoming;
+            let Ciphertext { bytes, start, end } = incoming;
             if start == end {
                 return Ok(None);
             }
@@ -240,7 +240,7 @@ impl TlsStream {
         }
         drop(session);
         (&self.tcp).write_all(&outgoing).inspect_err(|_| {
-            // After half a record the peer could not read anything further.
+            // After a partial record the peer cannot decrypt anything further.
             drop(self.tcp.shutdown(Shutdown::Both));
         })?;
         Ok(count)

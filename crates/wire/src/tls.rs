@@ -101,8 +101,9 @@ impl ServerTls {
         Ok(ServerTls { config: Arc::new(config) })
     }
 
-    /// Like [`from_pem`](ServerTls::from_pem), for foreign clients: also TLS 1.2, and ALPN for the given protocols.
-    pub fn for_others(certificate: &Path, key: &Path, protocols: &[&[u8]]) -> Result<Self, TlsError> {
+    /// Like [`from_pem`](ServerTls::from_pem), for clients other than ElasticREC's roles: also TLS 1.2, and ALPN for the
+    /// given protocols.
+    pub fn for_external_clients(certificate: &Path, key: &Path, protocols: &[&[u8]]) -> Result<Self, TlsError> {
         let mut config = server_config(certificate, key, rustls::ALL_VERSIONS)?;
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         Ok(ServerTls { config: Arc::new(config) })

@@ -1,6 +1,6 @@
 //! A client's connection to one replica: requests go out without waiting for answers. A thread that waits for an answer
-//! reads from the socket itself, unless another thread does, and hands over the answers of others. So no extra thread stands
-//! between the socket and the caller.
+//! reads from the socket itself, unless another thread is reading, and passes on answers that other threads wait for. So
+//! there is no extra thread between the socket and the caller.
 
 use std::io::{self, BufReader};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use elasticrec_wire::message::{MAX_RESULT_BYTES, Parts};
 use elasticrec_wire::{
-    Body, ConnectError, Connector, FrameError, Greeting, Header, Incoming, Kind, Reason, Refusal, Stream,
+    Body, ConnectError, Connector, FrameError, FrameReader, Greeting, Header, Kind, Reason, Refusal, Stream,
     read_greeting, write_frame,
 };
 
@@ -21,7 +21,7 @@ use super::inventory::ServerInventory;
 const READ_BYTES: usize = 4096;
 /// Bytes of requests in flight that fit into socket buffers even if no answer is read.
 const MAX_IN_FLIGHT_BYTES: usize = 128 << 10;
-/// Longest answer: the rows and a little before them.
+/// Longest answer: the rows, and room for the fields before them.
 const MAX_ANSWER_BYTES: usize = MAX_RESULT_BYTES + (1 << 20);
 /// Number of bodies that are kept for further answers.
 const MAX_SPARE: usize = 16;
@@ -102,15 +102,15 @@ struct State {
     ended: Option<String>,
     /// Bodies to reuse for further answers.
     spare: Vec<Body>,
-    /// Time of the last frame.
-    heard: Instant,
+    /// When the last frame arrived.
+    last_frame: Instant,
 }
 
 /// The reading half of a connection; one thread at a time has it.
 #[derive(Debug)]
 struct AnswerReader {
     reader: BufReader<Stream>,
-    incoming: Incoming,
+    incoming: FrameReader,
     /// The read timeout that is set on the socket.
     read_timeout: Duration,
 }
@@ -128,7 +128,7 @@ struct Slot {
     is_dropped: bool,
 }
 
-/// A claim on the answer to a request; an answer that is not waited for must be forgotten.
+/// A claim on the answer to a request. Every ticket is either waited for or [forgotten](Connection::forget).
 #[derive(Debug)]
 pub(super) struct Ticket {
     id: u64,
@@ -172,13 +172,13 @@ impl Connection {
         let (stream, inventory) = connector.connect(address)?;
         stream.limit_reads(timeout).map_err(ConnectError::lost)?;
         let reader = BufReader::with_capacity(READ_BYTES, stream.try_clone().map_err(ConnectError::lost)?);
-        let reader = AnswerReader { reader, incoming: Incoming::default(), read_timeout: timeout };
+        let reader = AnswerReader { reader, incoming: FrameReader::default(), read_timeout: timeout };
         let state = State {
             reader: Some(Box::new(reader)),
             slots: Vec::new(),
             ended: None,
             spare: Vec::new(),
-            heard: Instant::now(),
+            last_frame: Instant::now(),
         };
         let connection = Connection {
             serial,
@@ -197,11 +197,11 @@ impl Connection {
         self.num_in_flight.load(Ordering::Relaxed)
     }
 
-    /// Whether the server hangs; to be asked after an answer did not arrive in time.
+    /// Whether the server hangs. Call this after an answer did not arrive in time.
     pub(super) fn is_silent(&self) -> bool {
         let state = lock(&self.state);
         let waits = |slot: &Slot| slot.answer.is_none() && slot.sent.elapsed() >= SILENCE;
-        state.heard.elapsed() >= SILENCE && state.slots.iter().any(waits)
+        state.last_frame.elapsed() >= SILENCE && state.slots.iter().any(waits)
     }
 
     /// Why the connection must not be used for more requests, or None.
@@ -333,7 +333,7 @@ impl Connection {
     }
 
     fn deliver(&self, state: &mut State, header: Header, body: Body) {
-        state.heard = Instant::now();
+        state.last_frame = Instant::now();
         let Some(at) = state.slots.iter().position(|slot| slot.id == header.id) else {
             // Not an answer: the server announces that it stops, or why it ends the connection.
             let refused = (header.kind == Kind::Refusal).then(|| Refusal::decode(body.bytes()));

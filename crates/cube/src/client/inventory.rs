@@ -43,7 +43,7 @@ impl Layout {
     }
 }
 
-/// What a server holds, as it said itself.
+/// The inventory that a server reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ServerInventory {
     pub(super) partitions: Range<u32>,
@@ -64,10 +64,10 @@ impl ServerInventory {
             Ok::<_, String>(Arc::new(Layout { codec: meta.codec(), meta }))
         };
         let layouts: Vec<Arc<Layout>> = layouts.iter().map(parse).collect::<Result<_, _>>()?;
-        let layout_of = |[version, place]: &[u64; 2]| {
-            let layout = usize::try_from(*place).ok().and_then(|place| layouts.get(place));
+        let layout_of = |[version, index]: &[u64; 2]| {
+            let layout = usize::try_from(*index).ok().and_then(|index| layouts.get(index));
             let missing =
-                || format!("inventory: version {version}: expected one of {} layouts, got {place}", layouts.len());
+                || format!("inventory: version {version}: expected one of {} layouts, got {index}", layouts.len());
             Ok::<_, String>((*version, layout.ok_or_else(missing)?.clone()))
         };
         let mut versions: Vec<(u64, Arc<Layout>)> =
@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    fn sent(layouts: &str, versions: &[[u64; 2]]) -> Result<ServerInventory, String> {
+    fn send_and_decode(layouts: &str, versions: &[[u64; 2]]) -> Result<ServerInventory, String> {
         let inventory = Inventory {
             first_partition: 0,
             end_partition: 3,
@@ -107,9 +107,9 @@ mod tests {
     #[test]
     fn invalid_inventories_are_rejected() {
         let layout = r#"{"row_type":"f32","row_bytes":4,"columns":[{"name":"a","width":1}]}"#;
-        let held = sent(&format!("[{layout}]"), &[[9, 0], [7, 0]]).unwrap();
+        let held = send_and_decode(&format!("[{layout}]"), &[[9, 0], [7, 0]]).unwrap();
         assert_eq!(held.versions.iter().map(|(version, _)| *version).collect::<Vec<_>>(), [7, 9]);
-        let error = |layouts: &str, versions: &[[u64; 2]]| sent(layouts, versions).unwrap_err();
+        let error = |layouts: &str, versions: &[[u64; 2]]| send_and_decode(layouts, versions).unwrap_err();
         let expected = "inventory: version 7: expected one of 1 layouts, got 1";
         assert_eq!(error(&format!("[{layout}]"), &[[7, 1]]), expected);
         assert!(error("[", &[]).starts_with("inventory: layouts: "));
@@ -119,7 +119,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_and_versions_can_be_decoded(layouts in "[\\[\\]{}:,\"a-z0-9]{0,60}", versions: Vec<[u64; 2]>) {
-            drop(sent(&layouts, &versions));
+            drop(send_and_decode(&layouts, &versions));
         }
     }
 }

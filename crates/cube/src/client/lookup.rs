@@ -73,7 +73,7 @@ struct Piece {
     flight: Option<Flight>,
     /// Serial numbers of the connections that were tried.
     tried: Vec<u64>,
-    /// Whether one of them does not hold the version.
+    /// Whether a server that was tried does not hold the version.
     is_lacking: bool,
     /// A refusal that every other replica would repeat.
     refused: Option<String>,
@@ -230,7 +230,7 @@ impl<'a> PendingLookup<'a> {
         }
     }
 
-    /// Draws the consequences of a failure: for the piece, for the replica's versions, for the connection.
+    /// Updates the piece, the replica's versions and the connection after a failure.
     fn note_failure(&mut self, at: usize, replica: usize, connection: &Connection, failure: Failure) {
         let PendingLookup { shards, version, .. } = *self;
         let piece = &mut self.pieces[at];

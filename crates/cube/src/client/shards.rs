@@ -477,7 +477,7 @@ fn none_up(shard: usize, addresses: &[String], opened: &[OpenResult], timeout: D
 fn check_map(shards: &mut [Shard], sizes: &[u32]) -> Result<u32, ClientError> {
     let num_partitions = sizes[0];
     if let Some(other) = sizes.iter().find(|size| **size != num_partitions) {
-        let text = format!("expected one number of partitions, got {num_partitions} and {other}");
+        let text = format!("expected the same number of partitions at all shards, got {num_partitions} and {other}");
         return Err(ClientError::Map(text));
     }
     shards.sort_by_key(|shard| shard.partitions.start);

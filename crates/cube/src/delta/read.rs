@@ -64,7 +64,7 @@ impl DeltaFile {
         let (num_rows, [num_removed, num_whole]) = (entry.num_rows, entry.aux);
         let sizes = [(num_rows, record_bytes), (num_removed, SIGN_BYTES), (num_whole, PARTITION_BYTES)];
         let sum = |sum: u64, (count, bytes): (u64, usize)| sum.checked_add(count.checked_mul(bytes as u64)?);
-        // The length is that of a mapped file, so numbers that add up to it fit into a usize.
+        // Numbers that add up to the length of a mapped file fit into a usize.
         if sizes.into_iter().try_fold(0_u64, sum) != Some(entry.length) {
             let got = format!("{num_rows} rows, {num_removed} removed signs and {num_whole} whole partitions");
             return Err(wrong(format!("expected a block of {} bytes, got {got}", entry.length)));
@@ -180,7 +180,7 @@ impl DeltaFile {
         self.part.block(0)
     }
 
-    /// Checks that everything is in order and unique, and that no two parts contradict each other.
+    /// Checks that rows, removed signs and whole partitions are in order, unique and without contradictions.
     fn check(&self) -> Result<(), String> {
         let ascends = |pair: &[u32]| pair[0] < pair[1];
         let limit = self.num_partitions();

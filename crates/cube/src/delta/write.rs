@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use elasticrec_table::part::{Kind, PartWriter, Written};
+use elasticrec_table::part::{FileInfo, Kind, PartWriter};
 use elasticrec_table::partition::{mix, partition_of_mixed};
 
 use crate::meta::Meta;
@@ -14,7 +14,7 @@ use crate::{Column, CubeError};
 pub struct Changes<'a> {
     /// Distinct signs with a new or changed row, in any order.
     pub signs: &'a [u64],
-    /// Signs that were removed; none of them is among `signs`.
+    /// Signs that were removed; must not be in `signs`.
     pub removed: &'a [u64],
     /// Whether `signs` are all signs of the partition; `removed` is ignored then.
     pub is_whole: bool,
@@ -108,7 +108,7 @@ impl DeltaWriter {
     }
 
     /// Completes the file and syncs it to the disk.
-    pub fn finish(mut self) -> Result<Written, CubeError> {
+    pub fn finish(mut self) -> Result<FileInfo, CubeError> {
         for sign in &self.removed {
             self.part.write(&sign.to_le_bytes())?;
         }

@@ -10,8 +10,8 @@ use crate::{CubeError, View};
 /// Number of signs whose presence is looked up together.
 const BATCH: usize = 1024;
 
-/// The run of a partition and its part file.
-type Owned<'a> = (&'a DeltaFile, Run);
+/// The run of a partition, with its part file.
+type FileRun<'a> = (&'a DeltaFile, Run);
 
 impl View {
     /// Returns the next version: this view with the parts of a delta applied, as far as they concern its partitions.
@@ -53,7 +53,7 @@ impl View {
     }
 
     /// Returns the number of rows in each partition after the runs.
-    fn count_rows(&self, runs: &[Owned<'_>]) -> Arc<[u64]> {
+    fn count_rows(&self, runs: &[FileRun<'_>]) -> Arc<[u64]> {
         let mut num_rows = self.num_rows.to_vec();
         let mut signs = Vec::with_capacity(BATCH);
         let mut present = [0; BATCH / 64];
@@ -88,9 +88,9 @@ impl View {
 }
 
 /// Returns the runs of the partitions of `range`, in ascending order.
-fn runs_of<'a>(parts: &'a [DeltaFile], range: &Range<u32>) -> Result<Vec<Owned<'a>>, CubeError> {
+fn runs_of<'a>(parts: &'a [DeltaFile], range: &Range<u32>) -> Result<Vec<FileRun<'a>>, CubeError> {
     let of_part = |part: &'a DeltaFile| part.runs(range).into_iter().map(move |run| (part, run));
-    let mut runs: Vec<Owned<'a>> = parts.iter().flat_map(of_part).collect();
+    let mut runs: Vec<FileRun<'a>> = parts.iter().flat_map(of_part).collect();
     runs.sort_by_key(|(_, run)| run.partition);
     match runs.windows(2).find(|pair| pair[0].1.partition == pair[1].1.partition) {
         Some([(first, run), (second, _)]) => Err(CubeError::Doubled {

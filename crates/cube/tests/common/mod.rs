@@ -1,5 +1,5 @@
-//! Cubes whose rows say their sign and their version, and servers of them.
-#![allow(clippy::unwrap_used, dead_code, reason = "a test fails by panicking, and not all of them use all of this")]
+//! Cubes whose rows contain their version and their sign, and servers of these cubes.
+#![allow(clippy::unwrap_used, dead_code, reason = "a test fails by panicking, and no test file uses all of this")]
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ impl Files {
         Files { dir: tempfile::tempdir().unwrap() }
     }
 
-    /// The part file of a version; a file never changes.
+    /// Returns the part file of a version, and writes it first if it does not exist.
     pub fn write(&self, version: u64, row_type: RowType) -> PathBuf {
         let path = self.dir.path().join(format!("{version}-{row_type}"));
         if path.exists() {
@@ -51,25 +51,25 @@ impl Files {
         path
     }
 
-    /// Some partitions of a version.
+    /// Opens some partitions of a version.
     pub fn view(&self, version: u64, range: Range<u32>) -> View {
         View::of_base(Arc::new(Cube::open_range(&[self.write(version, RowType::F32)], range).unwrap()))
     }
 
-    /// A server of some partitions with these versions.
+    /// Starts a server of some partitions with these versions.
     pub fn serve(&self, range: Range<u32>, versions: &[u64]) -> Server {
         self.serve_at("127.0.0.1:0", range, versions)
     }
 
-    /// [`serve`](Files::serve) at an address, that of a server that was there before.
+    /// Like [`serve`](Files::serve), at the address of an earlier server.
     pub fn serve_at(&self, address: &str, range: Range<u32>, versions: &[u64]) -> Server {
-        let store = Arc::new(VersionSet::new(range.clone(), PARTITIONS));
+        let set = Arc::new(VersionSet::new(range.clone(), PARTITIONS));
         for version in versions {
-            store.install(*version, self.view(*version, range.clone())).unwrap();
+            set.install(*version, self.view(*version, range.clone())).unwrap();
         }
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            match Server::start(store.clone(), identity(), address, None) {
+            match Server::start(set.clone(), identity(), address, None) {
                 Ok(server) => return server,
                 Err(error) => assert!(Instant::now() < deadline, "{error}"),
             }
@@ -89,7 +89,7 @@ pub fn address(server: &Server) -> String {
     server.address().to_string()
 }
 
-/// A client of shards that have a replica each.
+/// Connects to shards with one replica each.
 pub fn connect(servers: &[&Server]) -> Client {
     let addresses: Vec<Vec<String>> = servers.iter().map(|server| vec![address(server)]).collect();
     connect_to(&addresses).unwrap()
@@ -99,7 +99,7 @@ pub fn connect_to(addresses: &[Vec<String>]) -> Result<Client, ClientError> {
     Client::connect(addresses, credentials(), TIMEOUT)
 }
 
-/// Signs in no order, some without a row, some twice.
+/// Returns signs in random order; some have no row, and some are repeated.
 pub fn signs(count: u64, seed: u64) -> Vec<u64> {
     let sign = |at: u64| (at.wrapping_add(seed)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     (0..count).map(|at| sign(at) % (NUM_ROWS + NUM_ROWS / 10)).collect()
@@ -121,10 +121,10 @@ pub fn assert_rows(version: u64, signs: &[u64], rows: &[f32], present: &[bool]) 
     }
 }
 
-/// Waits for something that comes by itself.
-pub fn until(what: &str, mut is_there: impl FnMut() -> bool) {
+/// Waits until a condition holds; `what` names it if it never does.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
-    while !is_there() {
+    while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }

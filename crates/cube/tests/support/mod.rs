@@ -1,4 +1,4 @@
-//! Signs that are hard on an index, for every test of cubes.
+//! Signs that collide in an index, for tests of cubes.
 
 use proptest::prelude::*;
 

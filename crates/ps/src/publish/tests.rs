@@ -55,17 +55,17 @@ fn evict(shard: &mut Shard, now: u32, max_age: u32) {
     shard.table.evict(&eviction);
 }
 
-fn publish(shard: &mut Shard, order: &PublishRequest) -> PublishedShard {
-    let mut writer = shard.publish_writer(order).unwrap();
+fn publish(shard: &mut Shard, request: &PublishRequest) -> PublishedShard {
+    let mut writer = shard.publish_writer(request).unwrap();
     for partition in shard.spec.owned.clone() {
-        writer.add(&shard.take_rows(order, partition)).unwrap();
+        writer.add(&shard.take_rows(request, partition)).unwrap();
     }
     writer.finish().unwrap()
 }
 
-/// Two shards, a base and deltas, one of them after a shard went back: all read back through the files.
+/// Two shards write a base and deltas, which are read back from their files. In between, an empty shard replaces one.
 #[test]
-fn the_files_are_what_the_shards_hold() {
+fn published_files_have_the_rows_of_the_shards() {
     let directory = tempfile::tempdir().unwrap();
     let mut shards = [0..2, 2..4].map(|owned| Shard::new(spec(owned), 1).unwrap());
     let owner = |sign: u64| (elasticrec_table::partition::partition_of(sign, PARTITIONS) / 2) as usize;
@@ -73,13 +73,12 @@ fn the_files_are_what_the_shards_hold() {
     let mut committed: Option<String> = None;
     for step in 0..6u64 {
         if step == 4 {
-            // it begins anew, with nothing
             shards[1] = Shard::new(spec(2..4), 1).unwrap();
         }
         for (at, shard) in shards.iter_mut().enumerate() {
             let own = |signs: Range<u64>| signs.filter(|sign| owner(*sign) == at).collect::<Vec<u64>>();
             push(shard, 1000 + step, &own(if step == 0 { 0..400 } else { step * 7..step * 7 + 40 }));
-            // these go with the next step
+            // The next eviction removes these rows.
             push(shard, step, &own(500 + step * 10..510 + step * 10));
             evict(shard, 1000, 1000 - step as u32);
         }
@@ -87,14 +86,14 @@ fn the_files_are_what_the_shards_hold() {
         let (mut num_whole, mut num_removed) = (0, 0);
         for (at, shard) in shards.iter_mut().enumerate() {
             let path = directory.path().join(format!("{step}-{at}"));
-            let order = PublishRequest {
+            let request = PublishRequest {
                 name: step.to_string().into(),
                 committed: committed.as_deref().map(Into::into),
                 is_base: step == 0,
                 row_type: RowType::F32,
                 path: path.clone(),
             };
-            let published = publish(shard, &order);
+            let published = publish(shard, &request);
             assert_eq!(published.rows.num_rows, shard.table.len() as u64);
             assert_eq!(published.dense, shard.dense());
             assert_eq!(published.num_samples, shard.samples()[0]);
@@ -103,7 +102,7 @@ fn the_files_are_what_the_shards_hold() {
             num_removed += published.rows.num_removed;
             paths.push(path);
         }
-        // what began anew has so few rows that a list of changes may be longer
+        // At step 5 the replaced shard has so few rows that its list of changes may be longer.
         assert!(step == 5 || num_whole == [4, 0, 0, 0, 2][step as usize], "step {step}: {num_whole}");
         assert!(step == 0 || step > 3 || num_removed == 10, "step {step}: {num_removed}");
         let next = match view.take() {

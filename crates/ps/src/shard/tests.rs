@@ -10,7 +10,7 @@ use crate::snapshot::SnapshotFiles;
 const PARTITIONS: u32 = 8;
 const NUM_DENSE: usize = 21;
 
-/// Sums do not depend on the order of pushes with SGD, so that a disturbed run can be compared with an undisturbed one.
+/// With SGD, sums do not depend on the order of pushes, so a run with failures can be compared with a run without.
 fn spec(owned: Range<u32>) -> ShardSpec {
     let table = r#"{"name":"main","seed":7,"partitions":8,"columns":[{"name":"deep","width":2,"init_scale":0.5}],
         "optimizer":{"kind":"sgd","learning_rate":0.125}}"#;
@@ -25,7 +25,7 @@ fn spec(owned: Range<u32>) -> ShardSpec {
     }
 }
 
-/// A batch of a few samples; the same name always has the same.
+/// A batch of a few samples; batches of the same name have the same samples.
 #[derive(Debug, Clone)]
 struct Batch {
     name: BatchName,
@@ -79,8 +79,8 @@ fn send_all(shard: &mut Shard, batches: &[Batch]) {
     }
 }
 
-/// What everything must come to, by counting the batches.
-fn expected(batches: &[Batch]) -> BTreeMap<u64, u32> {
+/// Counts the shows of each sign in the batches.
+fn shows_of(batches: &[Batch]) -> BTreeMap<u64, u32> {
     let mut shows = BTreeMap::new();
     for sign in batches.iter().flat_map(|batch| &batch.signs) {
         *shows.entry(*sign).or_default() += 1;
@@ -89,7 +89,7 @@ fn expected(batches: &[Batch]) -> BTreeMap<u64, u32> {
 }
 
 fn check(shards: &[Shard], batches: &[Batch]) {
-    let shows = expected(batches);
+    let shows = shows_of(batches);
     let mut seen = 0;
     for shard in shards {
         for (&sign, &count) in &shows {
@@ -110,7 +110,7 @@ fn check(shards: &[Shard], batches: &[Batch]) {
         if shard.spec().owned.contains(&0) {
             assert_eq!(shard.sums().0, [0.0, 0.0, batches.len() as f64, 0.0]);
         }
-        assert_eq!(shard.status().records.len(), 1, "equal records are one");
+        assert_eq!(shard.status().records.len(), 1, "equal records are stored once");
     }
     assert_eq!(seen, shows.len());
 }
@@ -137,8 +137,8 @@ fn reloaded(owned: Range<u32>, files: &[SnapshotFiles]) -> Shard {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Batches arrive in any order and any number of times; shards go back to old snapshots, cut while pushes went on;
-    /// in the end, when all batches were sent once more, every one is counted once.
+    /// Batches arrive in any order and any number of times, and shards reload older snapshots that were taken during
+    /// pushes. After all batches are sent once more, each has been counted exactly once.
     #[test]
     fn every_push_counts_once(
         sizes in prop::collection::vec(1u32..4, 1..6),
@@ -162,7 +162,7 @@ proptest! {
                         None => Shard::new(spec(owned), 1).unwrap(),
                     };
                 }
-                // a trainer that died may have reached one shard only
+                // A trainer that died may have reached only one of the shards.
                 _ => drop(send(&mut shards[which], index.get(&all))),
             }
         }
@@ -184,8 +184,8 @@ fn a_snapshot_of_two_shards_loads_on_three_and_on_one() {
             snapshot(shard, &dir, 0, |_| {})
         })
         .collect();
-    for cuts in [&[0, 1, 6, 8][..], &[0, 8]] {
-        let mut shards: Vec<Shard> = cuts.windows(2).map(|cut| reloaded(cut[0]..cut[1], &files)).collect();
+    for ends in [&[0, 1, 6, 8][..], &[0, 8]] {
+        let mut shards: Vec<Shard> = ends.windows(2).map(|pair| reloaded(pair[0]..pair[1], &files)).collect();
         for shard in &mut shards {
             assert!(send(shard, &first[1]).unwrap().was_known);
             rest.iter().for_each(|batch| assert!(!send(shard, batch).unwrap().was_known));
@@ -197,7 +197,7 @@ fn a_snapshot_of_two_shards_loads_on_three_and_on_one() {
 }
 
 #[test]
-fn a_boundary_waits_for_all_before_it_and_all_behind_it_wait_for_it() {
+fn a_boundary_is_applied_after_all_earlier_units_and_before_all_later_ones() {
     let boundary = Boundary {
         before_unit: 1,
         decay: Some(0.0),
@@ -216,12 +216,12 @@ fn a_boundary_waits_for_all_before_it_and_all_behind_it_wait_for_it() {
     send(&mut shard, &all[0]).unwrap();
     assert_eq!(shard.status().records[0].1.boundaries(), 1);
     let show = |shard: &Shard, sign| shard.table().get(sign).unwrap().counters.show;
-    assert_eq!(show(&shard, all[0].signs[0]), 0, "the decay forgot all shows before");
+    assert_eq!(show(&shard, all[0].signs[0]), 0, "the decay removed all earlier shows");
     send(&mut shard, &all[2]).unwrap();
     assert_eq!(show(&shard, all[2].signs[0]), 1);
 }
 
-/// A partition that went back takes the boundary again, at its place; one that did not, does not.
+/// After a reload, partitions that were saved before a boundary apply it again, and the others do not.
 #[test]
 fn a_boundary_is_applied_once_to_each_partition() {
     let boundary = |before_unit| Boundary {
@@ -236,27 +236,27 @@ fn a_boundary_is_applied_once_to_each_partition() {
     let dir = TempDir::new().unwrap();
     let all = batches(&[2, 2, 1]);
     let boundaries = vec![boundary(1), boundary(2)];
-    let mut undisturbed = Shard::new(spec(0..8), 1).unwrap();
-    undisturbed.set_boundaries(boundaries.clone());
-    send_all(&mut undisturbed, &all);
+    let mut uninterrupted = Shard::new(spec(0..8), 1).unwrap();
+    uninterrupted.set_boundaries(boundaries.clone());
+    send_all(&mut uninterrupted, &all);
 
     let mut shard = Shard::new(spec(0..8), 1).unwrap();
     shard.set_boundaries(boundaries.clone());
     let mut next = all.iter();
-    // five batches and two boundaries while eight partitions are copied
+    // Five batches and two boundaries are applied while the eight partitions are copied.
     let files = snapshot(&mut shard, &dir, 0, |shard| send_all(shard, next.next().map_or(&[], std::slice::from_ref)));
     let mut shard = reloaded(0..8, &[files]);
     assert!(shard.status().records.len() > 3);
     shard.set_boundaries(boundaries);
     send_all(&mut shard, &all);
-    for sign in expected(&all).keys() {
-        assert_eq!(shard.table().get(*sign), undisturbed.table().get(*sign));
+    for sign in shows_of(&all).keys() {
+        assert_eq!(shard.table().get(*sign), uninterrupted.table().get(*sign));
     }
-    assert_eq!(shard.status().records, undisturbed.status().records);
+    assert_eq!(shard.status().records, uninterrupted.status().records);
 }
 
 #[test]
-fn what_is_not_a_number_is_counted_and_not_stepped() {
+fn a_push_with_nan_updates_counts_but_no_weights() {
     let mut shard = Shard::new(spec(0..8), 1).unwrap();
     let dense = [f32::NAN; NUM_DENSE];
     let push = Push {
@@ -285,14 +285,14 @@ fn what_is_not_a_number_is_counted_and_not_stepped() {
     shard.spec().table.init(5, &mut start);
     assert_eq!(row.weights, start);
     assert!(shard.dense().iter().all(|value| *value == 0.0));
-    assert!(shard.push(&Push { checksum: 2, ..push }).unwrap().was_known, "whole units forget checksums");
+    assert!(shard.push(&Push { checksum: 2, ..push }).unwrap().was_known, "checksums of complete units are forgotten");
     let open = Push { unit: 1, is_last: false, ..push };
     shard.push(&open).unwrap();
     assert_eq!(shard.push(&Push { checksum: 2, ..open }).unwrap_err().reason, Reason::NameClash);
 }
 
 #[test]
-fn pushes_of_another_shape_are_refused_whole() {
+fn a_push_of_another_shape_is_refused_and_changes_nothing() {
     let mut shard = Shard::new(spec(0..4), 1).unwrap();
     let dense = vec![1.0; shard.dense().len()];
     let (mine, other): (Vec<u64>, Vec<u64>) = (0..50).partition(|sign| partition_of(*sign, PARTITIONS) < 4);
@@ -322,13 +322,13 @@ fn pushes_of_another_shape_are_refused_whole() {
     };
     assert_eq!(error(Push { gradients: &[1.0], ..good }), "push: expected 2 gradients, got 1");
     assert_eq!(error(Push { dense: &[1.0], ..good }), format!("push: expected {} dense gradients, got 1", dense.len()));
-    assert_eq!(error(Push { sum_indices: &[4], ..good }), "push: expected indices below 4 sums, got 4");
+    assert_eq!(error(Push { sum_indices: &[4], ..good }), "push: expected sum indices below 4, got 4");
     assert!(error(Push { signs: &other[..1], ..good }).contains("expected one of partitions 0 to 3, got "));
     assert!(shard.table().is_empty());
     shard.push(&good).unwrap();
 }
 
-/// A push of so many new signs of every kind, each shown twice.
+/// Pushes a batch with the shard's share of `signs`, each shown twice.
 fn flood(shard: &mut Shard, unit: u64, signs: Range<u64>) -> Result<PushOutcome, Refusal> {
     let owned = shard.spec().owned.clone();
     let signs: Vec<u64> = signs.filter(|sign| owned.contains(&partition_of(*sign, PARTITIONS))).collect();
@@ -356,7 +356,7 @@ fn flood(shard: &mut Shard, unit: u64, signs: Range<u64>) -> Result<PushOutcome,
 }
 
 #[test]
-fn a_shard_that_is_full_drops_new_signs_and_makes_room_at_a_boundary() {
+fn a_full_shard_drops_new_signs_and_evicts_rows_at_a_boundary() {
     let row_bytes = Shard::new(spec(0..4), 1).unwrap().table().row_bytes() as u64 + INDEX_BYTES as u64;
     let limit = |rows: u64| 4 * 21 / 2 + 4 + 8 * 8 + row_bytes * 4 * rows;
     let mut shard = Shard::new(spec(0..4), 1).unwrap();
@@ -379,27 +379,27 @@ fn a_shard_that_is_full_drops_new_signs_and_makes_room_at_a_boundary() {
     let own = (0..100_000u64).filter(|sign| partition_of(*sign, PARTITIONS) < 4).count() as u64;
     let expected = OverflowCounts { dropped_signs: own - 3600, dropped_shows: 2 * (own - 3600), limit_evicted: 0 };
     assert_eq!(overflow, expected);
-    // a repeat is known, however little of it was taken: nothing is dropped twice
+    // A repeated push is known although most of its signs were dropped: they are not counted as dropped again.
     assert!(flood(&mut shard, 0, 0..100_000).unwrap().was_known);
     assert_eq!(shard.status().overflow, expected);
 
-    // what a snapshot has of it goes on with the partition
+    // The counts of dropped signs are part of a snapshot.
     let directory = TempDir::new().unwrap();
     let files = snapshot(&mut shard, &directory, 0, |_| {});
     let mut again = reloaded(2..4, std::slice::from_ref(&files));
     assert_eq!((again.status().num_rows, again.overflow.clone()), (1800, shard.overflow[2..].to_vec()));
     again.limit_memory(limit(200) / 2).unwrap();
-    assert_eq!(again.status().num_rows, 2 * 160, "more was loaded than there is room for");
+    assert_eq!(again.status().num_rows, 2 * 160, "the partitions were loaded with more rows than their limit");
     assert_eq!(again.status().overflow.limit_evicted, 2 * 740);
 
-    // at the end of the pass the least valuable rows go, and new signs have room again
+    // At the end of the pass the least valuable rows are evicted, and there is room for new signs.
     flood(&mut shard, 1, 0..1000).unwrap();
     let status = shard.status();
     assert_eq!((status.num_rows, status.overflow.limit_evicted), (4 * 800, 4 * 100));
-    let valued = (0..1000u64).filter(|sign| partition_of(*sign, PARTITIONS) < 4);
-    for sign in valued {
-        assert_eq!(shard.table().get(sign).unwrap().counters.show, 4, "what was shown more often stays");
+    let valuable = (0..1000u64).filter(|sign| partition_of(*sign, PARTITIONS) < 4);
+    for sign in valuable {
+        assert_eq!(shard.table().get(sign).unwrap().counters.show, 4, "rows with more shows are kept");
     }
     flood(&mut shard, 2, 200_000..200_010).unwrap();
-    assert_eq!(shard.status().overflow.dropped_signs, expected.dropped_signs, "there is room again");
+    assert_eq!(shard.status().overflow.dropped_signs, expected.dropped_signs, "there is room for new signs");
 }

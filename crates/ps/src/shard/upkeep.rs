@@ -1,6 +1,6 @@
 //! Maintenance of whole partitions: decay and eviction at the boundaries between passes, and the row limit.
 
-use elasticrec_table::{Cut, Eviction, Overflow, Table};
+use elasticrec_table::{Eviction, Overflow, Table, Trim};
 
 use super::{Boundary, Shard};
 use crate::record::Record;
@@ -11,7 +11,7 @@ pub(super) const INDEX_BYTES: usize = 8;
 const MIN_ROWS: usize = 10;
 
 impl Shard {
-    /// Sets the boundaries between passes: all known ones, followed by new ones.
+    /// Sets the boundaries between passes: all known boundaries, then new ones.
     pub fn set_boundaries(&mut self, boundaries: Vec<Boundary>) {
         debug_assert!(boundaries.starts_with(&self.boundaries));
         self.boundaries = boundaries;
@@ -42,8 +42,8 @@ impl Shard {
             if let Some(max_rows) = self.max_rows {
                 let (nonclk_coeff, click_coeff) = boundary.coefficients;
                 let least = admitted_of(max_rows);
-                let cut = Cut { least, most: kept_of(max_rows), nonclk_coeff, click_coeff };
-                make_room(&mut self.table, &mut self.overflow, first, chosen, &cut);
+                let trim = Trim { least, most: kept_of(max_rows), nonclk_coeff, click_coeff };
+                make_room(&mut self.table, &mut self.overflow, first, chosen, &trim);
             }
             if self.spec.owned.contains(&0) && self.records.indices[0] == group {
                 let (now, before) = self.sums.split_at_mut(self.spec.num_sums);
@@ -79,8 +79,8 @@ impl Shard {
         }
         self.max_rows = Some(max_rows);
         self.table.set_max_rows(Some(admitted_of(max_rows)));
-        let cut = Cut { least: max_rows + 1, most: kept_of(max_rows), nonclk_coeff: 1.0, click_coeff: 1.0 };
-        make_room(&mut self.table, &mut self.overflow, self.spec.owned.start, |_| true, &cut);
+        let trim = Trim { least: max_rows + 1, most: kept_of(max_rows), nonclk_coeff: 1.0, click_coeff: 1.0 };
+        make_room(&mut self.table, &mut self.overflow, self.spec.owned.start, |_| true, &trim);
         Ok(())
     }
 }
@@ -96,8 +96,14 @@ fn kept_of(max_rows: usize) -> usize {
 }
 
 /// Evicts the least valuable rows of full partitions.
-fn make_room(table: &mut Table, overflow: &mut [Overflow], first: u32, chosen: impl Fn(u32) -> bool + Sync, cut: &Cut) {
-    let evicted = table.cut_in(chosen, cut);
+fn make_room(
+    table: &mut Table,
+    overflow: &mut [Overflow],
+    first: u32,
+    chosen: impl Fn(u32) -> bool + Sync,
+    trim: &Trim,
+) {
+    let evicted = table.trim_in(chosen, trim);
     for (overflow, evicted) in overflow.iter_mut().zip(evicted.into_iter().skip(first as usize)) {
         overflow.evicted += evicted as u64;
     }

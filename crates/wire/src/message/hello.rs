@@ -29,7 +29,7 @@ impl<'a> Hello<'a> {
     }
 }
 
-/// Why a server refused a request; the client decides by it what to do next.
+/// Why a server refused a request; the client's next action depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {
@@ -68,7 +68,7 @@ impl Reason {
     }
 }
 
-/// A server's answer to a request that it did not do.
+/// A server's answer to a request that it refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text}")]
 pub struct Refusal {

@@ -81,18 +81,18 @@ fn small_messages_survive_a_round_trip() {
         num_dense_states: 8,
     };
     assert_eq!(Welcome::decode(sent(&welcome.parts()).bytes()), Ok(welcome));
-    let refused = Refusal::new(Reason::NotYet, "unit 7 is behind a boundary");
-    assert_eq!(Refusal::decode(sent(&refused.parts()).bytes()), Ok(refused));
-    let meet =
+    let refusal = Refusal::new(Reason::NotYet, "unit 7 is behind a boundary");
+    assert_eq!(Refusal::decode(sent(&refusal.parts()).bytes()), Ok(refusal));
+    let query =
         StepQuery { epoch: 1, incarnation: 2, group: Group { first_unit: 3, num_units: 4 }, step: 5, wait_ms: 6 };
-    assert_eq!(StepQuery::decode(sent(&meet.parts()).bytes()), Ok(meet));
+    assert_eq!(StepQuery::decode(sent(&query.parts()).bytes()), Ok(query));
     for is_full in [false, true] {
-        let met = StepStatus { incarnation: 1, num_applied: 2, is_full };
-        assert_eq!(StepStatus::decode(sent(&met.parts()).bytes()), Ok(met));
+        let status = StepStatus { incarnation: 1, num_applied: 2, is_full };
+        assert_eq!(StepStatus::decode(sent(&status.parts()).bytes()), Ok(status));
     }
     for (was_known, non_finite) in [(false, false), (true, false), (false, true), (true, true)] {
-        let pushed = PushAck { incarnation: 1, applied: 2, was_known, non_finite };
-        assert_eq!(PushAck::decode(sent(&pushed.parts()).bytes()), Ok(pushed));
+        let ack = PushAck { incarnation: 1, applied: 2, was_known, non_finite };
+        assert_eq!(PushAck::decode(sent(&ack.parts()).bytes()), Ok(ack));
     }
 }
 
@@ -109,7 +109,7 @@ fn wrong_lengths_are_rejected() {
 }
 
 #[test]
-fn impossible_lookups_are_rejected() {
+fn invalid_lookups_and_inventories_are_rejected() {
     let signs = vec![0; MAX_LOOKUP_SIGNS + 1];
     let body = sent(&Lookup { version: 1, signs: &signs }.parts());
     let error = Lookup::decode(body.bytes()).unwrap_err();
