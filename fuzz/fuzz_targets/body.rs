@@ -1,4 +1,4 @@
-//! Any bytes as the body of a prediction request, of every face.
+//! Any bytes as the body of a prediction request, with every codec.
 
 #![no_main]
 

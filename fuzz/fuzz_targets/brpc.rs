@@ -1,4 +1,4 @@
-//! Any bytes as what comes on a connection of bRPC: frames, their meta, compressed messages.
+//! Any bytes as the input of a bRPC connection: frames, their meta, compressed messages.
 
 #![no_main]
 

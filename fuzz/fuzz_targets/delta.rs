@@ -1,4 +1,4 @@
-//! Any bytes as a delta file, also with its checksums put right.
+//! Any bytes as a delta file, also with corrected checksums.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any bytes as a table snapshot, also with its checksums put right.
+//! Any bytes as a table snapshot, also with corrected checksums.
 
 #![no_main]
 

@@ -8,14 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elasticrec_cube::client::{Client, ClientError, PendingLookup};
-use elasticrec_cube::{Column, CubeError, CubeWriter, RowType, Written};
+use elasticrec_cube::{Column, CubeError, CubeWriter, FileInfo, RowType};
 use elasticrec_table::partition::{mix, partition_of};
 
 use crate::keys::{Random, sign_of};
 
 pub mod redis;
 
-/// Distinct batches: together more keys than caches hold.
+/// Number of distinct batches, so that their keys do not fit into caches.
 const NUM_BATCHES: usize = 4096;
 /// Requests that an open loop may be behind its schedule.
 const MAX_BEHIND: usize = 1 << 16;
@@ -38,7 +38,7 @@ pub fn write_cube(
     columns: Vec<Column>,
     num_partitions: u32,
     version: u64,
-) -> Result<Written, CubeError> {
+) -> Result<FileInfo, CubeError> {
     let mut signs_by_partition = vec![Vec::new(); num_partitions as usize];
     for sign in (0..num_rows).map(sign_of) {
         signs_by_partition[partition_of(sign, num_partitions) as usize].push(sign);

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use elasticrec_table::prefetch::prefetch_read;
-use elasticrec_table::{GrowError, Handles, Push, Pushed, Table};
+use elasticrec_table::{GrowError, Handles, Push, PushResult, Table};
 
 use crate::keys::{Random, sign_of};
 use crate::memory::{Area, CacheLine, LINE, draw_lines, gather};
@@ -73,8 +73,8 @@ impl TableBench {
         Ok(times.map(|times| median(times) / BATCH as f64))
     }
 
-    /// Takes the changes of all partitions; returns their number and the seconds it took. From the first call on the
-    /// table lists its changes, as in a job that publishes.
+    /// Takes the changes of all partitions; returns their number and the seconds it took. The table records its changes
+    /// from the first call on, as in a job that publishes.
     pub fn take_changes(&mut self) -> (usize, f64) {
         let mut num_changed = 0;
         let seconds = seconds(|| {
@@ -85,7 +85,7 @@ impl TableBench {
         (num_changed, seconds)
     }
 
-    fn push_batch(&mut self) -> Result<Pushed, GrowError> {
+    fn push_batch(&mut self) -> Result<PushResult, GrowError> {
         let num_keys = self.signs.len();
         let gradients = &self.values[..num_keys * self.table.width()];
         let push = Push {
@@ -94,7 +94,7 @@ impl TableBench {
             gradients,
             counts: &self.counts[..num_keys],
             seen: 1,
-            is_delta: false,
+            is_increment: false,
         };
         self.table.push(push)
     }

@@ -77,7 +77,7 @@ pub(crate) fn split_units(size: u64, unit_bytes: u64) -> Vec<(u64, u64)> {
     split(size, unit_bytes)
 }
 
-/// Whether a file with these first bytes is compressed; then it is one unit.
+/// Return whether a file with these first bytes is compressed; a compressed file is one unit.
 #[pyfunction]
 pub(crate) fn is_compressed(start: &[u8]) -> bool {
     elasticrec_sample::compressed::is_compressed(start)

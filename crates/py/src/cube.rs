@@ -1,4 +1,4 @@
-//! Python bindings of cube files: versions that are opened and looked up, base and delta files that are written.
+//! Python bindings of cube files: views of versions, and writers of base and delta files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -173,7 +173,7 @@ impl CubeWriter {
         signs: PyReadonlyArray1<'_, u64>,
         rows: PyReadonlyArray2<'_, f32>,
     ) -> PyResult<()> {
-        let writer = self.inner.as_mut().ok_or_else(finished)?;
+        let writer = self.inner.as_mut().ok_or_else(already_complete)?;
         let width = writer.width();
         let (signs, rows) = contiguous(&signs, &rows, width)?;
         writer
@@ -183,7 +183,7 @@ impl CubeWriter {
 
     /// Completes the file; returns its size and SHA-256.
     fn finish(&mut self, py: Python<'_>) -> PyResult<(u64, String)> {
-        let writer = self.inner.take().ok_or_else(finished)?;
+        let writer = self.inner.take().ok_or_else(already_complete)?;
         let written = py.detach(|| writer.finish()).map_err(IntoPyErr::into_py_err)?;
         Ok((written.bytes, written.sha256))
     }
@@ -217,7 +217,7 @@ impl DeltaWriter {
         removed: PyReadonlyArray1<'_, u64>,
         is_whole: bool,
     ) -> PyResult<()> {
-        let writer = self.inner.as_mut().ok_or_else(finished)?;
+        let writer = self.inner.as_mut().ok_or_else(already_complete)?;
         let width = writer.width();
         let (signs, rows) = contiguous(&signs, &rows, width)?;
         let removed = removed.as_slice().map_err(|_| PyValueError::new_err("removed: expected a contiguous array"))?;
@@ -229,7 +229,7 @@ impl DeltaWriter {
 
     /// Completes the file; returns its size and SHA-256.
     fn finish(&mut self, py: Python<'_>) -> PyResult<(u64, String)> {
-        let writer = self.inner.take().ok_or_else(finished)?;
+        let writer = self.inner.take().ok_or_else(already_complete)?;
         let written = py.detach(|| writer.finish()).map_err(IntoPyErr::into_py_err)?;
         Ok((written.bytes, written.sha256))
     }
@@ -261,8 +261,8 @@ fn columns_of(columns: Vec<(String, u32)>) -> Vec<Column> {
     columns.into_iter().map(|(name, width)| Column { name, width }).collect()
 }
 
-fn finished() -> PyErr {
-    PyValueError::new_err("the file is finished")
+fn already_complete() -> PyErr {
+    PyValueError::new_err("the file is already complete")
 }
 
 /// Returns signs and rows as slices; checks that the rows are `[signs, width]`.

@@ -22,12 +22,14 @@ pub(crate) type Sums<'py> = (PyReadonlyArray1<'py, u32>, PyReadonlyArray1<'py, f
 
 /// Returns positions and values of metric sums, which must have equal lengths.
 pub(crate) fn sums_of<'a>(sums: &'a Sums<'_>) -> PyResult<(&'a [u32], &'a [f64])> {
-    let places = sums.0.as_slice().map_err(|_| contiguous("sums"))?;
+    let positions = sums.0.as_slice().map_err(|_| contiguous("sums"))?;
     let values = sums.1.as_slice().map_err(|_| contiguous("sums"))?;
-    if places.len() != values.len() {
-        return Err(PyValueError::new_err("sums: expected as many positions as values"));
+    if positions.len() != values.len() {
+        let (num_positions, num_values) = (positions.len(), values.len());
+        let message = format!("sums: expected as many values as positions, {num_positions}, got {num_values}");
+        return Err(PyValueError::new_err(message));
     }
-    Ok((places, values))
+    Ok((positions, values))
 }
 
 /// The merged gradients of several batches of a unit, pushed as one step.
@@ -104,7 +106,7 @@ impl MergedGradients {
         let sent = py.detach(|| {
             let mut split = ShardSplit::default();
             servers.inner.split(&merged.signs, &mut split);
-            let learned = BatchUpdate {
+            let update = BatchUpdate {
                 unit,
                 batch: index,
                 is_last: last,
@@ -120,7 +122,7 @@ impl MergedGradients {
                 sum_indices: &merged.sum_indices,
                 sum_values: &merged.sum_values,
             };
-            let tickets = servers.inner.push(&split, &learned);
+            let tickets = servers.inner.push(&split, &update);
             merged.clear();
             tickets
         });
@@ -177,8 +179,10 @@ impl GeoExchange {
     ) -> PyResult<()> {
         let dense = dense.as_slice_mut().map_err(|_| contiguous("dense"))?;
         check_len(dense.len(), servers.inner.num_dense_full())?;
-        if table.inner.full_width() != servers.inner.full_width() {
-            return Err(PyValueError::new_err("table: expected the one of the servers"));
+        let (expected, got) = (servers.inner.full_width(), table.inner.full_width());
+        if got != expected {
+            let message = format!("table: expected rows of {expected} values as on the servers, got {got}");
+            return Err(PyValueError::new_err(message));
         }
         py.detach(|| servers.inner.receive_full(&self.tickets, &self.split, &mut self.before, dense))
             .map_err(IntoPyErr::into_py_err)?;
@@ -206,7 +210,7 @@ impl GeoExchange {
         check_len(dense.len(), if merged.num_samples == 0 { 0 } else { servers.inner.num_dense_full() })?;
         let sent = py.detach(|| {
             let increments = table.inner.increments(&merged.signs, &self.before);
-            let learned = BatchUpdate {
+            let update = BatchUpdate {
                 unit,
                 batch: index,
                 is_last: last,
@@ -222,7 +226,7 @@ impl GeoExchange {
                 sum_indices,
                 sum_values,
             };
-            servers.inner.push(&self.split, &learned)
+            servers.inner.push(&self.split, &update)
         });
         Ok(PushTicket { tickets: sent.map_err(IntoPyErr::into_py_err)?, pulled_at: servers.take_oldest() })
     }

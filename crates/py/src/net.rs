@@ -1,4 +1,4 @@
-//! What the bindings of parameter servers and cube servers share: durations, listen errors, counters.
+//! Shared by the bindings of parameter servers and cube servers: durations, listen errors, counters.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Python bindings for formats that Python reads: records for a user's own reader, columns of Parquet, and their batches.
+//! Python bindings for formats that are read in Python: records for a user's own reader, columns of Parquet, batches.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -147,8 +147,8 @@ impl BatchMaker {
         builder.begin();
         let (mut num_labels, mut click, mut weight) = (0, 0, 1.0);
         for (name, value) in sample.iter() {
-            let name = name.cast::<PyString>().map_err(|_| SampleError::new_err("expected names as keys"))?;
-            let name = name.to_str().map_err(|_| SampleError::new_err("expected UTF-8 names as keys"))?;
+            let name = name.cast::<PyString>().map_err(|_| SampleError::new_err("expected strings as keys"))?;
+            let name = name.to_str().map_err(|_| SampleError::new_err("expected UTF-8 strings as keys"))?;
             if value.is_none() {
                 continue;
             }
@@ -242,7 +242,8 @@ fn add_values(
             }
         }
     } else {
-        let hint = if value.is_instance_of::<PyFloat>() { "; a number with a fraction is no category" } else { "" };
+        let hint =
+            if value.is_instance_of::<PyFloat>() { "; a number with a fraction cannot be a category" } else { "" };
         let kind = value.get_type().name()?.to_string();
         let message = format!("slot `{name}`: expected a string, a whole number or a list of them, got {kind}{hint}");
         return Err(SampleError::new_err(message));
@@ -252,7 +253,7 @@ fn add_values(
 
 /// (offsets of the rows or None, offsets of the values, text).
 type PySlotColumn<'py> = (Option<PyReadonlyArray1<'py, i64>>, PyReadonlyArray1<'py, i64>, PyReadonlyArray1<'py, u8>);
-/// (values, whether each row has none).
+/// (values, whether each one is missing).
 type PyNumberColumn<'py> = (PyReadonlyArray1<'py, f32>, Option<PyReadonlyArray1<'py, bool>>);
 
 fn numbers<'a>(column: &'a PyNumberColumn<'_>) -> PyResult<NumberColumn<'a>> {

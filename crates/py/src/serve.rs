@@ -1,4 +1,4 @@
-//! The prediction server, for Python, which starts and watches it. No request passes through Python.
+//! Python bindings of the prediction server. Python starts and watches it; no request passes through Python.
 
 use std::net::SocketAddr;
 use std::os::fd::{FromRawFd, RawFd};
@@ -50,7 +50,8 @@ impl Server {
     ) -> PyResult<Self> {
         let addr = parse_address(address)?;
         let token = token.map(Token);
-        let tls = tls.map(|(certificate, key)| ServerTls::for_others(&certificate, &key, &PROTOCOLS)).transpose();
+        let tls =
+            tls.map(|(certificate, key)| ServerTls::for_external_clients(&certificate, &key, &PROTOCOLS)).transpose();
         let tls = tls.map_err(|error| ConfigError::new_err(error.to_string()))?;
         let options = ServerOptions {
             addr,

@@ -22,11 +22,11 @@ pub(crate) struct Table {
     pub(crate) inner: elasticrec_table::Table,
     /// `[unique signs, width]`: rows of a pull or gradients of a push; kept to save the allocation.
     rows: Vec<f32>,
-    /// Which changes of each partition became part of a version.
-    told: Vec<PublishState>,
+    /// Which changes of each partition are part of a version.
+    publish_states: Vec<PublishState>,
 }
 
-fn told_nothing(table: &elasticrec_table::Table) -> Vec<PublishState> {
+fn new_publish_states(table: &elasticrec_table::Table) -> Vec<PublishState> {
     (0..table.spec().partitions).map(|_| PublishState::default()).collect()
 }
 
@@ -38,8 +38,8 @@ impl Table {
     fn new(spec_json: &str, threads: usize) -> PyResult<Self> {
         let spec = TableSpec::from_json(spec_json).map_err(IntoPyErr::into_py_err)?;
         let inner = elasticrec_table::Table::new(spec).map_err(IntoPyErr::into_py_err)?;
-        let told = told_nothing(&inner);
-        Ok(Table { inner: inner.with_threads(threads), rows: Vec::new(), told })
+        let publish_states = new_publish_states(&inner);
+        Ok(Table { inner: inner.with_threads(threads), rows: Vec::new(), publish_states })
     }
 
     fn __len__(&self) -> usize {
@@ -85,7 +85,7 @@ impl Table {
         let Batch { parser, parsed, handles, .. } = batch;
         check_shape("gradient", gradient.len(), batch_cells(parser, parsed), self.inner.width())?;
         if handles.len() != parsed.unique.signs.len() {
-            return Err(PyValueError::new_err("push: expected a batch that was pulled, got one that was not"));
+            return Err(PyValueError::new_err("push: expected a batch that was pulled before"));
         }
         let pushed = py.detach(|| {
             self.rows.clear();
@@ -97,7 +97,7 @@ impl Table {
                 gradients: &self.rows,
                 counts: &parsed.counts,
                 seen,
-                is_delta: false,
+                is_increment: false,
             })
         });
         let pushed = pushed.map_err(IntoPyErr::into_py_err)?;
@@ -151,8 +151,8 @@ impl Table {
         if !self.inner.is_empty() {
             return Err(PyValueError::new_err("load: expected an empty table"));
         }
-        // what is loaded was not seen to change
-        self.told = told_nothing(&self.inner);
+        // The table does not know which loaded rows are part of a version, so the next publish writes all rows.
+        self.publish_states = new_publish_states(&self.inner);
         py.detach(|| self.inner.load(&paths)).map_err(IntoPyErr::into_py_err)
     }
 
@@ -164,8 +164,8 @@ impl Table {
         Ok((written.bytes, written.sha256))
     }
 
-    /// Writes the rows of a version: all of them if it is a base, else what changed since the publish `committed`. From then
-    /// on changes are listed. Returns figures, with size and sha-256 of the file.
+    /// Write the rows of a version: all rows of a base, or the rows that changed since the publish `committed`. The table
+    /// records its changes from the first call on. Return figures, with size and sha-256 of the file.
     #[pyo3(signature = (name, *, committed, is_base, row_type, path))]
     fn publish<'py>(
         &mut self,
@@ -177,9 +177,10 @@ impl Table {
         path: PathBuf,
     ) -> PyResult<Bound<'py, PyDict>> {
         let row_type = row_type_of(row_type)?;
-        let order = PublishRequest { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
-        let Table { inner, told, .. } = self;
-        let published = py.detach(|| publish_table(inner, told, &order)).map_err(IntoPyErr::into_py_err)?;
+        let request =
+            PublishRequest { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
+        let Table { inner, publish_states, .. } = self;
+        let published = py.detach(|| publish_table(inner, publish_states, &request)).map_err(IntoPyErr::into_py_err)?;
         figures_of(py, &published)
     }
 }
@@ -197,7 +198,7 @@ pub(crate) fn check_shape(what: &str, len: usize, num_cells: usize, width: usize
     Err(PyValueError::new_err(format!("{what}: expected {expected} values, got {len}")))
 }
 
-/// Rows of a cube by sign: (rows `[signs, width]`, how many were found).
+/// Return the rows of signs in a cube: (rows `[signs, width]`, number of signs that have a row).
 #[pyfunction]
 pub(crate) fn read_cube<'py>(
     py: Python<'py>,

@@ -1,9 +1,9 @@
 //! The queue between the threads that read requests and the workers that score them.
 //!
-//! A job is queued with [`JobQueue::submit`], which wakes nobody. The thread that queued it then schedules a *pass* over the
-//! queue ([`JobQueue::schedule_pass`]) and runs it once it has read everything that has arrived. A pass runs one piece of
-//! work on the calling thread if a worker is free; a worker takes the jobs behind its first one too, so that requests that
-//! arrived together are scored together.
+//! A job is queued with [`JobQueue::submit`], which wakes no thread. The thread that queued it then schedules a *pass*
+//! over the queue ([`JobQueue::schedule_pass`]) and runs it once it has read everything that has arrived. A pass runs one
+//! piece of work on the calling thread if a worker is free. A worker may also take the jobs behind its first one, so
+//! that requests that arrived together are scored together.
 //!
 //! # The wake-up protocol
 //!
@@ -15,8 +15,8 @@
 //! - a pass is running a job: when it ends and jobs are left, the pass schedules itself again;
 //! - a thread of the queue has been notified ([`Pass::run`] does that when it must not run the next job itself).
 //!
-//! A pass that is dropped before it ran, because its runtime ends, wakes the threads instead. Closing the queue lets the
-//! threads run what is queued and then end. `tests/loom.rs` checks all of this over every interleaving.
+//! A pass that is dropped before it ran, because its runtime ends, wakes the threads instead. After the queue is
+//! closed, the threads run the queued jobs and end. `tests/loom.rs` checks all of this over every interleaving.
 
 use std::collections::VecDeque;
 use std::io;
@@ -42,7 +42,7 @@ struct Shared<J> {
     capacity: usize,
     /// Duration of the last piece of work.
     last_ns: AtomicU64,
-    /// Some thread will run a pass over the queue.
+    /// Whether a thread will run a pass over the queue.
     pass_is_scheduled: AtomicBool,
 }
 
@@ -54,7 +54,7 @@ struct State<J> {
 }
 
 impl<J> State<J> {
-    /// Take a job and a worker, if there are both.
+    /// Take a job and a free worker, if there are both.
     fn next(&mut self) -> Option<(J, Worker<J>)> {
         let worker = self.free_workers.pop()?;
         match self.jobs.pop_front() {
@@ -67,7 +67,7 @@ impl<J> State<J> {
     }
 }
 
-/// What came of one attempt to run work on a calling thread.
+/// The result of an attempt to run work on the calling thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     /// Nothing is queued, or every worker is busy and takes the next job itself.
@@ -127,7 +127,7 @@ impl<J> Shared<J> {
         let mut state = self.lock();
         state.free_workers.push(worker);
         if state.is_closed {
-            // Threads that are ending may have waited for this worker, and this caller may not come again.
+            // Threads that are ending may wait for this worker, and no further pass may come to wake them.
             self.wake_up.notify_all();
         }
         if state.jobs.is_empty() { Attempt::Settled } else { Attempt::More }
@@ -141,12 +141,13 @@ impl<J> Shared<J> {
         (0..num_wanted).for_each(|_| self.wake_up.notify_one());
     }
 
-    /// Set the flag of the scheduled pass; false if it was set.
+    /// Set the flag of the scheduled pass; return false if it was set already.
     fn claim_pass(&self) -> bool {
         !self.pass_is_scheduled.swap(true, Ordering::AcqRel)
     }
 
-    /// Clear the flag. A swap, not a store: it acquires what threads that found the flag set had queued before.
+    /// Clear the flag. A swap, not a plain store: its acquire ordering makes the jobs visible that other threads queued
+    /// before they found the flag set.
     fn clear_pass(&self) {
         self.pass_is_scheduled.swap(false, Ordering::AcqRel);
     }
@@ -215,7 +216,7 @@ impl<J: Send + 'static> JobQueue<J> {
             last_ns: AtomicU64::new(0),
             pass_is_scheduled: AtomicBool::new(false),
         };
-        // If a thread fails to start, dropping the queue ends those that did.
+        // If a thread fails to start, dropping the queue ends the threads that have started.
         let mut queue = JobQueue { shared: Arc::new(shared), threads: Vec::with_capacity(num_threads) };
         for number in 0..num_threads {
             let shared = queue.shared.clone();
@@ -225,8 +226,9 @@ impl<J: Send + 'static> JobQueue<J> {
         Ok(queue)
     }
 
-    /// Queue a job, or refuse it at once. A busy worker takes it by itself; otherwise it runs after the next
-    /// [pass](JobQueue::schedule_pass), so schedule one for everything that is queued together.
+    /// Queue a job, or refuse it at once if the queue is full. If all workers are busy, one of them takes it later;
+    /// otherwise it waits for the next [pass](JobQueue::schedule_pass). Schedule one pass for all jobs that are queued
+    /// together.
     pub fn submit(&self, job: J) -> Result<(), QueueFull> {
         let mut state = self.shared.lock();
         if state.jobs.len() >= self.shared.capacity {
@@ -236,7 +238,7 @@ impl<J: Send + 'static> JobQueue<J> {
         Ok(())
     }
 
-    /// Schedule a pass over the queue, which the caller must run or drop. Returns None if one is scheduled already.
+    /// Schedule a pass over the queue, which the caller must run or drop. Return None if one is scheduled already.
     pub fn schedule_pass(&self) -> Option<Pass<J>> {
         self.shared.claim_pass().then(|| Pass { queue: self.shared.clone(), is_due: true })
     }
@@ -246,7 +248,7 @@ impl<J: Send + 'static> JobQueue<J> {
         self.shared.lock().jobs.len()
     }
 
-    /// Close the queue and return its threads, which end once everything queued has run.
+    /// Close the queue and return its threads, which end once all queued jobs have run.
     pub fn close(&mut self) -> Vec<JoinHandle<()>> {
         self.shared.close();
         std::mem::take(&mut self.threads)
@@ -267,14 +269,14 @@ pub struct Pass<J> {
 
 impl<J> Pass<J> {
     /// Run one piece of work on this thread if `accepts` the next job and the last piece took at most `max_last`; else wake
-    /// threads of the queue for what is queued. Returns whether the pass has to be run again.
+    /// threads of the queue for the queued jobs. Return whether the pass must be run again.
     pub fn run(&mut self, max_last: Duration, accepts: impl FnOnce(&J) -> bool) -> bool {
         self.is_due = false;
         self.queue.clear_pass();
         match self.queue.run_on_caller(max_last, accepts) {
             Attempt::Settled => (),
             Attempt::Refused => self.queue.wake(),
-            // If another thread has scheduled a pass meanwhile, that pass finds the rest.
+            // If another thread has scheduled a pass in the meantime, that pass finds the rest.
             Attempt::More => self.is_due = self.queue.claim_pass(),
         }
         self.is_due

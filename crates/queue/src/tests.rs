@@ -10,7 +10,7 @@ impl<J: Send + 'static> JobQueue<J> {
         drop(self.schedule_pass());
     }
 
-    /// Wait until a thread of the queue waits: one that starts takes what is queued without being notified.
+    /// Wait until a thread of the queue waits. A thread that is still starting would take a job without a notification.
     fn wait_until_idle(&self) {
         while self.shared.lock().num_waiting_threads == 0 {
             std::thread::yield_now();

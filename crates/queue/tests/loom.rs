@@ -20,11 +20,11 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// The jobs that have run. Waiting for a job that nobody runs is a deadlock, which loom reports.
+/// The jobs that have run. Waiting for a job that never runs is a deadlock, which loom reports.
 #[derive(Clone, Default)]
-struct Finished(Arc<(Mutex<BTreeSet<u32>>, Condvar)>);
+struct FinishedJobs(Arc<(Mutex<BTreeSet<u32>>, Condvar)>);
 
-impl Finished {
+impl FinishedJobs {
     fn add(&self, job: u32) {
         assert!(self.0.0.lock().unwrap().insert(job), "job {job} ran twice");
         self.0.1.notify_all();
@@ -38,7 +38,7 @@ impl Finished {
     }
 }
 
-fn start(num_workers: usize, finished: &Finished) -> JobQueue<u32> {
+fn start(num_workers: usize, finished: &FinishedJobs) -> JobQueue<u32> {
     let worker = |_| {
         let finished = finished.clone();
         move |job: u32, _: &Backlog<'_, u32>| finished.add(job)
@@ -46,7 +46,7 @@ fn start(num_workers: usize, finished: &Finished) -> JobQueue<u32> {
     JobQueue::start(CAPACITY, (0..num_workers).map(worker).collect()).unwrap()
 }
 
-/// What a thread of the sockets does after it has read a request.
+/// Queues a job and runs a pass, like a socket thread that has read a request.
 fn submit_and_pass(queue: &JobQueue<u32>, job: u32, accepts: impl Fn(u32) -> bool) {
     queue.submit(job).unwrap();
     if let Some(mut pass) = queue.schedule_pass() {
@@ -57,7 +57,7 @@ fn submit_and_pass(queue: &JobQueue<u32>, job: u32, accepts: impl Fn(u32) -> boo
 #[test]
 fn jobs_of_two_callers_run_without_a_lost_wake_up() {
     check(|| {
-        let finished = Finished::default();
+        let finished = FinishedJobs::default();
         let queue = Arc::new(start(1, &finished));
         let caller = {
             let queue = queue.clone();
@@ -72,7 +72,7 @@ fn jobs_of_two_callers_run_without_a_lost_wake_up() {
 #[test]
 fn jobs_that_callers_refuse_run_on_the_threads() {
     check(|| {
-        let finished = Finished::default();
+        let finished = FinishedJobs::default();
         let queue = Arc::new(start(1, &finished));
         let caller = {
             let queue = queue.clone();
@@ -87,7 +87,7 @@ fn jobs_that_callers_refuse_run_on_the_threads() {
 #[test]
 fn two_threads_run_what_one_caller_queues() {
     check(|| {
-        let finished = Finished::default();
+        let finished = FinishedJobs::default();
         let queue = start(2, &finished);
         queue.submit(1).unwrap();
         submit_and_pass(&queue, 2, |_| false);
@@ -98,7 +98,7 @@ fn two_threads_run_what_one_caller_queues() {
 #[test]
 fn a_pass_that_is_dropped_wakes_the_threads() {
     check(|| {
-        let finished = Finished::default();
+        let finished = FinishedJobs::default();
         let queue = Arc::new(start(1, &finished));
         let caller = {
             let queue = queue.clone();
@@ -116,7 +116,7 @@ fn a_pass_that_is_dropped_wakes_the_threads() {
 #[test]
 fn a_job_that_is_put_back_runs_on_a_thread() {
     check(|| {
-        let finished = Finished::default();
+        let finished = FinishedJobs::default();
         let worker = {
             let finished = finished.clone();
             move |job: u32, backlog: &Backlog<'_, u32>| match backlog.is_on_caller() && job == 2 {
@@ -129,7 +129,7 @@ fn a_job_that_is_put_back_runs_on_a_thread() {
         queue.submit(2).unwrap();
         let mut pass = queue.schedule_pass().unwrap();
         let mut is_large = false;
-        // A job that was put back is refused the second time, as one that turned out to be large is.
+        // The job that was put back is refused the second time, as a large request is in the server.
         while pass.run(Duration::MAX, |&job| !std::mem::replace(&mut is_large, job == 2)) {}
         finished.wait_for(&[1, 2]);
     });
@@ -138,7 +138,7 @@ fn a_job_that_is_put_back_runs_on_a_thread() {
 #[test]
 fn closing_runs_what_is_queued_and_ends_the_threads() {
     check(|| {
-        let finished = Finished::default();
+        let finished = FinishedJobs::default();
         let mut queue = start(1, &finished);
         queue.submit(1).unwrap();
         let mut pass = queue.schedule_pass().unwrap();

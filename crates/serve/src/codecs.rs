@@ -1,10 +1,10 @@
 //! Codecs: the bytes of a body in, samples of a batch out; scores in, the bytes of an answer out.
 //!
-//! - `json` (named slots), `elasticctr`, `paddle` and `tensors` (Open Inference Protocol) decode requests of clients, lines
-//!   of the training format are decoded here, `parsed` is what reader processes send;
-//! - `instances` is the JSON outline that `json` and `elasticctr` share, `values` is what a value means to an input, the same
-//!   for every codec;
-//! - `plain` encodes predictions by label, the others encode their own answers.
+//! - `json` (named slots), `elasticctr`, `paddle` and `tensors` (Open Inference Protocol) decode requests of clients;
+//!   `parsed` decodes samples from reader processes; lines of the training format are decoded in this file;
+//! - `instances` is the JSON outline that `json` and `elasticctr` share; `values` converts values to inputs of the model for
+//!   all codecs;
+//! - `plain` encodes predictions by label; the other codecs encode their own answers.
 
 use bytes::Bytes;
 use elasticrec_sample::reader::parse_text_into;
@@ -65,7 +65,7 @@ pub(crate) struct Reply {
     pub(crate) json_bytes: Option<usize>,
 }
 
-/// What answers say about the version that they are from.
+/// The details of a version that its answers contain.
 #[derive(Debug)]
 pub(crate) struct VersionInfo {
     /// The name of the model in requests.
@@ -190,13 +190,13 @@ pub fn fuzz_body(bytes: &[u8]) {
     const MAX_INSTANCES: usize = 5;
     let info = VersionInfo::new("demo", "", 1, &["click".into()]);
     for parser in json::fuzz_parsers() {
-        // One after the other into one batch, as requests are joined.
+        // All codecs add to the same batch, like requests that are joined.
         let mut builder = parser.builder(0);
         let tensors = Codec::TensorsJson { json_bytes: None };
         // The first byte is the length of the JSON.
         let head = Codec::TensorsJson { json_bytes: bytes.first().map(|&length| length.into()) };
         let [proto, json] = [paddle::Encoding::Proto, paddle::Encoding::Json].map(Codec::Paddle);
-        let faces = [
+        let codecs = [
             Codec::Json,
             Codec::Text,
             Codec::Parsed,
@@ -208,7 +208,7 @@ pub fn fuzz_body(bytes: &[u8]) {
             Codec::TensorsProto,
             tensors,
         ];
-        for codec in faces {
+        for codec in codecs {
             let before = builder.num_samples();
             let decoded = codec.decode(&parser, bytes, Limits { max_instances: MAX_INSTANCES }, &mut builder);
             assert!(builder.batch().is_consistent());

@@ -1,7 +1,7 @@
 //! The memory limit of in-flight requests, across all protocols.
 //!
-//! Bodies count from their first byte until they are dropped, answers until they are sent. Without this limit the
-//! connections together could hold more than any machine has.
+//! Bodies count from their first byte until they are dropped, answers until they are sent. Without this limit all
+//! connections together could use more memory than the machine has.
 
 use std::io::{self, Read};
 use std::sync::Arc;

@@ -15,20 +15,20 @@ use prometheus_client::registry::Registry;
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct AnswerLabels {
     protocol: &'static str,
     code: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Of {
+struct VariantLabels {
     model: String,
     /// Empty if the model has one variant.
     variant: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Stage {
+struct StageLabels {
     model: String,
     variant: String,
     stage: &'static str,
@@ -36,9 +36,9 @@ struct Stage {
 
 /// Buckets from 10 µs to 5 s, doubling: they cover a stage of one instance and a request at its limits.
 #[derive(Clone)]
-struct Seconds;
+struct DurationBuckets;
 
-impl MetricConstructor<Histogram> for Seconds {
+impl MetricConstructor<Histogram> for DurationBuckets {
     fn new_metric(&self) -> Histogram {
         Histogram::new(exponential_buckets(1e-5, 2.0, 20))
     }
@@ -46,9 +46,9 @@ impl MetricConstructor<Histogram> for Seconds {
 
 /// Buckets for the number of requests that are scored together.
 #[derive(Clone)]
-struct Together;
+struct RequestBuckets;
 
-impl MetricConstructor<Histogram> for Together {
+impl MetricConstructor<Histogram> for RequestBuckets {
     fn new_metric(&self) -> Histogram {
         Histogram::new(exponential_buckets(1.0, 2.0, 11))
     }
@@ -57,20 +57,20 @@ impl MetricConstructor<Histogram> for Together {
 /// All metrics of a server.
 pub(crate) struct Metrics {
     registry: Registry,
-    requests: Family<Outcome, Counter>,
-    instances: Family<Of, Counter>,
-    signs: Family<Of, Counter>,
-    signs_missed: Family<Of, Counter>,
-    signs_lost: Family<Of, Counter>,
+    requests: Family<AnswerLabels, Counter>,
+    instances: Family<VariantLabels, Counter>,
+    signs: Family<VariantLabels, Counter>,
+    signs_missed: Family<VariantLabels, Counter>,
+    signs_lost: Family<VariantLabels, Counter>,
     pub(crate) request: DurationHistogram,
-    stages: Family<Stage, Histogram, Seconds>,
-    joined: Family<Of, Histogram, Together>,
-    version: Family<Of, Gauge>,
-    offered: Family<Of, Gauge>,
-    load_failures: Family<Of, Counter>,
-    queued: Family<Of, Gauge>,
-    readers: Family<Of, Gauge>,
-    reader_losses: Family<Of, Counter>,
+    stages: Family<StageLabels, Histogram, DurationBuckets>,
+    joined: Family<VariantLabels, Histogram, RequestBuckets>,
+    version: Family<VariantLabels, Gauge>,
+    offered: Family<VariantLabels, Gauge>,
+    load_failures: Family<VariantLabels, Counter>,
+    queued: Family<VariantLabels, Gauge>,
+    readers: Family<VariantLabels, Gauge>,
+    reader_losses: Family<VariantLabels, Counter>,
     pub(crate) pending_bytes: Gauge,
 }
 
@@ -115,9 +115,9 @@ impl Metrics {
             signs: Family::default(),
             signs_missed: Family::default(),
             signs_lost: Family::default(),
-            request: DurationHistogram(Seconds.new_metric()),
-            stages: Family::new_with_constructor(Seconds),
-            joined: Family::new_with_constructor(Together),
+            request: DurationHistogram(DurationBuckets.new_metric()),
+            stages: Family::new_with_constructor(DurationBuckets),
+            joined: Family::new_with_constructor(RequestBuckets),
             version: Family::default(),
             offered: Family::default(),
             load_failures: Family::default(),
@@ -131,7 +131,7 @@ impl Metrics {
         let help = "Answers by protocol and code, without health, readiness and metrics";
         registry.register("requests", help, metrics.requests.clone());
         registry.register("instances", "Instances scored", metrics.instances.clone());
-        registry.register("signs", "Signs looked up; in a store each sign of a batch once", metrics.signs.clone());
+        registry.register("signs", "Signs looked up; with a store, each sign of a batch once", metrics.signs.clone());
         registry.register(
             "signs_missed",
             "Signs looked up that have no row and read as zero",
@@ -147,12 +147,12 @@ impl Metrics {
         let help = "Time of each stage, per request; lookup and infer per batch";
         registry.register("stage_seconds", help, metrics.stages.clone());
         registry.register("joined_requests", "Requests scored together in a batch", metrics.joined.clone());
-        registry.register("model_version", "The version served, 0 before the first", metrics.version.clone());
+        registry.register("model_version", "The version in use, 0 before the first", metrics.version.clone());
         registry.register("offered_version", "The version that should be served", metrics.offered.clone());
         registry.register("load_failures", "Failed attempts to load a version", metrics.load_failures.clone());
         registry.register("queue", "Queued predictions", metrics.queued.clone());
         registry.register("readers", "Reader processes that are running", metrics.readers.clone());
-        let help = "Reader processes that died, hung or returned nonsense";
+        let help = "Reader processes that died, hung or returned invalid data";
         registry.register("reader_losses", help, metrics.reader_losses.clone());
         let help = "Bytes of in-flight requests and answers";
         registry.register("pending_bytes", help, metrics.pending_bytes.clone());
@@ -161,38 +161,38 @@ impl Metrics {
 
     /// Return the metrics of a variant.
     pub(crate) fn of(&self, model: &str, variant: &str) -> ModelMetrics {
-        let of = Of { model: model.into(), variant: variant.into() };
+        let labels = VariantLabels { model: model.into(), variant: variant.into() };
         let stage = |stage| {
-            DurationHistogram(self.stages.get_or_create_owned(&Stage {
+            DurationHistogram(self.stages.get_or_create_owned(&StageLabels {
                 model: model.into(),
                 variant: variant.into(),
                 stage,
             }))
         };
         ModelMetrics {
-            instances: self.instances.get_or_create_owned(&of),
-            signs: self.signs.get_or_create_owned(&of),
-            signs_missed: self.signs_missed.get_or_create_owned(&of),
-            signs_lost: self.signs_lost.get_or_create_owned(&of),
+            instances: self.instances.get_or_create_owned(&labels),
+            signs: self.signs.get_or_create_owned(&labels),
+            signs_missed: self.signs_missed.get_or_create_owned(&labels),
+            signs_lost: self.signs_lost.get_or_create_owned(&labels),
             queue: stage("queue"),
             parse: stage("parse"),
             reader: stage("reader"),
             lookup: stage("lookup"),
             infer: stage("infer"),
             write: stage("write"),
-            joined: self.joined.get_or_create_owned(&of),
-            version: self.version.get_or_create_owned(&of),
-            offered: self.offered.get_or_create_owned(&of),
-            load_failures: self.load_failures.get_or_create_owned(&of),
-            queued: self.queued.get_or_create_owned(&of),
-            readers: self.readers.get_or_create_owned(&of),
-            reader_losses: self.reader_losses.get_or_create_owned(&of),
+            joined: self.joined.get_or_create_owned(&labels),
+            version: self.version.get_or_create_owned(&labels),
+            offered: self.offered.get_or_create_owned(&labels),
+            load_failures: self.load_failures.get_or_create_owned(&labels),
+            queued: self.queued.get_or_create_owned(&labels),
+            readers: self.readers.get_or_create_owned(&labels),
+            reader_losses: self.reader_losses.get_or_create_owned(&labels),
         }
     }
 
     /// Count an answer.
     pub(crate) fn count_answer(&self, protocol: &'static str, code: u16) {
-        self.requests.get_or_create(&Outcome { protocol, code }).inc();
+        self.requests.get_or_create(&AnswerLabels { protocol, code }).inc();
     }
 
     /// Return the text of a scrape.

@@ -67,7 +67,7 @@ pub struct Model {
 /// Where the rows of a version come from.
 #[derive(Clone)]
 pub enum RowSource {
-    /// Its files, except those that the given loaded version has in memory.
+    /// The files of the version, except files whose rows the given loaded version has in memory already.
     Files(Option<Arc<Model>>),
     /// A store, and how to treat signs whose shard is down.
     Store(Arc<Client>, ShardFailurePolicy),

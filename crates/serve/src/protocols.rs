@@ -1,7 +1,7 @@
 //! Protocols: bytes of a connection in, a body with its codec and its model out; a prediction in, bytes out.
 //!
-//! - [`http`] and [`grpc`] reservation one front, which checks the token, routes and counts; [`brpc`] has its own connection.
-//! - [`predict`] has a request scored: it chooses the version and repeats the request once if that version is gone.
+//! - [`http`] and [`grpc`] share a front, which checks the token, routes and counts; [`brpc`] has its own connections.
+//! - [`predict`] scores a request: it chooses the version and repeats the request once if that version is gone.
 //! - [`inference`] describes the server and its models in the terms of the Open Inference Protocol, for HTTP and gRPC.
 //! - [`dict`] looks up rows by sign, for the clients of Cube's `DictService`.
 //! - [`compression`] inflates requests within their limits and compresses answers.

@@ -1,8 +1,8 @@
-//! Between a protocol and a score: a version that answers requests, its queue and its workers.
+//! From a protocol to a score: the version that answers a request, its queue and its workers.
 //!
-//! - [`deployment`] is a version at work: its queue, its threads, and what answers say about it.
+//! - [`deployment`] is a version that answers requests, with its queue and its threads.
 //! - [`job`] is a queued prediction with its deadline, its timing and its answer.
-//! - [`worker`] takes the requests that wait, decodes them into one batch, has it scored and encodes the answers.
+//! - [`worker`] takes queued requests, decodes them into one batch, scores it and encodes the answers.
 //! - [`answers`] hands the answers of a batch to the connections that wait for them.
 //! - [`readers`] sends lines in a user's own format to reader processes before the request is queued.
 //!

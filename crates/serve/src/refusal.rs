@@ -23,7 +23,7 @@ pub(crate) enum Refusal {
     QueueFull { queue: usize },
     #[error("in-flight requests already use the limit of {max_bytes} bytes (`serve.max_pending_bytes`); retry later")]
     MemoryLimit { max_bytes: usize },
-    #[error("deadline: not scored within the {after_ms} ms of the request")]
+    #[error("deadline: not scored within {after_ms} ms")]
     DeadlineExceeded { after_ms: u128 },
     /// The store no longer has the version's rows; the request is repeated with the current version.
     #[error("{0}")]

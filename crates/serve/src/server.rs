@@ -130,7 +130,7 @@ pub(crate) struct App {
     answers: Answers,
 }
 
-/// Protocols inside TLS.
+/// The protocols that clients may negotiate with ALPN.
 pub const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// The server.

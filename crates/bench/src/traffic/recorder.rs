@@ -128,7 +128,7 @@ fn nanos(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    fn tally_of(micros: impl IntoIterator<Item = u64>) -> Recorder {
+    fn recorder_of(micros: impl IntoIterator<Item = u64>) -> Recorder {
         let mut recorder = Recorder::new();
         micros.into_iter().for_each(|us| recorder.latencies_ns.saturating_record(us * 1000));
         recorder
@@ -136,9 +136,9 @@ mod tests {
 
     #[test]
     fn quantiles_cover_all_threads_and_are_exact_to_a_thousandth() {
-        let mut recorder = tally_of(1..=500);
+        let mut recorder = recorder_of(1..=500);
         recorder.failures.insert(Failure::Status(429), 2);
-        let mut other = tally_of(501..=1000);
+        let mut other = recorder_of(501..=1000);
         other.failures.extend([(Failure::Status(429), 1), (Failure::Timeout, 4)]);
         other.late = 5;
         recorder.add(&other);
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn an_empty_histogram_is_zero_and_latencies_are_capped_at_an_hour() {
         assert_eq!(Recorder::new().latency().p99_us, 0.0);
-        let latency = tally_of([86_400 * 1_000_000]).latency();
+        let latency = recorder_of([86_400 * 1_000_000]).latency();
         assert!((latency.max_us / 3600e6 - 1.0).abs() < 0.002, "{latency:?}");
     }
 }

@@ -34,7 +34,7 @@ impl TableBench {
         Ok((pull, pull_probe, push, push_probe))
     }
 
-    /// Take the changed rows; return (their number, seconds). From the first call on the table lists its changes.
+    /// Take the changed rows; return (their number, seconds). The table records its changes from the first call on.
     fn take_changes(&mut self, py: Python<'_>) -> (usize, f64) {
         py.detach(|| self.inner.take_changes())
     }

@@ -115,12 +115,12 @@ impl PsClient {
         result
     }
 
-    /// Takes what the servers had applied at the first pull since the last push, for a push of several batches.
+    /// Takes `oldest`: the number of pushes that each shard had applied at the first pull since the last push.
     pub(crate) fn take_oldest(&self) -> Vec<u64> {
         std::mem::take(&mut *self.oldest.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Notes what the servers had applied when they answered a pull.
+    /// Notes the number of pushes that each shard had applied when it answered a pull.
     pub(crate) fn note_pull(&self, applied: &[u64]) {
         let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
         if oldest.is_empty() {
@@ -297,7 +297,7 @@ impl PsClient {
             self.with_rows(parsed.unique.signs.len(), |gradients| {
                 gradients.fill(0.0);
                 pool_gradient(&parsed.batch, &parsed.unique, parser.layout(), gradient, scale, gradients);
-                let learned = BatchUpdate {
+                let update = BatchUpdate {
                     unit: parsed.name.unit,
                     batch: parsed.name.index,
                     is_last: last,
@@ -313,7 +313,7 @@ impl PsClient {
                     sum_indices,
                     sum_values,
                 };
-                self.inner.push(&pulling.split, &learned)
+                self.inner.push(&pulling.split, &update)
             })
         });
         drop(self.take_oldest());
@@ -321,19 +321,21 @@ impl PsClient {
         Ok(PushTicket { tickets: pushing.map_err(IntoPyErr::into_py_err)?, pulled_at })
     }
 
-    /// Waits until all shards have applied a push; returns whether all had applied it before, and whether it was not finite.
+    /// Waits until all shards have applied a push; returns whether all had applied it before, and whether it had a NaN or
+    /// infinite value.
     fn wait_for_ack(&self, py: Python<'_>, pushing: &PushTicket) -> PyResult<(bool, bool)> {
         let pushed = py.detach(|| self.inner.wait_for_ack(&pushing.tickets)).map_err(IntoPyErr::into_py_err)?;
-        self.staleness.get().count(&pushing.pulled_at, pushed.iter().map(|one| one.applied));
-        Ok((pushed.iter().all(|one| one.was_known), pushed.iter().any(|one| one.non_finite)))
+        self.staleness.get().count(&pushing.pulled_at, pushed.iter().map(|ack| ack.applied));
+        Ok((pushed.iter().all(|ack| ack.was_known), pushed.iter().any(|ack| ack.non_finite)))
     }
 
     /// Waits until every shard has all pushes of a step, at most `wait_s`. Returns for each shard the number of steps of the
     /// group that it has applied, and whether it has all pushes of this step.
     fn step_status(&self, py: Python<'_>, group: (u64, u32), step: u32, wait_s: f64) -> PyResult<Vec<(u32, bool)>> {
         let wait = duration("wait_s", wait_s)?;
-        let met = py.detach(|| self.inner.step_status(group_of(group), step, wait)).map_err(IntoPyErr::into_py_err)?;
-        Ok(met.iter().map(|one| (one.num_applied, one.is_full)).collect())
+        let shards =
+            py.detach(|| self.inner.step_status(group_of(group), step, wait)).map_err(IntoPyErr::into_py_err)?;
+        Ok(shards.iter().map(|shard| (shard.num_applied, shard.is_full)).collect())
     }
 
     /// Makes every shard apply the first steps of a group; all shards have all pushes of these steps.

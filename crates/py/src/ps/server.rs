@@ -19,7 +19,7 @@ use crate::net::{cannot_listen, counts_of, duration};
 fn start(shard: &mut Shard, dense: &PyReadonlyArray2<'_, f32>, steps: u64) -> PyResult<()> {
     let flat = dense.as_slice().map_err(|_| PyValueError::new_err("dense: expected a contiguous array"))?;
     let (all, length) = (1 + shard.dense_state().states().len(), shard.dense().len());
-    let &[num_vectors, num_values] = dense.shape() else { unreachable!("it has two dimensions") };
+    let &[num_vectors, num_values] = dense.shape() else { unreachable!("the array has two dimensions") };
     if num_values != length || (num_vectors != 1 && num_vectors != all) {
         let message = format!("dense: expected 1 or {all} vectors of {length} values, got {:?}", dense.shape());
         return Err(PyValueError::new_err(message));
@@ -117,7 +117,7 @@ impl PsServer {
         py.detach(|| self.inner.end_lease());
     }
 
-    /// Sets the boundaries between passes, a JSON list of all known ones.
+    /// Sets the boundaries between passes, given as a JSON list of all known boundaries.
     fn set_boundaries(&self, py: Python<'_>, boundaries_json: &str) -> PyResult<()> {
         let boundaries: Vec<Boundary> = serde_json::from_str(boundaries_json)
             .map_err(|error| PyValueError::new_err(format!("boundaries: {error}")))?;
@@ -207,8 +207,9 @@ impl PsServer {
         path: PathBuf,
     ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyArray1<f32>>)> {
         let row_type = row_type_of(row_type)?;
-        let order = PublishRequest { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
-        let published = py.detach(|| self.inner.publish(&order)).map_err(IntoPyErr::into_py_err)?;
+        let request =
+            PublishRequest { name: name.into(), committed: committed.map(Into::into), is_base, row_type, path };
+        let published = py.detach(|| self.inner.publish(&request)).map_err(IntoPyErr::into_py_err)?;
         let figures = figures_of(py, &published.rows)?;
         figures.set_item("samples", published.num_samples)?;
         Ok((figures, PyArray1::from_vec(py, published.dense)))

@@ -9,7 +9,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use super::values::{Inputs, Target, shown};
 use super::{DecodeError, Limits};
 
-/// What differs between codecs of this outline.
+/// The differences between the codecs that share this outline.
 pub(super) trait Schema {
     /// Ignore other keys of the body instead of refusing them.
     const IGNORES_OTHER_KEYS: bool;

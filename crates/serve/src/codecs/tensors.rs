@@ -1,6 +1,7 @@
-//! Tensors of the Open Inference Protocol: inputs by name into a batch, a tensor of scores a label out of it.
+//! Tensors of the Open Inference Protocol: inputs by name into a batch, a tensor of scores for each label out.
 //!
-//! `json` and `proto` bring the two forms of a request to the same [`Tensor`]s and write the two forms of the answer.
+//! `json` (HTTP) and `proto` (gRPC) decode requests into the same [`Tensor`]s and encode the answers; `fill` adds the
+//! tensors to a batch.
 
 use std::borrow::Cow;
 
@@ -15,14 +16,14 @@ pub(crate) mod proto;
 #[cfg(test)]
 mod tests;
 
-/// All signs of a sample, one a slot.
+/// Name of the tensor with all signs of a sample, one per slot.
 const SIGNS: &str = "signs";
-/// All dense values of a sample.
+/// Name of the tensor with all dense values of a sample.
 const DENSE: &str = "dense";
-/// Behind the name of a slot: how many values each sample has there.
+/// Suffix of the tensor with the number of values that each sample has in a slot; the name of the slot precedes it.
 const LENGTHS: &str = ".lengths";
 
-/// What the elements of a tensor are, of those that an input takes.
+/// The type of a tensor's elements: the datatypes of the protocol that an input may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Datatype {
     Bytes,
@@ -57,7 +58,7 @@ impl Datatype {
         }
     }
 
-    /// Bytes an element; none for text, which says it itself.
+    /// Return the bytes per element, or None for text, whose elements have a length each.
     fn size(self) -> Option<usize> {
         match self {
             Datatype::Bytes => None,
@@ -67,8 +68,8 @@ impl Datatype {
     }
 }
 
-/// What an input takes.
-fn taken(format: Format, kind: Kind) -> &'static [Datatype] {
+/// Return the datatypes that an input accepts.
+fn accepted_datatypes(format: Format, kind: Kind) -> &'static [Datatype] {
     use Datatype::{Bytes, Fp32, Fp64, Int32, Int64, Uint32, Uint64};
     match (kind, format) {
         (Kind::Slot(_), Format::Criteo) => &[Bytes],
@@ -80,12 +81,12 @@ fn taken(format: Format, kind: Kind) -> &'static [Datatype] {
     }
 }
 
-/// An input as clients are told of it, or an output.
+/// The description of an input or an output for clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TensorInfo {
     pub(crate) name: String,
     pub(crate) datatype: &'static str,
-    /// -1 where any number goes.
+    /// -1 for a dimension of any size.
     pub(crate) shape: Vec<i64>,
 }
 
@@ -95,7 +96,7 @@ impl TensorInfo {
     }
 }
 
-/// The inputs of a model: its slots, its dense columns, and all of each at once. None has to be there.
+/// Return the inputs of a model, which are all optional: its slots, its dense columns, and a tensor for all of each.
 pub(crate) fn inputs(features: &Features) -> Vec<TensorInfo> {
     let of_slot = if features.format.has_signs() { Datatype::Uint64 } else { Datatype::Bytes };
     let slots = features.read_slots();
@@ -105,7 +106,7 @@ pub(crate) fn inputs(features: &Features) -> Vec<TensorInfo> {
     for (name, datatype, width) in
         [(SIGNS, Datatype::Uint64, slots.len()), (DENSE, Datatype::Fp32, features.dense.len())]
     {
-        // a slot or a column of that name goes first
+        // A slot or column of that name takes precedence.
         if width > 0 && inputs.iter().all(|input| input.name != name) {
             inputs.push(TensorInfo::new(name, datatype, &[-1, width as i64]));
         }
@@ -113,59 +114,59 @@ pub(crate) fn inputs(features: &Features) -> Vec<TensorInfo> {
     inputs
 }
 
-/// The outputs of a model: a score a sample for each label.
+/// Return the outputs of a model: for each label, a score per sample.
 pub(crate) fn outputs(labels: &[String]) -> Vec<TensorInfo> {
     labels.iter().map(|label| TensorInfo::new(label, Datatype::Fp32, &[-1])).collect()
 }
 
-/// An output that a request wants.
+/// An output that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     name: String,
     is_binary: bool,
 }
 
-/// What a request wants of its answer.
+/// The id of a request and the outputs that it asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestedOutputs {
     id: String,
-    /// All labels where the request names none.
+    /// None for all labels.
     outputs: Option<Vec<Output>>,
-    /// Where it says nothing of an output.
+    /// Whether the outputs are binary if `outputs` is None.
     is_binary: bool,
 }
 
 impl RequestedOutputs {
-    /// Refuses outputs that the model does not have.
+    /// Refuse outputs that the model does not have.
     pub(super) fn check(&self, labels: &[String]) -> Result<(), DecodeError> {
         let mut is_wanted = vec![false; labels.len()];
         for output in self.outputs.iter().flatten() {
             let Some(label) = labels.iter().position(|label| *label == output.name) else {
                 let known = labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
                 let name = shown(&output.name);
-                return Err(DecodeError::Bad(format!("output `{name}`: unknown, there is {known}")));
+                return Err(DecodeError::Bad(format!("outputs: unknown output `{name}`, expected one of {known}")));
             };
-            // else a small request might ask for an answer of any length
+            // Repeated names would make the answer of a small request large.
             if std::mem::replace(&mut is_wanted[label], true) {
-                return Err(DecodeError::Bad(format!("output `{}`: is asked for twice", shown(&output.name))));
+                return Err(DecodeError::Bad(format!("outputs: `{}`: given twice", shown(&output.name))));
             }
         }
         Ok(())
     }
 
-    /// The outputs of the answer: the number of each label, and whether it goes as bytes.
+    /// Return the outputs of the answer: the index of each label, and whether its scores are binary.
     fn outputs(&self, labels: &[String]) -> Vec<(usize, bool)> {
         match &self.outputs {
             None => (0..labels.len()).map(|label| (label, self.is_binary)).collect(),
             Some(outputs) => {
-                let place = |output: &Output| labels.iter().position(|label| *label == output.name);
-                outputs.iter().filter_map(|output| Some((place(output)?, output.is_binary))).collect()
+                let index = |output: &Output| labels.iter().position(|label| *label == output.name);
+                outputs.iter().filter_map(|output| Some((index(output)?, output.is_binary))).collect()
             }
         }
     }
 }
 
-/// The scores of one label, out of `[samples, labels]`.
+/// Return the scores of one label, from scores `[samples, labels]`.
 fn scores_of(scores: &[f32], label: usize, num_labels: usize) -> impl Iterator<Item = f32> {
     scores.iter().skip(label).step_by(num_labels).copied()
 }
@@ -174,18 +175,18 @@ fn bad(name: &str, what: impl std::fmt::Display) -> DecodeError {
     DecodeError::Bad(format!("input `{}`: {what}", shown(name)))
 }
 
-/// A tensor of a request: elements row by row, little-endian, whichever way they came.
+/// A tensor of a request. Its elements are row by row and little-endian in every encoding.
 #[derive(Debug)]
 struct Tensor<'a> {
     name: Cow<'a, str>,
     datatype: Datatype,
     rows: usize,
-    /// Elements a row.
+    /// Elements per row.
     width: usize,
     data: Cow<'a, [u8]>,
 }
 
-/// A tensor before its data.
+/// The name, datatype and shape of a tensor.
 #[derive(Debug)]
 struct Head<'a> {
     name: Cow<'a, str>,
@@ -209,7 +210,7 @@ impl<'a> Head<'a> {
         match (rows, width) {
             (Some(rows), Some(width)) => Ok(Head { name, datatype, rows, width }),
             _ => {
-                // a request may have as many dimensions as it has bytes
+                // The list may be as long as the request, so the message shows only its start.
                 let start = shape.iter().take(4).map(i64::to_string).collect::<Vec<_>>().join(", ");
                 let more = if shape.len() > 4 { ", …" } else { "" };
                 Err(bad(&name, format_args!("shape: expected [B] or [B, K], got [{start}{more}]")))
@@ -217,7 +218,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Elements, if so many can be.
+    /// Return the number of elements, or None if it overflows.
     fn num_elements(&self) -> Option<usize> {
         self.rows.checked_mul(self.width)
     }
@@ -238,7 +239,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// What a tensor is for.
+/// The inputs that a tensor has values for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Slot(u16),
@@ -261,10 +262,11 @@ fn kind_of(inputs: &Inputs<'_>, name: &str) -> Option<Kind> {
     }
 }
 
-/// Who gives what: each input of the model has one tensor at most.
+/// The tensors of a request by input of the model; each input has at most one.
 struct TensorsByInput<'t> {
-    /// By slot: its values, and how many a sample has.
+    /// By slot: its values.
     slots: Vec<Option<&'t Tensor<'t>>>,
+    /// By slot: the number of values of each sample.
     lengths: Vec<Option<&'t Tensor<'t>>>,
     /// By dense column.
     dense: Vec<Option<&'t Tensor<'t>>>,
@@ -273,7 +275,7 @@ struct TensorsByInput<'t> {
     num_samples: usize,
 }
 
-/// Adds the samples of a request to a batch; of one that is refused some may be there.
+/// Add the samples of a request to a batch. On an error the batch may have some of them.
 fn append(
     parser: &Parser,
     tensors: &[Tensor<'_>],
@@ -301,9 +303,9 @@ impl<'t> TensorsByInput<'t> {
         };
         for tensor in tensors {
             let kind = kind_of(inputs, &tensor.name)
-                .ok_or_else(|| bad(&tensor.name, "unknown, the model's metadata says which there are"))?;
-            check_datatype(tensor, taken(features.format, kind))?;
-            let (place, width) = match kind {
+                .ok_or_else(|| bad(&tensor.name, "unknown, expected an input of the model's metadata"))?;
+            check_datatype(tensor, accepted_datatypes(features.format, kind))?;
+            let (entry, width) = match kind {
                 Kind::Slot(slot) => (&mut given.slots[usize::from(slot)], None),
                 Kind::Lengths(slot) => (&mut given.lengths[usize::from(slot)], Some(1)),
                 Kind::Dense(index) => (&mut given.dense[index], Some(1)),
@@ -314,12 +316,12 @@ impl<'t> TensorsByInput<'t> {
                 let what = format!("shape: expected [B, {width}], got [{}, {}]", tensor.rows, tensor.width);
                 return Err(bad(&tensor.name, what));
             }
-            if place.replace(tensor).is_some() {
-                return Err(bad(&tensor.name, "is given twice"));
+            if entry.replace(tensor).is_some() {
+                return Err(bad(&tensor.name, "given twice"));
             }
         }
         given.check_all_at_once()?;
-        given.num_samples = given.agree(features)?;
+        given.num_samples = given.num_samples(features)?;
         Ok(given)
     }
 
@@ -328,14 +330,14 @@ impl<'t> TensorsByInput<'t> {
             [(self.signs, self.slots.iter().flatten().next()), (self.all_dense, self.dense.iter().flatten().next())]
         {
             if let (Some(all), Some(single)) = (all, single) {
-                return Err(bad(&single.name, format_args!("is given twice, `{}` has it too", all.name)));
+                return Err(bad(&single.name, format_args!("given twice, also in `{}`", all.name)));
             }
         }
         Ok(())
     }
 
-    /// The number of samples, which all tensors have to agree on.
-    fn agree(&self, features: &Features) -> Result<usize, DecodeError> {
+    /// Return the number of samples, which must be the same in all tensors.
+    fn num_samples(&self, features: &Features) -> Result<usize, DecodeError> {
         let mut first: Option<&Tensor<'_>> = None;
         for (slot, lengths) in self.lengths.iter().enumerate() {
             let Some(lengths) = lengths else { continue };
@@ -344,12 +346,15 @@ impl<'t> TensorsByInput<'t> {
                 return Err(bad(&lengths.name, format_args!("expected the values of slot `{name}` too, got none")));
             };
             if values.width != 1 {
-                let what = format!("shape: expected [N], as `{}` says how many each sample has", lengths.name);
+                let what = format!(
+                    "shape: expected [N] together with `{}`, got [{}, {}]",
+                    lengths.name, values.rows, values.width
+                );
                 return Err(bad(&values.name, what));
             }
             let total = sum_of(lengths)?;
             if total != values.rows as u64 {
-                let what = format!("expected a sum of {}, the values of the slot, got {total}", values.rows);
+                let what = format!("expected a sum of {}, the number of values of the slot, got {total}", values.rows);
                 return Err(bad(&lengths.name, what));
             }
         }
@@ -360,7 +365,7 @@ impl<'t> TensorsByInput<'t> {
                 None => first = Some(tensor),
                 Some(first) if first.rows != tensor.rows => {
                     let what =
-                        format!("shape: expected {} rows, as `{}` has, got {}", first.rows, first.name, tensor.rows);
+                        format!("shape: expected {} rows as in `{}`, got {}", first.rows, first.name, tensor.rows);
                     return Err(bad(&tensor.name, what));
                 }
                 Some(_) => (),
@@ -371,22 +376,23 @@ impl<'t> TensorsByInput<'t> {
     }
 }
 
-fn check_datatype(tensor: &Tensor<'_>, taken: &[Datatype]) -> Result<(), DecodeError> {
-    if taken.contains(&tensor.datatype) {
+fn check_datatype(tensor: &Tensor<'_>, accepted: &[Datatype]) -> Result<(), DecodeError> {
+    if accepted.contains(&tensor.datatype) {
         return Ok(());
     }
-    let expected = taken.iter().map(|datatype| datatype.name()).collect::<Vec<_>>().join(", ");
-    let one_of = if taken.len() > 1 { "one of " } else { "" };
+    let expected = accepted.iter().map(|datatype| datatype.name()).collect::<Vec<_>>().join(", ");
+    let one_of = if accepted.len() > 1 { "one of " } else { "" };
     let got = tensor.datatype.name();
     Err(bad(&tensor.name, format_args!("datatype: expected {one_of}{expected}, got {got}")))
 }
 
-/// The sum of lengths, none of them negative.
+/// Return the sum of the lengths, or refuse a negative one.
 fn sum_of(lengths: &Tensor<'_>) -> Result<u64, DecodeError> {
     let mut total = 0u64;
     for row in 0..lengths.rows {
         let length = fill::length_at(lengths, row);
-        let length = u64::try_from(length).map_err(|_| bad(&lengths.name, format_args!("got the length {length}")))?;
+        let length = u64::try_from(length)
+            .map_err(|_| bad(&lengths.name, format_args!("expected lengths of at least 0, got {length}")))?;
         total = total.saturating_add(length);
     }
     Ok(total)

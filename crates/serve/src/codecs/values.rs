@@ -1,4 +1,4 @@
-//! What a value of a request means to an input of the model, by the format of its training. The same for every codec.
+//! Conversion of values in a request to inputs of the model, by the format of the training data. All codecs share it.
 
 use std::fmt;
 

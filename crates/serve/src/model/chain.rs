@@ -1,4 +1,4 @@
-//! A version and the versions that it consists of: a base and a chain of deltas, each applied to the parent that it names.
+//! The chain of a version: its base and the deltas up to it, each applied to the parent that it names.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,9 +49,9 @@ impl Chain {
         self.deltas.last().unwrap_or(&self.base)
     }
 
-    /// Check the part files and open the rows of the chain; the part that `open` shares is not read again.
-    pub fn open_cube(&self, open: Option<&Model>) -> Result<View, ModelError> {
-        let (mut view, num_done) = match open.and_then(|open| self.shared_with(open)) {
+    /// Check the part files and open the rows of the chain; rows that `loaded` shares with it are not read again.
+    pub fn open_cube(&self, loaded: Option<&Model>) -> Result<View, ModelError> {
+        let (mut view, num_done) = match loaded.and_then(|loaded| self.shared_with(loaded)) {
             Some(shared) => shared,
             None => {
                 let Step { dir, manifest } = &self.base;
@@ -71,15 +71,15 @@ impl Chain {
         Ok(view)
     }
 
-    /// Return the rows that an open version shares with this chain, and the number of deltas they include.
-    fn shared_with(&self, open: &Model) -> Option<(View, usize)> {
-        let view = open.rows().held()?;
+    /// Return the rows that a loaded version shares with this chain, and the number of deltas they include.
+    fn shared_with(&self, loaded: &Model) -> Option<(View, usize)> {
+        let view = loaded.rows().held()?;
         // A manifest is sealed and never changes: an equal one, checksum included, describes the same files.
-        if *open.manifest() == self.base.manifest {
+        if *loaded.manifest() == self.base.manifest {
             return Some((view.clone(), 0));
         }
-        let at = self.deltas.iter().position(|step| step.manifest == *open.manifest())?;
-        Some((view.clone(), at + 1))
+        let index = self.deltas.iter().position(|step| step.manifest == *loaded.manifest())?;
+        Some((view.clone(), index + 1))
     }
 }
 
@@ -100,10 +100,10 @@ impl Step {
     /// Check that a delta differs from its parent only in rows and dense weights.
     fn check_parent(&self, before: &Step, base: u64, parent: u64) -> Result<(), String> {
         let (own, other) = (&self.manifest, &before.manifest);
-        let place = before.dir.display();
+        let dir = before.dir.display();
         if other.version != parent || other.base.unwrap_or(other.version) != base {
             let (version, of) = (other.version, other.base.unwrap_or(other.version));
-            return Err(format!("parent: expected version {parent} of base {base} in {place}, got {version} of {of}"));
+            return Err(format!("parent: expected version {parent} of base {base} in {dir}, got {version} of {of}"));
         }
         let (table, old) = (&own.table, &other.table);
         let same = [

@@ -61,12 +61,12 @@ fn environment() -> Result<Environment, EngineError> {
     runtime.as_ref().map(|runtime| runtime.environment.clone()).ok_or(EngineError::NotLoaded)
 }
 
-/// What goes in and out for one sample.
+/// The sizes of the inputs and outputs of one sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Slots, each pooled to one row.
+    /// Number of cells.
     pub num_cells: usize,
-    /// Values in a row.
+    /// Values in a cell.
     pub width: usize,
     /// Dense values.
     pub num_dense: usize,

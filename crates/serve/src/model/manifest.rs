@@ -1,4 +1,5 @@
-//! The manifest of a model version: written last, so that a directory that has one is whole; checked file by file on load.
+//! The manifest of a model version. It is written last, so a directory with a manifest is complete; its files are checked
+//! on load.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,14 +16,14 @@ use crate::model::seal;
 
 /// The manifest's name in a version directory.
 pub const FILE_NAME: &str = "manifest.json";
-/// The reader of the user's own that read its lines in training; `data.reader` names the class.
+/// The user's own reader that parsed the lines in training; `data.reader` names the class.
 pub(crate) const READER_FILE: &str = "reader.py";
-/// The format of whole versions with f32 rows and all labels, which the release before reads too.
+/// The format of base versions with f32 rows and all labels; the previous release reads it too.
 const FIRST_FORMAT: u64 = 1;
-/// The format of everything else.
+/// The format of all other versions.
 const FORMAT: u64 = 2;
 const KIND: &str = "model";
-/// Part files of the cube have names that begin with it.
+/// The prefix of the part files of the cube.
 const CUBE_PREFIX: &str = "cube/";
 /// Bytes read at once for a checksum.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -49,7 +50,7 @@ pub enum ManifestError {
     Seal { path: PathBuf },
 }
 
-/// Everything a version says of itself. Keys that this release does not know may change what it means, and are refused.
+/// The description of a version. Unknown keys are refused, because they may change its meaning.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -57,7 +58,7 @@ pub struct Manifest {
     pub format: u64,
     /// Always `model`.
     pub kind: String,
-    /// The manifest's checksum of itself.
+    /// Checksum of the manifest itself.
     pub self_sha256: String,
     /// The model's name.
     pub model: String,
@@ -67,28 +68,28 @@ pub struct Manifest {
     pub created: String,
     /// The run that trained it.
     pub run: String,
-    /// The checkpoint it was cut from.
+    /// The checkpoint that it was published from.
     pub checkpoint: String,
-    /// The whole version that a delta goes back to; one that is whole itself has none.
+    /// The base of a delta; None for a base.
     pub base: Option<u64>,
-    /// The version that a delta applies to: the base, or another delta of it.
+    /// The version that a delta applies to: the base, or another delta of that base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<u64>,
-    /// What a line means.
+    /// The declaration of slots, dense columns and labels.
     pub features: Features,
-    /// The rows.
+    /// The sparse table.
     pub table: Table,
     /// The dense network.
     pub graph: Graph,
-    /// Its weights.
+    /// The weights of the network.
     pub dense: DenseWeights,
-    /// Metrics of the last pass, free in form.
+    /// Metrics of the last pass, as free-form JSON.
     #[serde(default)]
     pub metrics: serde_json::Value,
-    /// What it was trained on, free in form.
+    /// The training data, as free-form JSON.
     #[serde(default)]
     pub data: serde_json::Value,
-    /// Every other file of the directory, by its path within.
+    /// All other files of the directory, by path inside it.
     pub files: BTreeMap<String, FileEntry>,
 }
 
@@ -98,19 +99,19 @@ pub struct Manifest {
 pub struct Table {
     /// Partitions of the table.
     pub partitions: u32,
-    /// What a row is made of.
+    /// The columns of a row.
     pub columns: Vec<elasticrec_cube::Column>,
-    /// Rows in all partitions, of the whole version.
+    /// Number of rows of the version; for a delta, including the rows of its parents.
     pub rows: u64,
-    /// How a row is stored.
+    /// The type of the stored values.
     pub row_type: RowType,
-    /// Rows in a delta's own files.
+    /// Number of rows in the files of a delta.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changed: Option<u64>,
-    /// Signs that a delta takes away one by one.
+    /// Number of signs that the files of a delta list as removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removed: Option<u64>,
-    /// First and end partition of each part file, where there are several.
+    /// First and end partition of each part file, if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parts: Option<BTreeMap<String, [u32; 2]>>,
 }
@@ -125,7 +126,7 @@ pub struct Graph {
     pub inputs: Vec<String>,
     /// Its outputs: `scores`.
     pub outputs: Vec<String>,
-    /// The labels it gives scores of, where they are not all.
+    /// The labels of the scores; None for all labels of `features`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<Vec<String>>,
 }
@@ -136,7 +137,7 @@ pub struct Graph {
 pub struct DenseWeights {
     /// Its file.
     pub file: String,
-    /// What lies where.
+    /// The tensors in the vector.
     pub tensors: Vec<Tensor>,
 }
 
@@ -152,7 +153,7 @@ pub struct Tensor {
     pub offset: u64,
 }
 
-/// What a file has to be.
+/// The expected size and checksum of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
@@ -170,22 +171,22 @@ impl Table {
 }
 
 impl Manifest {
-    /// Reads and checks the manifest of a version directory; the files it names are not read yet.
+    /// Read and check the manifest of a version directory; the files that it names are not read.
     pub fn load(dir: &Path) -> Result<Manifest, ManifestError> {
         let path = dir.join(FILE_NAME);
         let bytes = std::fs::read(&path).map_err(|source| ManifestError::Io { path: path.clone(), source })?;
         Manifest::parse(&path, &bytes)
     }
 
-    /// The manifest in `bytes`; `path` is what errors call it.
+    /// Parse and check a manifest; `path` is for error messages.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Manifest, ManifestError> {
-        /// The one key that stands in every format.
+        /// The key that every format has.
         #[derive(Deserialize)]
         struct Head {
             format: u64,
         }
         let json = |source| ManifestError::Json { path: path.into(), source };
-        // before the rest, so that a later format is named, not the keys that come with it
+        // The format is checked first: an error should name a later format, not its unknown keys.
         let Head { format } = serde_json::from_slice(bytes).map_err(json)?;
         if ![FIRST_FORMAT, FORMAT].contains(&format) {
             return Err(ManifestError::Format { path: path.into(), got: format });
@@ -194,7 +195,7 @@ impl Manifest {
             return Err(ManifestError::Seal { path: path.into() });
         }
         let manifest: Manifest = serde_json::from_slice(bytes).map_err(json)?;
-        // the checks of a declaration are behind `from_json`
+        // `from_json` validates the declaration.
         let features = serde_json::to_string(&manifest.features).map_err(json)?;
         Features::from_json(&features).map_err(|source| ManifestError::Features { path: path.into(), source })?;
         manifest.check().map_err(|what| ManifestError::Invalid { path: path.into(), what })?;
@@ -227,18 +228,18 @@ impl Manifest {
     fn check_parts(&self) -> Result<(), String> {
         let Some(parts) = &self.table.parts else { return Ok(()) };
         if !parts.keys().eq(self.cube_names()) {
-            return Err("table.parts: expected the part files among `files`, each once".into());
+            return Err("table.parts: expected each part file of `files` once".into());
         }
         let most = self.table.partitions;
         match parts.iter().find(|(_, [first, end])| first >= end || *end > most) {
             Some((name, bounds)) => {
-                Err(format!("table.parts: {name}: expected two of 0 to {most}, ascending, got {bounds:?}"))
+                Err(format!("table.parts: {name}: expected two ascending partitions from 0 to {most}, got {bounds:?}"))
             }
             None => Ok(()),
         }
     }
 
-    /// What format 1 cannot say; a key that is null says nothing.
+    /// Refuse a version that needs format 2 but claims format 1; keys of format 2 may be null.
     fn check_format(&self) -> Result<(), String> {
         let key = [
             ("base", self.base.is_some()),
@@ -249,9 +250,9 @@ impl Manifest {
             ("graph.labels", self.graph.labels.is_some()),
         ];
         let is_f32 = self.table.row_type == RowType::F32;
-        match key.iter().find(|(_, is_there)| *is_there) {
+        match key.iter().find(|(_, is_present)| *is_present) {
             _ if self.format != FIRST_FORMAT => Ok(()),
-            Some((key, _)) => Err(format!("{key}: not known to format {FIRST_FORMAT}")),
+            Some((key, _)) => Err(format!("{key}: unknown key in format {FIRST_FORMAT}")),
             None if !is_f32 => Err(format!("table.row_type: expected `f32`, got `{}`", self.table.row_type)),
             None => Ok(()),
         }
@@ -261,15 +262,15 @@ impl Manifest {
         let (version, table) = (self.version, &self.table);
         match (self.base, self.parent) {
             (None, None) if table.changed.is_none() && table.removed.is_none() => Ok(()),
-            (None, None) => Err("table: `changed` and `removed` belong to a delta, and `base` is null".into()),
+            (None, None) => Err("table: expected `changed` and `removed` only in a delta, but `base` is null".into()),
             (Some(base), Some(parent)) if base <= parent && parent < version => {
                 let is_counted = table.changed.is_some() && table.removed.is_some();
-                is_counted.then_some(()).ok_or_else(|| "table: expected `changed` and `removed` of a delta".into())
+                is_counted.then_some(()).ok_or_else(|| "table: expected `changed` and `removed` in a delta".into())
             }
             (Some(base), Some(parent)) => {
-                Err(format!("parent: expected a version from base {base} to below {version}, got {parent}"))
+                Err(format!("parent: expected at least base {base} and less than version {version}, got {parent}"))
             }
-            _ => Err("expected `base` and `parent` of a delta, or neither, got one".into()),
+            _ => Err("expected both `base` and `parent` (a delta) or neither, got one".into()),
         }
     }
 
@@ -309,12 +310,12 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether it needs the versions before it.
+    /// Return whether the version is a delta.
     pub fn is_delta(&self) -> bool {
         self.base.is_some()
     }
 
-    /// What its scores are of.
+    /// Return the labels of the scores.
     pub fn labels(&self) -> &[String] {
         self.graph.labels.as_ref().unwrap_or(&self.features.labels)
     }
@@ -323,22 +324,22 @@ impl Manifest {
         self.files.keys().filter(|name| name.starts_with(CUBE_PREFIX))
     }
 
-    /// The part files of the cube, in the order of their names.
+    /// Return the part files of the cube, in the order of their names.
     pub fn cube_paths(&self, dir: &Path) -> Vec<PathBuf> {
         self.cube_names().map(|name| dir.join(name)).collect()
     }
 
-    /// Checks the size and sum of every file of the version.
+    /// Check the size and checksum of every file of the version.
     pub fn verify(&self, dir: &Path) -> Result<(), ManifestError> {
         self.files.keys().try_for_each(|name| self.check_file(dir, name, |_| ()))
     }
 
-    /// Checks the size and sum of the cube's part files, without keeping their bytes.
+    /// Check the size and checksum of the cube's part files, without keeping their bytes.
     pub fn verify_cube(&self, dir: &Path) -> Result<(), ManifestError> {
         self.cube_names().try_for_each(|name| self.check_file(dir, name, |_| ()))
     }
 
-    /// The bytes of a file of the manifest, checked: what is used is what was checked.
+    /// Return the bytes of a file of the manifest; size and checksum are checked on the bytes that are returned.
     pub fn read(&self, dir: &Path, name: &str) -> Result<Vec<u8>, ManifestError> {
         let mut bytes = Vec::new();
         self.check_file(dir, name, |chunk| bytes.extend_from_slice(chunk))?;
@@ -373,10 +374,10 @@ impl Manifest {
     }
 }
 
-/// A name stays within the directory: plain components, nothing else.
+/// Check that a name is a path inside the directory, with plain components only.
 fn check_name(name: &str) -> Result<(), String> {
     let plain = Path::new(name).components().all(|component| matches!(component, Component::Normal(_)));
-    // `components` takes `a//b` and `a/./b` for `a/b`; one file has one name
+    // `components` reads `a//b` and `a/./b` as `a/b`, but a file must have a single name.
     let single = name.split('/').all(|part| !part.is_empty() && part != ".") && !name.contains(['\\', '\0']);
     if plain && single && name != FILE_NAME {
         return Ok(());
@@ -429,14 +430,14 @@ mod tests {
     }
 
     #[test]
-    fn json_goes_there_and_back() {
+    fn a_manifest_survives_a_round_trip() {
         let manifest = parse(&good()).unwrap();
         assert_eq!(manifest.table.width(), 2);
         assert_eq!(parse(&serde_json::to_value(&manifest).unwrap()).unwrap(), manifest);
     }
 
     #[test]
-    fn another_format_is_named_before_its_keys() {
+    fn an_unknown_format_is_named_before_its_keys() {
         let mut manifest = good();
         manifest["format"] = json!(3);
         manifest["new"] = json!(1);
@@ -446,12 +447,12 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn invalid_values_are_refused() {
         assert_eq!(error_with("/kind", json!("checkpoint")), "m.json: kind: expected `model`, got `checkpoint`");
         assert_eq!(error_with("/table/row_type", json!("f16")), "m.json: table.row_type: expected `f32`, got `f16`");
         assert_eq!(error_with("/features/hash", json!(2)), "m.json: features: hash: expected version 1, got 2");
         assert_eq!(error_with("/dense/file", json!("x")), "m.json: dense.file: `x` is not one of the files");
-        assert_eq!(error_with("/base", json!(2)), "m.json: base: not known to format 1");
+        assert_eq!(error_with("/base", json!(2)), "m.json: base: unknown key in format 1");
         assert!(error_with("/table/row_type", json!("int4")).starts_with("m.json: unknown variant `int4`, expected"));
         assert!(error_with("/graph/inputs", json!(["pooled", "pooled"])).contains("each at most once, got `pooled`"));
         assert!(error_with("/graph/outputs", json!(["y"])).contains("graph.outputs"));
@@ -460,7 +461,7 @@ mod tests {
         assert_eq!(tensor(u64::MAX), tensor(1));
     }
 
-    /// A delta of version 1 on version 2.
+    /// A delta with base 1 and parent 2.
     fn delta() -> Value {
         let mut manifest = good();
         (manifest["format"], manifest["base"], manifest["parent"]) = (json!(2), json!(1), json!(2));
@@ -484,12 +485,12 @@ mod tests {
         assert!(parse(&chosen).unwrap_err().contains("graph.labels: expected some of [\"click\", \"buy\"]"));
 
         for (pointer, value, expected) in [
-            ("/parent", json!(null), "expected `base` and `parent` of a delta, or neither, got one"),
-            ("/parent", json!(0), "parent: expected a version from base 1 to below 3, got 0"),
-            ("/parent", json!(3), "parent: expected a version from base 1 to below 3, got 3"),
-            ("/table/changed", json!(null), "table: expected `changed` and `removed` of a delta"),
+            ("/parent", json!(null), "expected both `base` and `parent` (a delta) or neither, got one"),
+            ("/parent", json!(0), "parent: expected at least base 1 and less than version 3, got 0"),
+            ("/parent", json!(3), "parent: expected at least base 1 and less than version 3, got 3"),
+            ("/table/changed", json!(null), "table: expected `changed` and `removed` in a delta"),
             ("/files", json!({}), "dense.file: `dense.bin` is not one of the files"),
-            ("/format", json!(1), "base: not known to format 1"),
+            ("/format", json!(1), "base: unknown key in format 1"),
         ] {
             let mut manifest = delta();
             *manifest.pointer_mut(pointer).unwrap() = value;
@@ -497,21 +498,22 @@ mod tests {
         }
         let mut whole = delta();
         (whole["base"], whole["parent"]) = (json!(null), json!(null));
-        assert!(parse(&whole).unwrap_err().contains("`changed` and `removed` belong to a delta"));
+        assert!(parse(&whole).unwrap_err().contains("expected `changed` and `removed` only in a delta"));
     }
 
     #[test]
-    fn part_files_may_say_which_partitions_they_have() {
+    fn the_partitions_of_part_files_are_checked() {
         let mut manifest = good();
         (manifest["format"], manifest["table"]["parts"]) = (json!(2), json!({"cube/part-00000": [0, 4]}));
         assert_eq!(parse(&serde_json::to_value(parse(&manifest).unwrap()).unwrap()), parse(&manifest));
         manifest["table"]["parts"]["cube/part-00000"] = json!([1, 5]);
-        let expected = "m.json: table.parts: cube/part-00000: expected two of 0 to 4, ascending, got [1, 5]";
+        let expected =
+            "m.json: table.parts: cube/part-00000: expected two ascending partitions from 0 to 4, got [1, 5]";
         assert_eq!(parse(&manifest).unwrap_err(), expected);
         manifest["table"]["parts"] = json!({});
-        assert!(parse(&manifest).unwrap_err().starts_with("m.json: table.parts: expected the part files"));
+        assert!(parse(&manifest).unwrap_err().starts_with("m.json: table.parts: expected each part file"));
         manifest["format"] = json!(1);
-        assert_eq!(parse(&manifest).unwrap_err(), "m.json: table.parts: not known to format 1");
+        assert_eq!(parse(&manifest).unwrap_err(), "m.json: table.parts: unknown key in format 1");
     }
 
     #[test]
@@ -526,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_and_cut_files_are_named() {
+    fn damaged_and_truncated_files_are_named() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("cube")).unwrap();
         let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();

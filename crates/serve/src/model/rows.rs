@@ -27,12 +27,12 @@ pub struct StoreRows {
 pub(crate) struct FoundRows {
     pub(crate) width: usize,
     pub(crate) values: Vec<f32>,
-    /// Which signs have one.
+    /// Whether each sign has a row.
     pub(crate) present: Vec<bool>,
 }
 
 impl StoreRows {
-    /// The version at all shards; `lost` is what becomes of signs whose shard gives no answer.
+    /// Open a version that all shards have; `lost` is the policy for signs whose shard does not answer.
     pub fn new(client: Arc<Client>, version: u64, lost: ShardFailurePolicy) -> Result<StoreRows, ClientError> {
         let width = client.layout(version)?.width();
         Ok(StoreRows { client, version, width, lost })
@@ -43,12 +43,12 @@ impl StoreRows {
         self.client.layout(self.version)
     }
 
-    /// Values in a row.
+    /// Return the number of values in a row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Write the row of each sign to `out`, `[signs, width]`, zeros for signs without one. `present` is a buffer.
+    /// Write the row of each sign to `out`, `[signs, width]`, zeros for signs without a row. `present` is a reusable buffer.
     pub fn look_up(
         &self,
         signs: &[u64],
@@ -58,14 +58,14 @@ impl StoreRows {
     ) -> Result<LookupSummary, ClientError> {
         present.clear();
         present.resize(signs.len(), false);
-        let patience = Instant::now() + self.client.timeout();
-        let until = deadline.map_or(patience, |deadline| deadline.min(patience));
+        let latest = Instant::now() + self.client.timeout();
+        let until = deadline.map_or(latest, |deadline| deadline.min(latest));
         self.client.lookup_until(self.version, signs, until, self.lost)?.wait(out, present)
     }
 }
 
 impl Rows {
-    /// Values in a row.
+    /// Return the number of values in a row.
     pub fn width(&self) -> usize {
         match self {
             Rows::Held(view) => view.width(),
@@ -81,7 +81,7 @@ impl Rows {
         }
     }
 
-    /// The rows of some signs, and which have one: whoever asks for that is not told of a shard that is down in zeros.
+    /// Return the rows of `signs`, and which signs have one. A shard that is down is an error, whatever the policy.
     pub(crate) fn find(&self, signs: &[u64]) -> Result<FoundRows, ClientError> {
         let width = self.width();
         let mut values = vec![0.0; signs.len() * width];
@@ -94,7 +94,7 @@ impl Rows {
                 present
                     .iter_mut()
                     .enumerate()
-                    .for_each(|(at, is_there)| *is_there = bits[at / 64] >> (at % 64) & 1 == 1);
+                    .for_each(|(at, is_present)| *is_present = bits[at / 64] >> (at % 64) & 1 == 1);
             }
             Rows::Store(StoreRows { client, version, .. }) => {
                 client.get(*version, signs, &mut values, &mut present)?;

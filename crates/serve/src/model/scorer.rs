@@ -36,18 +36,18 @@ impl From<ScoreError> for Refusal {
     }
 }
 
-/// What scoring a batch took.
+/// The statistics of scoring a batch.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScoreStats {
-    /// Signs looked up; of a store each of a batch once.
+    /// Number of signs looked up; with a store, each sign of a batch once.
     pub num_signs: usize,
-    /// Those that have no row.
+    /// Number of these signs that have no row.
     pub num_missed: usize,
-    /// Those whose shard gave no answer, which read as zero too.
+    /// Number of these signs whose shard did not answer; they read as zero too.
     pub num_lost: usize,
-    /// From signs to pooled rows.
+    /// Time of lookup and pooling.
     pub lookup: Duration,
-    /// The dense network.
+    /// Time of the dense network.
     pub infer: Duration,
 }
 
@@ -83,8 +83,8 @@ impl Scorer {
         self.scores_of(0..1).map(|_| ())
     }
 
-    /// Scores a batch of this model's parser; [`scores_of`](Scorer::scores_of) has them. Rows of a store are waited for
-    /// until the deadline.
+    /// Score a batch of this model's parser; [`scores_of`](Scorer::scores_of) returns the scores. The deadline limits the
+    /// wait for rows of a store.
     pub fn score(&mut self, batch: &Batch, deadline: Option<Instant>) -> Result<(), ScoreError> {
         self.stats = ScoreStats::default();
         self.scores.clear();
@@ -102,8 +102,9 @@ impl Scorer {
         Ok(())
     }
 
-    /// With rows of this process: looked up in the order of the signs, which is where the network wants them if there is
-    /// one for each slot. To find repeats would cost more than to look them up again, as they are in the caches.
+    /// Score with rows in this process, looked up in the order of the signs. If each slot has one sign, this is already the
+    /// input of the network. Repeated signs are looked up again: finding repeats costs more, as their rows are in the CPU
+    /// caches.
     fn score_held(&mut self, batch: &Batch, view: &View) -> Result<(), ScoreError> {
         let (model, width) = (self.model.clone(), view.width());
         let layout = model.parser().layout();
@@ -126,7 +127,7 @@ impl Scorer {
         Ok(())
     }
 
-    /// With rows of a store: each of the batch is asked for once.
+    /// Score with rows of a store, which is asked for each sign of the batch once.
     fn score_stored(&mut self, batch: &Batch, store: &StoreRows, deadline: Option<Instant>) -> Result<(), ScoreError> {
         let (model, width) = (self.model.clone(), store.width());
         let layout = model.parser().layout();
@@ -134,10 +135,10 @@ impl Scorer {
         let unique = Unique::of(batch);
         let num_signs = unique.signs.len();
         self.rows.resize(num_signs * width, 0.0);
-        let sought = store.look_up(&unique.signs, &mut self.rows, &mut self.present, deadline)?;
+        let summary = store.look_up(&unique.signs, &mut self.rows, &mut self.present, deadline)?;
         self.stats.num_signs = num_signs;
-        self.stats.num_missed = num_signs - sought.hits - sought.lost;
-        self.stats.num_lost = sought.lost;
+        self.stats.num_missed = num_signs - summary.hits - summary.lost;
+        self.stats.num_lost = summary.lost;
         self.stats.lookup = started.elapsed();
         for samples in slices(batch) {
             let started = Instant::now();

@@ -9,19 +9,19 @@ const NUM_DIGITS: usize = 64;
 
 /// Return whether the bytes match their checksum.
 pub(crate) fn is_intact(bytes: &[u8]) -> bool {
-    digits(bytes).is_some_and(|place| bytes[place.clone()] == *digest(bytes, place).as_bytes())
+    digits(bytes).is_some_and(|range| bytes[range.clone()] == *digest(bytes, range).as_bytes())
 }
 
 /// Write the checksum into the bytes, for tests that write manifests.
 #[doc(hidden)]
 pub fn seal(bytes: &mut [u8]) {
-    if let Some(place) = digits(bytes) {
-        let digest = digest(bytes, place.clone());
-        bytes[place].copy_from_slice(digest.as_bytes());
+    if let Some(range) = digits(bytes) {
+        let digest = digest(bytes, range.clone());
+        bytes[range].copy_from_slice(digest.as_bytes());
     }
 }
 
-/// Return the position of the checksum: after the first key of that name and any spaces.
+/// Return the range of the checksum's digits: after the first key of that name and any spaces.
 fn digits(bytes: &[u8]) -> Option<Range<usize>> {
     let key = memchr::memmem::find(bytes, KEY)? + KEY.len();
     let gap = bytes[key..].iter().position(|byte| !matches!(byte, b':' | b' '))?;

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_a_model_and_what_is_neither() {
+    fn a_path_resolves_to_a_version_or_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let model = root.path().join("demo");
         let error = || resolve(&model).unwrap_err().to_string();

@@ -154,7 +154,7 @@ async fn within_time_limit(
     })
 }
 
-/// Decode a small message; those with samples are decoded by the workers.
+/// Decode a small message; messages with samples are decoded by the workers.
 pub(crate) fn decode<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
     M::decode(message.clone()).map_err(|error| Status::invalid_argument(format!("message: {error}")))
 }

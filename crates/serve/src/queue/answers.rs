@@ -1,7 +1,7 @@
-//! Answers from the workers to the connections that wait for them, those of a batch at once.
+//! Answers from the workers to the connections; all answers of a batch are sent at once.
 //!
-//! A worker that sent each answer by itself would wake a socket thread per answer, which takes the worker's core before
-//! the next answer is sent.
+//! If a worker sent them one by one, each would wake a socket thread, which would take the worker's core before the next
+//! answer is sent.
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -15,7 +15,7 @@ pub(crate) type PendingAnswer = (oneshot::Sender<Answer>, Answer);
 pub(crate) struct Answers(mpsc::UnboundedSender<Vec<PendingAnswer>>);
 
 impl Answers {
-    /// Return the channel, and the task that delivers what is sent over it.
+    /// Return the channel, and the task that delivers the answers sent over it.
     pub(crate) fn new() -> (Answers, impl Future<Output = ()> + Send + use<>) {
         let (sender, mut receiver) = mpsc::unbounded_channel::<Vec<PendingAnswer>>();
         let deliver_all = async move {
@@ -26,7 +26,7 @@ impl Answers {
         (Answers(sender), deliver_all)
     }
 
-    /// Send the answers of a batch; `on_socket_thread` says that the caller is one of the threads that deliver them.
+    /// Send the answers of a batch; `on_socket_thread`: the caller is a thread that delivers answers itself.
     pub(crate) fn send(&self, batch: Vec<PendingAnswer>, on_socket_thread: bool) {
         if on_socket_thread || batch.len() < 2 {
             return batch.into_iter().for_each(deliver);

@@ -1,4 +1,4 @@
-//! A version that answers requests: its queue, its scorers, and what answers say about it.
+//! A version that answers requests, with its queue and its scorers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub(crate) struct Deployment {
     /// The tensors that the model takes.
     pub(crate) inputs: Vec<TensorInfo>,
     pub(crate) queue: JobQueue<Job>,
-    /// None in tests that play the scorer.
+    /// None in tests that replace the scorers.
     pub(crate) model: Option<Arc<Model>>,
     lines: LineParser,
     capacity: usize,
@@ -41,13 +41,13 @@ pub(crate) struct Deployment {
     scores_on_sockets: bool,
 }
 
-/// What parses lines of the training format.
+/// The parser of lines in the training format.
 enum LineParser {
     /// The workers.
     Workers,
     /// Reader processes that run a user's own reader.
     Readers(Arc<Readers>, ReaderLimits),
-    /// Nothing, for this reason.
+    /// None, for this reason.
     Missing(String),
 }
 
@@ -113,7 +113,7 @@ impl Deployment {
         }
     }
 
-    /// Return the bytes of a row's values.
+    /// Return the size of a row's values in bytes.
     pub(crate) fn row_bytes(&self) -> usize {
         self.model.as_ref().map_or(0, |model| model.rows().width() * size_of::<f32>())
     }
@@ -167,7 +167,7 @@ impl Deployment {
     }
 }
 
-/// Score what is queued after everything that has arrived by now is read. A thread that is woken for the first of many
+/// Score queued requests, but read the data that has already arrived first. A thread that is woken for the first of many
 /// requests would score it alone, and take its core from the threads that read the others.
 pub(crate) fn score_soon(deployment: &Arc<Deployment>) {
     let Some(mut pass) = deployment.queue.schedule_pass() else { return };
@@ -197,10 +197,10 @@ fn line_parser(model: &Model, options: DeploymentOptions, readers: Option<Arc<Re
             let reason = if manifest.files.contains_key(READER_FILE) {
                 "this server runs no reader processes (`serve.readers`)"
             } else {
-                "this version was published without it; publish it again"
+                "this version was published without it (publish it again)"
             };
             let what = "lines of this model need its own reader, but";
-            LineParser::Missing(format!("{what} {reason}. Named slots (application/json) are answered"))
+            LineParser::Missing(format!("{what} {reason}; send named slots (`application/json`) instead"))
         }
     }
 }

@@ -9,7 +9,7 @@ use super::readers::ReaderTime;
 use crate::codecs::{Codec, Reply};
 use crate::refusal::Refusal;
 
-/// Longer requests are left to the threads of the queue: sockets are not served meanwhile.
+/// Longer bodies are left to the threads of the queue: a socket thread serves no sockets while it scores.
 pub(super) const MAX_SMALL_BYTES: usize = 64 << 10;
 
 /// A prediction on its way to a scorer.
@@ -19,7 +19,7 @@ pub(crate) struct Job {
     /// Time that reader processes took for lines in a user's own format.
     pub(crate) reader: ReaderTime,
     pub(crate) queued: Instant,
-    /// Nobody waits for the answer after this.
+    /// The client stops waiting for the answer at this time.
     pub(crate) deadline: Option<Deadline>,
     pub(crate) answer: oneshot::Sender<Answer>,
     /// Has more instances than a socket thread scores.
@@ -51,7 +51,7 @@ impl Deadline {
     }
 }
 
-/// A prediction, or why there is none.
+/// A prediction, or the reason of its refusal.
 pub(crate) type Answer = Result<Prediction, Refusal>;
 
 /// The scores of a request, encoded.

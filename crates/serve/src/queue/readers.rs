@@ -1,8 +1,8 @@
 //! Reader processes: they run a user's own reader for lines in the user's format, one request at a time each.
 //!
 //! A request is a `u32` length and the lines. The answer is a `u8` status, a `u32` length, and a batch (`codecs::parsed`)
-//! or a message about a line. All numbers are little-endian. Answers are validated. A process that dies, hangs or returns
-//! nonsense is given up, and its owner learns of it through [`Readers::lost`].
+//! or a message about a line. All numbers are little-endian. Answers are validated. A process that dies, hangs or sends
+//! an invalid answer is given up; its owner learns of that through [`Readers::lost`].
 
 use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream;
@@ -21,11 +21,11 @@ use crate::codecs::parsed::{Parsed, Shape};
 use crate::codecs::{Limits, count_lines};
 use crate::refusal::Refusal;
 
-/// Maximum length of an answer: as many signs as a body of the default size can name.
+/// Maximum length of an answer: enough for all signs in a body of the default maximum size.
 const MAX_ANSWER_BYTES: u32 = 64 << 20;
 /// Maximum length of a message about a line.
 const MAX_MESSAGE_BYTES: u32 = 1 << 16;
-/// Characters of it that the client gets.
+/// Maximum number of characters of such a message in the answer to the client.
 const MAX_SHOWN_CHARS: usize = 1000;
 const BATCH: u8 = 0;
 const REFUSED: u8 = 1;
@@ -87,8 +87,8 @@ enum Answer {
 #[derive(Debug)]
 enum Failure {
     Died,
-    Nonsense(String),
-    Silent,
+    InvalidAnswer(String),
+    TimedOut,
 }
 
 impl From<io::Error> for Failure {
@@ -144,7 +144,7 @@ impl Readers {
         let _ = self.losses.set(counter);
     }
 
-    /// Have lines parsed. If the process dies, a second one gets them.
+    /// Parse lines in a reader process. If it dies, a second process gets them.
     pub(crate) async fn read(
         self: &Arc<Self>,
         text: &Bytes,
@@ -170,11 +170,11 @@ impl Readers {
         match outcome {
             Ok(Answer::Batch(body)) => Ok(ReadLines { body, time }),
             Ok(Answer::Refused(message)) => Err(Refusal::Bad(message)),
-            Err(Failure::Silent) => {
+            Err(Failure::TimedOut) => {
                 let ms = self.timeout.as_millis();
                 failed(format!("no answer within {ms} ms (`serve.reader_timeout_ms`); the reader process was ended"))
             }
-            Err(Failure::Nonsense(what)) => failed(format!("invalid answer of the reader process: {what}")),
+            Err(Failure::InvalidAnswer(what)) => failed(format!("invalid answer of the reader process: {what}")),
             Err(Failure::Died) => failed("the reader process died".into()),
         }
     }
@@ -190,7 +190,7 @@ impl Readers {
         let process = self.take(queue, deadline).await?;
         let taken = Instant::now();
         time.waited += taken - started;
-        // A task of its own: a cancelled request must not leave its answer in the socket for the next request.
+        // In a separate task, because a cancelled request must not leave its answer in the socket for the next request.
         let exchange = tokio::spawn(self.clone().exchange(process, lines.clone()));
         let outcome = match deadline {
             Some(deadline) => {
@@ -247,7 +247,7 @@ impl Readers {
         let Process { id, stream } = process;
         let outcome = match tokio::time::timeout(self.timeout, talk(stream, &lines)).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Failure::Silent),
+            Err(_) => Err(Failure::TimedOut),
         };
         match outcome {
             Ok((stream, answer)) => {
@@ -282,7 +282,7 @@ impl Process {
     }
 }
 
-/// Counts a waiting request, and refuses it if as many wait as may.
+/// Counts a waiting request; refuses it if too many are waiting.
 struct WaitGuard<'a>(&'a AtomicUsize);
 
 impl WaitGuard<'_> {
@@ -308,7 +308,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 async fn talk(stream: UnixStream, lines: &Lines) -> Result<(UnixStream, Answer), Failure> {
     let mut stream = tokio::net::UnixStream::from_std(stream)?;
-    let too_long = |_| Failure::Nonsense("request: expected less than 4 GiB, got more".into());
+    let too_long = |_| Failure::InvalidAnswer("request: expected less than 4 GiB, got more".into());
     let length = u32::try_from(lines.text.len()).map_err(too_long)?;
     stream.write_all(&length.to_le_bytes()).await?;
     stream.write_all(&lines.text).await?;
@@ -317,13 +317,13 @@ async fn talk(stream: UnixStream, lines: &Lines) -> Result<(UnixStream, Answer),
     let most = match status {
         BATCH => MAX_ANSWER_BYTES,
         REFUSED => MAX_MESSAGE_BYTES,
-        status => return Err(Failure::Nonsense(format!("status: expected {BATCH} or {REFUSED}, got {status}"))),
+        status => return Err(Failure::InvalidAnswer(format!("status: expected {BATCH} or {REFUSED}, got {status}"))),
     };
     if length > most {
-        return Err(Failure::Nonsense(format!("expected at most {most} bytes, got {length}")));
+        return Err(Failure::InvalidAnswer(format!("expected at most {most} bytes, got {length}")));
     }
     let mut body = Vec::new();
-    // Memory for what arrives, not for what is announced.
+    // Allocate for the bytes that arrive, not for the announced length.
     (&mut stream).take(u64::from(length)).read_to_end(&mut body).await?;
     if body.len() != length as usize {
         return Err(Failure::Died);
@@ -333,10 +333,10 @@ async fn talk(stream: UnixStream, lines: &Lines) -> Result<(UnixStream, Answer),
 }
 
 fn batch_of(body: Vec<u8>, lines: &Lines) -> Result<Answer, Failure> {
-    let parsed = Parsed::read(lines.shape, &body).map_err(Failure::Nonsense)?;
+    let parsed = Parsed::read(lines.shape, &body).map_err(Failure::InvalidAnswer)?;
     if parsed.num_samples() > lines.num_lines {
         let (samples, most) = (parsed.num_samples(), lines.num_lines);
-        return Err(Failure::Nonsense(format!("expected at most {most} samples, got {samples}")));
+        return Err(Failure::InvalidAnswer(format!("expected at most {most} samples, got {samples}")));
     }
     Ok(Answer::Batch(body.into()))
 }

@@ -1,4 +1,4 @@
-//! A scorer at work: requests that wait together are scored together.
+//! A worker: takes requests that wait in the queue and scores them together.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use crate::metrics::ModelMetrics;
 use crate::model::Scorer;
 use crate::refusal::Refusal;
 
-/// Signs that a worker's batch keeps memory for: 8 MB.
+/// A worker keeps the memory of this many signs between batches: 8 MB.
 const KEPT_SIGNS: usize = 1 << 20;
-/// Requests with more instances are left to the threads of the queue: sockets are not served meanwhile.
+/// Requests with more instances are left to the threads of the queue: a socket thread serves no sockets while it scores.
 const MAX_SMALL_INSTANCES: usize = 256;
 
-/// When requests are scored together.
+/// The limits on scoring requests together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Batching {
     /// Instances at which no further request is taken; 1 scores each request by itself.
@@ -31,21 +31,21 @@ pub(crate) struct Batching {
 struct BatchedRequest {
     job: Job,
     format: AnswerFormat,
-    /// Where its samples end in the batch.
+    /// The end of its samples in the batch.
     end: usize,
     timing: Timing,
 }
 
-/// What became of a request taken from the queue.
+/// The outcome of taking a request from the queue.
 enum TakeOutcome {
     Batched(BatchedRequest),
-    /// It was refused, or nobody waits for it.
+    /// It was refused, or its client is gone.
     Answered,
     /// It has more instances than this thread may score.
     TooLarge(Job),
 }
 
-/// A scorer with the batch that it joins requests in.
+/// A scorer, and the batch that joins its requests.
 pub(crate) struct Worker {
     scorer: Scorer,
     info: Arc<VersionInfo>,
@@ -54,7 +54,7 @@ pub(crate) struct Worker {
     metrics: ModelMetrics,
     builder: BatchBuilder,
     answers: Answers,
-    /// Requests that arrived together in recent batches; the worker waits for as many.
+    /// Number of requests that arrived together in recent batches; the worker waits for this many.
     expected: usize,
 }
 
@@ -71,7 +71,7 @@ impl Worker {
         Worker { scorer, info, limits, batching, metrics, builder, answers, expected: 1 }
     }
 
-    /// Score a request together with those that wait behind it or arrive in time.
+    /// Score a request together with the requests that are queued behind it or arrive in time.
     pub(crate) fn work(&mut self, first: Job, backlog: &Backlog<'_, Job>) {
         if self.builder.batch().signs.len() > KEPT_SIGNS {
             // Release the memory of one large request.
@@ -148,14 +148,15 @@ impl Worker {
         }
     }
 
-    /// Follow the number of requests that arrive together: up at once, down by half, as waiting in vain is expensive.
+    /// Track the number of requests that arrive together: increase it at once, decrease it
+    /// by half of the difference, because waiting in vain is expensive.
     fn update_expected(&mut self, arrived: usize) {
         self.expected = if arrived >= self.expected { arrived } else { self.expected.midpoint(arrived) };
     }
 
     /// Score the batch and answer each of its requests.
     fn score(&mut self, batched: Vec<BatchedRequest>, on_socket_thread: bool) {
-        // The latest deadline of the batch; requests with an earlier one are answered where they wait.
+        // The latest deadline of the batch; a request with an earlier one is refused where it waits for its answer.
         let deadline = batched.iter().map(|request| request.job.deadline.map(|deadline| deadline.at));
         let deadline = deadline.reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b))).flatten();
         let scored = self.scorer.score(self.builder.batch(), deadline).map_err(Refusal::from);

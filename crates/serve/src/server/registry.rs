@@ -75,7 +75,7 @@ pub(crate) struct Variant {
     current: RwLock<Option<Arc<Deployment>>>,
 }
 
-/// What a request says about the version that should answer it.
+/// How a request chooses the version that answers it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Choice<'a> {
     /// The model; None for the first one.
@@ -183,7 +183,7 @@ impl Entry {
         Ok(Entry { name: plan.name.clone(), variants: variants.collect(), num_keyless: AtomicU64::new(0), seed })
     }
 
-    /// Return the variant of that name, or the one that the key or the next turn falls to.
+    /// Return the variant of that name; without a name, choose by the key, or in turn if there is no key.
     fn choose(&self, name: Option<&str>, key: Option<&[u8]>) -> Result<&Variant, Refusal> {
         if let Some(name) = name {
             return self.variants.iter().find(|variant| variant.name == name).ok_or_else(|| {

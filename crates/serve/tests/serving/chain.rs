@@ -1,4 +1,4 @@
-//! Versions that are deltas: loaded with all they go back to, refused and named when something of it is not right.
+//! Deltas: loaded with their base and parents; errors name the part that is missing, damaged or does not match.
 
 use std::path::{Path, PathBuf};
 
@@ -31,8 +31,8 @@ fn every_version_of_a_chain_has_its_rows_and_weights() {
     let Some(library) = ort_library() else { return };
     let (root, models) = publish();
     let demo = root.path().join("demo");
-    for (model, place) in models.iter().zip(["3", "3/deltas/4", "3/deltas/6"]) {
-        let mut predictor = Predictor::load(&demo.join(place), &library).unwrap();
+    for (model, path) in models.iter().zip(["3", "3/deltas/4", "3/deltas/6"]) {
+        let mut predictor = Predictor::load(&demo.join(path), &library).unwrap();
         assert_eq!(predictor.manifest().version, model.version);
         let got = predictor.predict_text(b"0 0 5:0 6:7 424242:7\n0 0 7:0").unwrap();
         let expected = [model.expected(&[("0", &[5]), ("7", &[6, 424_242])], &[]), model.expected(&[("0", &[7])], &[])];
@@ -45,15 +45,15 @@ fn every_version_of_a_chain_has_its_rows_and_weights() {
 /// The error of version 6 after `damage` to the model's directory, without its path.
 fn error_after(damage: impl FnOnce(&Path)) -> String {
     let (root, _) = publish();
-    // the names of errors are those behind links
+    // Errors contain paths with links resolved.
     let demo: PathBuf = root.path().canonicalize().unwrap().join("demo");
     damage(&demo);
-    let error = Model::load(&demo.join("3/deltas/6")).err().expect("the damage was not seen").to_string();
+    let error = Model::load(&demo.join("3/deltas/6")).err().expect("the damage was not detected").to_string();
     error.replace(&demo.display().to_string(), "DIR")
 }
 
 #[test]
-fn what_is_missing_of_a_chain_is_named() {
+fn missing_parts_of_a_chain_are_named() {
     let error = error_after(|demo| std::fs::remove_file(demo.join("3/manifest.json")).unwrap());
     assert_eq!(error, "DIR/3/deltas/4/manifest.json: base: version 3 is missing: no `manifest.json` in DIR/3");
     let error = error_after(|demo| std::fs::remove_dir_all(demo.join("3/deltas/4")).unwrap());
@@ -64,16 +64,16 @@ fn what_is_missing_of_a_chain_is_named() {
 }
 
 #[test]
-fn a_delta_applies_only_onto_its_parent() {
-    let edited = |place: &'static str, pointer: &'static str, value| {
-        error_after(move |demo| edit_manifest(&demo.join(place), pointer, value))
+fn a_delta_applies_only_to_its_parent() {
+    let edited = |path: &'static str, pointer: &'static str, value| {
+        error_after(move |demo| edit_manifest(&demo.join(path), pointer, value))
     };
-    // onto the base: the rows of version 4 are not in it
+    // Applied to the base, which lacks the rows of version 4.
     let error = edited("3/deltas/6", "/parent", json!(3));
     assert!(error.starts_with("DIR/3/deltas/6: cube: expected 100 rows, got "), "{error}");
     let error = edited("3/deltas/4", "/version", json!(5));
-    let place = "in DIR/3/deltas/4, got 5 of 3";
-    assert_eq!(error, format!("DIR/3/deltas/6/manifest.json: parent: expected version 4 of base 3 {place}"));
+    let got = "in DIR/3/deltas/4, got 5 of 3";
+    assert_eq!(error, format!("DIR/3/deltas/6/manifest.json: parent: expected version 4 of base 3 {got}"));
     let error = edited("3/deltas/6", "/features/labels", json!(["click", "share"]));
     let expected = "DIR/3/deltas/6/manifest.json: features: expected the value of its parent, version 4";
     assert_eq!(error, expected);
@@ -85,13 +85,13 @@ fn a_delta_applies_only_onto_its_parent() {
 
 #[test]
 fn a_flipped_bit_in_any_delta_is_named() {
-    for place in ["3/deltas/4/cube/part-00000", "3/deltas/6/cube/part-00000", "3/deltas/6/dense.bin", "3/graph.onnx"] {
+    for path in ["3/deltas/4/cube/part-00000", "3/deltas/6/cube/part-00000", "3/deltas/6/dense.bin", "3/graph.onnx"] {
         let error = error_after(|demo| {
-            let mut bytes = std::fs::read(demo.join(place)).unwrap();
+            let mut bytes = std::fs::read(demo.join(path)).unwrap();
             let middle = bytes.len() / 2;
             bytes[middle] ^= 4;
-            std::fs::write(demo.join(place), bytes).unwrap();
+            std::fs::write(demo.join(path), bytes).unwrap();
         });
-        assert_eq!(error, format!("DIR/{place}: sha-256 differs from the manifest, the file is damaged"));
+        assert_eq!(error, format!("DIR/{path}: sha-256 differs from the manifest, the file is damaged"));
     }
 }

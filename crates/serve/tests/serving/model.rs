@@ -1,4 +1,4 @@
-//! A version directory to scores, through ONNX Runtime.
+//! From a version directory to scores, through ONNX Runtime.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn slot_text_with_unseen_signs_and_empty_slots() {
     ];
     assert_close(&predictor.predict_text(text.as_bytes()).unwrap(), &expected.concat());
     assert_eq!(expected[1], expected[2]);
-    // buffers of the longer batch do not show in a shorter one
+    // Values of the longer batch do not remain in the buffers.
     assert_close(&predictor.predict_text(b"0 0").unwrap(), &expected[1]);
     assert!(predictor.predict_text(b"\n").unwrap().is_empty());
     let error = predictor.predict_text(b"0 0\n0 0 x:7").unwrap_err();
@@ -45,7 +45,7 @@ fn criteo_rows_with_dense_columns() {
 }
 
 #[test]
-fn a_model_directory_stands_for_its_current_version() {
+fn a_model_directory_resolves_to_its_current_version() {
     let Some(library) = ort_library() else { return };
     let root = tempfile::tempdir().unwrap();
     TestModel::slots().write(&root.path().join("demo/3"));
@@ -62,8 +62,11 @@ fn error_after(damage: impl FnOnce(&Path)) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
     TestModel::slots().write(dir.path());
     damage(dir.path());
-    let error =
-        Model::load(dir.path()).and_then(|model| model.scorer()).err().expect("the damage was not seen").to_string();
+    let error = Model::load(dir.path())
+        .and_then(|model| model.scorer())
+        .err()
+        .expect("the damage was not detected")
+        .to_string();
     assert!(!error.contains('\n'), "{error}");
     Some(error.replace(&dir.path().display().to_string(), "DIR"))
 }
@@ -80,12 +83,12 @@ fn a_flipped_bit_or_a_lost_byte_in_any_file_is_named() {
         let Some(error) = error_after(flip) else { return };
         assert_eq!(error, format!("DIR/{name}: sha-256 differs from the manifest, the file is damaged"));
         let mut length = 0;
-        let cut = |dir: &Path| {
+        let shorten = |dir: &Path| {
             let bytes = std::fs::read(dir.join(name)).unwrap();
             length = bytes.len();
             std::fs::write(dir.join(name), &bytes[..length - 1]).unwrap();
         };
-        let Some(error) = error_after(cut) else { return };
+        let Some(error) = error_after(shorten) else { return };
         assert_eq!(error, format!("DIR/{name}: expected {length} bytes, got {}", length - 1));
         let Some(error) = error_after(|dir| std::fs::remove_file(dir.join(name)).unwrap()) else { return };
         assert_eq!(error, format!("DIR/{name}: No such file or directory (os error 2)"));
@@ -93,7 +96,7 @@ fn a_flipped_bit_or_a_lost_byte_in_any_file_is_named() {
 }
 
 #[test]
-fn a_manifest_that_its_files_do_not_keep_is_refused() {
+fn a_manifest_that_contradicts_its_files_is_refused() {
     let edited = |pointer: &'static str, value| error_after(move |dir| edit_manifest(dir, pointer, value));
     let Some(error) = edited("/format", json!(3)) else { return };
     assert_eq!(error, "DIR/manifest.json: expected format 1 or 2, got 3");
@@ -112,7 +115,7 @@ fn a_manifest_that_its_files_do_not_keep_is_refused() {
 }
 
 #[test]
-fn a_graph_that_is_none_is_refused() {
+fn an_invalid_graph_is_refused() {
     let garbage = |dir: &Path| {
         std::fs::write(dir.join("graph.onnx"), b"not a graph").unwrap();
         edit_manifest(dir, "/version", json!(3));
@@ -140,7 +143,7 @@ fn scores_that_are_not_finite_are_errors() {
 }
 
 #[test]
-fn the_runtime_is_loaded_once_from_one_place() {
+fn the_runtime_is_loaded_once_from_one_path() {
     let Some(library) = ort_library() else { return };
     init_onnxruntime(&library).unwrap();
     init_onnxruntime(&library).unwrap();

@@ -68,7 +68,7 @@ fn json_and_text_get_the_scores_of_the_model() {
 }
 
 #[test]
-fn what_is_refused_and_what_is_counted() {
+fn refusals_have_messages_and_answers_are_counted() {
     let Some(library) = ort_library() else { return };
     let (dir, mut model) = (tempfile::tempdir().unwrap(), TestModel::slots());
     model.rows.insert(666, vec![f32::NAN; 3]);
@@ -103,27 +103,27 @@ fn what_is_refused_and_what_is_counted() {
 #[test]
 fn requests_are_scored_together_and_answered_apart() {
     let options = ServerOptions { max_wait: Duration::from_millis(5), ..ServerOptions::default() };
-    if let Some((joined, batches)) = all_get_what_they_get_alone(options) {
+    if let Some((joined, batches)) = compare_with_scoring_alone(options) {
         assert!(batches < joined, "{joined} requests in {batches} batches: none were joined");
     }
 }
 
-/// Those that nobody waits for are scored by the threads of the sockets.
+/// Without `max_wait`, small requests are scored by the socket threads.
 #[test]
-fn requests_are_scored_where_they_are_read_and_answered_apart() {
-    all_get_what_they_get_alone(ServerOptions::default());
+fn requests_are_scored_by_socket_threads_and_answered_apart() {
+    compare_with_scoring_alone(ServerOptions::default());
 }
 
-/// One thread that scores one request at a time has to come again for the others: no further request reminds it.
+/// A socket thread that scores one request per batch must go on with the rest of the queue, even if no request follows.
 #[test]
-fn what_is_left_in_the_queue_is_scored_too() {
+fn requests_left_in_the_queue_are_scored_too() {
     let options = ServerOptions { io_threads: 1, max_batch: 1, ..ServerOptions::default() };
-    all_get_what_they_get_alone(options);
+    compare_with_scoring_alone(options);
 }
 
-/// Requests of many connections to one scorer: each gets what it would get alone, whatever was joined with it. How many
-/// were scored, and in how many batches.
-fn all_get_what_they_get_alone(options: ServerOptions) -> Option<(f64, f64)> {
+/// Send requests over many connections to one scorer, and check that each gets the same answer as when it is scored
+/// alone. Return the number of scored requests and of batches.
+fn compare_with_scoring_alone(options: ServerOptions) -> Option<(f64, f64)> {
     const CLIENTS: u64 = 32;
     const REQUESTS: u64 = 20;
     let library = ort_library()?;
@@ -140,7 +140,7 @@ fn all_get_what_they_get_alone(options: ServerOptions) -> Option<(f64, f64)> {
         0 => r#"{"instances":[{"C99":1}]}"#.to_string(),
         1 => r#"{"instances":[{"0":1},{"0":666}]}"#.to_string(),
         2 => r#"{"instances":[]}"#.to_string(),
-        // more than a thread of the sockets scores, which it sees only when it has read them
+        // More instances than a socket thread scores, which it learns only by decoding them.
         3 if request.is_multiple_of(4) => format!(r#"{{"instances":[{}{{"0":{client}}}]}}"#, "{},".repeat(300)),
         _ => format!(r#"{{"instances":[{{"0":{client},"7":{request}}},{{"7":[{request},{client}]}}]}}"#),
     };
@@ -169,12 +169,12 @@ fn all_get_what_they_get_alone(options: ServerOptions) -> Option<(f64, f64)> {
         line.unwrap_or_else(|| panic!("no {name} in\n{metrics}")).parse().unwrap()
     };
     let (joined, batches) = (figure("joined_requests_sum"), figure("joined_requests_count"));
-    assert_eq!(joined, (CLIENTS * REQUESTS * 7 / 8) as f64, "all but those that are refused are in a batch");
+    assert_eq!(joined, (CLIENTS * REQUESTS * 7 / 8) as f64, "expected all requests in a batch, except refused ones");
     Some((joined, batches))
 }
 
 #[test]
-fn metadata_says_what_to_send() {
+fn metadata_describes_the_model() {
     let Some(library) = ort_library() else { return };
     let (dir, model) = (tempfile::tempdir().unwrap(), TestModel::slots());
     let server = serve(&model, dir.path(), &library);

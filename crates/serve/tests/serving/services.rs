@@ -1,4 +1,4 @@
-//! Services of before over real sockets: Paddle Serving's, ElasticCTR's and Cube's calls get the scores and rows of the model.
+//! Compatible services over real sockets: calls of Paddle Serving, ElasticCTR and Cube get the scores and rows of the model.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ use crate::support::{TestModel, assert_close, ort_library};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Field numbers of the two messages that are sent and read here.
+/// The fields of Paddle Serving's messages that these tests use.
 #[derive(Clone, PartialEq, Message)]
 struct Tensor {
     #[prost(int64, repeated, tag = "1")]
@@ -135,7 +135,7 @@ fn brpc(server: &ServerHandle, service: &str, method: &str, message: &[u8]) -> V
 const GENERAL_MODEL: &str = "baidu.paddle_serving.predictor.general_model.GeneralModelService";
 
 #[test]
-fn paddle_requests_get_the_scores_of_the_model_by_every_way() {
+fn paddle_requests_get_the_scores_of_the_model_over_every_protocol() {
     let Some(library) = ort_library() else { return };
     let (dir, model) = (tempfile::tempdir().unwrap(), TestModel::slots());
     let server = serve(&model, dir.path(), &library);
@@ -186,7 +186,7 @@ fn paddle_errors_are_in_the_answer() {
     assert_eq!(got, (413, told(-5002, "expected at most 100 instances in a request, got more")));
     let got = infer(json!({"tensor": [slot("7", 666)], "log_id": 5}));
     assert_eq!(got, (500, told(-5100, "sample 0: label `click`: expected a finite score, got NaN")));
-    // of a request that asks for what is not there nothing is left in the batch of the next one
+    // A request that was refused for its outputs leaves nothing in the batch of the next one.
     let got = infer(json!({"tensor": [slot("7", 6)]}));
     assert_eq!(got.0, 200);
     let refused = Request { tensor: vec![], log_id: 6 }.encode_to_vec();
@@ -199,7 +199,7 @@ fn paddle_errors_are_in_the_answer() {
 }
 
 #[test]
-fn elasticctr_requests_get_the_odds_of_the_first_label() {
+fn elasticctr_requests_get_the_probabilities_of_the_first_label() {
     let Some(library) = ort_library() else { return };
     let (dir, model) = (tempfile::tempdir().unwrap(), TestModel::slots());
     let server = serve(&model, dir.path(), &library);
@@ -207,7 +207,7 @@ fn elasticctr_requests_get_the_odds_of_the_first_label() {
     let body = json!({"instances": [
         {"slots": [{"slot_name": "0", "feasigns": [5]}, {"slot_name": "7", "feasigns": [6, u64::MAX, "1000000"]}]},
         {"slots": [{"slot_name": "7", "feasigns": [8]}]}]});
-    // as curl says it if it is not told
+    // The default content type of curl.
     let got = post(&server, path, "application/x-www-form-urlencoded", body.to_string().as_bytes());
     let answer = got.json();
     assert_eq!((got.status, &answer["err_code"], &answer["err_msg"]), (200, &json!(0), &json!("")));
@@ -236,7 +236,7 @@ fn rows_are_those_of_the_model() {
     let many = seek(json!({"keys": vec![0; (1 << 16) + 1]}));
     let told = json!({"error": "keys: expected at most 65536, got 65537"});
     assert_eq!((many.status, many.json()), (400, told));
-    // more than a socket's thread looks up itself: packed keys 1 to 99, again and again
+    // More keys than a socket thread looks up itself: packed, 1 to 99 ten times.
     let keys: Vec<u8> = (0..990).map(|at| 1 + (at % 99) as u8).collect();
     let message = [&[1 << 3 | 2, 0xde, 0x07][..], &keys, &[2 << 3, 1]].concat();
     let answer = brpc(&server, "rec.mcube.DictService", "seek", &message);

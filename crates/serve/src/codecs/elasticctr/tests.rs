@@ -1,4 +1,4 @@
-//! Bodies as ElasticCTR's clients write them, and what is said of others.
+//! Bodies of ElasticCTR's clients, and the errors of invalid bodies.
 
 use elasticrec_sample::Batch;
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn slots(body: &str) -> Result<Batch, String> {
 }
 
 #[test]
-fn slots_by_name_are_the_batch_of_named_slots() {
+fn a_body_decodes_to_the_same_batch_as_named_slots() {
     let body = r#"{"instances":[
         {"slots":[{"slot_name":"7","feasigns":[6,"18446744073709551615"]},{"feasigns":[5],"slot_name":"0"}]},
         {},
@@ -38,7 +38,7 @@ fn slots_by_name_are_the_batch_of_named_slots() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_with_its_place() {
+fn invalid_values_are_named_with_their_instance() {
     let second = |slot: &str| slots(&format!(r#"{{"instances":[{{}},{{"slots":[{slot}]}}]}}"#)).unwrap_err();
     assert_eq!(second(r#"{"slot_name":"99","feasigns":[1]}"#), "instances[1]: unknown slot `99`");
     let twice = r#"{"slot_name":"7","feasigns":[1]},{"slot_name":"7","feasigns":[1]}"#;
@@ -56,7 +56,7 @@ fn what_does_not_fit_is_named_with_its_place() {
 
 proptest! {
     #[test]
-    fn odds_are_of_the_first_label_and_sum_to_one(scores in prop::collection::vec((0f32..=1.0, 0f32..=1.0), 0..4)) {
+    fn probabilities_are_of_the_first_label_and_sum_to_one(scores in prop::collection::vec((0f32..=1.0, 0f32..=1.0), 0..4)) {
         let info = super::super::VersionInfo::new("demo", "", 3, &["click".into(), "buy".into()]);
         let flat: Vec<f32> = scores.iter().flat_map(|&(click, buy)| [click, buy]).collect();
         let reply = AnswerFormat::ElasticCtr.write(&info, &flat).unwrap();

@@ -1,4 +1,4 @@
-//! Bodies that are taken, bodies that are refused and what the refusal says.
+//! Valid bodies, and the errors of invalid bodies.
 
 use elasticrec_sample::Batch;
 use proptest::prelude::*;
@@ -60,12 +60,12 @@ fn missing_criteo_values_are_null_absent_or_empty() {
 }
 
 #[test]
-fn no_instances_are_no_samples() {
+fn an_empty_list_has_no_samples() {
     assert_eq!(slots(r#"{"instances":[]}"#).unwrap().num_samples(), 0);
 }
 
 #[test]
-fn values_that_do_not_fit_are_named_with_their_place() {
+fn invalid_values_are_named_with_their_instance() {
     let expected = "instances[1]: slot `7`: expected a u64, as a number or a string, or a list of them, got";
     for (value, got) in [
         ("-1", "the number -1"),
@@ -89,7 +89,7 @@ fn values_that_do_not_fit_are_named_with_their_place() {
 }
 
 #[test]
-fn names_are_known_and_come_once() {
+fn unknown_and_repeated_names_are_refused() {
     assert_eq!(second(slots, r#"{"C99":1}"#), "instances[1]: unknown slot `C99`");
     assert_eq!(second(criteo, r#"{"I1":1,"I1":1}"#), "instances[1]: `I1`: given twice");
     assert_eq!(second(slots, r#"{"7":1,"0":1,"7":2}"#), "instances[1]: `7`: given twice");
@@ -126,7 +126,7 @@ fn instances_and_lines_are_limited() {
     assert_eq!(text("0 0\n0 0 a:7\n").unwrap_err().to_string(), "line 2: slot `7`: sign `a` is not a u64");
 }
 
-/// Pieces of bodies: random bytes alone would hardly ever get past the first brace.
+/// Random pieces of bodies: random bytes alone would rarely get past the first brace.
 fn hostile() -> impl Strategy<Value = Vec<u8>> {
     let pieces = [
         "{",
@@ -168,7 +168,7 @@ proptest! {
     }
 
     #[test]
-    fn signs_come_back_as_they_were_given(samples in prop::collection::vec(
+    fn signs_are_decoded_unchanged(samples in prop::collection::vec(
         prop::collection::btree_map(0usize..3, prop::collection::vec(any::<u64>(), 0..4), 0..3), 0..3
     )) {
         let names = ["0", "7", "user"];

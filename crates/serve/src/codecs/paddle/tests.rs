@@ -1,4 +1,4 @@
-//! Requests as Paddle Serving's clients write them, and what is said of others.
+//! Requests of Paddle Serving's clients, and the errors of invalid requests.
 
 use elasticrec_sample::{Batch, Features};
 use proptest::prelude::*;
@@ -41,7 +41,7 @@ fn ragged_and_even_tensors_are_slots() {
     let even = Tensor { int64_data: vec![5, 8], ..tensor("0", &[2, 1]) };
     let ragged = Tensor { int64_data: vec![6, -1], lod: vec![0, 2, 2], ..tensor("7", &[2, 1]) };
     assert_eq!(proto(&parser, vec![even.clone(), ragged.clone()]).unwrap(), expected);
-    // the order of tensors is that of the client, and a name may be the program's
+    // Tensors may be in any order, and may have the name of the program's variable instead of its alias.
     let content = Tensor { tensor_content: bytes(&[6, u64::MAX]), lod: vec![0, 2, 2], ..tensor("7", &[2]) };
     let by_name = Tensor { name: "0".into(), alias_name: "words".into(), ..even.clone() };
     assert_eq!(proto(&parser, vec![content, by_name]).unwrap(), expected);
@@ -97,7 +97,7 @@ fn dense_columns_of_paddlerec_are_one_tensor_and_numbers_are_hashed_as_they_are_
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_named() {
+fn invalid_tensors_are_named() {
     let [parser, criteo] = fuzz_parsers();
     let error = |tensor: Tensor| proto(&parser, vec![tensor]).unwrap_err();
     let signs = |shape: &[i32]| Tensor { int64_data: vec![1, 2], ..tensor("7", shape) };
@@ -150,7 +150,7 @@ fn rows_and_tensors_are_limited() {
 }
 
 #[test]
-fn json_that_is_none_is_told() {
+fn invalid_json_is_refused() {
     let [parser, _] = fuzz_parsers();
     let error = |body: &str| decoded(&parser, Codec::Paddle(Encoding::Json), body.as_bytes()).unwrap_err();
     assert!(error("").starts_with("body: EOF"));
@@ -167,7 +167,7 @@ fn json_that_is_none_is_told() {
 }
 
 #[test]
-fn an_answer_has_the_labels_that_are_fetched_and_the_id_of_the_request() {
+fn an_answer_has_the_fetched_labels_and_the_id_of_the_request() {
     let [parser, _] = fuzz_parsers();
     let info = VersionInfo::new("demo", "b", 3, &["click".into(), "buy".into()]);
     let request = |names: &[&str]| Request {
@@ -204,7 +204,7 @@ fn an_answer_has_the_labels_that_are_fetched_and_the_id_of_the_request() {
 }
 
 #[test]
-fn a_refusal_echoes_the_id_where_it_can_be_read() {
+fn a_refusal_echoes_the_id_if_it_can_be_decoded() {
     let refused = Response { log_id: 5, err_no: -5000, err_msg: "no".into(), ..Response::default() };
     let body = Request { log_id: 5, ..Request::default() }.encode_to_vec();
     assert_eq!(Response::decode(Encoding::Proto.refusal(&body, -5000, "no")).unwrap(), refused);
@@ -213,7 +213,7 @@ fn a_refusal_echoes_the_id_where_it_can_be_read() {
     assert_eq!(Response::decode(Encoding::Proto.refusal(b"\xff", -5000, "no")).unwrap().log_id, 0);
 }
 
-/// Requests that are nearly right.
+/// Nearly valid requests.
 fn hostile() -> impl Strategy<Value = Request> {
     let name = prop::sample::select(vec!["0", "7", "user", "C1", "I1", "dense", "", "99"]);
     let small = prop::collection::vec(prop_oneof![8 => 0i32..4, 1 => any::<i32>()], 0..4);
@@ -238,7 +238,7 @@ fn hostile() -> impl Strategy<Value = Request> {
 
 proptest! {
     #[test]
-    fn nearly_right_requests_are_taken_whole_or_refused_in_one_line(request in hostile(), cut in 0usize..64) {
+    fn nearly_valid_requests_are_decoded_or_refused_in_one_line(request in hostile(), cut in 0usize..64) {
         let bytes = request.encode_to_vec();
         fuzz_body(&bytes);
         fuzz_body(&bytes[..bytes.len().saturating_sub(cut)]);
@@ -248,7 +248,7 @@ proptest! {
     }
 
     #[test]
-    fn signs_come_back_as_they_were_given(rows in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..4), 1..4)) {
+    fn signs_are_decoded_unchanged(rows in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..4), 1..4)) {
         let [parser, _] = fuzz_parsers();
         let mut lod = vec![0];
         lod.extend(rows.iter().scan(0, |end, row| { *end += row.len() as i32; Some(*end) }));

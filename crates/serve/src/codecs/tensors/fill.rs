@@ -1,10 +1,10 @@
-//! From tensors that fit into the batch: at once where every sample has as many signs, or sample by sample.
+//! Adds checked tensors to a batch: all samples at once if they have the same number of signs, else sample by sample.
 
 use super::{Datatype, Inputs, Tensor, TensorsByInput, bad};
 use crate::codecs::DecodeError;
 use crate::codecs::values::Target;
 
-/// The bytes of element `at`, which is known to be there.
+/// Return the bytes of element `at`, which must exist.
 fn eight(data: &[u8], at: usize) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&data[8 * at..8 * at + 8]);
@@ -17,7 +17,7 @@ fn four(data: &[u8], at: usize) -> [u8; 4] {
     bytes
 }
 
-/// A whole number of a tensor that has such.
+/// Return element `at` of a tensor of integers.
 fn integer_at(tensor: &Tensor<'_>, at: usize) -> i128 {
     match tensor.datatype {
         Datatype::Int32 => i32::from_le_bytes(four(&tensor.data, at)).into(),
@@ -44,12 +44,12 @@ fn float_at(tensor: &Tensor<'_>, at: usize) -> f32 {
     }
 }
 
-/// A dense column: a tensor of its own, or a column of the one with all.
+/// A dense column: a separate tensor, or a column of the tensor with all of them.
 #[derive(Clone, Copy)]
 struct DenseColumn<'t> {
     index: usize,
     tensor: &'t Tensor<'t>,
-    /// Its place in a row.
+    /// Its index in a row of the tensor.
     at: usize,
 }
 
@@ -58,9 +58,9 @@ struct Column<'t> {
     slot: u16,
     tensor: &'t Tensor<'t>,
     lengths: Option<&'t Tensor<'t>>,
-    /// Elements that were read.
+    /// Number of elements read so far.
     next: usize,
-    /// Bytes of text that were read.
+    /// Number of bytes of text read so far.
     read: usize,
 }
 
@@ -79,7 +79,7 @@ impl TensorsByInput<'_> {
         own.chain(all.flat_map(|tensor| (0..tensor.width).map(move |index| DenseColumn { index, tensor, at: index })))
     }
 
-    /// Signs of every sample by slot, if all samples have as many: known without a look at the values.
+    /// Return the number of signs per sample by slot, if it is the same for all samples; values are not read.
     fn widths(&self, inputs: &Inputs<'_>) -> Option<Vec<usize>> {
         let parser = inputs.parser;
         if !parser.keys_all() || self.lengths.iter().any(Option::is_some) {
@@ -132,7 +132,7 @@ impl TensorsByInput<'_> {
         for (slot, tensor) in self.slots.iter().enumerate() {
             let Some(tensor) = tensor else { continue };
             for at in 0..tensor.width {
-                // one place of all samples after the other: most slots have one, and there is no loop in a loop
+                // Column by column: most slots have one value per sample, so this needs no inner loop per sample.
                 let to = signs.iter_mut().skip(starts[slot] + at).step_by(row);
                 for (to, from) in to.zip(tensor.data.as_chunks().0.iter().skip(at).step_by(tensor.width)) {
                     *to = key(slot, from);
@@ -181,7 +181,10 @@ impl TensorsByInput<'_> {
         for column in columns {
             let left = column.tensor.data.len() - column.read;
             if column.tensor.datatype == Datatype::Bytes && left > 0 {
-                return Err(bad(&column.tensor.name, format_args!("data: {left} bytes are behind the last element")));
+                return Err(bad(
+                    &column.tensor.name,
+                    format_args!("data: expected no bytes after the last element, got {left}"),
+                ));
             }
         }
         Ok(())
@@ -193,11 +196,11 @@ fn refuse(sample: usize, what: &dyn std::fmt::Display) -> DecodeError {
 }
 
 impl Column<'_> {
-    /// Adds the values of a sample.
+    /// Add the values of a sample.
     fn add(&mut self, inputs: &mut Inputs<'_>, sample: usize) -> Result<(), DecodeError> {
         let target = Target::Slot(self.slot);
         let num = match self.lengths {
-            // their sum is checked, so that each is a small number of elements that are there
+            // The sum of the lengths was checked, so these elements exist.
             Some(lengths) => length_at(lengths, sample) as usize,
             None => self.tensor.width,
         };
@@ -207,7 +210,7 @@ impl Column<'_> {
                     let text = self.text()?;
                     inputs.add_bytes(target, text).map_err(|error| refuse(sample, &error))?;
                 }
-                // an i64 has no room for the upper half of the signs: clients that have no other type send their bits
+                // Clients without u64 send the bits of a sign as an i64.
                 Datatype::Int64 if inputs.parser.features().format.has_signs() => {
                     inputs.parser.add_sign(self.slot, sign_at(self.tensor, self.next), inputs.builder);
                 }
@@ -225,21 +228,21 @@ impl Column<'_> {
         Ok(())
     }
 
-    /// The next element of text: its length, then its bytes.
+    /// Return the next element of text. Its length precedes its bytes.
     fn text(&mut self) -> Result<&'_ [u8], DecodeError> {
         let rest = &self.tensor.data[self.read..];
         let Some((length, rest)) = rest.split_first_chunk::<4>() else {
-            return Err(self.cut_off());
+            return Err(self.truncated());
         };
         let length = u32::from_le_bytes(*length) as usize;
         let Some(text) = rest.get(..length) else {
-            return Err(self.cut_off());
+            return Err(self.truncated());
         };
         self.read += 4 + length;
         Ok(text)
     }
 
-    fn cut_off(&self) -> DecodeError {
+    fn truncated(&self) -> DecodeError {
         bad(&self.tensor.name, format_args!("data: ends within element {}", self.next))
     }
 }

@@ -1,4 +1,4 @@
-//! The form of HTTP: a JSON object, in which tensors stand or are announced, and the bytes of those behind it.
+//! The encoding of HTTP: a JSON object. The data of a tensor is in the JSON, or follows it as bytes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::{Datatype, Head, Output, RequestedOutputs, append, bad, scores_of};
 use crate::codecs::values::shown;
 use crate::codecs::{DecodeError, Limits, Reply, VersionInfo};
 
-/// The JSON of most answers whose scores stand behind it.
+/// Estimated bytes of the JSON before binary scores.
 const HEAD_BYTES: usize = 256;
 
 #[derive(Deserialize)]
@@ -48,7 +48,7 @@ struct RequestedOutput<'a> {
     parameters: Parameters,
 }
 
-/// Those that we know; others are for other servers.
+/// The supported parameters; others are ignored.
 #[derive(Deserialize, Default)]
 struct Parameters {
     binary_data_size: Option<u64>,
@@ -56,7 +56,8 @@ struct Parameters {
     binary_data_output: Option<bool>,
 }
 
-/// Adds the samples of a body whose first `json_bytes` are JSON to a batch; of one that is refused some may be there.
+/// Add the samples of a body to a batch; its first `json_bytes` bytes are JSON. On an error the batch may have some of
+/// them.
 pub(in crate::codecs) fn decode(
     parser: &Parser,
     body: &[u8],
@@ -67,7 +68,7 @@ pub(in crate::codecs) fn decode(
     let json_bytes = json_bytes.unwrap_or(body.len());
     let Some((head, mut binary)) = body.split_at_checked(json_bytes) else {
         let got = body.len();
-        return Err(DecodeError::Bad(format!("body: expected {json_bytes} bytes of JSON, got {got} in all")));
+        return Err(DecodeError::Bad(format!("body: expected {json_bytes} bytes of JSON, got {got}")));
     };
     let request: Request<'_> =
         serde_json::from_slice(head).map_err(|error| DecodeError::Bad(format!("body: {error}")))?;
@@ -93,7 +94,7 @@ pub(in crate::codecs) fn decode(
         });
     }
     if !binary.is_empty() {
-        return Err(DecodeError::Bad(format!("body: {} bytes are behind the last tensor", binary.len())));
+        return Err(DecodeError::Bad(format!("body: expected no bytes after the last tensor, got {}", binary.len())));
     }
     append(parser, &tensors, limits, builder)?;
     let is_binary = request.parameters.binary_data_output.unwrap_or(false);
@@ -105,13 +106,13 @@ pub(in crate::codecs) fn decode(
     Ok(RequestedOutputs { id: request.id.into_owned(), outputs, is_binary })
 }
 
-/// The elements of a tensor that stands in JSON, flat or nested, as bytes.
+/// Return the elements of a tensor in JSON, flat or nested, as bytes.
 fn elements(head: &Head<'_>, data: &RawValue) -> Result<Vec<u8>, DecodeError> {
     let mut out = Vec::new();
     let mut elements = Elements { datatype: head.datatype, num: 0, out: &mut out };
     elements
         .deserialize(&mut serde_json::Deserializer::from_str(data.get()))
-        .map_err(|error| bad(&head.name, format_args!("data: {}", without_place(&error))))?;
+        .map_err(|error| bad(&head.name, format_args!("data: {}", without_position(&error))))?;
     let (expected, got) = (head.num_elements(), elements.num);
     if expected != Some(got) {
         let (rows, width) = (head.rows, head.width);
@@ -120,13 +121,13 @@ fn elements(head: &Head<'_>, data: &RawValue) -> Result<Vec<u8>, DecodeError> {
     Ok(out)
 }
 
-/// The line and column of a piece of a body say nothing to who sent the whole.
-fn without_place(error: &serde_json::Error) -> String {
+/// Return the message of an error without its line and column, which do not count from the start of the body.
+fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or_default().to_string()
 }
 
-/// Elements on their way from JSON to bytes.
+/// Converts elements from JSON to bytes.
 struct Elements<'o> {
     datatype: Datatype,
     num: usize,
@@ -230,7 +231,7 @@ struct AnswerOutput<'a> {
     content: Content,
 }
 
-/// The scores of an output, or how many bytes of them stand behind the JSON.
+/// The scores of an output, or the size of its binary scores after the JSON.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Content {
@@ -238,7 +239,7 @@ enum Content {
     Parameters { binary_data_size: usize },
 }
 
-/// The answer: outputs in JSON, or announced there and behind it.
+/// Encode the answer. Binary scores follow the JSON.
 pub(in crate::codecs) fn write(wanted: &RequestedOutputs, info: &VersionInfo, scores: &[f32]) -> Result<Reply, String> {
     let num_labels = info.labels.len();
     let num_samples = scores.len() / num_labels;

@@ -1,4 +1,4 @@
-//! The form of gRPC: `inference.ModelInferRequest`, read where it lies, and `ModelInferResponse`.
+//! The encoding of gRPC: `inference.ModelInferRequest`, decoded without a copy of its data, and `ModelInferResponse`.
 
 use std::borrow::Cow;
 
@@ -10,16 +10,16 @@ use prost::encoding::{WireType, decode_key, decode_varint};
 use super::{Datatype, Head, Output, RequestedOutputs, append, bad, scores_of};
 use crate::codecs::{DecodeError, Limits, Reply, VersionInfo};
 
-/// A field of a message: its number, and what is there.
+/// A field of a message: its number and its value.
 #[derive(Debug, Clone, Copy)]
 enum Field<'a> {
     Varint(u32, u64),
     Bytes(u32, &'a [u8]),
-    /// Of four or eight bytes.
+    /// Four or eight bytes.
     Fixed(u32, &'a [u8]),
 }
 
-/// The fields of a message, as they come.
+/// The fields of a message, in the order of its bytes.
 struct Fields<'a>(&'a [u8]);
 
 fn broken(what: impl std::fmt::Display) -> DecodeError {
@@ -36,27 +36,27 @@ impl<'a> Fields<'a> {
             WireType::Varint => Field::Varint(number, decode_varint(&mut self.0).map_err(broken)?),
             WireType::LengthDelimited => {
                 let length = decode_varint(&mut self.0).map_err(broken)?;
-                Field::Bytes(number, self.cut(length)?)
+                Field::Bytes(number, self.take(length)?)
             }
-            WireType::ThirtyTwoBit => Field::Fixed(number, self.cut(4)?),
-            WireType::SixtyFourBit => Field::Fixed(number, self.cut(8)?),
-            WireType::StartGroup | WireType::EndGroup => return Err(broken("has a group")),
+            WireType::ThirtyTwoBit => Field::Fixed(number, self.take(4)?),
+            WireType::SixtyFourBit => Field::Fixed(number, self.take(8)?),
+            WireType::StartGroup | WireType::EndGroup => return Err(broken("groups are not supported")),
         }))
     }
 
-    fn cut(&mut self, length: u64) -> Result<&'a [u8], DecodeError> {
-        let cut = usize::try_from(length).ok().and_then(|length| self.0.split_at_checked(length));
-        let (field, rest) = cut.ok_or_else(|| broken(format_args!("field of {length} bytes is cut off")))?;
+    fn take(&mut self, length: u64) -> Result<&'a [u8], DecodeError> {
+        let split = usize::try_from(length).ok().and_then(|length| self.0.split_at_checked(length));
+        let (field, rest) = split.ok_or_else(|| broken(format_args!("ends within a field of {length} bytes")))?;
         self.0 = rest;
         Ok(field)
     }
 }
 
 fn text(bytes: &[u8]) -> Result<&str, DecodeError> {
-    std::str::from_utf8(bytes).map_err(|_| broken("has text that is not UTF-8"))
+    std::str::from_utf8(bytes).map_err(|_| broken("text is not UTF-8"))
 }
 
-/// Who is asked, found without a look at the tensors.
+/// The model and version of a request, found without decoding the tensors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct InferTarget<'a> {
     pub(crate) model: &'a str,
@@ -65,20 +65,20 @@ pub(crate) struct InferTarget<'a> {
 
 impl<'a> InferTarget<'a> {
     pub(crate) fn of(message: &'a [u8]) -> Result<InferTarget<'a>, DecodeError> {
-        let mut asked = InferTarget::default();
+        let mut target = InferTarget::default();
         let mut fields = Fields(message);
         while let Some(field) = fields.next()? {
             match field {
-                Field::Bytes(1, name) => asked.model = text(name)?,
-                Field::Bytes(2, version) => asked.version = text(version)?,
+                Field::Bytes(1, name) => target.model = text(name)?,
+                Field::Bytes(2, version) => target.version = text(version)?,
                 _ => (),
             }
         }
-        Ok(asked)
+        Ok(target)
     }
 }
 
-/// Adds the samples of a message to a batch; of one that is refused some may be there.
+/// Add the samples of a message to a batch. On an error the batch may have some of them.
 pub(in crate::codecs) fn decode(
     parser: &Parser,
     message: &[u8],
@@ -132,7 +132,7 @@ fn output_name(message: &[u8]) -> Result<&str, DecodeError> {
     Ok(name)
 }
 
-/// An input: what it is, and its contents if they are in it.
+/// An input, with its typed contents if it has them.
 struct Input<'a> {
     head: Head<'a>,
     contents: Option<&'a [u8]>,
@@ -161,8 +161,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Where the contents of a datatype stand in `InferTensorContents`.
-fn place(datatype: Datatype) -> (u32, &'static str) {
+/// Return the field of a datatype in `InferTensorContents`: its number and name.
+fn contents_field(datatype: Datatype) -> (u32, &'static str) {
     match datatype {
         Datatype::Int32 => (2, "int_contents"),
         Datatype::Int64 => (3, "int64_contents"),
@@ -174,12 +174,12 @@ fn place(datatype: Datatype) -> (u32, &'static str) {
     }
 }
 
-/// The elements of a tensor that has typed contents, as bytes.
+/// Return the elements of typed contents as bytes.
 fn elements(head: &Head<'_>, contents: &[u8]) -> Result<Vec<u8>, DecodeError> {
-    let (number, name) = place(head.datatype);
+    let (number, name) = contents_field(head.datatype);
     let mut out = Vec::new();
     let mut num = 0;
-    // those of four bytes: negative ones come with all 64 bits
+    // Elements of four bytes; protobuf writes negative ones with 64 bits.
     let is_short = matches!(head.datatype, Datatype::Int32 | Datatype::Uint32);
     let push = |value: u64, out: &mut Vec<u8>| match is_short {
         true => out.extend_from_slice(&(value as u32).to_le_bytes()),
@@ -189,7 +189,8 @@ fn elements(head: &Head<'_>, contents: &[u8]) -> Result<Vec<u8>, DecodeError> {
     while let Some(field) = fields.next()? {
         num += match (field, head.datatype) {
             (Field::Bytes(at, text), Datatype::Bytes) if at == number => {
-                let length = u32::try_from(text.len()).map_err(|_| bad(&head.name, "element of more than 4 GB"))?;
+                let length = u32::try_from(text.len())
+                    .map_err(|_| bad(&head.name, "contents: expected elements of less than 4 GiB, got more"))?;
                 out.extend_from_slice(&length.to_le_bytes());
                 out.extend_from_slice(text);
                 1
@@ -214,7 +215,7 @@ fn elements(head: &Head<'_>, contents: &[u8]) -> Result<Vec<u8>, DecodeError> {
                 push(value, &mut out);
                 1
             }
-            _ => return Err(bad(&head.name, format_args!("contents: expected `{name}`, got others"))),
+            _ => return Err(bad(&head.name, format_args!("contents: expected only `{name}`, got another field"))),
         }
     }
     if head.num_elements() != Some(num) {
@@ -256,7 +257,7 @@ pub(crate) struct InferParameter {
     pub(crate) string_param: String,
 }
 
-/// The answer, scores as bytes.
+/// Encode the answer, with scores as bytes.
 pub(in crate::codecs) fn write(wanted: &RequestedOutputs, info: &VersionInfo, scores: &[f32]) -> Reply {
     let num_labels = info.labels.len();
     let num_samples = scores.len() / num_labels;

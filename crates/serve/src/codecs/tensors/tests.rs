@@ -1,4 +1,4 @@
-//! Tensors that are taken, tensors that are refused and what the refusal says; every form against the plain codec.
+//! Valid tensors in every encoding, compared with the codec of named slots, and the errors of invalid tensors.
 
 use elasticrec_sample::Batch;
 use proptest::prelude::*;
@@ -12,31 +12,31 @@ use super::*;
 
 const LIMITS: Limits = Limits { max_instances: 5 };
 
-/// A request, before it takes one of its forms.
+/// A request, independent of its encoding.
 #[derive(Debug, Clone, Default)]
 struct Request {
-    inputs: Vec<Made>,
+    inputs: Vec<TestTensor>,
     outputs: Vec<&'static str>,
 }
 
-/// A tensor whose elements are known as JSON has them.
+/// A tensor, with its elements as JSON values.
 #[derive(Debug, Clone)]
-struct Made {
+struct TestTensor {
     name: String,
     datatype: &'static str,
     shape: Vec<i64>,
     elements: Vec<Value>,
 }
 
-fn made(name: &str, datatype: &'static str, shape: &[i64], elements: Value) -> Made {
-    Made { name: name.into(), datatype, shape: shape.into(), elements: elements.as_array().unwrap().clone() }
+fn tensor(name: &str, datatype: &'static str, shape: &[i64], elements: Value) -> TestTensor {
+    TestTensor { name: name.into(), datatype, shape: shape.into(), elements: elements.as_array().unwrap().clone() }
 }
 
-fn request(inputs: &[Made]) -> Request {
+fn request(inputs: &[TestTensor]) -> Request {
     Request { inputs: inputs.into(), outputs: vec![] }
 }
 
-impl Made {
+impl TestTensor {
     fn bytes(&self) -> Vec<u8> {
         let bytes = |element: &Value| match self.datatype {
             "BYTES" => {
@@ -96,7 +96,7 @@ fn field(number: u32, bytes: &[u8]) -> Vec<u8> {
     [varint(u64::from(number) << 3 | 2), varint(bytes.len() as u64), bytes.to_vec()].concat()
 }
 
-/// The forms of a request: JSON, JSON with bytes behind it, raw contents and typed contents of gRPC.
+/// The encodings of a request: JSON, JSON with binary data after it, gRPC with raw contents and with typed contents.
 impl Request {
     fn json(&self) -> (Codec, Vec<u8>) {
         let inputs = self.inputs.iter().map(|input| {
@@ -142,14 +142,14 @@ impl Request {
         (Codec::TensorsProto, body)
     }
 
-    fn forms(&self) -> [(Codec, Vec<u8>); 4] {
+    fn encodings(&self) -> [(Codec, Vec<u8>); 4] {
         [self.json(), self.binary(), self.raw(), self.typed()]
     }
 
-    /// What all forms say to it.
-    fn told(&self, parser: &Parser) -> Result<Batch, String> {
+    /// Decode every encoding, check that the outcomes are equal except for errors of the data, and return the first.
+    fn decode_all(&self, parser: &Parser) -> Result<Batch, String> {
         let mut all =
-            self.forms().into_iter().map(|(codec, body)| decoded(parser, codec, &body).map(|(batch, _)| batch));
+            self.encodings().into_iter().map(|(codec, body)| decoded(parser, codec, &body).map(|(batch, _)| batch));
         let first = all.next().unwrap();
         for other in all {
             match (&first, &other) {
@@ -167,7 +167,7 @@ fn decoded(parser: &Parser, codec: Codec, body: &[u8]) -> Result<(Batch, AnswerF
     decoded.map(|wanted| (builder.finish(), wanted)).map_err(|error| error.to_string())
 }
 
-/// The batch of the plain codec.
+/// Return the batch of instances with named slots.
 fn plain(parser: &Parser, instances: Value) -> Batch {
     decoded(parser, Codec::Json, json!({ "instances": instances }).to_string().as_bytes()).unwrap().0
 }
@@ -186,25 +186,25 @@ fn parser(features: &str) -> Parser {
     Features::from_json(features).and_then(Parser::new).unwrap()
 }
 
-fn slots(inputs: &[Made]) -> Result<Batch, String> {
-    request(inputs).told(&slots_parser())
+fn slots(inputs: &[TestTensor]) -> Result<Batch, String> {
+    request(inputs).decode_all(&slots_parser())
 }
 
-fn criteo(inputs: &[Made]) -> Result<Batch, String> {
-    request(inputs).told(&criteo_parser())
+fn criteo(inputs: &[TestTensor]) -> Result<Batch, String> {
+    request(inputs).decode_all(&criteo_parser())
 }
 
 #[test]
 fn signs_of_slots_come_in_all_shapes_and_whole_numbers() {
     let parser = slots_parser();
     let expected = plain(&parser, json!([{"0": 5, "7": [6, 7]}, {"0": u64::MAX, "7": [8, 6]}]));
-    let zero = |datatype, elements| made("0", datatype, &[2], elements);
-    let seven = |datatype| made("7", datatype, &[2, 2], json!([6, 7, 8, 6]));
+    let zero = |datatype, elements| tensor("0", datatype, &[2], elements);
+    let seven = |datatype| tensor("7", datatype, &[2, 2], json!([6, 7, 8, 6]));
     for (one, two) in [
         (zero("UINT64", json!([5, u64::MAX])), seven("UINT64")),
         (zero("INT64", json!([5, -1])), seven("INT64")),
         (zero("BYTES", json!(["5", "18446744073709551615"])), seven("UINT32")),
-        (made("0", "UINT64", &[2, 1], json!([5, u64::MAX])), seven("INT32")),
+        (tensor("0", "UINT64", &[2, 1], json!([5, u64::MAX])), seven("INT32")),
     ] {
         assert_eq!(slots(&[two.clone(), one.clone()]).unwrap(), expected);
         assert_eq!(slots(&[one, two]).unwrap(), expected);
@@ -212,45 +212,46 @@ fn signs_of_slots_come_in_all_shapes_and_whole_numbers() {
 }
 
 #[test]
-fn slots_with_a_number_of_values_of_their_own_have_lengths() {
+fn slots_with_different_numbers_of_values_have_lengths() {
     let parser = slots_parser();
     let expected = plain(&parser, json!([{"7": [6, 7, 8]}, {"0": 1}, {"7": 9}]));
-    let lengths = |datatype| made("7.lengths", datatype, &[3], json!([3, 0, 1]));
-    let zero = [made("0", "UINT64", &[1], json!([1])), made("0.lengths", "INT32", &[3, 1], json!([0, 1, 0]))];
+    let lengths = |datatype| tensor("7.lengths", datatype, &[3], json!([3, 0, 1]));
+    let zero = [tensor("0", "UINT64", &[1], json!([1])), tensor("0.lengths", "INT32", &[3, 1], json!([0, 1, 0]))];
     for (values, lengths) in [("UINT64", "INT32"), ("INT32", "INT64"), ("INT64", "INT64")] {
-        let seven = [made("7", values, &[4], json!([6, 7, 8, 9])), self::lengths_of("7", lengths)];
+        let seven = [tensor("7", values, &[4], json!([6, 7, 8, 9])), self::lengths_of("7", lengths)];
         assert_eq!(slots(&[zero.clone(), seven].concat()).unwrap(), expected);
     }
-    let refused = |values: i64, lengths: Made| {
+    let refused = |values: i64, lengths: TestTensor| {
         let elements = json!((0..values).collect::<Vec<_>>());
-        slots(&[made("7", "UINT64", &[values], elements), lengths]).unwrap_err()
+        slots(&[tensor("7", "UINT64", &[values], elements), lengths]).unwrap_err()
     };
-    let sum = "input `7.lengths`: expected a sum of 5, the values of the slot, got 4";
+    let sum = "input `7.lengths`: expected a sum of 5, the number of values of the slot, got 4";
     assert_eq!(refused(5, lengths("INT32")), sum);
-    let negative = made("7.lengths", "INT64", &[2], json!([-1, 2]));
-    assert_eq!(refused(1, negative), "input `7.lengths`: got the length -1");
-    let huge = made("7.lengths", "INT64", &[2], json!([i64::MAX, i64::MAX]));
+    let negative = tensor("7.lengths", "INT64", &[2], json!([-1, 2]));
+    assert_eq!(refused(1, negative), "input `7.lengths`: expected lengths of at least 0, got -1");
+    let huge = tensor("7.lengths", "INT64", &[2], json!([i64::MAX, i64::MAX]));
     assert!(refused(1, huge).starts_with("input `7.lengths`: expected a sum of 1"));
     let alone = slots(&[lengths("INT32")]).unwrap_err();
     assert_eq!(alone, "input `7.lengths`: expected the values of slot `7` too, got none");
-    let wide = slots(&[made("7", "UINT64", &[2, 2], json!([1, 2, 3, 4])), lengths("INT32")]).unwrap_err();
-    assert_eq!(wide, "input `7`: shape: expected [N], as `7.lengths` says how many each sample has");
+    let wide = slots(&[tensor("7", "UINT64", &[2, 2], json!([1, 2, 3, 4])), lengths("INT32")]).unwrap_err();
+    assert_eq!(wide, "input `7`: shape: expected [N] together with `7.lengths`, got [2, 2]");
 }
 
-fn lengths_of(slot: &str, datatype: &'static str) -> Made {
-    made(&format!("{slot}.lengths"), datatype, &[3], json!([3, 0, 1]))
+fn lengths_of(slot: &str, datatype: &'static str) -> TestTensor {
+    tensor(&format!("{slot}.lengths"), datatype, &[3], json!([3, 0, 1]))
 }
 
 #[test]
-fn text_numbers_and_all_dense_values_at_once_are_those_of_the_plain_face() {
+fn text_numbers_and_all_dense_values_at_once_give_the_batch_of_named_slots() {
     let parser = criteo_parser();
     let expected = plain(
         &parser,
         json!([{"C1": "68fd1e64", "C26": "x y", "I1": 3, "I2": -0.25}, {"C26": "é", "I1": 0.5, "I2": 7}]),
     );
-    let text = [made("C1", "BYTES", &[2, 1], json!(["68fd1e64", ""])), made("C26", "BYTES", &[2], json!(["x y", "é"]))];
-    let columns = [made("I1", "FP32", &[2], json!([3.0, 0.5])), made("I2", "FP64", &[2, 1], json!([-0.25, 7.0]))];
-    let all = [made("dense", "FP32", &[2, 2], json!([3.0, -0.25, 0.5, 7.0]))];
+    let text =
+        [tensor("C1", "BYTES", &[2, 1], json!(["68fd1e64", ""])), tensor("C26", "BYTES", &[2], json!(["x y", "é"]))];
+    let columns = [tensor("I1", "FP32", &[2], json!([3.0, 0.5])), tensor("I2", "FP64", &[2, 1], json!([-0.25, 7.0]))];
+    let all = [tensor("dense", "FP32", &[2, 2], json!([3.0, -0.25, 0.5, 7.0]))];
     assert_eq!(criteo(&[&text[..], &columns].concat()).unwrap(), expected);
     assert_eq!(criteo(&[&text[..], &all].concat()).unwrap(), expected);
 }
@@ -261,10 +262,10 @@ fn signs_all_at_once_are_the_hashes_of_the_values() {
     let expected = plain(&parser, json!([{"C1": "a", "C26": "b", "I1": 3, "I2": 1}, {"C1": "c", "C26": "d", "I1": 9}]));
     let sign = |slot, value: &str| parser.sign(slot, value.as_bytes());
     let signs = json!([sign(0, "a"), sign(1, "b"), sign(0, "c"), sign(1, "d")]);
-    let signs = made("signs", "UINT64", &[2, 2], signs);
-    let both = [signs.clone(), made("dense", "FP32", &[2, 2], json!([3.0, 1.0, 9.0, 0.0]))];
+    let signs = tensor("signs", "UINT64", &[2, 2], signs);
+    let both = [signs.clone(), tensor("dense", "FP32", &[2, 2], json!([3.0, 1.0, 9.0, 0.0]))];
     assert_eq!(criteo(&both).unwrap(), expected);
-    // the bucket of a dense value that nobody gives is not there
+    // A dense value that is not given has no bucket.
     let batch = criteo(&[signs]).unwrap();
     assert_eq!(batch.offsets, [0, 1, 2, 2, 3, 4, 4]);
 }
@@ -284,24 +285,28 @@ fn signs_are_keys_as_the_job_makes_them() {
     ] {
         let parser = parser(&features);
         let expected = plain(&parser, json!([{"a": 12, "b": 13}, {"a": 14, "b": 12}]));
-        let all = made("signs", "UINT64", &[2, 2], json!([12, 13, 14, 12]));
-        let each = [made("a", "INT64", &[2], json!([12, 14])), made("b", "UINT64", &[2], json!([13, 12]))];
-        assert_eq!(request(&[all]).told(&parser).unwrap(), expected, "{features}");
-        assert_eq!(request(&each).told(&parser).unwrap(), expected, "{features}");
-        let several = made("a", "UINT64", &[2, 2], json!([12, 3, 4, 5]));
+        let all = tensor("signs", "UINT64", &[2, 2], json!([12, 13, 14, 12]));
+        let each = [tensor("a", "INT64", &[2], json!([12, 14])), tensor("b", "UINT64", &[2], json!([13, 12]))];
+        assert_eq!(request(&[all]).decode_all(&parser).unwrap(), expected, "{features}");
+        assert_eq!(request(&each).decode_all(&parser).unwrap(), expected, "{features}");
+        let several = tensor("a", "UINT64", &[2, 2], json!([12, 3, 4, 5]));
         let expected = plain(&parser, json!([{"a": [12, 3]}, {"a": [4, 5]}]));
-        assert_eq!(request(&[several]).told(&parser).unwrap(), expected, "{features}");
+        assert_eq!(request(&[several]).decode_all(&parser).unwrap(), expected, "{features}");
     }
     let hashed = parser(
         r#"{"format":"paddlerec","hash":1,"slots":[{"name":"a","pooling":"sum"}],"dense":[],"labels":["click"],
             "modulo":1000,"padding":"12"}"#,
     );
-    // the padding is text, a sign of that number is none
-    let batch = request(&[made("signs", "UINT64", &[2, 1], json!([12, hashed.sign(0, b"x")]))]).told(&hashed).unwrap();
+    // The padding is text here, so a sign with the number 12 is not padding.
+    let batch =
+        request(&[tensor("signs", "UINT64", &[2, 1], json!([12, hashed.sign(0, b"x")]))]).decode_all(&hashed).unwrap();
     assert_eq!(batch.signs, [12, hashed.sign(0, b"x")]);
-    let numbers = made("a", "INT32", &[3], json!([5, 12, 70]));
-    assert_eq!(request(&[numbers]).told(&hashed).unwrap(), plain(&hashed, json!([{"a": 5}, {"a": 12}, {"a": "70"}])));
-    let told = request(&[made("a", "INT64", &[1], json!([-5]))]).told(&hashed).unwrap_err();
+    let numbers = tensor("a", "INT32", &[3], json!([5, 12, 70]));
+    assert_eq!(
+        request(&[numbers]).decode_all(&hashed).unwrap(),
+        plain(&hashed, json!([{"a": 5}, {"a": 12}, {"a": "70"}]))
+    );
+    let told = request(&[tensor("a", "INT64", &[1], json!([-5]))]).decode_all(&hashed).unwrap_err();
     let expected = "a string or a whole number, or a list of them";
     assert_eq!(told, format!("instances[0]: slot `a`: expected {expected}, got the number -5"));
 }
@@ -312,117 +317,120 @@ fn a_slot_called_signs_is_a_slot() {
         r#"{"format":"slots","hash":1,"slots":[{"name":"signs","pooling":"sum"},{"name":"x","pooling":"sum"}],
             "dense":[],"labels":["click"]}"#,
     );
-    let batch = request(&[made("signs", "UINT64", &[1, 3], json!([1, 2, 3]))]).told(&parser).unwrap();
+    let batch = request(&[tensor("signs", "UINT64", &[1, 3], json!([1, 2, 3]))]).decode_all(&parser).unwrap();
     assert_eq!(batch.signs_of(0, 0), [1, 2, 3]);
     assert_eq!(inputs(parser.features()).iter().filter(|input| input.name == "signs").count(), 1);
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn invalid_tensors_are_named() {
     let two = json!([1, 2]);
-    let zero = made("0", "UINT64", &[2], two.clone());
+    let zero = tensor("0", "UINT64", &[2], two.clone());
     for (inputs, told) in [
         (vec![], "inputs: expected at least one, got none"),
         (
-            vec![made("zz", "UINT64", &[2], two.clone())],
-            "input `zz`: unknown, the model's metadata says which there are",
+            vec![tensor("zz", "UINT64", &[2], two.clone())],
+            "input `zz`: unknown, expected an input of the model's metadata",
         ),
-        (vec![zero.clone(), zero.clone()], "input `0`: is given twice"),
+        (vec![zero.clone(), zero.clone()], "input `0`: given twice"),
         (
-            vec![zero.clone(), made("7", "UINT64", &[1], json!([1]))],
-            "input `7`: shape: expected 2 rows, as `0` has, got 1",
+            vec![zero.clone(), tensor("7", "UINT64", &[1], json!([1]))],
+            "input `7`: shape: expected 2 rows as in `0`, got 1",
         ),
-        (vec![made("signs", "UINT64", &[2, 1], two.clone())], "input `signs`: shape: expected [B, 3], got [2, 1]"),
+        (vec![tensor("signs", "UINT64", &[2, 1], two.clone())], "input `signs`: shape: expected [B, 3], got [2, 1]"),
         (
-            vec![zero.clone(), made("signs", "UINT64", &[2, 3], json!([1, 2, 3, 4, 5, 6]))],
-            "input `0`: is given twice, `signs` has it too",
+            vec![zero.clone(), tensor("signs", "UINT64", &[2, 3], json!([1, 2, 3, 4, 5, 6]))],
+            "input `0`: given twice, also in `signs`",
         ),
         (
-            vec![made("0", "FP32", &[2], json!([1.0, 2.0]))],
+            vec![tensor("0", "FP32", &[2], json!([1.0, 2.0]))],
             "input `0`: datatype: expected one of UINT64, INT64, UINT32, INT32, BYTES, got FP32",
         ),
-        (vec![made("0", "UINT64", &[1, 2, 1], two.clone())], "input `0`: shape: expected [B] or [B, K], got [1, 2, 1]"),
-        (vec![made("0", "UINT64", &[], json!([1]))], "input `0`: shape: expected [B] or [B, K], got []"),
-        (vec![made("0", "UINT64", &[-2], two.clone())], "input `0`: shape: expected [B] or [B, K], got [-2]"),
         (
-            vec![made("0", "INT32", &[2], json!([5, -1]))],
+            vec![tensor("0", "UINT64", &[1, 2, 1], two.clone())],
+            "input `0`: shape: expected [B] or [B, K], got [1, 2, 1]",
+        ),
+        (vec![tensor("0", "UINT64", &[], json!([1]))], "input `0`: shape: expected [B] or [B, K], got []"),
+        (vec![tensor("0", "UINT64", &[-2], two.clone())], "input `0`: shape: expected [B] or [B, K], got [-2]"),
+        (
+            vec![tensor("0", "INT32", &[2], json!([5, -1]))],
             "instances[1]: slot `0`: expected a u64, as a number or a string, or a list of them, got the number -1",
         ),
         (
-            vec![made("0", "BYTES", &[2], json!(["5", "x"]))],
+            vec![tensor("0", "BYTES", &[2], json!(["5", "x"]))],
             "instances[1]: slot `0`: expected a u64, as a number or a string, or a list of them, got `x`",
         ),
         (
-            vec![made("0", "UINT64", &[6], json!([1, 2, 3, 4, 5, 6]))],
+            vec![tensor("0", "UINT64", &[6], json!([1, 2, 3, 4, 5, 6]))],
             "expected at most 5 instances in a request, got more",
         ),
-        (vec![made("0", "UINT64", &[i64::MAX, 0], json!([]))], "expected at most 5 instances in a request, got more"),
+        (vec![tensor("0", "UINT64", &[i64::MAX, 0], json!([]))], "expected at most 5 instances in a request, got more"),
     ] {
         assert_eq!(slots(&inputs).unwrap_err(), told);
     }
-    let told = criteo(&[made("C1", "UINT64", &[1], json!([1]))]).unwrap_err();
+    let told = criteo(&[tensor("C1", "UINT64", &[1], json!([1]))]).unwrap_err();
     assert_eq!(told, "input `C1`: datatype: expected BYTES, got UINT64");
-    let told = criteo(&[made("I1", "FP32", &[1, 2], json!([1.0, 2.0]))]).unwrap_err();
+    let told = criteo(&[tensor("I1", "FP32", &[1, 2], json!([1.0, 2.0]))]).unwrap_err();
     assert_eq!(told, "input `I1`: shape: expected [B, 1], got [1, 2]");
-    let told = criteo(&[made("I1", "FP64", &[1], json!([1e300]))]).unwrap_err();
+    let told = criteo(&[tensor("I1", "FP64", &[1], json!([1e300]))]).unwrap_err();
     assert_eq!(told, "instances[0]: dense `I1`: expected a finite number, got inf");
 }
 
 #[test]
-fn sizes_that_lie_are_refused_before_anything_is_read() {
+fn wrong_sizes_are_refused_before_data_is_read() {
     let parser = slots_parser();
     let told = |codec, body: &[u8]| decoded(&parser, codec, body).map(|_| ()).unwrap_err();
     for shape in [vec![3], vec![1], vec![2, 2], vec![i64::MAX], vec![i64::MAX, i64::MAX]] {
-        let lying = request(&[made("0", "UINT64", &shape, json!([1, 2]))]);
-        for (codec, body) in lying.forms() {
+        let wrong = request(&[tensor("0", "UINT64", &shape, json!([1, 2]))]);
+        for (codec, body) in wrong.encodings() {
             let told = told(codec, &body);
             assert!(told.starts_with("input `0`: ") && told.contains(": expected "), "{told}");
         }
     }
-    let (_, body) = request(&[made("0", "UINT64", &[2], json!([1, 2]))]).binary();
+    let (_, body) = request(&[tensor("0", "UINT64", &[2], json!([1, 2]))]).binary();
     let json_bytes = body.len() - 16;
     let codec = |json_bytes| Codec::TensorsJson { json_bytes: Some(json_bytes) };
     let expected = "input `0`: binary_data_size: expected at most 8, got 16";
     assert_eq!(told(codec(json_bytes), &body[..body.len() - 8]), expected);
     let more = [&body[..], b"xyz"].concat();
-    assert_eq!(told(codec(json_bytes), &more), "body: 3 bytes are behind the last tensor");
-    assert_eq!(told(codec(9999), b"{}"), "body: expected 9999 bytes of JSON, got 2 in all");
+    assert_eq!(told(codec(json_bytes), &more), "body: expected no bytes after the last tensor, got 3");
+    assert_eq!(told(codec(9999), b"{}"), "body: expected 9999 bytes of JSON, got 2");
     let none = br#"{"inputs":[{"name":"0","datatype":"UINT64","shape":[2]}]}"#;
     let expected = "input `0`: expected either `data` or the parameter `binary_data_size`";
     assert_eq!(told(Codec::TensorsJson { json_bytes: None }, none), expected);
-    // text whose lengths lie
-    let text = made("0", "BYTES", &[2], json!(["5", "6"]));
-    for (cut, expected) in [(1, "data: ends within element 1"), (6, "data: ends within element 0")] {
+    // Text with wrong lengths.
+    let text = tensor("0", "BYTES", &[2], json!(["5", "6"]));
+    for (num_dropped, expected) in [(1, "data: ends within element 1"), (6, "data: ends within element 0")] {
         let bytes = text.bytes();
-        let body = [field(5, &text.proto(None)), field(7, &bytes[..bytes.len() - cut])].concat();
+        let body = [field(5, &text.proto(None)), field(7, &bytes[..bytes.len() - num_dropped])].concat();
         assert_eq!(told(Codec::TensorsProto, &body), format!("input `0`: {expected}"));
     }
     let body = [field(5, &text.proto(None)), field(7, &[&text.bytes()[..], b"zz"].concat())].concat();
-    assert_eq!(told(Codec::TensorsProto, &body), "input `0`: data: 2 bytes are behind the last element");
+    assert_eq!(told(Codec::TensorsProto, &body), "input `0`: data: expected no bytes after the last element, got 2");
 }
 
 #[test]
-fn messages_that_are_none_are_refused() {
+fn malformed_messages_are_refused() {
     let parser = slots_parser();
     let told = |body: &[u8]| decoded(&parser, Codec::TensorsProto, body).map(|_| ()).unwrap_err();
-    let zero = made("0", "UINT64", &[2], json!([1, 2]));
+    let zero = tensor("0", "UINT64", &[2], json!([1, 2]));
     let expected = "raw_input_contents: expected one for each of 1 inputs, or none, got 2";
     assert_eq!(told(&[field(5, &zero.proto(None)), field(7, b""), field(7, b"")].concat()), expected);
     let both = [field(5, &zero.proto(Some(zero.contents()))), field(7, &zero.bytes())].concat();
     assert_eq!(told(&both), "input `0`: expected `contents` or `raw_input_contents`, got both");
-    let other = made("0", "INT64", &[2], json!([1, 2]));
+    let other = tensor("0", "INT64", &[2], json!([1, 2]));
     let mixed = field(5, &zero.proto(Some(other.contents())));
-    assert_eq!(told(&mixed), "input `0`: contents: expected `uint64_contents`, got others");
+    assert_eq!(told(&mixed), "input `0`: contents: expected only `uint64_contents`, got another field");
     assert_eq!(told(&field(5, &zero.proto(None))), "input `0`: uint64_contents: expected 2 x 1 elements, got 0");
-    assert_eq!(told(&[0x2a, 5, 1]), "message: field of 5 bytes is cut off");
-    assert_eq!(told(&[0x2b]), "message: has a group");
-    assert_eq!(told(&field(3, b"\xff")), "message: has text that is not UTF-8");
+    assert_eq!(told(&[0x2a, 5, 1]), "message: ends within a field of 5 bytes");
+    assert_eq!(told(&[0x2b]), "message: groups are not supported");
+    assert_eq!(told(&field(3, b"\xff")), "message: text is not UTF-8");
     assert_eq!(InferTarget::of(&request(&[zero]).raw().1), Ok(InferTarget { model: "demo", version: "3" }));
     assert!(InferTarget::of(&[0xff; 20]).is_err());
 }
 
 #[test]
-fn elements_of_json_are_flat_or_nested_and_of_their_type() {
+fn elements_in_json_are_flat_or_nested_and_have_the_datatype() {
     let parser = slots_parser();
     let decode = |data: &str, datatype: &str| {
         let input = format!(r#"{{"name":"7","datatype":"{datatype}","shape":[2,2],"data":{data}}}"#);
@@ -455,9 +463,9 @@ fn info(variant: &str) -> VersionInfo {
 }
 
 #[test]
-fn answers_have_the_outputs_that_are_wanted() {
+fn answers_have_the_requested_outputs() {
     let parser = slots_parser();
-    let zero = made("0", "UINT64", &[2], json!([1, 2]));
+    let zero = tensor("0", "UINT64", &[2], json!([1, 2]));
     let scores = [0.25, 0.5, 0.125, 1.0];
     let wanted = |(codec, body): (Codec, Vec<u8>)| decoded(&parser, codec, &body).unwrap().1;
     let all = request(std::slice::from_ref(&zero));
@@ -487,19 +495,19 @@ fn answers_have_the_outputs_that_are_wanted() {
     assert_eq!(answer.raw_output_contents, [[0.5f32, 1.0].map(f32::to_le_bytes).concat()]);
 
     for (outputs, expected) in [
-        (vec!["likes"], "output `likes`: unknown, there is `click`, `buy`"),
-        (vec!["buy", "click", "buy"], "output `buy`: is asked for twice"),
+        (vec!["likes"], "outputs: unknown output `likes`, expected one of `click`, `buy`"),
+        (vec!["buy", "click", "buy"], "outputs: `buy`: given twice"),
     ] {
         let one = Request { outputs, ..all.clone() };
-        for form in [one.json(), one.raw()] {
-            assert_eq!(wanted(form).check(&info("")).unwrap_err().to_string(), expected);
+        for encoded in [one.json(), one.raw()] {
+            assert_eq!(wanted(encoded).check(&info("")).unwrap_err().to_string(), expected);
         }
     }
     assert!(wanted(one.raw()).check(&info("")).is_ok());
 }
 
 #[test]
-fn metadata_lists_what_is_taken() {
+fn metadata_lists_inputs_and_outputs() {
     let told = |inputs: Vec<TensorInfo>| {
         let line = |input: TensorInfo| format!("{} {} {:?}", input.name, input.datatype, input.shape);
         inputs.into_iter().map(line).collect::<Vec<_>>()
@@ -513,7 +521,7 @@ fn metadata_lists_what_is_taken() {
     assert_eq!(told(outputs(&["click".into()])), ["click FP32 [-1]"]);
 }
 
-/// Samples of the criteo parser: text of both slots, and two numbers.
+/// Samples for the criteo parser: text of both slots, and two numbers.
 fn rows() -> impl Strategy<Value = Vec<([String; 2], [f32; 2])>> {
     let row = (["[a-z é]{0,5}", "[a-z]{0,3}"], [-1e6f32..1e6, -10f32..10.0]);
     prop::collection::vec(row, 0..5)
@@ -521,7 +529,7 @@ fn rows() -> impl Strategy<Value = Vec<([String; 2], [f32; 2])>> {
 
 proptest! {
     #[test]
-    fn random_tensors_of_text_and_numbers_are_the_plain_batch(rows in rows()) {
+    fn random_tensors_of_text_and_numbers_give_the_batch_of_named_slots(rows in rows()) {
         let parser = criteo_parser();
         let instances: Vec<Value> = rows.iter().map(|([c1, c26], [i1, i2])| {
             json!({"C1": c1, "C26": c26, "I1": i1, "I2": i2})
@@ -530,16 +538,16 @@ proptest! {
         let text = |at: usize| rows.iter().map(|(text, _)| json!(text[at])).collect::<Vec<_>>();
         let column = |at: usize| rows.iter().map(|(_, dense)| json!(dense[at])).collect::<Vec<_>>();
         let all = rows.iter().flat_map(|(_, dense)| dense.map(|value| json!(value))).collect::<Vec<_>>();
-        let texts = [made("C1", "BYTES", &[num, 1], json!(text(0))), made("C26", "BYTES", &[num], json!(text(1)))];
-        let columns = [made("I1", "FP32", &[num], json!(column(0))), made("I2", "FP32", &[num, 1], json!(column(1)))];
+        let texts = [tensor("C1", "BYTES", &[num, 1], json!(text(0))), tensor("C26", "BYTES", &[num], json!(text(1)))];
+        let columns = [tensor("I1", "FP32", &[num], json!(column(0))), tensor("I2", "FP32", &[num, 1], json!(column(1)))];
         let expected = plain(&parser, json!(instances));
         prop_assert_eq!(&criteo(&[&texts[..], &columns].concat()).unwrap(), &expected);
-        let all = made("dense", "FP32", &[num, 2], json!(all));
+        let all = tensor("dense", "FP32", &[num, 2], json!(all));
         prop_assert_eq!(&criteo(&[&texts[..], &[all]].concat()).unwrap(), &expected);
     }
 
     #[test]
-    fn random_signs_are_the_plain_batch(
+    fn random_signs_give_the_batch_of_named_slots(
         rows in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..4), 0..5),
         ones in prop::collection::vec(any::<u64>(), 5),
     ) {
@@ -549,27 +557,27 @@ proptest! {
         let lengths = rows.iter().map(|row| json!(row.len())).collect::<Vec<_>>();
         let flat = rows.concat();
         let tensors = [
-            made("user", "UINT64", &[num as i64], json!(ones[..num])),
-            made("7", "UINT64", &[flat.len() as i64], json!(flat)),
-            made("7.lengths", "INT32", &[num as i64], json!(lengths)),
+            tensor("user", "UINT64", &[num as i64], json!(ones[..num])),
+            tensor("7", "UINT64", &[flat.len() as i64], json!(flat)),
+            tensor("7.lengths", "INT32", &[num as i64], json!(lengths)),
         ];
         prop_assert_eq!(slots(&tensors).unwrap(), plain(&parser, json!(instances)));
     }
 
     #[test]
-    fn bytes_that_are_changed_or_cut_never_panic(
-        at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<prop::sample::Index>(), form in 0usize..4,
+    fn changed_or_truncated_bytes_never_panic(
+        at in any::<prop::sample::Index>(), byte in any::<u8>(), end in any::<prop::sample::Index>(), encoding in 0usize..4,
     ) {
         let tensors = [
-            made("7", "UINT64", &[2, 2], json!([6, 7, 8, 9])),
-            made("0", "BYTES", &[2], json!(["5", "6"])),
-            made("user", "INT64", &[1], json!([5])),
-            made("user.lengths", "INT32", &[2], json!([0, 1])),
+            tensor("7", "UINT64", &[2, 2], json!([6, 7, 8, 9])),
+            tensor("0", "BYTES", &[2], json!(["5", "6"])),
+            tensor("user", "INT64", &[1], json!([5])),
+            tensor("user.lengths", "INT32", &[2], json!([0, 1])),
         ];
-        let (codec, mut body) = request(&tensors).forms()[form].clone();
+        let (codec, mut body) = request(&tensors).encodings()[encoding].clone();
         let at = at.index(body.len());
         body[at] = byte;
-        body.truncate(cut.index(body.len()) + 1);
+        body.truncate(end.index(body.len()) + 1);
         let _ = decoded(&slots_parser(), codec, &body);
         fuzz_body(&body);
     }
@@ -580,7 +588,7 @@ proptest! {
     }
 }
 
-/// What decoding costs: run by hand in release, with `--ignored --nocapture`.
+/// Measure the cost of decoding: run by hand in release, with `--ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn how_long_128_instances_take() {
@@ -591,11 +599,11 @@ fn how_long_128_instances_take() {
         parser(&format!(r#"{{"format":"{format}","hash":1,"slots":[{slots}],"dense":[{dense}],"labels":["click"]}}"#))
     };
     let sign = |at: u64| json!(at.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    let all = made("signs", "UINT64", &[128, 26], json!((0..128 * 26).map(sign).collect::<Vec<_>>()));
+    let all = tensor("signs", "UINT64", &[128, 26], json!((0..128 * 26).map(sign).collect::<Vec<_>>()));
     let numbers = json!((0..128 * 13).map(|at| json!(f64::from(at % 300))).collect::<Vec<_>>());
-    let numbers = made("dense", "FP32", &[128, 13], numbers);
+    let numbers = tensor("dense", "FP32", &[128, 13], numbers);
     let each = (0..26).map(|slot| {
-        made(&format!("C{}", slot + 1), "UINT64", &[128, 1], json!((0..128).map(sign).collect::<Vec<_>>()))
+        tensor(&format!("C{}", slot + 1), "UINT64", &[128, 1], json!((0..128).map(sign).collect::<Vec<_>>()))
     });
     let (criteo, slots) = (features("criteo", &dense.join(",")), features("slots", ""));
     for (name, parser, request) in [
@@ -603,7 +611,7 @@ fn how_long_128_instances_take() {
         ("signs", &slots, request(&[all])),
         ("26 slots", &slots, request(&each.collect::<Vec<_>>())),
     ] {
-        for (form, (codec, body)) in ["json", "binary", "raw", "typed"].iter().zip(request.forms()) {
+        for (encoding, (codec, body)) in ["json", "binary", "raw", "typed"].iter().zip(request.encodings()) {
             let mut builder = parser.builder(128);
             let mut best = std::time::Duration::MAX;
             for _ in 0..200 {
@@ -612,7 +620,7 @@ fn how_long_128_instances_take() {
                 codec.decode(parser, &body, Limits { max_instances: 1000 }, &mut builder).unwrap();
                 best = best.min(started.elapsed());
             }
-            println!("{name}, {form}: {best:?}");
+            println!("{name}, {encoding}: {best:?}");
         }
     }
 }

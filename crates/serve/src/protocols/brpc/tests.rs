@@ -1,4 +1,4 @@
-//! The protocol over real sockets: frames in, frames out; what stands behind the queue is played by the tests.
+//! bRPC over real sockets: frames in, frames out. The tests replace the workers.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -14,7 +14,7 @@ use crate::protocols::http::testing::{done, echo, install, start};
 use crate::queue::job::Job;
 use crate::server::{DrainOutcome, ServerHandle, ServerOptions, Token};
 
-/// Long enough for a slow machine; nothing waits for it unless it is about to fail.
+/// Long enough for a slow machine; only a failing test waits this long.
 const LONG: Duration = Duration::from_secs(60);
 
 fn connect(server: &ServerHandle) -> TcpStream {
@@ -77,7 +77,7 @@ fn call(server: &ServerHandle, frame: &[u8]) -> Got {
 
 fn assert_closed(stream: &mut TcpStream) {
     let mut rest = Vec::new();
-    // what was not read at the other end makes it a reset
+    // An error is a reset, because the server did not read all bytes.
     let _ = stream.read_to_end(&mut rest);
     assert_eq!(rest, b"");
 }
@@ -90,7 +90,7 @@ fn poll(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A scorer that says when it begins and waits to be let go.
+/// A scorer that reports when it begins and waits for a signal before it answers.
 fn gated() -> (impl FnMut(Job) + Send + 'static, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (begun_in, begun) = mpsc::channel();
     let (go, gate) = mpsc::channel();
@@ -128,7 +128,7 @@ fn calls_of_one_connection_are_answered_by_their_ids() {
     got.sort_by_key(|got| got.id);
     let expected: Vec<Got> = (0..50).map(|id| Got::ok(id, &format!("Paddle(Proto):m{id}"))).collect();
     assert_eq!(got, expected);
-    // a client that has said all still gets its answer
+    // A client that has shut down its side still gets its answer.
     stream.write_all(&infer(-7, "last")).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(read(&mut stream), Got::ok(-7, "Paddle(Proto):last"));
@@ -137,7 +137,7 @@ fn calls_of_one_connection_are_answered_by_their_ids() {
 }
 
 #[test]
-fn a_frame_in_pieces_arrives_whole_and_http_is_there_on_the_same_port() {
+fn a_frame_in_pieces_arrives_whole_and_http_works_on_the_same_port() {
     let server = start(ServerOptions::default());
     install(&server, 3, echo);
     let mut stream = connect(&server);
@@ -147,7 +147,7 @@ fn a_frame_in_pieces_arrives_whole_and_http_is_there_on_the_same_port() {
         std::thread::sleep(Duration::from_millis(2));
     }
     assert_eq!(read(&mut stream), Got::ok(1, "Paddle(Proto):abc"));
-    // begins like `PRPC` and is not
+    // A request of HTTP with the first byte of `PRPC`.
     let mut stream = connect(&server);
     stream.write_all(b"P").unwrap();
     std::thread::sleep(Duration::from_millis(20));
@@ -171,7 +171,7 @@ fn a_later_call_may_be_answered_first() {
 }
 
 #[test]
-fn what_is_no_frame_closes_the_connection_and_nothing_else() {
+fn a_malformed_frame_closes_only_its_connection() {
     let server = start(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
     install(&server, 3, echo);
     for bytes in [
@@ -192,7 +192,7 @@ fn what_is_no_frame_closes_the_connection_and_nothing_else() {
     let long = Got::fault(8, 1003, "body: expected at most 10 bytes, got more");
     assert_eq!(read(&mut stream), long);
     assert_closed(&mut stream);
-    // four gigabytes, of which none comes
+    // A frame that announces 4 GiB and sends none of them.
     let mut head = BytesMut::from(&infer(8, "")[..]);
     head[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
     assert_eq!(call(&server, &head), long);
@@ -200,7 +200,7 @@ fn what_is_no_frame_closes_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn what_is_not_there_and_what_is_wrong_have_their_codes() {
+fn unknown_services_and_failed_calls_have_their_codes() {
     let server = start(ServerOptions::default());
     let none = call(&server, &infer(1, "x"));
     assert_eq!(none, Got::fault(1, 2003, "model `demo`: no version is ready yet"));
@@ -211,7 +211,7 @@ fn what_is_not_there_and_what_is_wrong_have_their_codes() {
     let got = call(&server, &encode(&meta("Nobody", "x", 3), b""));
     assert_eq!((got.id, got.code), (3, 1001));
     assert!(got.text.starts_with("unknown service `Nobody`, expected `baidu.paddle_serving"), "{}", got.text);
-    // what is wrong with the request or the model is in the message
+    // Errors of the request or of the model are in the message.
     for (body, number) in [("bad", -5000), ("many", -5002), ("nan", -5100)] {
         let got = call(&server, &infer(4, body));
         assert_eq!((got.code, err_no_of(&got.message).0), (0, number));
@@ -247,7 +247,7 @@ fn messages_are_compressed_both_ways() {
 }
 
 #[test]
-fn the_token_is_shown_once_a_connection() {
+fn the_token_is_sent_once_per_connection() {
     let server = start(ServerOptions { token: Some(Token("s3cret".into())), ..ServerOptions::default() });
     install(&server, 3, echo);
     let with = |data: &'static [u8], id| {
@@ -282,7 +282,7 @@ fn a_full_queue_and_a_deadline_are_errors_of_the_protocol() {
     begun.recv_timeout(LONG).unwrap();
     stream.write_all(&infer(2, "second")).unwrap();
     let deployment = server.app.registry.deployments().next().unwrap();
-    poll("the queue never got there", || deployment.queue.num_queued() == 1);
+    poll("the queue does not get its request", || deployment.queue.num_queued() == 1);
     stream.write_all(&infer(3, "third")).unwrap();
     assert_eq!(read(&mut stream), Got::fault(3, 2004, "the queue of 1 requests is full (`serve.queue`); retry later"));
     go.send(()).unwrap();
@@ -291,14 +291,14 @@ fn a_full_queue_and_a_deadline_are_errors_of_the_protocol() {
     let mut short = meta("GeneralModelService", "inference", 4);
     short.request.as_mut().unwrap().timeout_ms = 20;
     stream.write_all(&encode(&short, b"fourth")).unwrap();
-    let late = Got::fault(4, 1008, "deadline: not scored within the 20 ms of the request");
+    let late = Got::fault(4, 1008, "deadline: not scored within 20 ms");
     assert_eq!(read(&mut stream), late);
     go.send(()).unwrap();
     assert_eq!(read(&mut stream).id, 2);
 }
 
 #[test]
-fn a_frame_that_does_not_come_is_given_up_and_an_idle_connection_is_not() {
+fn an_incomplete_frame_times_out_but_an_idle_connection_does_not() {
     let timeout = Duration::from_millis(200);
     let server = start(ServerOptions { body_timeout: timeout, header_timeout: timeout, ..ServerOptions::default() });
     install(&server, 3, echo);
@@ -315,7 +315,7 @@ fn a_frame_that_does_not_come_is_given_up_and_an_idle_connection_is_not() {
 }
 
 #[test]
-fn stopping_answers_what_is_under_way_and_closes_what_is_idle() {
+fn stopping_answers_calls_in_flight_and_closes_idle_connections() {
     let server = Arc::new(start(ServerOptions::default()));
     let (work, begun, go) = gated();
     install(&server, 3, work);
@@ -337,9 +337,9 @@ fn stopping_answers_what_is_under_way_and_closes_what_is_idle() {
     assert_eq!(stopping.join().unwrap(), DrainOutcome(true));
 }
 
-/// A client that sends and does not read is not read from: far fewer are begun than it sends.
+/// The server stops reading from a client that does not read its answers, so far fewer calls start than it sends.
 #[test]
-fn a_client_that_takes_no_answers_is_not_asked_for_more() {
+fn a_client_that_reads_no_answers_is_not_read_from() {
     const ANSWER_BYTES: usize = 64 << 10;
     const SENT: i64 = 20_000;
     let timeout = Duration::from_secs(5);
@@ -350,13 +350,13 @@ fn a_client_that_takes_no_answers_is_not_asked_for_more() {
     let mut stream = connect(&server);
     stream.set_write_timeout(Some(LONG)).unwrap();
     let frame = infer(1, &"y".repeat(1000));
-    // ends when the server has given up on it
+    // Ends when the server disconnects.
     let sent = (0..SENT).take_while(|_| stream.write_all(&frame).is_ok()).count();
-    assert!(sent < SENT as usize, "all was read");
+    assert!(sent < SENT as usize, "the server read everything");
     let text = server.app.metrics.encode().unwrap();
     let line = "requests_total{protocol=\"brpc\",code=\"0\"} ";
     let answered: usize = text.split(line).nth(1).unwrap().lines().next().unwrap().parse().unwrap();
-    // what the budget and the buffers of the sockets have room for
+    // The budget and the socket buffers bound the number of answers.
     assert!(answered < 3000, "{answered}");
     assert_eq!(call(&server, &infer(2, "z")).message.len(), ANSWER_BYTES);
 }
@@ -375,7 +375,7 @@ fn every_refusal_has_a_code() {
 }
 
 #[test]
-fn large_messages_share_their_memory() {
+fn large_messages_share_the_memory_limit() {
     let server = start(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
     install(&server, 3, echo);
     let large = "x".repeat(100_000);
@@ -389,7 +389,7 @@ fn large_messages_share_their_memory() {
     let bomb = compress(2, large.clone());
     assert_eq!(call(&server, &encode(&packed, &bomb)).code, i32::from(code::LIMIT));
     assert_eq!(call(&server, &infer(9, "small")), Got::ok(9, "Paddle(Proto):small"));
-    // comes as a whole at once, and its answer would be short
+    // The frame arrives in one piece, and its answer would be short.
     install(&server, 4, |job: Job| {
         let _ = job.answer.send(Ok(done("x".into())));
     });
@@ -397,28 +397,28 @@ fn large_messages_share_their_memory() {
     assert_eq!(call(&server, &infer(11, &large[..30_000])).code, i32::from(code::LIMIT));
     drop(taken);
     assert_eq!(call(&server, &infer(10, &large)).code, 0);
-    poll("memory is given back", || server.app.memory.used_bytes() == 0);
+    poll("memory is not released", || server.app.memory.used_bytes() == 0);
 }
 
 #[test]
-fn messages_count_while_they_come_and_while_they_are_scored() {
+fn messages_count_while_they_arrive_and_while_they_are_scored() {
     let server = start(ServerOptions::default());
     let (work, begun, go) = gated();
     install(&server, 3, work);
     let frame = infer(7, &"x".repeat(100_000));
     let mut stream = connect(&server);
     stream.write_all(&frame[..frame.len() - 1]).unwrap();
-    poll("what has come counts", || server.app.memory.used_bytes() == frame.len() - 1);
+    poll("arrived bytes do not count", || server.app.memory.used_bytes() == frame.len() - 1);
     stream.write_all(&frame[frame.len() - 1..]).unwrap();
     begun.recv_timeout(LONG).unwrap();
     assert!((100_000..frame.len() + 100_000).contains(&server.app.memory.used_bytes()));
     go.send(()).unwrap();
     assert_eq!(read(&mut stream).code, 0);
-    poll("memory is given back", || server.app.memory.used_bytes() == 0);
+    poll("memory is not released", || server.app.memory.used_bytes() == 0);
 }
 
 #[test]
-fn who_has_not_shown_the_token_gets_no_memory() {
+fn unauthenticated_clients_get_no_memory() {
     let server = start(ServerOptions { token: Some(Token("s3cret".into())), ..ServerOptions::default() });
     let frame = infer(7, &"x".repeat(100_000));
     let mut stream = connect(&server);

@@ -1,4 +1,4 @@
-//! gRPC through the front: frames in, frames and codes out; what stands behind the queue is played by the tests.
+//! gRPC through the front: frames in, frames and codes out. The tests replace the workers.
 
 use std::io::{self, Read, Write};
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use crate::protocols::http::testing::{echo, install, start};
 use crate::queue::job::Job;
 use crate::server::{ServerHandle, ServerOptions, Token};
 
-/// Long enough for a slow machine; nothing waits for it unless it is about to fail.
+/// Long enough for a slow machine; only a failing test waits this long.
 const LONG: Duration = Duration::from_secs(60);
 
 pub(super) struct Got {
@@ -81,7 +81,7 @@ fn health_is_that_of_the_server_or_of_a_model_and_needs_no_token() {
 }
 
 #[test]
-fn what_is_no_method_or_has_no_token_is_told_in_grpc_and_counted() {
+fn unknown_methods_and_wrong_tokens_are_refused_in_grpc_and_counted() {
     let server = start(ServerOptions { token: Some(Token("s3cret".into())), ..ServerOptions::default() });
     let got = call(&server, "/a.Service/Method", &[("authorization", "Bearer s3cre")], framed(0, b"").into());
     assert_eq!(got.code, 16);
@@ -94,7 +94,7 @@ fn what_is_no_method_or_has_no_token_is_told_in_grpc_and_counted() {
         assert!(text.contains(&line), "{text}");
     }
     assert!(!text.contains("protocol=\"http\""), "{text}");
-    // to what does not speak gRPC the answer does not either, and does not count as if it did
+    // A path that is not for gRPC answers in HTTP, and counts as HTTP.
     let request = Request::post("/v1/models/demo:predict").header("content-type", "application/grpc");
     let request = request.header("authorization", "Bearer s3cret").body(Body::empty()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -107,7 +107,7 @@ fn what_is_no_method_or_has_no_token_is_told_in_grpc_and_counted() {
 }
 
 #[test]
-fn frames_that_are_none_are_refused() {
+fn malformed_frames_are_refused() {
     let server = start(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
     let told = |bytes: Vec<u8>| {
         let got = call(&server, CHECK, &[], bytes.into());
@@ -117,7 +117,7 @@ fn frames_that_are_none_are_refused() {
     assert_eq!(told([framed(0, b""), framed(0, b"")].concat()), (3, "expected one message, got several".into()));
     assert_eq!(told(framed(0, b"0123456789a")).0, 11);
     assert_eq!(told(framed(0, b"\x0a\x05abc")).0, 3);
-    // cut off, a flag that is none, compressed without a word of it
+    // Two truncated frames, an unknown flag, and a compressed message without the header.
     for bytes in [vec![0, 0], vec![0, 0, 0, 0, 5, 1], framed(7, b""), framed(1, b"")] {
         assert_eq!(told(bytes).0, 13);
     }
@@ -128,18 +128,18 @@ fn frames_that_are_none_are_refused() {
 }
 
 #[test]
-fn a_message_that_does_not_come_is_given_up() {
+fn a_message_that_does_not_arrive_times_out() {
     let server = start(ServerOptions { body_timeout: Duration::from_millis(20), ..ServerOptions::default() });
     let never = || Body::new(Never);
     let got = call(&server, CHECK, &[], never());
     assert_eq!((got.code, got.message.as_str()), (4, "message: did not arrive within 0.02 s"));
     let got = call(&server, CHECK, &[("grpc-timeout", "5m")], never());
-    assert_eq!((got.code, got.message.as_str()), (4, "deadline: not scored within the 5 ms of the request"));
+    assert_eq!((got.code, got.message.as_str()), (4, "deadline: not scored within 5 ms"));
     let got = call(&server, CHECK, &[("grpc-timeout", "soon")], never());
     assert_eq!((got.code, got.message.contains("grpc-timeout: expected")), (3, true));
 }
 
-/// A body that never comes.
+/// A body that never arrives.
 struct Never;
 
 impl hyper::body::Body for Never {
@@ -166,7 +166,7 @@ fn named(name: &str, version: &str) -> ModelRequest {
 }
 
 #[test]
-fn the_inference_service_tells_of_the_server_and_its_models() {
+fn the_inference_service_describes_the_server_and_its_models() {
     let server = start(ServerOptions::default());
     let nothing = RepositoryIndexRequest::default();
     let is =
@@ -199,7 +199,7 @@ fn the_inference_service_tells_of_the_server_and_its_models() {
 }
 
 #[test]
-fn a_message_reaches_the_scorer_and_its_answer_says_who_gave_it() {
+fn a_message_reaches_the_scorer_and_its_answer_names_the_version() {
     let server = start(ServerOptions::default());
     install(&server, 3, echo);
     let message = named("demo", "3").encode_to_vec();
@@ -219,7 +219,7 @@ fn a_message_reaches_the_scorer_and_its_answer_says_who_gave_it() {
         (inflated, got.body.len()),
         (answer, 5 + u32::from_be_bytes(got.body[1..5].try_into().unwrap()) as usize)
     );
-    // not compressed, where it might be
+    // The header allows compression; this message is plain.
     assert_eq!(infer(&both, framed(0, &message)).code, 0);
     let told = |name: &str, version: &str| {
         let got = infer(&[], framed(0, &named(name, version).encode_to_vec()));
@@ -232,14 +232,14 @@ fn a_message_reaches_the_scorer_and_its_answer_says_who_gave_it() {
 }
 
 #[test]
-fn a_call_waits_as_long_as_it_says() {
+fn a_call_waits_until_its_deadline() {
     let server = start(ServerOptions::default());
     let (kept, keeps) = mpsc::channel();
-    // answers nothing, and does not let the request drop either
+    // Keep the requests unanswered.
     install(&server, 3, move |job: Job| kept.send(job).unwrap());
     let body = framed(0, &named("demo", "").encode_to_vec());
     let got = call(&server, &method("ModelInfer"), &[("grpc-timeout", "20m")], body.into());
-    assert_eq!((got.code, got.message.as_str()), (4, "deadline: not scored within the 20 ms of the request"));
+    assert_eq!((got.code, got.message.as_str()), (4, "deadline: not scored within 20 ms"));
     drop(keeps);
 }
 
@@ -271,18 +271,18 @@ fn every_refusal_has_a_code() {
 }
 
 #[test]
-fn large_messages_share_their_memory() {
+fn large_messages_share_the_memory_limit() {
     let server = start(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
     let (kept, keeps) = mpsc::channel();
     install(&server, 3, move |job: Job| kept.send(job).unwrap());
-    // field 15, which nobody knows
+    // Field 15 does not exist and is ignored.
     let message = [&named("demo", "").encode_to_vec()[..], &[0x7a, 0xa0, 0x8d, 0x06], &[7; 100_000]].concat();
     let infer = |flag: u8, message: &[u8], headers: &[(&str, &str)]| {
         call(&server, &method("ModelInfer"), headers, framed(flag, message).into())
     };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| infer(0, &message, &[]));
-        // while it waits for its score
+        // The first request holds its memory while it waits for its score.
         let job: Job = keeps.recv_timeout(LONG).unwrap();
         assert_eq!(server.app.memory.used_bytes(), framed(0, &message).len());
         let got = infer(0, &message, &[]);
@@ -296,7 +296,7 @@ fn large_messages_share_their_memory() {
 }
 
 #[test]
-fn what_has_come_of_a_message_counts_and_that_of_a_probe_is_short() {
+fn arrived_bytes_of_a_message_count_and_probes_must_be_short() {
     let body_timeout = Duration::from_millis(500);
     let server = start(ServerOptions { body_timeout, ..ServerOptions::default() });
     let half = || Body::new(Half(Some(vec![0; 100_000].into())));
@@ -322,7 +322,7 @@ fn gzip(message: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A body of which nothing comes behind its first piece.
+/// A body that stops after its first piece.
 struct Half(Option<Bytes>);
 
 impl hyper::body::Body for Half {

@@ -52,8 +52,8 @@ impl Front {
         response
     }
 
-    /// Answer a request, predictions with a plain path without the router: its search, its strings and its boxed futures
-    /// cost a request of one instance as much as its rows.
+    /// Answer a request. Predictions with a plain path skip the router: for a request of one instance, its search, strings
+    /// and boxed futures cost as much as the lookup of the rows.
     async fn dispatch(&self, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         let (app, headers, path) = (&*self.app, &parts.headers, parts.uri.path());

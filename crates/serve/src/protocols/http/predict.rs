@@ -1,4 +1,4 @@
-//! What all predictions over HTTP share: the headers of requests and answers, and the way from a body to a response.
+//! The common part of all predictions over HTTP: headers of requests and answers, and the way from a body to a response.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::server::registry::Choice;
 const KEY: HeaderName = HeaderName::from_static("elasticrec-key");
 /// In a request, the variant to use; in an answer, the variant that was used.
 const VARIANT: HeaderName = HeaderName::from_static("elasticrec-variant");
-/// The version that gave an answer.
+/// The version that scored a request.
 const VERSION: HeaderName = HeaderName::from_static("elasticrec-version");
 /// The time limit of a request in milliseconds.
 const TIMEOUT: HeaderName = HeaderName::from_static("elasticrec-timeout-ms");

@@ -1,4 +1,4 @@
-//! A server whose scorers are played by the tests of every protocol.
+//! A server whose workers are replaced, for the tests of every protocol.
 
 use std::sync::Arc;
 

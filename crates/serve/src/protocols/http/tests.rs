@@ -1,4 +1,4 @@
-//! The codec alone, over real sockets: what stands behind the queue is played by the tests.
+//! HTTP over real sockets. The tests replace the workers.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use crate::queue::job::{Job, Prediction, Timing};
 use crate::server::registry::ModelPlan;
 use crate::server::{DrainOutcome, Server, ServerHandle, ServerOptions, Token};
 
-/// Long enough for a slow machine; nothing waits for it unless it is about to fail.
+/// Long enough for a slow machine; only a failing test waits this long.
 const LONG: Duration = Duration::from_secs(60);
 
 struct Response {
@@ -26,7 +26,7 @@ fn connect(server: &ServerHandle) -> TcpStream {
     stream
 }
 
-/// Reads until the server closes.
+/// Read the answer until the server closes the connection.
 fn read_to_close(mut stream: TcpStream) -> Response {
     let mut text = Vec::new();
     stream.read_to_end(&mut text).unwrap();
@@ -53,7 +53,7 @@ fn get(server: &ServerHandle, path: &str) -> Response {
 }
 
 #[test]
-fn healthy_with_the_socket_ready_with_the_model() {
+fn a_server_is_healthy_at_once_and_ready_with_a_version() {
     let server = start(ServerOptions::default());
     assert_eq!(get(&server, "/health").status, 200);
     let response = get(&server, "/ready");
@@ -127,7 +127,7 @@ fn every_refusal_has_its_code_and_one_line() {
 }
 
 #[test]
-fn a_chunked_body_is_cut_at_the_limit() {
+fn a_chunked_body_beyond_the_limit_is_refused() {
     let server = start(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
     install(&server, 3, echo);
     let mut stream = connect(&server);
@@ -160,7 +160,7 @@ fn the_token_guards_all_but_health_and_readiness() {
     let with = |value: &str| send(&server, &format!("{PREDICT}\r\nauthorization: {value}"), "x");
     let wrong_values =
         ["Bearer s3cre", "Bearer s3cretx", "Bearer S3cret", "Bearer", "s3cret", "Bearer ", "Basic s3cret"];
-    // the token right behind as many bytes as `Bearer ` has
+    // The token after seven other bytes than `Bearer `.
     let wrong_schemes = ["Digest s3cret", "Basic!!s3cret", "Bearer:s3cret"];
     for wrong in wrong_values.into_iter().chain(wrong_schemes) {
         let response = with(wrong);
@@ -173,7 +173,7 @@ fn the_token_guards_all_but_health_and_readiness() {
     assert!(!format!("{:?}", server.app.options).contains("s3cret"));
 }
 
-/// A scorer that says when it begins and waits to be let go.
+/// A scorer that reports when it begins and waits for a signal before it answers.
 fn gated() -> (impl FnMut(Job) + Send + 'static, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (begun_in, begun) = mpsc::channel();
     let (go, gate) = mpsc::channel();
@@ -185,7 +185,7 @@ fn gated() -> (impl FnMut(Job) + Send + 'static, mpsc::Receiver<()>, mpsc::Sende
     (work, begun, go)
 }
 
-/// Sends a prediction and leaves its answer for later.
+/// Send a prediction without reading its answer.
 fn begin_predict(server: &ServerHandle, body: &str) -> TcpStream {
     let mut stream = connect(server);
     let length = body.len();
@@ -202,7 +202,7 @@ fn poll(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 fn wait_for_queue(server: &ServerHandle, num_queued: usize) {
-    poll("the queue never got there", || {
+    poll("the queue does not get its requests", || {
         server.app.registry.deployments().next().unwrap().queue.num_queued() == num_queued
     });
 }
@@ -227,7 +227,7 @@ fn a_full_queue_is_429_at_once() {
 }
 
 #[test]
-fn a_switch_of_versions_leaves_requests_with_the_one_they_began_with() {
+fn a_switch_of_versions_leaves_requests_with_the_version_they_started_with() {
     let server = start(ServerOptions::default());
     let (work, begun, go) = gated();
     install(&server, 3, work);
@@ -245,7 +245,7 @@ fn a_switch_of_versions_leaves_requests_with_the_one_they_began_with() {
 }
 
 #[test]
-fn stopping_finishes_what_was_begun_and_takes_nothing_new() {
+fn stopping_finishes_accepted_requests_and_accepts_no_new_ones() {
     let server = Arc::new(start(ServerOptions::default()));
     let (work, begun, go) = gated();
     install(&server, 3, work);
@@ -270,7 +270,7 @@ fn stopping_finishes_what_was_begun_and_takes_nothing_new() {
 }
 
 #[test]
-fn stopping_is_over_at_the_deadline() {
+fn stopping_ends_at_the_deadline() {
     let server = start(ServerOptions::default());
     let (work, begun, go) = gated();
     install(&server, 3, work);
@@ -281,7 +281,7 @@ fn stopping_is_over_at_the_deadline() {
 }
 
 #[test]
-fn an_answer_says_its_version_and_on_request_where_its_time_went() {
+fn an_answer_has_its_version_and_on_request_its_timing() {
     let server = start(ServerOptions::default());
     install(&server, 3, echo);
     let head = predict(&server, "x").head;
@@ -291,7 +291,7 @@ fn an_answer_says_its_version_and_on_request_where_its_time_went() {
 }
 
 #[test]
-fn a_request_waits_as_long_as_it_says() {
+fn a_request_waits_until_its_deadline() {
     let server = start(ServerOptions::default());
     let (work, begun, go) = gated();
     install(&server, 3, work);
@@ -299,19 +299,19 @@ fn a_request_waits_as_long_as_it_says() {
     begun.recv_timeout(LONG).unwrap();
     let response = send(&server, &format!("{PREDICT}\r\nelasticrec-timeout-ms: 20"), "x");
     assert_eq!(response.status, 504);
-    assert_eq!(response.body, r#"{"error":"deadline: not scored within the 20 ms of the request"}"#);
+    assert_eq!(response.body, r#"{"error":"deadline: not scored within 20 ms"}"#);
     for wrong in ["0", "x", "-1", "99999999999"] {
         let response = send(&server, &format!("{PREDICT}\r\nelasticrec-timeout-ms: {wrong}"), "x");
         assert_eq!(response.status, 400);
         assert!(response.body.contains("elasticrec-timeout-ms: expected milliseconds from 1 to 3600000"));
     }
-    // of the one that nobody waits for the scorer is told nothing
+    // Let the scorer end, so that the server can stop.
     drop(go);
     drop(stuck);
 }
 
 #[test]
-fn slow_clients_are_let_go_and_hold_nobody_up() {
+fn slow_clients_are_disconnected_and_do_not_block_others() {
     let options = ServerOptions {
         queue: 1,
         header_timeout: Duration::from_secs(3),
@@ -334,7 +334,7 @@ fn slow_clients_are_let_go_and_hold_nobody_up() {
         assert_eq!((response.status, response.body.as_str()), (408, r#"{"error":"body: did not arrive within 3 s"}"#));
     }
     for mut stream in slow_heads {
-        // closed, with or without a 408 before it
+        // The connection is closed, with or without a 408 before.
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
     }
@@ -351,8 +351,8 @@ fn connections_beyond_the_limit_wait_their_turn() {
     assert_eq!(read_to_close(second).body, "Text:second");
 }
 
-/// With one place for connections: who comes next is answered only after the one before was let go.
-fn next_one_is_answered(hold: impl Fn(&ServerHandle) -> TcpStream) {
+/// Check that a server with a limit of one connection closes the connection of `hold` and answers the next client.
+fn check_next_client_is_answered(hold: impl Fn(&ServerHandle) -> TcpStream) {
     let timeout = Duration::from_millis(300);
     let server = start(ServerOptions {
         max_connections: 1,
@@ -367,9 +367,9 @@ fn next_one_is_answered(hold: impl Fn(&ServerHandle) -> TcpStream) {
 }
 
 #[test]
-fn a_connection_that_only_begins_is_let_go() {
+fn a_connection_that_sends_only_its_start_is_closed() {
     for beginning in ["", "P", "PR", "PRI", "PRI * HTTP/2.0\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "PO", "PUT / H"] {
-        next_one_is_answered(|server| {
+        check_next_client_is_answered(|server| {
             let mut stream = connect(server);
             stream.write_all(beginning.as_bytes()).unwrap();
             stream
@@ -378,11 +378,11 @@ fn a_connection_that_only_begins_is_let_go() {
 }
 
 #[test]
-fn a_client_that_never_reads_its_answers_is_let_go() {
-    next_one_is_answered(|server| {
+fn a_client_that_never_reads_its_answers_is_disconnected() {
+    check_next_client_is_answered(|server| {
         let mut stream = connect(server);
         stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
-        // until nothing more is taken: the answers fill what there is of buffers
+        // Send until the server reads no more, because the answers fill all buffers.
         let requests = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100);
         while stream.write_all(requests.as_bytes()).is_ok() {}
         stream
@@ -420,7 +420,7 @@ fn bytes_that_are_not_http_are_answered_or_closed() {
     for bytes in [
         &b"\x16\x03\x01\x02\x00"[..],
         b"GET / HTTP/9\r\n\r\n",
-        // HTTP/2 that begins well, and a frame that is none
+        // The preface of HTTP/2, then an invalid frame.
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff",
         b"POST /v1/models/demo:predict HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
     ] {
@@ -441,7 +441,7 @@ fn an_address_in_use_is_named() {
     assert!(error.starts_with(&format!("serve: {}: Address already in use", server.addr())), "{error}");
 }
 
-/// A body as gzip or, with a head of zlib, deflate.
+/// Compress a body as gzip or, with a zlib header, deflate.
 fn compressed(encoding: &str, body: &str) -> Vec<u8> {
     let level = flate2::Compression::fast();
     if encoding == "gzip" {
@@ -485,7 +485,7 @@ fn compressed_bodies_are_inflated_within_the_limit() {
 }
 
 #[test]
-fn long_answers_go_as_gzip_to_those_who_ask() {
+fn long_answers_are_gzipped_for_clients_that_accept_it() {
     let server = start(ServerOptions::default());
     install(&server, 3, echo);
     let ask = |accept: &str, body: &str| {
@@ -522,7 +522,7 @@ fn the_open_inference_protocol_has_its_paths() {
     };
     let told = |response: Response| (response.status, response.body);
     let not_ready = r#"{"error":"model `demo`: no version is ready yet"}"#;
-    // probes have no token
+    // Probes need no token.
     assert_eq!(told(get(&server, "/v2/health/live")), (200, r#"{"live":true}"#.into()));
     assert_eq!(told(get(&server, "/v2/health/ready")), (503, not_ready.into()));
     assert_eq!(get(&server, "/v2/models/demo/ready").status, 401);
@@ -568,7 +568,7 @@ fn the_open_inference_protocol_has_its_paths() {
 }
 
 #[test]
-fn bytes_behind_json_are_told_in_the_head() {
+fn a_header_has_the_length_of_json_before_binary_data() {
     let server = start(ServerOptions::default());
     install(&server, 3, |job: Job| {
         let reply = Reply { body: "{}abcd".into(), json_bytes: Some(2) };
@@ -581,7 +581,7 @@ fn bytes_behind_json_are_told_in_the_head() {
 }
 
 #[test]
-fn large_bodies_share_their_memory() {
+fn large_bodies_share_the_memory_limit() {
     let server = start(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
     let (work, begun, go) = gated();
     install(&server, 3, work);
@@ -594,7 +594,7 @@ fn large_bodies_share_their_memory() {
         let response = send_compressed(&server, encoding, &compressed(encoding, &large));
         assert_eq!((response.status, response.body.as_str()), (429, told));
     }
-    // refused while it comes: what follows is not read, so that the connection may be reset behind the answer
+    // Refused while it arrives: the rest is not read, so the connection may be reset after the answer.
     let mut start = [0; 12];
     begin_predict(&server, &large).read_exact(&mut start).unwrap();
     assert_eq!(&start, b"HTTP/1.1 429");
@@ -603,13 +603,13 @@ fn large_bodies_share_their_memory() {
     (0..2).for_each(|_| go.send(()).unwrap());
     assert_eq!(read_to_close(first).body.len(), "Text:".len() + large.len());
     assert_eq!(read_to_close(small).body, "Text:small");
-    poll("memory is given back", || server.app.memory.used_bytes() == 0);
+    poll("memory is not released", || server.app.memory.used_bytes() == 0);
     go.send(()).unwrap();
     assert_eq!(predict(&server, &large).status, 200);
 }
 
 #[test]
-fn a_path_that_is_no_text_is_refused_in_json() {
+fn a_path_that_is_not_utf8_is_refused_in_json() {
     let server = start(ServerOptions::default());
     install(&server, 3, echo);
     for path in ["/v1/models/%ff", "/v2/models/%ff/ready", "/v2/models/%ff"] {
@@ -618,7 +618,7 @@ fn a_path_that_is_no_text_is_refused_in_json() {
     }
     let post = |path: &str| send(&server, &format!("POST {path} HTTP/1.1\r\ncontent-type: text/plain"), "a b");
     assert_eq!(post("/v1/models/%ff:predict").status, 400);
-    // what is written in another way than usual means the same
+    // A percent-encoded letter means the same.
     assert_eq!(post("/v1/models/d%65mo:predict").body, predict(&server, "a b").body);
     assert_eq!(post("/v2/models/d%65mo/infer").body, post("/v2/models/demo/infer").body);
 }

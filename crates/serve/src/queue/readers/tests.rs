@@ -1,4 +1,4 @@
-//! The pool against processes that the tests play: in order, dead, silent, and talking nonsense.
+//! Reader processes simulated by the tests: working, dead, silent, and with invalid answers.
 
 use std::io::{Read as _, Write as _};
 use std::thread::JoinHandle;
@@ -8,13 +8,13 @@ use elasticrec_sample::{Batch, BatchBuilder};
 use super::*;
 use crate::codecs::parsed::encode;
 
-/// Long enough for a slow machine; nothing waits for it unless it is about to fail.
+/// Long enough for a slow machine; only a failing test waits this long.
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(100);
-const TERMS: ReaderLimits =
+const LIMITS: ReaderLimits =
     ReaderLimits { shape: Shape { num_slots: 1, num_dense: 0 }, limits: Limits { max_instances: 4 }, queue: 2 };
 
-/// A process: what it answers to each request, until it has none left and ends.
+/// Add a process that answers each request with `answer`, and ends when that returns None.
 fn process(
     readers: &Readers,
     mut answer: impl FnMut(&str) -> Option<Vec<u8>> + Send + 'static,
@@ -37,7 +37,7 @@ fn frame(status: u8, body: &[u8]) -> Vec<u8> {
     [&[status][..], &(body.len() as u32).to_le_bytes(), body].concat()
 }
 
-/// A sample for each line, whose sign is the line.
+/// Return a batch with a sample for each line; its sign is the number on the line.
 fn batch_of_lines(text: &str) -> Batch {
     let mut builder = BatchBuilder::new(1, 0, 1, 0);
     for line in text.lines() {
@@ -48,7 +48,7 @@ fn batch_of_lines(text: &str) -> Batch {
     builder.finish()
 }
 
-fn in_order(text: &str) -> Option<Vec<u8>> {
+fn correct_answer(text: &str) -> Option<Vec<u8>> {
     Some(frame(BATCH, &encode(&batch_of_lines(text))))
 }
 
@@ -58,18 +58,15 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 }
 
 async fn read(readers: &Arc<Readers>, text: &str) -> Result<Bytes, Refusal> {
-    readers.read(&Bytes::from(text.to_owned()), TERMS, None).await.map(|read| read.body)
+    readers.read(&Bytes::from(text.to_owned()), LIMITS, None).await.map(|read| read.body)
 }
 
 #[test]
 fn lines_become_a_batch_and_a_refusal_names_its_line() {
     let readers = Arc::new(Readers::new(LONG));
-    process(
-        &readers,
-        |text| {
-            if text == "x\n" { Some(frame(REFUSED, b"line 1: no\nnumber \xff")) } else { in_order(text) }
-        },
-    );
+    process(&readers, |text| {
+        if text == "x\n" { Some(frame(REFUSED, b"line 1: no\nnumber \xff")) } else { correct_answer(text) }
+    });
     run(async {
         assert_eq!(read(&readers, "7\n8\n").await.unwrap(), encode(&batch_of_lines("7\n8\n")));
         let refused = Refusal::Bad("line 1: no number \u{fffd}".into());
@@ -82,7 +79,7 @@ fn lines_become_a_batch_and_a_refusal_names_its_line() {
 }
 
 #[test]
-fn nonsense_ends_its_process_and_nobody_gets_it() {
+fn an_invalid_answer_ends_its_process_and_is_not_returned() {
     let one = encode(&batch_of_lines("1"));
     let wrong: [(Vec<u8>, &str); 6] = [
         (vec![9, 0, 0, 0, 0], "status: expected 0 or 1, got 9"),
@@ -98,23 +95,23 @@ fn nonsense_ends_its_process_and_nobody_gets_it() {
         let told = run(read(&readers, "1\n")).unwrap_err();
         assert_eq!(told, Refusal::Internal(format!("reader: invalid answer of the reader process: {what}")));
         assert_eq!((readers.num_alive(), readers.lost(), readers.lost()), (0, vec![id], vec![]));
-        // its socket is closed, which ends it
+        // The process ends, because its socket is closed.
         thread.join().unwrap();
     }
 }
 
 #[test]
-fn one_that_dies_costs_no_answer_two_do() {
+fn a_request_survives_one_dead_process_but_not_two() {
     let readers = Arc::new(Readers::new(LONG));
-    process(&readers, in_order);
+    process(&readers, correct_answer);
     let (bad, _) = process(&readers, |_| None);
     run(async {
         assert_eq!(read(&readers, "7").await.unwrap(), encode(&batch_of_lines("7")));
         assert_eq!(readers.lost(), [bad]);
-        // one that spoke before it was asked is not asked at all
+        // A process that has sent bytes unasked gets no request.
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let loud = readers.add(ours).unwrap();
-        theirs.write_all(&in_order("9").unwrap()).unwrap();
+        theirs.write_all(&correct_answer("9").unwrap()).unwrap();
         assert_eq!(read(&readers, "8").await.unwrap(), encode(&batch_of_lines("8")));
         assert_eq!(readers.lost(), [loud]);
     });
@@ -130,22 +127,22 @@ fn one_that_dies_costs_no_answer_two_do() {
 }
 
 #[test]
-fn half_an_answer_is_none() {
+fn an_incomplete_answer_is_not_returned() {
     let readers = Arc::new(Readers::new(LONG));
-    process(&readers, in_order);
+    process(&readers, correct_answer);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let cut = readers.add(ours).unwrap();
+    let incomplete = readers.add(ours).unwrap();
     let thread = std::thread::spawn(move || {
         theirs.read_exact(&mut [0; 5]).unwrap();
         theirs.write_all(&[BATCH, 9, 0, 0, 0, 1]).unwrap();
     });
     assert_eq!(run(read(&readers, "7")).unwrap(), encode(&batch_of_lines("7")));
-    assert_eq!(readers.lost(), [cut]);
+    assert_eq!(readers.lost(), [incomplete]);
     thread.join().unwrap();
 }
 
 #[test]
-fn one_that_hangs_is_given_up_in_time_and_none_at_all_is_said() {
+fn a_process_that_hangs_is_given_up_and_without_processes_requests_are_refused() {
     let readers = Arc::new(Readers::new(SHORT));
     let (ours, theirs) = UnixStream::pair().unwrap();
     let id = readers.add(ours).unwrap();
@@ -157,31 +154,31 @@ fn one_that_hangs_is_given_up_in_time_and_none_at_all_is_said() {
         assert!(
             matches!(read(&readers, "7").await.unwrap_err(), Refusal::Unavailable(what) if what.starts_with("reader: "))
         );
-        // one that comes while a request waits answers it
-        let (late, _) = tokio::join!(read(&readers, "7"), async { process(&readers, in_order) });
+        // A process that is added while a request waits answers it.
+        let (late, _) = tokio::join!(read(&readers, "7"), async { process(&readers, correct_answer) });
         assert_eq!(late.unwrap(), encode(&batch_of_lines("7")));
     });
     drop(theirs);
 }
 
 #[test]
-fn a_deadline_ends_the_wait_and_a_full_line_refuses_at_once() {
+fn a_deadline_ends_the_wait_and_a_full_queue_refuses_at_once() {
     let readers = Arc::new(Readers::new(LONG));
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let (id, _) = process(&readers, move |text| {
         wait.recv().unwrap();
-        in_order(text)
+        correct_answer(text)
     });
     run(async {
         let soon = || Some(Deadline::within(SHORT));
         let text = Bytes::from_static(b"1");
-        // the first is in the process, two wait, the fourth may not
-        let ask = || readers.read(&text, TERMS, soon());
+        // The first request is in the process, two wait, and the fourth is refused.
+        let ask = || readers.read(&text, LIMITS, soon());
         let (a, b, c, d) = tokio::join!(ask(), ask(), ask(), ask());
         let late = Refusal::DeadlineExceeded { after_ms: SHORT.as_millis() };
         assert_eq!([a, b, c].map(|one| one.unwrap_err()), [late.clone(), late.clone(), late]);
         assert_eq!(d.unwrap_err(), Refusal::QueueFull { queue: 2 });
-        // what the process answers to the first is not the answer of the next
+        // The late answer to the first request is not returned for the next one.
         go.send(()).unwrap();
         go.send(()).unwrap();
         assert_eq!(read(&readers, "2").await.unwrap(), encode(&batch_of_lines("2")));

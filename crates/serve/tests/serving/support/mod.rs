@@ -1,4 +1,4 @@
-//! Model directories for the tests, and the runtime that serves them.
+//! Version directories for the tests, and the path of ONNX Runtime.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 mod onnx;
 
-/// The ONNX Runtime library: `ORT_LIB`, or the one of the repository's virtual environment.
+/// Return the path of the ONNX Runtime library: `ORT_LIB`, or the library in the repository's virtual environment.
 pub fn ort_library() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("ORT_LIB") {
         return Some(path.into());
@@ -31,13 +31,13 @@ pub fn ort_library() -> Option<PathBuf> {
 
 pub const NUM_PARTITIONS: u32 = 4;
 
-/// A model in the making: a perceptron over pooled rows and dense values.
+/// The content of a version: a perceptron over pooled rows and dense values.
 pub struct TestModel {
     pub version: u64,
     pub features: Value,
     pub columns: Vec<Column>,
     pub rows: BTreeMap<u64, Vec<f32>>,
-    /// DeploymentOptions of the layers' outputs, the last being the number of labels.
+    /// Sizes of the layers' outputs; the last is the number of labels.
     pub layers: Vec<usize>,
     /// Weights and biases of all layers in a row.
     pub dense: Vec<f32>,
@@ -79,7 +79,7 @@ impl TestModel {
         self.columns.iter().map(|column| column.width as usize).sum()
     }
 
-    /// Writes the version's directory.
+    /// Write the directory of the version.
     pub fn write(&self, dir: &Path) {
         std::fs::create_dir_all(dir.join("cube")).unwrap();
         let count = |key: &str| self.features[key].as_array().unwrap().len();
@@ -114,7 +114,7 @@ impl TestModel {
         writer.finish().unwrap();
     }
 
-    /// Writes the directory of a delta on `parent`: the rows in which the two differ, and the dense weights.
+    /// Write the directory of a delta on `parent`: the rows that differ, and the dense weights.
     pub fn write_delta(&self, dir: &Path, base: u64, parent: &TestModel) {
         std::fs::create_dir_all(dir.join("cube")).unwrap();
         let dense: Vec<u8> = self.dense.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -144,7 +144,7 @@ impl TestModel {
         write_manifest(dir, manifest);
     }
 
-    /// The scores of one sample, computed the slow way: for models of one layer.
+    /// Compute the scores of one sample in a simple, slow way, for models of one layer.
     pub fn expected(&self, slots: &[(&str, &[u64])], dense: &[f32]) -> Vec<f32> {
         let mut input = Vec::new();
         for slot in self.features["slots"].as_array().unwrap() {
@@ -167,10 +167,10 @@ impl TestModel {
     }
 }
 
-/// Writes the manifest with the sizes and sums of the files that are there.
+/// Write the manifest, with the sizes and checksums of the existing files.
 pub fn write_manifest(dir: &Path, mut manifest: Value) {
     for name in ["graph.onnx", "dense.bin", "cube/part-00000"] {
-        // a delta has no graph
+        // A delta has no graph.
         let Ok(bytes) = std::fs::read(dir.join(name)) else { continue };
         let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         manifest["files"][name] = json!({"bytes": bytes.len(), "sha256": sha256});
@@ -181,7 +181,7 @@ pub fn write_manifest(dir: &Path, mut manifest: Value) {
     std::fs::write(dir.join("manifest.json"), bytes).unwrap();
 }
 
-/// Changes a value of the manifest, the sums staying right.
+/// Change a value of the manifest and update its checksums.
 pub fn edit_manifest(dir: &Path, pointer: &str, value: Value) {
     let mut manifest: Value = serde_json::from_slice(&std::fs::read(dir.join("manifest.json")).unwrap()).unwrap();
     *manifest.pointer_mut(pointer).unwrap() = value;

@@ -44,7 +44,7 @@ fn node(op: &str, inputs: &[&str], output: &str, attribute: Option<(&str, u64)>)
     }
 }
 
-/// A float tensor, its first dimension left open.
+/// A float tensor whose first dimension is open.
 fn value(name: &str, dims: &[usize]) -> Message {
     let batch = Message::default().message(1, Message::default().text(2, "batch"));
     let shape = dims.iter().fold(batch, |shape, &dim| shape.message(1, Message::default().int(1, dim as u64)));
