@@ -1,4 +1,4 @@
-"""`elasticrec audit`: counts a run again from its data files, with code that shares nothing with training.
+"""`elasticrec audit`: counts a run again from its data files, with its own code for parsing and hashing.
 
 - `commands`, `audit`: the command, and the comparison of the expected counts with the newest checkpoint
 - `units`, `hours`: the recorded units and passes of a run, and whether they cover the data
@@ -7,5 +7,5 @@
 - `values`, `signs`: texts to numbers, times and signs
 - `counts`, `expected_rows`: show and click of each sign, after decay and eviction
 - `checkpoint`, `part`: reads the checkpoint and its part files
-- `overflow`: partitions that were full
+- `overflow`: compares partitions that were full
 """

@@ -46,17 +46,17 @@ class Audit:
         """Return the report: one line if nothing differs and everything is certain."""
         shown = self.problems[:_SHOWN]
         if len(self.problems) > len(shown):
-            shown.append(f"and {len(self.problems) - len(shown):,} more of this kind")
+            shown.append(f"and {len(self.problems) - len(shown):,} more problems")
         shown += self.rows
         num_rows = self.missing + self.extra + self.wrong
         if num_rows > len(self.rows):
-            shown.append(f"and {num_rows - len(self.rows):,} rows more")
+            shown.append(f"and {num_rows - len(self.rows):,} more rows")
         return [*shown, *self.notes, self._summary()]
 
     def _summary(self) -> str:
         result = "nothing differs"
         if self.differs:
-            result = f"{self.missing:,} rows missing, {self.extra:,} rows too many, {self.wrong:,} wrong counts"
+            result = f"{self.missing:,} missing rows, {self.extra:,} extra rows, {self.wrong:,} wrong counts"
             result += f", {len(self.problems):,} other differences" if self.problems else ""
         return (
             f"audited {self.path}: {self.num_units:,} units, {self.num_passes:,} pass{'es' * (self.num_passes != 1)}, "
@@ -78,7 +78,7 @@ def audit_run(run: Run) -> Audit:
         end += len(one.units)
     first = next((path for one in files for path in one), None)
     if first is None:
-        raise ModelError(f"{checkpoint.path}: expected at least one pass over some file, got none")
+        raise ModelError(f"{checkpoint.path}: expected a pass over at least one file, got none")
     counter = FileCounter(with_names(job, first))
     expected, num_samples = _recount(job, checkpoint, list(zip(passes, times, strict=True)), counter)
     for one in passes:
@@ -96,7 +96,7 @@ def audit_run(run: Run) -> Audit:
     if checkpoint.start is not None:
         notes.append(f"the counts include those of {checkpoint.start}")
     if any(dense.record["watermark"] < end for dense in checkpoint.slices or []):
-        notes.append(f"{checkpoint.path}: is not from the end of a pass: audit a run after it has ended")
+        notes.append(f"{checkpoint.path}: not from the end of a pass; audit the run after it has ended")
     audit = Audit(run.path, end, len(passes), num_samples, len(expected), problems, notes)
     overflow = Overflow(checkpoint.overflow, job.sparse)
     got = checkpoint.rows
@@ -111,7 +111,7 @@ def audit_run(run: Run) -> Audit:
 
 
 def _without_lost(checkpoint: CheckpointContent, passes: list[PassUnits]) -> list[PassUnits]:
-    """Return the passes without files that were lost before anything was read from them."""
+    """Return the passes without the files that were lost before any of their samples was read."""
     missing = {entry["unit"]: entry for entry in checkpoint.missing}
     result = []
     for one in passes:
@@ -144,7 +144,7 @@ def _schedule(
 def _recount(
     job: Job, checkpoint: CheckpointContent, passes: list[tuple[PassUnits, PassTime]], counter: FileCounter
 ) -> tuple[Counts, int]:
-    """Return the rows and the number of samples that the files of all passes add up to."""
+    """Return the expected rows and number of samples after all passes over their files."""
     start = Counts.none()
     if checkpoint.start is not None:
         start, problems = read_table(checkpoint.start_parts, job.sparse.partitions)
@@ -183,9 +183,9 @@ def _compare_shards(checkpoint: CheckpointContent, passes: list[PassUnits], num_
         whole = {"watermark": end, "complete": [], "open": {}, "boundaries": len(passes)}
         if record != whole:
             problems.append(
-                f"partition {dense.partition}: expected units up to {end} complete, none open and the ends of "
-                f"{len(passes)} passes, got units up to {record['watermark']}, {len(record['complete'])} after them, "
-                f"{len(record['open'])} open and {record['boundaries']} ends"
+                f"partition {dense.partition}: expected all units below {end} complete, no others and {len(passes)} "
+                f"ended passes, got all units below {record['watermark']} complete, {len(record['complete'])} "
+                f"complete and {len(record['open'])} open units from there on, and {record['boundaries']} ended passes"
             )
     return problems
 

@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run, of one process or of shards."""
+"""The newest checkpoint of a run, in one process or with parameter servers."""
 
 import json
 from collections.abc import Iterable
@@ -40,9 +40,9 @@ class CheckpointContent:
     start_parts: list[Path] = field(default_factory=list)
     """The part files with the rows of `start`."""
     slices: list[DenseSlice] | None = None
-    """Dense slices of a run with shards."""
+    """Dense slices of a run with parameter servers."""
     passes: list[dict[str, Any]] | None = None
-    """Passes in the manifest of a run with shards."""
+    """Passes in the manifest of a run with parameter servers."""
     decisions: HourDecisions | None = None
     """Decisions of a run over hours."""
     missing: list[dict[str, Any]] = field(default_factory=list)
@@ -71,7 +71,7 @@ def _of_one_process(path: Path, job: Job) -> CheckpointContent:
     verify_files(path, manifest)
     progress = manifest["progress"]
     num_passes = max(progress["epoch"], progress["upkept"])
-    # The table may be at the end of an epoch whose evaluation did not finish.
+    # Decay and eviction may have ended the epoch for the table although its evaluation did not finish.
     is_whole = not progress["open"] or progress["upkept"] > progress["epoch"]
     if not is_whole or num_passes == 0:
         raise ModelError(

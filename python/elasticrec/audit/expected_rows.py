@@ -30,7 +30,7 @@ class ExpectedRows:
         seen = np.zeros(len(total), np.int64)
         seen[np.searchsorted(total.signs, self.counts.signs)] = self.seen
         at = np.searchsorted(total.signs, counts.signs)
-        # A late hour does not set rows back.
+        # A late hour does not make a row look older.
         seen[at] = np.maximum(seen[at], time.seen)
         shows, clicks = np.minimum(total.shows, _MAX_COUNT), np.minimum(total.clicks, _MAX_COUNT)
         if not time.ends:

@@ -1,4 +1,4 @@
-"""The passes of a run over hours: whether each hour is trained as the job says, and days end where they should."""
+"""The passes of a run over hours: checks that hours are trained as the job says, and that days end correctly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class PassTime:
 
 
 def epochs(num_passes: int) -> list[PassTime]:
-    """Return the times of passes over the same files, each with an end."""
+    """Return the times of passes over the same files; each pass ends with decay and eviction."""
     return [PassTime(min(number, MAX_SEEN), True) for number in range(num_passes)]
 
 
@@ -66,8 +66,8 @@ class _HourChecker:
             time = self._add_hour(f"{where}: hour {entry['hour']}", hour, entry["why"], over)
         if (entry["day"], entry["ends_day"]) != (time.seen, time.ends):
             self.problems.append(
-                f"{where}: expected day {time.seen}, {'ended' if time.ends else 'not ended'} by it, got day "
-                f"{entry['day']}, {'ended' if entry['ends_day'] else 'not ended'}"
+                f"{where}: expected day {time.seen}, which the pass {_ends(time.ends)}, "
+                f"got day {entry['day']}, which it {_ends(entry['ends_day'])}"
             )
         return time
 
@@ -87,7 +87,7 @@ class _HourChecker:
                 self._next = self._after(self._next)
             if missing != over or self._next != hour:
                 text = ", ".join(one.strftime(_FORM) for one in missing) or "none"
-                self.problems.append(f"{where}: expected {text} to be given up before it, each once and in order")
+                self.problems.append(f"{where}: expected these hours to be given up before it, in order: {text}")
             if self._day is not None and self._day < day and self._ended != self._day:
                 self.problems.append(f"{where}: expected the end of day {self._number(self._day)} before it")
             self._passed_over.update(over)
@@ -112,6 +112,10 @@ class _HourChecker:
         while hour.replace(tzinfo=self._zone).astimezone(UTC).astimezone(self._zone).replace(tzinfo=None) != hour:
             hour += _HOUR
         return hour
+
+
+def _ends(ends_day: bool) -> str:
+    return "ends" if ends_day else "does not end"
 
 
 def check_hours(job: Job, decisions: HourDecisions) -> tuple[list[PassTime], list[str]]:

@@ -80,7 +80,7 @@ class SlotTextFormat(PlainLines):
         return show, click, items
 
     def count(self, lines: list[bytes]) -> Counts | None:
-        """Count many lines at once, many times faster than `parse`; None if they need `parse`.
+        """Count many lines together, much faster than with `parse`; return None if `parse` must decide.
 
         Tokens of lines with equal show and click are counted as texts and parsed once.
         """
@@ -96,7 +96,7 @@ class SlotTextFormat(PlainLines):
             for (show, click), some in tails.items():
                 if not (show.isdigit() and click.isdigit()):
                     return None
-                # Check show and click as in a line without signs.
+                # Check show and click by parsing a line without signs.
                 self.parse(show + b" " + click)
                 tokens = Counter(b" ".join(some).translate(_TABS).split(b" "))
                 tokens.pop(b"", None)

@@ -1,4 +1,4 @@
-"""Full partitions: the counts that they report as lost are compared with the counts that are missing."""
+"""Full partitions: compares the counts that they report as lost with the counts that are missing."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,10 @@ _SHOWN = 5
 
 
 class Overflow:
-    """Compares full partitions: counts may not be too high, and missing counts are checked while no row is removed."""
+    """Compares full partitions: no count may be too high, and missing counts must equal the reported losses.
+
+    Losses are not checked if rows decay or are evicted.
+    """
 
     def __init__(self, partitions: dict[int, dict[str, int]], sparse: Sparse) -> None:
         self.partitions = partitions
@@ -51,8 +54,8 @@ class Overflow:
             difference = (missing[0][0] - missing[1][0], missing[0][1] - missing[1][1])
             if difference != (lost["shows"], lost["clicks"]):
                 self.problems.append(
-                    f"partition {partition}: was full: expected lost shows and clicks "
-                    f"{(lost['shows'], lost['clicks'])}, got {difference}"
+                    f"partition {partition} was full: expected {lost['shows']} lost shows and {lost['clicks']} lost "
+                    f"clicks, got {difference[0]} and {difference[1]}"
                 )
 
     def note(self) -> str:

@@ -120,7 +120,7 @@ class ParquetCounter:
         return signs, rows
 
     def _taken(self, path: Path, table: pa.Table, first: int) -> Mask:
-        """Return which rows the train/eval split leaves for training."""
+        """Return a mask of the rows that the train/eval split leaves for training."""
         if self._select is None:
             return np.ones(len(table), np.bool_)
         kind, value, _ = self._select

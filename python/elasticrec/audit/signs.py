@@ -1,4 +1,4 @@
-"""Values of slots and dense columns to signs, by docs/formats/features.md."""
+"""Conversion of values of slots and dense columns to signs, as in docs/formats/features.md."""
 
 import math
 from collections.abc import Callable
@@ -16,14 +16,14 @@ Item = Any
 Items = tuple[Item, ...]
 
 NOTHING: Items = ()
-# Texts that a cache keeps.
+# Maximum number of texts in a cache.
 _MAX_CACHED = 2**16
 # Relative error between two implementations of the logarithm.
 _LAST_BIT = 2.0**-22
 
 
 class ItemCache(dict[bytes, Items]):
-    """The items of texts, computed once; the cache is emptied when it is full."""
+    """A cache of the items of texts; it is emptied when it is full."""
 
     def __init__(self, find: Callable[[bytes], Items]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The recorded units of a run: whether they cover all of the data, each byte once per pass."""
+"""The recorded units of a run: checks that each pass covers all data, each byte once."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class PassUnits:
         return tuple(sorted({unit.path for unit in self.units} - self.lost))
 
     def without(self, lost: set[Path]) -> "PassUnits":
-        """Return the pass without lost files that nothing was trained from."""
+        """Return the pass without lost files, of which nothing was trained."""
         return replace(self, lost=lost & set(self.files))
 
     def check_files(self) -> None:
@@ -52,7 +52,7 @@ class PassUnits:
                 )
 
     def problems(self, first_id: int, expected: list[Path], format: str) -> list[str]:
-        """Return bytes that are in no unit or in two, files without units, and ids out of order."""
+        """Return an error for bytes in no unit or in two, files without units, unexpected files and wrong ids."""
         found = []
         if [unit.id for unit in self.units] != list(range(first_id, first_id + len(self.units))):
             found.append(f"pass {self.number}: expected units {first_id} to {first_id + len(self.units) - 1} in order")

@@ -1,4 +1,4 @@
-"""Texts and values of the data as numbers and times, by the rules of docs/guide/data.md."""
+"""Conversion of texts and values of the data to numbers and times, as in docs/guide/data.md."""
 
 import ctypes
 import math

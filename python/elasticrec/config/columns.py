@@ -1,4 +1,4 @@
-"""What a sample consists of: slots, dense columns, and the columns of a table that hold them."""
+"""The parts of a sample: slots, dense columns, and the columns of a CSV or Parquet file that hold them."""
 
 import re
 from collections.abc import Iterable
@@ -73,7 +73,7 @@ class Slot(Section):
 
 
 class Buckets(Section):
-    """Dense column and step size of a bucket slot."""
+    """Dense column of a bucket slot, and the number of buckets per 1.0 of its normalised value."""
 
     dense: str
     steps: int
@@ -91,7 +91,7 @@ class DenseColumn(Section):
     name: Word = Field(description="Name of the column.")
     normalize: Literal["log", "none", "minmax"] | None = Field(
         default=None,
-        description="`log`: sign(x) · log(1 + |x|); `minmax`: `min`..`max` to 0..1; `none`: unchanged. Default: "
+        description="`log`: sign(x) · log(1 + |x|); `minmax`: maps `min`..`max` to 0..1; `none`: unchanged. Default: "
         "`none` for `paddlerec`, `log` for other formats.",
     )
     min: float | None = Field(default=None, description="Value that `minmax` maps to 0.")
@@ -100,8 +100,8 @@ class DenseColumn(Section):
         default=None,
         ge=0,
         le=65535,
-        description="Buckets for each 1.0 of the normalised value. Adds a slot NAME.bucket whose sign is the number "
-        "of the bucket; 0 adds no slot. Default: `data.buckets`.",
+        description="Number of buckets per 1.0 of the normalised value. Adds a slot NAME.bucket whose sign is the "
+        "number of the bucket; 0 adds no slot. Default: `data.buckets`.",
     )
     count: int | None = Field(
         default=None,
@@ -184,7 +184,7 @@ class Columns(Section):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         if not self.header and not self.names:
-            raise problem("`header: false` needs the column `names`")
+            raise problem("`header: false` needs `names`")
         if not self.delimiter.isascii() or self.delimiter in '"\r\n':
             raise problem(f"delimiter: expected one ASCII character, got `{self.delimiter!r}`")
         check_unique(self.names, "column")
@@ -212,7 +212,7 @@ def check_unique(names: Iterable[str], kind: str) -> None:
 
 
 def check_sharing(slots: tuple[Slot, ...]) -> None:
-    """Raise an error for slots that share rows with a missing or sharing slot, and for too many cells."""
+    """Check that shared slots exist and do not share rows themselves, and that there are not too many cells."""
     own = {slot.name: slot.share is None for slot in slots}
     for slot in slots:
         if slot.share is not None and not own.get(slot.share):

@@ -52,7 +52,7 @@ CRITEO_SLOTS = tuple(f"C{i}" for i in range(1, 27))
 CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
 
 # Formats whose columns are described by `data.columns`.
-TABLES = ("csv", "parquet")
+COLUMN_FORMATS = ("csv", "parquet")
 
 Select = tuple[Literal["ratio", "time"], float, bool]
 
@@ -154,8 +154,8 @@ class Data(Section):
         default=0,
         ge=0,
         le=65535,
-        description="Buckets of dense columns that do not set their own, see `dense[].buckets`. 6 suits counts with "
-        "`log`.",
+        description="Buckets of dense columns that do not set their own, see `dense[].buckets`. For counts with `log`, "
+        "start with 6.",
     )
     dense: DenseColumns = Field(
         default=(),
@@ -232,9 +232,9 @@ class Data(Section):
     @classmethod
     def _check_columns(cls, value: Columns | None, info: ValidationInfo) -> Columns | None:
         format = info.data.get("format")
-        if format in TABLES and value is None:
+        if format in COLUMN_FORMATS and value is None:
             raise problem(f"format `{format}` needs `columns`, such as `{{labels: click, sparse: [user, item]}}`")
-        if value is not None and format is not None and format not in TABLES:
+        if value is not None and format is not None and format not in COLUMN_FORMATS:
             raise problem(f"belongs to formats `csv` and `parquet`, not `{format}`")
         return value
 
@@ -252,7 +252,7 @@ class Data(Section):
         format = info.data.get("format")
         if info.field_name == "dense":
             return CRITEO_DENSE if format == "criteo" else ()
-        # An invalid format or invalid columns are reported separately, so any slots will do here.
+        # An invalid format or invalid columns are reported separately; any slots avoid a second error here.
         is_known = info.data.keys() >= {"format", "columns"}
         return () if is_known and format != "criteo" else CRITEO_SLOTS
 
@@ -273,7 +273,7 @@ class Data(Section):
         _check_names([slot.name for slot in slots], "slot", info, CRITEO_SLOTS)
         check_unique([slot.column or slot.name for slot in slots], "slot")
         check_sharing(slots)
-        if info.data.get("format") not in TABLES and any(slot.separator for slot in slots):
+        if info.data.get("format") not in COLUMN_FORMATS and any(slot.separator for slot in slots):
             raise problem("`separator` belongs to formats `csv` and `parquet`")
         return slots
 
@@ -298,8 +298,8 @@ class Data(Section):
 
         def complete(column: DenseColumn, name: str) -> DenseColumn:
             given = buckets if column.buckets is None else column.buckets
-            settled = {"name": name, "count": None, "normalize": column.normalize or default, "buckets": given}
-            return column.model_copy(update=settled)
+            changes = {"name": name, "count": None, "normalize": column.normalize or default, "buckets": given}
+            return column.model_copy(update=changes)
 
         columns = tuple(
             complete(column, name)

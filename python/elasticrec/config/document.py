@@ -18,14 +18,14 @@ _FLOAT = re.compile(
 _RESOLVERS: list[tuple[str, re.Pattern[str], list[str]]] = [
     ("null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
     ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
-    # A leading zero makes text: it is the name of a slot, or a mistake that a message should show as written.
+    # A number with a leading zero stays text: it may be the name of a slot, and messages show it as written.
     ("int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789")),
     ("float", _FLOAT, list("-+0123456789.")),
 ]
 _PATTERNS = {kind: pattern for kind, pattern, _ in _RESOLVERS}
-# Python refuses to convert longer integers; no key accepts a number near that.
+# Python refuses to convert integers of several thousand digits; no key needs that many.
 _MAX_DIGITS = 1000
-# Aliases of aliases can describe more values than there is memory for.
+# Nested aliases can expand to more values than fit in memory.
 _MAX_NODES = 1_000_000
 
 
@@ -79,12 +79,12 @@ def parse(text: str, source: str) -> Any:
         problem = f"{source}{line}: not valid YAML: {_without_values(what)}"
     except RecursionError:
         problem = f"{source}: nested too deeply"
-    # Raised here, not in the handlers, so that no error with the text in it becomes the context of this one.
+    # Raised outside the handlers: their errors hold the text, and must not become the context of this one.
     raise ConfigError(problem)
 
 
 def _without_values(text: str) -> str:
-    """Remove aliases and tags, which may be a secret; keep the kinds and characters that PyYAML quotes."""
+    """Remove quoted aliases and tags, which may be a secret; keep quoted token names and single characters."""
     return re.sub(r"\s*'(?!<[a-z ]+>'|\\.')[^']{2,}'", "", text)
 
 

@@ -107,14 +107,14 @@ def _parse_bytes(value: Any) -> Any:
 
 
 def _show_bytes(value: int) -> int | str:
-    """Return the size in its largest exact unit, such as `16MiB`."""
+    """Return the size with the largest suffix that is exact, such as `16MiB`."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if value > 0 and value % _UNITS[unit] == 0:
             return f"{value // _UNITS[unit]}{unit}"
     return value
 
 
-# Sizes of buffers: the lower bound of one page catches a forgotten unit (`16` for 16 MiB).
+# Sizes of buffers: the lower bound of one page catches a forgotten suffix (`16` for 16 MiB).
 _ByteCount = Annotated[int, Field(ge=4096, le=2**50)]
 Bytes = Annotated[
     _ByteCount,
@@ -135,7 +135,7 @@ def parse_seconds(value: Any) -> Any:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-# Durations: a number is seconds, as the `_s` in the names of their keys says.
+# Durations: a plain number means seconds, as the suffix `_s` of the keys says.
 _SecondCount = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Seconds = Annotated[
     _SecondCount,

@@ -9,7 +9,7 @@ from elasticrec.config.job import Job
 
 
 def decisive(job: Job) -> dict[str, Any]:
-    """Return every key that determines the parameters, dotted, with its value.
+    """Return the dotted keys that determine the parameters, with their values.
 
     Keys that may change before a resume are left out: epochs, threads, checkpoints, evaluation and metrics, serving.
     """
@@ -48,7 +48,10 @@ def decisive(job: Job) -> dict[str, Any]:
 
 
 def meaning(job: Job) -> dict[str, Any]:
-    """Return every key that determines what parameters mean, regardless of the training data; checkpoints store it."""
+    """Return the keys of `decisive` that determine what parameters mean: all except training data and method.
+
+    Checkpoints store them.
+    """
     learned_from = (
         "data.train",
         "data.eval",
@@ -67,7 +70,7 @@ def meaning(job: Job) -> dict[str, Any]:
 
 
 def structure(job: Job) -> dict[str, Any]:
-    """Return every key that a warm start needs unchanged: `meaning` without optimizer, decay and eviction settings."""
+    """Return the keys that a warm start needs unchanged: `meaning` without optimizer, decay and eviction settings."""
 
     def is_setting(key: str) -> bool:
         if key.startswith(("sparse.decay.", "sparse.evict.")):
@@ -78,13 +81,13 @@ def structure(job: Job) -> dict[str, Any]:
 
 
 def fingerprint(job: Job) -> str:
-    """SHA-256 of `decisive`, in hexadecimal."""
+    """Return the SHA-256 of `decisive` in hexadecimal."""
     text = json.dumps(decisive(job), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(a: Job, b: Job) -> list[str]:
-    """Return the sorted keys whose values make the parameters of two jobs differ; empty if one may resume the other."""
+    """Return the sorted keys of `decisive` in which two jobs differ; empty if one may resume the other."""
     left, right = decisive(a), decisive(b)
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 

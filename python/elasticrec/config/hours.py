@@ -59,7 +59,7 @@ class Hours(Section):
         description="First hour, such as `2026-01-01T00`, `20260101/00` or 2026010100: directory `20260101/00` below "
         "`data.train`."
     )
-    end: _Hour | None = Field(default=None, description="Last hour; null to wait for new hours without end.")
+    end: _Hour | None = Field(default=None, description="Last hour; null to keep waiting for new hours.")
     done: str = Field(
         default="_SUCCESS",
         min_length=1,
@@ -69,7 +69,8 @@ class Hours(Section):
     poll_s: Seconds = Field(default=10.0, description="Seconds between two checks for the next hour.")
     late_s: Seconds = Field(
         default=3600.0,
-        description="Seconds that a complete hour waits for an earlier incomplete one before it is trained first.",
+        description="Seconds to wait for an incomplete hour once a later hour is complete; then the later hour is "
+        "trained first.",
     )
     late: Literal["skip", "train"] = Field(
         default="skip",
@@ -152,7 +153,7 @@ class Hours(Section):
         return min(max(days, 0), MAX_SEEN)
 
     def ends_day(self, hour: datetime) -> bool:
-        """Whether it is the last hour of a day."""
+        """Whether this hour is the last of its day."""
         return self._date(self.after(hour)) != self._date(hour)
 
     def _date(self, hour: datetime) -> date:

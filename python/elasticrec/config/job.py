@@ -17,7 +17,7 @@ from elasticrec.config.sparse import Sparse
 from elasticrec.config.train import Train
 from elasticrec.errors import ConfigError
 
-# Version of hash(slot name, value); a served version records which one produced its rows.
+# Number of the function hash(slot name, value). Manifests record it, so that serving hashes as training did.
 HASH_VERSION = 1
 
 
@@ -27,7 +27,7 @@ _OWN_MODEL = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
 
 
 def _check_kind(value: str, info: ValidationInfo) -> str:
-    """Return the name of a built-in model unchanged, and the path of a user's model made absolute."""
+    """Return the name of a built-in model, or the file (as an absolute path) and class of a user's model."""
     if value in MODELS:
         return value
     match = _OWN_MODEL.fullmatch(value)
@@ -51,7 +51,7 @@ class Model(Section):
     dim: int = Field(default=9, ge=1, le=1024, description="Length of the embedding vector of a sign.")
     hidden: _Widths = Field(
         default=(400, 400, 400),
-        description="Widths of the hidden layers, first to last; for `mmoe`, those of the tower of each label.",
+        description="Widths of the hidden layers, first to last; for `mmoe`, of each label's tower.",
     )
     cross_layers: int = Field(default=3, ge=1, le=64, description="`dcn_v2`: number of cross layers.")
     experts: int = Field(default=4, ge=1, le=256, description="`mmoe`: number of experts that the labels share.")
@@ -119,7 +119,7 @@ class Job(Section):
     train: Train = Field(default=Train(), description="The training.")
     publish: Publish = Field(default=Publish(), validate_default=True, description="Publishing of versions.")
     cube: Cube = Field(default=Cube(), description="The online store.")
-    serve: Serve = Field(default=Serve(), description="The inference server.")
+    serve: Serve = Field(default=Serve(), description="The prediction server.")
 
     _source: str = PrivateAttr(default="job")
     _model_source: bytes | None = PrivateAttr(default=None)

@@ -62,7 +62,7 @@ def describe(error: ErrorDetails) -> str:
 
 
 def keeps_secret(location: Sequence[int | str]) -> bool:
-    """Whether the value at this location may contain a secret; a misspelt key may, too."""
+    """Whether the value at this location may contain a secret; true for unknown keys, which may be misspelt."""
     section: type[Section] | None = Job
     annotation: Any = Job
     for part in location:
@@ -149,7 +149,7 @@ def _got(value: Any, location: Location) -> str:
 
 
 def is_echo(error: ErrorDetails) -> bool:
-    """Whether the error only follows from another one: pydantic counts only the valid items of a list."""
+    """Whether the error follows from another one: pydantic counts only the valid items of a list."""
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 

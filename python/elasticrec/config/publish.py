@@ -160,7 +160,7 @@ class Cube(Section):
     addresses: Addresses = Field(
         default=(),
         description="Addresses of the servers: for each shard its replicas as host:port. Without addresses, a "
-        "version is offered as soon as it is published, and each inference server holds all rows itself.",
+        "version is offered as soon as it is published, and each prediction server holds all rows itself.",
     )
     min_ready: int | None = Field(
         default=None,

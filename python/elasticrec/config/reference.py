@@ -29,7 +29,7 @@ _BOUNDS = {
 }
 # Bounds from here on only prevent overflow and are not shown.
 _LARGE = 10**9
-# Names for kinds of text, by a part of their pattern.
+# Names for kinds of text, by a piece of their pattern.
 _PATTERNS = {"[KMGT]": "a size such as `16MiB`", "ms|s|m": "a duration such as `30m`"}
 
 

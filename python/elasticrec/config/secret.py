@@ -32,7 +32,7 @@ class Secret:
             return
         path = reference.removeprefix(_FILE)
         if path == reference or not path or not path.isprintable():
-            raise ConfigError("a secret is written as `${ENV}` or `file:PATH`, got a literal (not shown)")
+            raise ConfigError("expected a secret as `${ENV}` or `file:PATH`, got a literal (not shown)")
         self._reference = _FILE + str((base or Path.cwd()) / Path(path).expanduser())
 
     @property
@@ -66,7 +66,7 @@ class Secret:
         try:
             return Path(self._reference.removeprefix(_FILE)).read_text("utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            # The error holds the bytes of the file, so it must not become the context of this one.
+            # The error holds the bytes of the file, so it must not become the context of the ConfigError.
             problem = "not UTF-8 text"
         except OSError as error:
             problem = (error.strerror or type(error).__name__).lower()

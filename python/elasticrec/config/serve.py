@@ -13,10 +13,10 @@ _Model = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class ServedVariant(Section):
-    """One of several versions or models that share the requests of a model."""
+    """One of several models or versions that share the requests for one name."""
 
     name: Word = Field(description="Name of the variant in responses.")
-    model: _Model = Field(description="Model to serve, in the form of `elasticrec serve`, such as `models/ctr:17`.")
+    model: _Model = Field(description="Model to serve, as for `elasticrec serve`, such as `models/ctr:17`.")
     weight: float = Field(
         default=1.0,
         ge=0,
@@ -26,7 +26,7 @@ class ServedVariant(Section):
 
 
 class ServedModel(Section):
-    """A model to serve; plain text stands for its `model`."""
+    """A model to serve. Plain text is short for a mapping with this `model`."""
 
     # Filled from the model's own name when it is served.
     name: Name | None = Field(
@@ -34,7 +34,7 @@ class ServedModel(Section):
     )
     model: _Model | None = Field(
         default=None,
-        description="Model to serve, in the form of `elasticrec serve`: a directory, a URL, `models/ctr:17`.",
+        description="Model to serve, as for `elasticrec serve`: a directory, a URL or `models/ctr:17`.",
     )
     variants: Annotated[tuple[ServedVariant, ...], Field(strict=False)] = Field(
         default=(), description="Instead of `model`: several variants that share the requests by weight."
@@ -66,12 +66,12 @@ _Served = Annotated[ServedModel, BeforeValidator(_of_text, json_schema_input_typ
 
 
 class Serve(Section):
-    """The inference server: its models, address and limits."""
+    """The prediction server: its models, address and limits."""
 
     # The order of the fields matters: the check of `host` looks at the fields above it.
     insecure: bool = Field(
         default=False,
-        description="Allow a host that other machines can reach without TLS and without a token.",
+        description="Without TLS or without a token, allow a host that other machines can reach.",
     )
     token: Secret | None = Field(
         default=None, description="Token that requests must carry, as `${ENV}` or `file:PATH`; null for none."
@@ -84,7 +84,7 @@ class Serve(Section):
     )
     rows: Literal["held", "store"] = Field(
         default="held",
-        description="Where rows are looked up: `held` in the memory of this process, or at the `store` of "
+        description="Where rows are looked up: `held`, in the memory of the server, or `store`, in the online store at "
         "`cube.addresses`.",
     )
     on_lost_shard: Literal["error", "zeros"] = Field(
@@ -102,8 +102,8 @@ class Serve(Section):
         default=None,
         ge=1,
         le=4096,
-        description="Batches that are scored at once, for each model; null for one per core, four per core with "
-        "`rows: store`.",
+        description="Batches that are scored at the same time, for each model; null for one per core, four per core "
+        "with `rows: store`.",
     )
     readers: int = Field(
         default=0,
@@ -149,7 +149,7 @@ class Serve(Section):
         default=None,
         ge=1,
         le=3_600_000,
-        description="Time limit in milliseconds for requests that set none; then they are answered with 504. Null "
+        description="Time limit in milliseconds for requests that set none; late requests are answered with 504. Null "
         "for no limit.",
     )
     batch_size: int = Field(

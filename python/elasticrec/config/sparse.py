@@ -6,7 +6,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from elasticrec.config.fields import Section, problem
 
-# Rows store when they were last seen in 14 bits: the last epoch or day that they can tell apart.
+# Rows store the epoch or day in which they were last seen in 14 bits; this is the largest value.
 MAX_SEEN = 2**14 - 1
 
 # Settings of each optimizer, with their defaults.

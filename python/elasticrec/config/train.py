@@ -114,7 +114,7 @@ class ParameterServers(Section):
         default=None,
         ge=1,
         le=1024,
-        description="Batches that a trainer of strategy `async` steps at the same time; they share its threads. Null "
+        description="Batches that a trainer of strategy `async` processes in parallel; they share its threads. Null "
         "for the number of threads, at most 4 and at most half of `max_in_flight`.",
     )
     max_in_flight: int | None = Field(
@@ -247,14 +247,14 @@ class Train(Section):
             raise problem(f"`{key}`: belongs to mode `ps`, not `local`")
         if self.mode == "local" and self.strategy != "async":
             raise problem("`strategy`: belongs to mode `ps`, not `local`")
-        if self.mode == "ps" and (of_local := self._local_key()):
-            raise problem(f"`{of_local}`: belongs to mode `local`, not `ps`")
+        if self.mode == "ps" and (local_key := self._local_key()):
+            raise problem(f"`{local_key}`: belongs to mode `local`, not `ps`")
         if self.step_batches is not None and self.strategy != "sync":
             raise problem(f"`step_batches`: belongs to strategy `sync`, not `{self.strategy}`")
         return self
 
     def _local_key(self) -> str | None:
-        """Return a key that is set but not supported with parameter servers, or None."""
+        """Return the first key that is set but not supported with parameter servers, or None."""
         keys = {
             "evaluate.every_s": self.evaluate.every_s is not None,
             "evaluate.every_steps": self.evaluate.every_steps is not None,

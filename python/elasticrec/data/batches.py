@@ -1,4 +1,4 @@
-"""Batches of units: the one place that chooses the reader for a format."""
+"""Batches of units: chooses the reader for a format."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -16,14 +16,14 @@ class Batches(Protocol):
     def __iter__(self) -> Iterator[_core.Batch]: ...
     def __next__(self) -> _core.Batch: ...
     def times(self) -> tuple[float, float]:
-        """Return the seconds that one thread or process spent reading and all of them spent parsing so far."""
+        """Return the mean seconds that a thread or process spent reading, and the seconds that all spent parsing."""
 
     def close(self) -> None:
         """Stop the threads or processes."""
 
 
 def prepare(job: Job) -> None:
-    """Import what reading needs now, so that it does not count as waiting for data later."""
+    """Do slow imports of the reader now, so that they do not count as waiting for data later."""
     if job.data.format == "parquet":
         from elasticrec.data.parquet import warm_up
 
@@ -41,7 +41,7 @@ def open_batches(
         from elasticrec.data.parquet import ParquetReader
 
         return ParquetReader(job, parser, units, shuffle=shuffle, skip=skip_batches, held_out=held_out, labels=True)
-    cut: dict[str, Any] = {
+    options: dict[str, Any] = {
         "batch_size": job.train.batch_size,
         "shuffle": shuffle,
         "seed": job.train.seed,
@@ -52,9 +52,9 @@ def open_batches(
     if job.data.format == "reader":
         from elasticrec.data.reader_processes import ReaderProcesses
 
-        return ReaderProcesses(job, parser, units, cut, labels=True)
+        return ReaderProcesses(job, parser, units, options, labels=True)
     return _core.BatchReader(
-        parser, [unit.core() for unit in units], _core.BatchOptions(**cut), labels=True, workers=job.data.workers
+        parser, [unit.core() for unit in units], _core.BatchOptions(**options), labels=True, workers=job.data.workers
     )
 
 

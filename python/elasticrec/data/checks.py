@@ -1,4 +1,4 @@
-"""Checks of a sample of the training data before training: the warnings of `check` and `init`."""
+"""Checks of some training data before training: the warnings of `check` and `init`."""
 
 import json
 import os
@@ -83,11 +83,11 @@ def some_batches(job: Job) -> Iterator[_core.Batch]:
 
 
 def _text_batches(parser: _core.Parser, path: Path) -> Iterator[_core.Batch]:
-    cut = _core.BatchOptions(
+    options = _core.BatchOptions(
         batch_size=_BATCH_SIZE, shuffle=False, seed=0, skip_batches=0, piece_bytes=_FILE_BYTES, select=None
     )
     spans = some_spans(path, _FILE_BYTES) or [(0, path.stat().st_size)]
-    reader = _core.BatchReader(parser, core_units(path, spans), cut, labels=True, workers=1)
+    reader = _core.BatchReader(parser, core_units(path, spans), options, labels=True, workers=1)
     try:
         num_bytes = 0
         for batch in reader:

@@ -9,13 +9,13 @@ from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.data.stats.arrays import by_slot
 
-# Below this share of the distinct signs, collisions are taken for chance.
+# Up to this share of the distinct signs, collisions are attributed to chance.
 MAX_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class Collisions:
-    """Signs that several slots share, in a sample of the training data."""
+    """Signs that several slots share, in the inspected training data."""
 
     num_signs: int
     """Distinct signs."""

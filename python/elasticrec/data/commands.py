@@ -14,7 +14,7 @@ PathsArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="[SRC]... OUT",
-        help="Input files, directories or globs, then where to write. Without SRC the files of --job are read.",
+        help="Input files, directories or globs, then the path to write to. Without SRC, the files of --job are read.",
     ),
 ]
 JobOption = Annotated[
@@ -25,11 +25,11 @@ JobOption = Annotated[
 @data_app.command("demo")
 def data_demo(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write to.")],
-    samples: Annotated[int, typer.Option(min=1, max=MAX_SAMPLES, help="Samples in all hours together.")] = 200_000,
+    samples: Annotated[int, typer.Option(min=1, max=MAX_SAMPLES, help="Number of samples, over all hours.")] = 200_000,
     slots: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Slots of a sample. Default: 20, or 26 for format criteo.")
+        int | None, typer.Option(min=1, max=10_000, help="Number of slots. Default: 20, or 26 for format criteo.")
     ] = None,
-    hours: Annotated[int, typer.Option(min=1, max=2**20, help="Hours that the samples are spread over.")] = 4,
+    hours: Annotated[int, typer.Option(min=1, max=2**20, help="Number of hours to spread the samples over.")] = 4,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same bytes.")] = 1,
     format: Annotated[str, typer.Option(help="slots or criteo.")] = "slots",
     kind: Annotated[
@@ -75,14 +75,14 @@ def data_stats(
     job: JobArgument,
     overrides: SetOption = None,
     samples: Annotated[
-        int, typer.Option(min=100, max=MAX_SAMPLES, help="Training samples to read, at most.")
+        int, typer.Option(min=100, max=MAX_SAMPLES, help="Maximum number of training samples to read.")
     ] = 1_000_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Show how well each slot and dense column predicts the click.
 
-    Prints coverage, distinct signs, click rate, the AUC of the column alone, drift between train and eval, and signs
-    of leakage.
+    Prints coverage, distinct signs, click rate, the AUC of the column alone, and drift between train and eval. Warns
+    of possible leakage.
     """
     import json
     from dataclasses import asdict

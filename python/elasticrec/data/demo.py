@@ -72,7 +72,7 @@ class DemoSummary:
     best_auc: float | None
     """AUC of the true probabilities; no model can reach more."""
     linear_auc: float | None
-    """AUC of the linear part of the truth; no linear model can reach more."""
+    """AUC of the linear part of the true log odds; no linear model can reach more."""
     buy: Label | None
     """The second label of kind `multitask`."""
     hours: list[Hour]
@@ -152,7 +152,7 @@ def _job(hours: list[Hour], slots: int, format: str, kind: str) -> str:
 
 
 def summary_lines(summary: DemoSummary) -> list[str]:
-    """Return what was written as lines of text."""
+    """Return a summary of the generated data as lines of text."""
     rate = summary.samples / max(summary.seconds, 1e-9)
     lines = [
         f"wrote {summary.out}: {summary.samples:,} samples in {len(summary.hours)} hours, "

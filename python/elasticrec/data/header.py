@@ -20,9 +20,7 @@ def with_names(job: Job) -> Job:
     missing = [name for name in _wanted(job) if name not in names]
     if missing:
         shown = ", ".join(map(show, missing))
-        raise ConfigError(
-            f"{job.source}: data.columns: {path} has no column {shown}, expected some of {show_names(names)}"
-        )
+        raise ConfigError(f"{job.source}: data.columns: {path} has no column {shown}, only {show_names(names)}")
     return job.with_columns(columns.model_copy(update={"names": tuple(names)}))
 
 

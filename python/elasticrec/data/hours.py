@@ -20,7 +20,7 @@ Entry = dict[str, Any]
 # Number of newest trained hours whose files are checked for changes.
 _WATCHED = 48
 
-Why = Literal["next", "late", "changed", "day_end"]
+PassReason = Literal["next", "late", "changed", "day_end"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class HourPass:
     """One pass over an hour of data, recorded before its first unit is leased."""
 
     hour: str | None
-    """Such as `2026-01-01T05`; None for a pass without data, which only ends a day."""
-    why: Why
+    """The hour, such as `2026-01-01T05`; None for a pass without data, which only ends a day."""
+    why: PassReason
     """`next` in order, `late`, `changed`, or `day_end`."""
     day: int
     """Data time: days since the first hour."""
@@ -71,7 +71,7 @@ class HourPlan:
         self._digests: dict[datetime, str] = {}
         # The time when a later hour was first seen while the next one was missing.
         self._late_since: float | None = None
-        self._look_at: float | None = None
+        self._next_check: float | None = None
         self.waiting: str | None = None
         """The message about the hour that the plan waits for, or None."""
 
@@ -86,7 +86,7 @@ class HourPlan:
 
     def _take(self, found: HourPass) -> None:
         """Apply the decision for a pass, so that the next one follows it."""
-        self._look_at = self._late_since = self.waiting = None
+        self._next_check = self._late_since = self.waiting = None
         if found.ends_day:
             self._ended_day = max(self._ended_day, found.day)
         if found.hour is None:
@@ -107,7 +107,7 @@ class HourPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether every hour up to the last one had its turn; late hours are not waited for."""
+        """Whether the plan is past the last hour; it does not wait for late hours."""
         return self.hours.last is not None and self._next > self.hours.last
 
     def files(self, found: HourPass) -> list[Path]:
@@ -120,10 +120,10 @@ class HourPlan:
     def next_pass(self) -> HourPass | None:
         """Return the next pass, or None while waiting; the pass takes effect when it is given to `replay`."""
         now = self._callbacks.clock()
-        if self._look_at is not None and now < self._look_at:
+        if self._next_check is not None and now < self._next_check:
             return None
         found = self._in_order(now) or self._out_of_order()
-        self._look_at = None if found else now + self.hours.poll_s
+        self._next_check = None if found else now + self.hours.poll_s
         if found is None and not self.is_over:
             self._wait()
         return found
@@ -162,8 +162,8 @@ class HourPlan:
             return HourPass(None, "day_end", self._open_day, True, "")
         if missing:
             self._callbacks.say(
-                f"hour {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} did not come in "
-                f"{self.hours.late_s:g} s: training hour {show_hour(hour)} first"
+                f"hour {missing[0]}{f' and {len(missing) - 1} more' if missing[1:] else ''} did not arrive "
+                f"within {self.hours.late_s:g} s: training hour {show_hour(hour)} first"
             )
         ends = self.hours.ends_day(hour) and day > self._ended_day
         return HourPass(show_hour(hour), "next", day, ends, self._digest(hour), missing)

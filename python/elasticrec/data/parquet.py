@@ -21,7 +21,7 @@ from elasticrec.config.fields import show, show_names
 from elasticrec.data.units import Unit
 from elasticrec.errors import ConfigError, SampleError
 
-# Batches that are made ahead of the trainer.
+# Number of batches to make ahead of the trainer.
 _AHEAD = 4
 
 # A number, or the beginning of a date.
@@ -31,7 +31,7 @@ _Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]
 
 
 def warm_up() -> None:
-    """Convert an array once: the first time, pyarrow imports pandas if installed, which takes longer than a file."""
+    """Convert an array: the first time, pyarrow imports pandas if installed, which takes longer than reading a file."""
     pa.array(np.zeros(1)).to_numpy()
 
 
@@ -81,7 +81,7 @@ def row_of(job: Job, parser: _core.Parser, path: Path, row: int) -> _core.Batch:
     columns = _ColumnReader(job, parser, labels=False, select=None)
     file = columns.open(str(path))
     if row >= file.metadata.num_rows:
-        raise SampleError(f"{path}: expected a row {row} (counted from 0), got {file.metadata.num_rows} rows")
+        raise SampleError(f"{path}: expected row {row} (counted from 0), got {file.metadata.num_rows} rows")
     group = next(at for at in range(file.metadata.num_row_groups) if row < _first_row(file, at + 1))
     start = row - _first_row(file, group)
     table = columns.read_groups(file, str(path), range(group, group + 1)).slice(start, 1)

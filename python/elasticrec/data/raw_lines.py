@@ -39,11 +39,11 @@ def record_batches(
     select: Select | None = None,
 ) -> Iterator[_core.RecordBatch]:
     """Yield the records of a file in order; `span` selects those that begin in a byte range of a plain file."""
-    cut = _core.BatchOptions(
+    options = _core.BatchOptions(
         batch_size=batch_size, shuffle=False, seed=0, skip_batches=0, piece_bytes=_PIECE_BYTES, select=select
     )
     spans = [span] if span else text_ranges(path, path.stat().st_size, _PIECE_BYTES)
-    return iter(_core.RecordReader(parser, core_units(path, spans), cut))
+    return iter(_core.RecordReader(parser, core_units(path, spans), options))
 
 
 def core_units(path: Path, spans: Iterable[tuple[int, int]]) -> list[tuple[int, str, int, int, int, int, int]]:
@@ -63,7 +63,10 @@ def some_spans(path: Path, num_bytes: int) -> list[tuple[int, int]] | None:
 
 
 def some_lines(path: Path, num_lines: int, num_bytes: int) -> list[bytes]:
-    """Return lines spread over a file, or over its start, middle and end; from the start if it is compressed."""
+    """Return some lines, spread over the file, or over its start, middle and end if it is large.
+
+    A compressed file gives its first lines.
+    """
     parser = any_parser()
     if is_compressed(path):
         return first_lines(path, num_lines)
@@ -89,12 +92,12 @@ def _first(batches: Iterator[_core.RecordBatch], count: int) -> list[bytes]:
 
 
 def lines_of(text: bytes) -> list[bytes]:
-    """Split the text of records into lines; each line has a line end."""
+    """Split the text of records into lines; the text ends with a line end."""
     return text.split(b"\n")[:-1]
 
 
 def spread(items: list[T], count: int) -> list[T]:
-    """Return at most `count` of the items, evenly spaced, with the first and the last."""
+    """Return at most `count` of the items, evenly spaced from the first to the last."""
     if len(items) <= count:
         return items
     if count == 1:

@@ -26,11 +26,13 @@ class LineReader:
 
     def __init__(self, spec: str, source: bytes | None, parser: _core.Parser, *, labels: bool) -> None:
         self._path = Path(spec.rpartition(":")[0])
-        made = load_class(spec, source)
+        reader_class = load_class(spec, source)
         with naming_line(self._path):
-            self._reader: Reader = made()
+            self._reader: Reader = reader_class()
         if not callable(getattr(self._reader, "parse", None)):
-            raise ConfigError(f"{self._path}: `{made.__name__}`: expected a method `parse(self, line)`, got none")
+            raise ConfigError(
+                f"{self._path}: `{reader_class.__name__}`: expected a method `parse(self, line)`, got none"
+            )
         self._maker = _core.BatchMaker(parser, labels=labels)
         self._num_shown = 0
 
@@ -46,7 +48,7 @@ class LineReader:
                 num_bad += 1
                 if self._num_shown < SHOWN_BAD:
                     bad.append((records.offset(index), index, str(error)))
-        # Show them in file order, so that people can look them up.
+        # Batches are shuffled; errors in file order are easier to look up.
         shown = sorted(bad)[: SHOWN_BAD - self._num_shown]
         self._num_shown += len(shown)
         return self._maker.finish(

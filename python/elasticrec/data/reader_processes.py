@@ -37,13 +37,13 @@ class _Worker:
             # The process has died; reading its replies raises the error.
             pass
 
-    def begin(self, unit: Unit, cut: dict[str, Any]) -> None:
+    def begin(self, unit: Unit, options: dict[str, Any]) -> None:
         """Request the batches of a unit."""
-        self._unit, self._cut = unit, cut
-        self._send(self._process, (unit.core(), cut))
+        self._unit, self._options = unit, options
+        self._send(self._process, (unit.core(), options))
 
     def batches(self) -> Iterator[Any]:
-        """Yield the parts of the unit's batches, each with its seconds of reading and parsing.
+        """Yield the parts of the unit's batches, each with the seconds spent reading and parsing it.
 
         Restart a process that dies, but raise if it dies twice at the same batch.
         """
@@ -56,14 +56,14 @@ class _Worker:
                 code = self._process.wait()
                 if died_at == num_done:
                     raise SampleError(
-                        f"{self._unit.path}: the process of data.reader died twice, with code {code}, "
-                        f"in batch {self._cut['skip_batches'] + num_done} of unit {self._unit.id}"
+                        f"{self._unit.path}: the reader process (data.reader) died twice, with exit code {code}, "
+                        f"in batch {self._options['skip_batches'] + num_done} of unit {self._unit.id}"
                     ) from None
                 died_at = num_done
                 self.close()
                 self._process = self._start()
-                cut = {**self._cut, "skip_batches": self._cut["skip_batches"] + num_done}
-                self._send(self._process, (self._unit.core(), cut))
+                options = {**self._options, "skip_batches": self._options["skip_batches"] + num_done}
+                self._send(self._process, (self._unit.core(), options))
                 continue
             if kind == "error":
                 raise content
@@ -87,7 +87,9 @@ class _Worker:
 class ReaderProcesses:
     """An iterator over the batches of units that starts its own reader processes."""
 
-    def __init__(self, job: Job, parser: _core.Parser, units: list[Unit], cut: dict[str, Any], *, labels: bool) -> None:
+    def __init__(
+        self, job: Job, parser: _core.Parser, units: list[Unit], options: dict[str, Any], *, labels: bool
+    ) -> None:
         setup = {
             "features": json.dumps(job.features()),
             "missing": parser.missing,
@@ -98,23 +100,23 @@ class ReaderProcesses:
         self._parser = parser
         self._seconds = [0.0, 0.0]
         self._workers = [_Worker(setup) for _ in range(min(job.data.workers, max(len(units), 1)))]
-        self._batches = self._read(units, cut)
+        self._batches = self._read(units, options)
 
-    def _read(self, units: list[Unit], cut: dict[str, Any]) -> Iterator[_core.Batch]:
+    def _read(self, units: list[Unit], options: dict[str, Any]) -> Iterator[_core.Batch]:
         workers, shown = self._workers, 0
         # Each process has one unit at a time: while one is read, the others fill their pipes.
-        rest = {**cut, "skip_batches": 0}
+        rest = {**options, "skip_batches": 0}
         for at, worker in enumerate(workers[: len(units)]):
-            worker.begin(units[at], rest if at else cut)
+            worker.begin(units[at], rest if at else options)
         for at in range(len(units)):
             worker = workers[at % len(workers)]
             for parts, (read_s, parse_s) in worker.batches():
                 self._seconds[0] += read_s
                 self._seconds[1] += parse_s
-                numbers, (bad, places), *arrays = parts
+                numbers, (bad, location), *arrays = parts
                 bad = bad[: max(SHOWN_BAD - shown, 0)]
                 shown += len(bad)
-                yield _core.batch_from_parts(self._parser, (numbers, (bad, places), *arrays))
+                yield _core.batch_from_parts(self._parser, (numbers, (bad, location), *arrays))
             if at + len(workers) < len(units):
                 worker.begin(units[at + len(workers)], rest)
 
@@ -125,7 +127,7 @@ class ReaderProcesses:
         return next(self._batches)
 
     def times(self) -> tuple[float, float]:
-        """Return the seconds that one process spent reading and all of them spent in the user's code so far."""
+        """Return the mean seconds that a process spent reading, and the seconds that all spent parsing, so far."""
         return self._seconds[0] / len(self._workers), self._seconds[1]
 
     def close(self) -> None:

@@ -59,12 +59,12 @@ def _serve(requests: IO[bytes], replies: IO[bytes]) -> None:
         write_message(replies, ("error", error))
         return
     while True:
-        unit, cut = read_message(requests)
+        unit, options = read_message(requests)
         try:
-            units = iter(_core.RecordReader(parser, [unit], _core.BatchOptions(**cut)))
+            record_batches = iter(_core.RecordReader(parser, [unit], _core.BatchOptions(**options)))
             while True:
                 start = time.perf_counter()
-                if (records := next(units, None)) is None:
+                if (records := next(record_batches, None)) is None:
                     break
                 read = time.perf_counter()
                 batch = reader.batch(records)

@@ -34,7 +34,7 @@ class Unit:
         return self.epoch if self.day is None else self.day
 
     def core(self) -> tuple[int, str, int, int, int, int, int]:
-        """Return the unit as the Rust reader takes it."""
+        """Return the unit as the Rust reader expects it."""
         return self.id, self.path, self.start, self.end, self.epoch, self.size, self.modified_ns
 
 

@@ -1,4 +1,4 @@
-"""`data convert`: the same samples in another format; raw values stay, except that slot text holds signs."""
+"""`data convert`: the same samples in another format, with their raw values, or with their signs in slot text."""
 
 import json
 import shlex
@@ -96,7 +96,7 @@ def convert(
     for path in targets:
         if to == "parquet" and path.suffix in _COMPRESSIONS:
             raise ConfigError(f"{path}: Parquet has its own compression, expected a name without `{path.suffix}`")
-    converter = _ToSlots(data) if to == "slots" else _ToTable(data, to, separator)
+    converter = _ToSlots(data) if to == "slots" else _ToRawValues(data, to, separator)
     num_samples = 0
     with ExitStack() as stack:
         files: dict[Path, list[Path]] = {}
@@ -130,7 +130,7 @@ def _targets(data: InputData, out: Path, to: Format) -> list[Path]:
     return names
 
 
-class _ToTable:
+class _ToRawValues:
     """Converts to a format that holds raw values."""
 
     def __init__(self, data: InputData, to: Format, separator: str) -> None:
@@ -194,7 +194,7 @@ class _ToTable:
 
 
 class _ToSlots:
-    """Converts to slot text, with the signs that the job makes, so that batches stay the same."""
+    """Converts to slot text, with the signs that the job computes, so that batches stay the same."""
 
     def __init__(self, data: InputData) -> None:
         section = data.job.data
@@ -204,7 +204,7 @@ class _ToSlots:
             names = ", ".join(column.name for column in section.dense)
             raise ConfigError(f"format `slots` has no dense values, the data has {names}; give a --job without them")
         self.bad = BadRecords()
-        self.lost = ["values: slot text has their signs"] if section.format != "slots" else []
+        self.lost = ["values (slot text holds only their signs)"] if section.format != "slots" else []
         self._job = data.job.model_copy(update={"train": data.job.train.model_copy(update={"batch_size": CHUNK_ROWS})})
         self._parser = _core.Parser(json.dumps(self._job.features()))
 
@@ -252,7 +252,7 @@ class _ToSlots:
 
 
 def summary_lines(conversion: Conversion) -> list[str]:
-    """Return what was written, and how a job reads it, as lines of text."""
+    """Return a summary of the written files, and the section of a job that reads them, as lines of text."""
     from elasticrec.config.document import dump
 
     paths = conversion.paths

@@ -37,7 +37,7 @@ class InputData:
 
 
 def open_input(sources: Sequence[str], job: Job | None, holdout: Holdout | None = None) -> InputData:
-    """Describe paths, globs and directories by a job or by detection; without sources, take the job's training data."""
+    """Open data that a job or detection describes: paths, globs and directories, or without them the job's data."""
     detection = None
     if job is None and not sources:
         raise ConfigError("expected data to read before OUT, or --job")

@@ -49,7 +49,7 @@ class Schema:
         return [*self.slots, *self.dense]
 
     def check(self, where: str) -> None:
-        """Refuse a column with two uses: a converted column has one type."""
+        """Refuse a column with two uses, because a converted column has one type."""
         names = [column_of(item) for item in self.features()]
         names += [*self.labels, *(name for name in (self.weight, self.time) if name)]
         for name in names:

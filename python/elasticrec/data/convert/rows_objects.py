@@ -1,4 +1,4 @@
-"""Chunks of raw values from lines that become objects: JSON lines, and the lines of a user's own reader."""
+"""Chunks of raw values from lines with named values: JSON lines, and the lines of a user's own reader."""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from elasticrec.user_code import error_line, load_class, naming_line
 
 
 class _ObjectRows(ABC):
-    """Reads lines that become values by name."""
+    """Reads lines that are parsed into values by name."""
 
     def __init__(self, data: InputData, schema: Schema) -> None:
         self.schema = schema
@@ -30,7 +30,7 @@ class _ObjectRows(ABC):
         """Return the values of a line by name, or None to skip it."""
 
     def _inspect(self, path: Path) -> None:
-        """Find out from some lines which slots have lists of values and whether samples have a weight."""
+        """Infer from some lines which slots have lists of values, and whether samples have a weight."""
         rows = []
         for line in some_lines(path, 1000, 2**20):
             try:

@@ -14,7 +14,7 @@ from elasticrec.data.raw_lines import lines_of, record_batches
 
 
 class _LineRows(ABC):
-    """Reads the lines of a text format that the parser accepts."""
+    """Reads a text format: the lines that the parser accepts."""
 
     def __init__(self, data: InputData) -> None:
         self.schema = Schema.of(data.job)
@@ -76,7 +76,7 @@ class _FieldRows(_LineRows):
     def __init__(self, data: InputData) -> None:
         super().__init__(data)
         self.schema.lists = {column_of(slot) for slot in self.schema.slots}
-        # A slot may be named by its name or by its column.
+        # Lines may refer to a slot by its name or by its column.
         self._slots = {name: column_of(slot) for slot in self.schema.slots for name in (slot.name, column_of(slot))}
 
     def _chunk(self, lines: list[str]) -> Chunk:

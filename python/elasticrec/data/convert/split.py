@@ -28,7 +28,7 @@ from elasticrec.errors import ConfigError, SampleError
 Progress = Callable[[int], None]
 
 _BATCH_SIZE = 16384
-# Rows of a written row group; a row group that is read may have few rows left after the split.
+# Rows to collect for a row group, because the split may leave few rows of each row group that is read.
 _GROUP_ROWS = 65536
 _SIDES = {"train": False, "eval": True}
 
@@ -67,7 +67,7 @@ class _TextOutput:
             self._temporary.unlink(missing_ok=True)
 
 
-class _TableOutput:
+class _ParquetOutput:
     """A Parquet file that is removed if nothing is written to it."""
 
     def __init__(self, path: Path, done: ExitStack, streams: ExitStack, schema: Any) -> None:
@@ -109,7 +109,7 @@ def split_by(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Write OUT/train and OUT/eval as a job with this `data.eval` splits; return the samples of each side."""
+    """Write OUT/train and OUT/eval, split as by this `data.eval` of a job; return the number of samples of each."""
     data = open_input(sources, job, holdout)
     names = relative_names(data.files)
     targets = {side: [out / side / name for name in names] for side in _SIDES}
@@ -117,7 +117,7 @@ def split_by(
     refuse_other_files(out, everything)
     refuse_existing(everything, overwrite=overwrite)
     counts = dict.fromkeys(_SIDES, 0)
-    # Files get their final names when all are written; each is closed before the next, as there may be many.
+    # Files get their final names when all are written. Each is closed before the next, as there may be many files.
     with ExitStack() as done:
         for at, path in enumerate(data.files):
             for side, paths in targets.items():
@@ -128,7 +128,7 @@ def split_by(
                             progress(sum(counts.values()))
         for side, count in counts.items():
             if count == 0:
-                raise SampleError(f"{out / side}: expected samples, got none by {_shown(holdout)}")
+                raise SampleError(f"{out / side}: expected samples, got none with {_shown(holdout)}")
     return counts
 
 
@@ -149,7 +149,7 @@ def _split_file(
     elif data.job.data.format == "parquet":
         table = None
         for part, schema in _tables(data.job, path, select):
-            table = table or _TableOutput(target, *stacks, schema)
+            table = table or _ParquetOutput(target, *stacks, schema)
             table.write(part)
             yield len(part)
     else:
@@ -197,7 +197,7 @@ def split_parts(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Write OUT/part-00000 and so on, each with every `num_parts`-th sample; return the samples of each part."""
+    """Write OUT/part-00000 and so on, each with every `num_parts`-th sample; return the number of samples of each."""
     data = open_input(sources, job)
     suffix = suffix_of(data.files[0])
     targets = [out / f"part-{number:05}{suffix}" for number in range(num_parts)]
@@ -205,7 +205,7 @@ def split_parts(
     refuse_existing(targets, overwrite=overwrite)
     with ExitStack() as done:
         with ExitStack() as streams:
-            write = _write_table_parts if data.job.data.format == "parquet" else _write_line_parts
+            write = _write_parquet_parts if data.job.data.format == "parquet" else _write_line_parts
             counts = write(data, targets, (done, streams), progress)
         if min(counts) == 0:
             raise ConfigError(f"{out}: expected a sample for each of {num_parts} parts, got {sum(counts)} samples")
@@ -229,7 +229,7 @@ def _write_line_parts(
     return [output.num_samples for output in outputs]
 
 
-def _write_table_parts(
+def _write_parquet_parts(
     data: InputData, targets: list[Path], stacks: tuple[ExitStack, ExitStack], progress: Progress | None
 ) -> list[int]:
     import pyarrow as pa
@@ -237,7 +237,7 @@ def _write_table_parts(
     from elasticrec.data.parquet import open_file
 
     schema = open_file(data.files[0]).schema_arrow
-    outputs = [_TableOutput(path, *stacks, schema) for path in targets]
+    outputs = [_ParquetOutput(path, *stacks, schema) for path in targets]
     count = 0
     for path in data.files:
         for table, own in _tables(data.job, path, None):

@@ -206,7 +206,7 @@ def families_of(dense: Sequence[DenseColumn]) -> dict[str, list[str]]:
         name, _, position = column.name.rpartition(".")
         if name and not (position.isdecimal() and int(position) == len(families.get(name, ()))):
             raise ConfigError(
-                f"dense column `{column.name}`: expected a name without a point, or `{name}.0`, `{name}.1` … in order"
+                f"dense column `{column.name}`: expected a name without a dot, or `{name}.0`, `{name}.1` … in order"
             )
         # A missing value before another one is written as 0, which `minmax` and `buckets` treat differently.
         odd = "minmax" if column.normalize == "minmax" else "buckets" if column.buckets else None

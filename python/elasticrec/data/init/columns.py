@@ -17,7 +17,7 @@ INFINITE = ("inf", "-inf", "+inf", "Inf", "-Inf", "Infinity", "-Infinity")
 NUMBER_NULLS = (*NULLS, "NA", "N/A", "-", "?", *INFINITE)
 
 _TIMES = frozenset("time timestamp ts date datetime at".split())
-# A column is one of times if at least this share of its values are times.
+# A column holds times if at least this share of its values are times.
 _MIN_TIMES = 0.9
 
 
@@ -37,9 +37,9 @@ class Column:
     """The values are stored as floating-point numbers, so the column cannot be a slot."""
     num_missing: int = 0
     problem: str | None = None
-    """Why the column cannot be used, if it cannot."""
+    """Reason why the column cannot be used; None if it can."""
     note: str | None = None
-    """What the user should know if the column is used as a number."""
+    """Note for the user if the column is used as a number."""
 
 
 def column_of_text(name: str, texts: Sequence[str], nulls: set[str]) -> Column:
@@ -62,12 +62,12 @@ def is_number(text: str) -> bool:
 
 
 def _has_leading_zeros(texts: Sequence[str]) -> bool:
-    """Return whether a text such as `00123` is among the numbers; it is an id, not a number."""
+    """Return whether a text such as `00123`, an id and not a number, is among the texts."""
     return any(len(text) > 1 and text[0] == "0" and text[1].isdigit() for text in texts)
 
 
 def time_column(name: str, texts: Sequence[str], num_missing: int) -> Column | None:
-    """Return a column of times, of which a few values may be odd; None if the texts are not times."""
+    """Return a column of times, a few of whose values may not be times; None if the texts are not times."""
     times: list[float] = []
     odd: list[str] = []
     may_be_number = is_time_name(name)

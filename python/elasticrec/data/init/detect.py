@@ -124,7 +124,7 @@ def kind_of(path: Path) -> Kind:
     if _most(lines, detect_text.is_paddlerec):
         return "paddlerec"
     if lines[0].lstrip()[:1] not in (b"<", b"[", b"{"):
-        if detect_csv.is_table(_texts(lines)):
+        if detect_csv.is_csv(_texts(lines)):
             return "csv"
         detect_csv.refuse_open_quotes(path, _texts(first_lines(path, 200)))
     shown = show(lines[0].decode("utf-8", "replace"), 100)
@@ -190,7 +190,7 @@ def _estimate_samples(detection: Detection, inspected: list[Path]) -> int | None
 
 
 def _choose_eval(detection: Detection) -> None:
-    """Hold out the last part of the time for evaluation if directories or a column give the time of samples."""
+    """Hold out the newest samples for evaluation if directories or a column give the time of samples."""
     roles = detection.roles
     hours = [hour_of(path) for path in detection.files]
     distinct = sorted({hour for hour in hours if hour is not None})
@@ -204,7 +204,7 @@ def _choose_eval(detection: Detection) -> None:
         return
     if detection.kind not in ("csv", "parquet") or roles.time is None:
         return
-    # Only the start of a compressed file was inspected, so the end of its time is unknown.
+    # Only the start of a compressed file was inspected, so the time of its newest samples is unknown.
     is_start = detection.kind == "csv" and any(is_compressed(path) for path in detection.files)
     if is_start and not detection.is_complete:
         detection.eval_note += "; or by time, such as `{time: 2026-01-31T18:00}`"

@@ -22,13 +22,13 @@ _MAX_BAD = 0.001
 
 
 def _delimiter_of(lines: Sequence[str]) -> str | None:
-    """Return the delimiter by which nearly all lines have the same, largest number of fields; a space comes last."""
+    """Return the delimiter that gives the most fields, the same number in nearly all lines; a space is tried last."""
     best, most = None, 1
     for delimiter in (*_DELIMITERS, " "):
         try:
             counts = Counter(len(fields_of(line, delimiter)) for line in lines)
         except csv.Error:
-            # A lone carriage return, for example: not a line of a table.
+            # A lone carriage return, for example: not a line of CSV.
             return None
         width, num_lines = counts.most_common(1)[0]
         if width > most and num_lines >= MIN_GOOD * len(lines) and not (best and delimiter == " "):
@@ -37,25 +37,25 @@ def _delimiter_of(lines: Sequence[str]) -> str | None:
 
 
 def fields_of(line: str, delimiter: str) -> list[str]:
-    """Return the fields of a line, which is one record even if a quote stays open."""
+    """Return the fields of a line; an open quote ends with the line."""
     return next(csv.reader([line], delimiter=delimiter), [])
 
 
-def is_table(lines: list[str]) -> bool:
-    """Return whether lines are a table with a delimiter."""
+def is_csv(lines: list[str]) -> bool:
+    """Return whether lines are CSV with a known delimiter."""
     delimiter = _delimiter_of(lines)
     if delimiter != " ":
         return delimiter is not None
     # Lines such as `1 3:0.5 9:1` are not columns.
     if sum(line.count(":") for line in lines) > len(lines):
         return False
-    # Lines of prose may have equally many words, but hardly a label among them.
+    # Lines of prose may have the same number of words, but no column of 0 and 1.
     rows = [line.split(" ") for line in lines]
     return any({row[at] for row in rows[1:] if at < len(row)} == {"0", "1"} for at in range(len(rows[0])))
 
 
 def refuse_open_quotes(path: Path, lines: Sequence[str]) -> None:
-    """Refuse lines that are a table only if quoted fields may contain line ends."""
+    """Refuse lines that are CSV only if quoted fields may contain line ends."""
     for delimiter in _DELIMITERS:
         try:
             rows = list(csv.reader(lines, delimiter=delimiter))

@@ -82,7 +82,7 @@ def describe_paddlerec(lines: list[str], where: str, label: str | None) -> Detec
         is_real = all(re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?", text) for text in texts)
         if is_real and ("dense" in name or any("." in text or "e" in text.lower() for text in texts)):
             if "." in name:
-                roles.left_out.append((name, "a number whose name contains a point"))
+                roles.left_out.append((name, "a number whose name contains a dot"))
             else:
                 roles.dense.append(Feature(name, count=most[name] if most[name] > 1 else None))
         else:

@@ -1,4 +1,4 @@
-"""The result of detection: what the data files are."""
+"""The result of detection: a description of the data files."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ class Detection:
     paths: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     """JSON: for each feature its path in the object, and the separator between several values in one text."""
     notes: list[str] = field(default_factory=list)
-    """What the user should know before training."""
+    """Notes for the user, to read before training."""
     eval: dict[str, Any] = field(default_factory=lambda: {"ratio": 0.1})
     eval_note: str = "a share of all samples, selected by hash"
 

@@ -10,14 +10,14 @@ from elasticrec.errors import SampleError
 
 # Share of the lines that must be UTF-8; the rest may be bad records.
 _MIN_UTF8 = 0.98
-# Control characters that a table may contain, such as delimiters.
+# Control characters that text may contain, such as delimiters.
 _CONTROLS = "\t\r\x01\x02\x03"
-# Range for the share of zero bytes in UTF-16; mostly Latin text has one half.
+# Range of the share of zero bytes in UTF-16 text; in mostly Latin text half of the bytes are zero.
 _UTF16_ZERO_SHARE = (0.3, 0.6)
 
 
 def refuse_other_text(path: Path, lines: Sequence[bytes]) -> None:
-    """Refuse text in an encoding other than UTF-8; `lines` are a sample of a file, beginning with its first line."""
+    """Refuse text in an encoding other than UTF-8; `lines` are some lines of a file, beginning with the first."""
     name = _utf32_of(lines[0]) or _utf16_of(b"\n".join(lines[:20]))
     if name is not None:
         raise SampleError(f"{path}: expected UTF-8 text, got {name[:6]}; {_remedy(path, name)}")

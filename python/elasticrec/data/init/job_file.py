@@ -112,8 +112,8 @@ def job_text(detection: Detection, directory: Path) -> str:
     """Return the job file for detected data."""
     data = detection.data()
     lines = [
-        f"# Written by `elasticrec init`: {detection.title}; of {detection.num_inspected:,} inspected samples "
-        f"{detection.roles.label_rate:.2%} have a click.",
+        f"# Written by `elasticrec init`: {detection.title}; {detection.roles.label_rate:.2%} of "
+        f"{detection.num_inspected:,} inspected samples have a click.",
         "# `elasticrec check job.yaml` prints the job with all defaults.",
         *(f"# {_comment(note)}" for note in detection.notes),
         f"name: {flow(_name_of(directory))}",
@@ -138,7 +138,7 @@ def job_text(detection: Detection, directory: Path) -> str:
 
 
 def _relative(directory: Path, pattern: str) -> str:
-    """Return a path for the job file: relative unless it is far away."""
+    """Return a path for the job file: relative to its directory, or absolute if more than two levels up."""
     relative = os.path.relpath(Path(pattern).expanduser().absolute(), directory.absolute())
     return relative if relative.count("..") <= 2 else str(Path(pattern).absolute())
 

@@ -33,9 +33,9 @@ _QUANTITIES = frozenset(
 
 # Samples without a time are bad records; this is the default of `data.max_bad_ratio`.
 _MAX_BAD = 0.001
-# At most this many distinct whole numbers are categories, unless the name says otherwise.
+# A column of at most this many distinct whole numbers is a slot, unless its name suggests a quantity.
 _FEW = 100
-# Above this share of distinct values, a column may only name the sample.
+# Above this share of distinct values, a column may be an id of the sample.
 _NEARLY_ALL = 0.9
 # Share of the values of a label that must be 0 or 1; the rest may be bad records.
 _MIN_BINARY = 0.98
@@ -78,8 +78,7 @@ class Roles:
 def assign(columns: Sequence[Column], where: str, label: str | None, *, has_lines: bool = True) -> Roles:
     """Return the roles of columns.
 
-    `label` is the label column if the user named it. Errors suggest a reader of the user's own for data that
-    `has_lines`.
+    `label` is the label column if the user named it. With `has_lines`, errors suggest a reader of the user's own.
     """
     if not columns:
         raise SampleError(f"{where}: expected columns, got none")
@@ -202,7 +201,7 @@ def _assign_one(column: Column, roles: Roles) -> None:
 
 
 def _assign_time(column: Column, roles: Roles) -> None:
-    """Use the column as the time of samples, unless too many samples would be bad records without one."""
+    """Use the column as the time of samples, unless samples lack a time or too many would be bad records."""
     name, num_values = column.name, len(column.values)
     bad = [text for text in column.odd if not is_number(text)]
     if column.num_missing:
@@ -214,7 +213,7 @@ def _assign_time(column: Column, roles: Roles) -> None:
         )
         roles.left_out.append((name, reason))
     elif roles.time is not None:
-        roles.left_out.append((name, f"a second time beside `{roles.time}`"))
+        roles.left_out.append((name, f"a second time column beside `{roles.time}`"))
     else:
         roles.time, roles.times = name, column.times
         if column.odd:
@@ -262,7 +261,9 @@ def _distinct_note(texts: Sequence[str]) -> str | None:
     num_distinct = len(set(texts))
     if len(texts) < _FEW or num_distinct <= _NEARLY_ALL * len(texts):
         return None
-    return f"nearly every value differs ({num_distinct:,} of {len(texts):,}); remove it if it only names the sample"
+    return (
+        f"nearly every value differs ({num_distinct:,} of {len(texts):,}); remove it if it only identifies the sample"
+    )
 
 
 def _separator_of(texts: Sequence[str]) -> str | None:

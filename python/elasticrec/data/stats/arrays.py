@@ -67,7 +67,7 @@ class SignCounts:
         self._pending, self._num_pending = [], 0
 
     def find(self, signs: U64) -> tuple[I64, npt.NDArray[np.bool_]]:
-        """Return the positions of signs among the distinct ones, and which of them exist."""
+        """Return the positions of signs among the distinct signs, and which of them are known."""
         if len(self.signs) == 0:
             return np.zeros(len(signs), np.int64), np.zeros(len(signs), np.bool_)
         at = np.minimum(np.searchsorted(self.signs, signs), len(self.signs) - 1)
@@ -105,7 +105,7 @@ class BucketAuc:
 def distance(first: F64, second: F64) -> float:
     """Return the Jensen–Shannon distance of two distributions given as counts: 0 for equal, 1 for disjoint ones.
 
-    The expected distance of two samples of the same distribution is subtracted.
+    It is corrected for chance: the expected divergence of two draws from the same distribution is subtracted.
     """
     p, q = first / first.sum(), second / second.sum()
     middle = (p + q) / 2

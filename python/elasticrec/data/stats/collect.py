@@ -100,7 +100,7 @@ class _Collection:
         job = self._job
         files = match_files(job, "eval" if held_out else "train")
         check_headers(job, files)
-        # Read units in random order, so that a part of them is a sample of all data.
+        # Read units in random order, so that the first of them represent all data.
         units = plan_units(files, UnitSplit(job.data.unit_bytes, True, job.train.seed, "", job.data.format), 0, 0)
         parser = _core.Parser(json.dumps(job.features()), missing=float("nan"))
         with closing(open_batches(job, parser, units, shuffle=False, held_out=held_out)) as batches:

@@ -26,7 +26,7 @@ def _head(stats: Stats) -> list[str]:
     if stats.has_eval:
         line += f", {stats.num_eval:,} evaluation samples"
     if stats.is_sample:
-        line += " (a sample of the data; raise --samples to read more)"
+        line += " (a part of the data; raise --samples to read more)"
     lines = [line]
     if not stats.has_eval:
         lines.append("  no evaluation data: AUC is measured on a held-out share of the samples, drift is not measured")

@@ -22,7 +22,7 @@ _MIN_SHOWS = 5.0
 
 @dataclass
 class SideSums:
-    """Sums over the batches of one side: the samples to learn from, or those to measure on."""
+    """Sums over the batches of one side: the samples to learn from, or the samples to measure on."""
 
     num_slots: int
     num_samples: int = 0
@@ -58,7 +58,7 @@ class SideSums:
 
 
 class DenseValues:
-    """Values of dense columns: extremes of all values, and some of the values."""
+    """Values of dense columns: sums and extremes of all values, and some of the values themselves."""
 
     def __init__(self, num_columns: int, num_samples: int) -> None:
         self._stride = max(1, num_samples * num_columns // _MAX_KEPT)
@@ -114,7 +114,7 @@ class DenseBins:
 
 
 class SlotMeasure:
-    """A slot measured on other samples than its counts were learned from."""
+    """Measures a slot on samples other than the ones its counts were learned from."""
 
     def __init__(self, counts: SignCounts, base: float, without: float) -> None:
         counts.merge()
