@@ -1,1 +1,1 @@
-"""The coordinator: hands out units, owns the partition map, commits checkpoints; what it must know survives it."""
+"""The coordinator: leases units, owns the partition map and commits checkpoints. Its decisions are in a journal."""

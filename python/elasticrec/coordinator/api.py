@@ -43,7 +43,7 @@ class ServerOptions:
     def check(self) -> None:
         """Refuse an unsafe address and unusable TLS files."""
         self.security.check_listen("coordinator", self.host)
-        # The messages are better than those of OpenSSL, which would also ask for the password of an encrypted key.
+        # Checked here because OpenSSL's messages are worse, and it would ask for the password of an encrypted key.
         self.security.wire()
 
 
@@ -73,7 +73,7 @@ def make_app(coordinator: Coordinator, token: str | None = None, files: Path | N
 
 
 class _Api:
-    """The routes' common parts: the check of the token, and the format of errors."""
+    """The handlers of the routes: they check the token and format errors."""
 
     def __init__(self, coordinator: Coordinator, token: str | None) -> None:
         self._coordinator = coordinator
@@ -122,7 +122,7 @@ class _Api:
         return JSONResponse({"term": self._coordinator.term, "error": text, **more}, status, headers)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
-        """Answer a request that no route takes."""
+        """Answer a request that is refused before the coordinator sees it, such as an unknown path or a wrong token."""
         assert isinstance(error, HTTPException)
         return self._error(error.status_code, error.detail.lower(), dict(error.headers or {}))
 
@@ -148,7 +148,7 @@ class CoordinatorServer:
         self._last_problem = ""
 
     def start(self) -> Self:
-        """Start to answer; earlier connections have waited in the socket's backlog."""
+        """Start answering; earlier connections have waited in the socket's backlog."""
         self._web.start()
         self._ticks.start()
         return self
@@ -158,7 +158,7 @@ class CoordinatorServer:
             try:
                 self._coordinator.tick()
             except (UnavailableError, OSError) as error:
-                # A full disk may get room again; after a loss of the run, every request gets the error.
+                # A full disk may get space again; if another coordinator has the run, all requests get the error.
                 if str(error) != self._last_problem:
                     self._last_problem = str(error)
                     logger.warning("%s", error)

@@ -51,7 +51,7 @@ def open_checkpoint(path: Path, num_partitions: int) -> Checkpoint:
 
 
 def last_term(directory: Path) -> int:
-    """Return the highest term in the names of checkpoints: a checkpoint of a lower term would sort as older."""
+    """Return the highest term in the names of checkpoints: the names of new checkpoints must sort after those."""
     terms = (path.name.removeprefix(PREFIX).partition("-")[0] for path in directory.glob(f"{PREFIX}*"))
     return max((int(term) for term in terms if term.isdecimal()), default=0)
 
@@ -66,7 +66,7 @@ def check_cover(path: Path, ranges: list[range], num_partitions: int) -> None:
 def link_part(
     checkpoint: Checkpoint, part: dict[str, Any], path: Path, names: tuple[str, str]
 ) -> tuple[WrittenFile, WrittenFile]:
-    """Link the files of a part of another checkpoint into this one, in place of files that a dead shard left."""
+    """Link a part of another checkpoint into the directory of this one, replacing files that a dead shard left."""
     written = []
     for kind, name in zip(("rows", "dense"), names, strict=True):
         (path / name).unlink(missing_ok=True)

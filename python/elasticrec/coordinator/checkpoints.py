@@ -36,11 +36,11 @@ class CheckpointSettings:
     retry_s: float = 5.0
     """Time from a failed checkpoint to the next attempt."""
     mixed: bool = True
-    """Whether a checkpoint may combine parts of different times; not if all shards return to a checkpoint together."""
+    """Whether a checkpoint may combine parts of different times; False if all shards are restored together."""
 
 
 @dataclass
-class _Open:
+class _OpenCheckpoint:
     """A checkpoint that is being written."""
 
     number: int
@@ -52,10 +52,10 @@ class _Open:
 
 @dataclass(frozen=True)
 class Hooks:
-    """The functions of the coordinator that its parts call."""
+    """Functions of the coordinator that its components call."""
 
     clock: Callable[[], float]
-    """Returns monotonic time."""
+    """Returns the monotonic time."""
     write: Callable[[Entry], None]
     """Appends to the journal."""
     note: Callable[[str], None]
@@ -74,7 +74,7 @@ class Checkpoints:
         self._term = term
         self._hooks = hooks
         self._number = 0
-        self._open: _Open | None = None
+        self._open: _OpenCheckpoint | None = None
         self._wanted = False
         self._due = hooks.clock() + settings.every_s
         # The earliest time of the next attempt after a failure.
@@ -89,11 +89,11 @@ class Checkpoints:
         self.failures_in_a_row = 0
         """Consecutive failures, without those that were caused by the death of a shard."""
         self.seconds = 0.0
-        """Time of all committed checkpoints from begin to commit."""
+        """Time of all committed checkpoints from start to commit."""
         self.last_s: float | None = None
 
     def start(self, last: str | None) -> None:
-        """Find the newest valid checkpoint; `last` is the last one in the journal."""
+        """Find the newest valid checkpoint; `last` is the name of the last one in the journal."""
         self.directory.mkdir(parents=True, exist_ok=True)
         is_missing = last is not None and not (self.directory / last / MANIFEST).exists()
         problems = [f"{self.directory / last}: committed checkpoint is missing"] if last and is_missing else []
@@ -105,7 +105,7 @@ class Checkpoints:
     def _find_newest(self, problems: list[str]) -> Checkpoint | None:
         """Return the newest checkpoint whose files match its manifest; report damaged ones.
 
-        `problems` are those of newer checkpoints.
+        `problems` already has those of newer checkpoints.
         """
         found = self._newest_valid(problems)
         if found is None:
@@ -204,7 +204,7 @@ class Checkpoints:
         path = self.directory / f"{PREFIX}{self._term:08d}-{self._number + 1:06d}"
         self._number += 1
         self._wanted = False
-        self._open = _Open(self._number, path, owners, now)
+        self._open = _OpenCheckpoint(self._number, path, owners, now)
         try:
             path.mkdir()
         except OSError as error:
@@ -228,9 +228,9 @@ class Checkpoints:
         return f"shard-{index:05d}.rows", f"shard-{index:05d}.dense"
 
     def report(self, index: int, snapshot: Snapshot, body: Callable[[], dict[str, Any]]) -> None:
-        """Take the report of a shard's part; the last part completes the checkpoint, with `body` in its manifest.
+        """Handle a shard's report on its part; the last part completes the checkpoint, with `body` in its manifest.
 
-        Reports about other checkpoints, and those of other incarnations, are ignored.
+        Reports on other checkpoints and from other incarnations are ignored.
         """
         found = self._open
         if found is None or snapshot.checkpoint != found.path.name or index in found.parts:
@@ -247,7 +247,7 @@ class Checkpoints:
             if found.parts.keys() == found.owners.keys():
                 self._commit(found, body)
 
-    def _lose_shard(self, found: _Open, body: Callable[[], dict[str, Any]] | None, why: str) -> None:
+    def _lose_shard(self, found: _OpenCheckpoint, body: Callable[[], dict[str, Any]] | None, why: str) -> None:
         """Complete the checkpoint with the previous parts of shards that died before they wrote theirs.
 
         Every partition has its own record, so a checkpoint may combine parts of different times.
@@ -273,7 +273,7 @@ class Checkpoints:
         self._commit(found, body, is_whole=False)
         self._wanted = True
 
-    def _commit(self, found: _Open, body: Callable[[], dict[str, Any]], *, is_whole: bool = True) -> None:
+    def _commit(self, found: _OpenCheckpoint, body: Callable[[], dict[str, Any]], *, is_whole: bool = True) -> None:
         try:
             self._write_manifest(found, body())
         except (OSError, ModelError) as error:
@@ -296,7 +296,7 @@ class Checkpoints:
         self._drop_old()
         self._hooks.write({"kind": "checkpoint", "name": found.path.name})
 
-    def _write_manifest(self, found: _Open, body: dict[str, Any]) -> None:
+    def _write_manifest(self, found: _OpenCheckpoint, body: dict[str, Any]) -> None:
         files, parts = {}, []
         for index, owner in sorted(found.owners.items()):
             rows, dense = self._names(index)
@@ -322,7 +322,7 @@ class Checkpoints:
         fail_point("manifest-written")
 
     def _fail(self, why: str, *, retry_s: float | None = None) -> None:
-        """Give up the present checkpoint; earlier ones are unchanged."""
+        """Give up the open checkpoint; earlier ones are unchanged."""
         assert self._open is not None
         path = self._open.path
         self._open = None

@@ -10,7 +10,7 @@ from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.fail_points import fail_point
 from elasticrec.net import messages
 
-# Interval between two requests of a trainer that got no unit.
+# Time after which a trainer that got no unit asks again.
 _RETRY_S = 0.2
 # The same for strategies with groups, where all trainers wait for the end of a group.
 _GROUP_RETRY_S = 0.02
@@ -22,7 +22,7 @@ class Coordinator(RunState):
     def scale(self, request: messages.Scale) -> messages.ScaleResponse:
         """Change the number of shards or trainers, also for later restarts."""
         with self._lock:
-            self._begin(request)
+            self._check_term(request)
             if self.is_finished or self._stop is not None:
                 raise ConfigError(f"scale: expected a running run, got one that is {self._state()}")
             wanted = self.wanted.change(request.servers, request.trainers, self.settings.num_partitions)
@@ -35,7 +35,8 @@ class Coordinator(RunState):
                 "servers": self.members.map.servers,
             }
 
-    def _begin(self, request: messages.Request) -> None:
+    def _check_term(self, request: messages.Request) -> None:
+        """Raise if another coordinator has taken over."""
         self._journal.check_term()
         if request.term > self.term:
             raise UnavailableError(
@@ -54,13 +55,15 @@ class Coordinator(RunState):
     def register(
         self, request: messages.Register
     ) -> messages.ShardRegistration | messages.TrainerRegistration | messages.RegistrationDelay:
-        """Give an index to a process, or the time to wait for one."""
+        """Give an index to a process, or the time to wait if none is free."""
         with self._lock:
-            self._begin(request)
+            self._check_term(request)
             if request.protocol != messages.PROTOCOL:
                 raise ConfigError(messages.other_release(request.protocol))
             if request.run and self.settings.run_id and request.run != self.settings.run_id:
-                raise ConfigError("register: run: expected a role of this run, got one with the directory of another")
+                raise ConfigError(
+                    "register: run: expected a role of this run, got one with the directory of another run"
+                )
             self.tick()
             for name, why in request.damaged.items():
                 self.checkpoints.report_unloadable(name, why)
@@ -100,7 +103,7 @@ class Coordinator(RunState):
     ) -> messages.Response | messages.ShardHeartbeatResponse | messages.TrainerHeartbeatResponse:
         """Renew the member's lease, and return its commands."""
         with self._lock:
-            self._begin(request)
+            self._check_term(request)
             if request.leaving:
                 self._leave(request.incarnation)
                 return self._response()
@@ -158,7 +161,7 @@ class Coordinator(RunState):
         if self.publishing is not None and (publish := self.publishing.command(shard.index, shard.incarnation)):
             commands.append(publish)
         is_sync = self.settings.group_size is not None
-        if is_sync and shard.index in self.members.going_back:
+        if is_sync and shard.index in self.members.must_reload:
             commands.append({"command": "reload"})
         return {
             **self._response(commands),
@@ -176,7 +179,7 @@ class Coordinator(RunState):
         )
         if is_awaited or (publishing is not None and publishing.is_writing) or (is_sync and self._is_publish_due()):
             return timing.hurry_s
-        # A publish that is due but cannot begin waits for something else.
+        # 0 means that there is nothing to publish, or that a publish is due but cannot begin yet.
         due_s = 0.0 if publishing is None else publishing.next_s or 0.0
         return min(max(due_s, timing.hurry_s), timing.heartbeat_s) if due_s else timing.heartbeat_s
 
@@ -205,7 +208,7 @@ class Coordinator(RunState):
     def lease(self, request: messages.Lease) -> messages.UnitLease | messages.NoUnit:
         """Lease a unit to a trainer, or return why there is none."""
         with self._lock:
-            self._begin(request)
+            self._check_term(request)
             trainer = self._trainer(request.incarnation)
             self.tick()
             found = self._no_lease() or self.work.lease(trainer.incarnation, request.holds, self._share(request))
@@ -245,7 +248,7 @@ class Coordinator(RunState):
     def meet(self, request: messages.MeetRequest) -> messages.MeetResponse:
         """Return whether all trainers with a unit have reached a meeting."""
         with self._lock:
-            self._begin(request)
+            self._check_term(request)
             trainer = self._trainer(request.incarnation)
             self.tick()
             go = self.meetings.arrive(trainer.incarnation, request.meeting, self.work.workers())
@@ -259,16 +262,16 @@ class Coordinator(RunState):
         if self._move is not None and self.settings.group_size is None:
             return NoWork(f"scaling from {self.members.map.servers} to {self._move.servers} servers")
         if self.settings.group_size is not None:
-            if self.members.going_back:
+            if self.members.must_reload:
                 return NoWork("all shards return to the last checkpoint")
             is_saving = self.checkpoints.is_due() or self.checkpoints.writing is not None
             if is_saving and self.work.is_between_groups():
                 return NoWork("a checkpoint is written between two groups of units")
             is_writing = self.publishing is not None and self.publishing.is_writing
             if (is_writing or self._is_publish_due()) and self.work.is_between_groups():
-                return NoWork("a version is cut between two groups of units")
+                return NoWork("a version is written between two groups of units")
         if unheard := self.members.unheard():
-            # The member may hold a unit, or lack one.
+            # A trainer may hold a unit, and a shard may lack one.
             return NoWork(f"{unheard[0].name} has not sent a heartbeat since the coordinator started")
         return None
 
@@ -281,7 +284,7 @@ class Coordinator(RunState):
     def done(self, request: messages.UnitRequest) -> messages.HeldResponse:
         """End the lease of a unit whose batches are all pushed."""
         with self._lock:
-            self._begin(request)
+            self._check_term(request)
             trainer = self._trainer(request.incarnation)
             self._check_unit(request.unit)
             return {**self._response(), "held": self.work.done(trainer.incarnation, request.unit)}
@@ -289,7 +292,7 @@ class Coordinator(RunState):
     def give_back(self, request: messages.UnitRequest) -> messages.HeldResponse:
         """End the lease of a unit that the trainer has not finished."""
         with self._lock:
-            self._begin(request)
+            self._check_term(request)
             trainer = self._trainer(request.incarnation)
             self._check_unit(request.unit)
             return {**self._response(), "held": self.work.give_back(trainer.incarnation, request.unit)}
@@ -297,7 +300,7 @@ class Coordinator(RunState):
     def missing(self, request: messages.Missing) -> messages.Response:
         """Skip a unit whose data is gone, if the job allows it."""
         with self._lock:
-            self._begin(request)
+            self._check_term(request)
             self._trainer(request.incarnation)
             self._check_unit(request.unit)
             if self.settings.plan.on_missing != "skip":
@@ -319,7 +322,7 @@ class Coordinator(RunState):
     def checkpoint(self, request: messages.CheckpointRequest) -> messages.CheckpointResponse:
         """Request a checkpoint; the status shows when it is written."""
         with self._lock:
-            self._begin(request)
+            self._check_term(request)
             ticket = self.checkpoints.want()
             self.tick()
             return {**self._response(), "ticket": ticket}

@@ -14,7 +14,7 @@ class MeetingFigures:
     attended: int = 0
     """Meetings, summed over all trainers."""
     most_ahead: int = 0
-    """The largest lead of a trainer over another that took part, in meetings."""
+    """The largest lead of a trainer over another participant, in meetings."""
 
 
 class Meetings:
@@ -29,14 +29,14 @@ class Meetings:
         self._attended.setdefault(trainer, number)
 
     def join(self, trainer: int, present: Collection[int]) -> int:
-        """Let a trainer with a new unit take part: it joins at the slowest of the others, or where it was before."""
+        """Let a trainer with a new unit take part, at the number of the slowest other trainer or its own if higher."""
         others = [self._attended[one] for one in present if one != trainer and one in self._attended]
         own = self._attended.get(trainer, max(self._attended.values(), default=0) if not others else 0)
         self._attended[trainer] = max(own, min(others, default=own))
         return self._attended[trainer]
 
     def arrive(self, trainer: int, number: int, present: Collection[int]) -> bool:
-        """Record that a trainer has reached its meeting `number`; return whether all that take part have."""
+        """Record that a trainer has reached its meeting `number`; return whether all participants have."""
         before = self._attended.get(trainer, 0)
         if number > before:
             self._attended[trainer] = number

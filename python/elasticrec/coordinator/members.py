@@ -26,7 +26,7 @@ class Timing:
 
     lease_s: float = 3.0
     margin_s: float = 0.5
-    """More than clocks of two machines drift apart during a lease."""
+    """More than the drift between the clocks of two machines during a lease."""
     heartbeat_s: float = 0.5
     hurry_s: float = 0.05
     """Interval between heartbeats of shards while other members wait for their report."""
@@ -65,7 +65,7 @@ class Member:
     until: float
     """Time from which its lease has certainly expired."""
     heard: bool
-    """Whether it has contacted this coordinator, not only an earlier one."""
+    """Whether it has contacted this coordinator, not just an earlier one."""
     address: str | None = None
     state: str = "loading"
     sequence: int = -1
@@ -81,7 +81,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Wait:
-    """No index is free now: the time to wait, and why."""
+    """The answer if no index is free: how long to wait, and why."""
 
     seconds: float
     why: str
@@ -97,20 +97,20 @@ class Members:
         self._map: PartitionMap | None = None
         self._members: dict[int, Member] = {}
         self._used: set[int] = set()
-        # Shards of an earlier map whose leases may not have expired.
+        # Shards of earlier maps, whose leases may still be valid.
         self._retired: dict[int, Member] = {}
-        self.coming = 0
+        self.num_next_shards = 0
         """Number of shards of the next map while the partitions move."""
         self.num_started: Counter[Role] = Counter()
         """Processes that have registered so far."""
         # Indexes of this map that have had a shard.
         self._used_indexes: set[int] = set()
-        self.going_back: set[int] = set()
+        self.must_reload: set[int] = set()
         """Indexes of shards that must load the last checkpoint because another shard did (with groups only)."""
 
     @property
     def map(self) -> PartitionMap:
-        """The present partition map."""
+        """The current partition map."""
         assert self._map is not None, "a run has a map before it has members"
         return self._map
 
@@ -138,7 +138,7 @@ class Members:
         self._retired |= shards
         for number in shards:
             del self._members[number]
-        self._used_indexes, self.going_back = set(), set()
+        self._used_indexes, self.must_reload = set(), set()
 
     def register(self, role: Role, nonce: str, index: int | None = None) -> Member | Wait:
         """Give an index to a process; a repeated request with the same nonce gets the same index."""
@@ -157,8 +157,8 @@ class Members:
     def _free_shard_index(self, index: int | None) -> int | Wait:
         """Return an index whose last shard has certainly stopped."""
         servers = self.map.servers
-        if index is not None and servers <= index < self.coming:
-            return Wait(self.timing.heartbeat_s, f"the partitions are moving to {self.coming} shards")
+        if index is not None and servers <= index < self.num_next_shards:
+            return Wait(self.timing.heartbeat_s, f"the partitions are moving to {self.num_next_shards} shards")
         if index is not None and index >= servers:
             raise SurplusError(f"register: index: expected a shard below {servers}, got {index}")
         now = self._clock()
@@ -196,11 +196,11 @@ class Members:
         self._members[member.incarnation] = member
 
     def _record_start(self, index: int) -> None:
-        """Update the shards that must go back; depends on the journal only, so that a later coordinator agrees."""
-        if index in self.going_back:
-            self.going_back.discard(index)
+        """Update `must_reload`, from the journal only, so that a later coordinator computes the same."""
+        if index in self.must_reload:
+            self.must_reload.discard(index)
         elif index in self._used_indexes:
-            self.going_back = set(range(self.map.servers)) - {index}
+            self.must_reload = set(range(self.map.servers)) - {index}
         self._used_indexes.add(index)
 
     def heartbeat(self, incarnation: int) -> Member:
@@ -218,13 +218,13 @@ class Members:
         return member
 
     def leave(self, incarnation: int) -> None:
-        """Remove a member that has stopped, so that its lease need not expire."""
+        """Remove a member that has stopped, so that nothing waits for its lease to expire."""
         if incarnation in self._members or incarnation in self._retired:
             self._write({"kind": "left", "incarnation": incarnation})
             self._remove(incarnation)
 
     def forget(self) -> list[Member]:
-        """Remove trainers that have been silent for long; a shard stays until another one has its index."""
+        """Remove trainers that have long been silent; a shard stays until another one has its index."""
         now = self._clock()
         gone = [member for member in self.of("trainer") if member.until + self.timing.forget_s <= now]
         for member in gone:

@@ -95,7 +95,7 @@ def _add_checkpoints(found: Families, checkpoint: CheckpointStatus) -> None:
     found.add(
         "checkpoint_seconds_total",
         "counter",
-        "Time of committed checkpoints from begin to commit.",
+        "Time of committed checkpoints from start to commit.",
         checkpoint["seconds"],
     )
     found.add("checkpoint_age_seconds", "gauge", "Time since this coordinator's last checkpoint.", checkpoint["age_s"])
@@ -112,7 +112,7 @@ def _add_publishes(found: Families, publish: dict[str, Any]) -> None:
     found.add(
         "publish_seconds_total",
         "counter",
-        "Time of committed publishes from begin to commit.",
+        "Time of committed publishes from start to commit.",
         publish["seconds"],
     )
     found.add("publish_age_seconds", "gauge", "Time since this coordinator's last publish.", publish["age_s"])

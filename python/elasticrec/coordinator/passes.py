@@ -25,7 +25,7 @@ class Upkeep:
     click_coeff: float = 1.0
 
     def boundary(self, number: int, before_unit: int, now: int | None = None) -> dict[str, Any]:
-        """Return the end of a pass as shards take it (`crates/ps/src/shard.rs`): the same as in one process.
+        """Return the boundary at the end of a pass as shards parse it (`crates/ps/src/shard.rs`).
 
         `now` is the data time; the default is the number of the epoch.
         """
@@ -60,9 +60,9 @@ class PassPlan:
 
     files: Callable[[int], Sequence[Path]]
     """Returns the files of a pass."""
-    cut: UnitSplit
+    split: UnitSplit
     num_passes: int
-    """Not used with `hours`, whose number is open."""
+    """Ignored with `hours`: their number is not known in advance."""
     upkeep: Upkeep = Upkeep()
     hours: Callable[[PlanCallbacks], HourPlan] | None = None
     """Makes the plan of a job with hours instead of epochs."""
@@ -138,9 +138,9 @@ class Passes:
         return len(self.begun) >= self._plan.num_passes if self.hours is None else self.hours.is_over
 
     def until(self, *, is_complete: bool) -> str | None:
-        """Return the last hour in order that is trained completely, None without hours.
+        """Return the last hour in sequence that is trained completely, None without hours.
 
-        `is_complete` says whether the last pass is.
+        `is_complete`: whether the last pass is complete.
         """
         done = self.begun if is_complete else self.begun[:-1]
         hours = (begun.hour["hour"] for begun in reversed(done) if begun.hour and begun.hour["why"] == "next")
@@ -156,13 +156,13 @@ class Passes:
         except FileNotFoundError:
             if self._plan.on_missing == "fail":
                 raise
-            # what is removed while it is planned is not there at the next look
+            # The files of the hour were removed while it was planned; the next call plans again.
             return None
 
     def _begin(self, files: Sequence[Path], hour: HourPass | None) -> Pass:
         number, first = len(self.begun), self.end_unit
         self._plan.check(files)
-        units = plan_units(files, self._plan.cut, number, first, hour.day if hour else None)
+        units = plan_units(files, self._plan.split, number, first, hour.day if hour else None)
         if not units and hour is None:
             raise SampleError(f"data.train: expected samples, got {len(files)} file(s) without any")
         path = self._directory / f"epoch-{number:05d}.jsonl"
@@ -171,7 +171,7 @@ class Passes:
         end = first + len(units)
         upkeep = self._plan.upkeep
         if hour is not None and not hour.ends_day:
-            # Within a day nothing decays, and rows stay; the score coefficients choose the rows to evict for memory.
+            # Decay and eviction wait for the end of the day; the coefficients still rank rows if memory runs out.
             upkeep = replace(upkeep, decay=1.0, min_score=None, max_age=None)
         boundary = upkeep.boundary(number, end, hour.day if hour else None)
         begun = Pass(number, first, end, path.name, _digest(path), boundary, hour.entry() if hour else None)

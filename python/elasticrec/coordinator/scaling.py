@@ -17,7 +17,7 @@ MAX_TRAINERS = 65536
 
 # Time for the units in flight to finish before the checkpoint is taken.
 _GRACE_S = 2.0
-# A disk that cannot store a checkpoint must not stop the training.
+# Give up the move after this many failed checkpoints: no unit is leased meanwhile.
 _MAX_FAILURES = 2
 
 
@@ -29,7 +29,7 @@ class Wanted:
     trainers: int
 
     def change(self, servers: int | None, trainers: int | None, num_partitions: int) -> "Wanted":
-        """Return other numbers; refuse those that the run cannot have."""
+        """Return the changed numbers; refuse those that the run cannot have."""
         if servers is None and trainers is None:
             raise ConfigError("scale: expected a number of servers or of trainers, got neither")
         if servers is not None and not 1 <= servers <= num_partitions:
@@ -48,7 +48,7 @@ class Wanted:
 
     @classmethod
     def last(cls, entries: list[Entry], kind: str) -> "Wanted | None":
-        """Return the numbers of the last such entry of a journal, or None."""
+        """Return the numbers in the last entry of this kind, or None."""
         found = [entry for entry in entries if entry["kind"] == kind]
         return cls(found[-1]["servers"], found[-1]["trainers"]) if found else None
 

@@ -14,7 +14,7 @@ from elasticrec.publish.servers.target import VersionTarget
 
 @dataclass(frozen=True)
 class Settings:
-    """The job as the coordinator sees it, and the functions that it calls."""
+    """The settings of a job that the coordinator needs, and the functions that it calls."""
 
     job: str
     """Digest of the settings that may not change while the run lasts."""
@@ -34,12 +34,12 @@ class Settings:
     measure: Callable[[Checkpoint], dict[str, Any]] = lambda _: {}
     """Returns the metrics of a pass from the checkpoint at its end."""
     group_size: int | None = None
-    """Units whose batches make steps together (`sync`): all shards then return to a checkpoint together."""
+    """Number of units whose batches make steps together (`sync`). All shards then return to a checkpoint together."""
     run_id: str = ""
     """Id of the run: roles with another id are refused."""
     publish: PublishSettings | None = None
     """When versions are published; None for never."""
     target: VersionTarget | None = None
-    """The repository that versions are published to."""
+    """The repository to which versions are published."""
     run: Callable[[Callable[[], None]], None] = run_on_thread
     """Runs work that would block the coordinator."""

@@ -25,7 +25,7 @@ from elasticrec.net.messages import ShardOwner
 from elasticrec.publish.servers.publishing import PublishHooks, Publishing
 from elasticrec.run import Run
 
-# Lines that the status shows.
+# Number of notes that the status shows.
 _KEPT_NOTES = 100
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class RunState:
         before = Wanted.last(self._journal.entries, "job")
         if job != before:
             if before is not None:
-                # The order matters: a coordinator that finds only the first entry comes to the same numbers.
+                # In this order, a coordinator that dies after the first entry leaves the same numbers to its successor.
                 self._want(self.wanted)
             self._journal.append(job.entry("job"))
 
@@ -161,7 +161,7 @@ class RunState:
                 self.publishing.close()
 
     def tick(self) -> None:
-        """Do what is due; called periodically and with every request."""
+        """Do the work that is due; called periodically and with every request."""
         with self._lock:
             for index in range(self.members.map.servers):
                 self.work.set_up(index, self._is_serving(self.members.shard(index)))
@@ -241,7 +241,7 @@ class RunState:
         if not self.passes.begun:
             self._begin_next_or_fail()
         elif not self.work.is_pass_complete():
-            # The pass may also be incomplete again, if a shard was restored after the request for a checkpoint.
+            # A complete pass becomes incomplete if a shard is restored after the request for a checkpoint.
             self._ticket = self._version_ticket = None
         elif self._ticket is None:
             self._ticket = self.checkpoints.want()
@@ -257,7 +257,7 @@ class RunState:
                 self.is_finished = True
 
     def _awaits_version(self, *, is_end: bool) -> bool:
-        """Whether to wait for the version of the pass's end: for its parts, or at the run's end for its commit."""
+        """Whether to wait for the version at the end of the pass: for its parts, or for its commit if the run ends."""
         publishing = self.publishing
         if publishing is None or not (is_end or publishing.settings.every_s is None):
             return False
@@ -319,9 +319,9 @@ class RunState:
         """Move the partitions to the requested number of shards."""
         before, wanted = self.members.map.servers, self.wanted.servers
         if before == wanted or self.is_finished or self._stop is not None:
-            self._move, self.members.coming = None, 0
+            self._move, self.members.num_next_shards = None, 0
             return
-        self.members.coming = wanted
+        self.members.num_next_shards = wanted
         if self._move is None or self._move.servers != wanted:
             hooks = MoveHooks(
                 self.checkpoints.want, self.checkpoints.is_committed, lambda: self.checkpoints.failures_in_a_row
@@ -340,7 +340,7 @@ class RunState:
         before = self.members.map.servers
         self.members.set_map(servers)
         self.work.set_map(self.members.map)
-        self._move, self.members.coming = None, 0
+        self._move, self.members.num_next_shards = None, 0
         epoch = self.members.map.epoch
         logger.info("servers: the partitions moved from %d to %d, map %d", before, servers, epoch)
 

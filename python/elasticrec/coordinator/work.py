@@ -1,4 +1,4 @@
-"""Leases of units to trainers. A unit is complete when the present owner of every partition reports it, not before."""
+"""Leases of units to trainers. A unit is complete only when the current owners of all partitions report it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class WorkTiming:
     """Times after which a unit is leased again."""
 
     lease_s: float = 3.5
-    """Lease of a silent trainer."""
+    """Time until the lease of a silent trainer expires."""
     settle_s: float = 2.0
     """Time for the shards to confirm a unit after its trainer reported it as done."""
 
@@ -24,14 +24,14 @@ class Grant:
 
     unit: int
     skip: tuple[int, ...]
-    """Batches that every partition has applied: the trainer leaves them out."""
+    """Batches that every partition has applied, which the trainer skips."""
     is_replay: bool
     """Whether the unit was leased before."""
 
 
 @dataclass(frozen=True)
 class NoWork:
-    """There is no unit for now, or no unit any more."""
+    """No unit is available now, or all are complete."""
 
     why: str
     finished: bool = False
@@ -53,7 +53,7 @@ class _Shard:
 
 @dataclass
 class Counters:
-    """Counts leases by their end."""
+    """Numbers of leases: all, repeated ones, and those that ended early by reason."""
 
     given: int = 0
     replayed: int = 0
@@ -117,7 +117,7 @@ class Work:
         self._behind = self._lacking = None
 
     def report(self, index: int, records: Records) -> None:
-        """Take a shard's report of the batches that its partitions have applied."""
+        """Handle a shard's report of the batches that its partitions have applied."""
         shard = self._shards[index]
         self._check(index, records)
         shard.records = records
@@ -163,7 +163,7 @@ class Work:
         return not any(unit >= group.start for unit in (*self._leases, *self._settling))
 
     def lease(self, trainer: int, holds: Iterable[int] = (), share: int | None = None) -> Grant | NoWork:
-        """Lease a unit to a trainer; with groups at most `share` units, unless it waits for the others."""
+        """Lease a unit to a trainer; `share` limits how many units of a group it may hold."""
         self.lapse()
         if why := self._unready():
             return NoWork(why)
@@ -223,7 +223,7 @@ class Work:
         return limit if group is None else min(limit, group.stop)
 
     def _find_behind(self) -> set[int]:
-        """Return the units, leased at any time, that some partition lacks since a shard was restored."""
+        """Return the units, among all that were ever leased, that some partition lacks since a shard was restored."""
         if self._behind is None:
             self._behind = set(self._find_lacking())
         elif self._behind:

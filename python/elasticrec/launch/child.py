@@ -1,4 +1,4 @@
-"""A role's process on this machine, as the launcher sees it."""
+"""A role and its process on this machine, from the launcher's point of view."""
 
 import subprocess
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Child:
-    """A role's present process, and its earlier processes that hang."""
+    """A role: its current process, and earlier processes that hang."""
 
     role: str
     index: int
@@ -18,7 +18,7 @@ class Child:
     is_leaving: bool = False
     """Whether the launcher asked the process to end."""
     down_since: float | None = None
-    """Since when the coordinator reports this shard as down."""
+    """Time since which the coordinator has reported this shard as down."""
     hung: list[subprocess.Popen[bytes]] = field(default_factory=list)
     """Processes that were replaced while they were alive, for example stopped: they are fenced when they wake up."""
 

@@ -1,4 +1,4 @@
-"""`elasticrec status | logs | scale`: commands for a run, above all while it is running."""
+"""`elasticrec status | logs | scale`: commands for a run, mostly for one that is running."""
 
 import json
 import sys
@@ -55,7 +55,7 @@ def logs(
     ],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines of the present log.")
+        int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines that the log has now.")
     ] = None,
 ) -> None:
     """Print the log of a role."""

@@ -29,7 +29,7 @@ _POLL_S = 0.1
 _STATUS_INTERVAL_S = 0.4
 _STOP_S = 20.0
 _SAVE_S = 60.0
-# A role that repeatedly dies soon after its start is not restarted for ever.
+# Give up on a role after this many processes in a row that died soon after their start.
 _MAX_QUICK_DEATHS = 5
 _QUICK_S = 2.0
 # The longest time from the start of a process to its registration.
@@ -56,7 +56,7 @@ class LocalLauncher:
         self._client = CoordinatorClient(self.url, security=self.security, deadline_s=2.0)
         self.stop_requested = False
         self.is_saved = False
-        # When the coordinator answered last.
+        # Time of the coordinator's last answer.
         self._answered_at = time.monotonic()
 
     def __enter__(self) -> "LocalLauncher":
@@ -79,7 +79,7 @@ class LocalLauncher:
             environment.TLS_CERT: security.cert,
             environment.TLS_KEY: security.key,
             environment.TLS_CA: security.ca,
-            # Roles end with their launcher: without one they would hold the run's lock for ever.
+            # Roles end with their launcher: otherwise an orphaned coordinator would keep the run's lock.
             environment.PARENT: str(os.getpid()),
             environment.NAME: child.name,
             # The job's trainers share this machine. The number stays the same when the run is scaled: other numbers of
@@ -133,7 +133,7 @@ class LocalLauncher:
 
     def _reconcile(self) -> StatusResponse:
         """Get the coordinator's status, and start and stop processes accordingly."""
-        # Check for ended processes first: those that end because the run is over do so after the status says it.
+        # Check for ended processes before the status: at the end of a run, processes end after the status says so.
         ended = [child for child in self.children if not child.is_running()]
         status = self._client.status()
         if status["state"] == "running":
@@ -212,9 +212,9 @@ class LocalLauncher:
         return False
 
     def _count_end(self, child: Child, code: int) -> float:
-        """Return how long a process lived; raise after too many short lives in a row."""
+        """Return how long a process lived; raise after too many short-lived processes in a row."""
         lived_s = time.monotonic() - child.started
-        # A process that fails by itself may do so after a long start; one that is killed may be killed again.
+        # A process that fails on its own may fail late in a long start; a killed one counts only if it died at once.
         is_quick = lived_s < (_QUICK_S if code < 0 else _START_S)
         child.num_quick_deaths = child.num_quick_deaths + 1 if is_quick else 0
         if child.num_quick_deaths >= _MAX_QUICK_DEATHS:
@@ -222,7 +222,7 @@ class LocalLauncher:
         return lived_s
 
     def _is_needed(self, child: Child) -> bool:
-        """Whether the run still has this shard, as far as is known; a shard that it has not refuses to start."""
+        """Whether the run still has this shard, as far as known; a surplus shard would refuse to start."""
         if child.role != "ps":
             return True
         with contextlib.suppress(UnavailableError):
@@ -245,7 +245,7 @@ class LocalLauncher:
                 logger.warning("%s does not respond: replacing it", child.name)
                 child.hung.append(child.process)
                 if child.role == "trainer":
-                    # It would be one trainer too many when it wakes up.
+                    # When it wakes up, it would be one trainer too many.
                     child.process.terminate()
                 self._spawn(child)
 
@@ -291,7 +291,7 @@ class LocalLauncher:
 
 
 def reserve_port() -> tuple[socket.socket, int]:
-    """Return a free port, and a socket that keeps other programs from it until the coordinator listens there.
+    """Return a free port, and a socket that reserves it until the coordinator listens there.
 
     On Linux a bound socket that does not listen lets another socket with SO_REUSEADDR listen; elsewhere it would not.
     """

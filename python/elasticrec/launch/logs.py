@@ -37,7 +37,7 @@ def _order(path: Path) -> tuple[str, int]:
 
 
 class LogReader:
-    """Reads the lines of some logs in the order of time, then new lines as they are written."""
+    """Reads the lines of several logs in the order of time, then new lines as they are written."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
@@ -45,7 +45,7 @@ class LogReader:
         self._partial_lines = dict.fromkeys(paths, b"")
 
     def lines(self, tail: int | None) -> list[str]:
-        """Return the present lines, or only the last `tail` of them."""
+        """Return the lines so far, or only the last `tail` of them."""
         found = self._read_new()
         return found if tail is None else list(deque(found, maxlen=tail))
 

@@ -44,7 +44,7 @@ def _is_scaled(client: CoordinatorClient, run: Run, wanted: ProcessCounts) -> bo
     try:
         return _has_reached(client.status(), wanted)
     except UnavailableError:
-        # The coordinator is busy or restarts. One that has ended has removed its address.
+        # The coordinator is busy or restarting. When it ends, it removes its address.
         if read_address(run.path) is None:
             raise
         return False

@@ -14,7 +14,7 @@ from elasticrec.net.messages import CheckpointStatus, ShardStatus, StatusRespons
 from elasticrec.net.security import Security
 from elasticrec.run import Run
 
-# A coordinator that is being restarted answers within this time.
+# Enough time for a coordinator that is being restarted.
 _ANSWER_S = 3.0
 
 
@@ -187,7 +187,7 @@ def _trainer_line(trainer: TrainerStatus) -> str:
     units = ", ".join(str(unit) for unit in trainer["units"])
     pushes = figures.get("staleness_pushes", 0)
     # The strategy `geo` does not measure staleness.
-    stale = f"{figures['staleness_sum'] / pushes:.1f} (most {figures['staleness_most']})" if pushes else "-"
+    stale = f"{figures['staleness_sum'] / pushes:.1f} (max {figures['staleness_most']})" if pushes else "-"
     shares = {key.removeprefix("share_"): value for key, value in figures.items() if key.startswith("share_")}
     if shares:
         shares["other"] = max(1.0 - sum(shares.values()), 0.0)

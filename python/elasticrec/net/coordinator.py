@@ -1,4 +1,4 @@
-"""The coordinator's client for shards, trainers and commands: it survives a coordinator that is down or replaced."""
+"""The coordinator's client for shards, trainers and commands; it retries while the coordinator is unavailable."""
 
 import json
 import threading
@@ -46,7 +46,7 @@ class Term:
 class CoordinatorClient:
     """One connection, for one thread at a time.
 
-    Requests are sent again until `deadline_s` is over: all of them may be repeated.
+    Requests are retried for `deadline_s` seconds; repeating any of them is harmless.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class CoordinatorClient:
         self._attempt_s = attempt_s
         self._http = _http_client(url, security, attempt_s)
         self.sent_at = 0.0
-        """Monotonic time just before the last answered request was sent: leases run from here."""
+        """Monotonic time at which the last answered request was sent: leases run from here."""
 
     def register_shard(self, nonce: str, **more: Any) -> messages.ShardRegistration | messages.RegistrationDelay:
-        """Register a shard: its `index`, the id of its `run`, the checkpoints that are `damaged`."""
+        """Register a shard, with its `index`, the id of its `run` and the checkpoints that are `damaged`."""
         return cast(
             messages.ShardRegistration | messages.RegistrationDelay, self._register(role="ps", nonce=nonce, **more)
         )
@@ -90,7 +90,7 @@ class CoordinatorClient:
         return cast(messages.TrainerHeartbeatResponse, self._heartbeat(incarnation, sequence, **more))
 
     def leave(self, incarnation: int, sequence: int, **more: Any) -> None:
-        """Report that the member has stopped, so that its lease need not run out."""
+        """Report that the member has stopped, so that nothing waits for its lease to expire."""
         self._heartbeat(incarnation, sequence, leaving=True, **more)
 
     def _heartbeat(self, incarnation: int, sequence: int, **more: Any) -> Any:
@@ -99,7 +99,7 @@ class CoordinatorClient:
     def lease(
         self, incarnation: int, holds: list[int], *, waiting: bool = False
     ) -> messages.UnitLease | messages.NoUnit:
-        """Request a unit beside the units held; `waiting` for the rest of a group."""
+        """Request a unit in addition to those in `holds`; `waiting`: the trainer waits for the rest of its group."""
         answer = self._post("lease", incarnation=incarnation, holds=holds, waiting=waiting)
         return cast(messages.UnitLease | messages.NoUnit, answer)
 

@@ -1,6 +1,6 @@
-"""The HTTP client of ElasticREC's processes: TLS, the token, timeouts, and one wording for peers that fail.
+"""The HTTP client of ElasticREC's processes: TLS, the token, timeouts, and uniform error messages.
 
-The coordinator's client, the files over HTTP and the notices to store processes are built on it. Prediction clients
+It serves the coordinator's client, repositories behind a URL, and notices to store processes. Prediction clients
 have their own (`serving/protocol.py`): the threaded and the asyncio client share one state machine (docs/adr/0011).
 """
 
@@ -33,10 +33,10 @@ class HttpResponse:
 
 
 class HttpClient:
-    """One kept connection to one server, for one thread at a time."""
+    """One keep-alive connection to one server, for one thread at a time."""
 
     def __init__(self, url: str, *, name: str, security: Security, timeout_s: float) -> None:
-        """`name` is how errors call the server, such as `coordinator at 127.0.0.1:7160`."""
+        """`name` is the server's name in errors, such as `coordinator at 127.0.0.1:7160`."""
         parts = urlsplit(url)
         self.name = name
         self.host, self._port = parts.hostname or "", parts.port
@@ -86,7 +86,7 @@ class HttpClient:
         return HttpResponse(response.status, response.reason or "", response.headers, response.data)
 
     def _tls_mismatch(self, cause: BaseException) -> str | None:
-        """Return what is wrong if only one end uses TLS or the certificate is not accepted."""
+        """Return the problem if only one end uses TLS or the certificate is not accepted, else None."""
         if isinstance(cause, ssl.SSLError):
             return tls_problem(cause, self.host)
         is_closed = isinstance(cause, ConnectionResetError | BrokenPipeError | http.client.BadStatusLine)

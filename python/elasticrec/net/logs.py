@@ -28,7 +28,7 @@ class _LineHandler(logging.Handler):
 
 
 class _StderrHandler(_LineHandler):
-    """Writes to the standard error of the moment, which commands and tests replace."""
+    """Writes to the current standard error, which commands and tests replace."""
 
     def __init__(self) -> None:
         super().__init__(lambda text: typer.echo(text, err=True))
@@ -59,7 +59,7 @@ def logging_to(write: Callable[[str], None]) -> Iterator[None]:
 
 
 def stamp() -> str:
-    """Return the present time as log lines show it."""
+    """Return the current time in the format of log lines."""
     return datetime.now().isoformat(timespec="milliseconds")
 
 
@@ -78,7 +78,7 @@ class StampedStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write whole lines in one call, so that lines of two threads do not mix."""
         if not isinstance(text, str):
-            # Some libraries find out in this way whether a stream takes bytes.
+            # Some libraries try this to find out whether a stream takes bytes.
             raise TypeError(f"expected text, got {type(text).__name__}")
         parts = []
         for line in text.splitlines(keepends=True):

@@ -70,7 +70,7 @@ Records = tuple[tuple[tuple[U64, ...], Record], ...]
 
 
 class Status(BaseModel):
-    """The status of a shard; figures unknown to this release are shown and not used."""
+    """The status of a shard; figures that this release does not know are only shown."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -133,7 +133,7 @@ class Register(Request):
     protocol: int
     role: Literal["ps", "trainer"]
     nonce: Annotated[str, Field(min_length=1, max_length=100)]
-    """Random for each process: identifies a request that is sent again."""
+    """Random for each process, to recognise a repeated request."""
     run: str = ""
     """Id of the run in the process's run directory, if known."""
     index: Annotated[int, Field(ge=0)] | None = None
@@ -171,9 +171,9 @@ class Lease(Request):
 
     incarnation: U64
     holds: tuple[U64, ...] = ()
-    """Units that the trainer holds; for its other leases the response was lost."""
+    """Units that the trainer holds; it did not receive the responses for any others."""
     waiting: bool = False
-    """The trainer waits for the rest of its group, whose trainers may be gone."""
+    """The trainer waits for the other units of its group, whose trainers may be gone."""
 
 
 class MeetRequest(Request):
@@ -253,7 +253,7 @@ class PublishCommand(TypedDict):
     command: Literal["publish"]
     publish: str
     committed: str | None
-    """The last publish that became a version: a delta holds the changes since."""
+    """The last publish that became a version; a delta holds the changes since."""
     base: bool
     row_type: str
     cube: str
@@ -341,15 +341,15 @@ class ShardHeartbeatResponse(Response):
 
 
 class TrainerHeartbeatResponse(ShardHeartbeatResponse):
-    """The lease of a trainer, its servers and its lost units."""
+    """The lease of a trainer, its servers, and the units to drop."""
 
     shards: list[ShardAddress]
     drop: list[int]
-    """Units that the trainer no longer holds."""
+    """Units that the trainer reported but no longer holds."""
 
 
 class UnitEntry(TypedDict):
-    """A unit, as a line of `units/epoch-NNNNN.jsonl` has it."""
+    """A unit, as in a line of `units/epoch-NNNNN.jsonl`."""
 
     id: int
     path: str
@@ -371,14 +371,14 @@ class UnitLease(Response):
     replay: bool
     shards: list[ShardAddress]
     group: list[int] | None
-    """Of `sync`: the first unit of the group and its number of units."""
+    """With `sync`: the first unit of the group and its number of units."""
     meeting: int
     trainers: int
     """Number of live trainers."""
 
 
 class NoUnit(Response):
-    """No unit for now, or no unit any more."""
+    """No unit is available now, or all are complete."""
 
     unit: None
     finished: bool
@@ -413,7 +413,7 @@ class ProcessCounts(TypedDict):
 
 
 class ScaleResponse(Response):
-    """The requested numbers, and the number of servers in the present map."""
+    """The requested numbers, and the number of servers in the current map."""
 
     wanted: ProcessCounts
     servers: int
@@ -498,7 +498,7 @@ class StatusResponse(Response):
 
 
 class ErrorResponse(TypedDict):
-    """A refusal."""
+    """An error response."""
 
     term: int
     error: str
@@ -519,7 +519,7 @@ AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
 
 def other_release(protocol: int) -> str:
-    """Return the refusal of a role of another release."""
+    """Return the error for a role of another release."""
     return f"register: protocol: expected {PROTOCOL}, got {protocol}: the role is of another release"
 
 
@@ -540,7 +540,7 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
 
 
 def _check_release(body: bytes) -> None:
-    """Refuse another release by its number: that is a better reason than a field that is unknown here."""
+    """Refuse another release by its protocol number, a better message than one about an unknown field."""
     try:
         protocol = _Protocol.model_validate_json(body).protocol
     except ValidationError:

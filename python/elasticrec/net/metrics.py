@@ -75,7 +75,7 @@ class MetricsServer:
 
 def _handler(render: Callable[[], str], token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        # A silent peer may not keep a thread.
+        # A silent peer must not occupy a thread.
         timeout = 10
 
         def do_GET(self) -> None:

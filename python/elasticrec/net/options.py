@@ -19,6 +19,8 @@ CaOption = Annotated[
 InsecureOption = Annotated[
     bool,
     typer.Option(
-        "--insecure", envvar=environment.INSECURE, help="Allow other machines without TLS and without a token."
+        "--insecure",
+        envvar=environment.INSECURE,
+        help="Allow connections with other machines without TLS and without a token.",
     ),
 ]

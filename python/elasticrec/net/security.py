@@ -1,4 +1,4 @@
-"""Token and TLS of a process, and the rule that other machines are only reached with both, unless `insecure` is set."""
+"""Token and TLS of a process: connections with other machines need both, unless `insecure` is set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from elasticrec.config.publish import Cube
 from elasticrec.errors import ConfigError
 from elasticrec.net import environment
 
-# Servers refuse a longer hello.
+# Servers refuse a hello with a longer token.
 _MAX_TOKEN = 1024
 
 
 @dataclass(frozen=True)
 class Security:
-    """The token, the TLS files, and whether the process may do without them."""
+    """The token and the TLS files of a process, and whether it may do without them."""
 
     token: str | None = field(default=None, repr=False)
     cert: Path | None = None
@@ -57,7 +57,9 @@ class Security:
         if is_loopback(host) or self.insecure or (self.token and self.cert):
             return
         missing = " and ".join(name for name, has in (("a token", self.token), ("TLS", self.cert)) if not has)
-        raise ConfigError(f"{role}: host: {host} is open to others: expected {missing}, `insecure: true`, or 127.0.0.1")
+        raise ConfigError(
+            f"{role}: host: {host} is reachable from other machines: expected {missing}, `insecure: true`, or 127.0.0.1"
+        )
 
     def check_send(self, target: str, host: str, *, encrypted: bool) -> None:
         """Refuse to send the token to another machine in clear text, unless `insecure` is set."""

@@ -54,7 +54,7 @@ class WebServer:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
 
     def start(self) -> None:
-        """Start to answer; earlier connections have waited in the socket's backlog."""
+        """Start answering; earlier connections have waited in the socket's backlog."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -70,7 +70,7 @@ def check_token(request: Request, token: str | None) -> None:
     if token is None:
         return
     given = request.headers.get("authorization", "")
-    # The time of the comparison tells nothing about the token.
+    # Compare in constant time, so that the duration reveals nothing about the token.
     if not hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {token}".encode()):
         raise HTTPException(401, "missing or wrong token", {"WWW-Authenticate": "Bearer"})
 

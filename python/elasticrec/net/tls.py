@@ -1,4 +1,4 @@
-"""TLS of HTTP clients: the authorities they trust, and the wording for peers that they cannot trust."""
+"""TLS of HTTP clients: the authorities they trust, and error messages for peers that they cannot trust."""
 
 import socket
 import ssl
@@ -19,7 +19,7 @@ class TlsError(ConfigError):
 
 
 def client_context(ca: Path | None) -> ssl.SSLContext:
-    """Return a context that trusts the authorities of the `ca` file, or those of the system without one."""
+    """Return a context that trusts the authorities of the `ca` file, or those of the system if it is None."""
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:

@@ -29,7 +29,7 @@ class BackgroundWriter:
             self.report = None
 
     def start(self, key: Report, write: Callable[[], Report]) -> None:
-        """Run `write` on a thread, unless it was started before; `key` names the checkpoint or publish."""
+        """Run `write` on a thread, unless it was already started for `key`, which names the checkpoint or publish."""
         with self._lock:
             if self._is_reported(key):
                 return
@@ -53,7 +53,7 @@ class BackgroundWriter:
 
     def _set_report(self, key: Report, state: str, **more: Any) -> None:
         with self._lock:
-            # A newer write may have started meanwhile: its report stays.
+            # If a newer write has started meanwhile, keep its report.
             if self._is_reported(key):
                 self.report = {**key, "state": state, **more}
 
@@ -64,5 +64,5 @@ class BackgroundWriter:
 
 
 def file_entry(size: int, digest: str) -> Report:
-    """Return a file as a report lists it."""
+    """Return the entry of a file in a report."""
     return {"bytes": size, "sha256": digest}

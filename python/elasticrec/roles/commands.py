@@ -37,7 +37,8 @@ IndexOption = Annotated[
 ]
 HostOption = Annotated[str, typer.Option("--host", envvar=environment.HOST, help="Address to listen on.")]
 PortOption = Annotated[
-    int, typer.Option("--port", envvar=environment.PORT, min=0, max=65535, help="Port to listen on; 0 for any.")
+    int,
+    typer.Option("--port", envvar=environment.PORT, min=0, max=65535, help="Port to listen on; 0 picks a free port."),
 ]
 WaitOption = Annotated[
     float,
@@ -52,7 +53,7 @@ MetricsPortOption = Annotated[
         envvar=environment.METRICS_PORT,
         min=0,
         max=65535,
-        help="Port of /metrics on 127.0.0.1; 0 for any.",
+        help="Port of /metrics on 127.0.0.1; 0 picks a free port.",
     ),
 ]
 
@@ -111,7 +112,7 @@ def ps(
             "--advertise",
             envvar=environment.ADVERTISE,
             metavar="HOST",
-            help="Host name or address that others connect to, if --host is not one.",
+            help="Host name or address that other processes connect to; needed if --host is 0.0.0.0 or ::.",
         ),
     ] = None,
     tls_cert: CertOption = None,
@@ -185,7 +186,7 @@ def _open_run(path: Path) -> tuple["Run", "Job"]:
 
 
 def _run(process: "ShardProcess | TrainerProcess") -> None:
-    """Run a role until it ends. On SIGTERM and Ctrl-C it leaves the run, so that its lease need not run out."""
+    """Run a role until it ends. On SIGTERM and Ctrl-C it leaves the run, and nothing waits for its lease to expire."""
     from elasticrec.errors import UnavailableError
     from elasticrec.net.messages import FencedError
     from elasticrec.roles.member import Shutdown

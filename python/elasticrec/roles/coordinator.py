@@ -70,7 +70,7 @@ def _prepare_start(job: Job, run: Run) -> None:
 
 
 def _warm_start(job: Job, dense: "FlatParameters") -> tuple[WarmStart | None, npt.NDArray[np.float32]]:
-    """Return the rows that a warm start begins with, and the first dense vectors."""
+    """Return the rows of a warm start, if any, and the initial dense vectors."""
     from elasticrec.training.warm_start import start_files
 
     if job.train.warm_start is None:
@@ -92,7 +92,7 @@ def settings_of(job: Job, run: Run) -> Settings:
         trainers=job.train.trainers,
         plan=PassPlan(
             files=lambda _: files,
-            cut=unit_split(job),
+            split=unit_split(job),
             num_passes=job.train.epochs,
             upkeep=Upkeep(
                 decay=sparse.decay.show_click,
@@ -127,9 +127,9 @@ def _hours_of(job: Job) -> Callable[[PlanCallbacks], HourPlan] | None:
 
 
 def measure_pass(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the metrics of a pass: its predictions are made before the update, so the sums are an evaluation."""
+    """Return the metrics of a pass. Predictions are made before each update, so that they serve as an evaluation."""
     start = read_start(run.path)
-    # Only the shard of partition 0 keeps sums.
+    # Only the shard with partition 0 has the sums.
     part = next(part for part in checkpoint.manifest["parts"] if part["partitions"][0] == 0)
     _, _, (_, sums), _ = _core.read_dense_parts(
         start.shard_spec(range(*part["partitions"])), [str(checkpoint.path / part["dense"])]
@@ -152,7 +152,7 @@ def serve_coordinator(job: Job, run: Run, listen: ServerOptions, stop: threading
             background_rollout(job, logger.info) as rollout,
         ):
             coordinator.store = None if rollout is None else rollout.describe
-            # The address is in place before the log line that announces it.
+            # Write the address before the log line that announces it.
             write_address(run.path, Address(server.url, listen.security.token))
             logger.info("coordinator of %s on %s, term %d", run.path, server.url, coordinator.term)
             while not stop.wait(0.1):

@@ -1,6 +1,6 @@
 """A dry run of training with servers: one trainer reads and trains batches without pulls and pushes.
 
-Its throughput is the limit for a trainer if servers and the network took no time.
+Its throughput is the upper limit of a trainer: servers and the network take no time.
 """
 
 import json
@@ -26,7 +26,7 @@ from elasticrec.training.strategies import find_strategy
 
 
 class _NoServers:
-    """Stands for servers that answer at once."""
+    """Stands in for servers: answers at once."""
 
     def pull(self, batch: _core.Batch, *, dense: bool) -> Any:
         return None

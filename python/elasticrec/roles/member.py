@@ -22,7 +22,7 @@ AnyRegistration = TypeVar("AnyRegistration", bound=Registration)
 _HOST = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
 _RETRY_S = 0.2
 # Timeout of the last requests of a process that shuts down.
-_LAST_WORDS_S = 2.0
+_LAST_REQUESTS_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Shutdown(Exception):  # noqa: N818 - not an error
 
 
 class ShutdownRequest:
-    """Whether the process was asked to shut down; pending requests to the coordinator then time out soon."""
+    """A request to shut down this process; pending requests to the coordinator then time out soon."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -110,7 +110,7 @@ class ShutdownRequest:
         """Ask the process to shut down; called from a signal handler or another thread."""
         self._event.set()
         for client in self._clients:
-            client.deadline_s = min(client.deadline_s, _LAST_WORDS_S)
+            client.deadline_s = min(client.deadline_s, _LAST_REQUESTS_S)
 
     def is_requested(self) -> bool:
         """Whether the process was asked to shut down."""
@@ -134,5 +134,5 @@ def join(register: Callable[[str], AnyRegistration | RegistrationDelay], shutdow
         if answer["incarnation"] is not None:
             return cast(AnyRegistration, answer)
         shutdown.check()
-        # The present holder of the index may leave before its lease ends.
+        # The current holder of the index may leave before its lease ends.
         shutdown.wait(min(cast(RegistrationDelay, answer)["wait_s"], _RETRY_S))

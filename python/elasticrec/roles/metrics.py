@@ -17,10 +17,20 @@ def shard_text(index: int, figures: Figures) -> str:
     found.add("memory_bytes", "gauge", "Memory of the rows.", figures.get("num_bytes"))
     found.add("pulls_total", "counter", "Answered pulls.", figures.get("pulls"))
     found.add("pulled_signs_total", "counter", "Signs in pulls.", figures.get("pulled_signs"))
-    found.add("pull_seconds_total", "counter", "Time that pulls held the shard.", seconds("pull_nanos"))
+    found.add(
+        "pull_seconds_total",
+        "counter",
+        "Time spent on pulls, waits for the shard's lock included.",
+        seconds("pull_nanos"),
+    )
     found.add("pushes_total", "counter", "Answered pushes.", figures.get("pushes"))
     found.add("pushed_signs_total", "counter", "Signs in pushes.", figures.get("pushed_signs"))
-    found.add("push_seconds_total", "counter", "Time that pushes held the shard.", seconds("push_nanos"))
+    found.add(
+        "push_seconds_total",
+        "counter",
+        "Time spent on pushes, waits for the shard's lock included.",
+        seconds("push_nanos"),
+    )
     found.add(
         "applied_pushes_total", "counter", "Pushes that were applied by at least one partition.", figures.get("applied")
     )
@@ -66,7 +76,7 @@ def trainer_text(index: int, figures: Figures, seconds: dict[str, float]) -> str
         *(({"result": result}, figures[f"units_{result}"]) for result in ("done", "given_back")),
     )
     found.add("batches_total", "counter", "Trained batches.", figures["batches"])
-    found.add("pulls_total", "counter", "Pulls, each of all shards.", figures["pulls"])
+    found.add("pulls_total", "counter", "Pulls, each from all shards.", figures["pulls"])
     found.add("pushes_total", "counter", "Pushes, each to all shards.", figures["pushes"])
     found.add("meetings_total", "counter", "Meetings of `half_async`.", figures["meetings"])
     found.add(

@@ -37,7 +37,7 @@ def newest_checkpoint(run: Run) -> Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointTotals:
-    """The contents of a shards' checkpoint beside the parameters."""
+    """What a checkpoint of the shards contains besides the parameters."""
 
     steps: int
     num_samples: int
@@ -65,7 +65,7 @@ class PassReports:
     def __init__(self, job: Job, run: Run, reporter: Reporter) -> None:
         self._job, self._run, self._reporter = job, run, reporter
         self._num_reported = _num_reported(run)
-        # Term and number of the last line of the coordinator that was shown.
+        # Term and number of the last note of the coordinator that was shown.
         self._last_note = (0, 0)
         self._evaluation: threading.Thread | None = None
         # Results of evaluations, to be reported on the reporter's thread.
@@ -73,7 +73,7 @@ class PassReports:
         self._stopped = False
 
     def report(self, status: StatusResponse) -> None:
-        """Report the passes that ended since the last call, and the coordinator's lines about the data."""
+        """Report the passes that ended since the last call, and the coordinator's new notes."""
         passes = status["passes"]
         for number, text in passes["notes"]:
             if (status["term"], number) > self._last_note:
@@ -114,7 +114,7 @@ class PassReports:
         )
 
     def _evaluate(self, entry: Entry) -> None:
-        """Evaluate the parameters at the end of a pass from its checkpoint, while the other roles go on training."""
+        """Evaluate the parameters at the end of a pass from its checkpoint, while training continues."""
         try:
             trainer = Trainer(self._job, self._run, Reporter(None, self._job.train.print_every_s))
             path = self._run.checkpoints / entry["checkpoint"]
@@ -124,7 +124,7 @@ class PassReports:
         except StopTraining:
             return
         except (ElasticRecError, OSError) as error:
-            # With short passes the checkpoint may be removed already; the next pass is evaluated.
+            # With short passes the checkpoint may already be removed; the next pass is evaluated.
             text = f"pass {entry['number'] + 1}: not evaluated: {error}"
             self._results.append(lambda: self._reporter.say(text))
             return

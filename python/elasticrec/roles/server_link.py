@@ -1,4 +1,4 @@
-"""The connections of a trainer to the present parameter servers, and the staleness measured on them."""
+"""The connections of a trainer to the current parameter servers, and the staleness measured on them."""
 
 import time
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ class StalenessFigures:
     most: int = 0
 
     def plus(self, measured: _core.Staleness | None) -> "StalenessFigures":
-        """Add what the connections measured."""
+        """Return the sum with the figures of a client."""
         if measured is None:
             return self
         return StalenessFigures(self.pushes + measured.pushes, self.sum + measured.sum, max(self.most, measured.most))
 
 
 class ServerLink:
-    """Connects to the servers of the present map, and disconnects from servers that were replaced."""
+    """Connects to the servers of the current map, and disconnects from servers that were replaced."""
 
     def __init__(self, start: Start, security: Security, settings: ParameterServers) -> None:
         self._start, self._security, self._settings = start, security, settings
         self._tls = security.wire()
         self._client: _core.PsClient | None = None
-        # The incarnations that the client is connected to, and how another thread disconnects it.
+        # The incarnations that the client is connected to, and a handle with which another thread disconnects it.
         self._connected: tuple[list[int], _core.PsCloser] | None = None
-        # The figures of earlier connections and of the present ones: one object, because other threads read it.
+        # Figures of earlier and of current connections, in one tuple so that other threads read both consistently.
         self._staleness: tuple[StalenessFigures, _core.Staleness | None] = (StalenessFigures(), None)
         self._misconfigured_since: float | None = None
 
@@ -60,11 +60,11 @@ class ServerLink:
         return self._client
 
     def drop(self) -> None:
-        """Connect again for the next unit."""
+        """Drop the connections; `connect` opens new ones."""
         self._client = None
 
     def check(self, shards: Sequence[ShardAddress]) -> None:
-        """Disconnect if a server was replaced: one that hung does not answer any more. For another thread."""
+        """Disconnect if a server was replaced, since a hung server no longer answers. Called by another thread."""
         connected = self._connected
         if connected is not None and connected[0] != [shard["incarnation"] for shard in shards]:
             connected[1].close()

@@ -50,7 +50,7 @@ class DamagedError(ElasticRecError):
 
 
 class _ReloadError(Exception):
-    """All shards return to the last checkpoint."""
+    """The coordinator told all shards to return to the last checkpoint."""
 
 
 class ShardProcess:
@@ -190,7 +190,7 @@ class ShardProcess:
             if server.failure is not None:
                 raise ElasticRecError(server.failure)
             if self._memory_bytes is not None:
-                # The table limits the memory of its rows; copies for the disk come on top until they are written.
+                # The table limits the memory of its rows; copies for a snapshot come on top until they are written.
                 limit_bytes = self._base_bytes + _MAX_MEMORY_RATIO * self._memory_bytes
                 server.slow_down(_PUSH_DELAY_S if resident_bytes() > limit_bytes else 0.0)
             body = {
@@ -208,7 +208,7 @@ class ShardProcess:
         except FencedError:
             raise
         except UnavailableError as error:
-            # The coordinator may be restarted; until then the lease runs out.
+            # The coordinator may be restarting; without an answer the lease expires.
             logger.warning("shard %d: %s", registration["index"], error)
             return True
         if server is not None:
@@ -224,7 +224,7 @@ class ShardProcess:
         return True
 
     def _wait_for_heartbeat(self, next_s: float) -> None:
-        """Wait until the next heartbeat is due: sooner when a unit is complete, since trainers may wait for that."""
+        """Wait until the next heartbeat is due: sooner if a unit becomes complete, because trainers may wait for it."""
         self.shutdown.wait(min(next_s, _MIN_HEARTBEAT_S))
         server, left_s = self._server, next_s - _MIN_HEARTBEAT_S
         if server is None or self.shutdown.is_requested():
@@ -305,7 +305,7 @@ def _write_publish(server: _core.PsServer, command: PublishCommand, files: HttpS
     path = Path(command["cube"])
     if path.parent.is_dir():
         return _write_parts(server, command, path, Path(command["dense"]))
-    # The coordinator made the directory for this version: this machine does not share its disk.
+    # The coordinator created the directory of this version: this machine does not share its disk.
     storage = files if command["store"] is None else open_storage(command["store"], insecure=files.insecure)
     with tempfile.TemporaryDirectory(prefix="elasticrec-publish-") as scratch:
         cube, dense = Path(scratch, path.name), Path(scratch, Path(command["dense"]).name)

@@ -89,12 +89,12 @@ def write_start(run: Run, spec: dict[str, Any], dense: npt.NDArray[np.float32], 
 
 
 def _link_or_copy(path: Path, to: Path) -> str:
-    """Keep a file of another run, which may remove it; return its name."""
+    """Link or copy a file of another run, which may remove its own; return the new name."""
     to.unlink(missing_ok=True)
     try:
         os.link(path, to)
     except OSError:
-        # The file is on another file system.
+        # The other run is on another file system.
         shutil.copyfile(path, to)
         with to.open("rb") as file:
             os.fsync(file.fileno())
@@ -102,7 +102,7 @@ def _link_or_copy(path: Path, to: Path) -> str:
 
 
 def has_start(run: Run) -> bool:
-    """Whether the run has started before."""
+    """Whether the run has its initial state."""
     return (run.path / "start" / _SHARD).is_file()
 
 

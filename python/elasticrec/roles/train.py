@@ -25,7 +25,7 @@ from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import Reporter, Summary
 from elasticrec.training.stop import stopping
 
-# The share of bad records is checked from this number of records on.
+# Check the share of bad records only after this many records.
 _MIN_RECORDS_FOR_RATIO = 10_000
 
 
@@ -73,13 +73,13 @@ def train_with_servers(
                 raise KeyboardInterrupt
             seconds = time.monotonic() - started
             summary = _collect(job, run, reporter)
-            # The trainer that collects the result measured its own stages only: `status` shows those of the roles.
+            # Omit the stages: they are those of this process; `status` shows the stages of the roles.
             learned = summary.progress.samples - before
             return replace(summary, samples_per_s=learned / seconds, shares={}, read=None, parse=None, bottleneck=None)
 
 
 class _Listener:
-    """Calls the user's callback with the records of the metrics file, and remembers that it asked to stop."""
+    """Calls the user's callback with the records of the metrics file, and remembers whether it asked to stop."""
 
     def __init__(self, job: Job, callback: Callback | None) -> None:
         self._job, self._callback = job, callback
@@ -119,7 +119,7 @@ def _report(job: Job, status: StatusResponse, reporter: Reporter, passes: PassRe
 
 
 def _progress(status: StatusResponse) -> tuple[str, dict[str, Any]]:
-    """Return the progress line of all roles, and the same as a record of the metrics file."""
+    """Return the progress of all roles as a line and as a record of the metrics file."""
     figures: dict[str, Any] = {}
     for shard in status["shards"]:
         is_sum = ("_0", "records")
@@ -155,7 +155,7 @@ def _collect(job: Job, run: Run, reporter: Reporter) -> Summary:
         epoch=len(passes),
         unit=passes[-1]["end_unit"],
         batches=0,
-        # A warm start's steps belong to the other run.
+        # The first steps of a warm start belong to the other run.
         steps=loaded.steps - read_start(run.path).steps,
         samples=loaded.num_samples,
         records=sum(entry.get("records", 0) for entry in ended),

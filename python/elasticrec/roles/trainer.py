@@ -55,7 +55,7 @@ class TrainerProcess:
         self._link = ServerLink(self._start, options.security, job.train.ps)
         self._last_problem = ""
         self._registration: TrainerRegistration | None = None
-        # Units that this trainer holds, and those of them that the coordinator has leased to another trainer since.
+        # Units that this trainer holds, and units that the coordinator has since leased to another trainer.
         self._units: list[int] = []
         self._dropped = frozenset[int]()
         self._ended = threading.Event()
@@ -139,7 +139,7 @@ class TrainerProcess:
             try:
                 client.leave(self._incarnation, sequence + 1, figures=self._figures())
             except UnavailableError:
-                # The coordinator has ended as well, or will see that the lease runs out.
+                # The coordinator has ended too, or the lease will expire.
                 return
 
     def _figures(self) -> Figures:
@@ -183,7 +183,7 @@ class TrainerProcess:
             self._count_attempt(error)
             self.shutdown.wait(_RETRY_S)
         except Shutdown:
-            # Servers know every push by its name: another trainer continues after the last one.
+            # Servers record the name of every push, so another trainer continues after the last one.
             logger.info("%s: leaves the run, unit %d is given back", self._name, unit_id)
             self._give_back()
             raise
@@ -191,7 +191,7 @@ class TrainerProcess:
             self._units = []
 
     def _count_attempt(self, error: UnavailableError) -> None:
-        """Give up after `train.ps.retries` attempts; count one for each lease time, in which a server is replaced."""
+        """Give up after `train.ps.retries` attempts; count at most one per lease, time enough to replace a server."""
         now, ps = time.monotonic(), self.job.train.ps
         if now < self._next_attempt:
             return
@@ -206,7 +206,7 @@ class TrainerProcess:
             self._client.give_back(self._incarnation, held)
 
     def lease(self, *, waiting: bool = False) -> UnitLease | None:
-        """Lease another unit beside those held; return None if there is none for now."""
+        """Lease another unit in addition to those held; return None if none is available now."""
         if self._fenced is not None:
             raise self._fenced
         answer = self._request_unit(waiting=waiting)
@@ -242,14 +242,14 @@ class TrainerProcess:
         return None
 
     def open_unit(self, unit: Unit) -> Batches:
-        """Start to read a unit."""
+        """Start reading a unit."""
         with self._detect_loss(unit):
             check_unchanged([unit])
             return open_batches(self.job, self.parser, [unit], shuffle=self.job.data.shuffle)
 
     @contextmanager
     def _detect_loss(self, unit: Unit) -> Iterator[None]:
-        """Raise `LostUnitError` for data that is gone, if the job allows to skip it."""
+        """Raise `LostUnitError` for data that is gone, if the job allows skipping it."""
         try:
             yield
         except UnavailableError:
@@ -261,7 +261,7 @@ class TrainerProcess:
             raise LostUnitError(unit.id, f"{unit.path}: {reason}" if reason else str(error)) from None
 
     def read(self, unit: Unit, reader: Batches) -> Iterator[_core.Batch]:
-        """Yield batches as they are read; between two of them the trainer may shut down."""
+        """Yield batches as they are read; raise `Shutdown` between two of them if it was requested."""
         batches = iter(reader)
         while True:
             self.shutdown.check()
