@@ -44,7 +44,7 @@ __all__ = [
     "train",
 ]
 
-# Modules of the names that are not in the API module.
+# Names that are not in `elasticrec.api`, and their modules.
 _MODULES = {
     "AsyncClient": "elasticrec.serving.async_client",
     "Client": "elasticrec.serving.client",

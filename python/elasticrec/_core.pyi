@@ -69,7 +69,7 @@ _Unit = tuple[int, str, int, int, int, int, int]
 
 @final
 class Parser:
-    """The parser of a declaration of features, as in a job or manifest."""
+    """A parser for the features that a job or manifest declares."""
     def __new__(cls, features_json: str, *, missing: float = 0.0) -> Parser:
         """Use `missing` for missing dense values; models read them as 0."""
     @property
@@ -210,7 +210,7 @@ class Table:
     def write_cube(self, path: str, *, row_type: str = "f32") -> tuple[int, str]:
         """Write the weights as a cube part file; return its size and sha-256."""
     def publish(self, name: str, *, committed: str | None, is_base: bool, row_type: str, path: str) -> dict[str, Any]:
-        """Write the rows of a version: all, or those changed since `committed`. From then on changes are listed.
+        """Write the rows of a version: all, or those changed since the publish `committed`; list changes from now on.
 
         Return figures: `bytes`, `sha256`, `rows`, `changed`, `removed`, `whole`.
         """
@@ -228,7 +228,7 @@ class TableBench:
 
 @final
 class CubeView:
-    """The rows of one version: a base and its deltas; `partitions` (first, end) opens only these."""
+    """The rows of one version: a base and its deltas, or only their `partitions` (first, end)."""
     def __new__(
         cls, base: list[str], deltas: list[list[str]] = ..., *, partitions: tuple[int, int] | None = None
     ) -> CubeView: ...
@@ -248,7 +248,7 @@ class CubeView:
     def with_delta(self, paths: list[str]) -> CubeView:
         """Return the next version: this one with the part files of one delta applied."""
     def lookup(self, signs: _U64) -> tuple[_F32, _Bool]:
-        """Look signs up: rows `[signs, width]`, zeros for signs without a row, and which signs have one."""
+        """Look signs up: return rows `[signs, width]`, zeros for signs without a row, and which signs have one."""
     def items(self) -> CubeItems:
         """Iterate over all signs with their rows: one batch per partition, sorted by sign."""
 
@@ -276,7 +276,10 @@ class DeltaWriter:
         cls, path: str, columns: list[tuple[str, int]], *, row_type: str, num_partitions: int
     ) -> DeltaWriter: ...
     def add(self, partition: int, signs: _U64, rows: _F32, removed: _U64, *, is_whole: bool = False) -> None:
-        """Add the changes of a partition: signs with their rows, and removed signs; in ascending order."""
+        """Add a partition: changed signs with their rows, and removed signs. Partitions are in ascending order.
+
+        `is_whole`: these are all rows of the partition, not only changes.
+        """
     def finish(self) -> tuple[int, str]:
         """Complete the file; return its size and SHA-256."""
 
@@ -398,23 +401,23 @@ def batch_from_parts(parser: Parser, parts: Any) -> Batch:
     """Return the batch from the result of `batch_to_parts` in another process."""
 
 def first_line(path: str) -> bytes | None:
-    """The first line of a file, plain or compressed; None if it is empty."""
+    """Return the first line of a file, plain or compressed; None if it is empty."""
 
 def shuffle_records(count: int, seed: int, epoch: int, unit: int) -> _I64:
-    """The order in which the `count` records of a unit are read."""
+    """Return the order in which the `count` records of a unit are read."""
 
 def held_out(rows: _I64, file: str, ratio: float) -> _Bool:
     """Return which rows of a file are in the held-out share, by their row numbers."""
 
 def is_compressed(start: bytes) -> bool:
-    """Whether a file with these first bytes is compressed, and so is one unit."""
+    """Return whether a file with these first bytes is compressed; such a file is one unit."""
 
 def engine_rate(path: str, ort_library: str, *, batch: int, seconds: float, threads: int) -> float:
     """Return the instances per second through the bare network on prepared tensors."""
 
 @final
 class TrafficReport:
-    """The outcome of traffic to a server. Latencies are of answered requests; in an open loop, since they were due."""
+    """The outcome of traffic to a server. Latencies are of answered requests; in an open loop, from their due time."""
 
     @property
     def answered(self) -> int:
@@ -484,7 +487,7 @@ def shuffle_units(count: int, seed: int, epoch: int) -> list[int]:
     """Return the order in which `count` units of an epoch are read."""
 
 def read_cube(paths: list[str], signs: list[int]) -> tuple[_F32, int]:
-    """Rows of a cube by sign: (rows `[signs, width]`, how many were found)."""
+    """Look signs up in the part files of a cube: return rows `[signs, width]` and the number of signs found."""
 
 def write_demo(
     out: str,
@@ -500,7 +503,7 @@ def write_demo(
     kind: str = "pairwise",
     structure: bool = True,
 ) -> str:
-    """Writes demo data and returns its summary as JSON; `progress` is told the samples written so far."""
+    """Write demo data and return its summary as JSON; `progress` is called with the samples written so far."""
 
 @final
 class Moment:
@@ -517,7 +520,7 @@ class PsTls:
 
 @final
 class PsServer:
-    """A shard that answers on a socket, on its own threads."""
+    """A shard that answers requests on a socket, on its own threads."""
 
     def __new__(
         cls,
@@ -535,7 +538,7 @@ class PsServer:
         rows: Sequence[str] | None = None,
         tls: PsTls | None = None,
     ) -> Self:
-        """Load the (rows, dense) part files of a checkpoint and listen.
+        """Load the part files of a checkpoint, pairs of rows and dense values, and listen.
 
         Without a checkpoint, the shard starts with `dense`, `[vectors, values]`: the values and optionally the
         optimizer's state vectors after `steps`; and with `rows`, part files of another table.
@@ -565,7 +568,8 @@ class PsServer:
 
     def sums(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return the metric sums of this pass and the previous one; empty unless the shard owns partition 0."""
-    def samples(self) -> list[int]: ...
+    def samples(self) -> list[int]:
+        """Return the number of samples applied to each partition of the shard."""
     def counters(self) -> dict[str, int]: ...
     def snapshot(self, rows: str, dense: str) -> tuple[tuple[int, str], tuple[int, str]]:
         """Write the shard's part of a checkpoint; return size and SHA-256 of the rows file and of the dense file."""
@@ -633,7 +637,8 @@ class PsClient:
     def closer(self) -> PsCloser:
         """Return a handle with which another thread can end the connections."""
     @property
-    def num_dense_full(self) -> int: ...
+    def num_dense_full(self) -> int:
+        """Number of dense values and optimizer state values of all shards."""
     @property
     def incarnations(self) -> list[int]: ...
     def applied(self) -> list[int]:
@@ -659,7 +664,7 @@ class PsClient:
         group: tuple[int, int] | None = None,
     ) -> PushTicket: ...
     def wait_for_ack(self, pushing: PushTicket) -> tuple[bool, bool]:
-        """Wait until all shards have applied it; return whether it was known to all, and whether it was not finite."""
+        """Wait for the answers of all shards; return whether all knew the push, and whether it was not finite."""
 
     def step_status(self, group: tuple[int, int], step: int, wait_s: float) -> list[tuple[int, bool]]:
         """Return each shard's number of applied steps of the group, and whether it has all pushes of this step."""
@@ -711,7 +716,7 @@ class CubeServer:
         num_partitions: int,
         tls: PsTls | None = None,
     ) -> Self:
-        """Listen without holding a version yet. `partitions` are the server's first partition and their end."""
+        """Listen without holding a version yet; `partitions` are (first, end)."""
     @property
     def address(self) -> str: ...
     def install_base(self, version: int, paths: Sequence[str | Path], *, mapped: bool = False) -> None:
@@ -726,22 +731,22 @@ class CubeServer:
     def versions(self) -> list[int]:
         """Return the versions that the server holds, ascending."""
     def held(self) -> list[tuple[int, dict[str, int]]]:
-        """Return for each version `rows`, `bytes` of index and rows, `segments` over its base, `changes` in them."""
+        """Return (version, figures): `rows`, `bytes` of index and rows, `segments` over its base, `changes` in them."""
     def set_about(self, about: str) -> None:
-        """Set the server's description of itself, a JSON object, which clients receive with the inventory."""
+        """Set the server's description, a JSON object that clients receive with its inventory."""
     def counters(self) -> dict[str, int]:
         """Return `requests`, `keys`, `misses`, `bytes`, `refused`, `malformed` since the start; `connections` now."""
     def latency(self) -> tuple[list[tuple[float, int]], float]:
         """Return (upper bound in seconds, requests) of each bucket, the last one infinite; and the sum in seconds."""
     def seek(self, version: int, signs: npt.NDArray[np.uint64]) -> tuple[bytes, _Bool]:
-        """Look signs up: their stored rows, one after the other, and which signs have one."""
+        """Look signs up: return their stored rows, concatenated, and which signs have one."""
     def stop(self) -> None:
         """Stop the server: send clients to other replicas and answer the requests that have arrived."""
 
 def probe_cube_server(
     address: str, model: str, *, token: str, timeout_s: float, tls: PsTls | None = None
 ) -> tuple[list[int], list[int], str]:
-    """Return a cube server's versions, its first and end partition with their number, and its description."""
+    """Return a cube server's versions, [first partition, end, number of partitions], and description."""
 
 @final
 class CubeClient:
@@ -758,11 +763,11 @@ class CubeClient:
     ) -> Self:
         """Connect to the shards, given as lists of replica addresses; one replica of each must answer."""
     def get(self, version: int, signs: npt.NDArray[np.uint64]) -> tuple[_F32, _Bool]:
-        """Look signs up: rows `[signs, width]`, zeros for signs without a row, and which signs have one."""
+        """Look signs up: return rows `[signs, width]`, zeros for signs without a row, and which signs have one."""
     def layout(self, version: int) -> tuple[list[tuple[str, int]], str]:
         """Return (name, width) of the columns of a version, and the type of its stored rows."""
     def versions(self) -> list[int]:
-        """Return the versions that some replica holds according to its last inventory, ascending."""
+        """Return the versions that any replica holds according to its last inventory, ascending."""
     def info(self) -> list[dict[str, Any]]:
         """Return each replica's `shard`, `address`, `down` (why, or None), `versions`, requests `waiting`."""
 

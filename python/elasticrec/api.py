@@ -1,6 +1,6 @@
 """The Python API, for notebooks and scripts: load a job, train, evaluate, publish, serve.
 
-Importing it imports no torch: each function loads what it uses.
+Importing this module does not import torch: each function imports what it needs.
 """
 
 import io
@@ -39,7 +39,7 @@ Scores = npt.NDArray[np.float32]
 def load_job(path: str | Path, set: Mapping[str, Any] | Sequence[str] = ()) -> Job:
     """Read and check a job file; `set` overrides keys: `{"train.epochs": 3}`, or `["train.epochs=3"]` as in `--set`."""
     _check("load_job", "path", path, (str, os.PathLike), "a str or a Path")
-    # A str is a sequence of characters, none of which is an override.
+    # A str is a sequence too, but its characters are not overrides.
     if not isinstance(set, Mapping | Sequence) or isinstance(set, str | bytes):
         raise _wrong("load_job", "set", "a dict such as {'train.epochs': 3}, or a list of str", set)
     if isinstance(set, Mapping):
@@ -84,7 +84,7 @@ def train(
 
 
 def load_run(run: str | Path) -> "TrainingRun":
-    """Return the run of a job file, of a name, or in a directory."""
+    """Return a run, given its job file, name or directory."""
     _check("load_run", "run", run, (str, os.PathLike), "a str or a Path")
     return TrainingRun(resolve_run(os.fspath(run)))
 
@@ -95,9 +95,9 @@ def serve(
 ) -> Iterator["PredictionServer"]:
     """Serve published models over HTTP, gRPC and bRPC while the block runs, and follow their new versions.
 
-    A model is a path or URL such as `models/demo` or `models/demo/7`, or a repository with all its models; without any,
-    the `serve` section of `job` names them. `port` 0 takes a free one. With `wait`, a model without a version is waited
-    for. The server runs in this process; at the end of the block it answers the requests that it has accepted.
+    A model is a path or URL such as `models/demo` or `models/demo/7`, or a repository with all its models; the default
+    is the `serve` section of `job`. `port` 0 picks a free port. `wait` waits until every model has a version. The
+    server runs in this process; at the end of the block it answers the requests that it has accepted.
     """
     for number, model in enumerate(models):
         _check("serve", f"models[{number}]", model, (str, os.PathLike), "a str or a Path")
@@ -121,14 +121,14 @@ def serve(
 
 @dataclass(frozen=True)
 class PredictionServer:
-    """A prediction server of this process."""
+    """A prediction server that runs in this process."""
 
     url: str
-    """Such as `http://127.0.0.1:8500`."""
+    """For example `http://127.0.0.1:8500`."""
     settings: Serve
 
     def client(self, model: str | None = None, **options: Any) -> "Client":
-        """Return a client of the server; `model` is needed where it serves several, `options` are those of `Client`."""
+        """Return a client; `model` is needed if the server has several, `options` are passed on to `Client`."""
         from elasticrec.serving.client import Client
 
         if self.settings.token is not None:
@@ -137,7 +137,7 @@ class PredictionServer:
 
 
 class TrainingRun:
-    """The run of a job, by its newest checkpoint and its metrics file."""
+    """A run: its job, newest checkpoint and metrics."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -147,7 +147,7 @@ class TrainingRun:
 
     @property
     def name(self) -> str:
-        """Name of the run, which is that of its job."""
+        """Name of the run, equal to the name of its job."""
         return self._run.name
 
     @property
@@ -163,7 +163,7 @@ class TrainingRun:
     @property
     def finished(self) -> bool:
         """Whether all epochs of the job are trained."""
-        # The servers of a stopped run have saved parts of their own, which only the next training reads.
+        # A stopped run with servers has only `ps-*` checkpoints, which the next training reads.
         if not any(self._run.checkpoints.glob("step-*")):
             return False
         return self._model.checkpoint.progress.finished
@@ -181,7 +181,7 @@ class TrainingRun:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """Records of the metrics file, without batches that a crash undid."""
+        """Records of the metrics file, without those of batches that a crash undid."""
         if not self._run.metrics_path.exists():
             return []
         records: list[dict[str, Any]] = []
@@ -257,7 +257,7 @@ def _output(quiet: bool) -> Iterator[TextIO | None]:
 
 
 def _check(function: str, name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
-    """Raise `TypeError` for an argument of another type."""
+    """Raise `TypeError` for an argument of the wrong type."""
     if not isinstance(value, kinds):
         raise _wrong(function, name, expected, value)
 

@@ -1,4 +1,4 @@
-"""The `elasticrec` command: the user's way into every step of the data path.
+"""The `elasticrec` command: one subcommand for every step of the data path.
 
 Each command imports its implementation when it runs, so `--help`, clients and serving do not need torch.
 """
@@ -52,7 +52,7 @@ add_audit(app)
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, run name or run directory.")]
 BestOption = Annotated[
-    bool, typer.Option("--best", help="Use the run's best checkpoint by its evaluations, not the newest.")
+    bool, typer.Option("--best", help="Use the checkpoint with the best evaluation instead of the newest.")
 ]
 
 
@@ -217,7 +217,7 @@ def evaluate(
             typer.echo(line)
 
 
-# A sample without labels begins with `-`.
+# A sample without labels begins with `-`, which must not be read as an option.
 @app.command(context_settings={"ignore_unknown_options": True})
 def explain(
     sample: Annotated[

@@ -17,7 +17,7 @@ from elasticrec.serving.process import ServerProcess, server_process
 # This file marks a directory made by a demo, which the next demo may replace.
 _MARK = ".elasticrec-demo"
 _SAMPLES_SHOWN = 5
-_LOAD_SECONDS = 2.0
+_TRAFFIC_SECONDS = 2.0
 _CONNECTIONS = 8
 
 
@@ -65,13 +65,13 @@ def _ask(directory: Path, server: ServerProcess) -> None:
         (score,) = client.predict([instance])[0]
     typer.echo(f"  → click {score:.7f}")
 
-    _title(f"6. speed: {_CONNECTIONS} connections, one sample per request, {_LOAD_SECONDS:.0f} seconds")
+    _title(f"6. speed: {_CONNECTIONS} connections, one sample per request, {_TRAFFIC_SECONDS:.0f} seconds")
     report = _core.run_traffic(
         server.address,
         server.predict_path,
         lines,
         connections=_CONNECTIONS,
-        seconds=_LOAD_SECONDS,
+        seconds=_TRAFFIC_SECONDS,
     )
     typer.echo(
         f"{report.requests_per_s:,.0f} requests/s, {report.failed} failed, half within {report.p50_us / 1000:.2f} ms, "
@@ -109,12 +109,12 @@ def _environment() -> dict[str, str]:
 def _clear(directory: Path) -> None:
     """Delete an earlier demo; refuse a directory that contains anything else."""
     directory.mkdir(parents=True, exist_ok=True)
-    strange = {path.name for path in directory.iterdir()} - {_MARK, "data", "runs", "models", "samples.txt"}
+    unexpected = {path.name for path in directory.iterdir()} - {_MARK, "data", "runs", "models", "samples.txt"}
     if not (directory / _MARK).exists():
-        strange |= {path.name for path in directory.iterdir()}
-    if strange:
+        unexpected |= {path.name for path in directory.iterdir()}
+    if unexpected:
         raise ElasticRecError(
-            f"{directory}: expected an empty directory or an earlier demo, got `{min(strange)}` in it"
+            f"{directory}: expected an empty directory or an earlier demo, got `{min(unexpected)}` in it"
         )
     (directory / _MARK).touch()
     for path in directory.iterdir():

@@ -55,7 +55,7 @@ def write_synced(path: Path, content: bytes) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def hold(path: Path, refusal: str) -> Iterator[None]:
-    """Hold a lock file; raise `refusal` if another process does. The lock is released when its process ends."""
+    """Hold a lock file; raise `ConfigError(refusal)` if another process holds it. The lock ends with the process."""
     with open(path, "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint or a published version that explains samples."""
+    """A checkpoint, version or server with which samples are explained."""
 
     name: str
     features: dict[str, Any]
@@ -63,7 +63,7 @@ class Source:
     read: Callable[[bytes | RowAddress], tuple["_core.Batch | _ServedSample", Callable[[], Values]]]
     """Returns the batch of a sample and a function that scores it."""
     pull: Callable[[Any], Values] | None = None
-    """Pools rows to `[1, cells, width]` with the table itself; without it they are pooled in Python."""
+    """Pools rows to `[1, cells, width]` with the table itself; if None, they are pooled in Python."""
     labels: list[str] | None = None
     """The labels that are scored, if not all."""
 
@@ -156,9 +156,9 @@ def _vector(values: list[float]) -> str:
 
 
 def read_sample(text: str, format: str) -> bytes | RowAddress:
-    """Return the sample that SAMPLE names: a line, the first of standard input (`-`), or `@FILE:LINE`.
+    """Return the sample named on the command line.
 
-    For Parquet it is `@FILE:ROW`. A compressed file is read up to the line.
+    `text` is the line itself, `-` for the first line of standard input, or `@FILE:LINE`; for Parquet `@FILE:ROW`.
     """
     if format == "parquet" and not text.startswith("@"):
         raise SampleError("sample: format `parquet` has no lines, expected `@FILE:ROW`, with rows counted from 0")
@@ -170,10 +170,10 @@ def read_sample(text: str, format: str) -> bytes | RowAddress:
     what, first = ("row", 0) if format == "parquet" else ("line", 1)
     if not number.isdecimal():
         if re.fullmatch("[-+][0-9]+", number) and not Path(text[1:]).exists():
-            raise SampleError(f"{file}: expected a {what} from {first} on, got {number}")
+            raise SampleError(f"{file}: expected a {what} number of at least {first}, got {number}")
         file, number = text[1:], str(first)
     elif int(number) < first:
-        raise SampleError(f"{file}: expected a {what} from {first} on, got {number}")
+        raise SampleError(f"{file}: expected a {what} number of at least {first}, got {number}")
     path = Path(file)
     refuse_irregular(path)
     return RowAddress(path, int(number)) if format == "parquet" else _line_of(path, int(number), format)
@@ -185,7 +185,7 @@ def _line_of(path: Path, number: int, format: str) -> bytes:
         for count, line in enumerate(lines, 1):
             if count == number:
                 return line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-    raise SampleError(f"{path}: expected a line {number}, got {count} lines")
+    raise SampleError(f"{path}: expected at least {number} lines, got {count}")
 
 
 @contextmanager
@@ -215,7 +215,7 @@ def _open_lines(path: Path, format: str) -> Iterator[Iterable[bytes]]:
 
 
 def explain_served(client: Client, text: str) -> dict[str, Any]:
-    """Explain a sample with a running server: also the version that answered and the time of each stage."""
+    """Explain a sample with a running server; add the version that answered and the time of each stage."""
     metadata = client.metadata()
     features = metadata["features"]
     if features["format"] == "parquet":
@@ -254,7 +254,7 @@ class _ServedSample:
 
 
 def open_source(checkpoint: str | None, model: str | None, *, best: bool = False) -> Source:
-    """Open a run's checkpoint or a published model, exactly one of them."""
+    """Open either a run's checkpoint or a published model."""
     if (checkpoint is None) == (model is None):
         raise ConfigError("explain: expected one of --checkpoint, --model and --server")
     if checkpoint is not None:

@@ -26,7 +26,7 @@ _DIGITS = 16
 
 
 class Journal:
-    """The journal of a run, open in one process at a time. Act on an entry only after it was appended."""
+    """The journal of a run, open in one process at a time. Append an entry before acting on it."""
 
     def __init__(self, directory: Path, term: int, entries: list[Entry], descriptor: int, held: contextlib.ExitStack):
         self.path = directory / _NAME
@@ -71,7 +71,7 @@ class Journal:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            # Only a restart can find out which part of it is on the disk.
+            # Which bytes are on the disk is unknown: only a restart, which reads the file again, can tell.
             self._failure = f"{self.path}: cannot be synced to the disk: {error.strerror}"
             raise UnavailableError(self._failure) from None
         self._size += len(lines)

@@ -77,20 +77,20 @@ def scores_of(source: Source, file: str) -> Iterator[Scores]:
     """Yield the scores of a file, or of standard input (`-`), in chunks."""
     if source.predict_file is not None:
         if file == "-":
-            raise ConfigError("predict: standard input has lines, expected a Parquet file")
+            raise ConfigError("predict: expected a Parquet file, got standard input")
         yield from source.predict_file(file)
     elif file == "-":
         yield from score_lines(sys.stdin.buffer, file, source)
     elif Path(file).is_file():
         yield from _score(_chunks_of_file(Path(file)), file, source)
     else:
-        # A named pipe, or `open` raises the error.
+        # A named pipe, or a path for which `open` raises an error.
         with open(file, "rb") as lines:
             yield from score_lines(lines, file, source)
 
 
 def score_lines(file: BinaryIO, name: str, source: Source) -> Iterator[Scores]:
-    """Yield the scores of lines in chunks; the error of a bad line has its number."""
+    """Yield the scores of lines in chunks; errors name the number of a bad line."""
     yield from _score(_chunks_of_stream(file, name), name, source)
 
 
@@ -150,7 +150,7 @@ def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scor
         except UnavailableError as error:
             # The chunks before this one have their scores already.
             raise UnavailableError(f"{chunk.location(0)}: {error}") from None
-        # Beyond a header, a server may not leave lines out.
+        # A server may leave out a header line, but no sample.
         expected = range(samples + 1) if source.can_skip else (samples, samples - lines.count(header))
         if source.is_remote and len(scores) not in expected:
             raise UnavailableError(f"{name}: expected {samples} scores, got {len(scores)}")

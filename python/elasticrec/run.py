@@ -208,7 +208,7 @@ def _not_found(text: str, path: Path, root: Path) -> str:
         hint = f"did you mean {' or '.join(f'`{name}`' for name in near)}?"
     elif names:
         more = ", ..." if len(names) > 5 else ""
-        hint = f"{root} has {', '.join(f'`{name}`' for name in names[:5])}{more}"
+        hint = f"{root}/ contains {', '.join(f'`{name}`' for name in names[:5])}{more}"
     else:
-        hint = f"{root} has none"
+        hint = f"there are none in {root}/"
     return f"{text}: no such run, {hint}"

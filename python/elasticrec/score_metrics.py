@@ -52,7 +52,7 @@ class ScoreMetrics:
         self._problem: str | None = None
 
     def add(self, text: bytes, scores: Scores) -> None:
-        """Add the scores of some lines; the first line without labels ends the measurement."""
+        """Add the scores of some lines; after the first line without labels, further scores are ignored."""
         if self._problem is not None or not len(scores):
             return
         try:

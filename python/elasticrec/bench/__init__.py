@@ -8,5 +8,5 @@
 - `serve`, `serve_model`, `serve_rivals`, `stages`: serving, compared with ONNX Runtime and other model servers
 - `processes`: CPU time of processes
 - `traffic`: `bench load`, requests to a running server
-- `spine`: a small measurement of parsing, training and serving
+- `spine`: a short measurement of parsing, training and serving
 """

@@ -26,7 +26,7 @@ Status = StatusResponse
 Say = Callable[[str], None]
 
 _POLL_S = 0.05
-# Longer than any start takes on a busy machine.
+# More than any start takes on a busy machine.
 _TIMEOUT_S = 300.0
 _CHECKPOINT = "ps-00000000-000000"
 
@@ -64,7 +64,7 @@ def write_checkpoint(job: Job, table: _core.Table, directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class Rates:
-    """What all roles did during a measurement."""
+    """Figures of all roles during a measurement."""
 
     samples_per_s: float
     cpu_s: dict[str, float]
@@ -83,7 +83,7 @@ class _MeasurementOverError(Exception):
 
 
 class Cluster:
-    """The roles of a job, which run while the block runs."""
+    """Runs the roles of a job inside a `with` block."""
 
     def __init__(self, job: Job, checkpoint: Path) -> None:
         run = Run.create(job)
@@ -160,14 +160,14 @@ class Cluster:
         return int(self._client.checkpoint()["ticket"])
 
     def measure(self, seconds: float) -> Rates:
-        """Measure what all roles do during the next seconds."""
+        """Measure all roles during the next seconds."""
         before, cpu_before, start = self._figures(), self._cpu_s(), time.monotonic()
         time.sleep(seconds)
-        # Trainers report from time to time: on a busy machine less than once a second.
+        # On a busy machine, trainers report less than once a second.
         least_s = seconds / 2
 
         def is_new(index: int, figures: dict[str, Any]) -> bool:
-            # A trainer without a step since then was stopped, not slow.
+            # A trainer without a single step since then was stopped, not just slow.
             clock_s, samples = (figures[name] - before[index][name] for name in ("clock_s", "samples"))
             return bool(clock_s >= least_s and samples > 0)
 

@@ -51,7 +51,7 @@ def bench_table(
     rows: Annotated[int, typer.Option(min=1000, max=1_000_000_000, help="Rows of the table.")] = 10_000_000,
     repeats: RepeatsOption = 5,
 ) -> None:
-    """Pull and update rows of the sparse table on one core, compared with plain memory access; bytes per key."""
+    """Pull and update rows of the sparse table on one core, compared with plain memory access; report bytes per key."""
     from elasticrec.bench import table
 
     _print(table.run(rows, repeats, _say), table.describe, as_json)
@@ -92,7 +92,9 @@ def bench_ps(
     rows: Annotated[int, typer.Option(min=1000, max=10**9, help="Rows of all servers together.")] = 10_000_000,
     repeats: RepeatsOption = 5,
     seconds: Annotated[float, typer.Option(min=0.5, max=600, help="Duration of a measurement.")] = 8.0,
-    max_trainers: Annotated[int, typer.Option(min=1, max=1024, help="Largest number of trainers in `cpu_growth`.")] = 8,
+    max_trainers: Annotated[
+        int, typer.Option(min=1, max=1024, help="Largest number of trainers in the part `growth`.")
+    ] = 8,
     part: Annotated[
         list[str] | None, typer.Option(help="Run only this part: speed, growth, pull or fault; may be repeated.")
     ] = None,
@@ -159,7 +161,7 @@ def bench_spine(
     repeats: RepeatsOption = 5,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Duration of a measurement.")] = 2.0,
 ) -> None:
-    """Measure training against its network alone, serving against its engine alone, and parsing."""
+    """Compare training with the network alone and serving with the engine alone, and measure parsing."""
     from elasticrec.bench import spine
 
     _print(spine.run(samples, repeats, seconds, _say), spine.describe, as_json)

@@ -30,7 +30,7 @@ BATCH = 1000
 MISS_SHARE = 0.05
 ROW_BYTES = 40
 PARTITIONS = 256
-# A version with one row: shows the cost of a lookup without its memory access.
+# A version with one row, to measure lookups without their memory access.
 _EMPTY = 1 << 40
 # Connections, and requests in flight on each.
 _SHAPES = ((1, 8), (2, 4), (2, 8))
@@ -93,7 +93,7 @@ class Cube(Process):
             raise UnavailableError("bench: the cube server ended")
         return line
 
-    def load(self, rows: int, version: int, connections: int, in_flight: int) -> _core.StoreTraffic:
+    def traffic(self, rows: int, version: int, connections: int, in_flight: int) -> _core.StoreTraffic:
         """Return a traffic generator for the server."""
         return _core.StoreTraffic(
             cube_process.MODEL,
@@ -175,12 +175,12 @@ def _redis(sizes: Sizes, threads: int, directory: Path, say: Callable[[str], Non
     command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
     command += ["--io-threads", str(threads), "--io-threads-do-reads", "yes"]
     with Process(command, directory) as process:
-        # Read its output, so that the pipe does not fill up.
+        # Read its output, because it would block on a full pipe.
         threading.Thread(target=lambda: process.process.stdout and process.process.stdout.read(), daemon=True).start()
         address = f"127.0.0.1:{port}"
         _wait_for(port, process)
         say(f"filling Redis ({threads} I/O threads) with {sizes.rows:,} rows")
-        _redis_load(address, sizes.rows, (1, 1)).fill(1)
+        _redis_traffic(address, sizes.rows, (1, 1)).fill(1)
         yield process, address
 
 
@@ -198,7 +198,7 @@ def _wait_for(port: int, process: Process) -> None:
             time.sleep(0.05)
 
 
-def _redis_load(address: str, rows: int, shape: tuple[int, int]) -> _core.RedisTraffic:
+def _redis_traffic(address: str, rows: int, shape: tuple[int, int]) -> _core.RedisTraffic:
     connections, in_flight = shape
     return _core.RedisTraffic(
         address, rows=rows, batch=BATCH, miss_share=MISS_SHARE, connections=connections, in_flight=in_flight
@@ -206,11 +206,11 @@ def _redis_load(address: str, rows: int, shape: tuple[int, int]) -> _core.RedisT
 
 
 def _rates(
-    load: _core.StoreTraffic | _core.RedisTraffic, server: Process, seconds: float
+    traffic: _core.StoreTraffic | _core.RedisTraffic, server: Process, seconds: float
 ) -> tuple[float, float, float]:
     """Return keys per second, per CPU second of the server, and per CPU second of both ends."""
     before, own = server.cpu_s(), time.process_time()
-    figures = load.run(seconds)
+    figures = traffic.run(seconds)
     server_s, own_s = server.cpu_s() - before, time.process_time() - own
     if figures["failed"]:
         raise UnavailableError(f"bench: {figures['failed']} requests failed: {figures['failure']}")
@@ -218,18 +218,18 @@ def _rates(
     return keys / figures["seconds"], keys / max(server_s, 0.01), keys / max(server_s + own_s, 0.01)
 
 
-def _best(loads: dict[Shape, tuple[Any, Process]], seconds: float) -> Shape:
+def _best(generators: dict[Shape, tuple[Any, Process]], seconds: float) -> Shape:
     """Return the shape with the highest rate."""
-    return max(loads, key=lambda shape: _rates(*loads[shape], seconds)[0])
+    return max(generators, key=lambda shape: _rates(*generators[shape], seconds)[0])
 
 
 def _sockets(sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], say: Callable[[str], None]) -> Result:
     """Measure through a socket at full speed and at a fixed rate; the cube and each Redis take turns."""
-    loads: dict[Shape, _core.StoreTraffic] = {shape: cube.load(sizes.rows, 1, *shape) for shape in _SHAPES}
-    shape = _best({shape: (load, cube) for shape, load in loads.items()}, sizes.seconds / 4)
-    empty = cube.load(sizes.rows, _EMPTY, *shape)
+    ours_by_shape: dict[Shape, _core.StoreTraffic] = {shape: cube.traffic(sizes.rows, 1, *shape) for shape in _SHAPES}
+    shape = _best({shape: (traffic, cube) for shape, traffic in ours_by_shape.items()}, sizes.seconds / 4)
+    empty = cube.traffic(sizes.rows, _EMPTY, *shape)
     rivals: dict[Shape, tuple[_core.RedisTraffic, Process]] = {
-        (threads, *each): (_redis_load(address, sizes.rows, each), process)
+        (threads, *each): (_redis_traffic(address, sizes.rows, each), process)
         for threads, (process, address) in redis.items()
         for each in _REDIS_SHAPES
     }
@@ -237,7 +237,7 @@ def _sockets(sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], sa
     ours, theirs, limits = [], [], []
     for number in range(sizes.repeats):
         say(f"through a socket, {number + 1}/{sizes.repeats}")
-        ours.append(_rates(loads[shape], cube, sizes.seconds))
+        ours.append(_rates(ours_by_shape[shape], cube, sizes.seconds))
         limits.append(_rates(empty, cube, sizes.seconds / 2)[0])
         if redis:
             theirs.append(_rates(*rivals[rival_shape], sizes.seconds))
@@ -267,7 +267,9 @@ def _sockets(sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], sa
     pairs = []
     for number in range(sizes.repeats):
         say(f"latency at {rate:,.0f} requests/s, {number + 1}/{sizes.repeats}")
-        pairs.append((loads[shape].run(sizes.seconds, rate=rate), rivals[rival_shape][0].run(sizes.seconds, rate=rate)))
+        pairs.append(
+            (ours_by_shape[shape].run(sizes.seconds, rate=rate), rivals[rival_shape][0].run(sizes.seconds, rate=rate))
+        )
     for name, side in (("", 0), ("redis_", 1)):
         for q in ("p50_s", "p99_s"):
             result[f"{name}{q}"] = statistics.median(pair[side][q] for pair in pairs)
@@ -290,8 +292,8 @@ def describe(result: Result) -> list[str]:
     if "redis_ratio" in result:
         lines += [
             f"Redis: {result['redis_keys_per_s'] / 1e6:.2f} M keys/s, "
-            f"{result['redis_keys_per_server_cpu_s'] / 1e6:.2f} M per CPU second; the cube has "
-            f"{result['redis_ratio']:.1f} and {result['redis_cpu_ratio']:.1f} times that",
+            f"{result['redis_keys_per_server_cpu_s'] / 1e6:.2f} M per CPU second; the cube reaches "
+            f"{result['redis_ratio']:.1f} and {result['redis_cpu_ratio']:.1f} times as many",
             f"at {result['offered_requests_per_s']:,.0f} requests/s: p50 {result['p50_s'] * 1e6:.0f} µs, "
             f"p99 {result['p99_s'] * 1e6:.0f} µs; Redis p50 {result['redis_p50_s'] * 1e6:.0f} µs, "
             f"p99 {result['redis_p99_s'] * 1e6:.0f} µs",

@@ -27,7 +27,7 @@ _POLL_S = 0.002
 
 
 class RealStore:
-    """One shard, whose processes run while the block runs."""
+    """A store of one shard, whose processes run inside a `with` block."""
 
     def __init__(self, directory: Path, columns: Sequence[tuple[str, int]], num_partitions: int, replicas: int) -> None:
         self._directory = directory
@@ -64,18 +64,18 @@ class RealStore:
         process = self._processes.enter_context(
             subprocess.Popen(command, cwd=self._directory, stdout=silent, stderr=silent)
         )
-        # Callbacks run in reverse order: the process is killed first, then waited for.
+        # Exits run in reverse order: kill the process, then wait for it.
         self._processes.callback(process.kill)
 
     def publish_base(self, part: Path, rows: int, entry: FileEntry | None = None) -> Version:
-        """Publish a version with a part file, which is linked."""
+        """Publish a base with one part file, which is linked into it."""
         entry = entry or entry_of(part)
         with self.repository.begin() as draft:
             os.link(part, draft.directory / part_name(0))
             return self._commit(draft, entry, rows, changed=0)
 
     def publish_delta(self, parent: int, rows: int, changed: int, write: Callable[[Path], tuple[int, str]]) -> Version:
-        """Publish a delta whose part file `write` writes."""
+        """Publish a delta; `write` writes its part file."""
         with self.repository.begin_delta(parent) as draft:
             return self._commit(draft, FileEntry(*write(draft.directory / part_name(0))), rows, changed)
 

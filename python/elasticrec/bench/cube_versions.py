@@ -1,4 +1,4 @@
-"""Lookups while versions change: a new base during traffic, then deltas one after the other."""
+"""Lookups while versions change: a new base during traffic, then one delta after the other."""
 
 import statistics
 import threading
@@ -36,7 +36,7 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
     ratios, took, failed, restarted = [], [], 0, 0
     with RealStore(directory / "switch", _COLUMNS, _PARTITIONS, replicas=1) as store:
         store.wait_for_all(store.publish_base(base, sizes.rows).number)
-        load = _core.StoreTraffic(
+        traffic = _core.StoreTraffic(
             MODEL,
             [store.addresses],
             token="",
@@ -52,7 +52,7 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
             path = directory / f"base-{number + 2}"
             _core.write_bench_cube(path, sizes.rows, number + 2)
             entry = entry_of(path)
-            ratio, seconds, figures = _switch(store, load, path, entry, sizes.rows)
+            ratio, seconds, figures = _switch(store, traffic, path, entry, sizes.rows)
             ratios.append(ratio)
             took.append(seconds)
             failed += figures["failed"]
@@ -68,18 +68,18 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
 
 
 def _switch(
-    store: RealStore, load: _core.StoreTraffic, path: Path, entry: FileEntry, rows: int
+    store: RealStore, traffic: _core.StoreTraffic, path: Path, entry: FileEntry, rows: int
 ) -> tuple[float, float, Result]:
     """Return the rate during a switch relative to the rate before, its seconds, and the figures of the requests."""
     figures: Result = {}
-    client = threading.Thread(target=lambda: figures.update(load.run(_BEFORE_S + _SWITCH_S * max(1.0, rows / 1e7))))
+    client = threading.Thread(target=lambda: figures.update(traffic.run(_BEFORE_S + _SWITCH_S * max(1.0, rows / 1e7))))
     start = time.monotonic()
     client.start()
     time.sleep(_BEFORE_S)
     begin = time.monotonic() - start
     version = store.publish_base(path, rows, entry).number
     store.wait_for(version)
-    load.switch(version)
+    traffic.switch(version)
     end = time.monotonic() - start
     client.join()
     slice_s, slices = figures["slice_s"], figures["slices"]

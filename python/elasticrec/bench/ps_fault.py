@@ -20,7 +20,7 @@ _KILLED = 1
 _WARM_UP_SAMPLES = 20_000
 # Seconds between two polls of the updates that a server has applied.
 _POLL_S = 0.002
-# Age of the checkpoint when the server is killed, in durations of a measurement.
+# Age of the checkpoint when the server is killed, as a multiple of the duration of a measurement.
 _AGE_WINDOWS = 2.0
 
 
@@ -73,7 +73,7 @@ def _pause(cluster: Cluster) -> tuple[float, float, float]:
 
 
 class Gaps:
-    """Measures the longest time in which a server applied no push, from outside.
+    """Measures from outside the longest time in which a server applied no push.
 
     Runs on its own thread, because waiting for the coordinator would look like a gap.
     """

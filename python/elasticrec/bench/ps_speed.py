@@ -27,7 +27,7 @@ _WARM_UP_BATCHES = 40
 def speed(bench: "Bench") -> Result:
     """Measure samples per second with as many cores as the network alone, in turn with it."""
     rates: dict[str, list[float]] = {"dense": [], "dense_2": []}
-    loads: dict[str, dict[int, list[Rates]]] = {
+    measured: dict[str, dict[int, list[Rates]]] = {
         shape: {number: [] for number in threads} for shape, (_, _, threads) in SHAPES.items()
     }
     job = bench.job(1, 1)
@@ -37,19 +37,19 @@ def speed(bench: "Bench") -> Result:
         rates["dense_2"].append(_dense_processes(bench, 2)[0])
         for shape, (servers, trainers, threads) in SHAPES.items():
             for number in threads:
-                loads[shape][number].append(_measure(bench, servers, trainers, number))
+                measured[shape][number].append(_measure(bench, servers, trainers, number))
     alone = statistics.median(rates["dense"])
     result: Result = {
         "dense_only_samples_per_s": alone,
         "dense_only_2_processes_samples_per_s": statistics.median(rates["dense_2"]),
     }
-    for shape, by_threads in loads.items():
+    for shape, by_threads in measured.items():
         medians = {
-            number: statistics.median(load.samples_per_s for load in found) for number, found in by_threads.items()
+            number: statistics.median(one.samples_per_s for one in found) for number, found in by_threads.items()
         }
         best = max(medians, key=lambda number: medians[number])
         found, rate = by_threads[best], medians[best]
-        middle = sorted(found, key=lambda load: load.samples_per_s)[len(found) // 2]
+        middle = sorted(found, key=lambda one: one.samples_per_s)[len(found) // 2]
         result |= {
             f"samples_per_s_{shape}": rate,
             f"samples_per_s_{shape}_by_threads": {str(number): round(median) for number, median in medians.items()},
@@ -71,13 +71,13 @@ def growth(bench: "Bench") -> Result:
             bench.say(f"growth, {repeat + 1}/{bench.sizes.repeats}: {count} trainers, then {count} networks alone")
             ours[count].append(_measure(bench, _GROWTH_SERVERS, count, 1))
             alone[count].append(_dense_processes(bench, count)[1])
-    cost = {count: statistics.median(load.cpu_s_a_million for load in found) for count, found in ours.items()}
+    cost = {count: statistics.median(one.cpu_s_a_million for one in found) for count, found in ours.items()}
     dense = {count: statistics.median(found) for count, found in alone.items()}
     first, last = counts[0], counts[-1]
     own, theirs = cost[last] / cost[first] - 1, dense[last] / dense[first] - 1
     result: Result = {"cpu_growth": own - theirs, "cpu_growth_ours": own, "cpu_growth_dense_only": theirs}
     for count in counts:
-        middle = sorted(ours[count], key=lambda load: load.cpu_s_a_million)[len(ours[count]) // 2]
+        middle = sorted(ours[count], key=lambda one: one.cpu_s_a_million)[len(ours[count]) // 2]
         result |= {
             f"cpu_s_a_million_{count}": cost[count],
             f"dense_only_cpu_s_a_million_{count}": dense[count],
@@ -107,7 +107,7 @@ def _dense_processes(bench: "Bench", count: int) -> tuple[float, float]:
     try:
         for process in processes:
             if _line_of(process) != "ready":
-                raise ModelError("bench: process of the network alone: expected `ready`, got its end")
+                raise ModelError("bench: process of the network alone: expected `ready`, but it exited")
         for process in processes:
             assert process.stdin is not None
             print("go", file=process.stdin, flush=True)

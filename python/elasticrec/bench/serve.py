@@ -25,10 +25,10 @@ Result = dict[str, Any]
 Say = Callable[[str], None]
 
 PARTS = ("engine", "joining", "latency", "swap")
-# Not measured by default, as it installs other servers.
+# Not measured by default, because it installs other servers.
 RIVALS = "rivals"
 
-# Seed of the random arrivals, so that runs are alike.
+# Seed of the random arrivals, so that runs are comparable.
 _POISSON_SEED = 1
 # Distinct requests, whose rows do not fit into the caches.
 _NUM_BODIES = 256
@@ -141,7 +141,7 @@ def _engine_rate(model: BenchModel, instances: int, seconds: float) -> float:
 
 
 def _joining(model: BenchModel, sizes: Sizes, say: Say) -> Result:
-    """Measure requests of one instance from many connections per CPU second, joined and each alone."""
+    """Measure requests of one instance from many connections per CPU second, joined and scored one by one."""
     requests = over_http(model.batches(1, 4096))
     rates: dict[str, list[float]] = {"on": [], "off": []}
     with _serving(0, "threads=1") as joins, _serving(0, "threads=1", "batch_size=1") as alone:
@@ -203,7 +203,7 @@ def _latency(model: BenchModel, sizes: Sizes, say: Say) -> Result:
 
 
 def _swap(model: BenchModel, sizes: Sizes, say: Say) -> Result:
-    """Measure latency at half of the capacity while versions change, relative to none changing."""
+    """Measure latency at half of the capacity while versions change, relative to a time without changes."""
     requests = over_http(model.batches(1, 4096))
     seconds = max(sizes.seconds, 4.0)
     seen: dict[str, list[float]] = {"calm": [], "base": [], "delta": []}
@@ -216,7 +216,7 @@ def _swap(model: BenchModel, sizes: Sizes, say: Say) -> Result:
         for repeat in range(sizes.repeats):
             say(f"swaps at {rate:,.0f} requests/s: {repeat + 1}/{sizes.repeats}")
             measure("calm")
-            # Publish before the measurement: the server only loads a version.
+            # Publish before the measurement, in which the server only loads the version.
             version = model.publish()
             with _offering(server, model, [version]):
                 measure("base")

@@ -42,7 +42,7 @@ _NUM_BODIES = 4096
 # Instances whose scores are compared, and the largest difference allowed.
 _COMPARED, _TOLERANCE = 16, 1e-4
 _WARM_UP_S = 0.5
-# Longest trial of one shape.
+# The longest trial of a shape.
 _TRIAL_S = 2.0
 _START_TIMEOUT_S = 180.0
 _POLL_S = 0.05
@@ -90,7 +90,7 @@ _ALL_SHAPES = _ALONE + _TOGETHER
 _FASTAPI = ("fastapi", "uvicorn[standard]")
 
 RIVALS = (
-    # FastAPI has no batching: thirty lines of our script join the requests of one turn of the event loop.
+    # FastAPI has no batching: `fastapi_joined` uses thirty lines of our script that join concurrent requests.
     Rival("fastapi", "fastapi_torch.py", _FASTAPI, _ALONE, {"bytes": over_bytes}),
     Rival("fastapi_joined", "fastapi_torch.py", _FASTAPI, _TOGETHER, {"bytes": over_bytes}, is_extended=True),
     Rival("litserve", "litserve_torch.py", ("litserve",), _ALL_SHAPES, {"bytes": over_bytes}),
@@ -154,7 +154,7 @@ def export_model(model: BenchModel, directory: Path) -> None:
 
 
 def run(model: BenchModel, sizes: Sizes, say: Say) -> Result:
-    """Measure requests of one instance per second, of our server and of each rival at its best, in turn."""
+    """Compare our server with each rival at its best, in requests of one instance per second, in turn."""
     check_clone()
     exported = Path("exported").absolute()
     export_model(model, exported)
@@ -193,10 +193,10 @@ class Target:
 
     def rate(self, seconds: float) -> tuple[float, int]:
         """Return requests per second of a closed loop, and the best number of connections."""
-        self._load(_CONNECTIONS[0], min(seconds, _WARM_UP_S))
-        return max((self._load(connections, seconds), connections) for connections in _CONNECTIONS)
+        self._send(_CONNECTIONS[0], min(seconds, _WARM_UP_S))
+        return max((self._send(connections, seconds), connections) for connections in _CONNECTIONS)
 
-    def _load(self, connections: int, seconds: float) -> float:
+    def _send(self, connections: int, seconds: float) -> float:
         report = _core.run_traffic(
             self.address,
             self.requests.path,
@@ -255,11 +255,11 @@ class RivalBench:
             [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", *self.rival.packages]
         )
         (packages,) = (self.directory / "env" / "lib").glob("python*/site-packages")
-        # Comes after its own packages on the path, so that only missing packages are found there.
+        # This path follows the environment's own packages, so that only missing packages come from it.
         (packages / "torch-of-the-benchmark.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
 
     def measure(self, ours: Target, sizes: Sizes) -> Result:
-        """Find its best shape, then measure that and our server in turn."""
+        """Find the rival's best shape, then measure that and our server in turn."""
         rates = self._try(min(sizes.seconds, _TRIAL_S))
         shape = max(rates, key=lambda shape: rates[shape])
         pairs, connections = [], 0

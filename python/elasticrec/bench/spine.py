@@ -1,6 +1,6 @@
-"""A small measurement of parsing, training and serving, compared with the network and the engine alone.
+"""A short measurement of parsing, training and serving, compared with the network and the engine alone.
 
-Everywhere the same shape: Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-400-400, generated Criteo rows.
+All parts use the same shape: Wide & Deep, 26 slots, dim 9, 13 dense values, MLP 400-400-400, generated Criteo rows.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) 
         say("parsing")
         result["parse_mb_per_s"] = statistics.median(parse_rate(job) for _ in range(repeats))
         text = b"".join(match_files(job, "train")[0].read_bytes().splitlines(keepends=True)[: job.train.batch_size])
-        # The two sides of a comparison take turns, so that other work on the machine affects both.
+        # Both sides of a comparison take turns, so that other work on the machine affects them equally.
         trained, dense_only = [], []
         for repeat in range(repeats):
             say(f"training {repeat + 1}/{repeats}: the whole loop, then its network alone")
@@ -91,7 +91,7 @@ def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
     with server_process(str(path)) as server:
         address = server.address
 
-        def load(bodies: list[bytes]) -> _core.TrafficReport:
+        def send(bodies: list[bytes]) -> _core.TrafficReport:
             report = _core.run_traffic(
                 address,
                 server.predict_path,
@@ -103,12 +103,12 @@ def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
             return report
 
         for _ in range(repeats):
-            report = load(ones)
+            report = send(ones)
             rates["one"].append(report.requests_per_s)
             rates["p50"].append(report.p50_us)
             rates["p99"].append(report.p99_us)
             before = stages_of(address)
-            rates["many"].append(load(batches).requests_per_s * 128)
+            rates["many"].append(send(batches).requests_per_s * 128)
             stages = mean_us(before, stages_of(address))
             cores = num_cores()
             rates["engine"].append(

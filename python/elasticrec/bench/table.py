@@ -73,7 +73,7 @@ def describe(result: dict[str, Any]) -> list[str]:
 
 
 def _resident_bytes() -> int:
-    """Return the resident memory of this process; its peak if the system does not report it."""
+    """Return the resident memory of this process, or its peak on systems that report only that."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

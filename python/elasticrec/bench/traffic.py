@@ -51,11 +51,11 @@ def run(url: str, name: str | None, token: str | None, settings: Settings, say: 
         raise ConfigError("bench: --poisson needs --rate")
     place = ServerAddress.of(url)
     if place.has_tls:
-        raise ConfigError(f"bench: {place.where}: expected http://, got https://: bench load has no TLS")
+        raise ConfigError(f"bench: {place.where}: expected http://, got https://: `bench load` does not support TLS")
     secret = Secret(token, Path.cwd()).reveal_token() if token else None
     bodies = _bodies(_lines(settings), settings)
     with Client(url, name, token=secret, retries=0) as client:
-        # Send one request first: a file that the server refuses is one error here and a million failures below.
+        # Send one request first: if the server refuses the file, report one error instead of a million failures.
         model = _ask(client, settings.format, bodies[0]).model
     pace = f"{settings.rate:,g} requests/s" if settings.rate else "as fast as it answers"
     say(f"{model} at {url}: {settings.instances:,} lines per request, {settings.connections:,} connections, {pace}")

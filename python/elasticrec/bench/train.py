@@ -58,8 +58,8 @@ def run(samples: int, rows: int, repeats: int, seconds: float, say: Callable[[st
             say("plain PyTorch (DataLoader workers, EmbeddingBag, sparse Adagrad): searching for its best settings")
             rival = Rival(script, files["zipf"], values)
         for size in BATCH_SIZES:
-            at = Measurement(size, samples, values, files, repeats, seconds, say)
-            result.update(at.run(rival if size == RIVAL_BATCH_SIZE else None))
+            measurement = Measurement(size, samples, values, files, repeats, seconds, say)
+            result.update(measurement.run(rival if size == RIVAL_BATCH_SIZE else None))
         result["samples_per_s"] = result["samples_per_s_512"]
         result["dense_only_samples_per_s"] = result["dense_only_samples_per_s_512"]
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
@@ -78,9 +78,9 @@ def describe(result: Result) -> list[str]:
         lines.append("  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
     if "vs_torch" in result:
         lines.append(
-            f"plain PyTorch: {result['torch_samples_per_s']:,.0f} samples/s: {result['vs_torch']:.1f} times that; "
-            f"with one bag for all slots {result['torch_one_bag_samples_per_s']:,.0f}: "
-            f"{result['vs_torch_one_bag']:.1f} times that"
+            f"plain PyTorch: {result['torch_samples_per_s']:,.0f} samples/s, with one bag for all slots "
+            f"{result['torch_one_bag_samples_per_s']:,.0f}; ours is {result['vs_torch']:.1f} and "
+            f"{result['vs_torch_one_bag']:.1f} times as fast"
         )
     return lines
 
@@ -109,7 +109,7 @@ def _draw(chance: np.random.Generator, samples: int, values: int, kind: str) -> 
         return chance.integers(0, values, samples)
     weights = np.arange(1, values + 1, dtype=np.float64) ** -ZIPF
     ranks = np.searchsorted(np.cumsum(weights / weights.sum()), chance.random(samples)).clip(0, values - 1)
-    # Frequent values should not be neighbours.
+    # Shuffle, so that frequent values are not neighbours.
     drawn: npt.NDArray[np.int64] = chance.permutation(values)[ranks]
     return drawn
 

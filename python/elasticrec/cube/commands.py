@@ -67,11 +67,16 @@ def serve(
     ] = "0/1",
     host: Annotated[str, typer.Option("--host", envvar=environment.HOST, help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", envvar=environment.PORT, min=0, max=65535, help="Port for clients; 0 for any.")
+        int,
+        typer.Option(
+            "--port", envvar=environment.PORT, min=0, max=65535, help="Port for clients; 0 picks a free port."
+        ),
     ] = 0,
     http_port: Annotated[
         int,
-        typer.Option("--http-port", min=0, max=65535, help="Port of the HTTP API, such as /metrics; 0 for any."),
+        typer.Option(
+            "--http-port", min=0, max=65535, help="Port of the HTTP API, such as /metrics; 0 picks a free port."
+        ),
     ] = 0,
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Directory for files of a remote repository.", show_default=False)
@@ -153,7 +158,7 @@ def status(
     from elasticrec.publish.rollout.replicas import StoreReplicas
 
     found = _open_model(source, "cube status", insecure)
-    addresses = _some(_addresses(found.cube, address))
+    addresses = _check_given(_addresses(found.cube, address))
     security = _client_security(found.cube, addresses, token, insecure, tls_ca)
     replicas = StoreReplicas(found.repository.name, addresses, security)
     log_to_stderr(stamped=True)
@@ -165,9 +170,9 @@ def status(
     typer.echo(f"{found.repository.name}: {decision.text}")
     for one in (one for replicas_of in shards for one in replicas_of):
         held = ", ".join(map(str, one.versions)) or "nothing"
-        is_well = one.is_there and one.failed is None and one.loading is None
+        is_healthy = one.is_there and one.failed is None and one.loading is None
         words = f"shard {one.shard} {one.address}: has {held}"
-        typer.echo(f"  {words if is_well else one.describe_missing(one.failed or 0)}")
+        typer.echo(f"  {words if is_healthy else one.describe_missing(one.failed or 0)}")
 
 
 def deliver(
@@ -191,7 +196,7 @@ def deliver(
     from elasticrec.publish.rollout.replicas import StoreReplicas
 
     found = _open_model(source, "deliver", insecure)
-    addresses = _some(_addresses(found.cube, address))
+    addresses = _check_given(_addresses(found.cube, address))
     security = _client_security(found.cube, addresses, token, insecure, tls_ca)
     replicas = StoreReplicas(found.repository.name, addresses, security)
     min_ready = min_ready or found.cube.min_ready
@@ -220,7 +225,7 @@ def rollback(
 ) -> None:
     """Serve an older version and hold it: no newer version is offered until `models resume`.
 
-    With a store, the version is offered once the store has it: at once for a version that is still loaded.
+    With a store, the version is offered once the store has loaded it: at once if it is still loaded.
     """
     from elasticrec.config.publish import Cube
     from elasticrec.publish.rollout.known_store import read_known_store
@@ -259,14 +264,14 @@ def _open(source: str, insecure: bool) -> _Source:
 
 
 def _open_model(source: str, command: str, insecure: bool) -> _Source:
-    """Open a model; refuse a version of one, because a store follows all versions."""
+    """Open a model; refuse a single version, because a store follows all versions."""
     from elasticrec.errors import ConfigError
 
     found = _open(source, insecure)
     if found.version is not None:
         raise ConfigError(
             f"{command}: expected a model, got version {found.version} of one: `{source}`; "
-            "`elasticrec models rollback` has a store serve it"
+            "to serve that version, use `elasticrec models rollback`"
         )
     return found
 
@@ -284,7 +289,7 @@ def _shard(text: str) -> tuple[int, int]:
 
     match = _SHARD.fullmatch(text)
     if match is None or int(match[1]) >= int(match[2]):
-        raise ConfigError(f"--shard: expected a shard and their number such as 0/2, got `{text}`")
+        raise ConfigError(f"--shard: expected the index and the number of shards, such as 0/2, got `{text}`")
     return int(match[1]), int(match[2])
 
 
@@ -301,7 +306,7 @@ def _addresses(cube: "Cube", given: list[str] | None) -> list[list[str]]:
     return shards
 
 
-def _some(addresses: list[list[str]]) -> list[list[str]]:
+def _check_given(addresses: list[list[str]]) -> list[list[str]]:
     from elasticrec.errors import ConfigError
 
     if not addresses:

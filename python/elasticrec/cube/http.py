@@ -98,7 +98,7 @@ def make_app(node: Node, token: str | None) -> Starlette:
 
 
 def _seek(node: Node, body: bytes) -> Response:
-    """Answer Cube's `DictRequest` with a `DictResponse` as JSON; values are base64, as in protobuf's JSON mapping."""
+    """Answer a `DictRequest` of Cube with a `DictResponse`, both as JSON; values are base64 as in protobuf's JSON."""
     keys, wants_version = _request(body)
     found = node.seek(keys)
     width = len(found.rows) // max(len(keys), 1)

@@ -19,11 +19,12 @@ from elasticrec.repository.repository import Current, Repository
 from elasticrec.repository.verify import check_file
 from elasticrec.repository.version import Version
 
-# Versions newer than the current one that stay loaded: the newest version that all replicas have may lag behind.
+# Versions newer than the current one that stay loaded: other replicas may be behind, and the rollout offers a
+# version that enough of them have.
 _MAX_NEWER = 16
 # The same for bases, which are large.
 _MAX_NEWER_BASES = 2
-# A version stays at least for this time: the rollout may be about to offer it.
+# A new version stays for at least this time, because the rollout may be about to offer it.
 _JUST_LOADED_S = 30.0
 # Pauses before a failed version is retried: the first one, and the longest.
 _RETRY_S, _LONGEST_RETRY_S = 1.0, 60.0
@@ -112,12 +113,12 @@ class Loader:
         on_change: Callable[[], None] = lambda: None,
         partitions: range | None = None,
     ) -> None:
-        """`on_change` is called when the status changes; `partitions` are those of the server, None for all."""
+        """`on_change` is called when the status changes; `partitions` are those of the server, or None for all."""
         self._repository, self._server, self._cache, self._partitions = repository, server, cache, partitions
         self._keep, self._on_change = keep, on_change
         # For each loaded version the number of its base, and the time when it was loaded.
         self._loaded: dict[int, tuple[int, float]] = {}
-        # Intermediate versions of a long chain, loaded only until the next delta is applied.
+        # Intermediate versions of a long chain, kept only until the next delta is applied.
         self._intermediate: set[int] = set()
         self._lock = threading.Lock()
         self.figures = Figures()

@@ -86,7 +86,7 @@ class StoreNode:
         """Poll the repository; an error ends the process."""
         try:
             while not self._stopping.is_set():
-                # Clear before the poll: a notice that comes during it may need another poll.
+                # Clear before the poll: a notice that arrives during the poll may need another one.
                 self._notified.clear()
                 self._poll()
                 self._next_poll = time.monotonic() + self._options.poll_s
@@ -169,7 +169,7 @@ class StoreNode:
             logger.info("%s", problem)
 
     def _update_status(self) -> None:
-        """Update the status that clients get in the server's hello."""
+        """Update the description that clients receive with the inventory."""
         if self._server is not None:
             self._server.set_about(json.dumps(self._about()))
 

@@ -69,7 +69,7 @@ class Model(nn.Module):
         self.shape = shape
 
     def forward(self, columns: Inputs, dense_BD: Tensor) -> Tensor:
-        """Return logits, one per label."""
+        """Return logits `[B, L]`, one per label."""
         raise NotImplementedError
 
 
@@ -82,7 +82,7 @@ class Linear(nn.Module):
         self.dense = nn.Linear(shape.num_dense, shape.num_labels, bias=False) if shape.num_dense else None
 
     def forward(self, wide_BSL: Tensor, dense_BD: Tensor) -> Tensor:
-        """`[B, L]`"""
+        """Return logits, `[B, L]`."""
         logits_BL = wide_BSL.sum(1) + self.bias
         return logits_BL if self.dense is None else logits_BL + self.dense(dense_BD)
 

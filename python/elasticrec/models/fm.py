@@ -6,7 +6,7 @@ from elasticrec.models.base import Column, Inputs, Linear, Model, Options, Shape
 
 
 def interactions(factors_BSW: Tensor, num_labels: int) -> Tensor:
-    """The sum over pairs of slots of their dot products, `[B, L]`: half of (square of the sum − sum of the squares)."""
+    """Return the sum of dot products of all pairs of slots, `[B, L]`: (square of the sum − sum of the squares) / 2."""
     square_BW = factors_BSW.sum(1).square() - factors_BSW.square().sum(1)
     square_BLD = square_BW.reshape(-1, num_labels, square_BW.shape[1] // num_labels)
     return square_BLD.sum(2) / 2

@@ -50,7 +50,7 @@ class PublishedVersion:
 
     number: int
     publish: str
-    """Name of the publish; tables and shards know the version by it."""
+    """Name of the publish, by which tables and shards identify the version."""
     num_deltas: int
     """Deltas from its base up to and including this version; 0 for a base."""
     offer: str = ""

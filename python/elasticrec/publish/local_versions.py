@@ -2,7 +2,8 @@
 
 A delta holds the changes since the last committed version. The table keeps the changes that a publish took, under the
 name of that publish, until the next publish names the committed one; changes of a failed publish go into the next one.
-The first version of a process is a base, because a table loaded from a checkpoint does not know what is published.
+The first version of a process is a base, because a table loaded from a checkpoint does not know which rows have changed
+since the last publish.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class LocalVersions:
     def is_last_missing(self, source: VersionSource, say: Callable[[str], None]) -> bool:
         """Return whether a finished run still has to write its last version.
 
-        A last version that was committed but not offered is offered now. False if somebody else has published since.
+        A last version that was committed but not offered is offered now. False if another run has published since.
         """
         numbers = self._repository.versions()
         if not numbers:

@@ -21,7 +21,7 @@ class OfferResult:
 
     is_offered: bool
     refusals: tuple[str, ...] = ()
-    """Reasons why the gate refusals the version."""
+    """Reasons why the gate refuses the version."""
     wait_reason: str | None = None
     """Why a version that passed the gate is not offered yet."""
     collected: tuple[int, ...] = ()

@@ -70,7 +70,7 @@ def _kept(repository: Repository, directories: dict[int, str], keep: int) -> dic
             roots[state.wanted] = "wanted by a rollback"
     for root, why in roots.items():
         if root in directories:
-            # A broken chain raises an error here: nothing is removed until somebody has looked at it.
+            # A broken chain raises an error here: nothing is removed until the user has repaired it.
             for version in repository.chain(root):
                 kept.setdefault(version.number, f"version {root} needs it")
             kept[root] = why

@@ -189,7 +189,7 @@ def pack(
     model: VersionArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="File to write.")],
 ) -> None:
-    """Write a version and its chain to one file, which can be used in reference of a model."""
+    """Write a version and its chain to one file, which commands accept as MODEL."""
     from elasticrec.errors import ConfigError
     from elasticrec.repository.fetch import default_cache, fetch
     from elasticrec.repository.find import open_model

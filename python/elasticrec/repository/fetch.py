@@ -167,8 +167,8 @@ def _check_room(repository: Repository, number: int, missing: list[FileEntry], c
     free = shutil.disk_usage(cache).free
     if needed and needed + _SPARE_BYTES > free:
         raise ModelError(
-            f"{cache}: {repository.location} version {number} needs {needed:,} bytes more, "
-            f"expected that much free and {_SPARE_BYTES:,} to spare, got {free:,}"
+            f"{cache}: {repository.location} version {number} does not fit: "
+            f"expected {needed + _SPARE_BYTES:,} bytes free, got {free:,}"
         )
 
 

@@ -69,7 +69,7 @@ class HttpStorage:
         self._send("PUT", name, body, {DIGEST: digest_header(digest), **headers})
 
     def exists(self, name: str) -> bool:
-        """Whether the file exists."""
+        """Return whether the file exists."""
         try:
             self._send("HEAD", name)
         except FileNotFoundError:

@@ -99,7 +99,7 @@ class Repository:
         files = {file.rpartition("/"): stat for file, stat in self.storage.find().items()}
         found = {parts[0]: stat for parts, stat in files.items() if parts[2] == MANIFEST}
         manifests = {directory: stat for directory, stat in found.items() if number_of(directory) is not None}
-        # Drop collected versions, so that the cache does not grow for months.
+        # Drop removed versions, so that the cache does not grow for months.
         self._cache = {directory: known for directory, known in self._cache.items() if directory in manifests}
         return manifests
 
@@ -112,7 +112,7 @@ class Repository:
         directory = self.directories().get(number)
         if directory is None:
             raise MissingVersionError(
-                f"{self.location}: no version {number}, there are {_format_numbers(self.versions())}"
+                f"{self.location}: no version {number}; available: {_format_numbers(self.versions())}"
             )
         return self.read(directory)
 
@@ -134,7 +134,7 @@ class Repository:
         directories = {number_of(directory): directory for directory in manifests}
         if number not in directories:
             raise MissingVersionError(
-                f"{self.location}: no version {number}, there are {_format_numbers(self.versions())}"
+                f"{self.location}: no version {number}; available: {_format_numbers(self.versions())}"
             )
         version = self._read_cached(directories[number], manifests)
         chain = [version]
@@ -274,7 +274,7 @@ class Repository:
     def offer(self, number: int) -> bool:
         """Make a complete version current. Return False if a rollback holds the model or the version is not newer.
 
-        An older version never replaces a newer one, even if two publishers race; only a rollback goes back.
+        An older version never replaces a newer one, even if two publishers race; only a rollback does that.
         """
         with self.changing() as check:
             # The lock excludes garbage collection.
@@ -289,7 +289,7 @@ class Repository:
         return True
 
     def rollback(self, number: int, *, is_loaded: bool = True) -> Current:
-        """Go back to an existing version, and hold it until `resume`.
+        """Roll back to an existing version, and hold it until `resume`.
 
         With `is_loaded=False` the version is only recorded as wanted; the rollout offers it once the store holds it.
         """
@@ -413,7 +413,7 @@ class Draft:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self.is_open:
-            # The error of the block matters more.
+            # Do not hide the error of the block.
             with contextlib.suppress(OSError):
                 self.repository.abandon(self)
 

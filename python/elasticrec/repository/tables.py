@@ -58,7 +58,7 @@ def _row(version: Version) -> dict[str, Any]:
 def model_lines(model: dict[str, Any], now: datetime | None = None) -> list[str]:
     """Return the lines of `models list`."""
     now = now or datetime.now(UTC)
-    held = ", held by a rollback: `models resume` lets new versions be offered" if model["held"] else ""
+    held = ", held by a rollback until `models resume`" if model["held"] else ""
     if model.get("wanted") is not None:
         held = f", a rollback to {model['wanted']} waits for the store{held}"
     current = "none offered yet" if model["current"] is None else f"current {model['current']}{held}"
@@ -116,7 +116,7 @@ def version_lines(shown: dict[str, Any]) -> list[str]:
     more = f" and {len(slots) - _SHOWN} more" if len(slots) > _SHOWN else ""
     base = manifest["base"]
     rows = [
-        ["place", shown["place"]],
+        ["location", shown["place"]],
         ["created", manifest["created"]],
         ["from", f"run {manifest['run']}, {manifest['checkpoint']}"],
         ["kind", "base" if base is None else f"delta on {manifest['parent']} of base {base}"],

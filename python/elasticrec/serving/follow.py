@@ -103,7 +103,7 @@ class Follower:
             self._fail(offered, str(error))
             return
         took = time.monotonic() - started
-        self._say(f"{self.variant}: version {self.version} ({self.rows:,} rows) from now on, loaded in {took:.2f} s")
+        self._say(f"{self.variant}: switched to version {self.version} ({self.rows:,} rows), loaded in {took:.2f} s")
 
     def _no_version(self, repository: Repository) -> ElasticRecError:
         if repository.versions():
@@ -111,7 +111,7 @@ class Follower:
         return ModelError(not_a_model(repository.location))
 
     def report_unexpected(self, error: Exception) -> None:
-        """Report an unexpected exception, once in a row."""
+        """Report an unexpected exception, unless it repeats the last problem."""
         self._note(f"{type(error).__name__}: {error}")
 
     def _target_version(self) -> Path | int | None:
@@ -181,9 +181,9 @@ class Follower:
         if isinstance(offered, int):
             self._server.note(self.variant.model, self.variant.name, offered, self._failures)
         if self._attempts == 1:
-            self._say(f"{self.variant}: version {offered} cannot be loaded, {self.version} stays: {reason}")
+            self._say(f"{self.variant}: version {offered} cannot be loaded, still serving {self.version}: {reason}")
 
     def _note(self, problem: str | None) -> None:
         if problem is not None and problem != self._problem:
-            self._say(f"{self.variant}: version {self.version} stays: {problem}")
+            self._say(f"{self.variant}: still serving version {self.version}: {problem}")
         self._problem = problem

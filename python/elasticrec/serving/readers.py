@@ -216,7 +216,7 @@ def _pause_s(failures: int) -> float:
 
 
 def _exit_reason(process: "subprocess.Popen[bytes]") -> str:
-    """Describe reason a process ended."""
+    """Describe why a process ended."""
     code = process.wait()
     if code >= 0:
         return f"code {code}"

@@ -77,7 +77,7 @@ def serving(
     """
     server = start_server(job.serve, _models(variants))
     with contextlib.ExitStack() as stack:
-        # Only an error while models are loaded leaves the server running until here.
+        # Stop at once if a model cannot be loaded; otherwise the server has stopped before this callback runs.
         stack.callback(server.stop, 0.0)
         followers = []
         for variant in variants:

@@ -80,7 +80,7 @@ def bottleneck(shares: Shares, setup: Setup) -> str | None:
 def _data_advice(shares: Shares, setup: Setup) -> str:
     if shares.read is not None and shares.parse is not None and max(shares.read, shares.parse) < _MIN_BUSY:
         return (
-            f"but its threads are idle (read {100 * shares.read:.0f} %, parse {100 * shares.parse:.0f} %); "
+            f"but the reader's threads are idle (read {100 * shares.read:.0f} %, parse {100 * shares.parse:.0f} %); "
             "other processes may use the cores, or `data.unit_bytes` is too large for this amount of data"
         )
     if shares.read is not None and shares.parse is not None and shares.read > shares.parse:

@@ -330,7 +330,7 @@ def _drop_old(run: Run, job: Job) -> None:
     kept = set(paths[-settings.keep :])
     if settings.keep_best or settings.keep_epochs:
         found = _readable(run)
-        # Keep unreadable checkpoints: people decide about them.
+        # Keep unreadable checkpoints: the user decides about them.
         kept |= set(paths) - {one.path for one in found}
         kept |= {one.path for one in found if one.snapshot is not None and settings.keeps_epoch(one.snapshot)}
         if settings.keep_best and (chosen := _best(found, job)):

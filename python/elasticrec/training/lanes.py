@@ -1,7 +1,8 @@
 """Strategy `async` on several cores: parallel lanes train batches of one stream.
 
-Threads that share torch operations synchronize after each operation, dozens of times per batch, and any other load on a
-core delays all of them. Each lane trains its own batches without synchronization; torch releases the interpreter lock.
+Threads that share torch operations synchronize after each operation, dozens of times per batch, and any other process
+on a core delays all of them. Each lane trains its own batches without synchronization; torch releases the interpreter
+lock.
 """
 
 import threading

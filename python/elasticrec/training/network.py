@@ -82,11 +82,11 @@ class Scorer(nn.Module):
         self.negative_rate = negative_rate
 
     def forward(self, pooled: Tensor, dense: Tensor) -> Tensor:
-        """`[B, L]`"""
+        """Return probabilities, `[B, L]`."""
         return self.probabilities(self.logits(pooled, dense))
 
     def logits(self, pooled: Tensor, dense: Tensor) -> Tensor:
-        """`[B, L]`"""
+        """Return logits, `[B, L]`."""
         logits: Tensor = self.model(split_columns(pooled, self.model.columns), dense)
         return logits
 

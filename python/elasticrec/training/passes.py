@@ -20,7 +20,7 @@ _PAUSE_S = 0.1
 
 
 class LocalPasses:
-    """Decides which pass is next and which units it has."""
+    """Decides which pass comes next, and plans its units."""
 
     def __init__(self, job: Job, run: Run, say: Callable[[str], None]) -> None:
         self._job, self._run, self._say = job, run, say
@@ -64,7 +64,7 @@ class LocalPasses:
         return progress.finished and self._plan.is_over
 
     def restore(self, progress: Progress) -> Progress:
-        """Continue from a checkpoint; a pass that the checkpoint has no batch of begins again."""
+        """Continue from a checkpoint; a pass without a batch in the checkpoint begins again."""
         if self._plan is None:
             return progress
         num_passes = progress.epoch + (progress.batches > 0 or progress.upkept > progress.epoch)

@@ -137,8 +137,8 @@ def describe_shares(shares: Shares) -> str:
     stages = sorted(shares.stages.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {share:.0%}" for name, share in stages if share >= 0.005)
     threads = [(name, share) for name, share in (("read", shares.read), ("parse", shares.parse)) if share is not None]
-    beside = ", ".join(f"{name} {share:.0%}" for name, share in threads)
-    return f"{text}; beside it {beside}" if beside else text
+    readers = ", ".join(f"{name} {share:.0%}" for name, share in threads)
+    return f"{text}; reader threads: {readers}" if readers else text
 
 
 def worse_than_chance(metrics: Metrics) -> str | None:

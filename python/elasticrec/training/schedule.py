@@ -5,7 +5,7 @@ from elasticrec.training.checkpoint import Progress
 
 
 class Schedule:
-    """Decides what is due. Times are seconds of the training's clock; intervals count from the last time."""
+    """Decides what is due. Times are seconds of the training's clock. An interval starts at its last event."""
 
     def __init__(self, settings: Train, *, follows: bool = False) -> None:
         self._settings = settings

@@ -1,8 +1,8 @@
 """Decide the next step of a rollout from the state of the repository and the store alone.
 
-A version is offered once every shard has enough replicas that hold it. Replicas that hold the current version, and so
-receive traffic, are waited for until the patience runs out. A newer version supersedes one that is still loading. After
-a rollback the version stays until the rollout is resumed.
+A version is offered once every shard has enough replicas that hold it. For a limited time, the rollout also waits for
+the other replicas that receive traffic, which are those with the current version. A newer version supersedes one that
+is still loading. After a rollback the version stays until the rollout is resumed.
 """
 
 from dataclasses import dataclass

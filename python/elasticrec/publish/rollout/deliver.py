@@ -32,7 +32,7 @@ class Replicas(Protocol):
 
 @dataclass
 class Delivery:
-    """The roll-out of one model."""
+    """The rollout of one model."""
 
     repository: Repository
     replicas: Replicas
@@ -46,7 +46,7 @@ class Delivery:
     """Versions that the gate refused, with the reasons."""
     _passed: dict[int, bool] = field(default_factory=dict)
     _reported: tuple[str, tuple[str, ...]] = ("", ())
-    _noticed: int | None = None
+    _notified: int | None = None
 
     def run(self, wait: Callable[[float], bool]) -> None:
         """Run steps until `wait` returns true."""
@@ -76,8 +76,8 @@ class Delivery:
             # A rollback or another controller was faster: the next step sees it.
             return decision
         late = [one for shard in state.shards for one in shard if one.is_there and decision.target not in one.versions]
-        if decision.target is not None and decision.target != self._noticed and late:
-            self._noticed = decision.target
+        if decision.target is not None and decision.target != self._notified and late:
+            self._notified = decision.target
             self.replicas.notify(late)
         self._report(decision.text, decision.late)
         return decision

@@ -73,9 +73,9 @@ class StoreReplicas:
     def notify(self, replicas: Sequence[Replica]) -> None:
         """Have the replicas check the repository now; a replica that misses the notification checks a little later."""
         with ThreadPoolExecutor(min(len(replicas), _MAX_THREADS) or 1) as threads:
-            list(threads.map(self._notice, replicas))
+            list(threads.map(self._notify_one, replicas))
 
-    def _notice(self, replica: Replica) -> None:
+    def _notify_one(self, replica: Replica) -> None:
         if replica.url is None:
             return
         parts = urlsplit(replica.url)

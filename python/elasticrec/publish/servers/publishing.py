@@ -180,7 +180,7 @@ class Publishing:
         return None
 
     def is_due(self, learned: Any = None) -> bool:
-        """Return whether a publish should begin now; not if the last one covers all that was `learned`."""
+        """Return whether a publish should begin now: it is due, and `learned` differs from that of the last publish."""
         has_changes = self._wanted or learned is None or learned != self._last_facts.get("learned")
         return has_changes and self._open is None and self.next_s == 0.0
 
@@ -329,7 +329,7 @@ class Publishing:
         found = self._open
         assert found is not None, "a publish is not given up during its commit"
         if task.error is not None:
-            # The commit may have succeeded nevertheless: ask the repository before the next publish.
+            # The commit may have succeeded despite the error: ask the repository before the next publish.
             self._is_claimed = False
             self._fail(task.error)
             return

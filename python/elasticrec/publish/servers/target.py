@@ -42,7 +42,7 @@ class ShardParts:
     owned: Mapping[int, range]
     """Partitions of each part."""
     facts: Mapping[str, Any]
-    """State of the run at the start of the publish: metrics, data time, training position (`learned`)."""
+    """State of the run at the start of the publish: metrics, passes, data time; any training changes `learned`."""
 
 
 class LostParentError(ModelError):
@@ -50,7 +50,7 @@ class LostParentError(ModelError):
 
 
 class VersionTarget(Protocol):
-    """The destination of versions. Methods are never called from two threads at once."""
+    """The repository that versions are written to. Methods are never called from two threads at once."""
 
     def claim(self) -> PublishedVersion | None:
         """Lock the model for this run. Return the newest version that the run has committed, or None."""

@@ -70,7 +70,7 @@ class RunVersions:
         return None
 
     def _fits(self, version: Version, base: Version) -> bool:
-        """Return whether deltas may follow a version: same layout of rows, dense values and graph as this start."""
+        """Return whether this run may add deltas to a version: rows, dense values and graph have the same layout."""
         template, manifest = self._template, version.manifest
         table, graph = manifest["table"], base.files.get(GRAPH_FILE)
         pairs = (
@@ -176,7 +176,7 @@ class RunVersions:
                 has_store=self._info.has_store,
             )
         except (ElasticRecError, OSError) as error:
-            # The version is committed nevertheless.
+            # The version is committed, even if its offer fails.
             return f"not offered: {error}", True
         problem = f"; old versions were not removed: {result.collect_error}" if result.collect_error else ""
         return result.summary + problem, bool(result.refusals)

@@ -1,4 +1,4 @@
-"""The interface of a training strategy, and what the trainer's process offers to it."""
+"""The interface of a training strategy, and the interface of the trainer's process that it uses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
@@ -42,7 +42,7 @@ class TrainerContext(Protocol):
         """Start to read a unit."""
 
     def read(self, unit: Unit, reader: Batches) -> Iterator[_core.Batch]:
-        """Yield the batches of a reader; raise when the trainer has to give the unit up."""
+        """Yield the batches of a reader; raise an error when the trainer has to give up the unit."""
 
     def batches(self, unit: Unit) -> Generator[UnitBatch]:
         """Yield the batches of a unit."""
@@ -76,8 +76,8 @@ class Strategy(ABC):
     def run(self, lease: Lease) -> None:
         """Train the leased unit, and units leased meanwhile; return when every push is acknowledged.
 
-        The trainer reports the units that are still held as done. A server that is lost raises `UnavailableError`, and
-        the trainer gives the units back.
+        Afterwards the trainer reports the units that it still holds as done. If a server is lost, raise
+        `UnavailableError`; the trainer then returns its units.
         """
 
     @property

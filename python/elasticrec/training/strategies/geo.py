@@ -81,7 +81,7 @@ class Geo(Strategy):
         return (after - self._before) / np.float32(num_trainers)
 
     def _step(self, table: _core.Table, batch: _core.Batch, seen: int) -> Sums:
-        """One step of local training."""
+        """Train one batch on the local table and network."""
         network = self.network
         pooled = network.rows_of(batch, table.width)
         table.pull(batch, pooled.numpy())

@@ -1,4 +1,4 @@
-"""Strategy `half_async`: the gradients of a merge group make one push, then the trainers meet."""
+"""Strategy `half_async`: push the gradients of a merge group as one, then wait for the other trainers."""
 
 from collections.abc import Iterable
 from contextlib import closing
