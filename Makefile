@@ -1,17 +1,17 @@
 # Two commands: `make demo` shows the whole loop, `make test` checks everything. Each sets up what it needs.
-# It takes Python 3.11 or newer, a Rust toolchain and a C compiler; the rest goes into .venv and target.
+# They need Python 3.11 or newer, a Rust toolchain and a C compiler; everything else goes into .venv and target.
 
 PYTHON ?= python3
 BIN := .venv/bin
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name 'Cargo.toml') Cargo.toml Cargo.lock rust-toolchain.toml
-# Tests wait as much as they work, so two run at once. The slowest are listed: a test that grows is seen.
+# Tests spend much time waiting, so two run at once. The slowest are listed, so that slow tests are noticed.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations 20 --durations-min 1
 # What the package needs, with its extras for training, development and documentation, as arguments for pip.
 REQUIREMENTS = $(shell $(PYTHON) -c 'import shlex, tomllib; \
   project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; \
   print(shlex.join(project["dependencies"] + extras["train"] + extras["dev"] + extras["docs"]))')
 PURE_CRATES := -p elasticrec-sample -p elasticrec-table -p elasticrec-cube
-# the crates' tests run graphs with the library inside the onnxruntime wheel
+# Tests of the crates run graphs with the library inside the onnxruntime wheel.
 ORT_LIB = $(shell $(BIN)/python -c 'from elasticrec.serving.onnxruntime import library_path; print(library_path())')
 
 .DEFAULT_GOAL := help
@@ -38,8 +38,8 @@ prerequisites:
 MATURIN := PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PIP_QUIET=1 $(BIN)/maturin develop --release --quiet
 
 .venv/.built: .venv/.created pyproject.toml $(RUST_SOURCES) | prerequisites
-	@echo "setting up: the Rust extension and the Python packages (some minutes the first time)"
-	@# pip unpacks packages while cargo compiles; then maturin installs the package itself, for which nothing is left to do
+	@echo "setting up: the Rust extension and the Python packages (a few minutes the first time)"
+	@# pip installs packages while cargo compiles; the second maturin run then only installs the package itself
 	@$(BIN)/pip install --quiet --disable-pip-version-check $(REQUIREMENTS) & packages=$$!; \
 	  $(MATURIN) --skip-install && wait $$packages
 	$(MATURIN) --extras train,dev,docs
@@ -56,7 +56,7 @@ demo: setup ## the whole loop on generated data: train, publish, serve, ask
 test: lint types docs test-rust test-python ## everything that CI runs
 
 .PHONY: quick
-quick: lint types ## the inner loop: what takes seconds
+quick: lint types ## the inner loop: lint, types and fast tests
 	ORT_LIB="$(ORT_LIB)" cargo test --quiet --workspace --exclude elasticrec-py
 	$(BIN)/pytest -q -m 'not slow' tests/unit tests/contract
 
@@ -68,12 +68,12 @@ lint: setup ## formatting and lint, Python and Rust
 	cargo clippy --quiet --workspace --all-targets -- -D warnings
 
 .PHONY: types
-types: setup ## mypy, and the stub of the extension against the extension
+types: setup ## mypy, and the stub compared with the extension
 	$(BIN)/mypy
 	$(BIN)/stubtest elasticrec._core --mypy-config-file pyproject.toml
 
 .PHONY: test-rust
-test-rust: setup ## tests of the crates, also of the portable twins of SIMD code, and loom
+test-rust: setup ## tests of the crates, of the portable twins of SIMD code, and loom
 	ORT_LIB="$(ORT_LIB)" cargo test --quiet --workspace --exclude elasticrec-py
 	cargo test --quiet $(PURE_CRATES) --features portable
 	$(MAKE) test-loom
@@ -83,7 +83,7 @@ test-loom: ## the wake-up protocol of the scoring queue, over every interleaving
 	RUSTFLAGS="--cfg loom" cargo test --quiet --release --package elasticrec-queue --test loom --target-dir target/loom
 
 .PHONY: test-python
-test-python: setup ## tests in Python: units, contracts, the whole loop, roles that are killed
+test-python: setup ## tests in Python: units, contracts, the whole loop, killed roles
 	$(PYTEST) tests/cluster tests/e2e tests/unit tests/contract
 
 .PHONY: soak
@@ -91,7 +91,7 @@ soak: setup ## tests/cluster with twenty kill runs of every strategy, and a minu
 	ELASTICREC_SOAK=20 $(PYTEST) tests/cluster tests/e2e/test_serve_limits.py
 
 .PHONY: mutants
-mutants: setup ## switch protections off and see that their tests fail (an hour)
+mutants: setup ## disable protections one by one: their tests must fail (an hour)
 	$(BIN)/python tests/mutants.py
 
 .PHONY: wheel
@@ -100,7 +100,7 @@ wheel: setup ## one abi3 wheel in dist/
 	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist
 
 .PHONY: reference
-reference: setup ## the reference of job.yaml, from the code
+reference: setup ## write the reference of job.yaml from the code
 	@mkdir -p docs/reference
 	$(BIN)/python -m elasticrec.config.reference > docs/reference/job.md
 
@@ -117,7 +117,7 @@ bench: setup ## the speed of the spine and where the time goes
 	$(BIN)/elasticrec bench spine
 
 .PHONY: fuzz
-fuzz: ## fuzz what reads bytes, a minute each (nightly Rust and cargo-fuzz)
+fuzz: ## fuzz every decoder, a minute each (nightly Rust and cargo-fuzz)
 	@for target in lines snapshot cube delta body wire brpc; do \
 	  mkdir -p fuzz/corpus/$$target && cargo +nightly fuzz run $$target fuzz/corpus/$$target fuzz/seeds tests/contract/golden -- -max_total_time=60 -max_len=65536 || exit 1; done
 
@@ -128,5 +128,5 @@ format: setup ## format Python and Rust
 	cargo fmt
 
 .PHONY: clean
-clean: ## remove what the other targets made
+clean: ## remove everything that the other targets create
 	rm -rf .venv target dist site python/elasticrec/*.so
