@@ -1,14 +1,14 @@
-"""What all tests share, and the closing list of skipped tests."""
+"""Settings of all tests, and a list of the skipped tests at the end."""
 
 import os
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Threads of torch wait for each other: on a busy machine more of them are slower. Read when torch is imported.
+# On a busy machine several torch threads are slower than one. torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A machine that stalls is no failure.
+# A stall of the machine is not a failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 

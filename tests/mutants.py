@@ -1,9 +1,9 @@
-"""Switches protections off, one after the other, and shows that the test of each fails then.
+"""Disables protections one by one and checks that the test of each then fails.
 
-    make mutants            all of them, some minutes each
+    make mutants            all of them, a few minutes each
     python tests/mutants.py NAME…
 
-Works on the tree it is in, which must be clean, and leaves it as it was.
+Runs in its own working tree, which must be clean, and restores every file.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A protection, how it is switched off, and the test that must fail without it."""
+    """A protection, the edit that disables it, and the test that must fail without it."""
 
     name: str
     file: str
@@ -28,46 +28,46 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "a name that is known is applied again",
+        "a batch that was applied is applied again",
         "crates/ps/src/record.rs",
         "Some(&applied) if applied == checksum => BatchState::Applied,",
         "Some(&applied) if applied == checksum => BatchState::Missing,",
         "tests/cluster/test_kill.py::test_any_role_may_be_killed_at_any_moment[async-0]",
     ),
     Mutant(
-        "a unit is complete when its trainer says so",
+        "a unit is complete when its trainer reports it",
         "python/elasticrec/coordinator/work.py",
         "        return known and all(record.has(unit) for record in self._records())",
         "        return known and unit < self._leased_end and unit not in self._leases",
         "tests/cluster/test_kill.py::test_any_role_may_be_killed_at_any_moment[async-0]",
     ),
     Mutant(
-        "with sync only the lost shard goes back",
+        "with sync only the lost shard returns to the checkpoint",
         "python/elasticrec/coordinator/members.py",
-        "            self.going_back = set(range(self.map.servers)) - {index}",
-        "            self.going_back = set()",
+        "            self.must_reload = set(range(self.map.servers)) - {index}",
+        "            self.must_reload = set()",
         "tests/cluster/test_kill.py::test_any_role_may_be_killed_at_any_moment[sync-0]",
     ),
     Mutant(
-        "a snapshot has rows with the record of another time",
+        "a snapshot has rows and records of different times",
         "crates/ps/src/snapshot.rs",
         "            record: self.records.get(at).clone(),",
         "            record: if partition % 2 == 0 { self.records.get(at).clone() } else { Record::default() },",
-        "tests/cluster/test_faults.py::test_roles_die_inside_what_they_do[async]",
+        "tests/cluster/test_faults.py::test_roles_may_die_at_every_fail_point[async]",
     ),
     Mutant(
-        "checksums of a checkpoint are not looked at",
+        "checksums of a checkpoint are not verified",
         "python/elasticrec/manifest.py",
         '    for name, entry in document["files"].items():\n        path = directory / name',
         "    for name, entry in ():\n        path = directory / name",
-        "tests/cluster/test_kill.py::test_a_damaged_checkpoint_is_passed_over_and_named[async]",
+        "tests/cluster/test_kill.py::test_a_damaged_checkpoint_is_skipped_and_named[async]",
     ),
     Mutant(
-        "a part that could not be written makes a checkpoint",
+        "a failed write of a part is not reported",
         "python/elasticrec/roles/background_writer.py",
         '            self._set_report(key, "failed", error=str(error))\n            return',
         "            return",
-        "tests/cluster/test_faults.py::test_a_full_disk_lets_checkpoints_fail_and_nothing_else[async]",
+        "tests/cluster/test_faults.py::test_a_full_disk_fails_checkpoints_and_nothing_else[async]",
     ),
     Mutant(
         "a unit whose servers were lost is not given back",
@@ -77,77 +77,77 @@ MUTANTS = (
         "tests/cluster/test_faults.py::test_connections_may_be_cut_in_the_middle_of_a_frame[async]",
     ),
     Mutant(
-        "a silent coordinator is waited for",
+        "a hung coordinator is not replaced",
         "python/elasticrec/launch/local.py",
         "            child.process.kill()\n\n    def _reconcile",
         "            pass\n\n    def _reconcile",
         "tests/cluster/test_faults.py::test_a_coordinator_that_hangs_is_replaced",
     ),
     Mutant(
-        "a hung server is waited for",
+        "a hung server is not replaced",
         "python/elasticrec/launch/local.py",
         "            if is_hung:\n",
         "            if False:\n",
         "tests/cluster/test_kill.py::test_a_hung_server_is_replaced_and_does_no_harm_when_it_wakes_up",
     ),
     Mutant(
-        "a unit is complete when its trainer says so, of a server that hung",
+        "a unit is complete when its trainer reports it, after a server hung",
         "python/elasticrec/coordinator/work.py",
         "        return known and all(record.has(unit) for record in self._records())",
         "        return known and unit < self._leased_end and unit not in self._leases",
         "tests/cluster/test_faults.py::test_any_role_may_hang[async]",
     ),
     Mutant(
-        "what a publish took that failed is gone",
+        "changes of a failed publish are lost",
         "crates/cube/src/publish.rs",
         "                    table.put_back_changes(partition, &taken);",
         "                    drop(taken);",
-        "cargo test -p elasticrec-cube --lib what_is_committed_is_what_the_table_holds",
+        "cargo test -p elasticrec-cube --lib committed_versions_equal_the_table",
     ),
     Mutant(
-        "what servers took for a publish that found the disk full is gone",
+        "changes of a publish that found the disk full are lost",
         "crates/cube/src/publish.rs",
         "                    table.put_back_changes(partition, &taken);",
         "                    drop(taken);",
         "tests/cluster/test_publish.py::test_a_full_disk_loses_no_change",
     ),
     Mutant(
-        "a server that went back sends what changed since",
+        "a restored server sends only the changes since the restore",
         "crates/cube/src/publish.rs",
         "                table.forget_changes(partition);",
         "                drop(table.take_changes(partition));",
         "tests/cluster/test_publish.py::test_any_role_may_be_killed_while_it_publishes[async]",
     ),
     Mutant(
-        "what a publish of a training in one process took that failed is gone",
+        "changes of a failed publish of local training are lost",
         "python/elasticrec/publish/local_versions.py",
         "            committed=None if self._last is None else self._last.publish,",
         "            committed=str(self._num_publishes - 1),",
         "tests/unit/publish/test_changes.py::test_a_publish_that_fails_loses_no_change",
     ),
     Mutant(
-        "a table that was loaded sends what changed since",
+        "a loaded table sends only the changes since the load",
         "crates/py/src/table.rs",
-        "        self.told = told_nothing(&self.inner);",
+        "        self.publish_states = new_publish_states(&self.inner);",
         "",
         "tests/unit/publish/test_table_publish.py::test_a_loaded_table_publishes_all_rows",
     ),
     Mutant(
-        "what was evicted behind the last batch stays online",
+        "rows evicted after the last batch stay online",
         "python/elasticrec/publish/live.py",
         "    return trainer.progress.steps, trainer.progress.evicted",
         "    return trainer.progress.steps, 0",
         "tests/unit/publish/test_changes.py::test_evictions_after_the_last_batch_are_published",
     ),
     Mutant(
-        "rows that went are not told",
+        "removed rows are not listed",
         "crates/table/src/rows/changes.rs",
         "            self.changes.get_or_insert_default().removed.push(sign);",
         "            let _ = sign;",
-        "tests/cluster/test_publish.py::test_versions_are_what_the_servers_hold[async]",
+        "tests/cluster/test_publish.py::test_versions_equal_the_tables_of_the_servers[async]",
     ),
     Mutant(
-        "a server without a lease goes on",
+        "a server without a lease continues",
         "crates/ps/src/server.rs",
         "        if self.start.elapsed().as_nanos() as u64 >= self.lease.load(Ordering::Acquire) {",
         "        if false {",
@@ -158,7 +158,7 @@ MUTANTS = (
         "crates/queue/src/lib.rs",
         "            Attempt::More => self.is_due = self.queue.claim_pass(),",
         "            Attempt::More => (),",
-        "cargo test -p elasticrec-serve --test serving what_is_left_in_the_queue_is_scored_too",
+        "cargo test -p elasticrec-serve --test serving requests_left_in_the_queue_are_scored_too",
     ),
     Mutant(
         "a worker that ran on a caller is not returned",
@@ -168,28 +168,28 @@ MUTANTS = (
         "cargo test -p elasticrec-queue --lib a_caller_runs_its_job_and_learns_that_more_is_queued",
     ),
     Mutant(
-        "a connection of HTTP/2 that only begins is waited for",
+        "an HTTP/2 connection without a preface has no time limit",
         "crates/serve/src/server/listen.rs",
         "stream.with_preface(PREFACE.len(), app.options.header_timeout).joining_writes()",
         "stream.joining_writes()",
-        "cargo test -p elasticrec-serve --lib a_connection_that_only_begins_is_let_go",
+        "cargo test -p elasticrec-serve --lib a_connection_that_sends_only_its_start_is_closed",
     ),
     Mutant(
-        "a client that does not read is waited for",
+        "a client that does not read has no time limit",
         "crates/serve/src/server/time_limits.rs",
         "        this.writing.check(attempt, this.timeout, context)\n    }\n\n    fn is_write_vectored",
         "        attempt\n    }\n\n    fn is_write_vectored",
-        "cargo test -p elasticrec-serve --lib a_client_that_never_reads_its_answers_is_let_go",
+        "cargo test -p elasticrec-serve --lib a_client_that_never_reads_its_answers_is_disconnected",
     ),
     Mutant(
-        "a request whose time is over is waited for",
+        "an expired request is not given up",
         "crates/serve/src/protocols/predict.rs",
         "    match deadline {\n        Some(deadline) => match",
         "    match deadline.filter(|_| false) {\n        Some(deadline) => match",
-        "cargo test -p elasticrec-serve --lib a_request_waits_as_long_as_it_says",
+        "cargo test -p elasticrec-serve --lib a_request_waits_until_its_deadline",
     ),
     Mutant(
-        "a full queue takes one more",
+        "a full queue accepts one more job",
         "crates/queue/src/lib.rs",
         "        if state.jobs.len() >= self.shared.capacity {",
         "        if state.jobs.len() > self.shared.capacity {",
@@ -203,67 +203,67 @@ MUTANTS = (
         "cargo test -p elasticrec-serve --test serving chain",
     ),
     Mutant(
-        "a token is not asked for",
+        "no token is required",
         "crates/serve/src/protocols/http/front.rs",
         "            Some(token) if !has_token(request.headers(), token.0.as_bytes()) => match is_grpc {",
         "            Some(token) if token.0.is_empty() => match is_grpc {",
         "cargo test -p elasticrec-serve --lib token",
     ),
     Mutant(
-        "a thread of the sockets waits for rows of a store",
+        "a socket thread waits for rows of a store",
         "crates/serve/src/queue/deployment.rs",
         "let scores_on_sockets = model.rows().held().is_some() && batching.max_wait.is_zero();",
         "let scores_on_sockets = batching.max_wait.is_zero();",
-        "tests/e2e/test_serve_follow.py::test_a_store_that_hangs_keeps_no_socket_waiting",
+        "tests/e2e/test_serve_follow.py::test_a_store_that_hangs_blocks_no_socket_thread",
     ),
     Mutant(
-        "an answer says the version that is newest by now",
+        "an answer names the newest version, not the one that scored it",
         "crates/serve/src/protocols/predict.rs",
         "    Ok((deployment.info.clone(), prediction))",
         "    Ok((registry.choose(request.choice)?.info.clone(), prediction))",
         "cargo test -p elasticrec-serve --lib a_switch_of_versions",
     ),
     Mutant(
-        "bodies take as much memory as they like",
+        "bodies reserve no memory",
         "crates/serve/src/memory.rs",
         "        reservation.grow_to(num_bytes).map_err(ReadError::Refused)?;",
         "        reservation.grow_to(0).map_err(ReadError::Refused)?;",
-        "cargo test -p elasticrec-serve --lib http::tests::large_bodies_share_their_memory",
+        "cargo test -p elasticrec-serve --lib http::tests::large_bodies_share_the_memory_limit",
     ),
     Mutant(
-        "what is inflated takes as much memory as it likes",
+        "inflated bodies reserve no memory",
         "crates/serve/src/memory.rs",
         "        reservation.grow_to(out.len()).map_err(ReadError::Refused)?;",
         "        reservation.grow_to(0).map_err(ReadError::Refused)?;",
-        "cargo test -p elasticrec-serve --lib large_bodies_share_their_memory",
+        "cargo test -p elasticrec-serve --lib large_bodies_share_the_memory_limit",
     ),
     Mutant(
-        "messages of bRPC take as much memory as they like",
+        "bRPC messages reserve no memory",
         "crates/serve/src/protocols/brpc/connection.rs",
         "        let payload = reservation.grow_to(payload.len())",
         "        let payload = reservation.grow_to(0)",
-        "cargo test -p elasticrec-serve --lib brpc::tests::large_messages_share_their_memory",
+        "cargo test -p elasticrec-serve --lib brpc::tests::large_messages_share_the_memory_limit",
     ),
     Mutant(
-        "a frame of bRPC counts only when it is whole",
+        "an incomplete bRPC frame reserves no memory",
         "crates/serve/src/protocols/brpc/connection.rs",
         "reservation.grow_to(buffer.len())",
         "reservation.grow_to(0)",
-        "cargo test -p elasticrec-serve --lib messages_count_while_they_come",
+        "cargo test -p elasticrec-serve --lib messages_count_while_they_arrive",
     ),
     Mutant(
-        "a message of gRPC is inflated to any length",
+        "a gRPC message is inflated to any length",
         "crates/serve/src/protocols/grpc/message.rs",
         "Compression::Gzip.inflate(message, max_bytes, memory.reservation())",
         "Compression::Gzip.inflate(message, usize::MAX >> 1, memory.reservation())",
-        "cargo test -p elasticrec-serve --lib what_has_come_of_a_message_counts",
+        "cargo test -p elasticrec-serve --lib arrived_bytes_of_a_message_count",
     ),
     Mutant(
-        "an output is given as often as it is asked for",
+        "an output that is named twice is returned twice",
         "crates/serve/src/codecs/tensors.rs",
         "            if std::mem::replace(&mut is_wanted[label], true) {",
         "            if std::mem::replace(&mut is_wanted[label], false) {",
-        "cargo test -p elasticrec-serve --lib answers_have_the_outputs_that_are_wanted",
+        "cargo test -p elasticrec-serve --lib answers_have_the_requested_outputs",
     ),
 )
 
@@ -275,7 +275,7 @@ def run(command: list[str]) -> int:
 
 
 def test(mutant: Mutant) -> bool:
-    """Whether its test still passes."""
+    """Return whether the test still passes."""
     if mutant.test.startswith("cargo "):
         return run(mutant.test.split()) == 0
     assert run(["make", "-s", "setup"]) == 0, "the mutant does not build"
@@ -284,7 +284,7 @@ def test(mutant: Mutant) -> bool:
 
 def main(names: list[str]) -> int:
     if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, check=True).stdout:
-        print("the tree has changes that are not committed", file=sys.stderr)
+        print("the working tree has uncommitted changes", file=sys.stderr)
         return 2
     survived = []
     for mutant in MUTANTS:

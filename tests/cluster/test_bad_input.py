@@ -1,4 +1,4 @@
-"""What users get wrong with roles: one clear line, exit code 2, and nothing damaged."""
+"""User mistakes with roles: one clear line, exit code 2, and an unchanged run."""
 
 import hashlib
 import re
@@ -30,7 +30,7 @@ def roles(run: Run) -> Iterator[Roles]:
 
 
 def files_of(run: Run) -> dict[str, str]:
-    """What the run consists of, but for the terms that coordinators took."""
+    """Return the checksums of a run's files, except those that a start of the coordinator changes."""
     return {
         str(path.relative_to(run.path)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(run.path.rglob("*"))
@@ -38,12 +38,12 @@ def files_of(run: Run) -> dict[str, str]:
     }
 
 
-def refused(result: tuple[int, str]) -> str:
-    """The one line of a role that was refused."""
-    code, said = result
-    assert code == 2 and said.count("\n") == 1 and said.startswith("error: "), said
-    assert TOKEN not in said
-    return said.removeprefix("error: ").rstrip("\n")
+def error_of(result: tuple[int, str]) -> str:
+    """Return the error line of a role that was error_of."""
+    code, output = result
+    assert code == 2 and output.count("\n") == 1 and output.startswith("error: "), output
+    assert TOKEN not in output
+    return output.removeprefix("error: ").rstrip("\n")
 
 
 @pytest.mark.slow
@@ -52,26 +52,26 @@ def test_a_port_in_use(roles: Roles) -> None:
         port = taken.getsockname()[1]
         started = roles.start("coordinator", PORT=port), roles.start("ps", PORT=port, COORDINATOR="http://127.0.0.1:1")
         for role in started:
-            told = f"{role.name}: 127.0.0.1:{port}: cannot listen there: the port is in use"
-            assert refused(role.finish()) == told
+            message = f"{role.name}: 127.0.0.1:{port}: cannot listen there: the port is in use"
+            assert error_of(role.finish()) == message
 
 
 @pytest.mark.slow
 def test_a_coordinator_that_is_not_there(roles: Roles) -> None:
     port = free_port()
     for role in [roles.start(name, COORDINATOR=f"http://127.0.0.1:{port}", WAIT=1) for name in ("ps", "trainer")]:
-        told = rf"coordinator at 127.0.0.1:{port} did not answer: .*connection refused \(\d+ attempts in 1 s\)"
-        assert re.fullmatch(told, refused(role.finish()), re.IGNORECASE)
+        message = rf"coordinator at 127.0.0.1:{port} did not answer: .*connection error_of \(\d+ attempts in 1 s\)"
+        assert re.fullmatch(message, error_of(role.finish()), re.IGNORECASE)
 
 
 @pytest.mark.slow
-def test_open_to_others(roles: Roles, tmp_path: Path) -> None:
+def test_insecure_and_invalid_settings_are_refused(roles: Roles, tmp_path: Path) -> None:
     here = "http://127.0.0.1:1"
-    open_to_others = "host: 0.0.0.0 is open to others: expected TLS, `insecure: true`, or 127.0.0.1"
+    reachable = "host: 0.0.0.0 is reachable from other machines: expected TLS, `insecure: true`, or 127.0.0.1"
     in_clear = "the token would go to another machine in clear text: expected TLS, or `insecure: true`"
     expected = {
-        roles.start("coordinator", HOST="0.0.0.0"): f"coordinator: {open_to_others}",
-        roles.start("ps", HOST="0.0.0.0", COORDINATOR=here): f"ps: {open_to_others}",
+        roles.start("coordinator", HOST="0.0.0.0"): f"coordinator: {reachable}",
+        roles.start("ps", HOST="0.0.0.0", COORDINATOR=here): f"ps: {reachable}",
         roles.start("trainer", COORDINATOR="http://192.0.2.1:7"): f"coordinator at 192.0.2.1:7: {in_clear}",
         roles.start(
             "ps", HOST="0.0.0.0", INSECURE=1, COORDINATOR=here
@@ -80,8 +80,8 @@ def test_open_to_others(roles: Roles, tmp_path: Path) -> None:
         roles.start("trainer", COORDINATOR=here, RUN=tmp_path): f"{tmp_path}: not a run directory: "
         "expected `job.yaml` and `checkpoints` in it",
     }
-    for role, told in expected.items():
-        assert refused(role.finish()) == told
+    for role, message in expected.items():
+        assert error_of(role.finish()) == message
 
 
 _OLD = """
@@ -94,36 +94,36 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_strangers_at_a_coordinator(roles: Roles, run: Run, tmp_path: Path) -> None:
+def test_foreign_roles_are_refused_by_a_coordinator(roles: Roles, run: Run, tmp_path: Path) -> None:
     url = roles.coordinator()
     where = f"coordinator at {url.removeprefix('http://')}"
     before = files_of(run)
     other = make_run(tmp_path)
     assert read_start(other.path).run_id != read_start(run.path).run_id
     second = roles.start("coordinator")
-    strange = [roles.start(name, COORDINATOR=url, RUN=other.path) for name in ("ps", "trainer")]
+    foreign = [roles.start(name, COORDINATOR=url, RUN=other.path) for name in ("ps", "trainer")]
     wrong = [roles.start(name, COORDINATOR=url, TOKEN="guess") for name in ("ps", "trainer")]
-    assert refused(second.finish()) == f"{run.path}: another coordinator has this run"
+    assert error_of(second.finish()) == f"{run.path}: another coordinator has this run"
     for role in wrong:
-        assert refused(role.finish()) == f"{where}: missing or wrong token"
+        assert error_of(role.finish()) == f"{where}: missing or wrong token"
     old = [sys.executable, "-c", _OLD, "ps", "--run", str(run.path), "--coordinator", url, "--token", TOKEN]
     ended = subprocess.run(old, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    told = f"{where}: register: protocol: expected 1, got 0: the role is of another release"
-    assert refused((ended.returncode, ended.stderr)) == told
-    told = f"{where}: register: run: expected a role of this run, got one with the directory of another"
-    for role in strange:
-        assert refused(role.finish()) == told
+    message = f"{where}: register: protocol: expected 1, got 0: the role is of another release"
+    assert error_of((ended.returncode, ended.stderr)) == message
+    message = f"{where}: register: run: expected a role of this run, got one with the directory of another run"
+    for role in foreign:
+        assert error_of(role.finish()) == message
     assert files_of(run) == before
 
 
 @pytest.mark.slow
-def test_a_run_of_another_job(tmp_path: Path) -> None:
-    """Also of one that has no checkpoint yet: servers may have begun with what the job decided."""
+def test_a_changed_job_is_refused(tmp_path: Path) -> None:
+    """Even before the first checkpoint, because servers may have created rows for the earlier job."""
     run = make_run(tmp_path)
     before = files_of(run)
     result = elasticrec("train", "job.yaml", "--set", "train.batch_size=64", cwd=tmp_path)
-    told = "job.yaml: differs from the job of runs/tiny in `train.batch_size`; change it back"
-    assert refused((result.returncode, result.stderr)).startswith(told)
+    message = "job.yaml: differs from the job of runs/tiny in `train.batch_size`; change it back"
+    assert error_of((result.returncode, result.stderr)).startswith(message)
     assert files_of(run) == before
     with Roles(run) as roles:
         roles.coordinator()
@@ -131,22 +131,22 @@ def test_a_run_of_another_job(tmp_path: Path) -> None:
         before = files_of(run)
         text = run.job_path.read_text()
         run.job_path.write_text(text.replace("batch_size: 128", "batch_size: 64"))
-        told = (
+        message = (
             f"{run.path}: the run belongs to another job, which differs in `job`: "
             "its job.yaml was changed after the start"
         )
-        assert refused(roles.start("coordinator").finish()) == told
+        assert error_of(roles.start("coordinator").finish()) == message
         run.job_path.write_text(text)
         assert files_of(run) == before
         roles.coordinator()
 
 
 @pytest.mark.slow
-def test_numbers_of_servers(run: Run) -> None:
+def test_invalid_numbers_of_servers_are_refused(run: Run) -> None:
     directory = run.path.parents[1]
-    for settings, told in (
+    for settings, message in (
         (["train.servers=0"], "--set train.servers=0: expected at least 1, got 0"),
         (["train.servers=17"], "job.yaml: train.servers: expected at most 16 (`sparse.partitions`), got 17"),
     ):
         result = elasticrec("check", "job.yaml", *[p for s in settings for p in ("--set", s)], cwd=directory)
-        assert refused((result.returncode, result.stderr)) == told
+        assert error_of((result.returncode, result.stderr)) == message

@@ -1,4 +1,4 @@
-"""From a training to the store: versions of a running job are rolled out to processes that hold them."""
+"""From a training to the store: versions of a running job are rolled out to store processes."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from support.store import Process, free_port, wait_until
 pytestmark = pytest.mark.slow
 
 
-def test_what_three_servers_learn_is_held_by_two_shards_of_two_replicas(trainings: Trainings) -> None:
+def test_rows_of_three_servers_reach_a_store_of_two_shards_and_two_replicas(trainings: Trainings) -> None:
     ports = [[free_port(), free_port()] for _ in range(2)]
     addresses = [[f"127.0.0.1:{port}" for port in replicas] for replicas in ports]
     settings = ("cube.shards=2", "cube.replicas=2", f"cube.addresses={json.dumps(addresses)}", "cube.poll_s=0.2")
@@ -55,13 +55,13 @@ def test_what_three_servers_learn_is_held_by_two_shards_of_two_replicas(training
 
 
 def is_rolling_out(run: Path) -> bool:
-    """Whether its status says how the roll-out goes."""
+    """Return whether the status of the run shows a rollout."""
     status = read_status(Run(run))
     return "coordinator" in status and re.match("loading|switched|version", status["store"]["doing"]) is not None
 
 
 def without(directory: Path) -> list[str]:
-    """What starts a command in a world where a directory is empty: a machine that does not share this disk."""
+    """Return a command prefix that hides a directory, as on a machine that does not share this disk."""
     script = f"mount -t tmpfs tmpfs '{directory}' && exec \"$@\""
     return ["unshare", "--mount", "sh", "-c", script, "sh"]
 
@@ -76,7 +76,7 @@ def can_unshare(directory: Path) -> bool:
 def test_machines_that_share_no_disk_send_and_fetch_files_over_http(tmp_path: Path) -> None:
     models = tmp_path / "models"
     if not can_unshare(models):
-        pytest.skip("another machine's disk needs a mount namespace of its own: unshare and root")
+        pytest.skip("a mount namespace, for the disk of another machine, needs `unshare` and root")
     port = free_port()
     run = make_run(
         tmp_path,
@@ -113,5 +113,5 @@ def test_machines_that_share_no_disk_send_and_fetch_files_over_http(tmp_path: Pa
             got, is_there = client.get(3, signs)
             assert is_there.all() and (got == rows).all()
         assert view.num_rows > 100
-        # nothing of it is left beside the versions
+        # No temporary file is left beside the versions.
         assert not [path for path in models.rglob(".dense-*")]

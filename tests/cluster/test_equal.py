@@ -1,4 +1,4 @@
-"""Trainers that are never stale learn on servers what local training learns."""
+"""Training with servers and without staleness equals local training."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from support.cluster import Training
 Rows = dict[int, tuple[Any, ...]]
 RATES = {"sgd": 0.05, "adagrad": 0.05, "adam": 0.002}
 BATCH = 128
-# nobody is taken for dead: what is learned again after that is stale
+# No role is taken for dead and replaced: replayed batches would be stale.
 LONG = {"lease_s": 60}
 
 
@@ -33,11 +33,11 @@ def job_of(optimizer: str, **train: Any) -> dict[str, Any]:
     }
 
 
-Learned = tuple[Rows, np.ndarray, list[float]]
+TrainingResult = tuple[Rows, np.ndarray, list[float]]
 
 
-def learned(directory: Path, job: dict[str, Any]) -> Learned:
-    """Rows, dense values and the loss of every pass after a training in a directory with `data`."""
+def train(directory: Path, job: dict[str, Any]) -> TrainingResult:
+    """Train in a directory with `data`; return rows, dense values and the loss of every pass."""
     (directory / "job.yaml").write_text(yaml.safe_dump(job))
     training = Training.start(directory)
     try:
@@ -63,11 +63,11 @@ def learned(directory: Path, job: dict[str, Any]) -> Learned:
     return {sign: row for sign in signs if (row := table.get(sign)) is not None}, dense, losses
 
 
-def check_equal(local: Learned, remote: Learned, optimizer: str) -> None:
+def check_equal(local: TrainingResult, remote: TrainingResult, optimizer: str) -> None:
     assert remote[0].keys() == local[0].keys() and len(local[0]) > 1000
-    assert local[2][-1] < local[2][0] - 0.005, "a loss that does not move shows nothing"
+    assert local[2][-1] < local[2][0] - 0.005, "the loss must decrease, or the comparison proves nothing"
     np.testing.assert_allclose(remote[2], local[2], atol=1e-4, rtol=0)
-    # Adam's steps are of one size, so that a rounding of a tiny gradient shows
+    # Adam's steps do not shrink with the gradient, so rounding of tiny gradients becomes visible.
     tolerance = 1e-3 if optimizer == "adam" else 1e-5
     np.testing.assert_allclose(remote[1], local[1], atol=tolerance, rtol=0)
     for sign, row in local[0].items():
@@ -77,12 +77,12 @@ def check_equal(local: Learned, remote: Learned, optimizer: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
-def test_one_trainer_with_one_batch_in_flight(tmp_path: Path, optimizer: str) -> None:
+def test_one_trainer_with_one_batch_in_flight_equals_local_training(tmp_path: Path, optimizer: str) -> None:
     trained = []
     for mode in ("local", "ps"):
         more: dict[str, Any] = {"servers": 3, "ps": {"max_in_flight": 1, **LONG}} if mode == "ps" else {}
         write_demo(tmp_path / mode / "data", samples=20_000, slots=8, hours=1, seed=1)
-        trained.append(learned(tmp_path / mode, job_of(optimizer, mode=mode, **more)))
+        trained.append(train(tmp_path / mode, job_of(optimizer, mode=mode, **more)))
     check_equal(*trained, optimizer)
 
 
@@ -105,7 +105,7 @@ class MyModel(Model):
 
 
 @pytest.mark.slow
-def test_means_of_a_batch_norm_are_those_of_local_training(tmp_path: Path) -> None:
+def test_batch_norm_statistics_equal_those_of_local_training(tmp_path: Path) -> None:
     trained = []
     for mode in ("local", "ps"):
         more: dict[str, Any] = {"servers": 2, "ps": {"max_in_flight": 1, **LONG}} if mode == "ps" else {}
@@ -113,18 +113,18 @@ def test_means_of_a_batch_norm_are_those_of_local_training(tmp_path: Path) -> No
         (tmp_path / mode / "my_model.py").write_text(WITH_BUFFERS)
         job = job_of("adagrad", mode=mode, **more)
         job["model"] = {"kind": "my_model.py:MyModel", "dim": 4}
-        # rows that start at zero have no deviation to divide by
+        # Rows that start at zero have no deviation to divide by.
         job["sparse"]["init_scale"] = 0.5
-        trained.append(learned(tmp_path / mode, job))
+        trained.append(train(tmp_path / mode, job))
     (_, local, _), (_, remote, _) = trained
-    # scale, shift, weights and bias; then running mean and variance of 32 cells
+    # Scale, shift, weights and bias, then the running mean and variance, of 32 inputs.
     assert len(local) >= 5 * 32 and np.abs(local[-64:-32]).max() > 0.001
     np.testing.assert_allclose(remote, local, atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow
-def test_means_of_a_batch_norm_do_not_swing_with_many_lanes(tmp_path: Path) -> None:
-    """Each change of a mean is made from one that is dozens of pushes old: their plain sum grows without end."""
+def test_batch_norm_statistics_stay_stable_with_many_lanes(tmp_path: Path) -> None:
+    """Each change of a mean is computed from a value that is dozens of pushes old: their plain sum would diverge."""
     trained = []
     for mode, more in (("local", {}), ("ps", {"trainers": 3, "ps": {"lanes": 12, **LONG}})):
         write_demo(tmp_path / mode / "data", samples=100_000, slots=8, hours=1, seed=1)
@@ -133,9 +133,9 @@ def test_means_of_a_batch_norm_do_not_swing_with_many_lanes(tmp_path: Path) -> N
         job["model"] = {"kind": "my_model.py:MyModel", "dim": 4}
         job["data"]["unit_bytes"] = 2**18
         job["sparse"]["init_scale"] = 0.5
-        trained.append(learned(tmp_path / mode, job)[1][-64:])
+        trained.append(train(tmp_path / mode, job)[1][-64:])
     local, remote = trained
-    # the variance of means of rows between -0.5 and 0.5, whatever they learned
+    # The variance of means of rows between -0.5 and 0.5, before and after training.
     assert 0.05 < local[32:].min() and local[32:].max() < 1
     np.testing.assert_allclose(remote[:32], local[:32], atol=0.2, rtol=0)
     ratios = remote[32:] / local[32:]
@@ -143,23 +143,23 @@ def test_means_of_a_batch_norm_do_not_swing_with_many_lanes(tmp_path: Path) -> N
 
 
 def deal(lines: list[str], directory: Path) -> None:
-    """Files of which `sync` runs two at a time, and files with the batches of both joined."""
+    """Write pairs of files for `sync`, which trains two units at a time, and files with the joined batches."""
     for which in ("sync", "local"):
         (directory / which / "data").mkdir(parents=True)
     for pair in range(2):
-        # one unit ends before the other
+        # One unit of a pair ends before the other.
         both = lines[pair * 9000 : pair * 9000 + 5000], lines[pair * 9000 + 5000 : (pair + 1) * 9000]
         for at, part in enumerate(both):
             (directory / f"sync/data/{pair}{at}.txt").write_text("".join(part))
         batches = [[part[start : start + BATCH] for part in both] for start in range(0, 5000, BATCH)]
-        # a step of a joined batch is one file: batches do not cross files, and the last ones are shorter
+        # Each joined batch is a file of its own, because batches do not cross files and the last ones are shorter.
         for step, parts in enumerate(batches):
             (directory / f"local/data/{pair}-{step:03d}.txt").write_text("".join(parts[0] + parts[1]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
-def test_sync_is_local_training_on_the_joined_batches(tmp_path: Path, optimizer: str) -> None:
+def test_sync_equals_local_training_on_the_joined_batches(tmp_path: Path, optimizer: str) -> None:
     write_demo(tmp_path / "all", samples=18_000, slots=8, hours=1, seed=1)
     lines = "".join(path.read_text() for path in sorted((tmp_path / "all").glob("*/*/*.txt"))).splitlines(keepends=True)
     deal(lines, tmp_path)
@@ -168,8 +168,8 @@ def test_sync_is_local_training_on_the_joined_batches(tmp_path: Path, optimizer:
         ("local", {"mode": "local", "batch_size": 2 * BATCH}),
         ("sync", {"mode": "ps", "strategy": "sync", "servers": 2, "trainers": 2, "step_batches": 2, "ps": LONG}),
     ):
-        # 80 steps an epoch
+        # 80 steps per epoch.
         job = job_of(optimizer, **settings, epochs=4)
         job["data"] |= {"train": "data", "unit_bytes": 2**24, "shuffle": False}
-        trained.append(learned(tmp_path / mode, job))
+        trained.append(train(tmp_path / mode, job))
     check_equal(*trained, optimizer)

@@ -1,4 +1,4 @@
-"""Roles die inside what they do, hang, lose their connections, find no room on the disk; every sample counts once."""
+"""Roles die at fail points, hang, lose their connections or find the disk full; every sample counts once."""
 
 import os
 import random
@@ -20,7 +20,7 @@ from support.cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed
 from support.disks import fill, small_file_system
 from support.store import free_port
 
-# When each dies, by how often it came to the point since it was started.
+# Fail points: three processes die at each, at these counts since their start.
 POINTS = {
     "apply": (150, 400, 90),
     "snapshot": (40, 200, 3),
@@ -34,8 +34,8 @@ POINTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_roles_die_inside_what_they_do(trainings: Trainings, tmp_path: Path, strategy: str) -> None:
-    """In the apply of a push, a snapshot's write, before and behind a manifest's commit, in a load, in a lease."""
+def test_roles_may_die_at_every_fail_point(trainings: Trainings, tmp_path: Path, strategy: str) -> None:
+    """While a push is applied, a snapshot written, a checkpoint loaded, a unit leased; before and after a manifest."""
     points = tmp_path / "points"
     points.mkdir()
     for name, counts in POINTS.items():
@@ -58,7 +58,7 @@ def test_any_role_may_hang(trainings: Trainings, undisturbed: Callable[[str], Un
     training.wait_for("servers 2/2")
     training.disturb(1, calm.every_s, ("ps", "trainer", "coordinator"), hang_s=5)
     output = training.finish()
-    assert training.kills.total() >= 2, "the run was over before anything happened"
+    assert training.kills.total() >= 2, "the run ended before two faults"
     assert f"{trainings.num_samples:,} samples" in output
     trainings.check()
 
@@ -74,12 +74,12 @@ def test_a_coordinator_that_hangs_is_replaced(short_trainings: Trainings) -> Non
     short_trainings.check()
 
 
-class Cutter:
-    """Somebody on the way from trainers to a server, who cuts connections in the middle of a frame."""
+class CuttingProxy:
+    """A proxy between trainers and a server that cuts connections in the middle of a frame."""
 
     def __init__(self, port: int, seed: int) -> None:
         self._target = ("127.0.0.1", port)
-        # servers are announced with this address of the machine, and the port they have
+        # Servers announce this address of the machine, with their own port.
         self._listener = socket.create_server(("127.0.0.2", port))
         self._chance = random.Random(seed)
         self.num_cut = 0
@@ -97,7 +97,7 @@ class Cutter:
                 client.close()
                 continue
             server.settimeout(None)
-            # of both directions together, so that some are cut on the way there and some on the way back
+            # Bytes of both directions together, so that some requests and some responses are cut.
             left = [self._chance.randrange(1_000_000, 6_000_000)]
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(target=self._pass_on, args=(source, sink, left), daemon=True).start()
@@ -108,14 +108,14 @@ class Cutter:
                 left[0] -= len(received)
                 if left[0] <= 0:
                     self.num_cut += 1
-                    # half of what came goes on
+                    # Forward half of the received bytes.
                     sink.sendall(received[: len(received) // 2])
                     break
                 sink.sendall(received)
         except OSError:
             pass
         for one in (source, sink):
-            # a close alone says nothing to the peer while the other thread reads
+            # While the other thread reads, closing the socket alone does not reach the peer.
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
@@ -127,13 +127,13 @@ class Cutter:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_connections_may_be_cut_in_the_middle_of_a_frame(trainings: Trainings, strategy: str) -> None:
-    """Servers listen on ports that are known before, and tell trainers the address of whoever cuts."""
+    """Servers listen on ports chosen in advance, and announce the address of the proxy."""
     settings = (*trainings.SETTINGS, f"train.strategy={strategy}")
     job = load_job(trainings.directory / "job.yaml", overrides=settings)
     run = Run.create(job, trainings.run.parent)
     prepare(job, run)
     ports = [free_port(), free_port()]
-    cutters = [Cutter(port, seed) for seed, port in enumerate(ports)]
+    proxies = [CuttingProxy(port, seed) for seed, port in enumerate(ports)]
     try:
         with Roles(run) as roles:
             url = roles.coordinator()
@@ -143,24 +143,24 @@ def test_connections_may_be_cut_in_the_middle_of_a_frame(trainings: Trainings, s
             assert [trainer.finish()[0] for trainer in trainers] == [0, 0]
             assert all(role.finish()[0] == 0 for role in roles.started)
     finally:
-        for cutter in cutters:
-            cutter.close()
-    assert sum(cutter.num_cut for cutter in cutters) >= 6
-    # the run is finished: this only collects what the servers saved
+        for proxy in proxies:
+            proxy.close()
+    assert sum(proxy.num_cut for proxy in proxies) >= 6
+    # The run is finished: this command only collects what the servers saved.
     assert f"{trainings.num_samples:,} samples" in trainings.start(f"train.strategy={strategy}").finish()
     trainings.check()
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for some checkpoints of the demo data."""
+    """Mount a file system with space for a few checkpoints of the demo data."""
     with small_file_system(tmp_path / "disk", "192m") as path:
         yield path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_full_disk_lets_checkpoints_fail_and_nothing_else(small_disk: Path, data: Path, strategy: str) -> None:
+def test_a_full_disk_fails_checkpoints_and_nothing_else(small_disk: Path, data: Path, strategy: str) -> None:
     trainings = Trainings(small_disk, data)
     try:
         training = trainings.start(
@@ -176,7 +176,7 @@ def test_a_full_disk_lets_checkpoints_fail_and_nothing_else(small_disk: Path, da
         while "No space left on device" not in log.read_text():
             assert time.monotonic() < deadline + TIMEOUT_S and training.process.poll() is None, training.output()
             time.sleep(0.05)
-        # what was saved before is whole: a server that dies now comes back with it
+        # The earlier checkpoint is complete: a server that dies now is restored from it.
         ((process, _), *_) = training.roles("ps")
         os.kill(process, signal.SIGKILL)
         training.wait_for("ended with signal 9")

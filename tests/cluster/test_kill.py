@@ -12,12 +12,12 @@ import pytest
 
 from support.cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed, wait_for_end
 
-# `make soak` runs twenty.
+# `make soak` runs twenty seeds.
 SEEDS = int(os.environ.get("ELASTICREC_SOAK", "2"))
 
 
 @pytest.mark.slow
-def test_all_strategies_learn_as_much(undisturbed: Callable[[str], Undisturbed]) -> None:
+def test_all_strategies_reach_the_same_auc(undisturbed: Callable[[str], Undisturbed]) -> None:
     auc = {strategy: undisturbed(strategy).auc for strategy in STRATEGIES}
     assert {strategy for strategy in STRATEGIES if abs(auc[strategy] - auc["sync"]) >= 0.002} == set(), auc
     assert auc["sync"] > 0.8
@@ -25,7 +25,7 @@ def test_all_strategies_learn_as_much(undisturbed: Callable[[str], Undisturbed])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_audit_counts_what_is_counted_by_hand(undisturbed: Callable[[str], Undisturbed], strategy: str) -> None:
+def test_the_audit_agrees_with_a_count_by_hand(undisturbed: Callable[[str], Undisturbed], strategy: str) -> None:
     """The other tests rely on the audit, which `undisturbed` has run."""
     undisturbed(strategy).trainings.check_by_hand()
 
@@ -41,11 +41,11 @@ def test_any_role_may_be_killed_at_any_moment(
     training.wait_for("servers 2/2")
     training.disturb(seed, calm.every_s, ("ps", "trainer", "coordinator"))
     output = training.finish()
-    assert training.kills.total() >= 2, "the run was over before anything happened"
+    assert training.kills.total() >= 2, "the run ended before two kills"
     assert f"{trainings.num_samples:,} samples" in output
     assert abs(trainings.check() - calm.auc) < 0.003
     if strategy == "sync":
-        assert trainings.parameters() == calm.parameters, "to the last bit"
+        assert trainings.parameters() == calm.parameters, "equal bit for bit"
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_hung_server_is_replaced_and_does_no_harm_when_it_wakes_up(short_train
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_is_scaled(trainings: Trainings, undisturbed: Callable[[str], Undisturbed], strategy: str) -> None:
-    """Steps of `sync` are of the job, not of those who happen to work on them."""
+    """With `sync`, scaling changes no bit: the job defines the steps, not the number of trainers."""
     # Long enough for a fast machine; steps of `sync` are slower.
     epochs = 1 if strategy == "sync" else 2
     training = trainings.start(f"train.strategy={strategy}", f"train.epochs={epochs}")
@@ -74,11 +74,11 @@ def test_a_run_is_scaled(trainings: Trainings, undisturbed: Callable[[str], Undi
     assert f"{epochs * trainings.num_samples:,} samples" in training.finish()
     trainings.check(epochs)
     if strategy == "sync":
-        assert trainings.parameters() == undisturbed(strategy).parameters, "to the last bit"
+        assert trainings.parameters() == undisturbed(strategy).parameters, "equal bit for bit"
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_as_a_whole_goes_on(trainings: Trainings) -> None:
+def test_a_run_resumes_after_all_its_processes_were_killed(trainings: Trainings) -> None:
     training = trainings.start()
     training.wait_for("servers 2/2")
     deadline = time.monotonic() + TIMEOUT_S
@@ -86,12 +86,12 @@ def test_a_run_that_was_killed_as_a_whole_goes_on(trainings: Trainings) -> None:
         assert time.monotonic() < deadline, training.output()
         time.sleep(0.1)
     roles = dict(training.roles())
-    # and one more where a role took so long to start that it was replaced
+    # There is one more if a role took so long to start that it was replaced.
     assert Counter(roles.values()) >= Counter(["coordinator", "ps", "ps", "trainer", "trainer"])
     training.process.kill()
     training.process.wait()
     wait_for_end(roles)
-    # the checkpoint of two servers is loaded by three
+    # Three servers load the checkpoint of two.
     output = trainings.start("train.trainers=1", "train.servers=3").finish()
     assert f"trained runs/cluster: {trainings.num_samples:,} samples" in output and "servers 3/3" in output
     assert "the partitions moved from 2 to 3" in (trainings.run / "logs/coordinator.log").read_text()
@@ -99,7 +99,7 @@ def test_a_run_that_was_killed_as_a_whole_goes_on(trainings: Trainings) -> None:
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_told_to_stop_does_not_end_the_run(short_trainings: Trainings) -> None:
+def test_a_coordinator_that_gets_sigterm_does_not_end_the_run(short_trainings: Trainings) -> None:
     training = short_trainings.start()
     training.wait_for(r"units [1-9]\d* of")
     ((process, _),) = training.roles("coordinator")
@@ -110,7 +110,7 @@ def test_a_coordinator_that_is_told_to_stop_does_not_end_the_run(short_trainings
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_is_saved_and_goes_on(trainings: Trainings) -> None:
+def test_a_stopped_run_is_saved_and_resumes(trainings: Trainings) -> None:
     training = trainings.start("train.checkpoint.every_s=3600")
     training.wait_for("servers 2/2")
     training.wait_for(r"units [1-9]\d* of")
@@ -125,7 +125,7 @@ def test_a_run_that_was_stopped_is_saved_and_goes_on(trainings: Trainings) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_damaged_checkpoint_is_passed_over_and_named(trainings: Trainings, strategy: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_named(trainings: Trainings, strategy: str) -> None:
     training = trainings.start(f"train.strategy={strategy}", "train.checkpoint.every_s=1")
     training.wait_for("servers 2/2")
     checkpoints = trainings.directory / "runs/cluster/checkpoints"
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(trainings: Trainings, str
     training.process.kill()
     training.process.wait()
     wait_for_end(roles)
-    # another one may have come before the end
+    # Another checkpoint may have been completed before the kill.
     newest = max(checkpoints.glob("ps-*/manifest.json")).parent / "shard-00001.rows"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1

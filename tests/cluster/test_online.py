@@ -1,4 +1,4 @@
-"""Hours come while trainers and servers work and die; the audit recounts them, with decay at the end of the day."""
+"""Hours arrive while trainers and servers work and die; the audit recounts them, with decay at the end of the day."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from support.small import sample_lines
 SETTINGS = ("train.servers=2", "train.trainers=2", "train.ps.lease_s=2", "train.ps.heartbeat_s=0.3")
 
 
-class Online:
+class HourlyRun:
     """A run over hours, and the directory in which they appear."""
 
     def __init__(self, directory: Path) -> None:
@@ -56,8 +56,8 @@ class Online:
 
 
 @pytest.fixture
-def online(tmp_path: Path) -> Iterator[Online]:
-    run = Online(tmp_path)
+def online(tmp_path: Path) -> Iterator[HourlyRun]:
+    run = HourlyRun(tmp_path)
     yield run
     for training in run.started:
         training.stop()
@@ -69,17 +69,17 @@ def kill(training: Training, role: str) -> None:
 
 
 @pytest.mark.slow
-def test_hours_are_trained_once_whatever_dies(online: Online) -> None:
+def test_every_hour_is_trained_once_despite_kills(online: HourlyRun) -> None:
     online.write("2026010122")
     training = online.start()
     training.wait_for("waiting for hour 2026-01-01T23: ")
     kill(training, "coordinator")
     online.write("2026010123", files=12)
-    # the day ends behind this one; a server goes back in the middle of it
+    # The day ends with this hour; a server is restored in the middle of it.
     training.wait_for(r"pass 2 2026-01-01T23 +[1-9].*units (9|[1-9]\d) of")
     kill(training, "ps")
     training.wait_for("waiting for hour 2026-01-02T00: ")
-    # files that are gone before anybody can read them
+    # A file is removed before a trainer can read it.
     trainers = [process for process, _ in training.roles("trainer")]
     for process in trainers:
         training.send(process, signal.SIGSTOP)
@@ -90,7 +90,7 @@ def test_hours_are_trained_once_whatever_dies(online: Online) -> None:
         training.send(process, signal.SIGCONT)
     training.wait_for("waiting for hour 2026-01-02T01: ")
     assert f" bytes from 0 on (data.on_missing): {gone}: no such file or directory\n" in training.output()
-    # all at once, then the same command
+    # Kill all processes, then run the same command again.
     roles = [process for process, _ in training.roles()]
     training.process.kill()
     training.process.wait()
@@ -111,7 +111,7 @@ def test_hours_are_trained_once_whatever_dies(online: Online) -> None:
         (4, "2026-01-02T01"),
     ]
     assert [one[2] for one in passes] == [8000, 24000, 6000, 8000]
-    # beside the training, from the checkpoint of a pass
+    # Evaluations run beside the training, with the checkpoint of a pass.
     evaluated = [one for one in records if one["event"] == "evaluation" and "pass" in one]
     assert evaluated and all(one["eval"][0]["samples"] == 300 and one["hour"] for one in evaluated)
     manifest = json.loads((max(run.glob("checkpoints/ps-*")) / "manifest.json").read_text())
@@ -121,7 +121,7 @@ def test_hours_are_trained_once_whatever_dies(online: Online) -> None:
 
 
 @pytest.mark.slow
-def test_files_that_vanish_end_the_run_in_one_line(online: Online) -> None:
+def test_a_file_that_vanishes_ends_the_run_with_one_error_line(online: HourlyRun) -> None:
     training = online.start("data.on_missing=fail", "data.hours.end=2026010122", "train.trainers=1", "train.servers=1")
     training.wait_for("trainers 1/1, servers 1/1")
     (process, _), *_ = training.roles("trainer")

@@ -1,4 +1,4 @@
-"""A job that publishes while it trains: its last version is what its servers hold at the end, whatever dies."""
+"""A job that publishes while it trains: its last version equals the final tables of its servers, despite failures."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from support.disks import fill, small_file_system
 from support.harness import succeed
 
 PUBLISH = ("publish.every=1s", "publish.base_every=4", "publish.gate.max_row_loss=1")
-# of the rows that were shown once half go at the end of each pass
+# At the end of each pass, half of the rows that were shown once are evicted.
 EVICT = ("train.epochs=2", "sparse.decay.show_click=0.5", "sparse.evict.min_score=0.05")
 
 
@@ -25,7 +25,7 @@ def repository(trainings: Trainings) -> Repository:
 
 
 def check_last(trainings: Trainings, where: Repository | None = None) -> dict[str, Any]:
-    """The last version, base and deltas, has the rows and dense values of the last checkpoint; returns its manifest."""
+    """Check that the last version has the rows and dense values of the last checkpoint; return its manifest."""
     found = where or repository(trainings)
     number = max(found.versions())
     chain = found.chain(number)
@@ -48,7 +48,7 @@ def check_last(trainings: Trainings, where: Repository | None = None) -> dict[st
 
 
 def check_all(trainings: Trainings) -> list[Any]:
-    """Every version that is there can be opened, with the rows that it says; returns them."""
+    """Check that every version opens and has the number of rows in its manifest; return the versions."""
     found = repository(trainings)
     for number in found.versions():
         chain = found.chain(number)
@@ -59,10 +59,10 @@ def check_all(trainings: Trainings) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_versions_are_what_the_servers_hold(trainings: Trainings, strategy: str) -> None:
-    # without another base what went has to be told
+def test_versions_equal_the_tables_of_the_servers(trainings: Trainings, strategy: str) -> None:
+    # Without another base, deltas must list evicted rows.
     base_every = 1000 if strategy == "async" else 4
-    # a lease that runs out in a stall lets a publish fail
+    # A lease that expires in a stall of the machine would fail a publish.
     settings = (f"publish.base_every={base_every}", "train.ps.lease_s=60")
     training = trainings.start(f"train.strategy={strategy}", *PUBLISH, *EVICT, *settings)
     output = training.finish()
@@ -73,8 +73,8 @@ def test_versions_are_what_the_servers_hold(trainings: Trainings, strategy: str)
     deltas = [version.manifest["table"] for version in versions if version.is_delta]
     assert strategy != "async" or sum(table["removed"] for table in deltas) > 10_000
     rows = [version.rows for version in versions]
-    assert any(after < before for before, after in pairwise(rows)), "rows went"
-    assert any(0 < table["changed"] < table["rows"] for table in deltas), "not all of it every time"
+    assert any(after < before for before, after in pairwise(rows)), "rows were evicted"
+    assert any(0 < table["changed"] < table["rows"] for table in deltas), "some delta has only a part of the rows"
     assert repository(trainings).current() == max(repository(trainings).versions())
     assert "published version 1, a base: " in log_of(trainings) and "publish failed" not in output
 
@@ -84,7 +84,7 @@ def log_of(trainings: Trainings) -> str:
 
 
 @pytest.mark.slow
-def test_versions_of_the_ends_of_passes(trainings: Trainings) -> None:
+def test_a_version_is_published_at_the_end_of_each_pass(trainings: Trainings) -> None:
     trainings.start("publish.every=epoch", "publish.gate.max_row_loss=1", *EVICT).finish()
     check_last(trainings)
     versions = check_all(trainings)
@@ -103,19 +103,19 @@ def test_any_role_may_be_killed_while_it_publishes(trainings: Trainings, strateg
     training.wait_for("servers 2/2")
     training.disturb(3, 3.0, ("ps", "trainer", "coordinator"))
     output = training.finish()
-    assert training.kills.total() >= 2, "the run was over before anything happened"
+    assert training.kills.total() >= 2, "the run ended before two kills"
     assert f"{2 * trainings.num_samples:,} samples" in output
     check_last(trainings)
     check_all(trainings)
 
 
-# When each dies, by how often it came to the point since it was started.
+# Fail points: three processes die at each, at these counts since their start.
 POINTS = {"publish": (300, 40, 1), "version": (2, 1, 1), "version-written": (2, 1, 1)}
 
 
 @pytest.mark.slow
-def test_roles_die_inside_a_publish(trainings: Trainings, tmp_path: Path) -> None:
-    """In the write of a part, before and behind the manifest."""
+def test_roles_may_die_at_every_fail_point_of_a_publish(trainings: Trainings, tmp_path: Path) -> None:
+    """While a part is written, and before and after the manifest."""
     points = tmp_path / "points"
     points.mkdir()
     for name, counts in POINTS.items():
@@ -126,7 +126,7 @@ def test_roles_die_inside_a_publish(trainings: Trainings, tmp_path: Path) -> Non
     assert sorted(path.name for path in points.iterdir()) == [], "each point was hit three times"
     check_last(trainings)
     publishes = [version.manifest["data"]["publish"]["name"] for version in check_all(trainings)]
-    assert len(set(publishes)) == len(publishes), "none is a version twice"
+    assert len(set(publishes)) == len(publishes), "no publish became two versions"
 
 
 def wait_until(training: Training, is_so: Any) -> None:
@@ -140,11 +140,11 @@ def wait_until(training: Training, is_so: Any) -> None:
 def test_a_full_disk_loses_no_change(trainings: Trainings, tmp_path: Path) -> None:
     with small_file_system(tmp_path / "small", "200m") as disk:
         settings = (f"publish.repository={disk}", "publish.keep=1", "publish.base_every=1000")
-        # one pass: many signs are seen once, and what is lost of them never comes again
+        # A single pass: many signs occur once, so a lost change of theirs would never be repeated.
         training = trainings.start(*PUBLISH, *settings)
         found = Repository.open(disk, "cluster")
         wait_until(training, lambda: len(found.versions()) >= 2)
-        # room for the number of a version, so that servers take what changed, and none for their parts
+        # There is space to reserve a version number, so servers collect their changes, but none for their parts.
         fill(disk / "full", leave=2**15)
         training.wait_for("publish failed: shard .*No space left on device")
         (disk / "full").unlink()
@@ -159,18 +159,18 @@ def test_a_full_disk_loses_no_change(trainings: Trainings, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_run_is_scaled_while_it_publishes(trainings: Trainings) -> None:
     training = trainings.start(*PUBLISH, *EVICT, "publish.keep=1000")
-    # two servers have published before
+    # Two servers have published.
     wait_until(training, lambda: repository(trainings).versions())
     succeed("scale", "cluster", "--servers", "3", cwd=trainings.directory)
     training.finish()
     check_last(trainings)
     parts = {len(version.parts) for version in check_all(trainings)}
-    assert parts == {2, 3}, "parts are those of the servers at the time"
+    assert parts == {2, 3}, "every server wrote a part"
 
 
 @pytest.mark.slow
-def test_a_run_that_stops_goes_on_with_its_versions(trainings: Trainings) -> None:
-    """The same command again: the servers come from a checkpoint, the next delta has all their rows."""
+def test_a_resumed_run_continues_its_versions(trainings: Trainings) -> None:
+    """The servers are restored from a checkpoint, so the next delta has all their rows."""
     training = trainings.start(*PUBLISH, "publish.base_every=1000")
     found = repository(trainings)
     wait_until(training, lambda: len(found.versions()) >= 3)
@@ -181,5 +181,5 @@ def test_a_run_that_stops_goes_on_with_its_versions(trainings: Trainings) -> Non
     first = next(version for version in (found.version(one) for one in found.versions()) if version.number > number)
     assert first.is_delta and first.parent == number
     table = first.manifest["table"]
-    assert table["changed"] == table["rows"], "all partitions are whole"
+    assert table["changed"] == table["rows"], "all partitions are written completely"
     assert json.loads((trainings.directory / "models/cluster/CURRENT").read_text())["version"] == max(found.versions())

@@ -1,4 +1,4 @@
-"""A running job seen and scaled: roles come, go and die, and all counts are exact."""
+"""Status, logs, metrics and scaling of a running job: roles join, leave and die, and all counts are exact."""
 
 import contextlib
 import json
@@ -24,9 +24,9 @@ from support.cluster import TIMEOUT_S, Training, check_counts
 from support.harness import elasticrec, succeed
 
 DOCS = Path(__file__).parents[2] / "docs/metrics.md"
-# more than twice what passes meanwhile: commands may take long where training does not
+# More than twice as many as pass during the test: commands may be slow on a machine where training is fast.
 EPOCHS = 18
-# outlasts a stall of the machine
+# Longer than a stall of the machine.
 LEASE_S = 6
 
 Status = dict[str, Any]
@@ -34,17 +34,17 @@ Status = dict[str, Any]
 
 @dataclass
 class Story:
-    """What was seen of one run."""
+    """Status, output and metrics recorded from one run."""
 
     directory: Path
     training: Training
     statuses: dict[str, Status] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     scrapes: dict[str, list[str]] = field(default_factory=dict)
-    """By role, the text of each process."""
+    """By role, the metrics of each process."""
     scale_s: dict[str, float] = field(default_factory=dict)
     command_s: float = 0.0
-    """What any command takes while the run goes on."""
+    """Longest time of a `status` command during the run."""
     unauthorised: list[int] = field(default_factory=list)
 
     def status(self) -> Status:
@@ -68,7 +68,7 @@ class Story:
         self.command_s = max(self.command_s, time.monotonic() - started)
 
     def scrape(self, status: Status) -> None:
-        """All roles, with the token that the run's directory has, and one without."""
+        """Read the metrics of all roles with the token of the run; try each role with a wrong token, too."""
         token = json.loads((self.directory / "runs/see/coordinator/address.json").read_text())["token"]
         urls = {"coordinator": [f"{status['coordinator']}/metrics"]}
         urls |= {"ps": [shard["figures"]["metrics"] for shard in status["shards"]]}
@@ -97,15 +97,15 @@ def has(servers: int, trainers: int) -> Callable[[Status], bool]:
     return reached
 
 
-def has_told(status: Status) -> bool:
-    """Whether there is something to see of everything: a trainer that has just come has not told of itself."""
+def have_all_reported(status: Status) -> bool:
+    """Return whether every trainer has reported, samples are trained and a version is published."""
     is_known = all(trainer["figures"] for trainer in status["trainers"])
     return is_known and status["samples_per_s"] > 0 and status["publish"]["committed"] > 0
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """Trainers 1, 3, 1 and servers 2, 3, 1, 2; one dies while they change, one of each is told to go."""
+    """Scale a run to 1, 3, 1 trainers and 2, 3, 1, 2 servers, with a SIGKILL during a move and a SIGTERM per role."""
     directory = tmp_path_factory.mktemp("see")
     write_demo(directory / "data", samples=160_000, slots=20, hours=4, seed=1)
     job = {
@@ -131,19 +131,19 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     story = Story(directory, Training.start(directory))
     with contextlib.ExitStack() as stack:
         stack.callback(story.training.stop)
-        _tell(story)
+        _record(story)
         yield story
 
 
-def _tell(story: Story) -> None:
+def _record(story: Story) -> None:
     story.training.wait_for("servers 2/2")
     story.until(has(2, 1))
     story.scale("--trainers", "3", "--servers", "3")
-    story.statuses["many"] = story.until(lambda status: has(3, 3)(status) and has_told(status))
+    story.statuses["many"] = story.until(lambda status: has(3, 3)(status) and have_all_reported(status))
     story.texts["json"] = succeed("status", "job.yaml", "--json", cwd=story.directory)
     story.texts["status"] = succeed("status", "see", cwd=story.directory)
     story.scrape(story.statuses["many"])
-    # a server that will not be needed dies before its partitions moved: it is started again for that
+    # A surplus server dies before its partitions have moved: it must be restarted to hand them over.
     scaling = subprocess.Popen(
         [sys.executable, "-m", "elasticrec.cli", "scale", "see", "--servers", "1"], cwd=story.directory
     )
@@ -151,7 +151,7 @@ def _tell(story: Story) -> None:
     story.training.send(max(story.training.roles("ps"))[0], signal.SIGKILL)
     assert scaling.wait(TIMEOUT_S) == 0
     story.scale("--trainers", "1")
-    # told to go by hand, which nobody wanted for long
+    # A server and a trainer get SIGTERM and are replaced.
     for role in ("ps", "trainer"):
         before = story.training.roles(role)
         story.training.send(before[0][0], signal.SIGTERM)
@@ -180,12 +180,12 @@ def test_servers_change_in_ten_seconds(story: Story) -> None:
     assert story.texts["--servers 2"].startswith(
         "scaling to 2 servers and 1 trainer\nscaled to 2 servers and 1 trainer in "
     )
-    # on a machine on which any command takes its time it takes some times as long
+    # On a slow machine, several times as long as another command.
     assert story.scale_s["--servers 2"] < max(10, 5 * story.command_s)
 
 
 @pytest.mark.slow
-def test_status_has_all_there_is_to_see(story: Story) -> None:
+def test_status_shows_every_role(story: Story) -> None:
     many = story.statuses["many"]
     assert many["state"] == "running" and many["wanted"] == {"servers": 3, "trainers": 3}
     for shard in many["shards"]:
@@ -202,12 +202,12 @@ def test_status_has_all_there_is_to_see(story: Story) -> None:
     assert re.search(
         r"^  ps-2 serving, partitions 170 to 255, 127\.0\.0\.1:\d+, [\d,]+ rows, [\d.]+ MiB, time:", text, re.M
     )
-    assert re.search(r"^  trainer-\d alive, .* samples/s, staleness [\d.]+ \(most \d+\), time: .*forward", text, re.M)
+    assert re.search(r"^  trainer-\d alive, .* samples/s, staleness [\d.]+ \(max \d+\), time: .*forward", text, re.M)
     assert re.search(r"^checkpoint: ps-\d+-\d+, \d+ s old, took [\d.]+ s.*; \d+ committed, 0 failed$", text, re.M)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_over(story: Story) -> None:
+def test_a_finished_run(story: Story) -> None:
     checkpoint = max((story.directory / "runs/see/checkpoints").glob("step-*")).name
     assert succeed("status", "see", cwd=story.directory).startswith(
         f"runs/see: finished; last checkpoint {checkpoint} of "
@@ -236,7 +236,7 @@ def test_logs(story: Story) -> None:
 
 @pytest.mark.slow
 def test_docs_list_every_metric_and_no_other(story: Story) -> None:
-    # those of the store are compared in test_store.py
+    # The metrics of the store are compared in test_store.py.
     of_runs = DOCS.read_text().partition("## Store")[0]
     documented = dict(re.findall(r"^\| `(elasticrec_\w+)` \| (\w+) \|", of_runs, re.M))
     scraped: dict[str, str] = {}
@@ -245,7 +245,7 @@ def test_docs_list_every_metric_and_no_other(story: Story) -> None:
             kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
             assert set(re.findall(r"^# HELP (\w+) \S", text, re.M)) == set(kinds)
             values = set(re.findall(r"^(\w+)(?:\{[^}]*\})? [\d.e+-]+$", text, re.M))
-            assert values == set(kinds), "what has a type has a value, and the other way round"
+            assert values == set(kinds), "every metric has a type and a value"
             assert all(name.startswith(f"elasticrec_{role}_") for name in kinds)
             scraped |= kinds
     assert scraped == documented

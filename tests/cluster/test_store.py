@@ -1,4 +1,4 @@
-"""The online store as real processes: versions come, replicas die and hang; readers see one version at a time."""
+"""The online store with real processes: versions arrive, replicas die and hang; readers see one version at a time."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ Start = Callable[[int, int], StoreProcesses]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """A store of so many shards and replicas, started on a first version, with a roll-out."""
+    """Return a function that starts a store with a first version and a rollout."""
     started: list[StoreProcesses] = []
 
     def make(shards: int, replicas: int) -> StoreProcesses:
@@ -46,7 +46,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def models(store: StoreProcesses, *arguments: str) -> str:
-    """`elasticrec models …`, which must succeed."""
+    """Run `elasticrec models …`, which must succeed; return its output."""
     command = [sys.executable, "-m", "elasticrec", "models", *arguments]
     done = subprocess.run(command, cwd=store.directory, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +60,7 @@ def ask(url: str, body: bytes | None = None) -> bytes:
 
 
 def status(store: StoreProcesses, shard: int, replica: int) -> dict[str, Any]:
-    """What a replica says of itself; nothing while it does not answer."""
+    """Return the status of a replica, or an empty dict while it does not answer."""
     try:
         found: dict[str, Any] = json.loads(ask(f"{store.url(shard, replica)}/v1/status"))
     except OSError:
@@ -69,17 +69,17 @@ def status(store: StoreProcesses, shard: int, replica: int) -> dict[str, Any]:
 
 
 def held(store: StoreProcesses, shard: int, replica: int) -> list[int]:
-    """Versions of a replica."""
+    """Return the versions that a replica holds."""
     versions: list[int] = status(store, shard, replica).get("versions", [])
     return versions
 
 
-def test_two_hundred_versions_and_no_read_fails_or_mixes_them(start: Start) -> None:
+def test_no_read_fails_or_mixes_versions_during_two_hundred_publishes(start: Start) -> None:
     store = start(2, 2)
     with Readers(store).reading() as readers:
         number = 1
         for count in range(2, 201):
-            # a base now and then, deltas between
+            # Every fortieth version is a base, the others are deltas.
             number = publish(store.repository, None if count % 40 == 0 else number).number
         store.wait_for_version(number)
         before = readers.num_reads
@@ -88,7 +88,7 @@ def test_two_hundred_versions_and_no_read_fails_or_mixes_them(start: Start) -> N
     assert "switched to 200" in store.controllers[0].said()
 
 
-def test_a_replica_that_is_killed_is_not_missed(start: Start) -> None:
+def test_no_read_fails_while_a_replica_is_down(start: Start) -> None:
     store = start(2, 2)
     with Readers(store).reading() as readers:
         for round_number in range(3):
@@ -117,7 +117,7 @@ def test_a_replica_that_is_killed_while_it_loads_catches_up(start: Start) -> Non
             wait_until(lambda version=version: version in held(store, 0, 1), store.said)
 
 
-def test_a_rollback_stays_under_a_stream_of_deltas_until_it_is_resumed(start: Start) -> None:
+def test_a_rollback_holds_against_new_deltas_until_it_is_resumed(start: Start) -> None:
     store = start(1, 2)
     base = store.repository.current()
     assert base is not None
@@ -129,7 +129,7 @@ def test_a_rollback_stays_under_a_stream_of_deltas_until_it_is_resumed(start: St
         rolled = time.monotonic()
         models(store, "rollback", f"models/{MODEL}:{base}")
         assert store.repository.current() == base
-        # on a machine on which any command takes its time it takes some times as long
+        # On a slow machine, several times as long as another command.
         assert time.monotonic() - rolled < max(10, 5 * (rolled - started))
         for _ in range(10):
             number = publish(store.repository, number).number
@@ -141,8 +141,8 @@ def test_a_rollback_stays_under_a_stream_of_deltas_until_it_is_resumed(start: St
         store.wait_for_version(number)
 
 
-def test_a_replica_that_never_loads_is_named_and_stops_nobody(tmp_path: Path) -> None:
-    """The files that one of the two reads are damaged."""
+def test_a_replica_that_never_loads_is_named_and_does_not_block(tmp_path: Path) -> None:
+    """The files that one of the two replicas reads are damaged."""
     store = StoreProcesses(tmp_path, 1, 2)
     try:
         publish(store.repository)
@@ -154,7 +154,7 @@ def test_a_replica_that_never_loads_is_named_and_stops_nobody(tmp_path: Path) ->
         wait_until(lambda: held(store, 0, 1) == [1], store.said)
         with Readers(store).reading():
             version = publish(store.repository).number
-            # it comes damaged: whoever looks there must not find it whole before
+            # The version appears already damaged, so that the replica never sees it intact.
             shutil.copytree(tmp_path / "models" / MODEL / "2", tmp_path / "damaged")
             flip_a_bit(tmp_path / "damaged/cube/part-00001")
             (tmp_path / "damaged").rename(tmp_path / "broken" / MODEL / "2")
@@ -172,10 +172,10 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_version_is_refused_and_the_old_one_goes_on(start: Start) -> None:
+def test_a_damaged_version_is_refused_and_the_previous_one_stays(start: Start) -> None:
     store = start(2, 1)
     with Readers(store).reading():
-        # damaged before its manifest, and so before anybody looks
+        # Damaged before its manifest is written, so that no replica sees it intact.
         with pytest.MonkeyPatch.context() as patch:
             commit = store.repository.commit
 
@@ -197,7 +197,7 @@ def test_a_delta_whose_base_is_missing_is_named(start: Start) -> None:
     store.wait_for_version(2)
     delta = publish(store.repository, 2).number
     store.wait_for_version(delta)
-    # the replica has all of it in memory; one that starts anew has not
+    # The replica has the whole chain in memory; after a restart it has not.
     (store.directory / "models" / MODEL / "2/manifest.json").unlink()
     node = store.nodes[0, 0]
     node.kill()
@@ -222,7 +222,7 @@ def test_all_replicas_are_restarted_one_by_one(start: Start) -> None:
 
 
 def test_another_number_of_shards_has_the_same_rows(start: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Written in three parts, held by two shards, then by five; removed signs are gone in both."""
+    """Two shards, then five, load a version of three parts; removed signs are gone in both."""
     store = start(2, 2)
     signs = np.arange(1, NUM_ROWS + 1, dtype=np.uint64)
     kept, removed = signs[signs % 7 != 0], signs[signs % 7 == 0]
@@ -243,9 +243,9 @@ def test_another_number_of_shards_has_the_same_rows(start: Start, tmp_path_facto
         five.stop()
 
 
-def test_docs_list_every_metric_and_no_other_and_cubes_json_is_spoken(start: Start) -> None:
+def test_docs_list_every_metric_and_seek_answers_json(start: Start) -> None:
     store = start(1, 1)
-    # a replica hears of the offer at its next look
+    # A replica learns of the offer at its next poll.
     wait_until(lambda: status(store, 0, 0).get("current") == 1, store.said)
     answer = json.loads(ask(f"{store.url(0, 0)}/DictService/seek", b'{"keys": [7, 999999], "version_required": true}'))
     assert [value["status"] for value in answer["values"]] == [0, 2**32 - 1] and answer["version"] == "1"
@@ -259,7 +259,7 @@ def test_docs_list_every_metric_and_no_other_and_cubes_json_is_spoken(start: Sta
     assert ask(f"{store.url(0, 0)}/ready") == b'{"ready":true}'
 
 
-def test_a_store_that_hangs_is_waited_for_by_nobody(start: Start) -> None:
+def test_a_hung_replica_delays_neither_reads_nor_rollouts(start: Start) -> None:
     store = start(1, 2)
     with Readers(store).reading() as readers:
         store.nodes[0, 0].send(signal.SIGSTOP)

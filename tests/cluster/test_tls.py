@@ -1,4 +1,4 @@
-"""TLS on every role, told by environment variables alone: a training ends as always, strangers are refused."""
+"""TLS on every role, configured by environment variables: training works, and unknown peers are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from support.eavesdrop import Eavesdropper
 from support.harness import elasticrec
 
 
-def told(files: Files) -> dict[str, Any]:
+def tls_settings(files: Files) -> dict[str, Any]:
     return {name.removeprefix("ELASTICREC_"): value for name, value in files.environment().items()}
 
 
 def samples_of(run: Run) -> list[int]:
-    """Samples applied to each partition, as the last checkpoint has it."""
+    """Return the samples applied to each partition, from the last checkpoint."""
     start = read_start(run.path)
     everything = range(start.num_partitions)
     parts = newest_checkpoint(run).parts(everything)
@@ -30,7 +30,7 @@ def samples_of(run: Run) -> list[int]:
 @pytest.mark.slow
 def test_a_training_with_tls_on_every_role(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    tls = told(write_certificates(tmp_path / "tls"))
+    tls = tls_settings(write_certificates(tmp_path / "tls"))
     with Eavesdropper() as listening, Roles(run) as roles:
         url = roles.coordinator(HOST="127.0.0.1", **tls)
         assert url.startswith("https://127.0.0.1:")
@@ -49,13 +49,13 @@ def test_a_training_with_tls_on_every_role(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_servers_with_another_authority_than_a_trainer_knows(tmp_path: Path) -> None:
-    """Refused by the trainer after the lease of a server, in one line; nothing is trained."""
+def test_a_trainer_refuses_a_server_of_another_authority(tmp_path: Path) -> None:
+    """The trainer gives up after the lease time of a server, with one error line; nothing is trained."""
     run = make_run(tmp_path, train__servers=1, train__ps={"lease_s": 1, "heartbeat_s": 0.3})
-    ours, other = (told(write_certificates(tmp_path / name)) for name in ("ours", "other"))
+    ours, other = (tls_settings(write_certificates(tmp_path / name)) for name in ("ours", "other"))
     with Roles(run) as roles:
         tls = ours | {"COORDINATOR": roles.coordinator(**ours)}
-        # it trusts the coordinator, and shows what nobody else trusts
+        # The server trusts the coordinator, but its own certificate is of an authority that no peer trusts.
         server = roles.start("ps", **tls | {"TLS_CERT": other["TLS_CERT"], "TLS_KEY": other["TLS_KEY"]})
         address = server.wait_for(r"partitions 0 to 15, on (\S+)")
         trainer = roles.start("trainer", **tls)
@@ -75,7 +75,7 @@ def test_all_roles_on_this_machine_with_tls(tmp_path: Path) -> None:
     run = make_run(tmp_path, train__servers=1)
     files = write_certificates(tmp_path / "tls")
     keys = [f"train.ps.tls.{name}={getattr(files, name)}" for name in ("cert", "key", "ca")]
-    # what roles are told by hand is not for those of the launcher
+    # Environment variables of single roles do not apply to roles that the launcher starts.
     result = elasticrec(
         "train",
         "job.yaml",

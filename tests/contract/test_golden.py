@@ -1,4 +1,4 @@
-"""Files of every format that was ever released: this release still reads them and finds the same rows in them."""
+"""Files of every released format: this release still reads them and finds the same rows in them."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def expected_of(golden: Path) -> dict[str, Any]:
     return expected
 
 
-def test_the_present_format_has_its_files() -> None:
+def test_the_current_format_has_golden_files() -> None:
     assert f"format-{FORMAT}" in [path.name for path in FORMATS]
     for path in (file for golden in FORMATS for file in golden.rglob("*") if file.is_file()):
         assert path.stat().st_size < 20_000, path
@@ -81,7 +81,7 @@ def test_a_version_is_read(golden: Path) -> None:
 
 
 def pooled(path: Path, manifest: dict[str, Any], lines: list[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Look-ups and pooling as the manifest says, one by one."""
+    """Look up and pool each slot of each line, as the manifest describes."""
     slots = manifest["features"]["slots"]
     width = sum(column["width"] for column in manifest["table"]["columns"])
     out = np.zeros((len(lines), len(slots), width), np.float32)

@@ -1,4 +1,4 @@
-"""Cubes and deltas of every layout and row type that ever was: this release reads the same rows from them."""
+"""Cubes and deltas of every released layout and row type: this release reads the same rows from them."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from elasticrec import _core
 
 CUBES = sorted((Path(__file__).parent / "golden").glob("cubes-*/*"))
-# What the base and the version after it have, by the description in `golden/make_cubes.py`.
+# Signs of the base and of the version after it, as described in `golden/make_cubes.py`.
 SIGNS = {"base": [0, 1, 7, 2**63, 2**64 - 1], "delta": [1, 2, 5, 7, 2**63]}
 
 
@@ -21,7 +21,7 @@ def test_every_row_type_has_its_files() -> None:
 
 
 @pytest.mark.parametrize("golden", CUBES, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_the_rows_are_those_that_were_written(golden: Path) -> None:
+def test_rows_are_read_as_they_were_written(golden: Path) -> None:
     expected: dict[str, Any] = json.loads((golden / "expected.json").read_bytes())
     base = _core.CubeView([str(golden / "base")])
     views = {"base": base, "delta": base.with_delta([str(golden / "delta")])}
@@ -38,9 +38,9 @@ def test_the_rows_are_those_that_were_written(golden: Path) -> None:
 
 
 @pytest.mark.parametrize("golden", CUBES, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_the_rows_are_near_those_that_were_meant(golden: Path) -> None:
+def test_rows_are_close_to_the_original_values(golden: Path) -> None:
     rows, _ = _core.CubeView([str(golden / "base")]).lookup(np.array([7], np.uint64))
-    meant = np.array([np.sin(17 + i) * 10.0 ** (i - 2) for i in range(6)], np.float32)
-    # of int8 the error is that of the largest value of a column: 10 and 1000
-    bounds = {"f32": [0] * 6, "f16": abs(meant) / 2000, "int8": [0, *[10 / 254] * 3, *[1000 / 254] * 2]}
-    assert (abs(rows[0] - meant) <= np.array(bounds[golden.name])).all()
+    original = np.array([np.sin(17 + i) * 10.0 ** (i - 2) for i in range(6)], np.float32)
+    # The error of int8 depends on the largest value of a column: 10 and 1000.
+    bounds = {"f32": [0] * 6, "f16": abs(original) / 2000, "int8": [0, *[10 / 254] * 3, *[1000 / 254] * 2]}
+    assert (abs(rows[0] - original) <= np.array(bounds[golden.name])).all()

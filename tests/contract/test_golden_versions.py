@@ -1,4 +1,4 @@
-"""A repository with manifests of format 2, as the release that brought it wrote it: this release reads it the same."""
+"""A repository with manifests of format 2, written by the release that introduced it: this release reads the same."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_the_repository_is_read() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_rows_and_scores_are_what_they_were(version: int) -> None:
+def test_rows_and_scores_have_not_changed(version: int) -> None:
     expected = expected_of(version)
     view = open_rows(find_chain(f"{GOLDEN / 'model'}:{version}"))
     signs = [int(sign) for sign in expected["rows"]]
@@ -50,6 +50,6 @@ def test_rows_and_scores_are_what_they_were(version: int) -> None:
     np.testing.assert_allclose(scores, expected["scores"], atol=1e-5)
 
 
-def test_the_delta_makes_a_difference() -> None:
+def test_the_delta_changes_scores_and_rows() -> None:
     assert expected_of(1)["scores"] != expected_of(2)["scores"]
     assert (len(expected_of(1)["absent"]), len(expected_of(2)["absent"])) == (1, 2)

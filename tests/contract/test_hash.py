@@ -1,4 +1,4 @@
-"""Hash version 1: what any other program must compute to find the same rows."""
+"""Hash version 1: other programs must compute the same signs to find the same rows."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_rows_of_criteo_have_these_signs() -> None:
     batch = PARSER.parse(line, labels=True)
     signs = [expected(name, value) for name, value in zip(CRITEO_SLOTS, values, strict=True) if value]
     assert batch.signs.tolist() == signs
-    # an empty column is an empty slot
+    # An empty column is an empty slot.
     lengths = np.diff(batch.offsets)
     assert lengths.tolist() == [int(bool(value)) for value in values]
 

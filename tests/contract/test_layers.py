@@ -1,4 +1,4 @@
-"""Who may import whom, what works without torch, and that the stub describes the library."""
+"""Imports point one way, and only training needs torch."""
 
 import ast
 import importlib.metadata
@@ -18,7 +18,7 @@ import elasticrec
 PACKAGE = Path(elasticrec.__file__).parent
 ROOT = Path(__file__).parents[2]
 
-# What each module or package of elasticrec may import of elasticrec; a package may always import itself.
+# The modules of elasticrec that each module or package may import; a package may always import itself.
 _BASE = {"_core", "errors", "config", "durable", "machine", "manifest", "run"}
 LAYERS = {
     "errors": set[str](),
@@ -35,7 +35,7 @@ LAYERS = {
     "progress": set[str](),
     "models": set[str](),
     "data": {"_core", "config", "durable", "errors", "machine", "options", "progress", "user_code"},
-    # it recounts what the others did: it may know the job and the run, and nothing of what trained them
+    # The audit recounts independently: it may read the job and the run, but use no code that trains.
     "audit": {"config", "errors", "manifest", "run", "user_code"},
     "serving": _BASE | {"cube", "data", "net", "repository"},
     "repository": {"_core", "config", "durable", "errors", "manifest", "net"},
@@ -47,7 +47,7 @@ LAYERS = {
     "roles": _BASE
     | {"coordinator", "cube", "data", "fail_points", "journal", "launch", "net", "publish", "repository", "training"},
 }
-# Only what trains may need torch; `bench` and the commands import it when they run.
+# Only these packages may import torch at the top; `bench` and the commands import it when they run.
 WITH_TORCH = {"models", "training", "publish", "roles", "bench"}
 WITHOUT_TORCH = sorted(
     {
@@ -129,8 +129,8 @@ def test_the_map_lists_packages_in_the_order_of_imports() -> None:
     assert wrong == []
 
 
-def test_every_layer_is_there() -> None:
-    """A package that was renamed must not slip out of the rules."""
+def test_every_layer_exists() -> None:
+    """A renamed package must not escape the rules."""
     assert LAYERS.keys() <= {part_of(path) for path in sources()}
 
 
@@ -145,7 +145,7 @@ def test_models_import_torch_alone() -> None:
     assert foreign == {"torch", "elasticrec"}
 
 
-def test_torch_is_imported_only_where_it_trains() -> None:
+def test_torch_is_imported_only_by_packages_that_train() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)}:{line}"
         for path in sources()
@@ -157,14 +157,14 @@ def test_torch_is_imported_only_where_it_trains() -> None:
 
 
 def test_a_model_on_a_disk_needs_no_fsspec() -> None:
-    """It takes longer to import than a command does."""
+    """Importing fsspec takes longer than a whole command."""
     code = "import sys; sys.modules['fsspec'] = None; import elasticrec.cli, elasticrec.repository.find"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
 def test_import_without_torch(module: str) -> None:
-    """As in an environment that has no torch."""
+    """As in an environment without torch."""
     code = f"import sys; sys.modules['torch'] = sys.modules['onnx'] = None; import {module}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -191,8 +191,8 @@ def test_commands_without_torch(arguments: list[str]) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_only_the_binding_knows_python() -> None:
-    """Crates point one way too."""
+def test_only_the_binding_depends_on_python() -> None:
+    """Dependencies between crates point one way, too."""
     order = ["sample", "table", "wire", "queue", "cube", "ps", "serve", "bench", "py"]
     for path in sorted((ROOT / "crates").glob("*/Cargo.toml")):
         crate = path.parent.name

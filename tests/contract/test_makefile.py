@@ -1,4 +1,4 @@
-"""A missing prerequisite gets one line that says what to install, before anything is made."""
+"""A missing prerequisite is one line that says what to install, before anything is built."""
 
 import os
 import shutil
@@ -13,13 +13,13 @@ TOOLS = ("bash", "sh", "make", "find", "grep", "sed", "cat", "python3", "cargo",
 
 
 def prerequisites(tmp_path: Path, *missing: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`make prerequisites` on a machine that lacks some tools."""
+    """Run `make prerequisites` as on a machine that lacks some tools."""
     path = tmp_path / "bin"
     path.mkdir()
     for tool in TOOLS:
         found = sys.executable if tool == "python3" else shutil.which(tool)
         if found and tool not in missing:
-            # a wrapper: some tools are shims that look at the name they are called by
+            # A wrapper, because some tools are shims that depend on the name they are called by.
             (path / tool).write_text(f'#!/bin/sh\nexec "{found}" "$@"\n')
             (path / tool).chmod(0o755)
     make = shutil.which("make")
@@ -34,7 +34,7 @@ def prerequisites(tmp_path: Path, *missing: str, **variables: str) -> subprocess
     )
 
 
-def test_all_there(tmp_path: Path) -> None:
+def test_all_tools_are_found(tmp_path: Path) -> None:
     result = prerequisites(tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -47,7 +47,7 @@ def test_all_there(tmp_path: Path) -> None:
         ("cc", "missing: a C compiler; install one"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, tool: str, message: str) -> None:
+def test_a_missing_tool_is_named(tmp_path: Path, tool: str, message: str) -> None:
     result = prerequisites(tmp_path, tool)
     assert result.returncode != 0
     assert result.stderr.splitlines()[0].startswith(message)

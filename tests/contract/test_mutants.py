@@ -1,4 +1,4 @@
-"""What `make mutants` switches off is still there."""
+"""Every protection that `make mutants` disables is still in the code."""
 
 import pytest
 
@@ -6,5 +6,5 @@ from mutants import MUTANTS, ROOT, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_protection_is_where_its_mutant_looks_for_it(mutant: Mutant) -> None:
+def test_the_snippet_of_a_mutant_occurs_once(mutant: Mutant) -> None:
     assert (ROOT / mutant.file).read_text().count(mutant.before) == 1

@@ -60,7 +60,7 @@ def run(client: list[str], server: ServerProcess, directory: Path, *arguments: s
 
 
 def check(lines: list[list[str]], directory: Path, signs: np.ndarray) -> None:
-    """The scores are those of `predict`, the rows those of the version."""
+    """Check that the scores equal those of `predict`, and the rows those of the version."""
     text = succeed("predict", "samples.txt", "--model", "models/tiny", cwd=directory)
     expected = [float(line) for line in text.splitlines()]
     scores = [float(words[1]) for words in lines if words[0] == "score"]
@@ -90,7 +90,7 @@ def test_scores_and_rows_with_many_threads(client: list[str], directory: Path, c
     with serving("models/tiny", cwd=directory) as server:
         lines = run(client, server, directory, "8", "7", compression, "-", *map(str, signs))
     check(lines, directory, signs)
-    # The client only keeps that the server refused, not the code.
+    # The client keeps the text of the error, not its code.
     assert lines[-1][0] == "error" and "unknown method `train`, expected `inference` or `debug`" in " ".join(lines[-1])
 
 

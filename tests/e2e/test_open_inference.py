@@ -31,7 +31,7 @@ GUIDE = Path(__file__).parents[2] / "docs/guide/tensors.md"
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A served model, and samples with their scores by `elasticrec predict`."""
 
     server: ServerProcess
@@ -63,7 +63,7 @@ def samples(directory: Path, format: str) -> list[bytes]:
 
 
 @pytest.fixture(scope="module", params=["slots", "criteo"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     directory = tmp_path_factory.mktemp(request.param)
     write_job(directory, format=request.param, kind="wide_deep", samples=2000)
     succeed("train", "job.yaml", cwd=directory)
@@ -74,7 +74,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     scores = np.array([float(line) for line in printed.splitlines()])
     assert len(np.unique(scores.round(6))) > NUM_SAMPLES / 3
     with serving("models/tiny", cwd=directory) as server:
-        yield Served(server, request.param, [instance_of(line, request.param) for line in lines], scores)
+        yield ServedModel(server, request.param, [instance_of(line, request.param) for line in lines], scores)
 
 
 of_slots = pytest.mark.parametrize("served", ["slots"], indirect=True)
@@ -97,24 +97,24 @@ def inputs(module: Any, tensors: dict[str, np.ndarray], **options: Any) -> list[
 
 
 @pytest.fixture
-def http(served: Served) -> Iterator[Any]:
+def http(served: ServedModel) -> Iterator[Any]:
     with tritonclient.http.InferenceServerClient(served.server.address) as client:
         yield client
 
 
 @pytest.fixture
-def rpc(served: Served) -> Iterator[Any]:
+def rpc(served: ServedModel) -> Iterator[Any]:
     with tritonclient.grpc.InferenceServerClient(served.server.address) as client:
         yield client
 
 
-def check(answer: Any, served: Served) -> None:
+def check(answer: Any, served: ServedModel) -> None:
     scores = answer.as_numpy("click")
     assert scores.dtype == np.float32 and scores.shape == (NUM_SAMPLES,)
     np.testing.assert_allclose(scores, served.scores, atol=TOLERANCE, rtol=0)
 
 
-def test_the_server_and_its_models_are_described(served: Served, http: Any, rpc: Any) -> None:
+def test_the_server_and_its_models_are_described(served: ServedModel, http: Any, rpc: Any) -> None:
     for client in (http, rpc):
         assert client.is_server_live() and client.is_server_ready()
         assert client.is_model_ready("tiny") and client.is_model_ready("tiny", "1")
@@ -139,7 +139,9 @@ def test_the_server_and_its_models_are_described(served: Served, http: Any, rpc:
 
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
-def test_scores_over_http_are_those_of_predict(served: Served, http: Any, binary_in: bool, binary_out: bool) -> None:
+def test_scores_over_http_are_those_of_predict(
+    served: ServedModel, http: Any, binary_in: bool, binary_out: bool
+) -> None:
     outputs = [tritonclient.http.InferRequestedOutput("click", binary_data=binary_out)]
     tensors = served.tensors()
     answer = http.infer("tiny", http_inputs(tensors, binary_data=binary_in), outputs=outputs, request_id="77")
@@ -150,7 +152,7 @@ def test_scores_over_http_are_those_of_predict(served: Served, http: Any, binary
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compressed_requests_and_answers(served: Served, http: Any, algorithm: str) -> None:
+def test_compressed_requests_and_answers(served: ServedModel, http: Any, algorithm: str) -> None:
     answer = http.infer(
         "tiny",
         http_inputs(served.tensors()),
@@ -160,7 +162,7 @@ def test_compressed_requests_and_answers(served: Served, http: Any, algorithm: s
     check(answer, served)
 
 
-def test_scores_over_grpc_are_those_of_predict(served: Served, rpc: Any) -> None:
+def test_scores_over_grpc_are_those_of_predict(served: ServedModel, rpc: Any) -> None:
     tensors = served.tensors()
     answer = rpc.infer("tiny", grpc_inputs(tensors), request_id="77")
     check(answer, served)
@@ -171,7 +173,7 @@ def test_scores_over_grpc_are_those_of_predict(served: Served, rpc: Any) -> None
 
 
 @of_slots
-def test_typed_contents_are_accepted(served: Served) -> None:
+def test_typed_contents_are_accepted(served: ServedModel) -> None:
     """Clients generated from the .proto send typed contents instead of raw ones."""
     messages = tritonclient.grpc.service_pb2
     request = messages.ModelInferRequest(model_name="tiny")
@@ -188,7 +190,7 @@ def test_typed_contents_are_accepted(served: Served) -> None:
     assert told["elasticrec-version"] == "1" and told["server-timing"].startswith("queue;dur=")
 
 
-def test_asyncio_clients(served: Served) -> None:
+def test_asyncio_clients(served: ServedModel) -> None:
     async def ask(module: Any) -> Any:
         async with module.InferenceServerClient(served.server.address) as client:
             assert await client.is_server_ready()
@@ -198,7 +200,7 @@ def test_asyncio_clients(served: Served) -> None:
         check(asyncio.run(ask(module)), served)
 
 
-def test_one_tensor_of_signs_equals_a_tensor_per_slot(served: Served, http: Any, rpc: Any) -> None:
+def test_one_tensor_of_signs_equals_a_tensor_per_slot(served: ServedModel, http: Any, rpc: Any) -> None:
     rng = np.random.default_rng(5)
     if served.format == "slots":
         known = [[sign for instance in served.instances for sign in instance.get(str(slot), [])] for slot in range(8)]
@@ -244,14 +246,14 @@ def refusals(http: Any, rpc: Any) -> tuple[Ask, Ask]:
 
 
 @of_slots
-def test_invalid_requests_have_clear_errors(served: Served, http: Any, rpc: Any) -> None:
+def test_invalid_requests_have_clear_errors(served: ServedModel, http: Any, rpc: Any) -> None:
     over_http, over_grpc = refusals(http, rpc)
     one = {"0": np.array([5], dtype=np.uint64)}
     two = np.array([5, 6], dtype=np.uint64)
     types = "UINT64, INT64, UINT32, INT32, BYTES"
     for tensors, message in [
-        ({"zz": two}, "input `zz`: unknown, the model's metadata says which there are"),
-        (one | {"1": two}, "input `1`: shape: expected 1 rows, as `0` has, got 2"),
+        ({"zz": two}, "input `zz`: unknown, expected an input of the model's metadata"),
+        (one | {"1": two}, "input `1`: shape: expected 1 rows as in `0`, got 2"),
         ({"0": two.reshape(1, 1, 2)}, "input `0`: shape: expected [B] or [B, K], got [1, 1, 2]"),
         ({"0": two.astype(np.float32)}, f"input `0`: datatype: expected one of {types}, got FP32"),
         ({"0": two.astype(np.float16)}, f"input `0`: datatype: expected one of {types}, FP32, FP64, got `FP16`"),
@@ -264,7 +266,7 @@ def test_invalid_requests_have_clear_errors(served: Served, http: Any, rpc: Any)
     ]:
         assert over_http(model, one, version) == f"404 {message}"
         assert over_grpc(model, one, version) == f"StatusCode.NOT_FOUND {message}"
-    unknown = "output `likes`: unknown, there is `click`"
+    unknown = "outputs: unknown output `likes`, expected one of `click`"
     assert over_http("tiny", one, outputs=[tritonclient.http.InferRequestedOutput("likes")]) == f"400 {unknown}"
     told = over_grpc("tiny", one, outputs=[tritonclient.grpc.InferRequestedOutput("likes")])
     assert told == f"StatusCode.INVALID_ARGUMENT {unknown}"
@@ -274,7 +276,7 @@ def test_invalid_requests_have_clear_errors(served: Served, http: Any, rpc: Any)
 
 
 @of_slots
-def test_an_expired_deadline_is_an_error(served: Served, rpc: Any) -> None:
+def test_an_expired_deadline_is_an_error(served: ServedModel, rpc: Any) -> None:
     large = {"signs": np.arange(80_000, dtype=np.uint64).reshape(10_000, 8)}
     with pytest.raises(InferenceServerException) as late:
         rpc.infer("tiny", grpc_inputs(large), client_timeout=0.0001)
@@ -283,7 +285,7 @@ def test_an_expired_deadline_is_an_error(served: Served, rpc: Any) -> None:
 
 
 @of_slots
-def test_streams_are_refused_as_unimplemented(served: Served) -> None:
+def test_streams_are_refused_as_unimplemented(served: ServedModel) -> None:
     messages = tritonclient.grpc.service_pb2
     with grpc.insecure_channel(served.server.address) as channel:
         stub = tritonclient.grpc.service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -316,7 +318,7 @@ def test_a_token_is_sent_as_metadata(tmp_path: Path) -> None:
 
 @of_slots
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL))
-def test_the_examples_of_the_guide_run(served: Served, block: str) -> None:
+def test_the_examples_of_the_guide_run(served: ServedModel, block: str) -> None:
     code = block.replace("127.0.0.1:8500", served.server.address).replace('"demo"', '"tiny"')
     names: dict[str, Any] = {}
     exec(code, names)
@@ -325,7 +327,7 @@ def test_the_examples_of_the_guide_run(served: Served, block: str) -> None:
 
 
 @of_slots
-def test_the_json_of_the_guide_is_answered(served: Served) -> None:
+def test_the_json_of_the_guide_is_answered(served: ServedModel) -> None:
     (body,) = re.findall(r"/infer -d '(.*?)'", GUIDE.read_text(), re.DOTALL)
     request = urllib.request.Request(f"{served.server.url}/v2/models/tiny/infer", body.encode())
     with urllib.request.urlopen(request, timeout=60) as response:

@@ -22,7 +22,7 @@ from support.store import MODEL, publish
 pytestmark = pytest.mark.slow
 
 
-# Not those of data that should be taken or refused: which slots a model has, and what their values are, it says itself.
+# Without the checks of accepted and refused data: slots and their values depend on the model, not on the description.
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -1,4 +1,4 @@
-"""A training in one process that publishes, as a user runs it: what is online is what it learned, whatever kills it."""
+"""A training in one process that publishes: the online rows equal the trained ones, also after kills and restarts."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ from support.online import check_version, rows_of_version
 from support.store import Process, free_port
 
 DEADLINE_S = 600
-# a day and some hours
+# A day and some hours.
 NUM_HOURS = 27
 HOURS = {"start": "2026-01-01T00", "end": "2026-01-02T02", "poll_s": 0.05}
 
@@ -33,7 +33,7 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_job(publish: dict[str, Any], samples: int, hours: int, data: dict[str, Any], **train: Any) -> None:
-    """A job on demo data; of the rows that were shown once half go at the end of an epoch or day."""
+    """Write a job on demo data; half of the rows that were shown once are evicted at the end of an epoch or day."""
     _core.write_demo(
         "data", samples=samples, slots=8, hours=hours, seed=1, format="slots", overwrite=True, threads=1, progress=None
     )
@@ -55,8 +55,8 @@ def hourly(**checkpoint: Any) -> None:
     write_job({"every": "hour"}, samples=NUM_HOURS * 300, hours=NUM_HOURS, data=data, checkpoint=checkpoint)
 
 
-def let_come(hours: int) -> None:
-    """So many hours are there, the others not yet."""
+def mark_complete(hours: int) -> None:
+    """Mark the first hours as complete, and the others as incomplete."""
     for number, directory in enumerate(sorted(Path("data").glob("*/*"))):
         if number < hours:
             (directory / "_SUCCESS").touch()
@@ -73,7 +73,7 @@ def run() -> Run:
 
 
 def kinds() -> str:
-    """`B` of a base and `d` of a delta, oldest first."""
+    """Return `B` for each base and `d` for each delta, oldest first."""
     return "".join("d" if local().version(number).is_delta else "B" for number in local().versions())
 
 
@@ -87,7 +87,7 @@ def tables_of_deltas() -> list[dict[str, Any]]:
     return [version.manifest["table"] for version in found if version.is_delta]
 
 
-def test_what_is_online_is_what_was_learned(tmp_path: Path) -> None:
+def test_online_rows_equal_the_trained_rows(tmp_path: Path) -> None:
     write_job({"every": 0.5, "base_every": 2}, 240_000, 2, {"train": ["data/20260101/00"]}, epochs=4)
     succeed("train", "job.yaml", cwd=tmp_path)
     last = max(local().versions())
@@ -107,12 +107,12 @@ def test_what_is_online_is_what_was_learned(tmp_path: Path) -> None:
     np.testing.assert_allclose(served, learned, atol=1e-5)
 
 
-# When it dies, by how many publishes the process has come to.
+# Fail points: the process dies at each, at these counts of publishes since its start.
 POINTS = {"version": (2, 1, 3), "version-written": (1, 2)}
 
 
-def test_it_dies_inside_a_publish(tmp_path: Path) -> None:
-    """Before and behind the manifest, of bases and of deltas."""
+def test_a_training_may_die_at_any_point_of_a_publish(tmp_path: Path) -> None:
+    """Before and after the manifest, of bases and of deltas."""
     hourly(keep_epochs=True)
     points = tmp_path / "points"
     points.mkdir()
@@ -122,25 +122,25 @@ def test_it_dies_inside_a_publish(tmp_path: Path) -> None:
     for _ in range(5):
         died = elasticrec("train", "job.yaml", cwd=tmp_path, env={"ELASTICREC_FAIL_POINTS": str(points)})
         assert died.returncode == -signal.SIGKILL, died.stderr
-    assert not list(points.iterdir()), "each point was hit"
+    assert not list(points.iterdir()), "the training died at each point"
     succeed("train", "job.yaml", cwd=tmp_path)
-    # of the first process nothing, of the others all but what died before its manifest
+    # The first process left no version, the others all but the one that died before its manifest.
     assert kinds() == "B" + "B" + "Bd" + "Bd" + "B" + "d" * (NUM_HOURS - 10)
     checkpoints = {one.progress.epoch: one for one in list_checkpoints(run()) if not one.progress.batches}
     online = [check_version(local(), number, run(), checkpoints[epoch_of(number)]) for number in local().versions()]
-    assert sum(table["removed"] for table in tables_of_deltas()) > 20, "rows went at the end of the day"
+    assert sum(table["removed"] for table in tables_of_deltas()) > 20, "rows were evicted at the end of the day"
     assert set(online[-5]) - set(online[-1])
     assert (local().current(), epoch_of(max(local().versions()))) == (max(local().versions()), NUM_HOURS)
 
 
-def test_kill_9_and_go_on_from_a_checkpoint_that_is_older(tmp_path: Path) -> None:
-    """What is online has rows that the training forgot: the next version has none of them."""
+def test_kill_9_and_resume_from_an_older_checkpoint(tmp_path: Path) -> None:
+    """The online version has rows that the resumed training lacks: the next version must not have them."""
     hourly(every_epochs=6, keep=2)
     last = 0
     for _ in range(2):
-        # behind the next checkpoint; it waits there for the kill
+        # Two hours after the next checkpoint; the training waits there for the kill.
         wanted = last // 6 * 6 + 8
-        let_come(wanted + 1)
+        mark_complete(wanted + 1)
         command = [sys.executable, "-m", "elasticrec.cli", "train", "job.yaml"]
         with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
             deadline = time.monotonic() + DEADLINE_S
@@ -150,7 +150,7 @@ def test_kill_9_and_go_on_from_a_checkpoint_that_is_older(tmp_path: Path) -> Non
                 time.sleep(0.002)
             process.kill()
         last = epoch_of(max(local().versions()))
-    let_come(NUM_HOURS)
+    mark_complete(NUM_HOURS)
     result = elasticrec("train", "job.yaml", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert kinds().count("B") == 3
@@ -158,21 +158,21 @@ def test_kill_9_and_go_on_from_a_checkpoint_that_is_older(tmp_path: Path) -> Non
     before = 0
     for number in local().versions():
         epoch, rows = epoch_of(number), rows_of_version(local(), number)
-        assert by_epoch.setdefault(epoch, rows) == rows, "the same hours, the same rows"
+        assert by_epoch.setdefault(epoch, rows) == rows, "the same hours give the same rows"
         assert local().version(number).is_delta == (epoch == before + 1) or number == 1
         before = epoch
-    assert len(local().versions()) > len(by_epoch) == NUM_HOURS, "it went back behind what was online"
+    assert len(local().versions()) > len(by_epoch) == NUM_HOURS, "some hours were trained and published twice"
     check_version(local(), max(local().versions()), run())
 
 
 def train() -> str:
-    """What it says meanwhile."""
+    """Train, and return the progress lines."""
     result = elasticrec("train", "job.yaml", cwd=Path())
     assert result.returncode == 0, result.stderr
     return str(result.stderr)
 
 
-def test_its_versions_reach_the_store_that_the_job_names() -> None:
+def test_versions_reach_the_store_of_the_job() -> None:
     port = free_port()
     write_job({"every": "epoch"}, samples=3000, hours=1, data={"train": "data/*/*/part-*"}, epochs=3)
     job = yaml.safe_load(Path("job.yaml").read_text())
@@ -191,7 +191,7 @@ def test_its_versions_reach_the_store_that_the_job_names() -> None:
         node.kill()
 
 
-def test_a_store_that_is_away_does_not_hold_the_training_up() -> None:
+def test_an_unreachable_store_does_not_block_the_training() -> None:
     write_job({"every": "epoch"}, samples=1000, hours=1, data={"train": "data/*/*/part-*"}, epochs=1)
     job = yaml.safe_load(Path("job.yaml").read_text())
     job["cube"] = {"addresses": [[f"127.0.0.1:{free_port()}"]]}

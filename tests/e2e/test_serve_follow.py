@@ -1,4 +1,4 @@
-"""Versions come while a server answers: it goes to them without a failed or mixed answer, and survives bad ones."""
+"""A server follows new versions without failed or mixed answers, and survives bad versions."""
 
 import shutil
 import signal
@@ -25,7 +25,7 @@ FAST = ("--set", "serve.poll_s=0.05")
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    """One with a first version, which is offered."""
+    """Return a repository whose first version is current."""
     (tmp_path / "models" / MODEL).mkdir(parents=True)
     repository = Repository.open(tmp_path / "models", MODEL)
     offer(repository)
@@ -42,7 +42,7 @@ def of(name: str, variant: str = "", model: str = MODEL) -> str:
     return f'{name}{{model="{model}",variant="{variant}"}}'
 
 
-def test_bases_and_deltas_come_without_a_failed_or_mixed_answer(tmp_path: Path, repository: Repository) -> None:
+def test_new_bases_and_deltas_cause_no_failed_or_mixed_answer(tmp_path: Path, repository: Repository) -> None:
     with serving(f"models/{MODEL}", *FAST, cwd=tmp_path) as server, Askers(server.url).asking() as askers:
         version = 1
         for step in range(12):
@@ -55,23 +55,25 @@ def test_bases_and_deltas_come_without_a_failed_or_mixed_answer(tmp_path: Path, 
     assert figures[of("load_failures_total")] == 0
 
 
-def test_a_rollback_is_followed_too(tmp_path: Path, repository: Repository) -> None:
+def test_a_rollback_is_followed(tmp_path: Path, repository: Repository) -> None:
     offer(repository)
     with serving(f"models/{MODEL}", *FAST, cwd=tmp_path) as server, Client(server.url) as client:
         assert client.ask([{"0": 1}]).version == 2
         repository.rollback(1)
-        wait_until(lambda: client.ask([{"0": 1}]).version == 1, lambda: "it stays")
+        wait_until(lambda: client.ask([{"0": 1}]).version == 1, lambda: "the server did not follow the rollback")
         assert client.predict([{"0": 1}]).item() == score_of(1)
 
 
-def test_a_version_by_number_stays(tmp_path: Path, repository: Repository) -> None:
+def test_a_version_given_by_number_is_not_replaced(tmp_path: Path, repository: Repository) -> None:
     offer(repository)
     with serving(f"models/{MODEL}:1", *FAST, cwd=tmp_path) as server, Client(server.url) as client:
         offer(repository)
         assert {client.ask([{"0": 1}]).version for _ in range(50)} == {1}
 
 
-def test_a_damaged_version_is_said_and_counted_and_the_one_before_stays(tmp_path: Path, repository: Repository) -> None:
+def test_a_damaged_version_is_logged_and_counted_and_the_previous_one_stays(
+    tmp_path: Path, repository: Repository
+) -> None:
     log = tmp_path / "serve.log"
     with serving(f"models/{MODEL}", *FAST, cwd=tmp_path, log=log) as server, Askers(server.url).asking() as askers:
         damaged = publish(repository, 1)
@@ -86,10 +88,10 @@ def test_a_damaged_version_is_said_and_counted_and_the_one_before_stays(tmp_path
         version = offer(repository)
         askers.wait_for(version)
     assert askers.wrong == [] and set(askers.answers) == {1, version}
-    assert log.read_text().count("version 2 cannot be loaded, 1 stays: ") == 1
+    assert log.read_text().count("version 2 cannot be loaded, still serving 1: ") == 1
 
 
-def test_a_model_that_goes_away_is_served_on(tmp_path: Path, repository: Repository) -> None:
+def test_a_model_is_served_while_its_repository_is_missing(tmp_path: Path, repository: Repository) -> None:
     log = tmp_path / "serve.log"
     with serving(f"models/{MODEL}", *FAST, cwd=tmp_path, log=log) as server, Askers(server.url).asking() as askers:
         aside = tmp_path / "aside"
@@ -122,7 +124,7 @@ def test_a_server_may_wait_for_its_first_version(tmp_path: Path) -> None:
 
 @pytest.fixture
 def variants(tmp_path: Path, repository: Repository) -> Path:
-    """A job that serves three versions as variants, and one of them as a model of its own."""
+    """Write a job that serves three versions as variants, and the last one also as a model of its own."""
     offer(repository)
     offer(repository)
     shares = {"a": (1, 60), "b": (2, 30), "c": (3, 10)}
@@ -140,7 +142,7 @@ def variants(tmp_path: Path, repository: Repository) -> Path:
     return path
 
 
-def test_variants_share_requests_by_weight_and_keys_stay(tmp_path: Path, variants: Path) -> None:
+def test_variants_share_requests_by_weight_and_a_key_keeps_its_variant(tmp_path: Path, variants: Path) -> None:
     with serving("--job", str(variants), cwd=tmp_path) as server, Client(server.url, "ab", timeout_s=30) as client:
         names = {1: "a", 2: "b", 3: "c"}
         for with_key in (True, False):
@@ -167,7 +169,7 @@ def test_after_kill_9_a_server_answers_again_and_sigterm_drains(tmp_path: Path, 
     server = Process(arguments, tmp_path, tmp_path / "serve.log")
     try:
         server.wait_for("serving small version 1 ")
-        # as many attempts as a restart may take
+        # Enough attempts for the time of a restart.
         with Askers(f"http://127.0.0.1:{port}", retries=100).asking() as askers:
             for _ in range(3):
                 askers.wait_for(1, 100)
@@ -179,8 +181,8 @@ def test_after_kill_9_a_server_answers_again_and_sigterm_drains(tmp_path: Path, 
             askers.wait_for(1, 100)
             server.send(signal.SIGTERM)
             assert server.process.wait(60) == 0
-            wait_until(lambda: len(askers.wrong) > 0, lambda: "it answers still")
-        # whoever was accepted was answered: what failed are connections that were refused
+            wait_until(lambda: len(askers.wrong) > 0, lambda: "the server still answers")
+        # Every accepted request was answered; only refused connections failed.
         assert all("connection refused" in wrong.lower() for wrong in askers.wrong), askers.wrong[:5]
     finally:
         if server.process.poll() is None:
@@ -189,7 +191,7 @@ def test_after_kill_9_a_server_answers_again_and_sigterm_drains(tmp_path: Path, 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StoreProcesses]:
-    """Two shards with a replica each, and a roll-out, at a first version."""
+    """Start a store of two shards with a replica each, with a first version and a rollout."""
     store = StoreProcesses(tmp_path, 2, 1)
     publish(store.repository)
     store.start_all()
@@ -205,7 +207,7 @@ def at_store(store: StoreProcesses, *more: str) -> tuple[str, ...]:
     return (f"models/{MODEL}", *FAST, *shards, "--set", "serve.store_timeout_ms=2000", *more)
 
 
-def test_rows_at_a_store_change_with_the_version(tmp_path: Path, store: StoreProcesses) -> None:
+def test_rows_from_a_store_are_of_the_version_that_scores(tmp_path: Path, store: StoreProcesses) -> None:
     with serving(*at_store(store), cwd=tmp_path) as server, Askers(server.url).asking() as askers:
         version = 1
         for step in range(6):
@@ -215,7 +217,7 @@ def test_rows_at_a_store_change_with_the_version(tmp_path: Path, store: StorePro
     assert set(askers.answers) >= {1, version}
 
 
-def test_a_shard_that_is_down_is_an_error_or_zeros_and_counted(tmp_path: Path, store: StoreProcesses) -> None:
+def test_a_lost_shard_gives_errors_or_zeros_and_is_counted(tmp_path: Path, store: StoreProcesses) -> None:
     instances = [{"0": sign} for sign in range(1, 101)]
     zeros = ("--set", "serve.on_lost_shard=zeros")
     patient = ("--set", "serve.store_timeout_ms=300")
@@ -230,7 +232,7 @@ def test_a_shard_that_is_down_is_an_error_or_zeros_and_counted(tmp_path: Path, s
         with pytest.raises(UnavailableError, match="503: cube shard 1: no replica answered in"):
             asks_strict.predict(instances)
         scores = asks_lenient.predict(instances).ravel().tolist()
-        # rows that read as zero: of the score only what the weights say is left
+        # Lost rows read as zeros, so only the weights' part of the score remains.
         assert set(scores) == {score_of(1), 1000.0}
         lost = scores.count(1000.0)
         figures = metrics_of(lenient.url)
@@ -248,7 +250,7 @@ def test_a_shard_that_is_down_is_an_error_or_zeros_and_counted(tmp_path: Path, s
         wait_until(is_back, store.said)
 
 
-def test_a_store_that_hangs_keeps_no_socket_waiting(tmp_path: Path, store: StoreProcesses) -> None:
+def test_a_store_that_hangs_blocks_no_socket_thread(tmp_path: Path, store: StoreProcesses) -> None:
     instances = [{"0": sign} for sign in range(1, 101)]
 
     def ask() -> list[float]:
@@ -262,7 +264,7 @@ def test_a_store_that_hangs_keeps_no_socket_waiting(tmp_path: Path, store: Store
             node.send(signal.SIGSTOP)
         try:
             asked = [threads.submit(ask) for _ in range(8)]
-            # long enough for all of them to have come; a thread of the sockets that waits for rows answers nobody
+            # Enough time for all requests to arrive; a socket thread that waited for rows would not answer these.
             for _ in range(200):
                 urllib.request.urlopen(f"{server.url}/health", timeout=20).close()
             assert not any(one.done() for one in asked)

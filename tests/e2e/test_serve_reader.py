@@ -176,8 +176,8 @@ def test_code_of_a_model_runs_only_with_permission(directory: Path, tmp_path: Pa
         status, message, _ = post(server, "0|u1|1||1\n")
         assert (status, readers_of(server)) == (400, [])
         assert message == (
-            "lines of this model need its own reader, but this server runs no reader processes (`serve.readers`). "
-            "Named slots (application/json) are answered"
+            "lines of this model need its own reader, but this server runs no reader processes (`serve.readers`); "
+            "send named slots (`application/json`) instead"
         )
         assert client.predict([{"user": "u1", "item": 1, "price": 1}]).shape == (1, 1)
     result = elasticrec("predict", "samples.txt", "--model", "models/tiny", cwd=directory)

@@ -1,4 +1,4 @@
-"""TLS and tokens for HTTP and gRPC: who gets access, and that other machines cannot connect without them."""
+"""TLS and tokens for HTTP and gRPC: access with them, and none from other machines without them."""
 
 import socket
 import ssl

@@ -34,7 +34,7 @@ NUM_SAMPLES = 200
 TOLERANCE = 1e-6
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """A served model, and samples with their scores by `predict`."""
 
     server: ServerProcess
@@ -56,14 +56,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     scores = np.array([float(line) for line in text.splitlines()])
     assert len(np.unique(scores.round(6))) > NUM_SAMPLES / 3, "scores that are all alike would prove nothing"
     with serving("models/tiny", cwd=directory) as server:
-        yield Served(server, directory, lines, scores)
+        yield ServedModel(server, directory, lines, scores)
 
 
 def assert_scores(got: Any, expected: np.ndarray) -> None:
     np.testing.assert_allclose(np.array(got), expected, atol=TOLERANCE, rtol=0)
 
 
-def test_paddle_over_http(served: Served) -> None:
+def test_paddle_over_http(served: ServedModel) -> None:
     url = f"{served.server.url}/GeneralModelService/inference"
     status, body = post(url, paddle_json(served.lines, 7))
     answer = json.loads(body)
@@ -80,7 +80,7 @@ def test_paddle_over_http(served: Served) -> None:
     assert (status, json.loads(body)) == (400, told)
 
 
-def test_paddle_over_grpc(served: Served) -> None:
+def test_paddle_over_grpc(served: ServedModel) -> None:
     with grpc.insecure_channel(served.server.address) as channel:
         for method in ("inference", "debug"):
             call = channel.unary_unary(f"/{GENERAL_MODEL}/{method}")
@@ -94,7 +94,7 @@ def test_paddle_over_grpc(served: Served) -> None:
         assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_paddle_over_brpc_with_calls_in_flight(served: Served) -> None:
+def test_paddle_over_brpc_with_calls_in_flight(served: ServedModel) -> None:
     with Connection(served.server.address) as connection:
         parts = [served.lines[at : at + 7] for at in range(0, NUM_SAMPLES, 7)]
         for number, part in enumerate(parts):
@@ -110,7 +110,7 @@ def test_paddle_over_brpc_with_calls_in_flight(served: Served) -> None:
         assert connection.call("DictService", "seek", b"\xff").code == 1003
 
 
-def test_elasticctr(served: Served) -> None:
+def test_elasticctr(served: ServedModel) -> None:
     instances = []
     for line in served.lines:
         slots = [{"slot_name": name, "feasigns": signs} for name, (signs, _) in slots_of([line]).items()]
@@ -126,7 +126,7 @@ def test_elasticctr(served: Served) -> None:
     assert (status, json.loads(body)) == (400, told)
 
 
-def test_rows_in_the_format_of_cube(served: Served) -> None:
+def test_rows_in_the_format_of_cube(served: ServedModel) -> None:
     distinct = {sign for signs, _ in slots_of(served.lines).values() for sign in signs}
     signs = np.array(sorted(distinct), np.uint64)
     view = _core.CubeView([str(path) for path in sorted((served.directory / "models/tiny/1/cube").iterdir())])
@@ -146,7 +146,7 @@ def test_rows_in_the_format_of_cube(served: Served) -> None:
             assert [(of(value, 1)[0], of(value, 2)[0]) for value in of(found.message, 1)] == expected
 
 
-def test_answers_are_counted(served: Served) -> None:
+def test_answers_are_counted(served: ServedModel) -> None:
     with Connection(served.server.address) as connection:
         assert connection.call(GENERAL_MODEL, "inference", paddle_request(served.lines[:1], 1)).code == 0
     with urllib.request.urlopen(f"{served.server.url}/metrics", timeout=60) as response:
@@ -180,7 +180,7 @@ def test_strings_and_dense_columns(tmp_path: Path) -> None:
             assert_scores(json.loads(body)["outputs"][0]["tensor"][0]["float_data"], expected)
 
 
-def test_every_protocol_requires_the_token(served: Served) -> None:
+def test_every_protocol_requires_the_token(served: ServedModel) -> None:
     env = {"TEST_TOKEN": "s3cret"}
     settings = ["--set", "serve.token=${TEST_TOKEN}"]
     message = paddle_request(served.lines[:1], 1)

@@ -1,4 +1,4 @@
-"""Trainings with parameter servers for tests: started with the command line, disturbed, and counted."""
+"""Trainings with parameter servers, started with the command line; tests kill their roles and count the samples."""
 
 import json
 import os
@@ -47,9 +47,9 @@ class Undisturbed:
 
     @property
     def every_s(self) -> float:
-        """Seconds between faults: a few, less on a fast machine so that there are several.
+        """Seconds between faults: short on a fast machine, so that there are several.
 
-        On a slow machine more, because roles take longer to come back.
+        Longer on a slow machine, where roles take longer to restart.
         """
         return max(min(4.0, self.seconds / 4), self.seconds / 12)
 
@@ -101,8 +101,8 @@ class Training:
     def disturb(self, seed: int, every_s: float, roles: Iterable[str], *, hang_s: float | None = None) -> None:
         """Kill a random role every few seconds until the training ends; with `hang_s`, pause it for that long instead.
 
-        Progress brings a fault forward: the first comes within the first fifth of the units, each later one within
-        less than a third after the one before.
+        If the training is faster than `every_s`, its progress triggers the faults: the first within the first fifth of
+        the units, each later one less than a third of the units after the previous one.
         """
         chance = random.Random(seed)
         end = time.monotonic() + TIMEOUT_S
@@ -122,7 +122,7 @@ class Training:
                 self.send(process, signal.SIGCONT)
             next_kill = time.monotonic() + every_s * chance.uniform(0.5, 1.5)
             next_progress = self.progress() + chance.uniform(0.1, 0.3)
-            # A run that saves nothing between two kills must come to an end too.
+            # The pauses grow, so that a run that saves no checkpoint between two kills still ends.
             every_s *= 1.1
 
     def send(self, process: int, number: signal.Signals) -> None:
@@ -229,7 +229,7 @@ class Trainings:
                 "slots": "0-19",
                 "unit_bytes": 2**20,
             },
-            # Rates at which the model has converged: another order of batches moves its AUC by less than 0.001.
+            # Rates with which the model converges: another order of batches changes its AUC by less than 0.001.
             "model": {"kind": "deepfm", "dim": 8, "hidden": [64, 32]},
             "sparse": {"init_scale": 0.02, "optimizer": {"learning_rate": 0.03}},
             # The increments of several geo trainers cannot be added up with Adam.
@@ -245,7 +245,7 @@ class Trainings:
         return training
 
     def check(self, epochs: int = 1) -> float:
-        """Check with the audit that every sample was counted once an epoch; return the AUC of the last evaluation."""
+        """Check with the audit that every sample was counted once per epoch; return the AUC of the last evaluation."""
         audit = audit_run(Run(self.run))
         assert not audit.differs, audit.lines()
         assert (audit.num_passes, audit.num_samples) == (epochs, epochs * self.num_samples), audit.lines()

@@ -1,4 +1,4 @@
-"""A delta of a checkpoint's rows, written with the plain writer, for tests of deltas and golden files."""
+"""A delta of a checkpoint's rows, written without the code that tracks changes, for tests and golden files."""
 
 from dataclasses import replace
 from typing import Any

@@ -16,10 +16,10 @@ def small_file_system(path: Path, size: str) -> Iterator[Path]:
     path.mkdir()
     mount = shutil.which("mount")
     if mount is None or os.geteuid() != 0:
-        pytest.skip("a full disk needs a file system of its own: mount and root")
+        pytest.skip("a small file system needs `mount` and root")
     done = subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], capture_output=True, check=False)
     if done.returncode != 0:
-        pytest.skip(f"a full disk needs a file system of its own: {done.stderr.decode().strip()}")
+        pytest.skip(f"cannot mount a small file system: {done.stderr.decode().strip()}")
     try:
         yield path
     finally:
@@ -28,7 +28,7 @@ def small_file_system(path: Path, size: str) -> Iterator[Path]:
 
 
 def fill(path: Path, leave: int) -> None:
-    """Fill a file system until only `leave` bytes are free, while other processes write to it."""
+    """Fill a file system until only `leave` bytes are free; other processes may write to it meanwhile."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(2**20))

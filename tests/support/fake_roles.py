@@ -393,7 +393,7 @@ class FakeCluster:
         self.lose_answer: Callable[[], bool] = lambda: False
         self.incarnations: set[int] = set()
         self.leased: set[int] = set()
-        self.went_back: set[int] = set()
+        self.lacking_units: set[int] = set()
         self.gone: set[int] = set()
 
     def start_coordinator(self) -> Coordinator:
@@ -436,19 +436,19 @@ class FakeCluster:
         for other in rivals:
             if set(other.owned) & set(shard.owned):
                 assert other.lease_until <= self.clock(), "two shards may apply to the same partition"
-        self.went_back |= {unit for unit in self.leased if not self.is_complete(unit, [shard])}
-        # A unit of which no partition has a batch counts as new.
-        self.went_back = {unit for unit in self.went_back if self.is_known(unit)}
+        self.lacking_units |= {unit for unit in self.leased if not self.is_complete(unit, [shard])}
+        # A unit without a batch in any partition counts as new.
+        self.lacking_units = {unit for unit in self.lacking_units if self.is_known(unit)}
 
     def note_lease(self, unit: int) -> None:
         """Check that a new unit is leased only when restarted shards have caught up."""
-        self.went_back = {one for one in self.went_back if not self.is_complete(one, self.present())}
+        self.lacking_units = {one for one in self.lacking_units if not self.is_complete(one, self.present())}
         if unit not in self.leased:
-            assert not self.went_back, f"unit {unit} is new, but {sorted(self.went_back)} lack"
+            assert not self.lacking_units, f"unit {unit} was leased before {sorted(self.lacking_units)} were replayed"
         self.leased.add(unit)
 
     def present(self) -> list[Shard]:
-        """Return the shards that are members by the coordinator."""
+        """Return the shards that the coordinator lists as members."""
         assert self.coordinator is not None
         members = {member.incarnation for member in self.coordinator.members.of("ps")}
         return [shard for shard in self.shards if shard.incarnation in members]
@@ -460,7 +460,7 @@ class FakeCluster:
 
     @staticmethod
     def is_complete(unit: int, shards: list[Shard]) -> bool:
-        """Return whether the shards have all batches of a unit, by their events and not by their reports."""
+        """Return whether the shards have all batches of a unit, judged by their events, not by their reports."""
         names = [[unit, batch] for batch in range(num_batches(unit))]
         parts = [one for shard in shards for one in shard.partitions.values()]
         return all(unit in one.lost or all(name in one.events for name in names) for one in parts)

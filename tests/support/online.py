@@ -27,7 +27,7 @@ def rows_of_version(repository: Repository, number: int) -> Rows:
 
 
 def rows_of_table(table: _core.Table, row_type: str = "f32") -> Rows:
-    """Return the rows of a table, by the plain writer, which does not track changes."""
+    """Return the rows of a table, written by `write_cube`, which does not track changes."""
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "cube")
         table.write_cube(path, row_type=row_type)

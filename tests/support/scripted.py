@@ -37,7 +37,7 @@ TRICKLE = "trickle"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """A received request; names of headers are in lower case."""
 
     method: str
@@ -54,17 +54,17 @@ class Scripted:
     answers: dict[str, Any]
     close_after: bool = False
     url: str = ""
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[ReceivedRequest] = field(default_factory=list)
     num_connections: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     ended: threading.Event = field(default_factory=threading.Event)
     _sockets: list[socket.socket] = field(default_factory=list)
 
-    def predictions(self) -> list[Asked]:
+    def predictions(self) -> list[ReceivedRequest]:
         """Return the requests for predictions."""
         return [one for one in self.asked if one.path.endswith(":predict")]
 
-    def next_answer(self, asked: Asked) -> Any:
+    def next_answer(self, asked: ReceivedRequest) -> Any:
         """Record a request and return its answer."""
         with self._lock:
             self.asked.append(asked)
@@ -81,7 +81,7 @@ class Scripted:
             self._sockets.append(connection)
 
     def disconnect(self) -> None:
-        """Close all connections, as an ending server does."""
+        """Close all connections, like a server that shuts down."""
         self.ended.set()
         with self._lock:
             for connection in self._sockets:
@@ -94,7 +94,7 @@ def answers_of(**answers: Any) -> dict[str, Any]:
     return USUAL | answers
 
 
-def echo(asked: Asked) -> Any:
+def echo(asked: ReceivedRequest) -> Any:
     """Answer each instance with the value of its slot `x`."""
     return {"predictions": [{"click": instance["x"]} for instance in json.loads(asked.body)["instances"]]}
 
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        answer = self.script.next_answer(Asked(self.command, self.path, headers, body, time.monotonic()))
+        answer = self.script.next_answer(ReceivedRequest(self.command, self.path, headers, body, time.monotonic()))
         if answer == CLOSE:
             self.close_connection = True
         elif answer == HANG:
@@ -178,11 +178,11 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def counted(values: list[float]) -> Callable[[Asked], Any]:
+def counted(values: list[float]) -> Callable[[ReceivedRequest], Any]:
     """Return an answer with one prediction per line, taking these scores in order."""
     left = iter(values)
 
-    def answer(asked: Asked) -> Any:
+    def answer(asked: ReceivedRequest) -> Any:
         return {"predictions": [{"click": next(left)} for line in asked.body.splitlines() if line.strip()]}
 
     return answer

@@ -1,4 +1,4 @@
-"""Files that every pytest-xdist worker needs and one of them makes."""
+"""Files that all pytest-xdist workers share and one of them makes."""
 
 import fcntl
 import os

@@ -149,7 +149,7 @@ class Process:
             self.process = subprocess.Popen(command, cwd=self.cwd, stdout=output, stderr=output)
 
     def said(self) -> str:
-        """Return its output, of all starts."""
+        """Return its output since the first start."""
         return self.log.read_text(errors="replace")
 
     def wait_for(self, pattern: str) -> None:

@@ -27,7 +27,7 @@ FIRST_AT = 1_700_000_000
 
 
 def rows(count: int = 1500, seed: int = 1) -> list[Row]:
-    """Return samples whose user decides about the click; some have no tags or price."""
+    """Return samples whose click depends on the user; some have no tags or price."""
     chance = random.Random(seed)
     made = []
     for number in range(count):
@@ -93,7 +93,7 @@ def as_criteo(data: Iterable[Row]) -> bytes:
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Write a file, compressed by its name."""
+    """Write a file, compressed according to its suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)

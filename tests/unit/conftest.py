@@ -12,7 +12,7 @@ from support.small import MakeJob, WriteSamples, sample_lines
 
 @pytest.fixture
 def make_job(tmp_path: Path) -> MakeJob:
-    """A small job over `train.txt` of the test's directory; keywords are sections with the keys to change."""
+    """Return a function that makes a job over `train.txt` in the test's directory; keywords change its sections."""
 
     def make(**sections: Any) -> Job:
         raw: dict[str, Any] = {
@@ -31,7 +31,7 @@ def make_job(tmp_path: Path) -> MakeJob:
 
 @pytest.fixture
 def write_samples(tmp_path: Path) -> WriteSamples:
-    """Writes slot text into a file of the test's directory."""
+    """Return a function that writes slot text to a file in the test's directory."""
 
     def write(name: str = "train.txt", count: int = 1000, seed: int = 1) -> Path:
         path = tmp_path / name

@@ -149,7 +149,7 @@ def test_a_sample_is_read_from_each_source(tmp_path: Path, monkeypatch: pytest.M
         (["1 0 x:0", "--checkpoint", "small"], "line 1: slot `0`: sign `x` is not a u64"),
         ([f"{SAMPLE}\n{SAMPLE}", "--checkpoint", "small"], "sample: expected 1, got 2"),
         (["", "--checkpoint", "small"], "sample: expected 1, got none: the line is blank or holds no sample"),
-        (["@train.txt:641", "--checkpoint", "small"], "train.txt: expected a line 641, got 640 lines"),
+        (["@train.txt:641", "--checkpoint", "small"], "train.txt: expected at least 641 lines, got 640"),
         (["@none.txt:1", "--checkpoint", "small"], "none.txt: no such file or directory"),
     ],
 )
@@ -198,7 +198,7 @@ def test_a_line_of_a_compressed_file(job: Job, capsys: Capture, kind: str) -> No
     plain, compressed = (read_sample(f"@{name}:77", "slots") for name in ("train.txt", "a.dat"))
     assert plain == compressed == text.splitlines(keepends=True)[76]
     assert cli.main(["explain", "@a.dat:641", "--checkpoint", "small"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "error: a.dat: expected a line 641, got 640 lines"
+    assert capsys.readouterr().err.splitlines()[-1] == "error: a.dat: expected at least 641 lines, got 640"
     Path("a.dat").write_bytes(Path("a.dat").read_bytes()[:-20])
     assert cli.main(["explain", "@a.dat:640", "--checkpoint", "small"]) == 2
     assert capsys.readouterr().err.startswith("error: a.dat: damaged or truncated: ")
@@ -230,7 +230,7 @@ def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_
         return line.removeprefix("error: ")
 
     of_run = ("--checkpoint", "small")
-    assert error("@train.parquet:300", *of_run) == ("train.parquet: expected a row 300 (counted from 0), got 300 rows")
+    assert error("@train.parquet:300", *of_run) == ("train.parquet: expected row 300 (counted from 0), got 300 rows")
     assert error("@nofile.parquet:1", *of_run) == "nofile.parquet: no such file or directory"
     assert error("@train.parquet:-1", *of_run) == "train.parquet: expected a row from 0 on, got -1"
     assert error("@train.parquet:250", *of_run) == (
@@ -249,8 +249,8 @@ def test_invalid_sample_addresses_are_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     for text, format, message in [
         ("@a.parquet:-1", "parquet", "a.parquet: expected a row from 0 on, got -1"),
-        ("@a.txt:-1", "slots", "a.txt: expected a line from 1 on, got -1"),
-        ("@a.txt:0", "slots", "a.txt: expected a line from 1 on, got 0"),
+        ("@a.txt:-1", "slots", "a.txt: expected a line number of at least 1, got -1"),
+        ("@a.txt:0", "slots", "a.txt: expected a line number of at least 1, got 0"),
     ]:
         with pytest.raises(SampleError) as caught:
             read_sample(text, format)

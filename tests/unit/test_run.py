@@ -78,7 +78,7 @@ def test_from_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_directory_named_like_the_job_is_not_its_run() -> None:
     job = load_job(job_file("demo/job.yaml"))
-    assert refusal("demo") == "demo: no such run, runs has none"
+    assert refusal("demo") == "demo: no such run, there are none in runs/"
     assert "not a run" in refusal("./demo/")
     run = Run.create(job)
     assert resolve_run("demo") == run
@@ -86,14 +86,14 @@ def test_a_directory_named_like_the_job_is_not_its_run() -> None:
 
 
 def test_a_run_that_is_not_there() -> None:
-    assert refusal("demo") == "demo: no such run, runs has none"
+    assert refusal("demo") == "demo: no such run, there are none in runs/"
     job_file()
     assert refusal("job.yaml") == "runs/demo: no such run, train it first: elasticrec train job.yaml"
     for name in ("demo-1", "demo-2", "other"):
         Run.create(make_job(name))
     Path("runs/stray").mkdir()
     assert refusal("demo1") == "demo1: no such run, did you mean `demo-1` or `demo-2`?"
-    assert refusal("zzz") == "zzz: no such run, runs has `demo-1`, `demo-2`, `other`"
+    assert refusal("zzz") == "zzz: no such run, runs/ contains `demo-1`, `demo-2`, `other`"
     assert refusal("runs/othr") == "runs/othr: no such run, did you mean `other`?"
     assert refusal("") == "run: expected a job file, a name or a directory of a run, got nothing"
     with pytest.raises(FileNotFoundError):

@@ -265,7 +265,7 @@ def test_one_wrong_count_is_found_and_named(trained: tuple[Job, Path], capsys: p
     sign, show, click = seen[0]
     first, summary = capsys.readouterr().out.splitlines()
     assert first == f"sign {sign}: expected show {show} and click {click}, got {show + 1} and {click}"
-    assert summary.endswith("signs: 0 rows missing, 0 rows too many, 1 wrong counts")
+    assert summary.endswith("signs: 0 missing rows, 0 extra rows, 1 wrong counts")
 
 
 def test_a_missing_and_an_extra_row_are_found_and_named(trained: tuple[Job, Path]) -> None:
@@ -302,7 +302,7 @@ def test_only_the_first_rows_are_listed(trained: tuple[Job, Path]) -> None:
     reseal(checkpoint, "checkpoint")
     found = audit(job)
     assert found.missing == found.num_signs > 40
-    assert len(found.lines()) == 22 and found.lines()[20] == f"and {found.missing - 20} rows more"
+    assert len(found.lines()) == 22 and found.lines()[20] == f"and {found.missing - 20} more rows"
 
 
 def test_misplaced_rows_and_missing_partitions_are_found(trained: tuple[Job, Path]) -> None:

@@ -1,4 +1,4 @@
-"""The job file: what is accepted, what every mistake says, and what decides the parameters."""
+"""The job file: accepted values, the message of every mistake, and keys that affect the parameters."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ def refusal(*overrides: str, raw: Any = SLOTS) -> str:
 
 
 def refusal_of(section: str, **keys: Any) -> str:
-    """The message for keys of a section that come from the file, not from `--set`."""
+    """Return the message for keys of a section in the file, not from `--set`."""
     return refusal(raw={**SLOTS, section: {**SLOTS.get(section, {}), **keys}})
 
 
@@ -49,7 +49,7 @@ def write(directory: Path, text: str) -> Path:
     return path
 
 
-def test_errors_are_also_what_python_calls_them() -> None:
+def test_errors_are_also_builtin_exceptions() -> None:
     assert issubclass(SampleError, ValueError)
     assert issubclass(UnavailableError, ConnectionError)
     assert all(issubclass(e, ElasticRecError) for e in (ConfigError, SampleError, ModelError, UnavailableError))
@@ -146,7 +146,7 @@ def test_a_job_cannot_be_changed() -> None:
         make().train.epochs = 2  # type: ignore[misc]
 
 
-def test_the_plain_values_are_left_as_they_are() -> None:
+def test_plain_values_are_not_changed() -> None:
     raw = copy.deepcopy(SLOTS)
     make("data.slots.0=5", "train.epochs=3", raw=raw)
     assert raw == SLOTS
@@ -279,7 +279,7 @@ def test_the_plain_values_are_left_as_they_are() -> None:
         ),
     ],
 )
-def test_one_line_says_what_is_wrong(section: str, keys: dict[str, Any], line: str) -> None:
+def test_mistakes_are_one_line(section: str, keys: dict[str, Any], line: str) -> None:
     assert refusal_of(section, **keys) == f"job.yaml: {line}"
 
 
@@ -305,7 +305,7 @@ def test_one_line_says_what_is_wrong(section: str, keys: dict[str, Any], line: s
         ),
     ],
 )
-def test_one_line_says_what_is_wrong_in_criteo(keys: dict[str, Any], line: str) -> None:
+def test_mistakes_in_criteo_are_one_line(keys: dict[str, Any], line: str) -> None:
     message = refusal(raw={"name": "demo", "data": {**CRITEO["data"], **keys}})
     assert message.startswith(f"job.yaml: {line}")
     assert "\n" not in message
@@ -316,7 +316,7 @@ def test_slots_are_required_for_slot_text() -> None:
     assert message.startswith("job.yaml: data.slots: expected at least 1 slot, got none")
 
 
-def test_every_problem_has_its_line() -> None:
+def test_every_mistake_has_its_own_line() -> None:
     raw = {"name": "A", "data": {"train": 3}, "train": {"epochs": 0, "sead": 1}, "epochs": 3}
     assert refusal(raw=raw).splitlines() == [
         "job.yaml: name: expected 1 to 63 of `a-z 0-9 . _ -`, the first a letter or digit, got `A`",
@@ -329,17 +329,17 @@ def test_every_problem_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a/b", "a" * 64, "é", "a\n"])
-def test_names_that_are_no_directory_or_label(name: str) -> None:
+def test_names_that_cannot_be_a_directory_or_label_are_refused(name: str) -> None:
     assert refusal(raw={**SLOTS, "name": name}).startswith("job.yaml: name: expected 1 to 63")
 
 
-def test_a_long_value_is_cut_and_stays_on_its_line() -> None:
+def test_a_long_value_is_shortened_to_one_line() -> None:
     message = refusal(raw={**SLOTS, "name": "x\n" * 1000})
     assert "\n" not in message
     assert len(message) < 200
 
 
-def test_absurd_numbers_get_a_line() -> None:
+def test_absurd_numbers_are_one_line() -> None:
     for value in (10**400, -(10**400)):
         assert refusal_of("sparse", init_scale=value).startswith("job.yaml: sparse.init_scale: ")
         assert refusal_of("train", threads=value).startswith("job.yaml: train.threads: expected at ")
@@ -359,7 +359,7 @@ def test_absurd_numbers_get_a_line() -> None:
         ("localhost.example.org", False),
     ],
 )
-def test_only_loopback_without_insecure(host: str, good: bool) -> None:
+def test_addresses_beyond_loopback_need_insecure(host: str, good: bool) -> None:
     if good:
         assert make(raw={**SLOTS, "serve": {"host": host}}).serve.host == host
     else:
@@ -419,7 +419,7 @@ def test_the_resolved_job_is_short() -> None:
         ("name=x", []),
     ],
 )
-def test_the_fingerprint_is_of_what_decides_the_parameters(override: str, keys: list[str]) -> None:
+def test_the_fingerprint_covers_keys_that_affect_the_parameters(override: str, keys: list[str]) -> None:
     job, changed = make(), make(override)
     assert differences(job, changed) == differences(changed, job) == keys
     assert (fingerprint(job) == fingerprint(changed)) == (not keys)
@@ -446,7 +446,7 @@ def test_din_needs_a_sequence_of_an_ordinary_slot(slots: str, line: str) -> None
     assert make("model.kind=din", "data.slots=[1, {name: 2, sequence: 5, share: 1}]").model.kind == "din"
 
 
-def test_a_model_of_ones_own_is_found_from_the_job(tmp_path: Path) -> None:
+def test_a_custom_model_is_found_relative_to_the_job(tmp_path: Path) -> None:
     raw = {**SLOTS, "model": {"kind": "nets/my_model.py:MyModel", "options": {"depth": 3, "names": ["a"]}}}
     job = parse_job(raw, base=tmp_path)
     assert job.model.own == (tmp_path / "nets/my_model.py", "MyModel")
@@ -454,8 +454,8 @@ def test_a_model_of_ones_own_is_found_from_the_job(tmp_path: Path) -> None:
     assert make().model.own is None
 
 
-def test_every_key_is_decisive_or_known_not_to_be() -> None:
-    """A new key must be sorted into one of the two."""
+def test_every_key_is_listed_as_decisive_or_not() -> None:
+    """A new key must be added to one of the two lists."""
     free = {
         "name",
         "data.negative_rate",
@@ -463,7 +463,7 @@ def test_every_key_is_decisive_or_known_not_to_be() -> None:
         "data.workers",
         "data.max_bad_ratio",
         "data.on_missing",
-        # those two are in the slots
+        # These two are resolved into the slots.
         "data.buckets",
         "data.pooling",
         "train.epochs",
@@ -484,7 +484,7 @@ def test_every_key_is_decisive_or_known_not_to_be() -> None:
             assert is_decisive != (key in free or section in ("publish", "cube", "serve")), key
 
 
-def test_buckets_are_in_the_slots() -> None:
+def test_buckets_change_the_slots() -> None:
     data: dict[str, Any] = {"format": "criteo", "train": "a"}
     raw = {"name": "a", "data": data}
     plain = parse_job(raw, base=Path())
@@ -502,8 +502,8 @@ def test_the_schema_describes_every_key() -> None:
     assert {"type": "string"} in schema["$defs"]["Data"]["properties"]["train"]["anyOf"]
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """Nobody writes into the pipe: opening it would never end."""
+def test_pipes_are_refused_as_data_files(tmp_path: Path) -> None:
+    """The pipe has no writer, so opening it would block forever."""
     (tmp_path / "d").mkdir()
     os.mkfifo(tmp_path / "d" / "pipe")
     for pattern in ("d", "d/*", "d/pipe"):
@@ -556,19 +556,19 @@ def test_durations_have_units() -> None:
         ("train.evaluate.every_steps=9", "`train.evaluate.every_steps` needs `data.eval`"),
     ],
 )
-def test_what_needs_data_to_evaluate_on(override: str, message: str) -> None:
+def test_keys_that_need_evaluation_data(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(override)
     make(override, "data.eval=eval.txt")
 
 
-def test_the_label_of_the_best_is_one_of_the_labels() -> None:
+def test_best_label_must_be_one_of_the_labels() -> None:
     with pytest.raises(ConfigError, match=r"`train\.checkpoint\.best_label`: expected one of `click`, got `buy`"):
         make("train.checkpoint.best_label=buy")
     make("train.checkpoint.best_label=buy", "data.labels=[click, buy]")
 
 
-def test_own_metrics_are_found_from_the_job_file(tmp_path: Path) -> None:
+def test_custom_metrics_are_found_relative_to_the_job(tmp_path: Path) -> None:
     raw = {**SLOTS, "train": {"metrics": ["mine.py:A", "sub/other.py:B_2"]}}
     job = parse_job(raw, base=tmp_path)
     assert job.train.metrics == (f"{tmp_path}/mine.py:A", f"{tmp_path}/sub/other.py:B_2")

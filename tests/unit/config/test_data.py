@@ -18,8 +18,8 @@ def make(data: dict[str, Any], base: Path = Path("/base")) -> Job:
     return parse_job({"name": "small", "data": data}, base=base, source="job.yaml")
 
 
-def again(job: Job) -> Job:
-    """The job as it is loaded from its own resolved text."""
+def reload(job: Job) -> Job:
+    """Load a job from its own resolved text."""
     raw = job.to_dict()
     return parse_job(raw, base=Path("/elsewhere"), source="job.yaml")
 
@@ -38,7 +38,7 @@ def again(job: Job) -> Job:
         ({**CSV, "columns": {"sparse": ["user"]}}, "data.columns.labels: required key is missing"),
         (
             {**CSV, "columns": {**COLUMNS, "header": False}},
-            "data.columns: `header: false` needs the column `names`",
+            "data.columns: `header: false` needs `names`",
         ),
         (
             {**CSV, "columns": {**COLUMNS, "delimiter": ";;"}},
@@ -107,7 +107,7 @@ def again(job: Job) -> Job:
         ),
     ],
 )
-def test_one_line_says_what_is_wrong(data: dict[str, Any], message: str) -> None:
+def test_mistakes_are_one_line(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make(data)
     assert str(caught.value) == f"job.yaml: {message}"
@@ -133,16 +133,16 @@ def test_columns_become_slots_dense_values_and_labels() -> None:
         "names": [], "header": True, "delimiter": ",", "weight": "w", "time": "at", "null": ["NA"],
     }  # fmt: skip
     assert features["slots"][2] == {"name": "seen", "pooling": "mean", "sequence": 5, "share": "user"}
-    assert again(job) == job and differences(again(job), job) == []
+    assert reload(job) == job and differences(reload(job), job) == []
     assert {"slots", "dense", "labels"}.isdisjoint(job.to_dict()["data"])
 
 
-def test_paddlerec_repeats_a_dense_name_and_takes_it_as_it_is() -> None:
+def test_paddlerec_repeats_a_dense_name_without_normalisation() -> None:
     data = {"format": "paddlerec", "train": "a", "slots": "1-26", "dense": [{"name": "dense_feature", "count": 13}]}
     job = make(data)
     assert [column.name for column in job.data.dense] == [f"dense_feature.{i}" for i in range(13)]
     assert {column.normalize for column in job.data.dense} == {"none"}
-    assert again(job) == job
+    assert reload(job) == job
 
 
 def test_a_slot_conf_chooses_and_names_slots(tmp_path: Path) -> None:
@@ -151,20 +151,20 @@ def test_a_slot_conf_chooses_and_names_slots(tmp_path: Path) -> None:
     named = [(slot.name, slot.column) for slot in job.data.slots]
     assert named == [("0", None), ("user", "7"), ("item", "12"), ("3", None), ("4", None), ("5", None)]
     (tmp_path / "slot.conf").unlink()
-    assert again(job) == job, "a resolved job does not need the file"
+    assert reload(job) == job, "a resolved job does not need the file"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [("", "expected at least 1 slot, got none"), ("0\n1 a b\n", "expected a slot and optionally a name, got 3 words")],
 )
-def test_a_bad_slot_conf(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_slot_conf_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "slot.conf").write_text(text)
     with pytest.raises(ConfigError, match=message):
         make({"format": "slots", "train": "a", "slot_conf": "slot.conf"}, tmp_path)
 
 
-def test_a_reader_is_known_by_what_it_says(tmp_path: Path) -> None:
+def test_a_reader_is_identified_by_its_source(tmp_path: Path) -> None:
     data = {"reader": "reader.py:A", "train": "a", "slots": ["x"]}
     (tmp_path / "reader.py").write_text("class A: ...")
     job = make(data, tmp_path)
@@ -178,20 +178,20 @@ def test_a_reader_is_known_by_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [{"ratio": 0.1}, {"time": "2026-01-02T03:00"}])
-def test_a_part_that_is_held_out_decides_what_is_learned(value: dict[str, Any]) -> None:
+def test_held_out_data_affects_the_parameters(value: dict[str, Any]) -> None:
     job = make({**SLOTS, "eval": value})
-    assert again(job) == job
+    assert reload(job) == job
     assert differences(job, make(SLOTS)) == ["data.eval"]
     assert differences(make({**SLOTS, "eval": "x"}), make(SLOTS)) == []
     assert job.data.select(held_out=True) == (("ratio", 0.1, True) if "ratio" in value else None)
 
 
 @pytest.mark.parametrize("buckets", [0, 6])
-def test_buckets_of_columns_stay(buckets: int) -> None:
+def test_buckets_of_columns_are_kept(buckets: int) -> None:
     dense: list[Any] = ["I1", {"name": "I2", "buckets": 0}, {"name": "I3", "buckets": 3}]
     job = make({"format": "criteo", "train": "a", "dense": dense, "buckets": buckets})
     assert [column.buckets for column in job.data.dense] == [buckets, 0, 3]
-    assert again(job).data == job.data
+    assert reload(job).data == job.data
     assert ["buckets" in column for column in job.to_dict()["data"]["dense"]] == [False, buckets != 0, True]
     table = {**CSV, "columns": {**COLUMNS, "dense": ["price", {"name": "age", "buckets": 3}]}, "buckets": buckets}
-    assert again(make(table)).data.inputs == make(table).data.inputs
+    assert reload(make(table)).data.inputs == make(table).data.inputs

@@ -1,4 +1,4 @@
-"""The sections `publish` and `cube`: what is accepted, and what every mistake says."""
+"""The sections `publish` and `cube`: accepted values, and the message of every mistake."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def test_defaults() -> None:
     assert (job.cube.keep_loaded, job.cube.poll_s, job.cube.token, job.cube.insecure) == (2, 0.5, None, False)
 
 
-def test_ways_to_say_when() -> None:
+def test_forms_of_publish_every() -> None:
     texts = {"epoch": "epoch", "30s": 30.0, "2m": 120.0, "1h": 3600.0, "45": 45.0, "0.5": 0.5, "null": None}
     for text, value in texts.items():
         job = make(f"publish.every={text}")
@@ -40,12 +40,12 @@ def test_ways_to_say_when() -> None:
     assert make("publish.every=hour", raw=HOURS).publish.every == "hour"
 
 
-def test_where_versions_go() -> None:
+def test_forms_of_publish_repository() -> None:
     for place in ("models", "/abs/models", "s3://bucket/models", "hdfs://name:9000/models", "memory://x"):
         assert make(f"publish.repository={place}").publish.repository == place
 
 
-def test_what_is_published_may_change_between_two_trainings() -> None:
+def test_publish_settings_do_not_affect_the_parameters() -> None:
     changed = make("publish.every=30s", "publish.keep=9", "cube.replicas=2", "publish.gate.min_auc=0.7")
     assert differences(make(), changed) == []
 
@@ -141,13 +141,13 @@ def test_a_store_on_other_machines() -> None:
         ),
     ],
 )
-def test_one_line_says_what_is_wrong(section: str, keys: dict[str, Any], line: str) -> None:
+def test_mistakes_are_one_line(section: str, keys: dict[str, Any], line: str) -> None:
     message = refusal(section, **keys)
-    # what is wrong with several keys of a section is said of the section
+    # A mistake in a combination of keys is reported for the section.
     assert message == f"job.yaml: {section}" + (f":{line}" if line.startswith(" ") else f".{line}")
 
 
-def test_hours_are_published_by_the_hour() -> None:
+def test_hourly_jobs_do_not_publish_by_epoch() -> None:
     assert refusal("publish", HOURS, every="epoch") == (
         "job.yaml: publish: `every`: with `data.hours` expected `hour` or a duration, got `epoch`"
     )

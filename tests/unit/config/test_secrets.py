@@ -1,4 +1,4 @@
-"""Secrets of a job: read when used, and repeated nowhere."""
+"""Secrets of a job: read when used, and never shown."""
 
 import pickle
 import traceback
@@ -37,7 +37,7 @@ def test_a_secret_is_read_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("reference", ["${DEMO_TOKEN}", "file:token"])
-def test_a_secret_that_is_not_there(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_secret(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DEMO_TOKEN", raising=False)
     secret = Secret(reference, tmp_path)
     with pytest.raises(ConfigError) as caught:

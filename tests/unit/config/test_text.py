@@ -52,7 +52,7 @@ def write(directory: Path, text: str) -> Path:
         ("", ": name: required key is missing"),
     ],
 )
-def test_text_that_is_no_job(tmp_path: Path, text: str, message: str) -> None:
+def test_text_that_is_not_a_job_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_job(path)
@@ -61,20 +61,20 @@ def test_text_that_is_no_job(tmp_path: Path, text: str, message: str) -> None:
     assert caught.value.__context__ is None
 
 
-def test_aliases_of_aliases_do_not_eat_the_memory(tmp_path: Path) -> None:
+def test_nested_aliases_do_not_exhaust_memory(tmp_path: Path) -> None:
     lines = ["a0: &a0 [1]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     with pytest.raises(ConfigError, match="at most 1000000 values"):
         load_job(write(tmp_path, "\n".join(lines)))
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(b"name: \xff\n")
     with pytest.raises(ConfigError, match="expected UTF-8 text, got an invalid byte at position 6"):
         load_job(path)
 
 
-def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_job_file_is_a_file_not_found_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_job(tmp_path / "job.yaml")
 
@@ -94,7 +94,7 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.di
 @settings(deadline=None)
 @given(VALUES)
 @example({"\x85": "a\u2028b"})
-def test_what_is_dumped_is_read_again(value: Any) -> None:
+def test_dumped_text_is_read_back(value: Any) -> None:
     assert parse(dump(value), "text") == value
 
 
@@ -102,7 +102,7 @@ def test_what_is_dumped_is_read_again(value: Any) -> None:
 @given(VALUES)
 @example({"\x85": "a\u2028b"})
 def test_other_readers_read_the_same(value: Any) -> None:
-    """What we dump has to mean the same in YAML 1.1, which most tools read."""
+    """The dumped text must mean the same in YAML 1.1, which most tools read."""
     assert yaml.safe_load(dump({"value": value})) == {"value": value}
 
 
@@ -156,5 +156,5 @@ def test_the_last_set_wins() -> None:
         ("a..b=3", "--set: expected KEY=VALUE such as `train.epochs=3`"),
     ],
 )
-def test_a_bad_set_names_itself(override: str, message: str) -> None:
+def test_an_invalid_set_is_named(override: str, message: str) -> None:
     assert refusal(override).startswith(message)

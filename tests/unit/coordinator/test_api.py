@@ -1,4 +1,4 @@
-"""The coordinator on a real socket, and the client that roles ask it with."""
+"""The coordinator on a real socket, and the client that the roles use."""
 
 import http.client
 import json
@@ -30,7 +30,7 @@ EMPTY = {"watermark": 0, "complete": [], "open": {}, "boundaries": 0}
 
 @contextmanager
 def serving(tmp_path: Path, **listen: Any) -> Iterator[CoordinatorServer]:
-    """One whose time stands still: no lease runs out, however slow the machine is."""
+    """Run a coordinator whose clock stands still, so that no lease expires on a slow machine."""
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
     with closing(Coordinator(Run(tmp_path / "run"), settings, clock=Clock())) as coordinator:
         place = {name: listen.pop(name) for name in ("host", "port") if name in listen}
@@ -104,7 +104,7 @@ def test_metrics(tmp_path: Path) -> None:
     assert values["elasticrec_coordinator_term"] == 1
     assert values["elasticrec_coordinator_units_planned"] == 6
     assert values['elasticrec_coordinator_shards{state="down"}'] == 1
-    assert "elasticrec_coordinator_units_complete" not in values, "nobody has reported"
+    assert "elasticrec_coordinator_units_complete" not in values, "no shard has reported"
     named = {line.split(" ")[2] for line in lines if line.startswith("# TYPE")}
     assert {name.partition("{")[0] for name in values} <= named
     assert len(named) == len([line for line in lines if line.startswith("# HELP")])
@@ -180,7 +180,7 @@ def test_internal_errors_show_the_type_only(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_small_answers_do_not_wait_for_the_peer(tmp_path: Path) -> None:
-    # asyncio turns Nagle's algorithm off on what a socket accepts only if the protocol of that is named
+    # asyncio turns off Nagle's algorithm for accepted connections only if the listening socket names its protocol.
     with serving(tmp_path) as server:
         assert server._web._socket.proto == socket.IPPROTO_TCP
 
@@ -206,13 +206,13 @@ def test_no_server_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:7", "http://", "http://h", "ftp://h:1", "http://h:x", "http://[::1"])
-def test_not_an_address(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="coordinator: expected a URL such as"):
         client_of(url)
 
 
 def test_requests_wait_for_the_next_coordinator(tmp_path: Path) -> None:
-    """The same address, another process: what was registered still is, and requests wait for it."""
+    """The next coordinator at the same address knows all members, and requests wait for it."""
     port = free_port()
     with serving(tmp_path, port=port) as server, client_of(server.url) as client:
         trainer = client.register_trainer("t")["incarnation"]
@@ -254,7 +254,7 @@ def test_a_lower_term_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(lambda: json.dumps({"term": next(terms)}).encode()) as url:
         with client_of(url) as client, client_of(url, term=client.term) as other:
             assert client.status()["term"] == 5
-            assert other.status()["term"] == 6, "asked again until somebody with the right to answer did"
+            assert other.status()["term"] == 6, "the request is repeated until the term is high enough"
     with answering(lambda: b'{"term": 5}') as url:
         term = Term()
         assert term.accept(7) and not term.accept(6) and term.accept(7)
@@ -271,13 +271,13 @@ def test_another_server_at_the_address(body: bytes) -> None:
 
 
 def test_leases_run_from_when_the_request_was_sent() -> None:
-    came: list[float] = []
+    arrivals: list[float] = []
 
     def answer() -> bytes:
-        came.append(time.monotonic())
-        # the first answer is none: the request is sent again, and the time is that of the second one
-        return b'{"term": 1}' if len(came) > 1 else b""
+        arrivals.append(time.monotonic())
+        # The first answer is empty: the request is sent again, and the lease runs from the second one.
+        return b'{"term": 1}' if len(arrivals) > 1 else b""
 
     with answering(answer) as url, client_of(url) as client:
         client.status()
-        assert came[0] < client.sent_at <= came[1]
+        assert arrivals[0] < client.sent_at <= arrivals[1]

@@ -1,4 +1,4 @@
-"""Checkpoints of shards: whole or not there, every partition once, and the one before when one is damaged."""
+"""Checkpoints of shards: complete or absent, every partition once, and the previous one if one is damaged."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ class Setup:
         self.directory = directory
 
     def begin(self) -> list[dict[str, Any]]:
-        """A checkpoint that is wanted now; returns what the shards are told."""
+        """Request a checkpoint, and return the commands for the shards."""
         self.checkpoints.want()
         self.clock.now += SETTINGS.retry_s
         self.checkpoints.tick(OWNERS)
@@ -43,7 +43,7 @@ class Setup:
         return command
 
     def write(self, index: int, command: dict[str, Any], **changes: Any) -> None:
-        """A shard writes its part and says so."""
+        """Write the part of a shard and report it."""
         files = {}
         for kind in ("rows", "dense"):
             content = f"{kind} {index} {command['checkpoint']}".encode()
@@ -53,7 +53,7 @@ class Setup:
         self.checkpoints.report(index, Snapshot.model_validate(said | files | changes), lambda: {"passes": [1]})
 
     def take(self) -> str:
-        """One from begin to end."""
+        """Take a complete checkpoint and return its name."""
         for index, command in enumerate(self.begin()):
             self.write(index, command)
         newest = self.checkpoints.newest
@@ -73,7 +73,7 @@ def test_the_manifest_lists_every_partition_once(setup: Setup) -> None:
     first, second = setup.begin()
     setup.write(0, first)
     assert setup.checkpoints.newest is None and not list(setup.directory.glob("*/manifest.json"))
-    assert setup.checkpoints.command(0, 11) is None, "it has written"
+    assert setup.checkpoints.command(0, 11) is None, "its part is written"
     setup.write(1, second)
     newest = setup.checkpoints.newest
     assert newest is not None and newest.name == "ps-00000001-000001"
@@ -94,7 +94,7 @@ def test_checkpoints_are_taken_at_an_interval(setup: Setup) -> None:
     assert setup.checkpoints.writing is None
     setup.clock.now += 0.2
     setup.checkpoints.tick(None)
-    assert setup.checkpoints.writing is None, "a shard is not there"
+    assert setup.checkpoints.writing is None, "a shard is down"
     setup.checkpoints.tick(OWNERS)
     for index in OWNERS:
         setup.write(index, setup.command(index))
@@ -107,12 +107,12 @@ def test_checkpoints_are_taken_at_an_interval(setup: Setup) -> None:
     assert setup.checkpoints.writing == "ps-00000001-000002"
 
 
-def test_a_ticket_is_for_a_later_checkpoint(setup: Setup) -> None:
+def test_a_ticket_is_for_a_checkpoint_that_begins_later(setup: Setup) -> None:
     commands = setup.begin()
     ticket = setup.checkpoints.want()
     for index, command in enumerate(commands):
         setup.write(index, command)
-    assert not setup.checkpoints.is_committed(ticket), "that one had begun before"
+    assert not setup.checkpoints.is_committed(ticket), "that checkpoint had begun before"
     setup.checkpoints.tick(OWNERS)
     for index in OWNERS:
         setup.write(index, setup.command(index))
@@ -129,33 +129,33 @@ def test_reports_of_other_checkpoints_are_ignored(setup: Setup, changes: dict[st
     setup.write(0, first)
     setup.write(1, second, **changes)
     assert setup.checkpoints.newest is None and setup.checkpoints.writing is not None
-    assert setup.checkpoints.command(1, 99) is None, "another incarnation is told nothing"
+    assert setup.checkpoints.command(1, 99) is None, "another incarnation gets no command"
     setup.write(1, second)
     assert setup.checkpoints.newest is not None
 
 
-def _dies(setup: Setup) -> None:
+def _die(setup: Setup) -> None:
     setup.checkpoints.tick(None)
 
 
-def _is_replaced(setup: Setup) -> None:
+def _replace(setup: Setup) -> None:
     setup.checkpoints.tick(OWNERS | {0: ShardOwner(77, range(0, 3))})
 
 
-def _fails(setup: Setup) -> None:
+def _fail(setup: Setup) -> None:
     setup.write(0, setup.command(0), state="failed", error="no space left on device")
 
 
-def _hangs(setup: Setup) -> None:
+def _hang(setup: Setup) -> None:
     setup.clock.now += 60.1
     setup.checkpoints.tick(OWNERS)
 
 
-def _says_nothing(setup: Setup) -> None:
+def _report_no_file(setup: Setup) -> None:
     setup.write(0, setup.command(0), rows=None)
 
 
-@pytest.mark.parametrize("lose", [_dies, _is_replaced], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("lose", [_die, _replace], ids=lambda f: f.__name__)
 def test_a_lost_shard_without_an_older_part_fails_the_checkpoint(
     setup: Setup, lose: Callable[[Setup], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_lost_shard_without_an_older_part_fails_the_checkpoint(
     assert setup.checkpoints.num_failed == 1
     assert caplog.messages[-1] == "checkpoint ps-00000001-000002 failed: a shard died meanwhile"
     setup.checkpoints.tick(OWNERS)
-    assert setup.checkpoints.writing is not None, "at once: nothing is wrong with the disk"
+    assert setup.checkpoints.writing is not None, "retried at once, because no disk has failed"
 
 
 def test_a_move_of_partitions_fails_the_checkpoint(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,7 +186,7 @@ def test_with_groups_a_checkpoint_has_no_older_parts(setup: Setup) -> None:
 
 
 def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
-    """Each partition has its own record, so that parts of two times make a checkpoint."""
+    """Each partition has its own record, so a checkpoint may consist of parts of different times."""
     before = setup.take()
     ticket = setup.checkpoints.want()
     first, _ = setup.begin()
@@ -200,12 +200,12 @@ def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup, caplo
         old, new = (setup.checkpoints.directory / name / f"shard-00001.{kind}" for name in (before, newest.name))
         assert old.read_bytes() == new.read_bytes()
     assert caplog.messages[-1].endswith(f"shard 1 died meanwhile, using its part of {before}")
-    assert not setup.checkpoints.is_committed(ticket), "who asked for one from now on still waits"
+    assert not setup.checkpoints.is_committed(ticket), "a request for a later checkpoint still waits"
     setup.checkpoints.tick(OWNERS)
     assert setup.checkpoints.writing == "ps-00000001-000003"
 
 
-@pytest.mark.parametrize("fail", [_fails, _hangs, _says_nothing], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fail", [_fail, _hang, _report_no_file], ids=lambda f: f.__name__)
 def test_a_failure_leaves_earlier_checkpoints_unchanged(
     setup: Setup, fail: Callable[[Setup], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,7 +218,7 @@ def test_a_failure_leaves_earlier_checkpoints_unchanged(
     assert setup.checkpoints.writing is None, "not at once"
     setup.clock.now += 2.0
     setup.checkpoints.tick(OWNERS)
-    assert setup.checkpoints.writing == "ps-00000001-000003", "but without waiting for the interval"
+    assert setup.checkpoints.writing == "ps-00000001-000003", "retried before the interval has passed"
     assert setup.take() == "ps-00000001-000003" or setup.checkpoints.writing
 
 
@@ -247,7 +247,7 @@ def test_the_last_checkpoints_are_kept(setup: Setup) -> None:
     (setup.directory / "ps-00000001-000000").mkdir()
     names.append(setup.take())
     (setup.directory / "step-000000000001").mkdir()
-    assert setup.names() == [*names[-2:], "step-000000000001"], "and what is not ours is left alone"
+    assert setup.names() == [*names[-2:], "step-000000000001"], "other directories are left alone"
 
 
 def test_a_new_coordinator_uses_the_newest_checkpoint(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
@@ -257,7 +257,7 @@ def test_a_new_coordinator_uses_the_newest_checkpoint(setup: Setup, caplog: pyte
     again = Setup(setup.directory, term=2, last=name)
     assert again.checkpoints.newest is not None and again.checkpoints.newest.name == name
     assert caplog.messages == again.noted == []
-    # what the coordinator before had begun is not among what counts, and names are not used twice
+    # The checkpoint that the previous coordinator had begun does not count, and no name is used twice.
     assert again.take() == "ps-00000002-000001"
     assert again.names() == [name, "ps-00000002-000001"]
 
@@ -291,7 +291,7 @@ def test_a_damaged_checkpoint_is_skipped(setup: Setup, damage: Callable[[Path], 
     assert again.checkpoints.newest is not None and again.checkpoints.newest.name == first
     (line,) = again.noted
     assert second in line and line.endswith(f"; using {first} instead")
-    # the good one is not dropped for the sake of the damaged one
+    # The intact checkpoint is kept, and the damaged one does not count.
     third = again.take()
     assert first in again.names() and third in again.names()
 
@@ -341,6 +341,6 @@ def test_a_shard_cannot_load_a_checkpoint(setup: Setup) -> None:
     _flip(setup.directory / second)
     setup.checkpoints.report_unloadable(second, "checksum")
     assert setup.checkpoints.newest is not None and setup.checkpoints.newest.name == first
-    # another shard says the same a moment later
+    # Another shard reports the same a moment later.
     setup.checkpoints.report_unloadable(second, "checksum")
     assert setup.checkpoints.newest.name == first and len(setup.noted) == 1

@@ -1,4 +1,4 @@
-"""The coordinator with fake roles: whatever dies, every name is applied once, in order, and nobody else restarts."""
+"""The coordinator with fake roles: after any failure, every batch is applied once and in order."""
 
 import json
 import shutil
@@ -66,7 +66,7 @@ def make_world(tmp_path: Path) -> Iterator[MakeCluster]:
         world.kill_coordinator()
 
 
-def test_a_quiet_run(make_world: MakeCluster) -> None:
+def test_a_run_without_faults(make_world: MakeCluster) -> None:
     world = make_world(num_units=7, num_passes=3)
     world.run_to_end()
     world.check_exactly_once([7, 14, 21])
@@ -86,7 +86,7 @@ def test_a_quiet_run(make_world: MakeCluster) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_anything_may_die(make_world: MakeCluster, seed: int) -> None:
-    """Shards, trainers, coordinators killed and paused, answers lost: at the end every partition has all names once."""
+    """Kill and pause roles, and lose answers: at the end every partition has each batch once."""
     world = make_world(num_units=9, num_passes=3)
     chance = seeded(seed)
     world.lose_answer = lambda: chance.random() < 0.02
@@ -95,7 +95,7 @@ def test_anything_may_die(make_world: MakeCluster, seed: int) -> None:
     calm_at = world.clock() + 60
 
     def launch() -> None:
-        """The launcher: a process that ended, or hung for long, is started again."""
+        """Restart processes that ended or hang, like the launcher."""
         nonlocal started
         assert world.coordinator is not None or world.clock() < down_until + 1
         live = [shard for shard in world.shards if shard.alive and world.clock() >= shard.paused_until]
@@ -137,7 +137,7 @@ def test_a_lease_has_the_number_of_live_trainers(make_world: MakeCluster) -> Non
     world.until(lambda _: world.clock() >= gone_at)
     trainer = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")["incarnation"]
     leases = (ask(coordinator, "lease", incarnation=trainer) for _ in range(100))
-    assert next(lease["trainers"] for lease in leases if lease["unit"]) == 3, "two of before, and the new one"
+    assert next(lease["trainers"] for lease in leases if lease["unit"]) == 3, "the two earlier ones and the new one"
 
 
 def test_no_unit_is_leased_while_shards_return_to_a_checkpoint(make_world: MakeCluster) -> None:
@@ -145,7 +145,7 @@ def test_no_unit_is_leased_while_shards_return_to_a_checkpoint(make_world: MakeC
     coordinator = world.until(lambda coordinator: num_complete(coordinator) >= 5)
     world.shards[0].alive = False
     world.shards.append(Shard(world, "new"))
-    world.until(lambda coordinator: bool(coordinator.members.going_back))
+    world.until(lambda coordinator: bool(coordinator.members.must_reload))
     trainer = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")["incarnation"]
     lease = ask(coordinator, "lease", incarnation=trainer)
     assert lease["unit"] is None and lease["why"] == "all shards return to the last checkpoint"
@@ -180,7 +180,7 @@ def test_a_new_coordinator_keeps_its_members(make_world: MakeCluster) -> None:
     world.run_to_end()
     world.check_exactly_once([30])
     assert len(world.shards) == 2 and len(world.trainers) == 2
-    # what trainers held when the coordinator died was not given to others as well
+    # Units that trainers held when the coordinator died were not leased to others as well.
     assert second.work.counters.replayed == 0, held
 
 
@@ -259,7 +259,7 @@ def test_an_old_protocol(make_world: MakeCluster) -> None:
 
 
 def test_trainers_are_needed_until_the_last_checkpoint(make_world: MakeCluster) -> None:
-    """If a shard died between the last push and the checkpoint, somebody would have to replay."""
+    """If a shard dies between the last push and the checkpoint, a trainer must replay its batches."""
     checkpoint = CheckpointSettings(every_s=1e6, retry_s=0.0)
     world = make_world(num_units=12, change=lambda s: replace(s, checkpoint=checkpoint))
     written: list[int] = []
@@ -272,7 +272,7 @@ def test_trainers_are_needed_until_the_last_checkpoint(make_world: MakeCluster) 
     assert not any(trainer.finished for trainer in world.trainers)
     world.shards[0].alive = False
     world.shards = [Shard(world, "a"), Shard(world, "b")]
-    # what is saved while they catch up is not the end
+    # Checkpoints that are written while the new shards catch up do not end the run.
     world.run_to_end()
     world.check_exactly_once([12])
 
@@ -285,7 +285,7 @@ def test_a_finished_run_stays_finished(make_world: MakeCluster) -> None:
     answer = ask(coordinator, "register", protocol=1, role="ps", nonce="late")
     assert answer["commands"] == [{"command": "stop", "why": "finished"}]
     world.kill_coordinator()
-    # more epochs go on
+    # With more epochs the run continues.
     world.settings = replace(world.settings, plan=replace(world.settings.plan, num_passes=2))
     world.shards = [Shard(world, "a"), Shard(world, "b")]
     world.trainers = [Trainer(world, "c")]
@@ -353,11 +353,13 @@ def test_a_role_with_the_directory_of_another_run_is_refused(make_world: MakeClu
             ask(world.coordinator, "register", **asked, run="other")
     assert not incarnations(world.coordinator)
     assert ask(world.coordinator, "register", protocol=1, role="ps", nonce="a", run="this")["incarnation"]
-    assert ask(world.coordinator, "register", protocol=1, role="trainer", nonce="b")["incarnation"], "it need not know"
+    assert ask(world.coordinator, "register", protocol=1, role="trainer", nonce="b")["incarnation"], (
+        "the run is optional"
+    )
 
 
 def test_a_meeting_waits_for_a_trainer_that_may_have_a_unit(make_world: MakeCluster) -> None:
-    """A new coordinator knows of the units of those alone that it has heard of."""
+    """A new coordinator learns the units of a trainer from its first heartbeat."""
     world = make_world(num_units=30)
     world.until(lambda coordinator: num_complete(coordinator) >= 3)
     world.kill_coordinator()
@@ -384,7 +386,7 @@ def test_a_meeting_waits_for_a_trainer_that_may_have_a_unit(make_world: MakeClus
 
 
 def test_with_groups_no_checkpoint_begins_before_earlier_trainers_are_heard(make_world: MakeCluster) -> None:
-    """One of them may be inside a group, of which the shards have only said nothing yet."""
+    """A trainer may be within a group that the shards have not reported yet."""
     world = make_world(num_units=30, change=lambda settings: replace(settings, group_size=2))
     for _ in range(5):
         world.step()
@@ -434,7 +436,7 @@ def test_members_that_left_are_not_waited_for(make_world: MakeCluster) -> None:
         ask(world.coordinator, "lease", incarnation=trainer.incarnation)
 
 
-def test_only_plain_figures_are_shown(tmp_path: Path) -> None:
+def test_only_finite_numbers_are_shown_as_figures(tmp_path: Path) -> None:
     coordinator = Coordinator(Run(tmp_path / "run"), settings_of(plan_of(tmp_path)), clock=Clock())
     trainer = ask(coordinator, "register", protocol=1, role="trainer", nonce="t")["incarnation"]
     body = {"incarnation": trainer, "sequence": 1, "figures": {"rate": 2.5, "bad": float("nan"), "deep": [1]}}
@@ -445,7 +447,7 @@ def test_only_plain_figures_are_shown(tmp_path: Path) -> None:
 
 
 def test_units_without_data_are_skipped_by_all_members(make_world: MakeCluster) -> None:
-    """Also by a coordinator and a shard that come after it was told."""
+    """Also by a coordinator and a shard that start after the unit was reported as missing."""
     world = make_world(
         change=lambda settings: replace(settings, plan=replace(settings.plan, on_missing="skip")),
         num_units=6,
@@ -476,7 +478,7 @@ def test_units_without_data_are_skipped_by_all_members(make_world: MakeCluster) 
     ]
 
 
-def test_missing_data_fails_the_run_if_the_job_says_so(make_world: MakeCluster) -> None:
+def test_missing_data_fails_the_run_by_default(make_world: MakeCluster) -> None:
     world = make_world()
     world.gone = {0}
     with pytest.raises(ConfigError, match=r"unit 0: train.txt: is gone"):

@@ -1,4 +1,4 @@
-"""The end of a coordinator's process: its members hear of it first, and a run that failed does not end like others."""
+"""The end of a coordinator's process: it waits for its members, and a failed run ends with an error."""
 
 import threading
 from contextlib import closing
@@ -38,10 +38,10 @@ def test_the_coordinator_ends_after_its_members(tmp_path: Path, monkeypatch: pyt
 
         monkeypatch.setattr(role, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
         role._wait_for_members(coordinator)
-        assert not leaves_at and 2.0 <= sum(waited) < 2.3, "both left, and nobody waits any longer"
+        assert not leaves_at and 2.0 <= sum(waited) < 2.3, "it ends as soon as both have left"
         role._wait_for_members(coordinator)
         assert sum(waited) < 2.3
-        # one that does not go is not waited for without end
+        # The wait for a member that does not leave is limited.
         leaves_at[clock() + 1e6] = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")["incarnation"]
         waited.clear()
         role._wait_for_members(coordinator)

@@ -24,7 +24,7 @@ def report(work: Work, *shards: Record) -> None:
 
 @pytest.fixture
 def work() -> Work:
-    """Two shards, groups of three units, a pass of seven."""
+    """Return the work of two shards, with groups of three units and a pass of seven."""
     work = Work(PartitionMap(4, 2), 2, WorkTiming(), Clock(), group_size=3)
     work.add_pass(7)
     for index in range(2):
@@ -35,7 +35,7 @@ def work() -> Work:
 
 
 def units(work: Work, trainer: int, share: int | None = None) -> list[int]:
-    """All that a trainer gets."""
+    """Lease units until there are no more for a trainer."""
     found: list[int] = []
     while isinstance(grant := work.lease(trainer, found, share), Grant):
         found.append(grant.unit)
@@ -53,7 +53,7 @@ def test_trainers_share_a_group_and_take_the_rest_when_they_wait(work: Work) -> 
     assert units(work, 2, share=2) == [2]
     assert isinstance(work.lease(1, [0, 1]), NoWork)
     work.drop_trainer(2)
-    assert isinstance(work.lease(1, [0, 1], share=2), NoWork), "it does not wait yet"
+    assert isinstance(work.lease(1, [0, 1], share=2), NoWork), "trainer 1 has its share"
     grant = work.lease(1, [0, 1])
     assert isinstance(grant, Grant) and grant.unit == 2
 
@@ -82,7 +82,7 @@ def test_an_open_group_is_not_between_groups(work: Work, record: Record) -> None
 
 
 def test_new_units_of_a_group_are_leased_beside_replayed_ones(work: Work) -> None:
-    """A step needs all units of its group: waiting for some of them first would be waiting for ever."""
+    """A step needs all units of its group: waiting for some of them first would never end."""
     assert isinstance(work.lease(1), Grant)
     for index in range(2):
         work.start_shard(index, 200 + index)
@@ -93,7 +93,7 @@ def test_new_units_of_a_group_are_leased_beside_replayed_ones(work: Work) -> Non
 
 
 def test_a_complete_unit_is_not_held_again(work: Work) -> None:
-    """A heartbeat that was on its way while the unit ended."""
+    """A heartbeat may arrive after the end of a unit that it names."""
     assert isinstance(work.lease(1), Grant)
     work.done(1, 0)
     report(work, Record(complete=frozenset({0, 1})), Record(complete=frozenset({0, 1})))
@@ -113,26 +113,26 @@ def test_shards_return_to_a_checkpoint_together() -> None:
     entries: list[dict[str, object]] = []
     members = make_members(clock, entries)
     first = [members.register("ps", f"first {index}", index) for index in range(3)]
-    assert members.going_back == set(), "a run that begins has nothing to go back from"
+    assert members.must_reload == set(), "a new run has no checkpoint to return to"
     clock.now = 100.0
     members.register("ps", "second 1", 1)
-    assert members.going_back == {0, 2}
+    assert members.must_reload == {0, 2}
     members.register("ps", "first 0", 0)
-    assert members.going_back == {0, 2}, "one that asks again has not gone back"
-    # a coordinator that comes now knows it from the journal
+    assert members.must_reload == {0, 2}, "a repeated request is not a new process"
+    # a new coordinator knows this from the journal
     later = Members(Timing(), clock, lambda entry: None)
     for entry in entries:
         later.replay(entry)
-    assert later.going_back == {0, 2}
+    assert later.must_reload == {0, 2}
     for index in (0, 2):
         members.leave(first[index].incarnation)  # type: ignore[union-attr]
         members.register("ps", f"second {index}", index)
-    assert members.going_back == set()
+    assert members.must_reload == set()
     clock.now = 200.0
     members.register("ps", "third 0", 0)
-    assert members.going_back == {1, 2}
+    assert members.must_reload == {1, 2}
     members.set_map(2)
-    assert members.going_back == set()
+    assert members.must_reload == set()
 
 
 def test_trainers_meet() -> None:
@@ -140,7 +140,7 @@ def test_trainers_meet() -> None:
     one, two = meetings.join(1, {1}), meetings.join(2, {1, 2})
     assert (one, two) == (0, 0)
     assert not meetings.arrive(1, 1, {1, 2})
-    assert not meetings.arrive(1, 1, {1, 2}), "it still waits"
+    assert not meetings.arrive(1, 1, {1, 2}), "trainer 2 has not arrived"
     assert meetings.arrive(2, 1, {1, 2})
     assert meetings.arrive(1, 1, {1, 2})
     assert (meetings.figures.attended, meetings.figures.most_ahead) == (2, 1)
@@ -151,11 +151,11 @@ def test_trainers_without_a_unit_delay_no_meeting() -> None:
     meetings.join(1, {1})
     meetings.join(2, {1, 2})
     assert not meetings.arrive(1, 1, {1, 2})
-    # the lease of the other one lapsed
+    # The lease of the other trainer expired.
     assert meetings.arrive(1, 1, {1})
     for number in range(2, 10):
         assert meetings.arrive(1, number, {1})
-    # it comes back as far as the one that went on
+    # It rejoins at the meeting that the first trainer has reached.
     assert meetings.join(2, {1, 2}) == 9
     assert meetings.join(3, {1, 2, 3}) == 9
     assert not meetings.arrive(2, 10, {1, 2, 3})
@@ -170,7 +170,7 @@ def test_a_new_coordinator_restores_the_meetings() -> None:
     meetings.restore(1, 56)
     meetings.restore(2, 57)
     meetings.restore(2, 3)
-    assert not meetings.arrive(2, 57, {1, 2}), "the other one is behind"
+    assert not meetings.arrive(2, 57, {1, 2}), "trainer 1 is behind"
     assert meetings.join(3, {1, 2, 3}) == 56
     assert not meetings.arrive(1, 57, {1, 2, 3})
     assert meetings.arrive(3, 57, {1, 2, 3}) and meetings.arrive(2, 57, {1, 2, 3})

@@ -1,4 +1,4 @@
-"""Members: two shards never apply to the same partition, and nobody is known under two names."""
+"""Members: two shards never apply to the same partition, and no process has two names."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ class Setup:
         self.members.set_map(servers, 8)
 
     def again(self) -> Members:
-        """Another coordinator, which knows the journal alone."""
+        """Return the members that a new coordinator reads from the journal."""
         members = Members(TIMING, self.clock, self.journal.append)
         for entry in list(self.journal):
             members.replay(entry)
@@ -122,7 +122,7 @@ def test_a_new_coordinator_waits_for_leases_of_earlier_members() -> None:
     shard = setup.shard("a", 0)
     trainer = setup.members.register("trainer", "t")
     assert isinstance(trainer, Member)
-    # the coordinator before may have heard of them just now
+    # The previous coordinator may have heard from them a moment ago.
     setup.clock.now += 50
     members = setup.again()
     assert [member.name for member in members.unheard()] == ["shard 0", "trainer 0"]

@@ -1,4 +1,4 @@
-"""Passes: written down before the first lease, the same after a restart, with ends as in local training."""
+"""Passes: recorded before the first lease, equal after a restart, and ending as in local training."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def test_unit_ids_continue_across_passes(tmp_path: Path) -> None:
     assert again.begun == passes.begun and again.unit(6) == passes.unit(6)
 
 
-def test_units_are_on_the_disk_before_the_pass_has_begun(tmp_path: Path) -> None:
+def test_units_are_written_before_the_pass_begins(tmp_path: Path) -> None:
     def crash(entry: Entry) -> None:
         assert [unit.id for unit in read_units(tmp_path / "units" / entry["file"])] == list(range(6))
         raise OSError("crash")
@@ -40,7 +40,7 @@ def test_units_are_on_the_disk_before_the_pass_has_begun(tmp_path: Path) -> None
     with pytest.raises(OSError, match="crash"):
         passes.begin_next()
     assert passes.begun == []
-    # data that changed in between: no unit was leased, so the new cut is the one
+    # The data changed in between: no unit was leased, so the files are split again.
     with (tmp_path / "train.txt").open("a") as file:
         file.write("1 0 5:0\n")
     passes = Passes(tmp_path / "units", plan_of(tmp_path), list[Entry]().append)
@@ -83,7 +83,7 @@ def test_files_without_samples_are_refused(tmp_path: Path) -> None:
         ({"show_click": 0.9}, {"max_age": 2, "nonclk_coeff": 0.2, "click_coeff": 3.0}),
     ],
 )
-def test_the_end_of_a_pass_is_that_of_an_epoch(make_job: MakeJob, decay: Any, evict: Any) -> None:
+def test_a_pass_ends_like_an_epoch(make_job: MakeJob, decay: Any, evict: Any) -> None:
     job = make_job(sparse={"partitions": 4, "decay": decay, "evict": evict})
     local = Mock()
     local.table.evict.return_value = 0
@@ -100,7 +100,7 @@ def test_the_end_of_a_pass_is_that_of_an_epoch(make_job: MakeJob, decay: Any, ev
 
 
 def shard_calls(boundary: dict[str, Any]) -> list[Any]:
-    """What a shard does to its table at a boundary: `reach_boundaries` of crates/ps/src/shard.rs."""
+    """Return the calls of a shard to its table at a boundary, as in crates/ps/src/shard.rs."""
     assert boundary.keys() == {
         "before_unit", "decay", "decay_step", "coefficients", "min_score", "now", "max_age"
     }  # fmt: skip

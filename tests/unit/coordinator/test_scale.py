@@ -1,4 +1,4 @@
-"""Another number of shards or trainers while the run goes on: the order of events, and what may die meanwhile."""
+"""Scaling the shards and trainers of an active run: the order of events, and failures in between."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,8 +32,8 @@ def settings_of(plan: PassPlan) -> Settings:
     )
 
 
-class Launched(FakeCluster):
-    """A run with a launcher: shards that end are started again, as many as are wanted."""
+class LaunchedCluster(FakeCluster):
+    """A run with a launcher, which keeps the wanted numbers of shards and trainers."""
 
     started = 0
 
@@ -42,7 +42,7 @@ class Launched(FakeCluster):
             return
         wanted = self.coordinator.wanted
         live = [shard for shard in self.shards if shard.alive and self.clock() >= shard.paused_until]
-        # those of the old map are needed until the partitions have moved
+        # Shards of the old map are needed until the partitions have moved.
         while len(live) < max(wanted.servers, self.coordinator.members.map.servers):
             live.append(Shard(self, self._nonce()))
             self.shards.append(live[-1])
@@ -55,16 +55,16 @@ class Launched(FakeCluster):
         return f"new{self.started}"
 
 
-MakeWorld = Callable[..., Launched]
+MakeWorld = Callable[..., LaunchedCluster]
 
 
 @pytest.fixture
 def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
-    worlds: list[Launched] = []
+    worlds: list[LaunchedCluster] = []
 
-    def make(num_units: int = 40, **changes: object) -> Launched:
+    def make(num_units: int = 40, **changes: object) -> LaunchedCluster:
         plan = plan_of(tmp_path, num_units=num_units)
-        world = Launched(tmp_path, lambda plan: replace(settings_of(plan), **changes), plan)  # type: ignore[arg-type]
+        world = LaunchedCluster(tmp_path, lambda plan: replace(settings_of(plan), **changes), plan)  # type: ignore[arg-type]
         worlds.append(world)
         world.start_coordinator()
         world.launch()
@@ -80,7 +80,7 @@ def has_units(number: int) -> Callable[[Coordinator], bool]:
 
 
 def has_servers(number: int) -> Callable[[Coordinator], bool]:
-    """All shards of a map serve, and units are leased again."""
+    """Return a condition: a map has this number of shards, and all serve."""
 
     def reached(coordinator: Coordinator) -> bool:
         states = [shard["state"] for shard in coordinator.status()["shards"]]
@@ -94,7 +94,7 @@ def test_no_unit_is_leased_during_a_move(make_world: MakeWorld) -> None:
     coordinator = world.until(has_units(8))
     given = coordinator.work.counters.given
     answer = ask(coordinator, "scale", servers=3)
-    assert answer["wanted"] == {"servers": 3, "trainers": 2} and answer["servers"] == 2, "not before all is saved"
+    assert answer["wanted"] == {"servers": 3, "trainers": 2} and answer["servers"] == 2, "the map is still the old one"
     assert coordinator.checkpoints.newest is None
     asked = ask(coordinator, "register", protocol=1, role="trainer", nonce="x")
     lease = ask(coordinator, "lease", incarnation=asked["incarnation"])
@@ -108,7 +108,7 @@ def test_no_unit_is_leased_during_a_move(make_world: MakeWorld) -> None:
     begun = world.clock()
     world.until(has_servers(3), world.launch)
     assert world.clock() - begun < 2
-    # all that was pushed is in the checkpoint
+    # The checkpoint contains every push.
     assert coordinator.work.figures()["behind"] == 0
     world.run_to_end(world.launch)
     world.check_exactly_once([40])
@@ -116,7 +116,7 @@ def test_no_unit_is_leased_during_a_move(make_world: MakeWorld) -> None:
 
 
 def test_a_move_does_not_wait_for_a_long_unit(make_world: MakeWorld) -> None:
-    """A long unit holds nothing up: what comes behind the checkpoint is replayed."""
+    """The part of a long unit that is after the checkpoint is replayed."""
     world = make_world()
     coordinator = world.until(has_units(8))
     unit = coordinator.work.figures()["leased_ever"] or 0
@@ -131,7 +131,7 @@ def test_a_move_does_not_wait_for_a_long_unit(make_world: MakeWorld) -> None:
 
 
 def test_with_sync_the_servers_change_between_two_groups(make_world: MakeWorld) -> None:
-    """A checkpoint is one moment of all shards: units of the group that has begun are still leased."""
+    """All shards save at the same step, so the remaining units of a group that has begun are still leased."""
     world = make_world(num_units=41, group_size=3)
     coordinator = world.until(lambda coordinator: coordinator.work.counters.given == 10)
     assert not coordinator.work.is_between_groups(), "unit 9 begins a group"
@@ -178,7 +178,7 @@ def test_a_new_request_replaces_a_move_in_progress(make_world: MakeWorld) -> Non
     world.step()
     ask(coordinator, "scale", servers=1)
     world.until(has_servers(1), world.launch)
-    assert coordinator.members.map.epoch == 2, "the first was never begun"
+    assert coordinator.members.map.epoch == 2, "the move to three servers was never begun"
     ask(coordinator, "scale", servers=4)
     world.step()
     ask(coordinator, "scale", servers=1)
@@ -192,7 +192,7 @@ def test_a_new_request_replaces_a_move_in_progress(make_world: MakeWorld) -> Non
 def test_anything_may_die_while_the_servers_change(make_world: MakeWorld, seed: int) -> None:
     world = make_world(num_units=60)
     chance = seeded(seed)
-    wishes = [world.clock() + 1.0 * number for number in range(1, 8)]
+    requests = [world.clock() + 1.0 * number for number in range(1, 8)]
     down_until = 0.0
 
     def disturb() -> None:
@@ -201,15 +201,15 @@ def test_anything_may_die_while_the_servers_change(make_world: MakeWorld, seed: 
         if coordinator is None:
             if world.clock() >= down_until:
                 world.start_coordinator()
-        elif wishes and world.clock() >= wishes[0] and not coordinator.is_finished:
-            wishes.pop(0)
+        elif requests and world.clock() >= requests[0] and not coordinator.is_finished:
+            requests.pop(0)
             ask(coordinator, "scale", servers=chance.randint(1, PARTITIONS), trainers=chance.randint(1, 3))
-        elif wishes and chance.random() < 0.03:
+        elif requests and chance.random() < 0.03:
             world.kill_coordinator()
             down_until = world.clock() + chance.uniform(0.0, 2.0)
-        if wishes and chance.random() < 0.03:
+        if requests and chance.random() < 0.03:
             chance.choice(world.shards).alive = False
-        if wishes and chance.random() < 0.02:
+        if requests and chance.random() < 0.02:
             chance.choice(world.shards).paused_until = world.clock() + chance.uniform(0.5, 3.0)
         world.launch()
 
@@ -233,12 +233,12 @@ def test_a_new_coordinator_continues_the_move(make_world: MakeWorld) -> None:
 def test_a_changed_job_overrides_the_last_request(make_world: MakeWorld) -> None:
     world = make_world()
     world.until(has_units(8))
-    for servers, wish, expected in ((2, None, 2), (3, None, 3), (3, 1, 1), (3, None, 1), (2, None, 2)):
+    for servers, request, expected in ((2, None, 2), (3, None, 3), (3, 1, 1), (3, None, 1), (2, None, 2)):
         world.kill_coordinator()
         world.settings = replace(world.settings, servers=servers)
         coordinator = world.start_coordinator()
-        if wish is not None:
-            ask(coordinator, "scale", servers=wish)
+        if request is not None:
+            ask(coordinator, "scale", servers=request)
         assert coordinator.wanted.servers == expected
     world.until(has_servers(2), world.launch)
     world.run_to_end(world.launch)
@@ -261,7 +261,7 @@ def test_a_move_without_a_checkpoint_is_given_up(make_world: MakeWorld, caplog: 
 
 
 @pytest.mark.parametrize(
-    ("wish", "error"),
+    ("request", "error"),
     [
         ({}, "scale: expected a number of servers or of trainers, got neither"),
         ({"servers": 0}, "servers: expected 1 to 5, the number of partitions, got 0"),
@@ -270,16 +270,16 @@ def test_a_move_without_a_checkpoint_is_given_up(make_world: MakeWorld, caplog: 
         ({"servers": 1, "trainers": -1}, "trainers: expected 1 to 65536, got -1"),
     ],
 )
-def test_impossible_numbers_are_refused(make_world: MakeWorld, wish: dict[str, int], error: str) -> None:
+def test_impossible_numbers_are_refused(make_world: MakeWorld, request: dict[str, int], error: str) -> None:
     world = make_world()
     assert world.coordinator is not None
     before = (world.run.path / "coordinator/journal.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=error):
-        ask(world.coordinator, "scale", **wish)
+        ask(world.coordinator, "scale", **request)
     assert (world.run.path / "coordinator/journal.jsonl").read_bytes() == before
 
 
-def test_a_run_that_is_over_is_not_scaled(make_world: MakeWorld) -> None:
+def test_a_finished_run_is_not_scaled(make_world: MakeWorld) -> None:
     world = make_world(num_units=4)
     world.run_to_end()
     assert world.coordinator is not None
@@ -294,6 +294,6 @@ def test_rate() -> None:
         rate.add(float(second), 100 * second)
     rate.add(19.5, "many")
     assert rate.per_s(19.0) == 100.0
-    assert rate.per_s(30.0) == 0.0, "it is not heard of any more"
+    assert rate.per_s(30.0) == 0.0, "no counter within the window"
     rate.add(31.0, 5)
-    assert rate.per_s(31.0) == 0.0, "another process counts from zero"
+    assert rate.per_s(31.0) == 0.0, "a new process counts from zero"

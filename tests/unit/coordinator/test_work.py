@@ -1,4 +1,4 @@
-"""Leases: what counts as complete, what comes first, and what waits."""
+"""Leases: complete units, the order of units, and the reasons to wait."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from support.fake_roles import Clock
 
 
 def record(watermark: int = 0, complete: tuple[int, ...] = (), boundaries: int = 0, **opened: list[int]) -> Record:
-    """`u5=[0, 2]` for batches 0 and 2 of unit 5."""
+    """Return a record; `u5=[0, 2]` stands for batches 0 and 2 of unit 5."""
     units = {int(unit[1:]): OpenUnit(batches=dict.fromkeys(batches, 7)) for unit, batches in opened.items()}
     return Record(watermark=watermark, complete=frozenset(complete), open=units, boundaries=boundaries)
 
@@ -33,7 +33,7 @@ class Setup:
         self.work.set_up(index, True)
 
     def report(self, first: Any = None, second: Any = None) -> "Setup":
-        """Both shards: a record for all partitions, or one for each of the two."""
+        """Report for both shards: one record for all partitions of a shard, or one for each."""
         for index, given in enumerate((first, second)):
             if given is not None:
                 a, b = given if isinstance(given, tuple) else (given, given)
@@ -80,12 +80,12 @@ def test_units_are_leased_in_order_to_one_trainer_each() -> None:
     assert [setup.lease(trainer) for trainer in (1, 2, 3)] == [0, 1, 2]
 
 
-def test_a_unit_is_not_complete_because_its_trainer_says_so() -> None:
+def test_a_unit_is_not_complete_when_only_its_trainer_says_so() -> None:
     setup = ready()
     assert setup.lease() == 0
     assert setup.work.done(1, 0)
     assert setup.work.figures()["settling"] == 1
-    # neither given again nor counted while the shards have time to report
+    # The unit is neither leased again nor counted while the shards have time to report it.
     assert setup.lease(2) == 1
     assert setup.work.figures()["complete"] == 0
     setup.clock.now += 1.9
@@ -110,7 +110,7 @@ def test_a_unit_is_complete_when_every_partition_has_it() -> None:
 def test_a_unit_that_is_given_back_comes_first() -> None:
     setup = ready()
     assert [setup.lease(trainer) for trainer in (1, 2, 3)] == [0, 1, 2]
-    assert not setup.work.give_back(2, 0), "it is another one's"
+    assert not setup.work.give_back(2, 0), "trainer 2 does not hold unit 0"
     assert setup.work.give_back(1, 0)
     assert [setup.lease(trainer) for trainer in (4, 5)] == [0, 3]
 
@@ -123,7 +123,7 @@ def test_a_lease_expires() -> None:
     setup.clock.now += 0.2
     assert setup.lease(3) == 0
     assert setup.work.counters.lapsed == 1
-    # the first one wakes up: its unit is another one's now
+    # Trainer 1 wakes up, but trainer 3 holds its unit now.
     assert setup.work.hold(1, [0]) == [0]
     assert not setup.work.done(1, 0)
     assert setup.work.leases() == {0: 3, 1: 2}
@@ -152,7 +152,7 @@ def test_batches_that_all_partitions_have_are_skipped() -> None:
     assert setup.grant().skip == (0, 3)
     setup.report(None, (record(1), record()))
     setup.work.give_back(1, 0)
-    assert setup.grant().skip == (), "one has nothing of it"
+    assert setup.grant().skip == (), "a partition has no batch of it"
 
 
 def test_units_that_a_restored_shard_lacks_come_first() -> None:
@@ -163,12 +163,12 @@ def test_units_that_a_restored_shard_lacks_come_first() -> None:
     setup.report(record(3, (4,)), record(3, (4,)))
     for trainer, unit in ((1, 0), (2, 1), (3, 2), (5, 4)):
         setup.work.done(trainer, unit)
-    # shard 1 comes back with unit 0 only; unit 3 is still being pushed
+    # Shard 1 is restored with unit 0 only; unit 3 is still being pushed.
     setup.start(1, incarnation=99)
     assert setup.lease(6) is None, "its records are not known"
     setup.report(None, record(1))
     assert setup.work.figures()["behind"] == 4
-    assert [setup.lease(trainer) for trainer in (6, 7, 8)] == [1, 2, 4], "what it lacks, in order"
+    assert [setup.lease(trainer) for trainer in (6, 7, 8)] == [1, 2, 4], "the missing units, in order"
     assert setup.lease(9) is None, "new units wait while others replay"
     for trainer, unit in ((4, 3), (6, 1), (7, 2)):
         setup.work.done(trainer, unit)
@@ -193,7 +193,7 @@ def test_old_records_of_a_shard_are_forgotten() -> None:
     assert setup.work.is_finished()
     setup.start(0, incarnation=99)
     assert not setup.work.is_finished() and not setup.work.is_pass_complete()
-    # the same process again: nothing is forgotten
+    # When the same process registers again, its records stay.
     setup.report(record(10, boundaries=1))
     setup.start(0, incarnation=99)
     assert setup.work.is_finished()
@@ -203,7 +203,7 @@ def test_passes_and_their_boundaries() -> None:
     setup = Setup(num_passes=2).report(record(10, boundaries=1), record(10))
     assert not setup.work.is_pass_complete(), "a boundary is not applied"
     setup.report(None, (record(10, boundaries=1), record(9, boundaries=0)))
-    assert not setup.work.is_pass_complete(), "a unit lacks"
+    assert not setup.work.is_pass_complete(), "a partition lacks a unit"
     setup.report(None, record(10, boundaries=1))
     assert setup.work.is_pass_complete() and not setup.work.is_finished()
     assert setup.lease() is None
@@ -214,13 +214,13 @@ def test_passes_and_their_boundaries() -> None:
 
 
 def test_units_after_a_boundary_wait_for_it() -> None:
-    """Whoever got one could only wait, with nobody left to push what comes before."""
+    """A trainer with such a unit could only wait, and the units before the boundary might have no trainer."""
     setup = Setup(num_passes=2)
     setup.work.add_pass(20)
     setup.report(record(12, boundaries=1), record(8))
     assert [setup.lease(trainer) for trainer in (1, 2, 3)] == [8, 9, None]
     setup.report(None, record(10))
-    assert setup.lease(3) is None, "complete below, but not yet applied"
+    assert setup.lease(3) is None, "the units are complete, but the boundary is not applied"
     setup.report(None, record(10, boundaries=1))
     assert setup.lease(3) == 10
 
@@ -231,7 +231,7 @@ def test_a_new_coordinator_learns_leased_units_from_the_shards() -> None:
     assert setup.work.figures()["leased_ever"] == 6
     assert [setup.lease(trainer) for trainer in (1, 2, 3)] == [2, 4, 5]
     assert setup.lease(4) is None
-    assert setup.work.hold(9, [11]) == [11], "it is not planned"
+    assert setup.work.hold(9, [11]) == [11], "unit 11 is not planned"
 
 
 def test_reports_are_requested_while_trainers_wait() -> None:
@@ -263,13 +263,13 @@ def test_a_unit_without_data_is_not_leased() -> None:
     setup.report(record(u1=[0, 1]), record())
     assert setup.work.num_applied(1) == 2
     setup.work.skip(1)
-    assert setup.lease(2) == 2, "the shards have not heard of it yet"
-    assert setup.work.hold(2, [1, 2]) == [1], "and who works on it drops it"
+    assert setup.lease(2) == 2, "the unit is not leased, although the shards have not skipped it yet"
+    assert setup.work.hold(2, [1, 2]) == [1], "its trainer drops it"
     setup.clock.now += 10
     assert [setup.lease(1), setup.lease(1), setup.lease(1)] == [0, 2, 3]
-    # a coordinator that comes after it knows more than the shards say
+    # A new coordinator knows from the journal what the shards do not report yet.
     later = ready()
     later.work.skip(0)
-    assert later.lease() is None, "the shards seem to lack it until they have heard"
+    assert later.lease() is None, "new units wait until the shards have skipped it"
     later.report(record(1), record(1))
     assert later.lease() == 1

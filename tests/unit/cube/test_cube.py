@@ -55,7 +55,7 @@ def test_a_version_is_its_base_and_its_deltas(tmp_path: Path, row_type: str) -> 
 
     listed = {int(sign): float(row[0]) for signs, rows in view.items() for sign, row in zip(signs, rows, strict=True)}
     assert listed == {0: 6.0, 1: 5.0, 2**63: 1.0, 2**64 - 1: 1.0}
-    # the views before are what they were
+    # Earlier views have not changed.
     before = _core.CubeView([base], [[first]])
     after = before.with_delta([second])
     assert before.lookup(u64(0, 1))[1].tolist() == [False, True]
@@ -87,11 +87,11 @@ def test_damaged_parts_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="partition 180: sign 1 is both changed and removed"):
         writer.add(180, u64(1), rows_of(1, 0), u64(1))
     writer.finish()
-    with pytest.raises(ValueError, match="the file is finished"):
+    with pytest.raises(ValueError, match="the file is already complete"):
         writer.finish()
 
 
-def test_the_bench_measures(tmp_path: Path) -> None:
+def test_the_benchmark_measures(tmp_path: Path) -> None:
     bench = _core.CubeBench(str(tmp_path), 20_000)
     assert bench.row_bytes == 40
     assert bench.file_bytes / 20_000 - 40 < 13

@@ -1,4 +1,4 @@
-"""The HTTP face of a store process: Cube's JSON, notices, and who may ask."""
+"""The HTTP interface of a store process: Cube's JSON, notices, and access with a token."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from elasticrec.net.server import ListenOptions, WebServer
 
 
 class FakeNode:
-    """Rows of two values for even signs."""
+    """A node with rows of two values for even signs."""
 
     def __init__(self) -> None:
         self.num_notices, self.ready = 0, True
@@ -68,7 +68,7 @@ def ask(url: str, body: bytes | None = None, token: str = "secret") -> tuple[int
             return error.code, json.loads(error.read())
 
 
-def test_seek_speaks_cubes_json(url: str) -> None:
+def test_seek_answers_in_cubes_json(url: str) -> None:
     status, answer = ask(f"{url}/DictService/seek", b'{"keys": [4, 5, "18446744073709551614"]}')
     assert status == 200 and "version" not in answer
     assert [value["status"] for value in answer["values"]] == [0, 4294967295, 0]

@@ -1,4 +1,4 @@
-"""Versions into a store process: the order, what is kept, and what cannot be loaded."""
+"""Loading versions into a store process: the order, the versions to keep, and versions that cannot be loaded."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from support.versions import write_version
 
 
 class FakeServer:
-    """Notes what it is told; a delta needs its parent."""
+    """Records the calls; a delta needs its parent."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
@@ -25,7 +25,7 @@ class FakeServer:
         self._install("base", version)
 
     def install_delta(self, version: int, parent: int, paths: list[str]) -> None:
-        assert parent in self._held, "onto its named parent"
+        assert parent in self._held, "the parent must be loaded"
         self._install("delta", version)
 
     def _install(self, kind: str, version: int) -> None:
@@ -40,14 +40,14 @@ class FakeServer:
         return list(self._held)
 
 
-class Setting:
+class LoaderSetup:
     def __init__(self, tmp_path: Path, keep: int = 2, partitions: range | None = None) -> None:
         self.repository = Repository.open(tmp_path, "small")
         self.server = FakeServer()
         self.loader = Loader(self.repository, self.server, tmp_path / "cache", keep, partitions=partitions)
 
-    def look(self) -> list[tuple[str, int]]:
-        """What a look made the server do."""
+    def poll(self) -> list[tuple[str, int]]:
+        """Poll once, and return the resulting calls to the server."""
         self.server.told.clear()
         self.loader.poll()
         return list(self.server.told)
@@ -59,58 +59,58 @@ def _log_level(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
-    return Setting(tmp_path)
+def setting(tmp_path: Path) -> LoaderSetup:
+    return LoaderSetup(tmp_path)
 
 
-def test_the_newest_version_is_loaded_delta_by_delta(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
-    assert setting.look() == []
+def test_the_newest_version_is_loaded_delta_by_delta(setting: LoaderSetup, caplog: pytest.LogCaptureFixture) -> None:
+    assert setting.poll() == []
     base = write_version(setting.repository).number
     first = write_version(setting.repository, base).number
     second = write_version(setting.repository, first).number
-    assert setting.look() == [("base", base), ("delta", first), ("delta", second)]
-    assert setting.look() == []
+    assert setting.poll() == [("base", base), ("delta", first), ("delta", second)]
+    assert setting.poll() == []
     third = write_version(setting.repository, second).number
-    assert setting.look() == [("delta", third)]
+    assert setting.poll() == [("delta", third)]
     assert caplog.messages[-1].startswith(f"loaded version {third} in ")
 
 
 def test_a_shard_reads_and_checks_the_files_of_its_partitions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = Setting(tmp_path, partitions=range(2)), Setting(tmp_path, partitions=range(2, 4))
+    first, second = LoaderSetup(tmp_path, partitions=range(2)), LoaderSetup(tmp_path, partitions=range(2, 4))
     base = write_version(first.repository, owned=(range(2), range(2, 4)))
     damaged = tmp_path / "small" / base.name / base.parts[1]
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
-    assert first.look() == [("base", base.number)]
-    assert second.look() == []
+    assert first.poll() == [("base", base.number)]
+    assert second.poll() == []
     assert f"{base.parts[1]}: sha-256 differs" in caplog.messages[-1]
     assert [Path(path).name for path in first.server.paths] == ["part-00000"]
 
 
-def test_a_rollback_is_followed_and_newer_versions_are_not_loaded(setting: Setting) -> None:
+def test_a_rollback_is_followed_and_newer_versions_are_not_loaded(setting: LoaderSetup) -> None:
     base = write_version(setting.repository).number
     delta = write_version(setting.repository, base).number
     setting.repository.offer(delta)
-    setting.look()
-    old = Setting(Path(setting.repository.location).parent)
+    setting.poll()
+    old = LoaderSetup(Path(setting.repository.location).parent)
     setting.repository.rollback(base)
     write_version(setting.repository)
-    assert setting.look() == []
-    assert old.look() == [("base", base)], "one that starts anew has no use for what is newer"
+    assert setting.poll() == []
+    assert old.poll() == [("base", base)], "a new process does not load newer versions"
     setting.repository.resume()
-    assert setting.look() == [("base", 3)]
+    assert setting.poll() == [("base", 3)]
 
 
-def test_the_target_of_a_rollback_is_loaded_beside_the_current_version(setting: Setting) -> None:
+def test_the_target_of_a_rollback_is_loaded_beside_the_current_version(setting: LoaderSetup) -> None:
     first, second = write_version(setting.repository).number, write_version(setting.repository).number
     setting.repository.offer(second)
-    assert setting.look() == [("base", second)]
+    assert setting.poll() == [("base", second)]
     setting.repository.rollback(first, is_loaded=False)
-    assert setting.look() == [("base", first)]
+    assert setting.poll() == [("base", first)]
     assert setting.server.versions() == [first, second]
     assert setting.repository.complete_rollback(first)
     state = setting.repository.state()
     assert state is not None and (state.version, state.is_held, state.wanted) == (first, True, None)
-    assert not setting.repository.complete_rollback(first), "once"
+    assert not setting.repository.complete_rollback(first), "it is complete already"
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_the_target_of_a_rollback_is_loaded_beside_the_current_version(setting: 
 def test_the_current_version_and_its_neighbours_are_kept(
     held: list[int], current: int | None, target: int | None, keep: int, expected: set[int]
 ) -> None:
-    # deltas of one base, loaded long ago
+    # Deltas of one base that were loaded long ago.
     assert versions_to_keep([LoadedVersion(version, 1) for version in held], current, target, keep) == expected
 
 
 def test_recent_versions_and_the_two_newest_bases_are_kept() -> None:
-    """The roll-out may be about to offer what it has just seen; bases take memory."""
+    """The rollout may be about to offer a recent version; bases take memory."""
     old = [LoadedVersion(version, 1) for version in range(1, 31)]
     new = [LoadedVersion(version, 1, is_new=True) for version in range(31, 61)]
     assert versions_to_keep([*old, *new], 1, 60, 2) == {1, *range(31, 61)}
@@ -142,39 +142,39 @@ def test_recent_versions_and_the_two_newest_bases_are_kept() -> None:
     assert versions_to_keep([*bases, *of_the_last], 1, 12, 2) == {1, 9, 10, 11, 12}
 
 
-def test_only_the_end_of_a_long_chain_is_reported(setting: Setting) -> None:
+def test_only_the_end_of_a_long_chain_is_reported(setting: LoaderSetup) -> None:
     """The rollout may offer any reported version, so reported versions must stay loaded."""
     number = write_version(setting.repository).number
     setting.repository.offer(number)
-    setting.look()
+    setting.poll()
     told = set[int]()
     setting.loader._on_change = lambda: told.update(setting.loader.status()["versions"])
     for _ in range(40):
         number = write_version(setting.repository, number).number
-    setting.look()
+    setting.poll()
     assert told == {1, *range(26, 42)} == set(setting.server.versions())
 
 
-def test_a_version_that_is_offered_during_a_load_stays(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_is_offered_during_a_load_stays(setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
     first = write_version(setting.repository).number
     setting.repository.offer(first)
-    setting.look()
+    setting.poll()
     numbers = [first]
     for _ in range(30):
         numbers.append(write_version(setting.repository, numbers[-1]).number)
-        setting.look()
+        setting.poll()
         now[0] += 100
     number = setting.server.versions()[1]
     setting.loader._on_change = lambda: setting.repository.offer(number)
     write_version(setting.repository, numbers[-1])
-    setting.look()
+    setting.poll()
     assert number in setting.server.versions()
 
 
 def test_failed_versions_are_retried_with_back_off(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
@@ -184,56 +184,56 @@ def test_failed_versions_are_retried_with_back_off(
     path = Path(setting.repository.location) / base.name / base.parts[0]
     path.write_bytes(b"damaged")
     for _ in range(5):
-        setting.look()
+        setting.poll()
     assert setting.loader.figures.failures == 2 and len(caplog.messages) == 2
     now[0] += 1.1
-    setting.look()
+    setting.poll()
     assert setting.loader.figures.failures == 4 and len(caplog.messages) == 2
     assert setting.loader.status()["failed"]["version"] == delta
 
 
 def test_a_bug_does_not_stop_the_loader(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise OverflowError("cannot convert float infinity to integer")
 
     monkeypatch.setattr(setting.repository, "state", fail)
-    setting.look()
+    setting.poll()
     assert caplog.messages == ["OverflowError: cannot convert float infinity to integer"]
 
 
-def test_the_status_shows_the_version_that_is_being_loaded(setting: Setting) -> None:
+def test_the_status_shows_the_version_that_is_being_loaded(setting: LoaderSetup) -> None:
     told: list[int | None] = []
     setting.loader._on_change = lambda: told.append(setting.loader.status()["loading"])
     number = write_version(setting.repository).number
-    setting.look()
+    setting.poll()
     assert told == [number, number]
 
 
-def test_old_versions_are_unloaded_but_never_the_current_one(setting: Setting) -> None:
+def test_old_versions_are_unloaded_but_never_the_current_one(setting: LoaderSetup) -> None:
     numbers = [write_version(setting.repository).number]
     for _ in range(4):
         numbers.append(write_version(setting.repository, numbers[-1]).number)
     setting.repository.offer(numbers[0])
-    setting.look()
+    setting.poll()
     assert setting.server.versions() == numbers
     setting.repository.offer(numbers[3])
-    assert setting.look() == [("retire", numbers[0]), ("retire", numbers[1])]
+    assert setting.poll() == [("retire", numbers[0]), ("retire", numbers[1])]
 
 
 def test_a_damaged_version_is_named_and_retried(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
     base = write_version(setting.repository).number
-    setting.look()
+    setting.poll()
     bad = write_version(setting.repository, base)
     path = Path(setting.repository.location) / bad.name / bad.parts[0]
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"?")
-    assert setting.look() == []
+    assert setting.poll() == []
     assert (
         caplog.messages[-1]
         == f"version {bad.number} cannot be loaded: {path}: sha-256 differs from the manifest, the file is damaged"
@@ -246,24 +246,24 @@ def test_a_damaged_version_is_named_and_retried(
     )
     told = len(caplog.messages)
     path.write_bytes(content)
-    assert setting.look() == [], "not at once"
+    assert setting.poll() == [], "not at once"
     now[0] += 1.1
-    assert setting.look() == [("delta", bad.number)]
+    assert setting.poll() == [("delta", bad.number)]
     assert setting.loader.status()["failed"] is None and len(caplog.messages) == told + 1
 
 
 def test_an_unreadable_repository_is_logged_once(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_version(setting.repository)
-    setting.look()
+    setting.poll()
 
     def fail() -> None:
         raise ModelError("models/small/CURRENT: the file is damaged")
 
     monkeypatch.setattr(setting.repository, "state", fail)
-    setting.look()
-    setting.look()
+    setting.poll()
+    setting.poll()
     assert (
         caplog.messages[-1] == "models/small/CURRENT: the file is damaged"
         and caplog.messages.count(caplog.messages[-1]) == 1

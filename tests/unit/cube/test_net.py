@@ -1,4 +1,4 @@
-"""Cube servers and clients through the binding: versions installed, looked up, given up."""
+"""Cube servers and clients through the binding: versions are installed, looked up and retired."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ NONE = np.empty(0, np.uint64)
 
 
 def rows_of(signs: npt.NDArray[np.uint64], version: int) -> npt.NDArray[np.float32]:
-    """Rows that say their version and their sign."""
+    """Return rows that contain their version and their sign."""
     return np.stack([np.full(len(signs), version), signs % 1009, signs % 7], axis=1).astype(np.float32)
 
 
@@ -68,8 +68,8 @@ def connect(*shards: list[_core.CubeServer]) -> _core.CubeClient:
     return _core.CubeClient("ctr", addresses, token="secret", deadline_s=60.0)
 
 
-def connect_in_a_hurry(server: _core.CubeServer) -> _core.CubeClient:
-    """One that does not wait long, also when it connects: on a machine that stalls not at the first attempt."""
+def connect_with_short_deadline(server: _core.CubeServer) -> _core.CubeClient:
+    """Return a client with a short deadline, which also applies to connecting; retry while the machine stalls."""
     while True:
         try:
             return _core.CubeClient("ctr", [[server.address]], token="secret", deadline_s=0.2)
@@ -151,16 +151,16 @@ def test_clients_get_the_reason_for_missing_rows(serve: Serve, tmp_path: Path) -
     with pytest.raises(ValueError, match="deadline_s"):
         _core.CubeClient("ctr", [[server.address]], token="secret", deadline_s=-1.0)
     told = [{"shard": 0, "address": server.address, "down": None, "versions": [1], "waiting": 0}]
-    # it asks by itself now and then, and waits for that too
+    # The client updates this in the background.
     wait_until(lambda: client.info() == told, lambda: str(client.info()))
-    short = connect_in_a_hurry(server)
+    short = connect_with_short_deadline(server)
     server.stop()
     with pytest.raises(UnavailableError, match="cube shard 0: no replica answered in "):
         short.get(1, SIGNS)
 
 
 def test_versions_change_while_threads_read(serve: Serve, tmp_path: Path) -> None:
-    """Replicas of one shard, a delta after the other; every answer is of the version that was asked for."""
+    """Replicas of one shard load deltas one after another; every answer is of the requested version."""
     servers = [serve(0, PARTITIONS), serve(0, PARTITIONS)]
     base = write_base(tmp_path / "base", 1)
     for server in servers:
@@ -176,7 +176,7 @@ def test_versions_change_while_threads_read(serve: Serve, tmp_path: Path) -> Non
                 if not (rows[:, 0] == version).all():
                     failures.append(f"version {version}: {set(rows[:, 0])}")
             except ModelError as error:
-                # gone between the look at `current` and the request
+                # The version may have been retired after `current` was read.
                 if version >= current[0] - 1:
                     failures.append(str(error))
             reads[0] += 1

@@ -107,7 +107,9 @@ def test_a_late_hour(logs: Logs, late: str) -> None:
     logs.clock.now += 1
     assert logs.take(plan) == ("2026-01-01T03", "next", 0, False)
     assert logs.decided[-1]["passed_over"] == ["2026-01-01T01", "2026-01-01T02"]
-    assert logs.said[-1] == "hour 2026-01-01T01 and 1 more did not come in 100 s: training hour 2026-01-01T03 first"
+    assert (
+        logs.said[-1] == "hour 2026-01-01T01 and 1 more did not arrive within 100 s: training hour 2026-01-01T03 first"
+    )
     logs.write("2026010102")
     # After a crash, a new plan makes the same decision.
     plan = logs.plan(**settings)

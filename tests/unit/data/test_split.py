@@ -146,7 +146,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: Capture) -> None:
     assert error("--ratio", "1.5") == "error: --ratio: expected a share between 0 and 1, got `1.5`"
     assert error("--time", "soon") == "error: --time: expected a date and time such as `2026-01-31T18:00`, got `soon`"
     assert "data.eval.time: expected files in directories YYYYMMDD/HH" in error("--time", "2026-01-01")
-    assert error("--ratio", "0.000001") == "error: out/eval: expected samples, got none by ratio 1e-06"
+    assert error("--ratio", "0.000001") == "error: out/eval: expected samples, got none with ratio 1e-06"
     assert error("--parts", "40") == "error: out: expected a sample for each of 40 parts, got 30 samples"
     assert cli.main(["data", "split", "out", "--ratio", "0.5"]) == 2
 

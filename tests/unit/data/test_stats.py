@@ -150,7 +150,7 @@ def test_drift_is_a_warning(tmp_path: Path) -> None:
 def test_a_partial_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stats = collect(csv_job(tmp_path, rows(1500), rows(500, 2)), num_samples=400)
     assert (stats.num_train, stats.num_eval, stats.is_sample) == (400, 100, True)
-    assert "(a sample of the data; raise --samples to read more)" in report_lines(stats)[0]
+    assert "(a part of the data; raise --samples to read more)" in report_lines(stats)[0]
     assert not collect(csv_job(tmp_path, rows(400), rows(100, 2)), num_samples=400).is_sample
     monkeypatch.setattr(collecting, "_BATCH_SIZE", 100)
     monkeypatch.setattr(collecting, "_MAX_SIGNS", 0)

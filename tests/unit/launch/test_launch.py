@@ -1,4 +1,4 @@
-"""What is seen of a run without its processes: the address, the logs, a run that does not run, the metrics' server."""
+"""The launcher with fake processes; address, logs, metrics server, and the status of a run that is not running."""
 
 import io
 import json
@@ -63,7 +63,7 @@ def test_a_run_that_was_killed_is_not_running(
 ) -> None:
     monkeypatch.setattr("elasticrec.launch.status._ANSWER_S", 0.2)
     if has_address:
-        # nobody listens there
+        # Nothing listens there.
         write_address(run.path, Address("http://127.0.0.1:1", "secret"))
     write_checkpoint(run, "ps-00000001-000002", created="2026-01-01T00:00:02+00:00")
     write_checkpoint(run, "ps-00000001-000001", created="2026-01-01T00:00:01+00:00")
@@ -77,7 +77,7 @@ def test_a_run_that_was_killed_is_not_running(
     assert json.loads(capsys.readouterr().out)["state"] == "stopped"
 
 
-def test_a_run_that_is_finished_or_empty(run: Run) -> None:
+def test_a_finished_or_empty_run(run: Run) -> None:
     assert status_lines(read_status(run)) == ["runs/demo: not running; no checkpoint"]
     write_checkpoint(run, "step-000000000009", created="2026-01-01T00:00:02+00:00", progress={"finished": True})
     write_checkpoint(run, "ps-00000001-000001", created="2026-01-01T00:00:02+00:00")
@@ -101,7 +101,7 @@ def at(second: int, text: str) -> str:
     return f"2026-01-01T00:00:{second:02d}.000 {text}"
 
 
-def test_logs_of_all_servers_are_in_the_order_of_time(run: Run) -> None:
+def test_logs_of_all_servers_are_merged_by_time(run: Run) -> None:
     logs = run.path / "logs"
     (logs / "ps-10.log").write_text(f"{at(2, 'b')}\n{at(5, 'Traceback')}\n  in line 3\n")
     (logs / "ps-2.log").write_text(f"{at(1, 'a')}\n{at(6, 'd')}\n{at(7, 'not who')}")
@@ -125,7 +125,7 @@ def test_logs_of_all_servers_are_in_the_order_of_time(run: Run) -> None:
     assert LogReader(find_logs(run, "trainer-0")).lines(None) == ["x"]
 
 
-def test_no_such_log(run: Run) -> None:
+def test_missing_logs_are_refused(run: Run) -> None:
     with pytest.raises(ConfigError, match=r"runs/demo: no logs: only the processes of `train\.mode: ps` write logs"):
         find_logs(run, "ps")
     (run.path / "logs/ps-0.log").touch()
@@ -175,7 +175,7 @@ def test_the_metrics_of_a_role_need_the_token() -> None:
 
 
 class Process:
-    """A process that ends when it is told to."""
+    """A fake process that ends when it is terminated."""
 
     pid = 1
 
@@ -189,8 +189,8 @@ class Process:
         self.code = 0
 
 
-class Launched:
-    """A launcher of three servers and two trainers that are no processes, and a coordinator that says `status`."""
+class FakeLauncher:
+    """A launcher with fake processes: a coordinator that answers `status`, three servers and two trainers."""
 
     def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
@@ -211,7 +211,7 @@ class Launched:
             self.launcher._spawn(child)
 
     @property
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         return self._caplog.messages
 
     def sleep(self, seconds: float) -> None:
@@ -235,41 +235,45 @@ class Launched:
 
 
 @pytest.fixture
-def launched(run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Launched]:
-    found = Launched(run, monkeypatch, caplog)
+def launched(run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[FakeLauncher]:
+    found = FakeLauncher(run, monkeypatch, caplog)
     yield found
     found.launcher._reserved_port.close()
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(16, 8), (2, 1), (1, 1), (5, 2)])
 def test_trainers_of_a_machine_share_its_cores(
-    launched: Launched, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+    launched: FakeLauncher, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
 ) -> None:
-    """And go on with their share when the run is scaled: with `sync` another number would be other bits."""
+    """They keep their share when the run is scaled: with `sync`, another number of threads would change the bits."""
     launched.launcher._num_needed["trainer"] = 5
-    told = []
-    popen = SimpleNamespace(Popen=lambda *_, env, **__: told.append(env["ELASTICREC_THREADS"]), DEVNULL=None)
+    env_threads = []
+    popen = SimpleNamespace(Popen=lambda *_, env, **__: env_threads.append(env["ELASTICREC_THREADS"]), DEVNULL=None)
     monkeypatch.setattr("elasticrec.launch.local.subprocess", popen)
     monkeypatch.setattr("elasticrec.launch.local.num_cores", lambda: cores)
     LocalLauncher._spawn(launched.launcher, launched.child("trainer-1"))
-    assert told == [str(threads)]
+    assert env_threads == [str(threads)]
 
 
-@pytest.mark.parametrize(("of_job", "told", "expected"), [(None, "3", 3), (2, "3", 2), (None, None, None)])
+@pytest.mark.parametrize(("job_threads", "env_threads", "expected"), [(None, "3", 3), (2, "3", 2), (None, None, None)])
 def test_the_threads_of_the_job_override_those_of_the_environment(
-    run: Run, monkeypatch: pytest.MonkeyPatch, of_job: int | None, told: str | None, expected: int | None
+    run: Run, monkeypatch: pytest.MonkeyPatch, job_threads: int | None, env_threads: str | None, expected: int | None
 ) -> None:
-    raw = {"name": "demo", "data": {"format": "slots", "train": "logs", "slots": "0"}, "train": {"threads": of_job}}
+    raw = {
+        "name": "demo",
+        "data": {"format": "slots", "train": "logs", "slots": "0"},
+        "train": {"threads": job_threads},
+    }
     run.job_path.write_text(parse_job(raw, base=Path()).to_yaml())
     started = []
     monkeypatch.setattr("elasticrec.roles.trainer.TrainerProcess", lambda job, *_: started.append(job.train.threads))
     monkeypatch.setattr("elasticrec.roles.commands._run", lambda _: None)
     arguments = ["trainer", "--run", str(run.path), "--coordinator", "http://127.0.0.1:1"]
-    result = CliRunner().invoke(app, arguments, env={"ELASTICREC_THREADS": told})
+    result = CliRunner().invoke(app, arguments, env={"ELASTICREC_THREADS": env_threads})
     assert (result.exit_code, started) == (0, [expected]), result.output
 
 
-def test_servers_of_the_old_map_are_restarted_until_the_partitions_moved(launched: Launched) -> None:
+def test_servers_of_the_old_map_are_restarted_until_the_partitions_moved(launched: FakeLauncher) -> None:
     launcher, status = launched.launcher, launched.status
     status["wanted"] = {"servers": 1, "trainers": 1}
 
@@ -281,8 +285,8 @@ def test_servers_of_the_old_map_are_restarted_until_the_partitions_moved(launche
     dead.process.code = -9  # type: ignore[union-attr, attr-defined]
     launcher._reconcile()
     launcher._restart_dead()
-    assert running() == ["coordinator", "ps-0", "ps-1", "ps-2", "trainer-0"], "the trainer that is too much was told"
-    # the map is there: servers that are too much end by themselves, and are not started again
+    assert running() == ["coordinator", "ps-0", "ps-1", "ps-2", "trainer-0"], "the surplus trainer was terminated"
+    # The new map is in force: surplus servers end on their own and are not restarted.
     status["shards"] = status["shards"][:1]
     for child in launcher.children:
         if child.name in ("ps-1", "ps-2"):
@@ -295,7 +299,9 @@ def test_servers_of_the_old_map_are_restarted_until_the_partitions_moved(launche
 
 
 @pytest.mark.parametrize(("code", "name"), [(0, "ps-1"), (1, "trainer-0"), (-9, "ps-1")])
-def test_quick_deaths_end_the_training_with_the_last_line(launched: Launched, run: Run, code: int, name: str) -> None:
+def test_quick_deaths_end_the_training_with_the_last_line(
+    launched: FakeLauncher, run: Run, code: int, name: str
+) -> None:
     (run.path / f"logs/{name}.log").write_text(f"{at(1, 'starts')}\n{at(2, 'error: out of luck')}\n")
     launcher = launched.launcher
 
@@ -307,7 +313,7 @@ def test_quick_deaths_end_the_training_with_the_last_line(launched: Launched, ru
 
     for _ in range(4):
         die(0.5)
-    # one that lived for long begins anew
+    # A long life resets the count.
     die(100.0)
     for _ in range(4):
         die(0.5)
@@ -316,17 +322,17 @@ def test_quick_deaths_end_the_training_with_the_last_line(launched: Launched, ru
         die(0.5)
 
 
-def test_stopped_roles_do_not_count_as_quick_deaths(launched: Launched) -> None:
+def test_stopped_roles_do_not_count_as_quick_deaths(launched: FakeLauncher) -> None:
     for _ in range(10):
         launched.status["wanted"]["trainers"] = 1
         launched.launcher._reconcile()
         launched.status["wanted"]["trainers"] = 2
         launched.launcher._reconcile()
-    assert launched.started.count("trainer-1") == 11 and launched.said == []
+    assert launched.started.count("trainer-1") == 11 and launched.messages == []
 
 
-def test_a_server_counts_as_hung_after_it_was_down_for_a_lease(launched: Launched) -> None:
-    """A coordinator that started again does not know at once who lives."""
+def test_a_server_counts_as_hung_after_it_was_down_for_a_lease(launched: FakeLauncher) -> None:
+    """A restarted coordinator does not know at once which members are alive."""
     launcher, lease_s = launched.launcher, 5.0
     shard = launched.status["shards"][1]
     launched.now += 100.0
@@ -343,22 +349,22 @@ def test_a_server_counts_as_hung_after_it_was_down_for_a_lease(launched: Launche
     look("serving", 0.1)
     look("down", 0.1)
     look("down", lease_s - 0.1)
-    assert launched.started.count("ps-1") == 1 and launched.said == []
+    assert launched.started.count("ps-1") == 1 and launched.messages == []
     before = launched.child("ps-1").process
     look("down", 0.2)
-    assert launched.said == ["ps-1 does not respond: replacing it"]
-    # the stopped one is not told to go: when it wakes up it finds that it was replaced
+    assert launched.messages == ["ps-1 does not respond: replacing it"]
+    # The hung server is not terminated: when it wakes up it finds that it was replaced.
     assert launched.child("ps-1").hung == [before] and before is not None and before.poll() is None
-    # the next one has time to start
+    # Its successor has time to start.
     look("down", 0.1)
     look("down", 2 * lease_s - 0.2)
-    assert len(launched.said) == 1
+    assert len(launched.messages) == 1
     look("down", 0.2)
-    assert len(launched.said) == 2
+    assert len(launched.messages) == 2
 
 
-def test_a_restarting_server_does_not_count_as_hung(launched: Launched) -> None:
-    """What is known of its place is of the process before; a second one would only make it slower."""
+def test_a_restarting_server_does_not_count_as_hung(launched: FakeLauncher) -> None:
+    """The known state is that of the previous process; another restart would only delay the recovery."""
     shard = launched.status["shards"][1] | {"state": "down", "figures": {"pid": 70}}
     launched.status["shards"][1] = shard
     launched.now += 100.0
@@ -366,31 +372,31 @@ def test_a_restarting_server_does_not_count_as_hung(launched: Launched) -> None:
     for _ in range(15):
         launched.launcher._reconcile()
         launched.now += 1.0
-    assert launched.said == []
+    assert launched.messages == []
     launched.now += 0.1
     launched.launcher._reconcile()
-    assert launched.said == ["ps-1 does not respond: replacing it"]
+    assert launched.messages == ["ps-1 does not respond: replacing it"]
 
 
-def test_a_hung_trainer_is_replaced_and_ended(launched: Launched) -> None:
+def test_a_hung_trainer_is_replaced_and_ended(launched: FakeLauncher) -> None:
     hung, other = launched.child("trainer-0").process, launched.child("trainer-1").process
     assert hung is not None and other is not None
     hung.pid, other.pid = 71, 72
     for state in ("alive", "unheard"):
         launched.status["trainers"] = [{"state": state, "figures": {"pid": 71}}, {"state": "alive", "figures": {}}]
         launched.launcher._reconcile()
-    assert hung.poll() is None and launched.said == []
+    assert hung.poll() is None and launched.messages == []
     launched.status["trainers"][0]["state"] = "silent"
     launched.launcher._reconcile()
-    assert launched.said == ["trainer-0 does not respond: replacing it"]
-    assert hung.poll() == 0, "when it wakes up it is one too many"
+    assert launched.messages == ["trainer-0 does not respond: replacing it"]
+    assert hung.poll() == 0, "a hung trainer is terminated"
     assert other.poll() is None and launched.child("trainer-1").process is other
     assert launched.child("trainer-0").is_running() and launched.child("trainer-0").hung == [hung]
 
 
 @pytest.mark.parametrize("when", ["says so", "ended", "ended before it answered"])
 def test_a_run_that_finishes_while_it_is_stopped_is_finished(
-    launched: Launched, monkeypatch: pytest.MonkeyPatch, when: str
+    launched: FakeLauncher, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     launched.launcher.stop_requested = True
     launched.status["checkpoint"] = {"ticket": 3}
@@ -414,19 +420,19 @@ def test_a_run_that_finishes_while_it_is_stopped_is_finished(
     else:
         launched.time.sleep = sleep
     if when == "ended":
-        # the last answer that it gave
+        # The last answer of the coordinator.
         monkeypatch.setattr(launched.launcher._client, "status", lambda: launched.status)
     assert launched.launcher.wait(lambda status: None)
-    assert launched.said == []
+    assert launched.messages == []
 
 
-def test_a_run_that_is_stopped_saves_first(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_is_saved_first(launched: FakeLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher, status = launched.launcher, launched.status
     launcher.stop_requested = True
     status["checkpoint"] = {"ticket": 6}
     started = launched.now
     assert not launcher.wait(lambda status: None) and not launcher.is_saved
-    assert 60.0 <= launched.now - started < 61.0, "not for ever"
+    assert 60.0 <= launched.now - started < 61.0, "the wait is limited"
 
     def save(seconds: float) -> None:
         status["checkpoint"] = {"ticket": 7}
@@ -436,10 +442,12 @@ def test_a_run_that_is_stopped_saves_first(launched: Launched, monkeypatch: pyte
     launcher.is_saved = False
     monkeypatch.setattr(launcher._client, "checkpoint", lambda: launched.end("coordinator", -9) or {"ticket": 8})
     assert not launcher.wait(lambda status: None) and not launcher.is_saved
-    assert launched.said[-1] == "not saved before shutdown: coordinator did not answer"
+    assert launched.messages[-1] == "not saved before shutdown: coordinator did not answer"
 
 
-def test_a_save_is_retried_while_the_coordinator_is_slow(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_is_retried_while_the_coordinator_is_slow(
+    launched: FakeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launched.launcher.stop_requested = True
     launched.status["checkpoint"] = {"ticket": 7}
     slow, started = 3, launched.now
@@ -453,8 +461,8 @@ def test_a_save_is_retried_while_the_coordinator_is_slow(launched: Launched, mon
 
     monkeypatch.setattr(launched.launcher._client, "checkpoint", checkpoint)
     assert not launched.launcher.wait(lambda status: None) and launched.launcher.is_saved
-    assert launched.said == []
+    assert launched.messages == []
     launched.launcher.is_saved, slow = False, 10**6
     assert not launched.launcher.wait(lambda status: None) and not launched.launcher.is_saved
-    assert 60.0 <= launched.now - started < 62.0, "not for ever"
-    assert launched.said == ["not saved before shutdown: coordinator did not answer"]
+    assert 60.0 <= launched.now - started < 62.0, "the wait is limited"
+    assert launched.messages == ["not saved before shutdown: coordinator did not answer"]

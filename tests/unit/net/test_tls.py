@@ -62,10 +62,12 @@ def test_other_machines_need_a_token_and_tls(files: Files, host: str) -> None:
         (replace(safe, cert=None, key=None), "TLS"),
         (Security(), "a token and TLS"),
     ):
-        expected = f"^ps: host: {host} is open to others: expected {missing}, `insecure: true`, or 127.0.0.1$"
+        expected = (
+            f"^ps: host: {host} is reachable from other machines: expected {missing}, `insecure: true`, or 127.0.0.1$"
+        )
         with pytest.raises(ConfigError, match=expected):
             security.check_listen("ps", host)
-        with pytest.raises(ConfigError, match=f"^coordinator: host: {host} is open to others"):
+        with pytest.raises(ConfigError, match=f"^coordinator: host: {host} is reachable from other machines"):
             ServerOptions(host, security=security).check()
 
 

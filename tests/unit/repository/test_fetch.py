@@ -221,7 +221,7 @@ def test_a_flipped_bit_is_refused_and_named_and_the_next_try_starts_over(remote:
 
 def test_free_space_is_checked_before_a_download(remote: Repository, reads: list[str], tmp_path: Path) -> None:
     with small_file_system(tmp_path / "small", "4m") as path:
-        with pytest.raises(ModelError, match=r"version 3 needs [\d,]+ bytes more, expected that much free"):
+        with pytest.raises(ModelError, match=r"version 3 does not fit: expected [\d,]+ bytes free, got "):
             fetch(remote, 3, path / "cache")
     assert reads == []
 

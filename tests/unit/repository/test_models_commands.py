@@ -69,12 +69,10 @@ def test_list(capsys: Capture, repository: Repository, monkeypatch: pytest.Monke
     assert "20, -3" in lines[4]
     assert lines[5].split()[1:3] == ["base", "pinned"]
     repository.rollback(2)
-    assert run(capsys, "list")[0] == (
-        "models/demo: current 2, held by a rollback: `models resume` lets new versions be offered"
-    )
+    assert run(capsys, "list")[0] == "models/demo: current 2, held by a rollback until `models resume`"
     repository.rollback(1, is_loaded=False)
     lines = run(capsys, "list")
-    assert lines[0].startswith("models/demo: current 2, a rollback to 1 waits for the store, held by a rollback: ")
+    assert lines[0].startswith("models/demo: current 2, a rollback to 1 waits for the store, held by a rollback until ")
     assert lines[5].split()[1:4] == ["base", "wanted", "pinned"]
     assert json_of(capsys, "list")["models"][0]["wanted"] == 1
     found = json_of(capsys, "list")["models"]
@@ -203,7 +201,7 @@ def test_pack(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
             ["show", "nothing"],
             "nothing: no such model, expected <repository>/<model> or <repository>/<model>/<version>",
         ),
-        (["show", "demo:9"], "models/demo: no version 9, there are 1, 2, 3, 4"),
+        (["show", "demo:9"], "models/demo: no version 9; available: 1, 2, 3, 4"),
         (["rollback", "demo:9"], "models/demo: no version 9; available: 1, 2, 3, 4"),
         (["rollback", "demo"], "models rollback: expected MODEL:VERSION such as demo:3; available: 1, 2, 3, 4"),
         (["pin", "demo"], "models pin: expected MODEL:VERSION such as demo:3; available: 1, 2, 3, 4"),

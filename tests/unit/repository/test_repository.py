@@ -97,7 +97,7 @@ def test_a_delta_without_its_base_or_parent_is_rejected_by_name(repository: Repo
     for parent in (None, 1, 2):
         write_version(repository, parent)
     place = f"{repository.location}/1/deltas/3"
-    with pytest.raises(MissingVersionError, match="no version 9, there are 1, 2, 3"):
+    with pytest.raises(MissingVersionError, match="no version 9; available: 1, 2, 3"):
         repository.begin_delta(9)
     repository.remove("1/deltas/2")
     with pytest.raises(MissingVersionError) as caught:
@@ -475,7 +475,7 @@ def test_a_current_that_names_a_version_that_is_gone() -> None:
     write_version(repository)
     repository.offer(1)
     Path("models/demo", CURRENT).write_bytes(b'{"version": 9, "generation": 1}')
-    assert refusal(Path("models/demo")) == "models/demo: no version 9, there are 1"
+    assert refusal(Path("models/demo")) == "models/demo: no version 9; available: 1"
     # the number does not come again
     assert write_version(repository).number == 10
 

@@ -78,7 +78,7 @@ def test_what_a_full_partition_did_not_count_must_be_what_it_says() -> None:
 
     assert problems() == []
     (line,) = problems(shows=4)
-    assert line == "partition 2: was full: expected lost shows and clicks (4, 1), got (3, 1)"
+    assert line == "partition 2 was full: expected 4 lost shows and 1 lost clicks, got 3 and 1"
     assert problems(shows=4, evicted=1) == [], "what those rows had nobody knows"
     got.shows[-1 - int(np.flatnonzero(chosen[::-1])[0])] += 1
     (line,) = problems(evicted=1)

@@ -35,7 +35,7 @@ SETUP = Setup(workers=1, threads=2, cores=4)
         (
             Shares({"wait": 0.61}, read=0.08, parse=0.11),
             SETUP,
-            "waiting for data 61 %: but its threads are idle (read 8 %, parse 11 %); other processes may "
+            "waiting for data 61 %: but the reader's threads are idle (read 8 %, parse 11 %); other processes may "
             "use the cores, or `data.unit_bytes` is too large for this amount of data",
         ),
         (
@@ -122,7 +122,7 @@ def test_parsing_is_a_share_of_the_time_of_all_its_threads(
 def test_shares_in_words() -> None:
     assert describe_shares(Shares({"pull": 0.25, "wait": 0.5, "save": 0.001})) == "wait 50%, pull 25%"
     shares = Shares({"wait": 0.5}, read=0.031, parse=0.97)
-    assert describe_shares(shares) == "wait 50%; beside it read 3%, parse 97%"
+    assert describe_shares(shares) == "wait 50%; reader threads: read 3%, parse 97%"
     assert shares.to_dict() == {"wait": 0.5, "read": 0.031, "parse": 0.97}
 
 

@@ -104,7 +104,7 @@ def test_the_summary(make_job: MakeJob) -> None:
         f"  buy: train {describe(NONE)} | eval {describe(NONE)}",
         "  bad records: 5 of 12,350",
         "  batches with a gradient that was not finite, counted but not applied: 2",
-        "  time: wait 50%, pull 25%; beside it read 10%, parse 80%",
+        "  time: wait 50%, pull 25%; reader threads: read 10%, parse 80%",
         "  waiting for data 50 %: raise `data.workers` (1 for 2 cores)",
     ]
 

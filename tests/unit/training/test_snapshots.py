@@ -94,7 +94,7 @@ def test_mistakes(job: Job, capsys: Capture, make_job: MakeJob) -> None:
     assert fails(capsys, "small", "--range", "a") == "--range: expected epochs such as `0:4`, `2:` or `3`, got `a`"
     assert fails(capsys, "small", "--range", "0:1", "--best") == "eval: expected one of --range and --best"
     assert fails(capsys, "small", "--data", "no*.txt").startswith("--data: data.eval: no file matches")
-    assert fails(capsys, "nothing") == "nothing: no such run, runs has `small`"
+    assert fails(capsys, "nothing") == "nothing: no such run, runs/ contains `small`"
     train_job(make_job(name="bare"))
     assert fails(capsys, "bare") == "runs/bare: the job has no `data.eval`, expected --data FILES"
     assert fails(capsys, "bare", "--best") == "runs/bare: expected a checkpoint that was evaluated, got none"

@@ -329,8 +329,8 @@ def test_nothing_of_a_batch_that_is_not_finite_is_stepped_anywhere(
     assert len(learned.dense) == cluster.client.num_dense
 
 
-class Asked:
-    """A coordinator's client that lets a trainer go on at the third time."""
+class FakeClient:
+    """A coordinator's client that lets a trainer continue at the third request."""
 
     def __init__(self) -> None:
         self.meetings: list[int] = []
@@ -344,9 +344,9 @@ class Asked:
         self.given_back.append(unit)
 
 
-def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, Asked]:
-    """A trainer without a coordinator."""
-    trainer, asked = object.__new__(TrainerProcess), Asked()
+def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, FakeClient]:
+    """Return a trainer without a coordinator, and its client."""
+    trainer, asked = object.__new__(TrainerProcess), FakeClient()
     trainer.__dict__.update(
         _client=asked,
         clock=cluster.network.clock,

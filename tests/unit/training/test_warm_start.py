@@ -137,7 +137,7 @@ def test_another_model_is_refused(make_job: MakeJob, first: Job, sections: dict[
 
 
 def test_a_missing_checkpoint_is_rejected(make_job: MakeJob, first: Job) -> None:
-    with pytest.raises(ConfigError, match=r"^job.yaml: train.warm_start: nothing: no such run, runs has `first`"):
+    with pytest.raises(ConfigError, match=r"^job.yaml: train.warm_start: nothing: no such run, runs/ contains `first`"):
         train_job(warm(make_job, "nothing"))
     path = newest(first).path
     (path / "dense.bin").write_bytes(b"")

@@ -129,7 +129,7 @@ def test_a_store_is_of_a_model_and_not_of_a_version(
         assert cli.main([*command, f"models/{MODEL}:2"]) == 2
         assert capsys.readouterr().err == (
             f"error: {' '.join(command)}: expected a model, got version 2 of one: `models/{MODEL}:2`; "
-            "`elasticrec models rollback` has a store serve it\n"
+            "to serve that version, use `elasticrec models rollback`\n"
         )
     for model, version in ((f"models/{MODEL}:2", 2), (f"models/{MODEL}", 1)):
         assert cli.main(["cube", "get", model, "7"]) == 0

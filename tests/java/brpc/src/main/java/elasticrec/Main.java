@@ -25,10 +25,10 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 
 /**
- * Scores the samples on stdin (`show click sign:slot …`) with as many threads as asked for and prints a score a line, then the
- * rows of the keys, then what a method that does not exist gives.
+ * Scores the samples on stdin (`show click sign:slot …`) with several threads. Prints a score per line, then the rows of the
+ * keys, then the error of a call to an unknown method.
  *
- * <p>Arguments: host:port, threads, samples a request, compression (NONE, GZIP or ZLIB), token or `-`, keys.
+ * <p>Arguments: host:port, threads, samples per request, compression (NONE, GZIP or ZLIB), token or `-`, keys.
  */
 public final class Main {
   interface GeneralModelService {
@@ -55,7 +55,7 @@ public final class Main {
       run(arguments);
     } catch (Throwable error) {
       error.printStackTrace();
-      // threads of the clients would go on
+      // The threads of the clients would keep the process alive.
       System.exit(1);
     }
     System.exit(0);
@@ -114,7 +114,7 @@ public final class Main {
       text.append('\n');
     }
     try {
-        model.train(GeneralModel.Request.getDefaultInstance());
+      model.train(GeneralModel.Request.getDefaultInstance());
       text.append("no error\n");
     } catch (RpcException error) {
       text.append("error ").append(error.getMessage()).append('\n');
@@ -125,7 +125,7 @@ public final class Main {
     dictClient.stop();
   }
 
-  /** Shows the token, if there is one. */
+  /** Sends the token with every request, if there is one. */
   private static List<Interceptor> authorize(String token) {
     List<Interceptor> interceptors = new ArrayList<>();
     if (!token.equals("-")) {
@@ -141,7 +141,7 @@ public final class Main {
     return interceptors;
   }
 
-  /** One ragged tensor a slot, a row of it a line. */
+  /** Makes one ragged tensor per slot, with one row per line. */
   private static GeneralModel.Request request(List<String> lines, long logId) {
     Map<String, GeneralModel.Tensor.Builder> slots = new TreeMap<>();
     for (String line : lines) {
