@@ -164,12 +164,6 @@ impl Batch {
         self.parsed.num_bad
     }
 
-    /// Signs in slots that the job does not use.
-    #[getter]
-    fn num_unused(&self) -> u64 {
-        self.parsed.batch.num_unused
-    }
-
     /// The first few bad records of the reader, as `file:line: what`.
     #[getter]
     fn bad(&self) -> Vec<String> {

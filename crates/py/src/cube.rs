@@ -47,15 +47,6 @@ impl CubeView {
         Ok(CubeView { inner: Arc::new(py.detach(open).map_err(IntoPyErr::into_py_err)?) })
     }
 
-    /// Returns the next version: this one with the part files of one delta applied.
-    fn with_delta(&self, py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<Self> {
-        let apply = || -> Result<View, CubeError> {
-            let parts = paths.iter().map(DeltaFile::open).collect::<Result<Vec<_>, _>>()?;
-            self.inner.with_delta(&parts)
-        };
-        Ok(CubeView { inner: Arc::new(py.detach(apply).map_err(IntoPyErr::into_py_err)?) })
-    }
-
     /// Looks signs up: rows `[signs, width]`, zeros for signs without a row, and which signs have one.
     fn lookup<'py>(
         &self,

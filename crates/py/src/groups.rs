@@ -106,23 +106,7 @@ impl MergedGradients {
         let sent = py.detach(|| {
             let mut split = ShardSplit::default();
             servers.inner.split(&merged.signs, &mut split);
-            let update = BatchUpdate {
-                unit,
-                batch: index,
-                is_last: last,
-                checksum: merged.checksum,
-                num_samples: merged.num_samples,
-                seen,
-                weight: 1.0,
-                group: None,
-                is_increment: false,
-                counts: &merged.counts,
-                gradients: &merged.gradients,
-                dense: &merged.dense,
-                sum_indices: &merged.sum_indices,
-                sum_values: &merged.sum_values,
-            };
-            let tickets = servers.inner.push(&split, &update);
+            let tickets = servers.inner.push(&split, &update_of(merged, unit, index, last, seen));
             merged.clear();
             tickets
         });
@@ -211,24 +195,36 @@ impl GeoExchange {
         let sent = py.detach(|| {
             let increments = table.inner.increments(&merged.signs, &self.before);
             let update = BatchUpdate {
-                unit,
-                batch: index,
-                is_last: last,
-                checksum: merged.checksum,
-                num_samples: merged.num_samples,
-                seen,
-                weight: 1.0,
-                group: None,
                 is_increment: true,
-                counts: &merged.counts,
                 gradients: &increments,
                 dense,
                 sum_indices,
                 sum_values,
+                ..update_of(merged, unit, index, last, seen)
             };
             servers.inner.push(&self.split, &update)
         });
         Ok(PushTicket { tickets: sent.map_err(IntoPyErr::into_py_err)?, pulled_at: servers.take_oldest() })
+    }
+}
+
+/// Returns the merged gradients as one push with the name (unit, index).
+fn update_of(merged: &MergedUpdate, unit: u64, index: u32, is_last: bool, seen: u32) -> BatchUpdate<'_> {
+    BatchUpdate {
+        unit,
+        batch: index,
+        is_last,
+        checksum: merged.checksum,
+        num_samples: merged.num_samples,
+        seen,
+        weight: 1.0,
+        group: None,
+        is_increment: false,
+        counts: &merged.counts,
+        gradients: &merged.gradients,
+        dense: &merged.dense,
+        sum_indices: &merged.sum_indices,
+        sum_values: &merged.sum_values,
     }
 }
 

@@ -171,8 +171,6 @@ impl BatchMaker {
                 if !(weight > 0.0 && weight.is_finite()) {
                     return Err(SampleError::new_err(format!("weight: expected a number above 0, got {weight}")));
                 }
-            } else {
-                builder.count_unused();
             }
         }
         let expected = parser.features().labels.len();
@@ -364,7 +362,7 @@ pub(crate) fn held_out<'py>(
 
 /// A batch as plain arrays, to be sent to another process.
 type Parts<'py> = (
-    (u64, u32, usize, usize, u64),
+    (u64, u32, usize, usize),
     (Vec<String>, String),
     (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u32>>),
     (Bound<'py, PyArray1<f32>>, Bound<'py, PyArray1<f32>>, Bound<'py, PyArray1<f32>>),
@@ -381,7 +379,7 @@ pub(crate) fn batch_to_parts<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Pa
     let location = batch.location.clone().unwrap_or_default();
     let ParsedBatch { name, batch, num_records, num_bad, bad, .. } = &batch.parsed;
     Ok((
-        (name.unit, name.index, *num_records, *num_bad, batch.num_unused),
+        (name.unit, name.index, *num_records, *num_bad),
         (bad.clone(), location),
         (PyArray1::from_slice(py, &batch.signs), PyArray1::from_slice(py, &batch.offsets)),
         (dense, labels, weights),
@@ -392,7 +390,7 @@ pub(crate) fn batch_to_parts<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Pa
 /// Return the batch from the result of `batch_to_parts` in another process.
 #[pyfunction]
 pub(crate) fn batch_from_parts(py: Python<'_>, parser: &Parser, parts: Parts<'_>) -> PyResult<Batch> {
-    let ((unit, index, num_records, num_bad, num_unused), (bad, location), signs, values, counts) = parts;
+    let ((unit, index, num_records, num_bad), (bad, location), signs, values, counts) = parts;
     let features = parser.inner.features();
     let batch = elasticrec_sample::Batch {
         num_slots: features.slots.len(),
@@ -405,7 +403,6 @@ pub(crate) fn batch_from_parts(py: Python<'_>, parser: &Parser, parts: Parts<'_>
         weights: values.2.to_vec()?,
         shows: counts.0.to_vec()?,
         clicks: counts.1.to_vec()?,
-        num_unused,
     };
     if !batch.is_consistent() {
         return Err(PyValueError::new_err("batch_from_parts: expected the arrays of one batch"));

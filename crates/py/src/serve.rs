@@ -116,7 +116,7 @@ impl Server {
         .map_err(|error: elasticrec_serve::ModelError| error.into_py_err())
     }
 
-    /// Set the metrics of the version that a variant should have, and of failed loads so far.
+    /// Set the metrics `offered_version` and `load_failures` of a variant.
     fn note(&self, model: &str, variant: &str, offered: u64, failures: u64) {
         self.handle.note(model, variant, offered, failures);
     }
@@ -158,7 +158,7 @@ impl Readers {
         self.inner.add(stream).map_err(|error| PyOSError::new_err(error.to_string()))
     }
 
-    /// Return the numbers of processes that died, hung or returned nonsense since the last call.
+    /// Return the numbers of processes that died, hung or returned invalid data since the last call.
     fn lost(&self) -> Vec<u64> {
         self.inner.lost()
     }

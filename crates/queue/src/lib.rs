@@ -170,7 +170,7 @@ impl<J> Backlog<'_, J> {
         self.on_caller
     }
 
-    /// Return a job that must not run on this thread; it is the next one again.
+    /// Put a job that must not run on this thread back at the front of the queue.
     pub fn put_back(&self, job: J) {
         self.queue.lock().jobs.push_front(job);
     }

@@ -25,8 +25,6 @@ pub struct Batch {
     pub shows: Vec<u32>,
     /// Clicks of each sample.
     pub clicks: Vec<u32>,
-    /// Signs in slots that the job does not use.
-    pub num_unused: u64,
 }
 
 impl Batch {
@@ -80,7 +78,6 @@ pub struct BatchBuilder {
     labels: Vec<f32>,
     /// Labels that the sample has so far.
     labels_seen: Vec<bool>,
-    num_unused: u64,
     /// Occurrences of each dense name in the line so far, by its first column.
     dense_seen: Vec<u16>,
     /// Limit of the signs in each slot, of which the last ones are kept; empty if no slot is limited.
@@ -106,7 +103,6 @@ impl BatchBuilder {
                 weights: Vec::with_capacity(capacity),
                 shows: Vec::with_capacity(capacity),
                 clicks: Vec::with_capacity(capacity),
-                num_unused: 0,
             },
             tokens: Vec::with_capacity(2 * num_slots),
             sorted: true,
@@ -114,7 +110,6 @@ impl BatchBuilder {
             dense: vec![0.0; num_dense],
             labels: vec![0.0; num_labels],
             labels_seen: vec![false; num_labels],
-            num_unused: 0,
             dense_seen: vec![0; num_dense],
             longest: Vec::new(),
             missing: 0.0,
@@ -143,7 +138,6 @@ impl BatchBuilder {
         self.labels.fill(0.0);
         self.labels_seen.fill(false);
         self.dense_seen.fill(0);
-        self.num_unused = 0;
     }
 
     /// Counts an occurrence of the dense name with first column `first`; returns the number of earlier ones.
@@ -152,12 +146,6 @@ impl BatchBuilder {
         let seen = self.dense_seen[first];
         self.dense_seen[first] = seen.saturating_add(1);
         usize::from(seen)
-    }
-
-    /// Counts a sign in a slot that the job does not use.
-    #[inline]
-    pub fn count_unused(&mut self) {
-        self.num_unused += 1;
     }
 
     /// Adds a sign to a slot of the sample.
@@ -234,7 +222,6 @@ impl BatchBuilder {
         self.batch.weights.push(weight);
         self.batch.shows.push(show);
         self.batch.clicks.push(click);
-        self.batch.num_unused += self.num_unused;
     }
 
     /// Appends samples that all have `widths[slot]` signs in each slot. Returns their signs
@@ -277,7 +264,7 @@ impl BatchBuilder {
         self.batch.num_samples()
     }
 
-    /// Drops all samples after the first `num_samples`; their signs in unused slots stay counted.
+    /// Drops all samples after the first `num_samples`.
     pub fn truncate(&mut self, num_samples: usize) {
         let Batch { num_slots, num_dense, num_labels, .. } = self.batch;
         if num_samples >= self.batch.num_samples() {

@@ -128,7 +128,7 @@ impl Sample<'_> {
     fn add(&mut self, name: &[u8], value: &[u8], meaning: Meaning) -> Result<(), RecordError> {
         match meaning {
             Meaning::Slot(slot) => self.parser.add_value(slot, value, self.into),
-            Meaning::Unused => self.into.count_unused(),
+            Meaning::Unused => {}
             Meaning::Other(Target::Dense { first, count }) => {
                 let occurrence = self.into.next_dense(first);
                 if occurrence >= count {
@@ -185,7 +185,6 @@ mod tests {
         assert_eq!(batch.offsets, [0, 1, 3, 4]);
         assert_eq!(batch.dense, [0.05, -(2f32.ln())]);
         assert_eq!((batch.labels, batch.clicks, batch.shows), (vec![1.0], vec![1], vec![1]));
-        assert_eq!(batch.num_unused, 1);
     }
 
     #[test]

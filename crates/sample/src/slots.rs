@@ -31,9 +31,8 @@ pub(crate) fn parse(
     loop {
         if let Some((sign, number, length)) = plain_token(fields.rest) {
             fields.rest = &fields.rest[length..];
-            match parser.numbered_slot(number) {
-                Some(slot) => parser.add_sign(slot, sign, into),
-                None => into.count_unused(),
+            if let Some(slot) = parser.numbered_slot(number) {
+                parser.add_sign(slot, sign, into);
             }
             continue;
         }
@@ -49,9 +48,8 @@ pub(crate) fn parse(
         if slot.is_empty() {
             return Err(RecordError(format!("sign `{sign}`: expected a slot after the colon, got nothing")));
         }
-        match parser.slot(slot) {
-            Some(slot) => parser.add_sign(slot, sign, into),
-            None => into.count_unused(),
+        if let Some(slot) = parser.slot(slot) {
+            parser.add_sign(slot, sign, into);
         }
     }
     if mode == LabelMode::Required {

@@ -100,7 +100,7 @@ pub struct Limits {
     pub max_instances: usize,
 }
 
-/// Why a body is refused.
+/// The reason a body is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DecodeError {
     /// The body is invalid.

@@ -92,7 +92,7 @@ impl AsRef<[u8]> for ReservedBytes {
     }
 }
 
-/// Why a body was not read or not inflated.
+/// The reason a body was not read or not inflated.
 #[derive(Debug)]
 pub(crate) enum ReadError {
     /// The connection broke, or the compressed bytes are invalid.

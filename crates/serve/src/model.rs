@@ -30,7 +30,7 @@ pub use rows::{Rows, StoreRows};
 pub use scorer::{ScoreError, ScoreStats, Scorer};
 pub use version::VersionError;
 
-/// Why a model cannot be served.
+/// The reason a model cannot be served.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum ModelError {
@@ -64,7 +64,7 @@ pub struct Model {
     network: Network,
 }
 
-/// Where the rows of a version come from.
+/// The source of the rows of a version.
 #[derive(Clone)]
 pub enum RowSource {
     /// The files of the version, except files whose rows the given loaded version has in memory already.

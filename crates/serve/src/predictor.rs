@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::codecs::{Codec, Limits};
 use crate::model::{EngineError, Manifest, Model, ModelError, ScoreError, Scorer, init_onnxruntime};
 
-/// Why scoring failed.
+/// The reason scoring failed.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum PredictError {

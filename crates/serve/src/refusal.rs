@@ -1,10 +1,10 @@
-//! Why a request has no prediction, independent of the protocol. HTTP, gRPC and bRPC each map it to their codes once.
+//! The reason a request has no prediction, independent of the protocol. HTTP, gRPC and bRPC each map it to their codes.
 
 use thiserror::Error;
 
 use crate::codecs::DecodeError;
 
-/// Why a request has no prediction.
+/// The reason a request has no prediction.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(crate) enum Refusal {
     /// The request is invalid.

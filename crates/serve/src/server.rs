@@ -1,6 +1,6 @@
 //! The server: its options, its start and stop, and loading versions.
 //!
-//! - `listen` accepts connections and finds out their protocol; `time_limits` disconnects clients that do not send or read;
+//! - `listen` accepts connections and detects their protocol; `time_limits` disconnects clients that do not send or read;
 //! - `registry` has the models, their variants and the current version of each.
 
 use std::fmt;
@@ -64,7 +64,7 @@ pub struct ServerOptions {
     pub max_instances: usize,
     /// Queued requests are scored together up to this number of instances; 1 scores each by itself.
     pub max_batch: usize,
-    /// How long a request may wait for others to be scored with, while requests arrive together.
+    /// Time that a request may wait for others to be scored with it, if recent requests arrived together.
     pub max_wait: Duration,
     /// Required on every path except health and readiness.
     pub token: Option<Token>,
@@ -102,7 +102,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a server did not start.
+/// The reason a server did not start.
 #[derive(Debug, Error)]
 pub enum ServerError {
     /// The address cannot be bound.
@@ -279,7 +279,7 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Return the address that it listens on.
+    /// Return the address of the listening socket.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -336,7 +336,7 @@ impl ServerHandle {
         model.ok_or_else(|| ModelError::Mismatch { name: name.into(), what: "has no model".into() })
     }
 
-    /// Set the metrics of the version that a variant should have, and of failed loads so far.
+    /// Set the metrics `offered_version` and `load_failures` of a variant.
     pub fn note(&self, name: &str, variant: &str, offered: u64, failures: u64) {
         let metrics = self.app.metrics.of(name, variant);
         metrics.offered.set(offered as i64);

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::model::chain::{Chain, Step};
 use crate::model::manifest::Manifest;
 
-/// Why a graph cannot be loaded or run.
+/// The reason a graph cannot be loaded or run.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum EngineError {

@@ -28,7 +28,7 @@ const CUBE_PREFIX: &str = "cube/";
 /// Bytes read at once for a checksum.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Why a version directory cannot be loaded; `path` is the file it is about.
+/// The reason a version directory cannot be loaded; `path` is the file concerned.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum ManifestError {
@@ -329,11 +329,6 @@ impl Manifest {
         self.cube_names().map(|name| dir.join(name)).collect()
     }
 
-    /// Check the size and checksum of every file of the version.
-    pub fn verify(&self, dir: &Path) -> Result<(), ManifestError> {
-        self.files.keys().try_for_each(|name| self.check_file(dir, name, |_| ()))
-    }
-
     /// Check the size and checksum of the cube's part files, without keeping their bytes.
     pub fn verify_cube(&self, dir: &Path) -> Result<(), ManifestError> {
         self.cube_names().try_for_each(|name| self.check_file(dir, name, |_| ()))
@@ -537,9 +532,9 @@ mod tests {
         write("dense.bin", b"abcd");
         write("cube/part-00000", b"c");
         let manifest = Manifest::load(dir.path()).unwrap();
-        manifest.verify(dir.path()).unwrap();
+        manifest.verify_cube(dir.path()).unwrap();
         assert_eq!(manifest.read(dir.path(), "dense.bin").unwrap(), b"abcd");
-        let error = || manifest.verify(dir.path()).unwrap_err().to_string();
+        let error = || manifest.read(dir.path(), "dense.bin").unwrap_err().to_string();
         let dense = dir.path().join("dense.bin").display().to_string();
         write("dense.bin", b"abcx");
         assert_eq!(error(), format!("{dense}: sha-256 differs from the manifest, the file is damaged"));

@@ -14,7 +14,7 @@ use crate::model::engine::{Engine, EngineError};
 use crate::model::rows::{Rows, StoreRows};
 use crate::refusal::Refusal;
 
-/// Why a batch was not scored.
+/// The reason a batch was not scored.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum ScoreError {

@@ -27,7 +27,7 @@ pub struct Current {
     pub wanted: Option<u64>,
 }
 
-/// Why a path does not resolve to a version.
+/// The reason a path does not resolve to a version.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum VersionError {

@@ -35,7 +35,7 @@ mod code {
     pub(super) const LIMIT: u16 = 2004;
 }
 
-/// Why a call has no answer.
+/// The reason a call has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Fault {
     code: u16,

@@ -9,7 +9,7 @@ use flate2::write::{GzEncoder, ZlibEncoder};
 use crate::memory::{ReadError, Reservation, read_within};
 use crate::refusal::Refusal;
 
-/// How a body is compressed.
+/// The compression of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compression {
     Gzip,

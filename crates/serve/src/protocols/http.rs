@@ -2,8 +2,8 @@
 //!
 //! - `front` takes every request of HTTP and gRPC: it checks the token, counts, and sends predictions past the router.
 //! - `plain` (named slots, lines), `tensors` (Open Inference Protocol), `paddle` (Paddle Serving, ElasticCTR) and `cube`
-//!   (rows by sign) are the APIs; `predict` and `explain` are the way from a body to a response that they share.
-//! - `body` and `encoding` read bodies, `reply` writes answers and maps refusals to statuses, `docs` describes it all.
+//!   (rows by sign) are the APIs; `predict` and `explain` turn a body into a response for all of them.
+//! - `body` and `encoding` read bodies, `reply` writes answers and maps refusals to statuses, `docs` serves their description.
 
 use std::sync::Arc;
 

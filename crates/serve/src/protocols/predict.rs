@@ -19,7 +19,7 @@ pub(crate) struct PredictRequest<'a> {
     pub(crate) deadline: Option<Deadline>,
 }
 
-/// Score a request; returns the version that did it and the prediction.
+/// Score a request; return the version that scored it and the prediction.
 pub(crate) async fn predict(
     registry: &Registry,
     request: PredictRequest<'_>,

@@ -47,7 +47,7 @@ enum LineParser {
     Workers,
     /// Reader processes that run a user's own reader.
     Readers(Arc<Readers>, ReaderLimits),
-    /// None, for this reason.
+    /// This server cannot parse lines, for this reason.
     Missing(String),
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct DeploymentOptions {
     pub(crate) batching: Batching,
 }
 
-/// What the workers of a deployment share with the server.
+/// The resources that the workers of a deployment share with the server.
 pub(crate) struct Resources<'a> {
     pub(crate) metrics: &'a ModelMetrics,
     pub(crate) answers: &'a Answers,

@@ -1,4 +1,4 @@
-//! A queued prediction: what a worker needs for it, and what it returns.
+//! A queued prediction: its body, deadline and answer channel, and the answer of a worker.
 
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ pub(crate) struct Prediction {
     pub(crate) timing: Timing,
 }
 
-/// How long each stage of a request took. Work done for several requests together counts in full for each.
+/// The time of each stage of a request. Work done for several requests together counts in full for each.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Timing {
     pub(crate) queue: Duration,

@@ -2,7 +2,7 @@
 //!
 //! A request is a `u32` length and the lines. The answer is a `u8` status, a `u32` length, and a batch (`codecs::parsed`)
 //! or a message about a line. All numbers are little-endian. Answers are validated. A process that dies, hangs or sends
-//! an invalid answer is given up; its owner learns of that through [`Readers::lost`].
+//! an invalid answer is given up; [`Readers::lost`] reports it to its owner.
 
 use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream;
@@ -83,7 +83,7 @@ enum Answer {
     Refused(String),
 }
 
-/// Why a process is given up.
+/// The reason a process is given up.
 #[derive(Debug)]
 enum Failure {
     Died,

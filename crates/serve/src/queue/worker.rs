@@ -23,7 +23,7 @@ const MAX_SMALL_INSTANCES: usize = 256;
 pub(crate) struct Batching {
     /// Instances at which no further request is taken; 1 scores each request by itself.
     pub(crate) max_instances: usize,
-    /// How long the first request may wait for others.
+    /// Time that the first request may wait for others.
     pub(crate) max_wait: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! The accept loop: accepts connections, finds out their protocol, and on a stop waits for in-flight requests.
+//! The accept loop: accepts connections, detects their protocol, and on a stop waits for in-flight requests.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -145,7 +145,7 @@ impl Builders {
         http2
             .http2()
             .timer(TokioTimer::new())
-            // A client that vanished is disconnected as soon as an idle one.
+            // Disconnect a vanished client within the time limit of an idle one.
             .keep_alive_interval(timeout)
             .keep_alive_timeout(timeout)
             .max_concurrent_streams(MAX_STREAMS)

@@ -1,4 +1,4 @@
-//! Which version answers a request: models by name, each with one or more variants, each with a current version.
+//! The models of a server by name, each with one or more variants, and the version that answers a request.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ impl ModelPlan {
     }
 }
 
-/// Why the models of a configuration are invalid.
+/// The reason the models of a configuration are invalid.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum PlanError {
@@ -70,12 +70,12 @@ pub(crate) struct Entry {
 /// A variant of a model, and the version that its new requests get.
 pub(crate) struct Variant {
     pub(crate) name: String,
-    /// Where its share of the keys ends, in [0, 1].
+    /// The end of its share of the keys, in [0, 1].
     end: f64,
     current: RwLock<Option<Arc<Deployment>>>,
 }
 
-/// How a request chooses the version that answers it.
+/// The choice of a version by a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Choice<'a> {
     /// The model; None for the first one.
@@ -235,12 +235,12 @@ impl Entry {
 }
 
 impl Variant {
-    /// Return the version of new requests, or None before the first one is warm.
+    /// Return the version that answers new requests, or None before the first version is warm.
     pub(crate) fn current(&self) -> Option<Arc<Deployment>> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Make `next` the version of new requests and return the previous one, which ends with its last request.
+    /// Let `next` answer new requests and return the previous version, which ends with its last request.
     pub(crate) fn switch(&self, next: Option<Arc<Deployment>>) -> Option<Arc<Deployment>> {
         std::mem::replace(&mut *self.current.write().unwrap_or_else(PoisonError::into_inner), next)
     }

@@ -1,6 +1,6 @@
 //! Time limits on a connection: for its first bytes, and for a client to read its answers.
 //!
-//! hyper limits the time for headers, and `protocols` that for bodies; the rest is limited here.
+//! hyper limits the time for headers, `protocols` the time for bodies, and this file the rest.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -42,7 +42,7 @@ pub(super) struct TimedStream<S> {
     /// Bytes of the preface that have not arrived.
     num_missing: usize,
     preface: TimeLimit,
-    /// How long a write may be pending.
+    /// Time limit for a pending write.
     timeout: Duration,
     writing: TimeLimit,
     flushing: TimeLimit,

@@ -90,11 +90,6 @@ impl PartFile {
         Err(PartError::BlockChecksum { name: self.name.clone(), partition })
     }
 
-    /// Calls [`verify_block`](PartFile::verify_block) for all blocks.
-    pub fn verify_all(&self) -> Result<(), PartError> {
-        (0..self.entries.len()).try_for_each(|i| self.verify_block(i))
-    }
-
     /// The bytes of block `i`.
     ///
     /// # Panics

@@ -35,7 +35,7 @@ type Outgoing = (Bytes, Option<OwnedSemaphorePermit>);
 
 /// Answer the calls of a connection until it or the server ends.
 pub(crate) async fn serve(stream: TcpStream, app: Arc<App>, stop: watch::Receiver<Option<Instant>>) {
-    // Clients keep idle connections; one that vanished is disconnected as soon as an idle one of HTTP.
+    // Clients keep idle connections open. Probes detect vanished clients within the time limit of an idle HTTP connection.
     let idle = app.options.header_timeout.max(Duration::from_secs(1));
     let _ = sockopt::set_socket_keepalive(&stream, true);
     let _ = sockopt::set_tcp_keepidle(&stream, idle);

@@ -60,7 +60,7 @@ pub(super) struct Request {
     pub(super) payload: Bytes,
 }
 
-/// Why no more frames can be read from a connection.
+/// The reason no more frames can be read from a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FrameError {
     /// Not a request of this protocol.

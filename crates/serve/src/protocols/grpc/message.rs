@@ -21,7 +21,7 @@ const HEAD_BYTES: usize = 5;
 const PLAIN: u8 = 0;
 const COMPRESSED: u8 = 1;
 
-/// How messages may be compressed. An answer is compressed if its request may be: nearly all clients accept gzip, but
+/// The compression of messages. An answer is compressed if its request may be: nearly all clients accept gzip, but
 /// only clients that use it themselves want to spend time on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coding {

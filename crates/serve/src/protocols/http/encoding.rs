@@ -1,4 +1,4 @@
-//! Content encodings: how the body of a request is compressed, and whether its answer may be.
+//! Content encodings: the compression of a request's body and of its answer.
 
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
@@ -9,7 +9,7 @@ use crate::protocols::compression::Compression;
 /// Answers up to this size are not compressed: they fit into one packet.
 const MAX_PLAIN_BYTES: usize = 512;
 
-/// Return how the body is compressed, or None for a plain body.
+/// Return the compression of the body, or None for a plain body.
 pub(super) fn content_encoding(headers: &HeaderMap) -> Result<Option<Compression>, Error> {
     let Some(value) = headers.get(CONTENT_ENCODING) else { return Ok(None) };
     let known: [(&[u8], _); 3] =

@@ -82,7 +82,7 @@ fn middle_of<'p>(path: &'p str, start: &str, end: &str) -> Option<&'p str> {
     (!part.is_empty() && !part.contains(['/', '%'])).then_some(part)
 }
 
-/// Return whether the request has the token, in a time that does not depend on how much of it is right.
+/// Return whether the request has the token, compared in constant time.
 fn has_token(headers: &HeaderMap, token: &[u8]) -> bool {
     let Some(value) = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes) else {
         return false;

@@ -1,4 +1,4 @@
-//! The common part of all predictions over HTTP: headers of requests and answers, and the way from a body to a response.
+//! The common part of all predictions over HTTP: headers of requests and answers, and the steps from a body to a response.
 
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,10 @@ const VARIANT: HeaderName = HeaderName::from_static("elasticrec-variant");
 const VERSION: HeaderName = HeaderName::from_static("elasticrec-version");
 /// The time limit of a request in milliseconds.
 const TIMEOUT: HeaderName = HeaderName::from_static("elasticrec-timeout-ms");
-/// Asks for `server-timing` in the answer.
+/// Requests the header `server-timing` in the answer.
 const TIMING: HeaderName = HeaderName::from_static("elasticrec-timing");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// How many bytes of a body are JSON; the binary data of tensors follows them.
+/// Number of bytes of JSON in a body; the binary data of tensors follows them.
 pub(super) const JSON_BYTES: HeaderName = HeaderName::from_static("inference-header-content-length");
 
 /// The longest time limit that a request may ask for: an hour.

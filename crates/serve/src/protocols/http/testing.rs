@@ -27,7 +27,7 @@ pub(crate) fn install(server: &ServerHandle, version: u64, mut work: impl FnMut(
     server.app.registry.variant("demo", "").unwrap().switch(Some(Arc::new(deployment)));
 }
 
-/// Answer with the codec and the body; bodies such as `panic` and `bad` give the outcome that they name.
+/// Answer with the codec and the body; bodies such as `panic` and `bad` select the outcome.
 pub(crate) fn echo(job: Job) {
     let Job { codec, body, answer, .. } = job;
     let outcome = match &body[..] {
