@@ -95,9 +95,6 @@ class Batch:
     @property
     def num_bad(self) -> int: ...
     @property
-    def num_unused(self) -> int:
-        """Signs in slots that the job does not use."""
-    @property
     def bad(self) -> list[str]: ...
     @property
     def location(self) -> str:
@@ -245,8 +242,6 @@ class CubeView:
     def num_partitions(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
-    def with_delta(self, paths: list[str]) -> CubeView:
-        """Return the next version: this one with the part files of one delta applied."""
     def lookup(self, signs: _U64) -> tuple[_F32, _Bool]:
         """Look signs up: return rows `[signs, width]`, zeros for signs without a row, and which signs have one."""
     def items(self) -> CubeItems:
@@ -364,7 +359,7 @@ class Readers:
     def add(self, socket: socket.socket) -> int:
         """Add a process by its socket and return its number; the socket object is closed."""
     def lost(self) -> list[int]:
-        """Return the numbers of processes that died, hung or returned nonsense since the last call."""
+        """Return the numbers of processes that died, hung or returned invalid data since the last call."""
 
 @final
 class Predictor:

@@ -41,7 +41,7 @@ def load_job(path: str | Path, set: Mapping[str, Any] | Sequence[str] = ()) -> J
     _check("load_job", "path", path, (str, os.PathLike), "a str or a Path")
     # A str is a sequence too, but its characters are not overrides.
     if not isinstance(set, Mapping | Sequence) or isinstance(set, str | bytes):
-        raise _wrong("load_job", "set", "a dict such as {'train.epochs': 3}, or a list of str", set)
+        raise _type_error("load_job", "set", "a dict such as {'train.epochs': 3}, or a list of str", set)
     if isinstance(set, Mapping):
         return _load_job(path, [_override(key, value) for key, value in set.items()])
     for number, item in enumerate(set):
@@ -67,7 +67,7 @@ def train(
     """
     _check("train", "job", job, (Job, str, os.PathLike), "a Job, a str or a Path")
     if callback is not None and not callable(callback):
-        raise _wrong("train", "callback", "a function or None", callback)
+        raise _type_error("train", "callback", "a function or None", callback)
     _check("train", "fresh", fresh, bool, "a bool")
     _check("train", "quiet", quiet, bool, "a bool")
     loaded = job if isinstance(job, Job) else load_job(job)
@@ -207,14 +207,14 @@ class TrainingRun:
             ) from None
         labels = self.job.data.labels
         records = [record for record in self.records if record.get("event") != "evaluating"]
-        return pd.DataFrame([_flat(record, labels) for record in records])
+        return pd.DataFrame([_flatten(record, labels) for record in records])
 
     def score(self, samples: Path | str | bytes | Iterable[str]) -> Scores:
         """Return probabilities `[samples, labels]` of a file (a `Path`), of text, or of lines."""
         # Iterating over a mapping or a pandas table yields names, not samples.
         has_names = isinstance(samples, Mapping) or hasattr(samples, "columns")
         if has_names or not isinstance(samples, Path | Iterable):
-            raise _wrong("score", "samples", "a Path, a str, bytes or a list of str", samples)
+            raise _type_error("score", "samples", "a Path, a str, bytes or a list of str", samples)
         if isinstance(samples, Path):
             chunks = list(scores_of(source_of(self._model), str(samples)))
         else:
@@ -259,10 +259,10 @@ def _output(quiet: bool) -> Iterator[TextIO | None]:
 def _check(function: str, name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
     """Raise `TypeError` for an argument of the wrong type."""
     if not isinstance(value, kinds):
-        raise _wrong(function, name, expected, value)
+        raise _type_error(function, name, expected, value)
 
 
-def _wrong(function: str, name: str, expected: str, value: object) -> TypeError:
+def _type_error(function: str, name: str, expected: str, value: object) -> TypeError:
     return TypeError(f"{function}: {name}: expected {expected}, got {type(value).__name__}")
 
 
@@ -272,7 +272,7 @@ def _override(key: object, value: object) -> str:
         # Overrides are parsed as YAML, which contains JSON.
         return f"{key}={json.dumps(value, default=_plain, ensure_ascii=False)}"
     except TypeError:
-        raise _wrong(
+        raise _type_error(
             "load_job", f"set[{key!r}]", "a number, a str, a bool, None, or a list or dict of them", value
         ) from None
 
@@ -302,7 +302,7 @@ def _lines(samples: str | bytes | Iterable[str]) -> BinaryIO:
     return io.BytesIO("\n".join(lines).encode())
 
 
-def _flat(record: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+def _flatten(record: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:
     """Flatten a record: metrics by label, shares by stage."""
     flat: dict[str, Any] = {}
     for key, value in record.items():

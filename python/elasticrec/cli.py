@@ -262,9 +262,9 @@ def explain(
             from elasticrec.errors import ConfigError
 
             raise ConfigError("explain: expected one of --checkpoint, --model and --server")
-        from elasticrec.predict import ServerAddress
+        from elasticrec.predict import RemoteServer
 
-        with ServerAddress(server, name, token, None, ca).client() as client:
+        with RemoteServer(server, name, token, None, ca).client() as client:
             result = explaining.explain_served(client, sample)
     else:
         source = explaining.open_source(checkpoint, model, best=best)
@@ -369,10 +369,10 @@ def predict(
     Scores of several labels are separated by tabs. If the lines have labels, AUC and log loss follow on standard
     error.
     """
-    from elasticrec.predict import ServerAddress, open_scorer, scores_of, with_metrics
+    from elasticrec.predict import RemoteServer, open_scorer, scores_of, with_metrics
     from elasticrec.progress import counting
 
-    address = ServerAddress(server, name, token, timeout_s, ca)
+    address = RemoteServer(server, name, token, timeout_s, ca)
     with open_scorer(checkpoint, model, address, best=best, run_reader=run_reader) as opened:
         source, metrics = with_metrics(opened)
         num_scored = 0

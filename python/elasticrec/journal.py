@@ -89,7 +89,7 @@ class Journal:
         own, next_one = (_term_path(self.path.parent, self.term + more) for more in (0, 1))
         if self._failure is None and (next_one.exists() or not own.exists()):
             # The lock prevents this except across machines.
-            self._failure = f"{self.path.parent.parent}: another coordinator has taken this run over"
+            self._failure = f"{self.path.parent.parent}: another coordinator has taken over this run"
         if self._failure is not None:
             raise UnavailableError(self._failure)
 

@@ -170,7 +170,7 @@ def _locate(chunk: _Chunk, predict: Callable[[bytes], Scores]) -> SampleError:
 
 
 @dataclass(frozen=True)
-class ServerAddress:
+class RemoteServer:
     """A running server and the options of requests to it."""
 
     url: str | None = None
@@ -182,7 +182,7 @@ class ServerAddress:
 
     def check_absent(self) -> None:
         """Refuse options of a server when no server is given."""
-        if self != ServerAddress():
+        if self != RemoteServer():
             raise ConfigError("predict: --name, --token, --timeout and --ca need --server")
 
     def client(self) -> Client:
@@ -195,7 +195,7 @@ class ServerAddress:
 
 @contextmanager
 def open_scorer(
-    checkpoint: str | None, model: str | None, server: ServerAddress, *, best: bool = False, run_reader: bool = False
+    checkpoint: str | None, model: str | None, server: RemoteServer, *, best: bool = False, run_reader: bool = False
 ) -> Iterator[Source]:
     """Open the source of scores: exactly one of a checkpoint, a published model and a server."""
     if sum(source is not None for source in (checkpoint, model, server.url)) != 1:
@@ -218,7 +218,7 @@ def open_scorer(
         with server.client() as client:
             metadata = client.metadata()
             can_skip = metadata.get("format") == "reader"
-            yield Source(client.predict_lines, is_remote=True, can_skip=can_skip, labels=_labels_at(metadata))
+            yield Source(client.predict_lines, is_remote=True, can_skip=can_skip, labels=_label_reader_of(metadata))
 
 
 def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool) -> Source:
@@ -243,7 +243,7 @@ def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool
     )
 
 
-def _labels_at(metadata: dict[str, Any]) -> LabelReader | None:
+def _label_reader_of(metadata: dict[str, Any]) -> LabelReader | None:
     """Return the label reader of a server's format; None if the server's metadata does not describe it."""
     try:
         return LabelReader.of_features(metadata["features"], metadata["labels"])

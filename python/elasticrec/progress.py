@@ -19,8 +19,8 @@ def counting(total: int | None) -> Iterator[Callable[[int], None]]:
         nonlocal shown
         if sys.stderr.isatty() and time.monotonic() - shown > _EVERY_S:
             shown = time.monotonic()
-            of = f"{done / total:4.0%} {done:,} of {total:,}" if total else f"{done:,}"
-            typer.echo(f"\r\x1b[2K{of} samples", err=True, nl=False)
+            text = f"{done / total:4.0%} {done:,} of {total:,}" if total else f"{done:,}"
+            typer.echo(f"\r\x1b[2K{text} samples", err=True, nl=False)
 
     try:
         yield show

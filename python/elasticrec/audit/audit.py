@@ -184,8 +184,8 @@ def _compare_shards(checkpoint: CheckpointContent, passes: list[PassUnits], num_
         if record != whole:
             problems.append(
                 f"partition {dense.partition}: expected all units below {end} complete, no others and {len(passes)} "
-                f"ended passes, got all units below {record['watermark']} complete, {len(record['complete'])} "
-                f"complete and {len(record['open'])} open units from there on, and {record['boundaries']} ended passes"
+                f"ended passes, got all units below {record['watermark']} complete, then {len(record['complete'])} "
+                f"complete and {len(record['open'])} open units, and {record['boundaries']} ended passes"
             )
     return problems
 

@@ -66,8 +66,8 @@ class _HourChecker:
             time = self._add_hour(f"{where}: hour {entry['hour']}", hour, entry["why"], over)
         if (entry["day"], entry["ends_day"]) != (time.seen, time.ends):
             self.problems.append(
-                f"{where}: expected day {time.seen}, which the pass {_ends(time.ends)}, "
-                f"got day {entry['day']}, which it {_ends(entry['ends_day'])}"
+                f"{where}: expected day {time.seen}, {_day_end(time.ends)}, "
+                f"got day {entry['day']}, {_day_end(entry['ends_day'])}"
             )
         return time
 
@@ -114,8 +114,8 @@ class _HourChecker:
         return hour
 
 
-def _ends(ends_day: bool) -> str:
-    return "ends" if ends_day else "does not end"
+def _day_end(ends_day: bool) -> str:
+    return "ended by this pass" if ends_day else "not ended by this pass"
 
 
 def check_hours(job: Job, decisions: HourDecisions) -> tuple[list[PassTime], list[str]]:

@@ -49,9 +49,9 @@ def run(url: str, name: str | None, token: str | None, settings: Settings, say: 
         raise ConfigError(f"bench: --format: expected {' or '.join(FORMATS)}, got `{settings.format}`")
     if settings.poisson and settings.rate is None:
         raise ConfigError("bench: --poisson needs --rate")
-    place = ServerAddress.of(url)
-    if place.has_tls:
-        raise ConfigError(f"bench: {place.where}: expected http://, got https://: `bench load` does not support TLS")
+    address = ServerAddress.of(url)
+    if address.has_tls:
+        raise ConfigError(f"bench: {address.where}: expected http://, got https://: `bench load` does not support TLS")
     secret = Secret(token, Path.cwd()).reveal_token() if token else None
     bodies = _bodies(_lines(settings), settings)
     with Client(url, name, token=secret, retries=0) as client:
@@ -60,8 +60,8 @@ def run(url: str, name: str | None, token: str | None, settings: Settings, say: 
     pace = f"{settings.rate:,g} requests/s" if settings.rate else "as fast as it answers"
     say(f"{model} at {url}: {settings.instances:,} lines per request, {settings.connections:,} connections, {pace}")
     report = _core.run_traffic(
-        place.where,
-        f"{place.prefix}{model_path(model)}:predict",
+        address.where,
+        f"{address.prefix}{model_path(model)}:predict",
         bodies,
         content_type=_CONTENT_TYPES[settings.format],
         token=secret,

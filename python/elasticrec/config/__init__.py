@@ -4,7 +4,7 @@ Reads `job.yaml` and `--set` into frozen objects, or raises one `ConfigError` th
 """
 
 from elasticrec.config.files import match_files
-from elasticrec.config.fingerprint import decisive, differences, fingerprint, meaning, structure
+from elasticrec.config.fingerprint import decisive_keys, differences, fingerprint, meaning, structure
 from elasticrec.config.job import Job, job_schema
 from elasticrec.config.load import default_job, load_job, parse_job
 from elasticrec.config.secret import Secret
@@ -14,7 +14,7 @@ __all__ = [
     "Job",
     "Secret",
     "Serve",
-    "decisive",
+    "decisive_keys",
     "default_job",
     "differences",
     "fingerprint",

@@ -8,7 +8,7 @@ from elasticrec.config.data import Holdout
 from elasticrec.config.job import Job
 
 
-def decisive(job: Job) -> dict[str, Any]:
+def decisive_keys(job: Job) -> dict[str, Any]:
     """Return the dotted keys that determine the parameters, with their values.
 
     Keys that may change before a resume are left out: epochs, threads, checkpoints, evaluation and metrics, serving.
@@ -48,7 +48,7 @@ def decisive(job: Job) -> dict[str, Any]:
 
 
 def meaning(job: Job) -> dict[str, Any]:
-    """Return the keys of `decisive` that determine what parameters mean: all except training data and method.
+    """Return the keys of `decisive_keys` that determine what parameters mean: all except training data and method.
 
     Checkpoints store them.
     """
@@ -66,7 +66,7 @@ def meaning(job: Job) -> dict[str, Any]:
         "train.batch_size",
         "train.warm_start",
     )
-    return {key: value for key, value in decisive(job).items() if key not in learned_from}
+    return {key: value for key, value in decisive_keys(job).items() if key not in learned_from}
 
 
 def structure(job: Job) -> dict[str, Any]:
@@ -81,14 +81,14 @@ def structure(job: Job) -> dict[str, Any]:
 
 
 def fingerprint(job: Job) -> str:
-    """Return the SHA-256 of `decisive` in hexadecimal."""
-    text = json.dumps(decisive(job), sort_keys=True, separators=(",", ":"))
+    """Return the SHA-256 of `decisive_keys` in hexadecimal."""
+    text = json.dumps(decisive_keys(job), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def differences(a: Job, b: Job) -> list[str]:
-    """Return the sorted keys of `decisive` in which two jobs differ; empty if one may resume the other."""
-    left, right = decisive(a), decisive(b)
+    """Return the sorted keys of `decisive_keys` in which two jobs differ; empty if one may resume the other."""
+    left, right = decisive_keys(a), decisive_keys(b)
     return sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
 
 

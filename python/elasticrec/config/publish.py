@@ -218,11 +218,6 @@ class Cube(Section):
             raise problem(f"`addresses`: `{far}` is another machine, which needs {missing} (or `cube.insecure: true`)")
         return self
 
-    @property
-    def num_ready(self) -> int:
-        """Replicas of a shard that must hold a version before it is offered."""
-        return self.min_ready or max(self.replicas - 1, 1)
-
 
 def host_of(address: str) -> str:
     """Return the host of `host:port`, without the brackets of IPv6."""

@@ -51,15 +51,15 @@ def make_app(coordinator: Coordinator, token: str | None = None, files: Path | N
     """Return the application; `files` is the repository's directory, for machines that do not share its disk."""
     api = _Api(coordinator, token)
     posts: dict[str, tuple[type[Any], Callable[[Any], Mapping[str, Any]]]] = {
-        "/v1/register": (messages.Register, coordinator.register),
+        "/v1/register": (messages.RegisterRequest, coordinator.register),
         "/v1/heartbeat": (messages.Heartbeat, coordinator.heartbeat),
-        "/v1/lease": (messages.Lease, coordinator.lease),
+        "/v1/lease": (messages.LeaseRequest, coordinator.lease),
         "/v1/meet": (messages.MeetRequest, coordinator.meet),
         "/v1/done": (messages.UnitRequest, coordinator.done),
         "/v1/give_back": (messages.UnitRequest, coordinator.give_back),
-        "/v1/missing": (messages.Missing, coordinator.missing),
+        "/v1/missing": (messages.MissingRequest, coordinator.missing),
         "/v1/checkpoint": (messages.CheckpointRequest, coordinator.checkpoint),
-        "/v1/scale": (messages.Scale, coordinator.scale),
+        "/v1/scale": (messages.ScaleRequest, coordinator.scale),
     }
     routes = [Route(path, api.post(kind, act), methods=["POST"]) for path, (kind, act) in posts.items()]
     routes += [
@@ -108,18 +108,30 @@ class _Api:
         try:
             return await run_in_threadpool(act)
         except messages.FencedError as error:
-            return self._error(409, str(error), moved=isinstance(error, messages.MovedError))
+            return self._error(409, str(error), is_moved=isinstance(error, messages.MovedError))
         except messages.SurplusError as error:
-            return self._error(400, str(error), surplus=True)
+            return self._error(400, str(error), is_surplus=True)
         except (UnavailableError, OSError) as error:
             return self._error(503, str(error))
         except ElasticRecError as error:
             return self._error(400, str(error))
 
-    def _error(self, status: int, text: str, headers: dict[str, str] | None = None, **marks: bool) -> Response:
-        """Return an error; `marks` are for roles, which do not parse the text."""
-        more = {name: True for name, is_set in marks.items() if is_set}
-        return JSONResponse({"term": self._coordinator.term, "error": text, **more}, status, headers)
+    def _error(
+        self,
+        status: int,
+        text: str,
+        headers: dict[str, str] | None = None,
+        *,
+        is_moved: bool = False,
+        is_surplus: bool = False,
+    ) -> Response:
+        """Return an error; the flags are for roles, which do not parse the text."""
+        answer: messages.ErrorResponse = {"term": self._coordinator.term, "error": text}
+        if is_moved:
+            answer["moved"] = True
+        if is_surplus:
+            answer["surplus"] = True
+        return JSONResponse(answer, status, headers)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         """Answer a request that is refused before the coordinator sees it, such as an unknown path or a wrong token."""

@@ -35,7 +35,7 @@ class CheckpointSettings:
     """Time limit for one checkpoint."""
     retry_s: float = 5.0
     """Time from a failed checkpoint to the next attempt."""
-    mixed: bool = True
+    may_mix: bool = True
     """Whether a checkpoint may combine parts of different times; False if all shards are restored together."""
 
 
@@ -75,7 +75,7 @@ class Checkpoints:
         self._hooks = hooks
         self._number = 0
         self._open: _OpenCheckpoint | None = None
-        self._wanted = False
+        self._is_wanted = False
         self._due = hooks.clock() + settings.every_s
         # The earliest time of the next attempt after a failure.
         self._not_before = hooks.clock()
@@ -143,7 +143,7 @@ class Checkpoints:
 
     def want(self) -> int:
         """Request a checkpoint that begins from now on; return the ticket for `is_committed`."""
-        self._wanted = True
+        self._is_wanted = True
         return self._number + 1
 
     def is_committed(self, ticket: int) -> bool:
@@ -176,7 +176,7 @@ class Checkpoints:
     def is_due(self) -> bool:
         """Whether a checkpoint should begin as soon as possible."""
         now = self._hooks.clock()
-        return now >= self._not_before and (self._wanted or now >= self._due)
+        return now >= self._not_before and (self._is_wanted or now >= self._due)
 
     def tick(
         self,
@@ -203,7 +203,7 @@ class Checkpoints:
     def _begin(self, owners: dict[int, ShardOwner], now: float) -> None:
         path = self.directory / f"{PREFIX}{self._term:08d}-{self._number + 1:06d}"
         self._number += 1
-        self._wanted = False
+        self._is_wanted = False
         self._open = _OpenCheckpoint(self._number, path, owners, now)
         try:
             path.mkdir()
@@ -257,7 +257,7 @@ class Checkpoints:
         missing = [index for index in found.owners if index not in found.parts]
         bounds = {index: (owner.partitions.start, owner.partitions.stop) for index, owner in found.owners.items()}
         has_parts = found.parts and all(bounds[index] in old for index in missing)
-        if before is None or body is None or not has_parts or not self.settings.mixed:
+        if before is None or body is None or not has_parts or not self.settings.may_mix:
             self._fail(why, retry_s=0.0)
             return
         try:
@@ -271,7 +271,7 @@ class Checkpoints:
             "checkpoint %s: shard %s died meanwhile, using its part of %s", found.path.name, names, before.name
         )
         self._commit(found, body, is_whole=False)
-        self._wanted = True
+        self._is_wanted = True
 
     def _commit(self, found: _OpenCheckpoint, body: Callable[[], dict[str, Any]], *, is_whole: bool = True) -> None:
         try:
@@ -329,7 +329,7 @@ class Checkpoints:
         self.num_failed += 1
         # A checkpoint that is retried at once failed because a shard died.
         self.failures_in_a_row += retry_s is None
-        self._wanted = True
+        self._is_wanted = True
         self._not_before = self._hooks.clock() + (self.settings.retry_s if retry_s is None else retry_s)
         logger.warning("checkpoint %s failed: %s", path.name, why)
         remove_checkpoint(path)

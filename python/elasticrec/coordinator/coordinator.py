@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import cast
 
-from elasticrec.coordinator.members import Member, Wait
+from elasticrec.coordinator.members import Delay, Member
 from elasticrec.coordinator.state import RunState
 from elasticrec.coordinator.work import NoWork
 from elasticrec.errors import ConfigError, UnavailableError
@@ -19,7 +19,7 @@ _GROUP_RETRY_S = 0.02
 class Coordinator(RunState):
     """The coordinator of a run. Its methods may be called from any thread and answer one request at a time."""
 
-    def scale(self, request: messages.Scale) -> messages.ScaleResponse:
+    def scale(self, request: messages.ScaleRequest) -> messages.ScaleResponse:
         """Change the number of shards or trainers, also for later restarts."""
         with self._lock:
             self._check_term(request)
@@ -53,7 +53,7 @@ class Coordinator(RunState):
         return {"term": self.term, "epoch": self.members.map.epoch, "commands": all_commands}
 
     def register(
-        self, request: messages.Register
+        self, request: messages.RegisterRequest
     ) -> messages.ShardRegistration | messages.TrainerRegistration | messages.RegistrationDelay:
         """Give an index to a process, or the time to wait if none is free."""
         with self._lock:
@@ -68,7 +68,7 @@ class Coordinator(RunState):
             for name, why in request.damaged.items():
                 self.checkpoints.report_unloadable(name, why)
             member = self.members.register(request.role, request.nonce, request.index)
-            if isinstance(member, Wait):
+            if isinstance(member, Delay):
                 return {**self._response(), "incarnation": None, "wait_s": member.seconds, "why": member.why}
             if member.role == "ps":
                 self.work.start_shard(member.index, member.incarnation)
@@ -205,7 +205,7 @@ class Coordinator(RunState):
             return alive
         return "unheard" if self.members.is_unheard(member) else gone
 
-    def lease(self, request: messages.Lease) -> messages.UnitLease | messages.NoUnit:
+    def lease(self, request: messages.LeaseRequest) -> messages.UnitLease | messages.NoUnit:
         """Lease a unit to a trainer, or return why there is none."""
         with self._lock:
             self._check_term(request)
@@ -239,7 +239,7 @@ class Coordinator(RunState):
         """Return the number of live trainers, at least 1 for the trainer of the request."""
         return max(sum(self.members.is_alive(trainer) for trainer in self.members.of("trainer")), 1)
 
-    def _share(self, request: messages.Lease) -> int | None:
+    def _share(self, request: messages.LeaseRequest) -> int | None:
         """Return how many units of a group a trainer may hold, so that all trainers have some."""
         if self.settings.group_size is None or request.waiting:
             return None
@@ -297,7 +297,7 @@ class Coordinator(RunState):
             self._check_unit(request.unit)
             return {**self._response(), "held": self.work.give_back(trainer.incarnation, request.unit)}
 
-    def missing(self, request: messages.Missing) -> messages.Response:
+    def missing(self, request: messages.MissingRequest) -> messages.Response:
         """Skip a unit whose data is gone, if the job allows it."""
         with self._lock:
             self._check_term(request)

@@ -64,7 +64,7 @@ class Member:
     nonce: str
     until: float
     """Time from which its lease has certainly expired."""
-    heard: bool
+    is_heard: bool
     """Whether it has contacted this coordinator, not just an earlier one."""
     address: str | None = None
     state: str = "loading"
@@ -80,7 +80,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Wait:
+class Delay:
     """The answer if no index is free: how long to wait, and why."""
 
     seconds: float
@@ -121,7 +121,7 @@ class Members:
                 self._set_map(PartitionMap(entry["num_partitions"], entry["servers"], entry["epoch"]))
             case "member":
                 fields = {key: entry[key] for key in ("role", "index", "incarnation", "nonce")}
-                self._add(Member(**fields, until=self._lease_end(), heard=False))
+                self._add(Member(**fields, until=self._lease_end(), is_heard=False))
             case "left":
                 self._remove(entry["incarnation"])
 
@@ -140,32 +140,32 @@ class Members:
             del self._members[number]
         self._used_indexes, self.must_reload = set(), set()
 
-    def register(self, role: Role, nonce: str, index: int | None = None) -> Member | Wait:
+    def register(self, role: Role, nonce: str, index: int | None = None) -> Member | Delay:
         """Give an index to a process; a repeated request with the same nonce gets the same index."""
         for member in self._members.values():
             if (member.role, member.nonce) == (role, nonce):
                 return self._touch(member)
         free = self._free_shard_index(index) if role == "ps" else self._free_trainer_index()
-        if isinstance(free, Wait):
+        if isinstance(free, Delay):
             return free
         incarnation = self._new_incarnation()
         self._write({"kind": "member", "role": role, "index": free, "incarnation": incarnation, "nonce": nonce})
-        member = Member(role, free, incarnation, nonce, until=self._lease_end(), heard=True)
+        member = Member(role, free, incarnation, nonce, until=self._lease_end(), is_heard=True)
         self._add(member)
         return member
 
-    def _free_shard_index(self, index: int | None) -> int | Wait:
+    def _free_shard_index(self, index: int | None) -> int | Delay:
         """Return an index whose last shard has certainly stopped."""
         servers = self.map.servers
         if index is not None and servers <= index < self.num_next_shards:
-            return Wait(self.timing.heartbeat_s, f"the partitions are moving to {self.num_next_shards} shards")
+            return Delay(self.timing.heartbeat_s, f"the partitions are moving to {self.num_next_shards} shards")
         if index is not None and index >= servers:
             raise SurplusError(f"register: index: expected a shard below {servers}, got {index}")
         now = self._clock()
         leaving = [member for member in self._retired.values() if member.until > now]
         if leaving:
             last = max(member.until for member in leaving)
-            return Wait(last - now, f"{len(leaving)} shards of the previous map may still apply pushes")
+            return Delay(last - now, f"{len(leaving)} shards of the previous map may still apply pushes")
         waits = []
         for candidate in range(servers) if index is None else [index]:
             holder = self.shard(candidate)
@@ -173,7 +173,7 @@ class Members:
                 return candidate
             waits.append(holder.until - now)
         which = f"all {servers} shards are" if index is None else f"shard {index} is"
-        return Wait(min(waits), f"{which} taken, the lease expires in {min(waits):.1f} s at the earliest")
+        return Delay(min(waits), f"{which} taken, the lease expires in {min(waits):.1f} s at the earliest")
 
     def _free_trainer_index(self) -> int:
         taken = {member.index for member in self.of("trainer")}
@@ -236,7 +236,7 @@ class Members:
         self._retired.pop(incarnation, None)
 
     def _touch(self, member: Member) -> Member:
-        member.heard = True
+        member.is_heard = True
         member.until = self._lease_end()
         return member
 
@@ -253,7 +253,7 @@ class Members:
 
     def is_alive(self, member: Member) -> bool:
         """Whether a member has sent a heartbeat to this coordinator in time."""
-        return member.heard and member.until > self._clock()
+        return member.is_heard and member.until > self._clock()
 
     def lease_left_s(self, member: Member) -> float:
         """Return the time until a member's lease expires."""
@@ -261,7 +261,7 @@ class Members:
 
     def is_unheard(self, member: Member) -> bool:
         """Whether a member of an earlier coordinator may still be alive with its units or rows."""
-        return not member.heard and member.until > self._clock()
+        return not member.is_heard and member.until > self._clock()
 
     def unheard(self) -> list[Member]:
         """Return the members that may still be alive, but have not contacted this coordinator."""

@@ -22,13 +22,13 @@ _MAX_FAILURES = 2
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProcessTarget:
     """The requested number of processes of each role."""
 
     servers: int
     trainers: int
 
-    def change(self, servers: int | None, trainers: int | None, num_partitions: int) -> "Wanted":
+    def change(self, servers: int | None, trainers: int | None, num_partitions: int) -> "ProcessTarget":
         """Return the changed numbers; refuse those that the run cannot have."""
         if servers is None and trainers is None:
             raise ConfigError("scale: expected a number of servers or of trainers, got neither")
@@ -36,7 +36,9 @@ class Wanted:
             raise ConfigError(f"servers: expected 1 to {num_partitions}, the number of partitions, got {servers}")
         if trainers is not None and not 1 <= trainers <= MAX_TRAINERS:
             raise ConfigError(f"trainers: expected 1 to {MAX_TRAINERS}, got {trainers}")
-        return Wanted(self.servers if servers is None else servers, self.trainers if trainers is None else trainers)
+        return ProcessTarget(
+            self.servers if servers is None else servers, self.trainers if trainers is None else trainers
+        )
 
     def counts(self) -> ProcessCounts:
         """Return the numbers for a response."""
@@ -47,16 +49,16 @@ class Wanted:
         return {"kind": kind, "servers": self.servers, "trainers": self.trainers}
 
     @classmethod
-    def last(cls, entries: list[Entry], kind: str) -> "Wanted | None":
+    def last(cls, entries: list[Entry], kind: str) -> "ProcessTarget | None":
         """Return the numbers in the last entry of this kind, or None."""
         found = [entry for entry in entries if entry["kind"] == kind]
         return cls(found[-1]["servers"], found[-1]["trainers"]) if found else None
 
 
-def wanted_of(entries: list[Entry], job: Wanted) -> Wanted:
+def wanted_of(entries: list[Entry], job: ProcessTarget) -> ProcessTarget:
     """Return the numbers for a run that is resumed: the last ones requested, unless the job file has changed since."""
-    wanted, before = Wanted.last(entries, "wanted") or job, Wanted.last(entries, "job") or job
-    return Wanted(
+    wanted, before = ProcessTarget.last(entries, "wanted") or job, ProcessTarget.last(entries, "job") or job
+    return ProcessTarget(
         job.servers if job.servers != before.servers else wanted.servers,
         job.trainers if job.trainers != before.trainers else wanted.trainers,
     )

@@ -15,7 +15,7 @@ from elasticrec.coordinator.checkpoints import Checkpoints, Hooks
 from elasticrec.coordinator.meetings import Meetings
 from elasticrec.coordinator.members import Member, Members
 from elasticrec.coordinator.passes import Passes
-from elasticrec.coordinator.scaling import Move, MoveHooks, Wanted, wanted_of
+from elasticrec.coordinator.scaling import Move, MoveHooks, ProcessTarget, wanted_of
 from elasticrec.coordinator.settings import Settings
 from elasticrec.coordinator.work import Work, WorkTiming
 from elasticrec.data.hours import PlanCallbacks
@@ -139,9 +139,9 @@ class RunState:
         return last_checkpoint
 
     def _start_wanted(self) -> None:
-        job = Wanted(self.settings.servers, self.settings.trainers)
+        job = ProcessTarget(self.settings.servers, self.settings.trainers)
         self.wanted = wanted_of(self._journal.entries, job)
-        before = Wanted.last(self._journal.entries, "job")
+        before = ProcessTarget.last(self._journal.entries, "job")
         if job != before:
             if before is not None:
                 # In this order, a coordinator that dies after the first entry leaves the same numbers to its successor.
@@ -164,7 +164,7 @@ class RunState:
         """Do the work that is due; called periodically and with every request."""
         with self._lock:
             for index in range(self.members.map.servers):
-                self.work.set_up(index, self._is_serving(self.members.shard(index)))
+                self.work.set_is_up(index, self._is_serving(self.members.shard(index)))
             for gone in self.members.forget():
                 self.meetings.forget(gone.incarnation)
             self.work.lapse()
@@ -310,7 +310,7 @@ class RunState:
         self._notes.append((self._notes[-1][0] + 1 if self._notes else 1, text))
         logger.info("%s", text)
 
-    def _want(self, wanted: Wanted) -> None:
+    def _want(self, wanted: ProcessTarget) -> None:
         self._journal.append(wanted.entry())
         self.wanted = wanted
         logger.info("scaling to %d servers and %d trainers", wanted.servers, wanted.trainers)
@@ -333,7 +333,7 @@ class RunState:
             self._set_map(wanted)
         elif self._move.is_hopeless:
             logger.warning("servers: not scaled from %d to %d: the checkpoint could not be written", before, wanted)
-            self._want(Wanted(before, self.wanted.trainers))
+            self._want(ProcessTarget(before, self.wanted.trainers))
 
     def _set_map(self, servers: int) -> None:
         """Change the map: new shards load the last checkpoint once the old ones have stopped."""

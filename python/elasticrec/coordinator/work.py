@@ -97,7 +97,7 @@ class Work:
         """Set the partition map; all shards have to report first."""
         self._map = partitions
         self._shards = [_Shard() for _ in range(partitions.servers)]
-        self._forget()
+        self._reset_lacking()
 
     def add_pass(self, end: int) -> None:
         """Add the units up to `end`: leased once all earlier units are complete and the boundary is applied."""
@@ -107,13 +107,13 @@ class Work:
         """Forget the report of a shard that was replaced by another process."""
         if self._shards[index].incarnation != incarnation:
             self._shards[index] = _Shard(incarnation)
-            self._forget()
+            self._reset_lacking()
 
-    def set_up(self, index: int, is_up: bool) -> None:
+    def set_is_up(self, index: int, is_up: bool) -> None:
         """Set whether a shard accepts pushes."""
         self._shards[index].is_up = is_up
 
-    def _forget(self) -> None:
+    def _reset_lacking(self) -> None:
         self._behind = self._lacking = None
 
     def report(self, index: int, records: Records) -> None:
@@ -211,7 +211,7 @@ class Work:
     def _why_none(self) -> str:
         behind = self._find_behind()
         if behind:
-            return f"{len(behind)} units that a restored shard lacks come first and are leased"
+            return f"waiting for {len(behind)} leased units that a restored shard lacks"
         return "the other units of the pass are leased"
 
     def _limit(self) -> int:

@@ -237,8 +237,8 @@ def rollback(
     if store := read_known_store(repository):
         security = _client_security(Cube(), store.shards, token, insecure, tls_ca)
         replicas = StoreReplicas(repository.name, store.shards, security)
-        going_back = Rollback(repository, replicas, store.min_ready, lambda text: typer.echo(text, err=True))
-        current = going_back.to(number, wait_s)
+        store_rollback = Rollback(repository, replicas, store.min_ready, lambda text: typer.echo(text, err=True))
+        current = store_rollback.to(number, wait_s)
     else:
         current = repository.rollback(number)
     typer.echo(
@@ -259,8 +259,8 @@ def _open(source: str, insecure: bool) -> _Source:
         allowed = insecure or job.cube.insecure
         repository = Repository.open(job.publish.repository, job.publish.model, insecure=allowed)
         return _Source(repository, job.cube, job.publish.gate)
-    place = open_model(source, insecure=insecure)
-    return _Source(place.repository, Cube(), Gate(), place.number)
+    reference = open_model(source, insecure=insecure)
+    return _Source(reference.repository, Cube(), Gate(), reference.number)
 
 
 def _open_model(source: str, command: str, insecure: bool) -> _Source:
@@ -270,7 +270,7 @@ def _open_model(source: str, command: str, insecure: bool) -> _Source:
     found = _open(source, insecure)
     if found.version is not None:
         raise ConfigError(
-            f"{command}: expected a model, got version {found.version} of one: `{source}`; "
+            f"{command}: expected a model, got its version {found.version}: `{source}`; "
             "to serve that version, use `elasticrec models rollback`"
         )
     return found

@@ -1,4 +1,4 @@
-"""The HTTP API of a store process: status, notices of new versions, Cube's `seek`, metrics."""
+"""The HTTP API of a store process: status, notifications of new versions, Cube's `seek`, metrics."""
 
 import base64
 import json
@@ -41,7 +41,7 @@ class Node(Protocol):
     def is_ready(self) -> bool:
         """Whether the current version is loaded."""
 
-    def notice(self) -> None:
+    def poll_now(self) -> None:
         """Poll the repository for new versions now."""
 
     def seek(self, signs: list[int]) -> LookupResult:
@@ -71,7 +71,7 @@ def make_app(node: Node, token: str | None) -> Starlette:
         return JSONResponse(node.status())
 
     def load(*_: object) -> Response:
-        node.notice()
+        node.poll_now()
         return JSONResponse({"looking": True}, 202)
 
     def metrics(*_: object) -> Response:

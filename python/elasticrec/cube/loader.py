@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elasticrec.errors import ElasticRecError, ModelError
-from elasticrec.repository.fetch import Fetched, fetch, prune
+from elasticrec.repository.fetch import FetchedVersion, fetch, prune
 from elasticrec.repository.local import LocalStorage
 from elasticrec.repository.repository import Current, Repository
 from elasticrec.repository.verify import check_file
@@ -199,7 +199,7 @@ class Loader:
                 self._server.retire(version.parent)
             self._on_change()
 
-    def _install(self, fetched: Fetched, version: Version) -> None:
+    def _install(self, fetched: FetchedVersion, version: Version) -> None:
         started, storage = time.monotonic(), LocalStorage(fetched.model)
         for name in version.parts_of(self._partitions):
             if problem := check_file(storage, f"{version.name}/{name}", version.files[name]):

@@ -101,7 +101,7 @@ class StoreNode:
         self._stopping.set()
         self._notified.set()
 
-    def notice(self) -> None:
+    def poll_now(self) -> None:
         """Poll the repository now."""
         self._notified.set()
 

@@ -12,7 +12,7 @@ from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.config.columns import BucketSlot
 from elasticrec.config.data import Holdout
-from elasticrec.data.collisions import CollisionCounter, Collisions, warning
+from elasticrec.data.collisions import CollisionCounter, warning
 from elasticrec.data.raw_lines import core_units, record_batches, some_spans, spread
 from elasticrec.data.reader import LineReader
 from elasticrec.data.stats.arrays import lengths_of
@@ -51,14 +51,6 @@ def check_data(job: Job) -> list[str]:
             )
         texts += _empty(job, seen, num_samples)
     return [text for text in texts if text is not None]
-
-
-def find_collisions(job: Job) -> Collisions | None:
-    """Return the signs of the inspected data that occur in several slots; None if that cannot happen."""
-    signs = CollisionCounter(job)
-    for batch in some_batches(job) if signs.can_collide else ():
-        signs.add(batch)
-    return signs.collisions()
 
 
 def some_batches(job: Job) -> Iterator[_core.Batch]:

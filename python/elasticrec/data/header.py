@@ -17,7 +17,7 @@ def with_names(job: Job) -> Job:
         return job
     path = match_files(job, "train")[0]
     names = _header_of(path, columns.delimiter)
-    missing = [name for name in _wanted(job) if name not in names]
+    missing = [name for name in _used_columns(job) if name not in names]
     if missing:
         shown = ", ".join(map(show, missing))
         raise ConfigError(f"{job.source}: data.columns: {path} has no column {shown}, only {show_names(names)}")
@@ -37,7 +37,7 @@ def check_headers(job: Job, files: Iterable[Path]) -> None:
             )
 
 
-def _wanted(job: Job) -> list[str]:
+def _used_columns(job: Job) -> list[str]:
     data = job.data
     assert data.columns is not None
     names = [slot.column or slot.name for slot in data.slots]

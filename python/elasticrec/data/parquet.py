@@ -228,7 +228,7 @@ class _ColumnReader:
         rows = np.arange(first, first + len(table), dtype=np.int64)
         if self._select is None:
             return table, rows
-        chosen = selected(table, rows, unit.path, self._select, self._time)
+        chosen = select_rows(table, rows, unit.path, self._select, self._time)
         return table.filter(pa.array(chosen)), rows[chosen]
 
     def batch(self, path: str, name: tuple[int, int], table: pa.Table, rows: npt.NDArray[np.int64]) -> _core.Batch:
@@ -250,7 +250,7 @@ class _ColumnReader:
         return batch
 
 
-def selected(
+def select_rows(
     table: pa.Table, rows: npt.NDArray[np.int64], path: str, select: Select, time: str | None
 ) -> npt.NDArray[np.bool_]:
     """Return which rows belong to the side of a train/eval split that `select` names; `rows` are row numbers."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, name of a run, or its directory.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, run name or run directory.")]
 
 _WATCH_S = 1.0
 

@@ -1,6 +1,6 @@
 """The HTTP client of ElasticREC's processes: TLS, the token, timeouts, and uniform error messages.
 
-It serves the coordinator's client, repositories behind a URL, and notices to store processes. Prediction clients
+It serves the coordinator's client, repositories behind a URL, and notifications of store processes. Prediction clients
 have their own (`serving/protocol.py`): the threaded and the asyncio client share one state machine (docs/adr/0011).
 """
 

@@ -127,7 +127,7 @@ class Request(_Message):
     """The highest term that the role has seen."""
 
 
-class Register(Request):
+class RegisterRequest(Request):
     """A process asks to become a shard or a trainer."""
 
     protocol: int
@@ -166,7 +166,7 @@ class Heartbeat(Request):
     """The last meeting that the trainer reached."""
 
 
-class Lease(Request):
+class LeaseRequest(Request):
     """A trainer asks for a unit."""
 
     incarnation: U64
@@ -190,7 +190,7 @@ class UnitRequest(Request):
     unit: U64
 
 
-class Missing(UnitRequest):
+class MissingRequest(UnitRequest):
     """A trainer cannot read a unit: its data is gone."""
 
     why: Annotated[str, Field(max_length=10_000)]
@@ -200,7 +200,7 @@ class CheckpointRequest(Request):
     """A user or the launcher asks for a checkpoint now."""
 
 
-class Scale(Request):
+class ScaleRequest(Request):
     """A user asks for another number of shards or trainers."""
 
     servers: int | None = None
@@ -532,11 +532,11 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        if kind is Register:
+        if kind is RegisterRequest:
             _check_release(body)
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
-        raise ConfigError(f"{kind.__name__.lower()}: {where}: {first['msg'].lower()}") from None
+        raise ConfigError(f"{kind.__name__.removesuffix('Request').lower()}: {where}: {first['msg'].lower()}") from None
 
 
 def _check_release(body: bytes) -> None:

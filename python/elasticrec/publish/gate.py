@@ -10,7 +10,7 @@ from elasticrec.config.publish import Gate
 from elasticrec.errors import ModelError
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.storage import join
-from elasticrec.repository.verify import tensors_not_finite
+from elasticrec.repository.verify import non_finite_tensors
 from elasticrec.repository.version import DENSE_FILE, Version
 
 
@@ -21,7 +21,7 @@ class Candidate:
     rows: int
     metrics: dict[str, Any]
     """As in the manifest: `train` and `eval`, each a list with one entry per label."""
-    not_finite: tuple[str, ...] = ()
+    non_finite: tuple[str, ...] = ()
     """Names of tensors with values that are not finite."""
 
 
@@ -40,8 +40,8 @@ class GateCheck:
         `dense` is the content of its dense file; without it the file is read and its checksum verified.
         """
         content = _read_dense(self.repository, version) if dense is None else dense
-        not_finite = tensors_not_finite(content, version.manifest["dense"]["tensors"])
-        candidate = Candidate(version.rows, version.manifest["metrics"], tuple(not_finite))
+        non_finite = non_finite_tensors(content, version.manifest["dense"]["tensors"])
+        candidate = Candidate(version.rows, version.manifest["metrics"], tuple(non_finite))
         return refusals(self.gate, candidate, self.current_rows)
 
 
@@ -62,7 +62,7 @@ def _read_dense(repository: Repository, version: Version) -> bytes:
 
 def refusals(gate: Gate, candidate: Candidate, current_rows: int | None) -> list[str]:
     """Return the reasons why a candidate fails the gate, one line each; empty if it passes."""
-    reasons = [f"dense weights: `{name}` has values that are not finite" for name in candidate.not_finite[:3]]
+    reasons = [f"dense weights: `{name}` has values that are not finite" for name in candidate.non_finite[:3]]
     measured, where = _measured(candidate.metrics)
     if gate.min_auc is not None:
         auc = measured.get("auc")

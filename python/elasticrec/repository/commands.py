@@ -105,7 +105,7 @@ def verify(
 ) -> None:
     """Check a version: its chain, size and checksum of every file, finite weights, readable rows."""
     from elasticrec.repository.find import open_model
-    from elasticrec.repository.verify import unreadable
+    from elasticrec.repository.verify import row_problems
     from elasticrec.repository.verify import verify as check
 
     reference = open_model(model)
@@ -114,7 +114,7 @@ def verify(
     whole = {number: reference.repository.version(number) for number, found in problems.items() if not found}
     # Reading the last version of a chain covers the versions below it.
     for number in whole.keys() - {version.parent for version in whole.values()}:
-        problems[number] = unreadable(reference.repository, number)
+        problems[number] = row_problems(reference.repository, number)
     if as_json:
         typer.echo(json.dumps({"versions": {str(number): found for number, found in problems.items()}}))
     else:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from elasticrec.errors import ModelError
-from elasticrec.repository.fetch import Fetched
+from elasticrec.repository.fetch import FetchedVersion
 from elasticrec.repository.rows import open_rows
 
 # Keys that differ between any two versions.
@@ -58,9 +58,9 @@ class Difference:
         }
 
 
-def compare(a: Fetched, b: Fetched, *, rows: bool = True) -> Difference:
+def compare(a: FetchedVersion, b: FetchedVersion, *, rows: bool = True) -> Difference:
     """Compare two versions; with `rows`, also row by row."""
-    left, right = flat(a.version.manifest), flat(b.version.manifest)
+    left, right = flatten(a.version.manifest), flatten(b.version.manifest)
     keys = {
         key: (left.get(key), right.get(key))
         for key in sorted(left.keys() | right.keys())
@@ -78,7 +78,7 @@ def compare(a: Fetched, b: Fetched, *, rows: bool = True) -> Difference:
     return Difference(keys, _compare_metrics(a, b), _compare_files(a, b), counted, note)
 
 
-def _compare_metrics(a: Fetched, b: Fetched) -> dict[str, tuple[float | None, float | None]]:
+def _compare_metrics(a: FetchedVersion, b: FetchedVersion) -> dict[str, tuple[float | None, float | None]]:
     left, right = metrics_of(a.version.manifest), metrics_of(b.version.manifest)
     return {key: (left.get(key), right.get(key)) for key in left | right}
 
@@ -96,7 +96,7 @@ def metrics_of(manifest: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _compare_files(a: Fetched, b: Fetched) -> dict[str, str]:
+def _compare_files(a: FetchedVersion, b: FetchedVersion) -> dict[str, str]:
     left, right = a.version.files, b.version.files
     changes = {}
     for name in sorted(left | right):
@@ -107,13 +107,13 @@ def _compare_files(a: Fetched, b: Fetched) -> dict[str, str]:
     return changes
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten a document to dotted keys; lists are kept."""
     if not isinstance(value, dict):
         return {prefix: value}
     found: dict[str, Any] = {}
     for key, item in value.items():
-        found |= flat(item, f"{prefix}.{key}" if prefix else str(key))
+        found |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
     return found
 
 

@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedVersion:
     """A version whose files are on this machine."""
 
     model: Path
@@ -71,7 +71,7 @@ def fetch(
     *,
     partitions: range | None = None,
     rows: bool = True,
-) -> Fetched:
+) -> FetchedVersion:
     """Fetch and verify a version with its chain; interrupted downloads are resumed.
 
     With `partitions`, fetch only part files with rows of these; without `rows`, fetch only the network.
@@ -79,7 +79,7 @@ def fetch(
     chain = repository.chain(number)
     local = repository.storage.path_of("")
     if local is not None:
-        return Fetched(local, chain, partitions)
+        return FetchedVersion(local, chain, partitions)
     model = _model_directory(repository, cache)
     with _using(cache, fcntl.LOCK_SH):
         # The network consists of the version's own weights and the graph of its base.
@@ -100,7 +100,7 @@ def fetch(
             if not (model / version / MANIFEST).is_file():
                 content = repository.storage.read(f"{version}/{MANIFEST}")
                 write_atomically(model / version / MANIFEST, content)
-    return Fetched(model, chain, partitions)
+    return FetchedVersion(model, chain, partitions)
 
 
 def _missing(version: Version, model: Path, partitions: range | None) -> dict[str, FileEntry]:

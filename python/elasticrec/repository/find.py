@@ -7,7 +7,7 @@ from typing import Any
 
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST
-from elasticrec.repository.fetch import Fetched, Say, default_cache, fetch
+from elasticrec.repository.fetch import FetchedVersion, Say, default_cache, fetch
 from elasticrec.repository.pack import is_pack, unpack, unpack_url
 from elasticrec.repository.repository import CURRENT, Repository
 from elasticrec.repository.storage import Storage, is_url
@@ -102,7 +102,7 @@ def find_version(model: str | Path, say: Say = lambda _: None) -> tuple[Path, di
     return fetched.directory, fetched.version.manifest
 
 
-def find_chain(model: str | Path, say: Say = lambda _: None) -> Fetched:
+def find_chain(model: str | Path, say: Say = lambda _: None) -> FetchedVersion:
     """Fetch the named or the current version with its chain."""
     text = str(model)
     path = Path(text)
@@ -112,7 +112,7 @@ def find_chain(model: str | Path, say: Say = lambda _: None) -> Fetched:
         version = decode_version((path / MANIFEST).read_bytes(), name, str(model))
         if not version.is_delta:
             # A base may be a copy outside of a model.
-            return Fetched(model, [version])
+            return FetchedVersion(model, [version])
     reference = open_model(text)
     return fetch(reference.repository, reference.version(), default_cache(), say)
 

@@ -18,7 +18,7 @@ from typing import IO
 from elasticrec.durable import sync_directory
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST
-from elasticrec.repository.fetch import Fetched
+from elasticrec.repository.fetch import FetchedVersion
 from elasticrec.repository.repository import CURRENT, Current
 from elasticrec.repository.storage import open_storage
 
@@ -40,7 +40,7 @@ def is_pack(text: str) -> bool:
     return text.endswith(SUFFIXES)
 
 
-def pack(fetched: Fetched, out: Path) -> int:
+def pack(fetched: FetchedVersion, out: Path) -> int:
     """Write a version and its chain; return the size of the file. The same version gives the same bytes."""
     descriptor, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
     name = str(fetched.version.manifest["model"])

@@ -37,7 +37,7 @@ STORE = "STORE"
 # Changes of CURRENT and PINS are short. A holder that crashed is detected after a lease, so wait a little longer.
 _STATE_WAIT_S = LEASE_S + 10.0
 # Exceptions of reading damaged JSON.
-DAMAGES = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+JSON_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Repository:
             if version < 0 or generation < 0:
                 raise ValueError(version, generation)
             return Current(version, generation, bool(found.get("held", False)), None if wanted is None else int(wanted))
-        except DAMAGES:
+        except JSON_ERRORS:
             raise ModelError(
                 f"{join(self.location, CURRENT)}: expected "
                 '{"version": N, "generation": N}, the file is damaged; remove it and publish'
@@ -223,7 +223,7 @@ class Repository:
             content = self.storage.read(NEXT)
         except FileNotFoundError:
             return 1
-        with contextlib.suppress(*DAMAGES):
+        with contextlib.suppress(*JSON_ERRORS):
             return int(json.loads(content)["version"])
         raise ModelError(f'{join(self.location, NEXT)}: expected {{"version": N}}, the file is damaged; remove it')
 
@@ -234,7 +234,7 @@ class Repository:
             check_file_name(name, join(self.location, draft.name))
         if draft.base is None and GRAPH_FILE not in files:
             raise ModelError(f"{join(self.location, draft.name)}: expected `{GRAPH_FILE}` among its files")
-        self._store_files(draft, files)
+        self._upload_files(draft, files)
         if draft.parent is not None:
             self.chain(draft.parent)
         if self._check is not None:
@@ -248,7 +248,7 @@ class Repository:
         draft.clear_staging()
         return decode_version(manifest, draft.name, self.location)
 
-    def _store_files(self, draft: "Draft", files: dict[str, FileEntry]) -> None:
+    def _upload_files(self, draft: "Draft", files: dict[str, FileEntry]) -> None:
         """Upload staged files, check that every file exists with its size, and sync directories."""
         for name in files if draft.staging is not None else ():
             # Files that are not staged were uploaded by a shard.
@@ -351,7 +351,7 @@ class Repository:
             return []
         try:
             return sorted({int(number) for number in json.loads(content)["versions"]})
-        except DAMAGES:
+        except JSON_ERRORS:
             raise ModelError(
                 f'{join(self.location, PINS)}: expected {{"versions": [N, …]}}, the file is damaged'
             ) from None

@@ -90,7 +90,7 @@ def model_lines(model: dict[str, Any], now: datetime | None = None) -> list[str]
                 auc,
             ]
         )
-    lines += aligned(rows, left=(1, 2))
+    lines += align_columns(rows, left=(1, 2))
     lines += [one["problem"] for one in model["versions"] if "problem" in one]
     return lines
 
@@ -130,8 +130,8 @@ def version_lines(shown: dict[str, Any]) -> list[str]:
     if "changed" in table:
         rows.insert(6, ["delta", f"{table['changed']:,} rows changed, {table['removed']:,} removed"])
     if marks := [word for word in ("current", "pinned", "held") if shown[word]]:
-        rows.insert(1, ["is", " ".join(marks)])
-    lines = aligned(rows, left=(0, 1))
+        rows.insert(1, ["state", " ".join(marks)])
+    lines = align_columns(rows, left=(0, 1))
     return lines + [f"{key}: {_number(value)}" for key, value in metrics_of(manifest).items()]
 
 
@@ -145,7 +145,7 @@ def difference_lines(a: str, b: str, found: Difference) -> list[str]:
         change = f"{after - before:+.4f}" if before is not None and after is not None and before != after else ""
         rows.append([name, _number(before), _number(after), change])
     if len(rows) > 1:
-        lines += aligned(rows, left=(0,))
+        lines += align_columns(rows, left=(0,))
     lines += [f"{name}: {word}" for name, word in found.files.items()]
     if found.rows is not None:
         counts = found.rows
@@ -169,7 +169,7 @@ def _short(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def aligned(rows: list[list[str]], left: tuple[int, ...] = ()) -> list[str]:
+def align_columns(rows: list[list[str]], left: tuple[int, ...] = ()) -> list[str]:
     """Align columns; right-aligned except for `left`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -28,11 +28,11 @@ def verify(repository: Repository, number: int, say: Callable[[str], None] = lam
             if problem := check_file(repository.storage, f"{version.name}/{name}", entry):
                 problems.append(problem)
             elif name == DENSE_FILE:
-                problems += not_finite(version, repository)
+                problems += tensor_problems(version, repository)
     return problems
 
 
-def unreadable(repository: Repository, number: int) -> list[str]:
+def row_problems(repository: Repository, number: int) -> list[str]:
     """Return why this release cannot open the rows of an intact version; empty if it can, or if they are not local."""
     chain = repository.chain(number)
     paths = [[repository.storage.path_of(f"{version.name}/{name}") for name in version.parts] for version in chain]
@@ -90,16 +90,16 @@ def chunks(storage: Storage, name: str, start: int = 0) -> Iterator[bytes]:
         yield chunk
 
 
-def not_finite(version: Version, repository: Repository) -> list[str]:
+def tensor_problems(version: Version, repository: Repository) -> list[str]:
     """Return a line for each tensor of a version with values that are not finite."""
     content = repository.storage.read(f"{version.name}/{DENSE_FILE}")
     return [
         f"{join(repository.location, version.name, DENSE_FILE)}: `{name}` has values that are not finite"
-        for name in tensors_not_finite(content, version.manifest["dense"]["tensors"])
+        for name in non_finite_tensors(content, version.manifest["dense"]["tensors"])
     ]
 
 
-def tensors_not_finite(content: bytes, tensors: list[dict[str, object]]) -> list[str]:
+def non_finite_tensors(content: bytes, tensors: list[dict[str, object]]) -> list[str]:
     """Return the names of tensors with values that are not finite; `?` for values outside of all tensors."""
     values = np.frombuffer(content[: len(content) // 4 * 4], "<f4")
     if np.isfinite(values).all():

@@ -107,7 +107,7 @@ def settings_of(job: Job, run: Run) -> Settings:
         ),
         timing=Timing(lease_s=ps.lease_s, heartbeat_s=ps.heartbeat_s),
         checkpoint=CheckpointSettings(
-            every_s=checkpoint.every_s, keep=checkpoint.keep, mixed=job.train.group_size is None
+            every_s=checkpoint.every_s, keep=checkpoint.keep, may_mix=job.train.group_size is None
         ),
         group_size=job.train.group_size,
         manifest={

@@ -76,6 +76,6 @@ def run_dry(job: Job, say: Callable[[str], None]) -> None:
     say(f"dry run of one trainer: {samples:,} samples in {seconds:.1f} s, {samples / seconds:,.0f} samples/s; {shares}")
 
 
-def _learn(network: RemoteNetwork, named: UnitBatch, _: Any) -> Any:
+def _learn(network: RemoteNetwork, one: UnitBatch, _: Any) -> Any:
     width = sum(column.width for column in network.model.columns)
-    network.learn(named.batch, network.rows_of(named.batch, width).zero_())
+    network.learn(one.batch, network.rows_of(one.batch, width).zero_())

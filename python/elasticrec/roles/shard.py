@@ -45,7 +45,7 @@ _MAX_MEMORY_RATIO = 1.5
 logger = logging.getLogger(__name__)
 
 
-class DamagedError(ElasticRecError):
+class DamagedCheckpointError(ElasticRecError):
     """A checkpoint that cannot be loaded."""
 
 
@@ -100,7 +100,7 @@ class ShardProcess:
             name = f"shard {registration['index']}"
             try:
                 self._serve(registration)
-            except DamagedError as error:
+            except DamagedCheckpointError as error:
                 # The coordinator verifies the checkpoint, and sends the previous one if it is damaged.
                 if registration["checkpoint"] is not None:
                     damaged[registration["checkpoint"]["name"]] = str(error)
@@ -181,7 +181,7 @@ class ShardProcess:
             return False
         if self._failure is not None:
             if registration["checkpoint"] and not isinstance(self._failure, ConfigError):
-                raise DamagedError(str(self._failure))
+                raise DamagedCheckpointError(str(self._failure))
             raise self._failure
         self._sequence += 1
         sent = _core.Moment()

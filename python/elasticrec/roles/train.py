@@ -7,7 +7,7 @@ from typing import Any, TextIO, get_args
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.coordinator.scaling import Wanted, wanted_of
+from elasticrec.coordinator.scaling import ProcessTarget, wanted_of
 from elasticrec.data.header import with_names
 from elasticrec.errors import ElasticRecError
 from elasticrec.journal import read_entries
@@ -44,12 +44,12 @@ def train_with_servers(
         run = Run.create(job)
         prepare(job, run)
         listener = _Listener(job, callback)
-        reporter = Reporter(run.metrics_path, job.train.print_every_s, stream, listener.hear)
+        reporter = Reporter(run.metrics_path, job.train.print_every_s, stream, listener.receive)
         with closing(reporter), logging_to(reporter.say):
             passes = PassReports(job, run, reporter)
             before, started = _num_saved(run), time.monotonic()
             entries = read_entries(run.path / "coordinator")
-            wanted = wanted_of(entries, Wanted(job.train.servers, job.train.trainers))
+            wanted = wanted_of(entries, ProcessTarget(job.train.servers, job.train.trainers))
             with LocalLauncher(job, run, servers=wanted.servers, trainers=wanted.trainers) as launcher:
 
                 def request_stop() -> None:
@@ -86,7 +86,7 @@ class _Listener:
         self.wants_stop = False
         self.error: BaseException | None = None
 
-    def hear(self, record: dict[str, Any]) -> None:
+    def receive(self, record: dict[str, Any]) -> None:
         """Call the callback; keep its error until the servers have saved."""
         if self._callback is None or self.wants_stop or record["event"] not in get_args(EventKind):
             return

@@ -211,7 +211,7 @@ class TrainerProcess:
             raise self._fenced
         answer = self._request_unit(waiting=waiting)
         if _is_stopped(answer):
-            raise UnavailableError("the run stops")
+            raise UnavailableError("the run is stopping")
         return answer if answer["unit"] is not None else None
 
     def done(self, unit: int) -> None:
@@ -274,7 +274,7 @@ class TrainerProcess:
             yield batch
 
     def batches(self, unit: Unit) -> Generator[UnitBatch]:
-        """Yield the batches of a unit with their names."""
+        """Yield the batches of a unit."""
         with closing(self.open_unit(unit)) as reader:
             yield from split_batches(self.read(unit, reader), partial(self.parser.empty, unit.id))
 

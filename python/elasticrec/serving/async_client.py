@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from elasticrec.serving.calls import Calls, Pause, Route, Send, Steps
+from elasticrec.serving.calls import Calls, PauseStep, Route, SendStep, Steps
 from elasticrec.serving.client_base import BaseClient, connection_error
 from elasticrec.serving.protocol import Answer, BrokenError, Exchange, Response, Scores
 
@@ -120,8 +120,8 @@ class AsyncClient(BaseClient["_Connections"]):
         except StopIteration as end:
             return cast(T, end.value)
 
-    async def _do(self, step: Send | Pause) -> Response | None:
-        if isinstance(step, Send):
+    async def _do(self, step: SendStep | PauseStep) -> Response | None:
+        if isinstance(step, SendStep):
             async with asyncio.timeout(step.deadline - time.monotonic()):
                 return await self._connections.exchange(step)
         await asyncio.sleep(step.seconds)
@@ -147,7 +147,7 @@ class _Connections:
         if self._loop is not loop:
             raise RuntimeError(f"client of {self._calls.where}: expected the event loop of its first call, got another")
 
-    async def exchange(self, step: Send) -> Response:
+    async def exchange(self, step: SendStep) -> Response:
         """Send a request and return the response."""
         async with self._free:
             connection = self._take(step) or await _connect(self._calls)
@@ -162,7 +162,7 @@ class _Connections:
                 connection.abort()
             return response
 
-    def _take(self, step: Send) -> "_Connection | None":
+    def _take(self, step: SendStep) -> "_Connection | None":
         while self._idle:
             connection = self._idle.pop()
             # If the server closed one idle connection, it closed them all.
@@ -201,7 +201,7 @@ class _Connection:
     def is_reusable(self) -> bool:
         return self._exchange.is_reusable and not self._reader.at_eof()
 
-    async def exchange(self, step: Send) -> Response:
+    async def exchange(self, step: SendStep) -> Response:
         """Send a request and return the response."""
         try:
             # Do not wait for `drain`: a server that rejects a request early answers before it is sent completely.

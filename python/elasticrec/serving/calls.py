@@ -1,7 +1,7 @@
 """Calls of the clients without I/O: requests, retries with back-off, timeouts.
 
-A call is a generator that yields steps, `Send` or `Pause`, and receives their results; a client executes the steps with
-its sockets. Both clients therefore behave the same.
+A call is a generator that yields steps, `SendStep` or `PauseStep`, and receives their results; a client executes the
+steps with its sockets. Both clients therefore behave the same.
 """
 
 import random
@@ -24,7 +24,7 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 @dataclass(frozen=True)
-class Send:
+class SendStep:
     """Send a request and wait for its response until the deadline, on a new connection if `fresh`.
 
     The client throws `BrokenError` for a failed connection and `TimeoutError` after the deadline.
@@ -36,7 +36,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Pause:
+class PauseStep:
     """Wait before the next attempt."""
 
     seconds: float
@@ -51,7 +51,7 @@ class Route:
     timeout_s: float | None
 
 
-Steps = Generator[Send | Pause, Response | None, T]
+Steps = Generator[SendStep | PauseStep, Response | None, T]
 
 
 class TimeLimit:
@@ -189,9 +189,9 @@ class Calls:
             if is_final or attempts > limit.retries or pause_s >= limit.left_s:
                 remark = f" ({attempts} attempts)" if attempts > 1 else ""
                 raise UnavailableError(f"{self.where}: {last_failure}{remark}") from None
-            yield Pause(pause_s)
+            yield PauseStep(pause_s)
 
-    def _send(self, request: Request, limit: TimeLimit, fresh: bool) -> Send:
+    def _send(self, request: Request, limit: TimeLimit, fresh: bool) -> SendStep:
         headers = {**self._headers, **request.headers, **protocol.timeout_header(limit.left_s)}
         path = f"{self.address.prefix}{request.path}"
-        return Send(replace(request, headers=headers, path=path), limit.deadline, fresh)
+        return SendStep(replace(request, headers=headers, path=path), limit.deadline, fresh)

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-from elasticrec.serving.calls import Calls, Pause, Route, Send, Steps
+from elasticrec.serving.calls import Calls, PauseStep, Route, SendStep, Steps
 from elasticrec.serving.client_base import BaseClient, connection_error
 from elasticrec.serving.protocol import Answer, BrokenError, Exchange, Response, Scores
 
@@ -119,8 +119,8 @@ class Client(BaseClient["_Connections"]):
         except StopIteration as end:
             return cast(T, end.value)
 
-    def _do(self, step: Send | Pause) -> Response | None:
-        if isinstance(step, Send):
+    def _do(self, step: SendStep | PauseStep) -> Response | None:
+        if isinstance(step, SendStep):
             return self._connections.exchange(step)
         time.sleep(step.seconds)
         return None
@@ -142,7 +142,7 @@ class _Connections:
         if self._is_closed:
             raise RuntimeError(f"client of {self._calls.where}: closed")
 
-    def exchange(self, step: Send) -> Response:
+    def exchange(self, step: SendStep) -> Response:
         """Send a request and return the response."""
         if not self._free.acquire(timeout=max(step.deadline - time.monotonic(), 0)):
             raise TimeoutError
@@ -158,7 +158,7 @@ class _Connections:
         finally:
             self._free.release()
 
-    def _take(self, step: Send) -> "_Connection":
+    def _take(self, step: SendStep) -> "_Connection":
         dropped: list[_Connection] = []
         with self._lock:
             # After a fork the connections belong to the parent. If the server closed one, it closed them all.
@@ -210,7 +210,7 @@ class _Connection:
     def is_reusable(self) -> bool:
         return self._exchange.is_reusable
 
-    def exchange(self, step: Send) -> Response:
+    def exchange(self, step: SendStep) -> Response:
         """Send a request and return the response."""
         try:
             self._socket.settimeout(_left(step.deadline))

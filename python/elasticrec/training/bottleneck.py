@@ -30,7 +30,7 @@ class Setup:
     cores: int
     has_workers: bool = True
     """Whether `data.workers` applies; Parquet is read by one thread."""
-    every_steps: bool = False
+    saves_by_steps: bool = False
     """Whether checkpoints are saved by steps too."""
     evaluates_inside: bool = False
     """Whether evaluations run within an epoch."""
@@ -69,7 +69,7 @@ def bottleneck(shares: Shares, setup: Setup) -> str | None:
     if group == "checkpoint" and setup.keeps_best and setup.evaluates_inside:
         return f"saving checkpoints {share}: `train.checkpoint.keep_best` saves every new best; evaluate less often"
     if group == "checkpoint":
-        key = "every_steps" if setup.every_steps else "every_s"
+        key = "every_steps" if setup.saves_by_steps else "every_s"
         return f"saving checkpoints {share}: raise `train.checkpoint.{key}`, or `every_epochs` if epochs are short"
     if group == "publish":
         return f"publishing {share}: raise `publish.every`"

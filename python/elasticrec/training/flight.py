@@ -19,8 +19,8 @@ class Servers(Protocol):
         """Wait until a push is applied."""
 
 
-class Batches(Protocol):
-    """The source of batches, which is also told when they are done."""
+class BatchSource(Protocol):
+    """A source of batches that records when they are done."""
 
     def take(self) -> UnitBatch | None:
         """Return the next batch, or None at the end."""
@@ -50,7 +50,7 @@ class Flight:
         self._pulled: deque[tuple[UnitBatch, _core.PullTicket]] = deque()
         self._pushed: deque[tuple[UnitBatch, _core.PushTicket]] = deque()
 
-    def run(self, batches: Batches) -> None:
+    def run(self, batches: BatchSource) -> None:
         """Train all batches and wait for their acknowledgements."""
         ahead = min(self._limit - 1, 1)
         while True:
@@ -70,7 +70,7 @@ class Flight:
         while self._pushed:
             self._advance(batches)
 
-    def _advance(self, batches: Batches) -> None:
+    def _advance(self, batches: BatchSource) -> None:
         if self._pushed:
             batch, pushing = self._pushed.popleft()
             with self._clock.stage("acknowledge"):

@@ -49,7 +49,7 @@ class Lanes:
             Flight(servers, step, clock, limit=limit, dense_every=settings.sends_before_receive or min(limit, 2))
             for step, limit in zip(steps, limits, strict=True)
         ]
-        self.most = 0
+        self.most_in_flight = 0
         """The most batches that were in flight at once."""
 
     def run(self, batches: Iterator[UnitBatch]) -> None:
@@ -70,7 +70,7 @@ class Lanes:
             stream.fail(error)
         for thread in started:
             thread.join()
-        self.most = max(self.most, stream.most)
+        self.most_in_flight = max(self.most_in_flight, stream.most_in_flight)
         failure, stream.failure = stream.failure, None
         if failure is not None:
             try:
@@ -86,10 +86,10 @@ class _Stream:
     def __init__(self, batches: Iterator[UnitBatch], done: Callable[[int], None], clock: StageClock) -> None:
         self._batches, self._done, self._clock = batches, done, clock
         self._lock = threading.Lock()
-        # Number of batches in flight by unit; units in `_whole` have no further batches.
+        # Number of batches in flight by unit; units in `_exhausted` have no further batches.
         self._in_flight: dict[int, int] = {}
-        self._whole: set[int] = set()
-        self.most = 0
+        self._exhausted: set[int] = set()
+        self.most_in_flight = 0
         self.failure: BaseException | None = None
         """The first error of a lane."""
 
@@ -102,11 +102,11 @@ class _Stream:
                 return None
             unit = batch.batch.unit
             # The last batch of an earlier unit may have been skipped as already applied.
-            self._whole |= self._in_flight.keys() - {unit}
+            self._exhausted |= self._in_flight.keys() - {unit}
             self._in_flight[unit] = self._in_flight.get(unit, 0) + 1
-            self.most = max(self.most, sum(self._in_flight.values()))
+            self.most_in_flight = max(self.most_in_flight, sum(self._in_flight.values()))
             if batch.is_last:
-                self._whole.add(unit)
+                self._exhausted.add(unit)
             self._report_done()
             return batch
 
@@ -119,9 +119,9 @@ class _Stream:
 
     def _report_done(self) -> None:
         """Report units that have no batch in flight and no further batches."""
-        for unit in [unit for unit in self._whole if not self._in_flight[unit]]:
+        for unit in [unit for unit in self._exhausted if not self._in_flight[unit]]:
             del self._in_flight[unit]
-            self._whole.remove(unit)
+            self._exhausted.remove(unit)
             self._done(unit)
 
     def fail(self, error: BaseException) -> None:

@@ -65,7 +65,7 @@ class Trainer:
         self.state = State(embedding, FlatParameters(self.model, job), sums)
         self.progress = Progress(epoch=0, unit=0, batches=0, steps=0, samples=0, records=0, bad_records=0)
         self.clock = StageClock()
-        self.schedule = Schedule(job.train, follows=self.passes.has_hours)
+        self.schedule = Schedule(job.train, has_hours=self.passes.has_hours)
         self.evaluation: list[Metrics] | None = None
         self.stop_requested = False
         self.hook: Hook = NoHook()
@@ -165,7 +165,7 @@ class Trainer:
             for batch in self.timed(reader):
                 self.step(batch)
                 self._check_bad(batch)
-                if self.reporter.due():
+                if self.reporter.is_due():
                     text, values = self._figures.progress(_share_done(units, batch), *started)
                     self._emit("progress", values, text)
                 self._follow_schedule()
@@ -173,14 +173,14 @@ class Trainer:
 
     def _follow_schedule(self) -> None:
         """Evaluate, stop or save if due; called between two batches."""
-        if self.schedule.evaluation_due(self.progress, self.clock.elapsed):
+        if self.schedule.is_evaluation_due(self.progress, self.clock.elapsed):
             self._evaluate()
             self._emit("evaluation", {"eval": to_dicts(self.evaluation)})
             if self._is_best():
                 self._save()
         if self.stop_requested:
             self._stop()
-        if self.progress.batches and self.schedule.checkpoint_due(self.progress, self.clock.elapsed):
+        if self.progress.batches and self.schedule.is_checkpoint_due(self.progress, self.clock.elapsed):
             self._save()
 
     def _check_stop(self) -> None:
@@ -252,7 +252,7 @@ class Trainer:
             with self.clock.stage("upkeep"):
                 now = self.passes.seen(self.progress)
                 self.progress = run_upkeep(self.job, self.state.embedding, self.progress, now)
-        due = self.schedule.epoch_checkpoint_due(epoch)
+        due = self.schedule.is_epoch_checkpoint_due(epoch)
         if self.evaluator.files:
             if due:
                 # Save first, so that a crash during the evaluation loses no training.
@@ -302,7 +302,7 @@ class Trainer:
         except Exception:
             self._save()
             raise
-        self.schedule.evaluated(self.clock.elapsed)
+        self.schedule.note_evaluated(self.clock.elapsed)
         self.progress = replace(self.progress, evaluated=self.progress.steps)
         for label, metrics in zip(self.job.data.labels, self.evaluation or [], strict=True):
             if warning := worse_than_chance(metrics):
@@ -311,7 +311,7 @@ class Trainer:
     def _watch_evaluation(self, records: int) -> None:
         if self.stop_requested:
             raise StopTraining
-        if self.reporter.due():
+        if self.reporter.is_due():
             values = {"event": "evaluating", "steps": self.progress.steps, "records": records}
             self.reporter.progress(f"evaluating: {records:,} records", values)
 
@@ -346,7 +346,7 @@ class Trainer:
         with self.clock.stage("checkpoint"):
             checkpoints.save(self.run, self.job, self.state, self.progress, self.evaluation)
         self._saved = self.progress
-        self.schedule.saved(self.clock.elapsed)
+        self.schedule.note_saved(self.clock.elapsed)
 
     def _check_bad(self, batch: _core.Batch) -> None:
         for line in batch.bad:

@@ -98,7 +98,7 @@ class LoopFigures:
             threads=num_threads(job),
             cores=num_cores(),
             has_workers=job.data.format != "parquet",
-            every_steps=job.train.checkpoint.every_steps is not None,
+            saves_by_steps=job.train.checkpoint.every_steps is not None,
             evaluates_inside=job.train.evaluate.every_steps is not None or job.train.evaluate.every_s is not None,
             keeps_best=job.train.checkpoint.keep_best is not None,
         )

@@ -20,7 +20,7 @@ FLAT_SIZE = 2 * _NUM_BUCKETS + 5
 # Samples are counted in groups, because small batches are dominated by the overhead of calls.
 _COUNTED_AT_ONCE = 8192
 
-# Standard errors below 0.5 from which an AUC is not considered chance.
+# An AUC this many standard errors below 0.5 is not chance.
 _MIN_ERRORS = 3.0
 
 
@@ -89,19 +89,19 @@ class Metrics:
 
 def flat_sums(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:
     """Return what a batch `[B, L]` adds to the flat vector of sums: indices and values."""
-    places, values = [], []
+    indices, values = [], []
     for label in range(logits.shape[1]):
-        bucket, clicks, columns = _counted(logits[:, label].astype(np.float64), labels[:, label], weights)
+        bucket, clicks, columns = _contributions(logits[:, label].astype(np.float64), labels[:, label], weights)
         first = label * FLAT_SIZE
-        places += [bucket, bucket + _NUM_BUCKETS, np.arange(5) + 2 * _NUM_BUCKETS]
-        places[-3:] = [part + first for part in places[-3:]]
+        indices += [bucket, bucket + _NUM_BUCKETS, np.arange(5) + 2 * _NUM_BUCKETS]
+        indices[-3:] = [part + first for part in indices[-3:]]
         values += [weights - clicks, clicks, np.array([column.sum(dtype=np.float64) for column in columns])]
-    all_places, all_values = np.concatenate(places), np.concatenate(values).astype(np.float64)
+    all_indices, all_values = np.concatenate(indices), np.concatenate(values).astype(np.float64)
     used = all_values != 0
-    return all_places[used].astype(np.uint32), all_values[used]
+    return all_indices[used].astype(np.uint32), all_values[used]
 
 
-def _counted(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array, tuple[Array, ...]]:
+def _contributions(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array, tuple[Array, ...]]:
     """Return for each sample its bucket, its clicks, and its contributions to the five sums."""
     position = (np.clip(logits / _LOGIT_LIMIT, -1, 1) + 1) * (_NUM_BUCKETS / 2)
     bucket = np.minimum(position.astype(np.int64), _NUM_BUCKETS - 1)
@@ -144,7 +144,7 @@ class MetricSums:
         logits, labels, weights = (np.concatenate(parts) for parts in zip(*self._pending, strict=True))
         starts = np.cumsum([0, *(len(batch[0]) for batch in self._pending[:-1])])
         self._pending, self._num_pending = [], 0
-        bucket, clicks, columns = _counted(logits.astype(np.float64), labels, weights)
+        bucket, clicks, columns = _contributions(logits.astype(np.float64), labels, weights)
         np.add.at(self._buckets[1], bucket, clicks)
         np.add.at(self._buckets[0], bucket, weights - clicks)
         # Sum batch by batch, as if each batch were counted alone.

@@ -32,9 +32,9 @@ class Summary:
     shares: dict[str, float]
     """Share of the time by stage."""
     read: float | None = None
-    """Share of the reading thread's time; None if not measured."""
+    """Utilization of the reading thread; None if not measured."""
     parse: float | None = None
-    """Share of the parsing threads' time; None if not measured."""
+    """Utilization of the parsing threads; None if not measured."""
     bottleneck: str | None = None
     """The bottleneck and advice, for people."""
 
@@ -56,14 +56,14 @@ class Reporter:
         self._stream = stream or sys.stderr
         self._listener = listener
         self._overwrites = self._stream.isatty()
-        self._open_line = False
+        self._has_open_line = False
         self._last = time.monotonic()
 
     def start(self) -> None:
         """Start the interval of progress lines."""
         self._last = time.monotonic()
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Return whether a progress line is due."""
         return time.monotonic() - self._last >= self._every_s
 
@@ -73,7 +73,7 @@ class Reporter:
         if self._overwrites:
             # Truncate the line: a wrapped line could not be overwritten.
             self._stream.write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
-            self._open_line = True
+            self._has_open_line = True
         else:
             self._stream.write(text + "\n")
         self._stream.flush()
@@ -81,9 +81,9 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print a line that is not overwritten."""
-        if self._open_line:
+        if self._has_open_line:
             self._stream.write("\n")
-            self._open_line = False
+            self._has_open_line = False
         self._stream.write(text + "\n")
         self._stream.flush()
 
@@ -102,7 +102,7 @@ class Reporter:
 
     def close(self) -> None:
         """End the progress line and close the file."""
-        if self._open_line:
+        if self._has_open_line:
             self._stream.write("\n")
         if self._file:
             # Write errors were raised by `record` already.
@@ -166,7 +166,7 @@ def summary_lines(summary: Summary) -> list[str]:
     if progress.bad_records:
         lines.append(f"  bad records: {progress.bad_records:,} of {progress.records:,}")
     if progress.non_finite:
-        lines.append(f"  batches with a gradient that was not finite, counted but not applied: {progress.non_finite:,}")
+        lines.append(f"  batches with a non-finite gradient, counted but not applied: {progress.non_finite:,}")
     if progress.evicted:
         lines.append(f"  rows evicted at the ends of epochs: {progress.evicted:,}")
     if summary.shares:

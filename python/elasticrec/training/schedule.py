@@ -7,10 +7,10 @@ from elasticrec.training.checkpoint import Progress
 class Schedule:
     """Decides what is due. Times are seconds of the training's clock. An interval starts at its last event."""
 
-    def __init__(self, settings: Train, *, follows: bool = False) -> None:
+    def __init__(self, settings: Train, *, has_hours: bool = False) -> None:
         self._settings = settings
         # With hours the last pass is not known in advance.
-        self._follows = follows
+        self._has_hours = has_hours
         self._saved_s = 0.0
         self._evaluated_s = 0.0
 
@@ -18,22 +18,22 @@ class Schedule:
         """Start all intervals at a clock of zero."""
         self._saved_s = self._evaluated_s = 0.0
 
-    def saved(self, now_s: float) -> None:
+    def note_saved(self, now_s: float) -> None:
         """Note that a checkpoint was saved."""
         self._saved_s = now_s
 
-    def evaluated(self, now_s: float) -> None:
+    def note_evaluated(self, now_s: float) -> None:
         """Note that an evaluation ended."""
         self._evaluated_s = now_s
 
-    def checkpoint_due(self, progress: Progress, now_s: float) -> bool:
+    def is_checkpoint_due(self, progress: Progress, now_s: float) -> bool:
         """Return whether to save a checkpoint after this batch."""
         settings = self._settings.checkpoint
         if settings.every_steps and progress.steps % settings.every_steps == 0:
             return True
         return now_s - self._saved_s >= settings.every_s
 
-    def evaluation_due(self, progress: Progress, now_s: float) -> bool:
+    def is_evaluation_due(self, progress: Progress, now_s: float) -> bool:
         """Return whether to evaluate after this batch; an interrupted evaluation is due again."""
         settings = self._settings.evaluate
         if progress.evaluated == progress.steps:
@@ -42,8 +42,8 @@ class Schedule:
             return True
         return settings.every_s is not None and now_s - self._evaluated_s >= settings.every_s
 
-    def epoch_checkpoint_due(self, epoch: int) -> bool:
+    def is_epoch_checkpoint_due(self, epoch: int) -> bool:
         """Return whether to save at the end of an epoch, counted from 0; the last one is always saved."""
         settings = self._settings.checkpoint
-        last = not self._follows and epoch + 1 >= self._settings.epochs
-        return last or (epoch + 1) % settings.every_epochs == 0 or settings.keeps_epoch(epoch)
+        is_last = not self._has_hours and epoch + 1 >= self._settings.epochs
+        return is_last or (epoch + 1) % settings.every_epochs == 0 or settings.keeps_epoch(epoch)

@@ -174,7 +174,7 @@ def _tables(job: Job, path: Path, select: Select | None) -> Iterator[tuple[Any, 
     """Yield the selected rows of each row group, and the schema of the file."""
     import pyarrow as pa
 
-    from elasticrec.data.parquet import open_file, selected
+    from elasticrec.data.parquet import open_file, select_rows
 
     file = open_file(path)
     first = 0
@@ -184,7 +184,7 @@ def _tables(job: Job, path: Path, select: Select | None) -> Iterator[tuple[Any, 
             rows = np.arange(first, first + len(table), dtype=np.int64)
             first += len(table)
             time = None if job.data.columns is None else job.data.columns.time
-            table = table.filter(pa.array(selected(table, rows, str(path), select, time)))
+            table = table.filter(pa.array(select_rows(table, rows, str(path), select, time)))
         yield table, file.schema_arrow
 
 

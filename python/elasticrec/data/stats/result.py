@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from elasticrec.data.stats.unused import Unused
+from elasticrec.data.stats.unused import UnusedColumn
 
 
 @dataclass(frozen=True)
@@ -58,5 +58,5 @@ class Stats:
     num_records: int
     num_bad: int
     bad: list[str]
-    unused: list[Unused]
+    unused: list[UnusedColumn]
     warnings: list[str]

@@ -18,7 +18,7 @@ _NUM_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
-class Unused:
+class UnusedColumn:
     """A slot or column that the job does not use."""
 
     name: str
@@ -26,7 +26,7 @@ class Unused:
     """Share of the inspected samples that have it; None if only the name is known."""
 
 
-def find_unused(job: Job) -> list[Unused]:
+def find_unused(job: Job) -> list[UnusedColumn]:
     """Return slots and columns of the training data that the job does not use, most frequent first."""
     files = spread(match_files(job, "train"), _NUM_FILES)
     known = _known(job)
@@ -39,8 +39,8 @@ def find_unused(job: Job) -> list[Unused]:
     elif job.data.format == "criteo":
         names = [*CRITEO_DENSE, *CRITEO_SLOTS]
     else:
-        return _counted(job, files, known)
-    return [Unused(name, None) for name in names if name not in known]
+        return _count_unused(job, files, known)
+    return [UnusedColumn(name, None) for name in names if name not in known]
 
 
 def _known(job: Job) -> set[str]:
@@ -55,7 +55,7 @@ def _known(job: Job) -> set[str]:
     return known | set(data.labels) | {"weight"}
 
 
-def _counted(job: Job, files: Sequence[Path], known: set[str]) -> list[Unused]:
+def _count_unused(job: Job, files: Sequence[Path], known: set[str]) -> list[UnusedColumn]:
     names_of = _names_of(job)
     seen: Counter[str] = Counter()
     num_lines = 0
@@ -63,7 +63,7 @@ def _counted(job: Job, files: Sequence[Path], known: set[str]) -> list[Unused]:
         for line in some_lines(path, _NUM_LINES // len(files), _NUM_BYTES):
             num_lines += 1
             seen.update(names_of(line))
-    return [Unused(name, count / num_lines) for name, count in seen.most_common() if name not in known]
+    return [UnusedColumn(name, count / num_lines) for name, count in seen.most_common() if name not in known]
 
 
 def _names_of(job: Job) -> Callable[[bytes], set[str]]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from elasticrec.errors import ElasticRecError, ModelError
 from elasticrec.publish.rollout.decide import Replica
 from elasticrec.publish.rollout.replicas import StoreReplicas
-from elasticrec.repository.repository import DAMAGES, STORE, Repository
+from elasticrec.repository.repository import JSON_ERRORS, STORE, Repository
 from elasticrec.repository.storage import join
 
 
@@ -69,7 +69,7 @@ def read_known_store(repository: Repository) -> KnownStore | None:
         found = json.loads(content)
         shards = [[str(address) for address in replicas] for replicas in found["shards"]]
         return KnownStore(shards, None if found["min_ready"] is None else int(found["min_ready"]))
-    except DAMAGES:
+    except JSON_ERRORS:
         where = join(repository.location, STORE)
         raise ModelError(
             f'{where}: expected {{"shards": [["host:port"]], "min_ready": null}}, the file is damaged; remove it'

@@ -138,7 +138,7 @@ class Publishing:
         self._is_claimed = False
         # The task in progress, and the function that handles its result.
         self._task: tuple[_Task, Callable[[_Task], None]] | None = None
-        self._wanted = False
+        self._is_wanted = False
         self._due = hooks.clock() + (settings.every_s or 0.0)
         self._not_before = hooks.clock()
         self._written = self._done = 0
@@ -149,7 +149,7 @@ class Publishing:
 
     def want(self) -> int:
         """Request a publish that begins after this call. Return its ticket for `is_written` and `is_done`."""
-        self._wanted = True
+        self._is_wanted = True
         self._num_failures = 0
         return self._number + 1
 
@@ -174,14 +174,14 @@ class Publishing:
     @property
     def next_s(self) -> float | None:
         """Seconds until the next publish is due, or None if unknown."""
-        if self._wanted or self.settings.every_s is not None:
-            due = self._not_before if self._wanted else max(self._due, self._not_before)
+        if self._is_wanted or self.settings.every_s is not None:
+            due = self._not_before if self._is_wanted else max(self._due, self._not_before)
             return max(due - self._hooks.clock(), 0.0)
         return None
 
     def is_due(self, learned: Any = None) -> bool:
         """Return whether a publish should begin now: it is due, and `learned` differs from that of the last publish."""
-        has_changes = self._wanted or learned is None or learned != self._last_facts.get("learned")
+        has_changes = self._is_wanted or learned is None or learned != self._last_facts.get("learned")
         return has_changes and self._open is None and self.next_s == 0.0
 
     def describe(self) -> dict[str, Any]:
@@ -251,7 +251,7 @@ class Publishing:
     def _begin(self, owners: dict[int, ShardOwner], facts: dict[str, Any]) -> None:
         now, last = self._hooks.clock(), self.last
         self._number += 1
-        self._wanted = False
+        self._is_wanted = False
         if self.settings.every_s is not None:
             self._due = now + self.settings.every_s
         is_base = last is None or last.num_deltas >= self.settings.base_every
@@ -290,7 +290,7 @@ class Publishing:
             "cube": str(found.draft.cube(index).absolute()),
             "dense": str(found.draft.dense(index).absolute()),
             "name": found.draft.name,
-            "store": found.draft.store,
+            "store": found.draft.repository_url,
         }
 
     def report(self, index: int, part: PublishPart) -> None:
@@ -382,7 +382,7 @@ class Publishing:
         self._open = None
         self.figures.failed += 1
         self.figures.error = reason
-        self._wanted = True
+        self._is_wanted = True
         now = self._hooks.clock()
         self._not_before = now if retry_at_once else now + self.settings.retry_s
         self._report_once(f"publish failed: {reason}; the next version will include its changes")
@@ -397,7 +397,7 @@ class Publishing:
         if self._num_failures < _MAX_FAILURES:
             return
         self._num_failures = 0
-        self._wanted = False
+        self._is_wanted = False
         self._written = self._done = number
         if self.settings.every_s is not None:
             self._due = self._hooks.clock() + max(self.settings.every_s, self.settings.retry_s)

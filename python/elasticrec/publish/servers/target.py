@@ -18,8 +18,8 @@ class ShardDraft:
     path: Path
     """Directory of the parts, for shards that share the disk."""
     name: str = ""
-    """Name of the version, under which other shards send their parts to `store`."""
-    store: str | None = None
+    """Name of the version, under which other shards send their parts to `repository_url`."""
+    repository_url: str | None = None
     """URL of the repository; None if it is a directory, which the coordinator serves over HTTP."""
 
     def cube(self, index: int) -> Path:

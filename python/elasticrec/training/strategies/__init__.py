@@ -8,9 +8,9 @@ import importlib
 import pkgutil
 from functools import cache
 
-from elasticrec.training.strategies.base import Lease, Strategy, TrainerContext
+from elasticrec.training.strategies.base import Strategy, TrainerContext
 
-__all__ = ["Lease", "Strategy", "TrainerContext", "find_strategy", "strategies"]
+__all__ = ["Strategy", "TrainerContext", "find_strategy", "strategies"]
 
 
 @cache

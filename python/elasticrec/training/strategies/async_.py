@@ -5,10 +5,11 @@ from functools import partial
 
 from elasticrec import _core
 from elasticrec.config import Job
+from elasticrec.net.messages import UnitLease
 from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes, num_lanes
 from elasticrec.training.remote import RemoteNetwork
-from elasticrec.training.strategies.base import Lease, Strategy
+from elasticrec.training.strategies.base import Strategy
 from elasticrec.training.unit_stream import UnitSource, UnitStream
 
 
@@ -22,7 +23,7 @@ class Async(Strategy):
         """Return the number of batches that a trainer steps at once."""
         return num_lanes(job)
 
-    def run(self, lease: Lease) -> None:
+    def run(self, lease: UnitLease) -> None:
         """Train units until no other unit can be leased."""
         trainer, servers = self.trainer, self.servers
         self.share_buffers(lease["trainers"])
@@ -36,4 +37,4 @@ class Async(Strategy):
         lanes = Lanes(servers, steps, trainer.done, trainer.job.train.ps, trainer.clock)
         with closing(stream.run()) as batches:
             lanes.run(batches)
-        trainer.most_in_flight = max(trainer.most_in_flight, lanes.most)
+        trainer.most_in_flight = max(trainer.most_in_flight, lanes.most_in_flight)

@@ -13,8 +13,6 @@ from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import MergeGroup, UnitBatch
 from elasticrec.training.remote import RemoteNetwork
 
-Lease = UnitLease
-
 
 class TrainerContext(Protocol):
     """The trainer's process, as a strategy uses it."""
@@ -29,10 +27,10 @@ class TrainerContext(Protocol):
     meeting: int
     """Number of the last meeting with the other trainers, for the heartbeat."""
 
-    def lease(self, *, waiting: bool = False) -> Lease | None:
+    def lease(self, *, waiting: bool = False) -> UnitLease | None:
         """Lease another unit; return None if there is none for now."""
 
-    def lease_ahead(self, servers: _core.PsClient) -> Lease | None:
+    def lease_ahead(self, servers: _core.PsClient) -> UnitLease | None:
         """Lease another unit that these servers can train; return None if there is none for now."""
 
     def done(self, unit: int) -> None:
@@ -73,7 +71,7 @@ class Strategy(ABC):
         return 1
 
     @abstractmethod
-    def run(self, lease: Lease) -> None:
+    def run(self, lease: UnitLease) -> None:
         """Train the leased unit, and units leased meanwhile; return when every push is acknowledged.
 
         Afterwards the trainer reports the units that it still holds as done. If a server is lost, raise
@@ -92,7 +90,7 @@ class Strategy(ABC):
             network.buffer_share = 1 / (num_trainers * len(networks))
 
 
-def missing_groups(groups: Iterator[MergeGroup], lease: Lease) -> Iterator[MergeGroup]:
+def missing_groups(groups: Iterator[MergeGroup], lease: UnitLease) -> Iterator[MergeGroup]:
     """Leave out the groups that every server has applied."""
     skip = frozenset(lease["skip"])
     return (group for group in groups if group.index not in skip)

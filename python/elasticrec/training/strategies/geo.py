@@ -9,10 +9,11 @@ import numpy as np
 
 from elasticrec import _core
 from elasticrec.data.units import Unit
+from elasticrec.net.messages import UnitLease
 from elasticrec.training.embedding import table_spec
 from elasticrec.training.groups import MergeGroup
 from elasticrec.training.remote import Sums
-from elasticrec.training.strategies.base import Lease, Strategy, TrainerContext, missing_groups
+from elasticrec.training.strategies.base import Strategy, TrainerContext, missing_groups
 
 
 class Geo(Strategy):
@@ -26,7 +27,7 @@ class Geo(Strategy):
         self._spec = json.dumps(table_spec(trainer.job, self.network.model.columns) | {"partitions": 1})
         self._before = np.zeros(servers.num_dense_full, np.float32)
 
-    def run(self, lease: Lease) -> None:
+    def run(self, lease: UnitLease) -> None:
         """Train a unit."""
         unit = Unit(**lease["unit"])
         self.share_buffers(lease["trainers"])
@@ -67,7 +68,7 @@ class Geo(Strategy):
                 index=group.index,
                 last=group.is_last,
                 seen=seen,
-                sums=(np.concatenate([places for places, _ in sums]), np.concatenate([values for _, values in sums])),
+                sums=(np.concatenate([indices for indices, _ in sums]), np.concatenate([values for _, values in sums])),
             )
 
     def _restore(self) -> None:

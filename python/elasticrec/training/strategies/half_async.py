@@ -5,8 +5,9 @@ from contextlib import closing
 
 from elasticrec import _core
 from elasticrec.data.units import Unit
+from elasticrec.net.messages import UnitLease
 from elasticrec.training.groups import MergeGroup
-from elasticrec.training.strategies.base import Lease, Strategy, missing_groups
+from elasticrec.training.strategies.base import Strategy, missing_groups
 
 
 class HalfAsync(Strategy):
@@ -14,7 +15,7 @@ class HalfAsync(Strategy):
 
     name = "half_async"
 
-    def run(self, lease: Lease) -> None:
+    def run(self, lease: UnitLease) -> None:
         """Train a unit, meeting the other trainers after each group."""
         unit = Unit(**lease["unit"])
         self.share_buffers(lease["trainers"])

@@ -1,7 +1,7 @@
 """Strategy `sync`: the units of a group are trained step by step, all batches of a step before any of the next.
 
 A step is applied when every server has all its pushes (`crates/ps/src/steps.rs`). The units of a trainer that died are
-leased to a trainer that waits for the step, which continues them from the current step of the group.
+leased to a trainer that is waiting for the step; it continues them from the current step of the group.
 """
 
 from collections.abc import Generator
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from elasticrec.data.units import Unit
 from elasticrec.errors import UnavailableError
+from elasticrec.net.messages import UnitLease
 from elasticrec.training.groups import UnitBatch
-from elasticrec.training.strategies.base import Lease, Strategy
+from elasticrec.training.strategies.base import Strategy
 
 _WAIT_S = 0.2
 _COMPLETE = 2**32 - 1
@@ -35,7 +36,7 @@ class Sync(Strategy):
 
     name = "sync"
 
-    def run(self, lease: Lease) -> None:
+    def run(self, lease: UnitLease) -> None:
         """Run steps until the units are done."""
         self._group = _group_of(lease)
         self._open: list[_OpenUnit] = []
@@ -106,6 +107,6 @@ class Sync(Strategy):
             self.servers.wait_for_ack(pushing)
 
 
-def _group_of(lease: Lease) -> Group:
+def _group_of(lease: UnitLease) -> Group:
     assert lease["group"] is not None, "a job with strategy `sync` has groups"
     return (lease["group"][0], lease["group"][1])
