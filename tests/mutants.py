@@ -123,7 +123,7 @@ MUTANTS = (
         "python/elasticrec/publish/local_versions.py",
         "            committed=None if self._last is None else self._last.publish,",
         "            committed=str(self._num_publishes - 1),",
-        "tests/unit/publish/test_changes.py::test_a_publish_that_fails_loses_no_change",
+        "tests/unit/publish/test_changes.py::test_a_failed_publish_loses_no_change",
     ),
     Mutant(
         "a loaded table sends only the changes since the load",

@@ -39,7 +39,7 @@ def files_of(run: Run) -> dict[str, str]:
 
 
 def error_of(result: tuple[int, str]) -> str:
-    """Return the error line of a role that was error_of."""
+    """Return the only line of output of a role that failed, without its prefix."""
     code, output = result
     assert code == 2 and output.count("\n") == 1 and output.startswith("error: "), output
     assert TOKEN not in output
@@ -60,31 +60,31 @@ def test_a_port_in_use(roles: Roles) -> None:
 def test_a_coordinator_that_is_not_there(roles: Roles) -> None:
     port = free_port()
     for role in [roles.start(name, COORDINATOR=f"http://127.0.0.1:{port}", WAIT=1) for name in ("ps", "trainer")]:
-        message = rf"coordinator at 127.0.0.1:{port} did not answer: .*connection error_of \(\d+ attempts in 1 s\)"
+        message = rf"coordinator at 127.0.0.1:{port} did not answer: .*connection refused \(\d+ attempts in 1 s\)"
         assert re.fullmatch(message, error_of(role.finish()), re.IGNORECASE)
 
 
 @pytest.mark.slow
 def test_insecure_and_invalid_settings_are_refused(roles: Roles, tmp_path: Path) -> None:
-    here = "http://127.0.0.1:1"
+    coordinator = "http://127.0.0.1:1"
     reachable = "host: 0.0.0.0 is reachable from other machines: expected TLS, `insecure: true`, or 127.0.0.1"
     in_clear = "the token would go to another machine in clear text: expected TLS, or `insecure: true`"
     expected = {
         roles.start("coordinator", HOST="0.0.0.0"): f"coordinator: {reachable}",
-        roles.start("ps", HOST="0.0.0.0", COORDINATOR=here): f"ps: {reachable}",
+        roles.start("ps", HOST="0.0.0.0", COORDINATOR=coordinator): f"ps: {reachable}",
         roles.start("trainer", COORDINATOR="http://192.0.2.1:7"): f"coordinator at 192.0.2.1:7: {in_clear}",
         roles.start(
-            "ps", HOST="0.0.0.0", INSECURE=1, COORDINATOR=here
+            "ps", HOST="0.0.0.0", INSECURE=1, COORDINATOR=coordinator
         ): "ps: host: 0.0.0.0 is not an address that others can connect to: "
         "expected the name or address of this machine as `--advertise`",
-        roles.start("trainer", COORDINATOR=here, RUN=tmp_path): f"{tmp_path}: not a run directory: "
+        roles.start("trainer", COORDINATOR=coordinator, RUN=tmp_path): f"{tmp_path}: not a run directory: "
         "expected `job.yaml` and `checkpoints` in it",
     }
     for role, message in expected.items():
         assert error_of(role.finish()) == message
 
 
-_OLD = """
+_OLD_ROLE = """
 import sys
 from elasticrec.cli import main
 from elasticrec.net import messages
@@ -96,7 +96,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 def test_foreign_roles_are_refused_by_a_coordinator(roles: Roles, run: Run, tmp_path: Path) -> None:
     url = roles.coordinator()
-    where = f"coordinator at {url.removeprefix('http://')}"
+    coordinator = f"coordinator at {url.removeprefix('http://')}"
     before = files_of(run)
     other = make_run(tmp_path)
     assert read_start(other.path).run_id != read_start(run.path).run_id
@@ -105,12 +105,12 @@ def test_foreign_roles_are_refused_by_a_coordinator(roles: Roles, run: Run, tmp_
     wrong = [roles.start(name, COORDINATOR=url, TOKEN="guess") for name in ("ps", "trainer")]
     assert error_of(second.finish()) == f"{run.path}: another coordinator has this run"
     for role in wrong:
-        assert error_of(role.finish()) == f"{where}: missing or wrong token"
-    old = [sys.executable, "-c", _OLD, "ps", "--run", str(run.path), "--coordinator", url, "--token", TOKEN]
+        assert error_of(role.finish()) == f"{coordinator}: missing or wrong token"
+    old = [sys.executable, "-c", _OLD_ROLE, "ps", "--run", str(run.path), "--coordinator", url, "--token", TOKEN]
     ended = subprocess.run(old, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    message = f"{where}: register: protocol: expected 1, got 0: the role is of another release"
+    message = f"{coordinator}: register: protocol: expected 1, got 0: the role is of another release"
     assert error_of((ended.returncode, ended.stderr)) == message
-    message = f"{where}: register: run: expected a role of this run, got one with the directory of another run"
+    message = f"{coordinator}: register: run: expected a role of this run, got one with the directory of another run"
     for role in foreign:
         assert error_of(role.finish()) == message
     assert files_of(run) == before

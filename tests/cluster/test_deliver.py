@@ -40,8 +40,8 @@ def test_rows_of_three_servers_reach_a_store_of_two_shards_and_two_replicas(trai
         found = Repository.open(trainings.directory / "models", "cluster")
         newest = max(found.versions())
         assert newest >= 2 and found.current() == newest
-        said = (trainings.run / "logs/coordinator.log").read_text()
-        assert f"store: switched to {newest}" in said
+        log = (trainings.run / "logs/coordinator.log").read_text()
+        assert f"store: switched to {newest}" in log
         table = load_rows(trainings.run, max((trainings.run / "checkpoints").glob("step-*")))
         signs = np.array(trainings.signs()[::7], np.uint64)
         client = _core.CubeClient("cluster", addresses, token="", deadline_s=60.0)

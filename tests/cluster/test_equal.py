@@ -18,8 +18,8 @@ from support.cluster import Training
 Rows = dict[int, tuple[Any, ...]]
 RATES = {"sgd": 0.05, "adagrad": 0.05, "adam": 0.002}
 BATCH = 128
-# No role is taken for dead and replaced: replayed batches would be stale.
-LONG = {"lease_s": 60}
+# No lease expires, so no role is replaced: replayed batches would be stale.
+LONG_LEASE = {"lease_s": 60}
 
 
 def job_of(optimizer: str, **train: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def check_equal(local: TrainingResult, remote: TrainingResult, optimizer: str) -
 def test_one_trainer_with_one_batch_in_flight_equals_local_training(tmp_path: Path, optimizer: str) -> None:
     trained = []
     for mode in ("local", "ps"):
-        more: dict[str, Any] = {"servers": 3, "ps": {"max_in_flight": 1, **LONG}} if mode == "ps" else {}
+        more: dict[str, Any] = {"servers": 3, "ps": {"max_in_flight": 1, **LONG_LEASE}} if mode == "ps" else {}
         write_demo(tmp_path / mode / "data", samples=20_000, slots=8, hours=1, seed=1)
         trained.append(train(tmp_path / mode, job_of(optimizer, mode=mode, **more)))
     check_equal(*trained, optimizer)
@@ -108,7 +108,7 @@ class MyModel(Model):
 def test_batch_norm_statistics_equal_those_of_local_training(tmp_path: Path) -> None:
     trained = []
     for mode in ("local", "ps"):
-        more: dict[str, Any] = {"servers": 2, "ps": {"max_in_flight": 1, **LONG}} if mode == "ps" else {}
+        more: dict[str, Any] = {"servers": 2, "ps": {"max_in_flight": 1, **LONG_LEASE}} if mode == "ps" else {}
         write_demo(tmp_path / mode / "data", samples=10_000, slots=8, hours=1, seed=1)
         (tmp_path / mode / "my_model.py").write_text(WITH_BUFFERS)
         job = job_of("adagrad", mode=mode, **more)
@@ -124,9 +124,9 @@ def test_batch_norm_statistics_equal_those_of_local_training(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_batch_norm_statistics_stay_stable_with_many_lanes(tmp_path: Path) -> None:
-    """Each change of a mean is computed from a value that is dozens of pushes old: their plain sum would diverge."""
+    """Each change of a mean is computed from a value that is dozens of pushes old: a plain sum would diverge."""
     trained = []
-    for mode, more in (("local", {}), ("ps", {"trainers": 3, "ps": {"lanes": 12, **LONG}})):
+    for mode, more in (("local", {}), ("ps", {"trainers": 3, "ps": {"lanes": 12, **LONG_LEASE}})):
         write_demo(tmp_path / mode / "data", samples=100_000, slots=8, hours=1, seed=1)
         (tmp_path / mode / "my_model.py").write_text(WITH_BUFFERS)
         job = job_of("adagrad", mode=mode, **more)
@@ -142,7 +142,7 @@ def test_batch_norm_statistics_stay_stable_with_many_lanes(tmp_path: Path) -> No
     assert 0.3 < ratios.min() and ratios.max() < 3
 
 
-def deal(lines: list[str], directory: Path) -> None:
+def write_pairs(lines: list[str], directory: Path) -> None:
     """Write pairs of files for `sync`, which trains two units at a time, and files with the joined batches."""
     for which in ("sync", "local"):
         (directory / which / "data").mkdir(parents=True)
@@ -162,11 +162,11 @@ def deal(lines: list[str], directory: Path) -> None:
 def test_sync_equals_local_training_on_the_joined_batches(tmp_path: Path, optimizer: str) -> None:
     write_demo(tmp_path / "all", samples=18_000, slots=8, hours=1, seed=1)
     lines = "".join(path.read_text() for path in sorted((tmp_path / "all").glob("*/*/*.txt"))).splitlines(keepends=True)
-    deal(lines, tmp_path)
+    write_pairs(lines, tmp_path)
     trained = []
     for mode, settings in (
         ("local", {"mode": "local", "batch_size": 2 * BATCH}),
-        ("sync", {"mode": "ps", "strategy": "sync", "servers": 2, "trainers": 2, "step_batches": 2, "ps": LONG}),
+        ("sync", {"mode": "ps", "strategy": "sync", "servers": 2, "trainers": 2, "step_batches": 2, "ps": LONG_LEASE}),
     ):
         # 80 steps per epoch.
         job = job_of(optimizer, **settings, epochs=4)

@@ -56,7 +56,7 @@ def test_any_role_may_hang(trainings: Trainings, undisturbed: Callable[[str], Un
     calm = undisturbed(strategy)
     training = trainings.start(f"train.strategy={strategy}")
     training.wait_for("servers 2/2")
-    training.disturb(1, calm.every_s, ("ps", "trainer", "coordinator"), hang_s=5)
+    training.disturb(1, calm.fault_interval_s, ("ps", "trainer", "coordinator"), hang_s=5)
     output = training.finish()
     assert training.kills.total() >= 2, "the run ended before two faults"
     assert f"{trainings.num_samples:,} samples" in output
@@ -97,16 +97,16 @@ class CuttingProxy:
                 client.close()
                 continue
             server.settimeout(None)
-            # Bytes of both directions together, so that some requests and some responses are cut.
-            left = [self._chance.randrange(1_000_000, 6_000_000)]
+            # Counts both directions together, so that some requests and some responses are cut.
+            remaining = [self._chance.randrange(1_000_000, 6_000_000)]
             for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._pass_on, args=(source, sink, left), daemon=True).start()
+                threading.Thread(target=self._pass_on, args=(source, sink, remaining), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, left: list[int]) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket, remaining: list[int]) -> None:
         try:
             while received := source.recv(65536):
-                left[0] -= len(received)
-                if left[0] <= 0:
+                remaining[0] -= len(received)
+                if remaining[0] <= 0:
                     self.num_cut += 1
                     # Forward half of the received bytes.
                     sink.sendall(received[: len(received) // 2])

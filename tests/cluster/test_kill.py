@@ -39,7 +39,7 @@ def test_any_role_may_be_killed_at_any_moment(
     calm = undisturbed(strategy)
     training = trainings.start(f"train.strategy={strategy}")
     training.wait_for("servers 2/2")
-    training.disturb(seed, calm.every_s, ("ps", "trainer", "coordinator"))
+    training.disturb(seed, calm.fault_interval_s, ("ps", "trainer", "coordinator"))
     output = training.finish()
     assert training.kills.total() >= 2, "the run ended before two kills"
     assert f"{trainings.num_samples:,} samples" in output
@@ -146,6 +146,6 @@ def test_a_damaged_checkpoint_is_skipped_and_named(trainings: Trainings, strateg
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     trainings.start(f"train.strategy={strategy}").finish()
-    said = (trainings.directory / "runs/cluster/logs/coordinator.log").read_text()
-    assert f"{newest.name}" in said and " instead" in said
+    log = (trainings.directory / "runs/cluster/logs/coordinator.log").read_text()
+    assert f"{newest.name}" in log and " instead" in log
     trainings.check()

@@ -24,9 +24,9 @@ def repository(trainings: Trainings) -> Repository:
     return Repository.open(trainings.directory / "models", "cluster")
 
 
-def check_last(trainings: Trainings, where: Repository | None = None) -> dict[str, Any]:
+def check_last(trainings: Trainings, found: Repository | None = None) -> dict[str, Any]:
     """Check that the last version has the rows and dense values of the last checkpoint; return its manifest."""
-    found = where or repository(trainings)
+    found = found or repository(trainings)
     number = max(found.versions())
     chain = found.chain(number)
     paths = [[str(found.storage.path_of(f"{one.name}/{part}")) for part in one.parts] for one in chain]
@@ -129,9 +129,9 @@ def test_roles_may_die_at_every_fail_point_of_a_publish(trainings: Trainings, tm
     assert len(set(publishes)) == len(publishes), "no publish became two versions"
 
 
-def wait_until(training: Training, is_so: Any) -> None:
+def wait_until(training: Training, condition: Any) -> None:
     end = time.monotonic() + TIMEOUT_S
-    while not is_so():
+    while not condition():
         assert training.process.poll() is None and time.monotonic() < end, training.output()
         time.sleep(0.05)
 

@@ -33,7 +33,7 @@ Status = dict[str, Any]
 
 
 @dataclass
-class Story:
+class RecordedRun:
     """Status, output and metrics recorded from one run."""
 
     directory: Path
@@ -45,7 +45,7 @@ class Story:
     scale_s: dict[str, float] = field(default_factory=dict)
     command_s: float = 0.0
     """Longest time of a `status` command during the run."""
-    unauthorised: list[int] = field(default_factory=list)
+    unauthorized_codes: list[int] = field(default_factory=list)
 
     def status(self) -> Status:
         return read_status(Run(self.directory / "runs/see"))
@@ -77,7 +77,7 @@ class Story:
             self.scrapes[role] = [_get(url, token) for url in addresses]
             with pytest.raises(urllib.error.HTTPError) as refused:
                 _get(addresses[0], "another")
-            self.unauthorised.append(refused.value.code)
+            self.unauthorized_codes.append(refused.value.code)
             refused.value.close()
 
 
@@ -104,7 +104,7 @@ def have_all_reported(status: Status) -> bool:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedRun]:
     """Scale a run to 1, 3, 1 trainers and 2, 3, 1, 2 servers, with a SIGKILL during a move and a SIGTERM per role."""
     directory = tmp_path_factory.mktemp("see")
     write_demo(directory / "data", samples=160_000, slots=20, hours=4, seed=1)
@@ -128,65 +128,65 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         },
     }
     (directory / "job.yaml").write_text(yaml.safe_dump(job))
-    story = Story(directory, Training.start(directory))
+    recorded = RecordedRun(directory, Training.start(directory))
     with contextlib.ExitStack() as stack:
-        stack.callback(story.training.stop)
-        _record(story)
-        yield story
+        stack.callback(recorded.training.stop)
+        _record(recorded)
+        yield recorded
 
 
-def _record(story: Story) -> None:
-    story.training.wait_for("servers 2/2")
-    story.until(has(2, 1))
-    story.scale("--trainers", "3", "--servers", "3")
-    story.statuses["many"] = story.until(lambda status: has(3, 3)(status) and have_all_reported(status))
-    story.texts["json"] = succeed("status", "job.yaml", "--json", cwd=story.directory)
-    story.texts["status"] = succeed("status", "see", cwd=story.directory)
-    story.scrape(story.statuses["many"])
+def _record(recorded: RecordedRun) -> None:
+    recorded.training.wait_for("servers 2/2")
+    recorded.until(has(2, 1))
+    recorded.scale("--trainers", "3", "--servers", "3")
+    recorded.statuses["many"] = recorded.until(lambda status: has(3, 3)(status) and have_all_reported(status))
+    recorded.texts["json"] = succeed("status", "job.yaml", "--json", cwd=recorded.directory)
+    recorded.texts["status"] = succeed("status", "see", cwd=recorded.directory)
+    recorded.scrape(recorded.statuses["many"])
     # A surplus server dies before its partitions have moved: it must be restarted to hand them over.
     scaling = subprocess.Popen(
-        [sys.executable, "-m", "elasticrec.cli", "scale", "see", "--servers", "1"], cwd=story.directory
+        [sys.executable, "-m", "elasticrec.cli", "scale", "see", "--servers", "1"], cwd=recorded.directory
     )
-    story.until(lambda status: status.get("wanted", {}).get("servers") == 1)
-    story.training.send(max(story.training.roles("ps"))[0], signal.SIGKILL)
+    recorded.until(lambda status: status.get("wanted", {}).get("servers") == 1)
+    recorded.training.send(max(recorded.training.roles("ps"))[0], signal.SIGKILL)
     assert scaling.wait(TIMEOUT_S) == 0
-    story.scale("--trainers", "1")
+    recorded.scale("--trainers", "1")
     # A server and a trainer get SIGTERM and are replaced.
     for role in ("ps", "trainer"):
-        before = story.training.roles(role)
-        story.training.send(before[0][0], signal.SIGTERM)
+        before = recorded.training.roles(role)
+        recorded.training.send(before[0][0], signal.SIGTERM)
         end = time.monotonic() + TIMEOUT_S
-        while set(story.training.roles(role)) & set(before) or not story.training.roles(role):
-            assert time.monotonic() < end, story.training.output()
+        while set(recorded.training.roles(role)) & set(before) or not recorded.training.roles(role):
+            assert time.monotonic() < end, recorded.training.output()
             time.sleep(0.05)
-    story.until(has(1, 1))
-    story.measure()
-    story.scale("--servers", "2")
-    story.measure()
-    story.training.finish()
+    recorded.until(has(1, 1))
+    recorded.measure()
+    recorded.scale("--servers", "2")
+    recorded.measure()
+    recorded.training.finish()
 
 
 @pytest.mark.slow
-def test_every_sample_counts_once_however_it_is_scaled(story: Story) -> None:
-    assert f"trained runs/see: {EPOCHS * 120_000:,} samples" in story.training.output()
-    check_counts(story.directory / "runs/see", sorted(story.directory.glob("data/20260101/0[012]/*.txt")), EPOCHS)
-    coordinator = (story.directory / "runs/see/logs/coordinator.log").read_text()
+def test_every_sample_counts_once_however_it_is_scaled(recorded: RecordedRun) -> None:
+    assert f"trained runs/see: {EPOCHS * 120_000:,} samples" in recorded.training.output()
+    check_counts(recorded.directory / "runs/see", sorted(recorded.directory.glob("data/20260101/0[012]/*.txt")), EPOCHS)
+    coordinator = (recorded.directory / "runs/see/logs/coordinator.log").read_text()
     moves = re.findall(r"the partitions moved from (\d) to (\d), map (\d)", coordinator)
     assert moves == [("2", "3", "2"), ("3", "1", "3"), ("1", "2", "4")]
 
 
 @pytest.mark.slow
-def test_servers_change_in_ten_seconds(story: Story) -> None:
-    assert story.texts["--servers 2"].startswith(
+def test_servers_change_in_ten_seconds(recorded: RecordedRun) -> None:
+    assert recorded.texts["--servers 2"].startswith(
         "scaling to 2 servers and 1 trainer\nscaled to 2 servers and 1 trainer in "
     )
     # On a slow machine, several times as long as another command.
-    assert story.scale_s["--servers 2"] < max(10, 5 * story.command_s)
+    assert recorded.scale_s["--servers 2"] < max(10, 5 * recorded.command_s)
 
 
 @pytest.mark.slow
-def test_status_shows_every_role(story: Story) -> None:
-    many = story.statuses["many"]
+def test_status_shows_every_role(recorded: RecordedRun) -> None:
+    many = recorded.statuses["many"]
     assert many["state"] == "running" and many["wanted"] == {"servers": 3, "trainers": 3}
     for shard in many["shards"]:
         assert shard["figures"]["num_rows"] > 0 and shard["figures"]["num_bytes"] > 0 and shard["address"]
@@ -195,8 +195,8 @@ def test_status_shows_every_role(story: Story) -> None:
         assert trainer["figures"]["name"].startswith("trainer-")
     assert sum(trainer["samples_per_s"] for trainer in many["trainers"]) == pytest.approx(many["samples_per_s"])
     assert any(trainer["figures"].get("staleness_sum", 0) > 0 for trainer in many["trainers"])
-    assert json.loads(story.texts["json"]).keys() == many.keys()
-    text = story.texts["status"]
+    assert json.loads(recorded.texts["json"]).keys() == many.keys()
+    text = recorded.texts["status"]
     assert re.search(r"^runs/see: running, pass \d+ of 18, coordinator http://127\.0\.0\.1:\d+, term 1$", text, re.M)
     assert re.search(r"^units: \d+ of \d+ complete, \d+ leased, \d+ behind, \d+ not yet confirmed$", text, re.M)
     assert re.search(
@@ -207,13 +207,13 @@ def test_status_shows_every_role(story: Story) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_run(story: Story) -> None:
-    checkpoint = max((story.directory / "runs/see/checkpoints").glob("step-*")).name
-    assert succeed("status", "see", cwd=story.directory).startswith(
+def test_a_finished_run(recorded: RecordedRun) -> None:
+    checkpoint = max((recorded.directory / "runs/see/checkpoints").glob("step-*")).name
+    assert succeed("status", "see", cwd=recorded.directory).startswith(
         f"runs/see: finished; last checkpoint {checkpoint} of "
     )
-    assert not (story.directory / "runs/see/coordinator/address.json").exists()
-    refused = elasticrec("scale", "see", "--servers", "3", cwd=story.directory)
+    assert not (recorded.directory / "runs/see/coordinator/address.json").exists()
+    refused = elasticrec("scale", "see", "--servers", "3", cwd=recorded.directory)
     assert refused.returncode == 2 and refused.stderr.startswith(
         f"error: runs/see: finished; last checkpoint {checkpoint}"
     )
@@ -221,26 +221,26 @@ def test_a_finished_run(story: Story) -> None:
 
 
 @pytest.mark.slow
-def test_logs(story: Story) -> None:
-    one = succeed("logs", "see", "ps-2", cwd=story.directory).splitlines()
+def test_logs(recorded: RecordedRun) -> None:
+    one = succeed("logs", "see", "ps-2", cwd=recorded.directory).splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} ", line) for line in one)
     assert "shard 2: loaded ps-" in one[0]
-    everyone = succeed("logs", "see", "ps", cwd=story.directory).splitlines()
-    assert {line.partition(": ")[0] for line in everyone} == {"ps-0", "ps-1", "ps-2"}
-    times = [line.partition(": ")[2].partition(" ")[0] for line in everyone]
+    merged = succeed("logs", "see", "ps", cwd=recorded.directory).splitlines()
+    assert {line.partition(": ")[0] for line in merged} == {"ps-0", "ps-1", "ps-2"}
+    times = [line.partition(": ")[2].partition(" ")[0] for line in merged]
     assert times == sorted(times)
-    assert succeed("logs", "see", "ps", "--tail", "2", cwd=story.directory).splitlines() == everyone[-2:]
-    trainers = succeed("logs", "see", "trainer", cwd=story.directory)
+    assert succeed("logs", "see", "ps", "--tail", "2", cwd=recorded.directory).splitlines() == merged[-2:]
+    trainers = succeed("logs", "see", "trainer", cwd=recorded.directory)
     assert re.search(r"leaves, unit \d+ is given back|left", trainers)
 
 
 @pytest.mark.slow
-def test_docs_list_every_metric_and_no_other(story: Story) -> None:
+def test_docs_list_every_metric_and_no_other(recorded: RecordedRun) -> None:
     # The metrics of the store are compared in test_store.py.
     of_runs = DOCS.read_text().partition("## Store")[0]
     documented = dict(re.findall(r"^\| `(elasticrec_\w+)` \| (\w+) \|", of_runs, re.M))
     scraped: dict[str, str] = {}
-    for role, texts in story.scrapes.items():
+    for role, texts in recorded.scrapes.items():
         for text in texts:
             kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
             assert set(re.findall(r"^# HELP (\w+) \S", text, re.M)) == set(kinds)
@@ -250,5 +250,5 @@ def test_docs_list_every_metric_and_no_other(story: Story) -> None:
             scraped |= kinds
     assert scraped == documented
     assert all(name.endswith("_total") == (kind == "counter") for name, kind in documented.items())
-    assert [len(story.scrapes[role]) for role in ("coordinator", "ps", "trainer")] == [1, 3, 3]
-    assert story.unauthorised == [401, 401, 401]
+    assert [len(recorded.scrapes[role]) for role in ("coordinator", "ps", "trainer")] == [1, 3, 3]
+    assert recorded.unauthorized_codes == [401, 401, 401]

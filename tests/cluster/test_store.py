@@ -83,9 +83,9 @@ def test_no_read_fails_or_mixes_versions_during_two_hundred_publishes(start: Sta
             number = publish(store.repository, None if count % 40 == 0 else number).number
         store.wait_for_version(number)
         before = readers.num_reads
-        wait_until(lambda: readers.num_reads > before + 20, store.said)
+        wait_until(lambda: readers.num_reads > before + 20, store.output)
     assert number == 200
-    assert "switched to 200" in store.controllers[0].said()
+    assert "switched to 200" in store.controllers[0].output()
 
 
 def test_no_read_fails_while_a_replica_is_down(start: Start) -> None:
@@ -97,11 +97,11 @@ def test_no_read_fails_while_a_replica_is_down(start: Start) -> None:
             before = readers.num_reads
             version = publish(store.repository, store.repository.current()).number
             store.wait_for_version(version)
-            wait_until(lambda before=before: readers.num_reads > before + 50, store.said)
+            wait_until(lambda before=before: readers.num_reads > before + 50, store.output)
             node.start()
             where = (round_number % 2, 0)
-            wait_until(lambda where=where, version=version: version in held(store, *where), store.said)
-    assert "late: shard 0" in store.controllers[0].said()
+            wait_until(lambda where=where, version=version: version in held(store, *where), store.output)
+    assert "late: shard 0" in store.controllers[0].output()
 
 
 def test_a_replica_that_is_killed_while_it_loads_catches_up(start: Start) -> None:
@@ -114,7 +114,7 @@ def test_a_replica_that_is_killed_while_it_loads_catches_up(start: Start) -> Non
             store.nodes[0, 1].kill()
             store.nodes[0, 1].start()
             store.wait_for_version(version)
-            wait_until(lambda version=version: version in held(store, 0, 1), store.said)
+            wait_until(lambda version=version: version in held(store, 0, 1), store.output)
 
 
 def test_a_rollback_holds_against_new_deltas_until_it_is_resumed(start: Start) -> None:
@@ -151,7 +151,7 @@ def test_a_replica_that_never_loads_is_named_and_does_not_block(tmp_path: Path) 
         store.start(0, 1, model=f"broken/{MODEL}")
         store.deliver()
         store.wait_for_version(1)
-        wait_until(lambda: held(store, 0, 1) == [1], store.said)
+        wait_until(lambda: held(store, 0, 1) == [1], store.output)
         with Readers(store).reading():
             version = publish(store.repository).number
             # The version appears already damaged, so that the replica never sees it intact.
@@ -217,7 +217,7 @@ def test_all_replicas_are_restarted_one_by_one(start: Start) -> None:
             assert node.stop() == 0
             number = publish(store.repository, number).number
             node.start()
-            wait_until(lambda where=where, number=number: number in held(store, *where), store.said)
+            wait_until(lambda where=where, number=number: number in held(store, *where), store.output)
         store.wait_for_version(number)
 
 
@@ -236,7 +236,7 @@ def test_another_number_of_shards_has_the_same_rows(start: Start, tmp_path_facto
     five.start_all()
     try:
         for shard in range(5):
-            wait_until(lambda shard=shard: number in held(five, shard, 0), five.said)
+            wait_until(lambda shard=shard: number in held(five, shard, 0), five.output)
         again, there_again = five.client().get(number, signs)
         assert (again == rows).all() and (there_again == is_there).all()
     finally:
@@ -246,7 +246,7 @@ def test_another_number_of_shards_has_the_same_rows(start: Start, tmp_path_facto
 def test_docs_list_every_metric_and_seek_answers_json(start: Start) -> None:
     store = start(1, 1)
     # A replica learns of the offer at its next poll.
-    wait_until(lambda: status(store, 0, 0).get("current") == 1, store.said)
+    wait_until(lambda: status(store, 0, 0).get("current") == 1, store.output)
     answer = json.loads(ask(f"{store.url(0, 0)}/DictService/seek", b'{"keys": [7, 999999], "version_required": true}'))
     assert [value["status"] for value in answer["values"]] == [0, 2**32 - 1] and answer["version"] == "1"
     assert np.frombuffer(base64.b64decode(answer["values"][0]["value"]), "<f4").tolist() == [7.0, 1.0]
@@ -266,6 +266,6 @@ def test_a_hung_replica_delays_neither_reads_nor_rollouts(start: Start) -> None:
         before = readers.num_reads
         version = publish(store.repository, 1).number
         store.wait_for_version(version)
-        wait_until(lambda: readers.num_reads > before + 10, store.said)
+        wait_until(lambda: readers.num_reads > before + 10, store.output)
         store.nodes[0, 0].send(signal.SIGCONT)
-        wait_until(lambda: version in held(store, 0, 0), store.said)
+        wait_until(lambda: version in held(store, 0, 0), store.output)

@@ -55,18 +55,18 @@ def test_a_trainer_refuses_a_server_of_another_authority(tmp_path: Path) -> None
     ours, other = (tls_settings(write_certificates(tmp_path / name)) for name in ("ours", "other"))
     with Roles(run) as roles:
         tls = ours | {"COORDINATOR": roles.coordinator(**ours)}
-        # The server trusts the coordinator, but its own certificate is of an authority that no peer trusts.
+        # The server trusts the coordinator, but no peer trusts the authority of its own certificate.
         server = roles.start("ps", **tls | {"TLS_CERT": other["TLS_CERT"], "TLS_KEY": other["TLS_KEY"]})
         address = server.wait_for(r"partitions 0 to 15, on (\S+)")
         trainer = roles.start("trainer", **tls)
-        strangers = [roles.start(name, **tls | {"TLS_CA": other["TLS_CA"]}) for name in ("trainer", "ps")]
-        code, said = trainer.finish()
+        foreign = [roles.start(name, **tls | {"TLS_CA": other["TLS_CA"]}) for name in ("trainer", "ps")]
+        code, output = trainer.finish()
         assert code == 2
         problem = f"ps shard 0 at {address}: its certificate is not signed by an authority of the `ca` file"
-        assert said.splitlines() == [f"trainer 0: unit 0: {problem}", f"error: {problem}"]
-        for role in strangers:
-            code, said = role.finish()
-            assert (code, said.count("\n")) == (2, 1) and "its certificate is not signed by an authority" in said
+        assert output.splitlines() == [f"trainer 0: unit 0: {problem}", f"error: {problem}"]
+        for role in foreign:
+            code, output = role.finish()
+            assert (code, output.count("\n")) == (2, 1) and "its certificate is not signed by an authority" in output
     assert not any(run.checkpoints.iterdir())
 
 

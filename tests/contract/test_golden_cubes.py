@@ -24,7 +24,8 @@ def test_every_row_type_has_its_files() -> None:
 def test_rows_are_read_as_they_were_written(golden: Path) -> None:
     expected: dict[str, Any] = json.loads((golden / "expected.json").read_bytes())
     base = _core.CubeView([str(golden / "base")])
-    views = {"base": base, "delta": base.with_delta([str(golden / "delta")])}
+    delta = _core.CubeView([str(golden / "base")], [[str(golden / "delta")]])
+    views = {"base": base, "delta": delta}
     assert base.row_type == golden.name
     assert base.columns == [("wide", 1), ("deep", 3), ("side", 2)]
     for name, view in views.items():

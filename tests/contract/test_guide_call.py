@@ -49,7 +49,7 @@ def url(directory: Path) -> Iterator[str]:
         yield server.url
 
 
-def test_python(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_blocks_run(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The blocks run in order, as in one session."""
     names: dict[str, Any] = {}
     texts = blocks("call.md", "python")
@@ -93,7 +93,7 @@ def wait_for(condition: Any) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 @pytest.mark.parametrize(("guide", "count"), [("call.md", 1), ("predict.md", 6)])
-def test_curl(url: str, directory: Path, guide: str, count: int) -> None:
+def test_the_curl_commands_are_answered(url: str, directory: Path, guide: str, count: int) -> None:
     """The server answers each command without an error."""
     commands = [
         command
@@ -121,7 +121,7 @@ def test_curl(url: str, directory: Path, guide: str, count: int) -> None:
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no Java")
-def test_java(url: str, tmp_path: Path) -> None:
+def test_the_java_example_runs(url: str, tmp_path: Path) -> None:
     (text,) = blocks("call.md", "java", "Predict.java")
     (tmp_path / "Predict.java").write_text(text.replace(SHOWN_URL, url))
     subprocess.run(["javac", "-Xlint:all", "-Werror", "Predict.java"], cwd=tmp_path, check=True)

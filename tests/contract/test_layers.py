@@ -84,12 +84,12 @@ def sources() -> list[Path]:
 
 
 def part_of(path: Path) -> str:
-    """`training` for training/loop.py, `run` for run.py."""
+    """Return the package or module of a file: `training` for training/loop.py, `run` for run.py."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Every module that a file imports anywhere, with its line."""
+    """Yield each module that a file imports anywhere, with its line."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -204,7 +204,7 @@ def test_only_the_binding_depends_on_python() -> None:
                 assert order.index(name.removeprefix("elasticrec-")) < order.index(crate), f"{crate} on {name}"
 
 
-def test_typed() -> None:
+def test_the_package_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
     assert importlib.util.find_spec("elasticrec._core") is not None
     assert importlib.metadata.version("elasticrec") == elasticrec.__version__

@@ -47,7 +47,7 @@ def test_make_targets_exist() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), (page.name, target)
 
 
-def test_links_and_paths_lead_somewhere() -> None:
+def test_links_and_paths_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)

@@ -50,7 +50,7 @@ def bench(directory: Path, url: str, *arguments: str) -> tuple[list[str], dict[s
     return lines, json.loads(last)
 
 
-def test_requests_as_fast_as_the_server_answers(directory: Path, server: ServerProcess) -> None:
+def test_requests_without_a_rate(directory: Path, server: ServerProcess) -> None:
     lines, result = bench(directory, server.url, "lines.txt.gz", "--instances", "7", "--connections", "3")
     assert result["answered"] > 10 and result["failed"] == 0 and result["offered"] == result["answered"]
     assert result["instances_per_s"] == pytest.approx(7 * result["requests_per_s"], rel=0.001)
@@ -60,7 +60,7 @@ def test_requests_as_fast_as_the_server_answers(directory: Path, server: ServerP
 
 
 @pytest.mark.parametrize("more", [[], ["--poisson"]])
-def test_at_a_rate_with_named_slots(directory: Path, server: ServerProcess, more: list[str]) -> None:
+def test_requests_at_a_rate_with_named_slots(directory: Path, server: ServerProcess, more: list[str]) -> None:
     _, result = bench(directory, server.url, "slots.jsonl", "--format", "json", "--rate", "100", *more)
     assert result["failed"] == 0 and result["poisson"] == bool(more)
     assert result["offered"] == result["answered"] + result["unsent"]

@@ -152,22 +152,22 @@ def test_a_full_disk_keeps_the_best_checkpoint_and_the_snapshots(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_job(small_disk, format="slots", kind="dnn", samples=2000)
-    here = InProcessCommands(capsys, small_disk)
+    commands = InProcessCommands(capsys, small_disk)
     keep = "train.checkpoint={keep: 1, keep_epochs: true, keep_best: auc}"
     train = ("train", "job.yaml", "--set", keep, "--set")
-    here.succeed(*train, "train.epochs=2")
+    commands.succeed(*train, "train.epochs=2")
     directory = small_disk / "runs/tiny/checkpoints"
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    best = here.succeed("eval", "tiny", "--best", "--json")
+    best = commands.succeed("eval", "tiny", "--best", "--json")
 
     size = sum(file.stat().st_size for file in newest(small_disk).rglob("*") if file.is_file())
     filler = fill(small_disk, leave=size // 2)
-    assert here.fail(*train, "train.epochs=4").endswith("no space left on device")
+    assert commands.fail(*train, "train.epochs=4").endswith("no space left on device")
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
     filler.unlink()
-    assert here.succeed("eval", "tiny", "--best", "--json") == best
-    here.succeed(*train, "train.epochs=4")
-    assert len(here.succeed("eval", "tiny", "--range", "0:4", "--json").splitlines()) == 4
+    assert commands.succeed("eval", "tiny", "--best", "--json") == best
+    commands.succeed(*train, "train.epochs=4")
+    assert len(commands.succeed("eval", "tiny", "--range", "0:4", "--json").splitlines()) == 4
 
 
 def test_a_full_disk_while_an_interrupted_training_saves(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,16 +190,16 @@ def test_a_full_disk_while_an_interrupted_training_saves(small_disk: Path, capsy
 
 def test_a_full_disk_while_the_metrics_are_written(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(small_disk, format="slots", kind="dnn", samples=2000, train__batch_size=16)
-    here = InProcessCommands(capsys, small_disk)
-    here.succeed("train", "job.yaml")
+    commands = InProcessCommands(capsys, small_disk)
+    commands.succeed("train", "job.yaml")
     before = state(small_disk)
     # There is space for the job, and for lines of metrics until the last block of their file is full.
     filler = fill(small_disk, leave=8192)
-    error = here.fail("train", "job.yaml", "--set", "train.epochs=9", "--set", "train.print_every_s=0.000001")
+    error = commands.fail("train", "job.yaml", "--set", "train.epochs=9", "--set", "train.print_every_s=0.000001")
     assert error == "runs/tiny/metrics.jsonl: no space left on device"
     assert state(small_disk) == before
     filler.unlink()
-    here.succeed("train", "job.yaml", "--set", "train.epochs=2")
+    commands.succeed("train", "job.yaml", "--set", "train.epochs=2")
 
 
 @pytest.fixture(scope="module")
@@ -227,18 +227,20 @@ COMMANDS = {
 def test_every_command_refuses_damage_with_one_line(
     two_runs: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    here = InProcessCommands(capsys, two_runs)
+    commands = InProcessCommands(capsys, two_runs)
     path = newest(two_runs)
     for name in ("table/part-00000", "dense.bin", "metrics.npz"):
         content = (path / name).read_bytes()
         for damaged in (content[:-1], content[:100] + bytes([content[100] ^ 4]) + content[101:]):
             (path / name).write_bytes(damaged)
             try:
-                error = here.fail(*command)
+                error = commands.fail(*command)
             finally:
                 (path / name).write_bytes(content)
-            where = f"{path.relative_to(two_runs)}/{name}"
-            assert f"{where}: expected {len(content)} bytes" in error or f"{where}: sha-256 differs" in error
+            path_in_run = f"{path.relative_to(two_runs)}/{name}"
+            assert (
+                f"{path_in_run}: expected {len(content)} bytes" in error or f"{path_in_run}: sha-256 differs" in error
+            )
         assert (newest(two_runs) / name).read_bytes() == content
     assert not (two_runs / "models").exists()
 
@@ -247,18 +249,18 @@ def test_every_command_refuses_damage_with_one_line(
 def test_a_checkpoint_of_another_model_is_refused(
     two_runs: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    here = InProcessCommands(capsys, two_runs)
+    commands = InProcessCommands(capsys, two_runs)
     other = sorted((two_runs / "runs/wide/checkpoints").glob("step-*"))[-1]
-    intruder = two_runs / "runs/tiny/checkpoints/step-999999999999"
-    shutil.copytree(other, intruder)
+    foreign = two_runs / "runs/tiny/checkpoints/step-999999999999"
+    shutil.copytree(other, foreign)
     try:
-        error = here.fail(*command)
+        error = commands.fail(*command)
     finally:
-        shutil.rmtree(intruder)
-    expected = f"{intruder.relative_to(two_runs)}: belongs to another job, which differs in `model.hidden`"
+        shutil.rmtree(foreign)
+    expected = f"{foreign.relative_to(two_runs)}: belongs to another job, which differs in `model.hidden`"
     assert error.startswith(expected)
-    # Without it the run is as before.
-    assert "click" in here.succeed("eval", "tiny")
+    # After its removal the run works again.
+    assert "click" in commands.succeed("eval", "tiny")
 
 
 _WITHOUT_MEMORY = """

@@ -98,4 +98,4 @@ def test_bench_spine_ends_with_one_json_object(tmp_path: Path) -> None:
     names = ["train_samples_per_s", "dense_only_samples_per_s", "serve_rps_1"]
     names += ["serve_instances_per_s_128", "engine_instances_per_s_128", "parse_mb_per_s"]
     assert all(result[name] > 0 for name in names)
-    assert not any(tmp_path.iterdir()), "a benchmark leaves nothing behind"
+    assert not any(tmp_path.iterdir()), "a benchmark leaves no files"

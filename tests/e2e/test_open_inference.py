@@ -132,9 +132,9 @@ def test_the_server_and_its_models_are_described(served: ServedModel, http: Any,
         assert by_name["C26"] == ("BYTES", [-1, -1]) and by_name["I1"] == ("FP32", [-1, 1])
         assert by_name["signs"] == ("UINT64", [-1, 26]) and by_name["dense"] == ("FP32", [-1, 13])
     assert metadata["outputs"] == [{"name": "click", "datatype": "FP32", "shape": [-1]}]
-    told = rpc.get_model_metadata("tiny", "1")
-    assert {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in told.inputs} == by_name
-    assert list(told.versions) == ["1"]
+    described = rpc.get_model_metadata("tiny", "1")
+    assert {tensor.name: (tensor.datatype, list(tensor.shape)) for tensor in described.inputs} == by_name
+    assert list(described.versions) == ["1"]
 
 
 @pytest.mark.parametrize("binary_in", [True, False])
@@ -146,9 +146,9 @@ def test_scores_over_http_are_those_of_predict(
     tensors = served.tensors()
     answer = http.infer("tiny", http_inputs(tensors, binary_data=binary_in), outputs=outputs, request_id="77")
     check(answer, served)
-    told = answer.get_response()
-    assert (told["id"], told["model_name"], told["model_version"]) == ("77", "tiny", "1")
-    assert ("data" in told["outputs"][0]) is not binary_out
+    response = answer.get_response()
+    assert (response["id"], response["model_name"], response["model_version"]) == ("77", "tiny", "1")
+    assert ("data" in response["outputs"][0]) is not binary_out
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
@@ -166,8 +166,8 @@ def test_scores_over_grpc_are_those_of_predict(served: ServedModel, rpc: Any) ->
     tensors = served.tensors()
     answer = rpc.infer("tiny", grpc_inputs(tensors), request_id="77")
     check(answer, served)
-    told = answer.get_response()
-    assert (told.id, told.model_name, told.model_version) == ("77", "tiny", "1")
+    response = answer.get_response()
+    assert (response.id, response.model_name, response.model_version) == ("77", "tiny", "1")
     outputs = [tritonclient.grpc.InferRequestedOutput("click")]
     check(rpc.infer("tiny", grpc_inputs(tensors), "1", outputs=outputs, compression_algorithm="gzip"), served)
 
@@ -186,8 +186,8 @@ def test_typed_contents_are_accepted(served: ServedModel) -> None:
         answer, call = stub.ModelInfer.with_call(request, metadata=[("elasticrec-timing", "1")], timeout=60)
     scores = np.frombuffer(answer.raw_output_contents[0], dtype=np.float32)
     np.testing.assert_allclose(scores, served.scores, atol=TOLERANCE, rtol=0)
-    told = dict(call.initial_metadata())
-    assert told["elasticrec-version"] == "1" and told["server-timing"].startswith("queue;dur=")
+    metadata = dict(call.initial_metadata())
+    assert metadata["elasticrec-version"] == "1" and metadata["server-timing"].startswith("queue;dur=")
 
 
 def test_asyncio_clients(served: ServedModel) -> None:
@@ -205,8 +205,8 @@ def test_one_tensor_of_signs_equals_a_tensor_per_slot(served: ServedModel, http:
     if served.format == "slots":
         known = [[sign for instance in served.instances for sign in instance.get(str(slot), [])] for slot in range(8)]
         signs = np.stack([rng.choice(np.array(signs, dtype=np.uint64), 20) for signs in known], axis=1)
-        each = {str(slot): np.ascontiguousarray(signs[:, slot]) for slot in range(8)}
-        alike = [{"signs": signs}, {"signs": signs.view(np.int64)}, each]
+        per_slot = {str(slot): np.ascontiguousarray(signs[:, slot]) for slot in range(8)}
+        equal_inputs = [{"signs": signs}, {"signs": signs.view(np.int64)}, per_slot]
     else:
         text = [[f"{value:08x}" for value in row] for row in rng.integers(0, 50, (20, 26))]
         dense = {"dense": rng.random((20, 13), dtype=np.float32)}
@@ -214,11 +214,11 @@ def test_one_tensor_of_signs_equals_a_tensor_per_slot(served: ServedModel, http:
             parser = _core.Parser(json.dumps(json.load(response)["features"]))
         hashed = [[parser.sign(f"C{at}", value.encode()) for at, value in enumerate(row, 1)] for row in text]
         hashes = {"signs": np.array(hashed, dtype=np.uint64)}
-        each = {f"C{at}": np.array([[row[at - 1]] for row in text], dtype=object) for at in range(1, 27)}
-        alike = [dense | hashes, dense | each]
+        per_slot = {f"C{at}": np.array([[row[at - 1]] for row in text], dtype=object) for at in range(1, 27)}
+        equal_inputs = [dense | hashes, dense | per_slot]
     answers = [
         client.infer("tiny", made).as_numpy("click")
-        for tensors in alike
+        for tensors in equal_inputs
         for client, made in ((http, http_inputs(tensors)), (rpc, grpc_inputs(tensors)))
     ]
     for answer in answers:
@@ -268,8 +268,8 @@ def test_invalid_requests_have_clear_errors(served: ServedModel, http: Any, rpc:
         assert over_grpc(model, one, version) == f"StatusCode.NOT_FOUND {message}"
     unknown = "outputs: unknown output `likes`, expected one of `click`"
     assert over_http("tiny", one, outputs=[tritonclient.http.InferRequestedOutput("likes")]) == f"400 {unknown}"
-    told = over_grpc("tiny", one, outputs=[tritonclient.grpc.InferRequestedOutput("likes")])
-    assert told == f"StatusCode.INVALID_ARGUMENT {unknown}"
+    error = over_grpc("tiny", one, outputs=[tritonclient.grpc.InferRequestedOutput("likes")])
+    assert error == f"StatusCode.INVALID_ARGUMENT {unknown}"
     many = {"0": np.ones(10_001, dtype=np.uint64)}
     assert over_http("tiny", many) == "413 expected at most 10000 instances in a request, got more"
     assert over_grpc("tiny", many) == "StatusCode.OUT_OF_RANGE expected at most 10000 instances in a request, got more"

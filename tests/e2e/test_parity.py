@@ -55,7 +55,7 @@ def test_trainer_file_and_server_agree(tmp_path: Path, format: str, kind: str) -
     succeed("train", "job.yaml", cwd=tmp_path)
     succeed("publish", "tiny", cwd=tmp_path)
     lines = odd_lines(lines_of_last_hour(tmp_path), format, NUM_SAMPLES)
-    assert scores_that_agree(tmp_path, "tiny", lines, format).shape == (NUM_SAMPLES, 1)
+    assert check_scores(tmp_path, "tiny", lines, format).shape == (NUM_SAMPLES, 1)
 
 
 # A history holds at most 12 signs: most histories of unknown signs, and of two lines together, are truncated.
@@ -75,10 +75,10 @@ def test_sequences_and_two_labels_agree(tmp_path: Path, kind: str, slots: tuple[
     histories = [b"".join(re.findall(rb" \d+:history", line)) for line in written]
     longer = [line + histories[number - 1] for number, line in enumerate(written)]
     lines = odd_lines(longer, "slots", NUM_SAMPLES, slots)
-    scores = scores_that_agree(tmp_path, "demo", lines, "slots")
+    scores = check_scores(tmp_path, "demo", lines, "slots")
     assert scores.shape == (NUM_SAMPLES, labels)
     if kind == "multitask":
-        assert np.abs(scores[:, 0] - scores[:, 1]).mean() > 0.01, "labels that are alike would hide their order"
+        assert np.abs(scores[:, 0] - scores[:, 1]).mean() > 0.01, "equal labels would hide a wrong order"
         return
     # The history must affect the scores.
     without = [re.sub(rb" \d+:history", b"", line) for line in lines]
@@ -92,12 +92,12 @@ def lines_of_last_hour(directory: Path) -> list[bytes]:
     return part.read_bytes().splitlines()
 
 
-def scores_that_agree(directory: Path, name: str, lines: list[bytes], format: str) -> np.ndarray:
+def check_scores(directory: Path, name: str, lines: list[bytes], format: str) -> np.ndarray:
     """Return the trainer's scores after checking that a version, served text and served JSON give the same."""
     (directory / "samples.txt").write_bytes(b"".join(lines))
     trainer = scores_of(succeed("predict", "samples.txt", "--checkpoint", name, cwd=directory))
     for column in trainer.T:
-        assert len(np.unique(column.round(6))) > len(lines) / 3, "scores that are all alike would prove nothing"
+        assert len(np.unique(column.round(6))) > len(lines) / 3, "equal scores would prove nothing"
     in_process = scores_of(succeed("predict", "samples.txt", "--model", f"models/{name}", cwd=directory))
     np.testing.assert_allclose(in_process, trainer, atol=TOLERANCE, rtol=0)
     with serving(f"models/{name}", cwd=directory) as server:

@@ -98,11 +98,11 @@ def test_online_rows_equal_the_trained_rows(tmp_path: Path) -> None:
     for number in local().versions():
         rows_of_version(local(), number)
     Path("few.txt").write_bytes(b"".join(Path("data/20260101/01/part-00000.txt").read_bytes().splitlines(True)[:2000]))
-    asked = [
+    outputs = [
         succeed("predict", "few.txt", *source, cwd=tmp_path)
         for source in (("--model", "models/tiny"), ("--checkpoint", "tiny"))
     ]
-    served, learned = ([float(line) for line in text.splitlines()] for text in asked)
+    served, learned = ([float(line) for line in text.splitlines()] for text in outputs)
     assert len(served) == 2000 and np.std(served) > 0.01
     np.testing.assert_allclose(served, learned, atol=1e-5)
 
@@ -158,7 +158,7 @@ def test_kill_9_and_resume_from_an_older_checkpoint(tmp_path: Path) -> None:
     before = 0
     for number in local().versions():
         epoch, rows = epoch_of(number), rows_of_version(local(), number)
-        assert by_epoch.setdefault(epoch, rows) == rows, "the same hours give the same rows"
+        assert by_epoch.setdefault(epoch, rows) == rows, "the same hours produce the same rows"
         assert local().version(number).is_delta == (epoch == before + 1) or number == 1
         before = epoch
     assert len(local().versions()) > len(by_epoch) == NUM_HOURS, "some hours were trained and published twice"

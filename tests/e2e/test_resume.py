@@ -143,15 +143,15 @@ def test_kill_9_before_the_first_checkpoint(whole: Path, unfinished: Path) -> No
     assert final_state(unfinished) == final_state(whole / "job.yaml")
 
 
-def test_a_second_signal_ends_it_immediately(unfinished: Path) -> None:
+def test_a_second_signal_ends_the_training_immediately(unfinished: Path) -> None:
     process = start(unfinished)
 
-    def twice() -> bool:
+    def interrupt_first() -> bool:
         if not more_than(unfinished, "", 1)():
             return False
         os.kill(process.pid, signal.SIGINT)
         return True
 
-    _, errors = kill_when(process, signal.SIGINT, twice)
+    _, errors = kill_when(process, signal.SIGINT, interrupt_first)
     assert process.returncode == 130
     assert "Traceback" not in errors

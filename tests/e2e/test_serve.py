@@ -16,8 +16,8 @@ import pytest
 
 from elasticrec import AsyncClient, Client
 from elasticrec.errors import SampleError, UnavailableError
-from support.asking import metrics_of
 from support.harness import elasticrec, instance_of, serving, succeed, write_job
+from support.request_threads import metrics_of
 from support.store import wait_until
 
 pytestmark = pytest.mark.slow

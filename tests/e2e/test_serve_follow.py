@@ -14,8 +14,8 @@ import yaml
 from elasticrec.errors import UnavailableError
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.client import Client
-from support.asking import Askers, metrics_of, score_of
 from support.harness import serving
+from support.request_threads import RequestThreads, metrics_of, score_of
 from support.store import MODEL, Process, StoreProcesses, free_port, publish, wait_until
 
 pytestmark = pytest.mark.slow
@@ -38,21 +38,21 @@ def offer(repository: Repository, parent: int | None = None) -> int:
     return version.number
 
 
-def of(name: str, variant: str = "", model: str = MODEL) -> str:
+def metric(name: str, variant: str = "", model: str = MODEL) -> str:
     return f'{name}{{model="{model}",variant="{variant}"}}'
 
 
 def test_new_bases_and_deltas_cause_no_failed_or_mixed_answer(tmp_path: Path, repository: Repository) -> None:
-    with serving(f"models/{MODEL}", *FAST, cwd=tmp_path) as server, Askers(server.url).asking() as askers:
+    with serving(f"models/{MODEL}", *FAST, cwd=tmp_path) as server, RequestThreads(server.url).running() as requests:
         version = 1
         for step in range(12):
             version = offer(repository, None if step % 5 == 4 else version)
-            askers.wait_for(version)
+            requests.wait_for(version)
         figures = metrics_of(server.url)
-    assert askers.wrong == []
-    assert len(askers.answers) == 13
-    assert (figures[of("model_version")], figures[of("offered_version")]) == (13, 13)
-    assert figures[of("load_failures_total")] == 0
+    assert requests.wrong == []
+    assert len(requests.answers) == 13
+    assert (figures[metric("model_version")], figures[metric("offered_version")]) == (13, 13)
+    assert figures[metric("load_failures_total")] == 0
 
 
 def test_a_rollback_is_followed(tmp_path: Path, repository: Repository) -> None:
@@ -75,32 +75,38 @@ def test_a_damaged_version_is_logged_and_counted_and_the_previous_one_stays(
     tmp_path: Path, repository: Repository
 ) -> None:
     log = tmp_path / "serve.log"
-    with serving(f"models/{MODEL}", *FAST, cwd=tmp_path, log=log) as server, Askers(server.url).asking() as askers:
+    with (
+        serving(f"models/{MODEL}", *FAST, cwd=tmp_path, log=log) as server,
+        RequestThreads(server.url).running() as requests,
+    ):
         damaged = publish(repository, 1)
         path = tmp_path / "models" / MODEL / damaged.name / damaged.parts[0]
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
         repository.offer(damaged.number)
-        wait_until(lambda: metrics_of(server.url)[of("load_failures_total")] >= 2, lambda: "no failure is counted")
+        wait_until(lambda: metrics_of(server.url)[metric("load_failures_total")] >= 2, lambda: "no failure is counted")
         figures = metrics_of(server.url)
-        assert (figures[of("model_version")], figures[of("offered_version")]) == (1, 2)
+        assert (figures[metric("model_version")], figures[metric("offered_version")]) == (1, 2)
         version = offer(repository)
-        askers.wait_for(version)
-    assert askers.wrong == [] and set(askers.answers) == {1, version}
+        requests.wait_for(version)
+    assert requests.wrong == [] and set(requests.answers) == {1, version}
     assert log.read_text().count("version 2 cannot be loaded, still serving 1: ") == 1
 
 
 def test_a_model_is_served_while_its_repository_is_missing(tmp_path: Path, repository: Repository) -> None:
     log = tmp_path / "serve.log"
-    with serving(f"models/{MODEL}", *FAST, cwd=tmp_path, log=log) as server, Askers(server.url).asking() as askers:
+    with (
+        serving(f"models/{MODEL}", *FAST, cwd=tmp_path, log=log) as server,
+        RequestThreads(server.url).running() as requests,
+    ):
         aside = tmp_path / "aside"
         (tmp_path / "models").rename(aside)
-        askers.wait_for(1, 200)
+        requests.wait_for(1, 200)
         shutil.copytree(aside, tmp_path / "models")
         version = offer(repository, 1)
-        askers.wait_for(version)
-    assert askers.wrong == []
+        requests.wait_for(version)
+    assert requests.wrong == []
 
 
 def test_a_server_may_wait_for_its_first_version(tmp_path: Path) -> None:
@@ -116,7 +122,7 @@ def test_a_server_may_wait_for_its_first_version(tmp_path: Path) -> None:
             with pytest.raises(UnavailableError, match="503: model `small`: no version is ready yet"):
                 client.predict([{"0": 1}])
             offer(repository)
-            wait_until(client.is_ready, server.said)
+            wait_until(client.is_ready, server.output)
             assert client.predict([{"0": 1}]).item() == score_of(1)
     finally:
         assert server.stop() == 0
@@ -170,20 +176,20 @@ def test_after_kill_9_a_server_answers_again_and_sigterm_drains(tmp_path: Path, 
     try:
         server.wait_for("serving small version 1 ")
         # Enough attempts for the time of a restart.
-        with Askers(f"http://127.0.0.1:{port}", retries=100).asking() as askers:
+        with RequestThreads(f"http://127.0.0.1:{port}", retries=100).running() as requests:
             for _ in range(3):
-                askers.wait_for(1, 100)
+                requests.wait_for(1, 100)
                 server.kill()
                 server.start()
-                askers.wait_for(1, 100)
-        assert askers.wrong == []
-        with Askers(f"http://127.0.0.1:{port}", retries=0).asking() as askers:
-            askers.wait_for(1, 100)
+                requests.wait_for(1, 100)
+        assert requests.wrong == []
+        with RequestThreads(f"http://127.0.0.1:{port}", retries=0).running() as requests:
+            requests.wait_for(1, 100)
             server.send(signal.SIGTERM)
             assert server.process.wait(60) == 0
-            wait_until(lambda: len(askers.wrong) > 0, lambda: "the server still answers")
+            wait_until(lambda: len(requests.wrong) > 0, lambda: "the server still answers")
         # Every accepted request was answered; only refused connections failed.
-        assert all("connection refused" in wrong.lower() for wrong in askers.wrong), askers.wrong[:5]
+        assert all("connection refused" in wrong.lower() for wrong in requests.wrong), requests.wrong[:5]
     finally:
         if server.process.poll() is None:
             server.kill()
@@ -201,20 +207,20 @@ def store(tmp_path: Path) -> Iterator[StoreProcesses]:
     store.stop()
 
 
-def at_store(store: StoreProcesses, *more: str) -> tuple[str, ...]:
+def store_options(store: StoreProcesses, *more: str) -> tuple[str, ...]:
     addresses = f"cube.addresses={store.addresses}".replace("'", '"')
     shards = ("--set", "cube.shards=2", "--set", addresses, "--set", "serve.rows=store")
     return (f"models/{MODEL}", *FAST, *shards, "--set", "serve.store_timeout_ms=2000", *more)
 
 
 def test_rows_from_a_store_are_of_the_version_that_scores(tmp_path: Path, store: StoreProcesses) -> None:
-    with serving(*at_store(store), cwd=tmp_path) as server, Askers(server.url).asking() as askers:
+    with serving(*store_options(store), cwd=tmp_path) as server, RequestThreads(server.url).running() as requests:
         version = 1
         for step in range(6):
             version = publish(store.repository, None if step == 3 else version).number
-            askers.wait_for(version)
-    assert askers.wrong == []
-    assert set(askers.answers) >= {1, version}
+            requests.wait_for(version)
+    assert requests.wrong == []
+    assert set(requests.answers) >= {1, version}
 
 
 def test_a_lost_shard_gives_errors_or_zeros_and_is_counted(tmp_path: Path, store: StoreProcesses) -> None:
@@ -222,8 +228,8 @@ def test_a_lost_shard_gives_errors_or_zeros_and_is_counted(tmp_path: Path, store
     zeros = ("--set", "serve.on_lost_shard=zeros")
     patient = ("--set", "serve.store_timeout_ms=300")
     with (
-        serving(*at_store(store, *patient), cwd=tmp_path) as strict,
-        serving(*at_store(store, *zeros), cwd=tmp_path) as lenient,
+        serving(*store_options(store, *patient), cwd=tmp_path) as strict,
+        serving(*store_options(store, *zeros), cwd=tmp_path) as lenient,
         Client(strict.url, retries=0) as asks_strict,
         Client(lenient.url, retries=0) as asks_lenient,
     ):
@@ -236,10 +242,10 @@ def test_a_lost_shard_gives_errors_or_zeros_and_is_counted(tmp_path: Path, store
         assert set(scores) == {score_of(1), 1000.0}
         lost = scores.count(1000.0)
         figures = metrics_of(lenient.url)
-        assert figures[of("signs_lost_total")] == lost and figures[of("signs_missed_total")] == 0
+        assert figures[metric("signs_lost_total")] == lost and figures[metric("signs_missed_total")] == 0
         assert metrics_of(strict.url)['requests_total{protocol="http",code="503"}'] == 1
         store.start(1, 0)
-        wait_until(lambda: (asks_lenient.predict(instances) == score_of(1)).all(), store.said)
+        wait_until(lambda: (asks_lenient.predict(instances) == score_of(1)).all(), store.output)
 
         def is_back() -> bool:
             try:
@@ -247,7 +253,7 @@ def test_a_lost_shard_gives_errors_or_zeros_and_is_counted(tmp_path: Path, store
             except UnavailableError:
                 return False
 
-        wait_until(is_back, store.said)
+        wait_until(is_back, store.output)
 
 
 def test_a_store_that_hangs_blocks_no_socket_thread(tmp_path: Path, store: StoreProcesses) -> None:
@@ -258,7 +264,7 @@ def test_a_store_that_hangs_blocks_no_socket_thread(tmp_path: Path, store: Store
             return client.predict(instances).ravel().tolist()
 
     patient = ("--set", "serve.store_timeout_ms=60000")
-    with serving(*at_store(store, *patient), cwd=tmp_path) as server, ThreadPoolExecutor(8) as threads:
+    with serving(*store_options(store, *patient), cwd=tmp_path) as server, ThreadPoolExecutor(8) as threads:
         assert set(ask()) == {score_of(1)}
         for node in store.nodes.values():
             node.send(signal.SIGSTOP)

@@ -15,8 +15,8 @@ from elasticrec.errors import SampleError
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.client import Client
 from elasticrec.serving.process import ServerProcess
-from support.asking import Askers, metrics_of, score_of
 from support.harness import serving
+from support.request_threads import RequestThreads, metrics_of, score_of
 from support.store import MODEL, NUM_ROWS, publish
 
 pytestmark = pytest.mark.slow
@@ -63,10 +63,10 @@ def test_twice_its_capacity(server: ServerProcess) -> None:
     lines = 500
     capacity = load(server, lines, connections=16, seconds=2.0).requests_per_s
     before = resident_bytes(server)
-    with Askers(server.url, retries=1000).asking() as askers:
+    with RequestThreads(server.url, retries=1000).running() as requests:
         report = load(server, lines, connections=400, seconds=OVERLOAD_S, rate=2 * capacity)
-        askers.wait_for(1)
-    assert askers.wrong == [] and set(askers.answers) == {1}
+        requests.wait_for(1)
+    assert requests.wrong == [] and set(requests.answers) == {1}
     assert set(report.failures) == {"status 429"}, report.failures
     # The proportion depends on other work on the machine, but both kinds of answers must occur.
     assert report.failed > 100 and report.answered > 0.1 * capacity * OVERLOAD_S
@@ -125,9 +125,9 @@ def test_slow_and_invalid_clients_block_no_others(server: ServerProcess) -> None
             opened.append(connection)
             # The server may close the connection before all bytes are sent.
             threading.Thread(target=_send, args=(connection, heads[number % len(heads)]), daemon=True).start()
-        with Askers(server.url).asking() as askers:
-            askers.wait_for(1, 300)
-        assert askers.wrong == []
+        with RequestThreads(server.url).running() as requests:
+            requests.wait_for(1, 300)
+        assert requests.wrong == []
     finally:
         for connection in opened:
             connection.close()

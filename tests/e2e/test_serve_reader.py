@@ -126,10 +126,10 @@ def counted(server: ServerProcess, name: str) -> int:
     return int(value)
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + LONG_S
-    while not is_so():
-        assert time.monotonic() < until
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
@@ -239,8 +239,8 @@ def test_a_reader_that_hangs_fails_its_request_in_time(directory: Path, line: st
             num_answered += 1
         thread.join()
         assert num_answered > 3
-        told = "reader: no answer within 700 ms (`serve.reader_timeout_ms`); the reader process was ended"
-        assert outcome[0][:2] == (500, told)
+        message = "reader: no answer within 700 ms (`serve.reader_timeout_ms`); the reader process was ended"
+        assert outcome[0][:2] == (500, message)
         wait_until(lambda: len(readers_of(server)) == 2 and set(readers_of(server)) != before)
         # The timeout of a request also applies in a reader.
         assert post(server, line, **{"elasticrec-timeout-ms": "50"})[0] == 504
@@ -283,8 +283,8 @@ def test_an_unusable_reader_is_one_error_line(directory: Path, tmp_path: Path) -
     subprocess.run(["cp", "-r", directory / "models/tiny/1", version], check=True)
     (version / "reader.py").write_bytes(b"import no_such_module")
     result = elasticrec("serve", str(version), "--readers", "1", "--port", "0", cwd=tmp_path)
-    told = f"error: {version}/reader.py: sha-256 differs from the manifest, the file is damaged"
-    assert (result.returncode, result.stderr.splitlines()[-1]) == (2, told)
+    message = f"error: {version}/reader.py: sha-256 differs from the manifest, the file is damaged"
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (2, message)
 
 
 def test_a_new_version_brings_its_own_reader(directory: Path, expected: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""TLS and tokens for HTTP and gRPC: access with them, and none from other machines without them."""
+"""TLS and tokens for HTTP and gRPC: required for access from other machines."""
 
 import socket
 import ssl
@@ -15,8 +15,8 @@ from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.client import Client
 from elasticrec.serving.process import ServerProcess
-from support.asking import score_of
 from support.harness import elasticrec, serving
+from support.request_threads import score_of
 from support.store import MODEL, publish
 
 pytestmark = pytest.mark.slow

@@ -54,7 +54,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (directory / "samples.txt").write_bytes(b"".join(lines))
     text = succeed("predict", "samples.txt", "--model", "models/tiny", cwd=directory)
     scores = np.array([float(line) for line in text.splitlines()])
-    assert len(np.unique(scores.round(6))) > NUM_SAMPLES / 3, "scores that are all alike would prove nothing"
+    assert len(np.unique(scores.round(6))) > NUM_SAMPLES / 3, "equal scores would prove nothing"
     with serving("models/tiny", cwd=directory) as server:
         yield ServedModel(server, directory, lines, scores)
 
@@ -76,8 +76,8 @@ def test_paddle_over_http(served: ServedModel) -> None:
     assert status == 200
     assert_scores(paddle_scores(body, 7)["click"], served.scores)
     status, body = post(url, {"tensor": [{"name": "none", "shape": [1, 0]}], "log_id": 8})
-    told = {"outputs": [], "log_id": 8, "err_no": -5000, "err_msg": "tensor[0]: unknown slot `none`"}
-    assert (status, json.loads(body)) == (400, told)
+    expected = {"outputs": [], "log_id": 8, "err_no": -5000, "err_msg": "tensor[0]: unknown slot `none`"}
+    assert (status, json.loads(body)) == (400, expected)
 
 
 def test_paddle_over_grpc(served: ServedModel) -> None:
@@ -106,7 +106,7 @@ def test_paddle_over_brpc_with_calls_in_flight(served: ServedModel) -> None:
         assert_scores(scores, served.scores)
         unknown = connection.call(GENERAL_MODEL, "train", b"")
         assert (unknown.code, unknown.id) == (1002, 1)
-        assert connection.call("Nobody", "x", b"").code == 1001
+        assert connection.call("Unknown", "x", b"").code == 1001
         assert connection.call("DictService", "seek", b"\xff").code == 1003
 
 
@@ -122,8 +122,8 @@ def test_elasticctr(served: ServedModel) -> None:
     assert_scores([prediction["prob1"] for prediction in answer["predictions"]], served.scores)
     assert_scores([prediction["prob0"] for prediction in answer["predictions"]], 1 - served.scores)
     status, body = post(url, {"instances": [{"slots": [{"slot_name": "none"}]}]})
-    told = {"predictions": [], "err_code": -5000, "err_msg": "instances[0]: unknown slot `none`"}
-    assert (status, json.loads(body)) == (400, told)
+    expected = {"predictions": [], "err_code": -5000, "err_msg": "instances[0]: unknown slot `none`"}
+    assert (status, json.loads(body)) == (400, expected)
 
 
 def test_rows_in_the_format_of_cube(served: ServedModel) -> None:
@@ -139,8 +139,8 @@ def test_rows_in_the_format_of_cube(served: ServedModel) -> None:
     assert (status, answer["version"], values) == (200, "1", expected)
     with Connection(served.server.address) as connection:
         # proto2 does not pack the keys.
-        apart = b"".join(field(1, int(sign)) for sign in signs) + field(2, 1)
-        for message in (apart, packed(1, signs.tolist()) + field(2, 1)):
+        unpacked = b"".join(field(1, int(sign)) for sign in signs) + field(2, 1)
+        for message in (unpacked, packed(1, signs.tolist()) + field(2, 1)):
             found = connection.call(DICT, "seek", message)
             assert (found.code, of(found.message, 2)) == (0, [b"1"])
             assert [(of(value, 1)[0], of(value, 2)[0]) for value in of(found.message, 1)] == expected

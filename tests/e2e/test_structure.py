@@ -38,9 +38,9 @@ def auc(tmp_path_factory: pytest.TempPathFactory) -> Auc:
             part.write_text(re.sub(r"^1 [01] buy=", "1 ", part.read_text(), flags=re.MULTILINE))
         return directory
 
-    answers: dict[str, float] = {}
+    results: dict[str, float] = {}
 
-    def ask(
+    def train(
         kind: str,
         structure: bool,
         model: dict[str, Any],
@@ -65,16 +65,16 @@ def auc(tmp_path_factory: pytest.TempPathFactory) -> Auc:
             "dense": {"optimizer": {"learning_rate": 0.003}},
             "train": {"batch_size": 128, "threads": 1},
         }
-        question = repr((directory, raw))
-        if question not in answers:
+        key = repr((directory, raw))
+        if key not in results:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(tmp_path_factory.mktemp("run"))
                 evaluation = train_job(parse_job(raw, base=directory)).evaluation
             assert evaluation is not None
-            answers[question] = evaluation[labels[-1]].auc
-        return answers[question]
+            results[key] = evaluation[labels[-1]].auc
+        return results[key]
 
-    return ask
+    return train
 
 
 @pytest.mark.slow

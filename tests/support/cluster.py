@@ -46,7 +46,7 @@ class Undisturbed:
     seconds: float
 
     @property
-    def every_s(self) -> float:
+    def fault_interval_s(self) -> float:
         """Seconds between faults: short on a fast machine, so that there are several.
 
         Longer on a slow machine, where roles take longer to restart.
@@ -95,18 +95,18 @@ class Training:
 
     def progress(self) -> float:
         """Return the share of complete units, from the last progress line."""
-        said = re.findall(r"units (\d+) of (\d+)", self.output())
-        return int(said[-1][0]) / int(said[-1][1]) if said else 0.0
+        counts = re.findall(r"units (\d+) of (\d+)", self.output())
+        return int(counts[-1][0]) / int(counts[-1][1]) if counts else 0.0
 
-    def disturb(self, seed: int, every_s: float, roles: Iterable[str], *, hang_s: float | None = None) -> None:
+    def disturb(self, seed: int, interval_s: float, roles: Iterable[str], *, hang_s: float | None = None) -> None:
         """Kill a random role every few seconds until the training ends; with `hang_s`, pause it for that long instead.
 
-        If the training is faster than `every_s`, its progress triggers the faults: the first within the first fifth of
-        the units, each later one less than a third of the units after the previous one.
+        If the training is faster than `interval_s`, its progress triggers the faults: the first within the first fifth
+        of the units, each later one less than a third of the units after the previous one.
         """
         chance = random.Random(seed)
         end = time.monotonic() + TIMEOUT_S
-        next_kill, next_progress = time.monotonic() + every_s, chance.uniform(0.01, 0.2)
+        next_kill, next_progress = time.monotonic() + interval_s, chance.uniform(0.01, 0.2)
         while self.process.poll() is None:
             assert time.monotonic() < end, self.output()
             time.sleep(0.05)
@@ -120,10 +120,10 @@ class Training:
             if hang_s is not None:
                 time.sleep(hang_s)
                 self.send(process, signal.SIGCONT)
-            next_kill = time.monotonic() + every_s * chance.uniform(0.5, 1.5)
+            next_kill = time.monotonic() + interval_s * chance.uniform(0.5, 1.5)
             next_progress = self.progress() + chance.uniform(0.1, 0.3)
             # The pauses grow, so that a run that saves no checkpoint between two kills still ends.
-            every_s *= 1.1
+            interval_s *= 1.1
 
     def send(self, process: int, number: signal.Signals) -> None:
         """Send a signal to one of its processes, which may just have ended."""
@@ -265,7 +265,7 @@ class Trainings:
         return sorted(path for hour in range(self.num_hours) for path in self.data.glob(f"20260101/0{hour}/*.txt"))
 
     def parameters(self) -> Parameters:
-        """Return everything that was learned."""
+        """Return the dense values and the rows of the last checkpoint."""
         checkpoint = max((self.run / "checkpoints").glob("step-*"))
         table = load_rows(self.run, checkpoint)
         return (checkpoint / "dense.bin").read_bytes(), {sign: table.get(sign) for sign in self.signs()}

@@ -22,15 +22,15 @@ from elasticrec.net.messages import FencedError
 from elasticrec.run import Run
 
 KINDS: dict[str, type[Any]] = {
-    "register": messages.Register,
+    "register": messages.RegisterRequest,
     "heartbeat": messages.Heartbeat,
-    "lease": messages.Lease,
+    "lease": messages.LeaseRequest,
     "meet": messages.MeetRequest,
     "done": messages.UnitRequest,
     "give_back": messages.UnitRequest,
-    "missing": messages.Missing,
+    "missing": messages.MissingRequest,
     "checkpoint": messages.CheckpointRequest,
-    "scale": messages.Scale,
+    "scale": messages.ScaleRequest,
 }
 
 
@@ -146,8 +146,8 @@ class PublishedEvents:
 class Shard:
     """A shard that registers, loads, sends heartbeats, and applies pushes while its lease is valid."""
 
-    def __init__(self, world: "FakeCluster", nonce: str) -> None:
-        self.world, self.nonce = world, nonce
+    def __init__(self, cluster: "FakeCluster", nonce: str) -> None:
+        self.cluster, self.nonce = cluster, nonce
         self.address = f"shard:{nonce}"
         self.alive = True
         self.paused_until = 0.0
@@ -167,7 +167,7 @@ class Shard:
 
     def step(self) -> None:
         """Do everything that is due."""
-        clock = self.world.clock
+        clock = self.cluster.clock
         if not self.alive or clock() < max(self.paused_until, self.next_at):
             return
         try:
@@ -178,11 +178,11 @@ class Shard:
             self.next_at = clock() + 0.2
 
     def _register(self) -> None:
-        sent = self.world.clock()
-        answer = self.world.ask(self, "register", protocol=1, role="ps", nonce=self.nonce)
+        sent = self.cluster.clock()
+        answer = self.cluster.ask(self, "register", protocol=1, role="ps", nonce=self.nonce)
         self._obey(answer)
         if answer.get("incarnation") is None:
-            self.next_at = self.world.clock() + min(answer.get("wait_s", 0.2), 0.2)
+            self.next_at = self.cluster.clock() + min(answer.get("wait_s", 0.2), 0.2)
             return
         self.incarnation = answer["incarnation"]
         self.lease_until = sent + answer["lease_s"]
@@ -194,12 +194,12 @@ class Shard:
                     self.partitions[int(number)] = Partition(events)
         self.boundaries = answer["boundaries"]
         self._skip(answer["skipped"])
-        self.world.note_start(self)
+        self.cluster.note_start(self)
 
     def _heartbeat(self) -> None:
-        sent = self.world.clock()
+        sent = self.cluster.clock()
         self.sequence += 1
-        answer = self.world.ask(
+        answer = self.cluster.ask(
             self,
             "heartbeat",
             incarnation=self.incarnation,
@@ -213,7 +213,7 @@ class Shard:
             publish=self.published,
         )
         self.lease_until = sent + answer["lease_s"]
-        self.next_at = self.world.clock() + answer["next_s"]
+        self.next_at = self.cluster.clock() + answer["next_s"]
         self._obey(answer)
 
     def status(self) -> dict[str, Any]:
@@ -236,7 +236,7 @@ class Shard:
                 case "boundaries":
                     assert command["boundaries"][: len(self.boundaries)] == self.boundaries
                     self.boundaries = command["boundaries"]
-                    self._reach()
+                    self._apply_boundaries()
                 case "skip":
                     self._skip(command["units"])
                 case "snapshot":
@@ -252,7 +252,7 @@ class Shard:
         num_changed = sum(len(part["events"]) for part in parts.values())
         num_whole = sum(part["whole"] for part in parts.values())
         try:
-            written = {kind: _put(Path(command[kind]), json.dumps(parts).encode()) for kind in ("cube", "dense")}
+            written = {kind: _write_file(Path(command[kind]), json.dumps(parts).encode()) for kind in ("cube", "dense")}
             result: dict[str, Any] = {"state": "written", **written, "changed": num_changed, "whole": num_whole}
         except OSError as error:
             result = {"state": "failed", "error": str(error)}
@@ -263,14 +263,14 @@ class Shard:
         self.skipped = units
         for partition in self.partitions.values():
             partition.lost.update(units)
-        self._reach()
+        self._apply_boundaries()
 
     def _write(self, command: dict[str, Any]) -> None:
         written = {}
         try:
             for kind in ("rows", "dense"):
                 content = json.dumps({number: part.events for number, part in self.partitions.items()}).encode()
-                written[kind] = _put(Path(command[kind]), content)
+                written[kind] = _write_file(Path(command[kind]), content)
             result: dict[str, Any] = {"state": "written", **written}
         except OSError as error:
             result = {"state": "failed", "error": str(error)}
@@ -279,18 +279,18 @@ class Shard:
 
     def push(self, unit: int, batch: int) -> None:
         """Apply a batch to the partitions that do not have it yet."""
-        clock = self.world.clock
+        clock = self.cluster.clock
         if not self.alive or clock() < self.paused_until or clock() >= self.lease_until:
             raise RefusedError
-        passed = sum(boundary["before_unit"] <= unit for boundary in self.boundaries)
-        lacking = [one for one in self.partitions.values() if not one.has(unit, batch)]
-        if any(one.boundaries < passed for one in lacking):
+        num_boundaries = sum(boundary["before_unit"] <= unit for boundary in self.boundaries)
+        behind = [partition for partition in self.partitions.values() if not partition.has(unit, batch)]
+        if any(partition.boundaries < num_boundaries for partition in behind):
             raise NotYetError
-        for one in lacking:
-            one.events.append([unit, batch])
-        self._reach()
+        for partition in behind:
+            partition.events.append([unit, batch])
+        self._apply_boundaries()
 
-    def _reach(self) -> None:
+    def _apply_boundaries(self) -> None:
         for partition in self.partitions.values():
             while (
                 partition.boundaries < len(self.boundaries)
@@ -299,7 +299,7 @@ class Shard:
                 partition.events.append(["boundary", partition.boundaries])
 
 
-def _put(path: Path, content: bytes) -> dict[str, Any]:
+def _write_file(path: Path, content: bytes) -> dict[str, Any]:
     path.write_bytes(content)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
@@ -307,8 +307,8 @@ def _put(path: Path, content: bytes) -> dict[str, Any]:
 class Trainer:
     """A trainer that leases a unit and pushes its batches to all shards, one per step."""
 
-    def __init__(self, world: "FakeCluster", nonce: str) -> None:
-        self.world, self.nonce = world, nonce
+    def __init__(self, cluster: "FakeCluster", nonce: str) -> None:
+        self.cluster, self.nonce = cluster, nonce
         self.alive = True
         self.incarnation: int | None = None
         self.term = 0
@@ -322,45 +322,45 @@ class Trainer:
 
     def step(self) -> None:
         """Do everything that is due."""
-        if not self.alive or self.world.clock() < self.next_at:
+        if not self.alive or self.cluster.clock() < self.next_at:
             return
         try:
             if self.incarnation is None:
-                answer = self.world.ask(self, "register", protocol=1, role="trainer", nonce=self.nonce)
+                answer = self.cluster.ask(self, "register", protocol=1, role="trainer", nonce=self.nonce)
                 self.incarnation = answer["incarnation"]
-            elif self.world.clock() >= self.next_beat:
+            elif self.cluster.clock() >= self.next_beat:
                 self._heartbeat()
             elif self.unit is None:
                 self._lease()
             elif self.todo:
                 self._push()
             else:
-                self.world.ask(self, "done", incarnation=self.incarnation, unit=self.unit)
+                self.cluster.ask(self, "done", incarnation=self.incarnation, unit=self.unit)
                 self.unit = None
         except FencedError:
             self.incarnation = self.unit = None
             self.nonce += "'"
         except UnavailableError:
-            self.next_at = self.world.clock() + 0.2
+            self.next_at = self.cluster.clock() + 0.2
 
     def _heartbeat(self) -> None:
         self.sequence += 1
         units = [] if self.unit is None else [self.unit]
-        answer = self.world.ask(self, "heartbeat", incarnation=self.incarnation, sequence=self.sequence, units=units)
-        self.next_beat = self.world.clock() + answer["next_s"]
+        answer = self.cluster.ask(self, "heartbeat", incarnation=self.incarnation, sequence=self.sequence, units=units)
+        self.next_beat = self.cluster.clock() + answer["next_s"]
         if self.unit in answer["drop"]:
             self.unit = None
 
     def _lease(self) -> None:
-        answer = self.world.ask(self, "lease", incarnation=self.incarnation, holds=[])
+        answer = self.cluster.ask(self, "lease", incarnation=self.incarnation, holds=[])
         if answer["unit"] is None:
             self.finished = answer["finished"]
             self.alive = not self.finished
-            self.next_at = self.world.clock() + answer["wait_s"]
+            self.next_at = self.cluster.clock() + answer["wait_s"]
             return
         self.unit, self.tries = answer["unit"]["id"], 0
-        if self.unit in self.world.gone:
-            self.world.ask(self, "missing", incarnation=self.incarnation, unit=self.unit, why="train.txt: is gone")
+        if self.unit in self.cluster.units_without_data:
+            self.cluster.ask(self, "missing", incarnation=self.incarnation, unit=self.unit, why="train.txt: is gone")
             self.unit = None
             return
         self.todo = [batch for batch in range(num_batches(self.unit)) if batch not in answer["skip"]]
@@ -370,12 +370,12 @@ class Trainer:
         assert self.unit is not None
         try:
             for address in self.shards:
-                self.world.shard_at(address).push(self.unit, self.todo[0])
+                self.cluster.shard_at(address).push(self.unit, self.todo[0])
             self.todo.pop(0)
         except (RefusedError, NotYetError) as error:
             self.tries += 1
             if isinstance(error, RefusedError) or self.tries > 20:
-                self.world.ask(self, "give_back", incarnation=self.incarnation, unit=self.unit)
+                self.cluster.ask(self, "give_back", incarnation=self.incarnation, unit=self.unit)
                 self.unit = None
 
 
@@ -393,8 +393,8 @@ class FakeCluster:
         self.lose_answer: Callable[[], bool] = lambda: False
         self.incarnations: set[int] = set()
         self.leased: set[int] = set()
-        self.lacking_units: set[int] = set()
-        self.gone: set[int] = set()
+        self.missing_units: set[int] = set()
+        self.units_without_data: set[int] = set()
 
     def start_coordinator(self) -> Coordinator:
         """Start a coordinator, or its successor."""
@@ -408,7 +408,7 @@ class FakeCluster:
         self.coordinator = None
 
     def ask(self, asking: Shard | Trainer, path: str, **body: Any) -> dict[str, Any]:
-        """Send a request of a role; the coordinator may be dead, and the answer may be lost."""
+        """Send a request of a role; raise `UnavailableError` if the coordinator is dead or the answer is lost."""
         if self.coordinator is None:
             raise UnavailableError("dead")
         answer = ask(self.coordinator, path, term=asking.term, **body)
@@ -428,7 +428,7 @@ class FakeCluster:
         raise RefusedError
 
     def note_start(self, shard: Shard) -> None:
-        """Note that a shard started or restarted: remember the leased units that it lacks."""
+        """Note that a shard started or restarted: remember the leased units that it is missing."""
         assert shard.incarnation not in self.incarnations, "an incarnation was given twice"
         assert shard.incarnation is not None
         self.incarnations.add(shard.incarnation)
@@ -436,26 +436,26 @@ class FakeCluster:
         for other in rivals:
             if set(other.owned) & set(shard.owned):
                 assert other.lease_until <= self.clock(), "two shards may apply to the same partition"
-        self.lacking_units |= {unit for unit in self.leased if not self.is_complete(unit, [shard])}
+        self.missing_units |= {unit for unit in self.leased if not self.is_complete(unit, [shard])}
         # A unit without a batch in any partition counts as new.
-        self.lacking_units = {unit for unit in self.lacking_units if self.is_known(unit)}
+        self.missing_units = {unit for unit in self.missing_units if self.is_known(unit)}
 
     def note_lease(self, unit: int) -> None:
         """Check that a new unit is leased only when restarted shards have caught up."""
-        self.lacking_units = {one for one in self.lacking_units if not self.is_complete(one, self.present())}
+        self.missing_units = {one for one in self.missing_units if not self.is_complete(one, self.members())}
         if unit not in self.leased:
-            assert not self.lacking_units, f"unit {unit} was leased before {sorted(self.lacking_units)} were replayed"
+            assert not self.missing_units, f"unit {unit} was leased before {sorted(self.missing_units)} were replayed"
         self.leased.add(unit)
 
-    def present(self) -> list[Shard]:
+    def members(self) -> list[Shard]:
         """Return the shards that the coordinator lists as members."""
         assert self.coordinator is not None
-        members = {member.incarnation for member in self.coordinator.members.of("ps")}
-        return [shard for shard in self.shards if shard.incarnation in members]
+        incarnations = {member.incarnation for member in self.coordinator.members.of("ps")}
+        return [shard for shard in self.shards if shard.incarnation in incarnations]
 
     def is_known(self, unit: int) -> bool:
         """Return whether a partition has a batch of the unit."""
-        parts = [part for shard in self.present() for part in shard.partitions.values()]
+        parts = [part for shard in self.members() for part in shard.partitions.values()]
         return any(part.has(unit, batch) for part in parts for batch in range(num_batches(unit)))
 
     @staticmethod
@@ -491,7 +491,7 @@ class FakeCluster:
     def describe(self) -> str:
         """Return the state of everything, for the error of a run that does not end."""
         status = self.coordinator and self.coordinator.status()
-        roles = [{key: value for key, value in vars(role).items() if key != "world"} for role in self.roles()]
+        roles = [{key: value for key, value in vars(role).items() if key != "cluster"} for role in self.roles()]
         return json.dumps([status, roles], default=str)
 
     def roles(self) -> list[Shard | Trainer]:
@@ -508,7 +508,7 @@ class FakeCluster:
             for number, events in json.loads(Path(part["dense"]).read_text()).items():
                 assert saved.setdefault(int(number), Partition(events)).events is events, "a partition is saved twice"
         assert saved.keys() == set(range(self.settings.num_partitions))
-        held = [shard.partitions for shard in self.present()]
+        held = [shard.partitions for shard in self.members()]
         for partitions in (saved, *held):
             for partition in partitions.values():
                 names = [event for event in partition.events if event[0] != "boundary"]

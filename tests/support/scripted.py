@@ -20,7 +20,7 @@ PATHS = {
     "predict": "/v1/models/demo:predict",
     "ready": "/ready",
 }
-USUAL: dict[str, Any] = {
+DEFAULT_ANSWERS: dict[str, Any] = {
     "models": {"models": [{"name": "demo", "version": 1}]},
     "model": {"labels": ["click"]},
     "ready": {"status": "ready"},
@@ -91,7 +91,7 @@ class Scripted:
 
 def answers_of(**answers: Any) -> dict[str, Any]:
     """Return the default answers with some replaced."""
-    return USUAL | answers
+    return DEFAULT_ANSWERS | answers
 
 
 def echo(asked: ReceivedRequest) -> Any:

@@ -1,4 +1,4 @@
-"""Files that all pytest-xdist workers share and one of them makes."""
+"""Directories that all pytest-xdist workers share; one worker fills each of them."""
 
 import fcntl
 import os

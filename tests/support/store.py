@@ -34,11 +34,11 @@ MODEL = "small"
 TIMEOUT_S = 300.0
 
 
-def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Poll a condition until it holds, with a deadline."""
+def wait_until(condition: Callable[[], bool], describe: Callable[[], str]) -> None:
+    """Poll a condition until it holds; fail with a description after the deadline."""
     end = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < end, what()
+    while not condition():
+        assert time.monotonic() < end, describe()
         time.sleep(0.02)
 
 
@@ -75,7 +75,7 @@ def publish(
             files[part_name(part)] = FileEntry(*_write_part(path, draft.number, owned, signs, removed, parent is None))
         if parent is None:
             files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, graph()))
-        return repository.commit(draft, about_rows(len(signs)), files)
+        return repository.commit(draft, manifest_content(len(signs)), files)
 
 
 def graph() -> bytes:
@@ -88,11 +88,11 @@ def graph() -> bytes:
         weights.external_data.add(key=key, value=value)
     nodes = [
         # pooled[:, 0, 1] + 1000 * w[0]
-        helper.make_node("Slice", ["pooled", "from", "to", "axes"], ["cut"]),
-        helper.make_node("Reshape", ["cut", "shape"], ["of_rows"]),
-        helper.make_node("Gather", ["w", "first"], ["of_weights"], axis=0),
-        helper.make_node("Mul", ["of_weights", "thousand"], ["thousands"]),
-        helper.make_node("Add", ["of_rows", "thousands"], ["scores"]),
+        helper.make_node("Slice", ["pooled", "from", "to", "axes"], ["sliced"]),
+        helper.make_node("Reshape", ["sliced", "shape"], ["row_version"]),
+        helper.make_node("Gather", ["w", "first"], ["weights_version"], axis=0),
+        helper.make_node("Mul", ["weights_version", "thousand"], ["thousands"]),
+        helper.make_node("Add", ["row_version", "thousands"], ["scores"]),
     ]
     constants = {"from": [0, 1], "to": [1, 2], "axes": [1, 2], "shape": [-1, 1], "first": [0]}
     initializers = [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()]
@@ -109,7 +109,7 @@ def graph() -> bytes:
     return content
 
 
-def about_rows(num_rows: int) -> Content:
+def manifest_content(num_rows: int) -> Content:
     """Return the manifest content of a version with a number of rows."""
     columns = [{"name": name, "width": width} for name, width in COLUMNS]
     return content(partitions=NUM_PARTITIONS, columns=columns, rows=num_rows)
@@ -148,13 +148,13 @@ class Process:
             command = [sys.executable, "-m", "elasticrec", *self.arguments]
             self.process = subprocess.Popen(command, cwd=self.cwd, stdout=output, stderr=output)
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return its output since the first start."""
         return self.log.read_text(errors="replace")
 
     def wait_for(self, pattern: str) -> None:
         """Wait until the output matches a pattern."""
-        wait_until(lambda: re.search(pattern, self.said()) is not None, self.said)
+        wait_until(lambda: re.search(pattern, self.output()) is not None, self.output)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -173,7 +173,7 @@ class Process:
             return self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"it did not stop: {self.said()}") from None
+            raise AssertionError(f"it did not stop: {self.output()}") from None
 
 
 class StoreProcesses:
@@ -224,12 +224,12 @@ class StoreProcesses:
 
     def wait_for_version(self, number: int) -> None:
         """Wait until a version, or a newer one, is current."""
-        wait_until(lambda: (self.repository.current() or 0) >= number, self.said)
+        wait_until(lambda: (self.repository.current() or 0) >= number, self.output)
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return the output of all processes."""
-        everyone = [*self.controllers, *self.nodes.values()]
-        return "\n".join(f"== {one.log.name}\n{one.said()}" for one in everyone)
+        processes = [*self.controllers, *self.nodes.values()]
+        return "\n".join(f"== {one.log.name}\n{one.output()}" for one in processes)
 
     def stop(self) -> None:
         """Kill all processes."""
@@ -244,7 +244,7 @@ class Readers:
     def __init__(self, store: StoreProcesses, count: int = 2) -> None:
         self._store, self._stopping = store, threading.Event()
         self._client = store.client()
-        self.num_reads, self.num_restarts = 0, 0
+        self.num_reads, self.num_retries = 0, 0
         self.wrong: list[str] = []
         self._threads = [threading.Thread(target=self._read, args=(seed,)) for seed in range(count)]
 
@@ -259,13 +259,13 @@ class Readers:
             self.num_reads += 1
 
     def _look_up(self, signs: npt.NDArray[np.uint64]) -> None:
-        """Look up rows of the current version; if it is gone, try once more with the new current version."""
+        """Look up rows of the current version; if the store no longer holds it, retry with the new current version."""
         version = self._store.repository.current()
         assert version is not None
         try:
             rows, is_there = self._client.get(version, signs)
         except ModelError:
-            self.num_restarts += 1
+            self.num_retries += 1
             version = self._store.repository.current()
             assert version is not None
             rows, is_there = self._client.get(version, signs)
@@ -285,5 +285,5 @@ class Readers:
             self._stopping.set()
             for thread in self._threads:
                 thread.join()
-        assert self.wrong == [], (self.wrong[:5], self.num_reads, self._store.said())
+        assert self.wrong == [], (self.wrong[:5], self.num_reads, self._store.output())
         assert self.num_reads > 0

@@ -42,12 +42,12 @@ def _job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_samples: WriteSa
 
 
 def threads() -> set[str]:
-    """Return the threads of this process, those of Rust too."""
+    """Return the threads of this process, including those of Rust."""
     return set(os.listdir("/proc/self/task"))
 
 
 def expect_threads(before: set[str]) -> None:
-    """Wait until no other threads are left: a thread that was joined stays listed for a moment."""
+    """Wait until no other threads are left: a joined thread stays listed for a moment."""
     wait_until(lambda: threads() <= before, lambda: f"threads are left: {threads() - before}")
 
 
@@ -65,7 +65,7 @@ def children() -> list[str]:
     """Return the child processes that were started since the test began."""
     found: list[str] = []
     for task in Path("/proc/self/task").iterdir():
-        # a thread may end meanwhile
+        # The thread may end meanwhile.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found += (task / "children").read_text().split()
     return [process for process in found if process not in _EARLIER]
@@ -83,7 +83,7 @@ def test_importing_the_package_imports_neither_torch_nor_the_extension() -> None
         _ = elasticrec.trian  # type: ignore[attr-defined]
 
 
-def test_importing_the_package_leaves_the_process_as_it_was() -> None:
+def test_importing_the_package_does_not_change_the_process() -> None:
     code = (
         "import logging, os, signal, threading\n"
         "def state():\n"
@@ -177,7 +177,7 @@ def test_the_history_leaves_out_batches_that_a_crash_undid() -> None:
     assert len(json.loads(Path("runs/small/metrics.jsonl").read_text().splitlines()[0])) > 1
 
 
-def test_false_stops_and_the_next_call_resumes() -> None:
+def test_a_callback_stops_the_training_and_the_next_call_resumes() -> None:
     first = elasticrec.train("job.yaml", callback=lambda event: event.steps < 5, quiet=True)
     assert not first.finished
     assert first.score(["1 0 1:0"]).shape == (1, 1)
@@ -260,8 +260,8 @@ class Lines:
 """
 
 
-@pytest.mark.parametrize("how", ["interrupt", "false", "error"])
-def test_the_processes_of_a_reader_end_with_the_training(how: str) -> None:
+@pytest.mark.parametrize("ending", ["interrupt", "false", "error"])
+def test_the_processes_of_a_reader_end_with_the_training(ending: str) -> None:
     Path("mine.py").write_text(READER)
     inside: list[list[str]] = []
 
@@ -269,17 +269,17 @@ def test_the_processes_of_a_reader_end_with_the_training(how: str) -> None:
         if event.steps != 3:
             return None
         inside.append(children())
-        if how == "interrupt":
+        if ending == "interrupt":
             signal.raise_signal(signal.SIGINT)
-        if how == "error":
+        if ending == "error":
             raise LookupError
-        return how != "false"
+        return ending != "false"
 
     job = elasticrec.load_job(
         "job.yaml", set={"data.format": "reader", "data.reader": "mine.py:Lines", "data.unit_bytes": 4096}
     )
     expected = {"interrupt": KeyboardInterrupt, "error": LookupError}
-    with pytest.raises(expected[how]) if how in expected else contextlib.nullcontext():
+    with pytest.raises(expected[ending]) if ending in expected else contextlib.nullcontext():
         elasticrec.train(job, callback=stop, quiet=True)
     assert len(inside[0]) == 2, "two reader processes were running"
     assert children() == []
@@ -369,7 +369,7 @@ def test_train_publish_serve_and_ask() -> None:
     with elasticrec.serve("models/small", quiet=True) as server, server.client() as client:
         np.testing.assert_allclose(client.predict([instance]), expected, rtol=1e-5)
         assert client.metadata()["version"] == 1
-    # ONNX Runtime keeps one thread for the process, so that only a second server must leave none.
+    # ONNX Runtime starts a thread that stays until the process ends, so only the second server must leave no thread.
     threads_before = threads()
     with elasticrec.serve(published.path, quiet=True) as server, server.client() as client:
         np.testing.assert_allclose(client.predict([instance]), expected, rtol=1e-5)
@@ -416,8 +416,8 @@ def test_mode_ps_trains_with_servers() -> None:
     assert children() == []
 
 
-@pytest.mark.parametrize("how", ["interrupt", "error", "false"])
-def test_mode_ps_stops_with_a_checkpoint_and_leaves_no_process(how: str) -> None:
+@pytest.mark.parametrize("ending", ["interrupt", "error", "false"])
+def test_mode_ps_stops_with_a_checkpoint_and_leaves_no_process(ending: str) -> None:
     job = elasticrec.load_job("job.yaml", {**PS, "train.epochs": 100_000})
     running: list[list[str]] = []
 
@@ -425,14 +425,14 @@ def test_mode_ps_stops_with_a_checkpoint_and_leaves_no_process(how: str) -> None
         if not event.samples or running:
             return True
         running.append(children())
-        if how == "interrupt":
+        if ending == "interrupt":
             signal.raise_signal(signal.SIGINT)
-        if how == "error":
+        if ending == "error":
             raise LookupError
-        return how != "false"
+        return ending != "false"
 
     expected = {"interrupt": KeyboardInterrupt, "error": LookupError}
-    with pytest.raises(expected[how]) if how in expected else contextlib.nullcontext():
+    with pytest.raises(expected[ending]) if ending in expected else contextlib.nullcontext():
         elasticrec.train(job, stop, quiet=True)
     assert len(running[0]) == 4, "a coordinator, two servers and a trainer were running"
     assert children() == []

@@ -59,7 +59,7 @@ def test_schema_prints_a_json_schema(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["title"] == "Job"
 
 
-def test_user_mistakes_are_one_line(capsys: Capture) -> None:
+def test_user_errors_are_one_line(capsys: Capture) -> None:
     assert fails(capsys, "check", "nope.yaml") == ["error: nope.yaml: no such file or directory"]
     assert fails(capsys, "check", ".") == ["error: .: is a directory"]
     assert fails(capsys, "check") == ["error: missing argument `JOB`, see `--help`"]

@@ -66,7 +66,7 @@ def test_a_checkpoint_explains_a_sample(job: Job) -> None:
     assert result["scores"] == {"click": float(loaded.predict(SAMPLE.encode())[0, 0])}
 
 
-def test_a_published_model_pools_as_the_checkpoint_does(job: Job) -> None:
+def test_a_published_model_pools_like_the_checkpoint(job: Job) -> None:
     publish_run(Run.of(job))
     ours, theirs = (
         explain(SAMPLE.encode(), open_source("small", None)),
@@ -153,7 +153,7 @@ def test_a_sample_is_read_from_each_source(tmp_path: Path, monkeypatch: pytest.M
         (["@none.txt:1", "--checkpoint", "small"], "none.txt: no such file or directory"),
     ],
 )
-def test_mistakes_are_one_line(job: Job, capsys: Capture, arguments: list[Any], message: str) -> None:
+def test_user_errors_are_one_line(job: Job, capsys: Capture, arguments: list[Any], message: str) -> None:
     capsys.readouterr()
     assert cli.main(["explain", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -179,7 +179,7 @@ def test_a_sequence_is_not_summed(
     assert theirs["scores"]["click"] == pytest.approx(ours["scores"]["click"], abs=1e-5)
 
 
-def test_a_sample_without_labels_is_not_an_option(job: Job, capsys: Capture) -> None:
+def test_a_sample_that_starts_with_a_dash_is_not_an_option(job: Job, capsys: Capture) -> None:
     """`- -` stands for show and click."""
     train_job(job)
     assert cli.main(["explain", "- - 1:0 1001:1", "--checkpoint", job.name]) == 0
@@ -232,7 +232,7 @@ def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_
     of_run = ("--checkpoint", "small")
     assert error("@train.parquet:300", *of_run) == ("train.parquet: expected row 300 (counted from 0), got 300 rows")
     assert error("@nofile.parquet:1", *of_run) == "nofile.parquet: no such file or directory"
-    assert error("@train.parquet:-1", *of_run) == "train.parquet: expected a row from 0 on, got -1"
+    assert error("@train.parquet:-1", *of_run) == "train.parquet: expected a row number of at least 0, got -1"
     assert error("@train.parquet:250", *of_run) == (
         "train.parquet: row 250: dense `price`: expected a finite number, got NaN"
     )
@@ -248,7 +248,7 @@ def test_a_row_of_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_
 def test_invalid_sample_addresses_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for text, format, message in [
-        ("@a.parquet:-1", "parquet", "a.parquet: expected a row from 0 on, got -1"),
+        ("@a.parquet:-1", "parquet", "a.parquet: expected a row number of at least 0, got -1"),
         ("@a.txt:-1", "slots", "a.txt: expected a line number of at least 1, got -1"),
         ("@a.txt:0", "slots", "a.txt: expected a line number of at least 1, got 0"),
     ]:

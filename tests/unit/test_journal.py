@@ -1,4 +1,4 @@
-"""The journal: what was answered is there after any crash, and nothing else is believed."""
+"""The journal: confirmed entries survive any crash, and damaged entries are refused."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ def write(directory: Path, *names: str) -> Path:
         return journal.path
 
 
-def test_entries_come_back(tmp_path: Path) -> None:
+def test_entries_are_read_back(tmp_path: Path) -> None:
     path = write(tmp_path / "c", "a", "b")
     write(tmp_path / "c", "c")
     with Journal.open(tmp_path / "c") as journal:
@@ -34,11 +34,11 @@ def test_entries_come_back(tmp_path: Path) -> None:
     assert all(json.loads(line)["check"] for line in path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("cut", range(1, 60))
-def test_a_torn_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("num_lost", range(1, 60))
+def test_a_torn_last_line_is_removed(tmp_path: Path, num_lost: int) -> None:
     path = write(tmp_path, "a", "b")
     whole = path.read_bytes()
-    path.write_bytes(whole[:-cut])
+    path.write_bytes(whole[:-num_lost])
     with Journal.open(tmp_path) as journal:
         assert kinds(journal) == ["a"]
         journal.append({"kind": "c"})
@@ -46,7 +46,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
         assert kinds(journal) == ["a", "c"]
 
 
-def test_zeros_of_a_power_cut_are_a_torn_line(tmp_path: Path) -> None:
+def test_zeros_after_a_power_failure_are_a_torn_line(tmp_path: Path) -> None:
     path = write(tmp_path, "a")
     path.write_bytes(path.read_bytes() + b'{"check":"' + b"\0" * 4000 + b"}\n")
     with Journal.open(tmp_path) as journal:
@@ -64,10 +64,10 @@ def test_a_damaged_line_is_an_error(tmp_path: Path, line: int, at: int) -> None:
     with pytest.raises(ModelError, match=rf"journal.jsonl:{line + 1}: damaged line"):
         Journal.open(tmp_path)
     assert path.read_bytes() == damaged
-    assert [one.name for one in tmp_path.glob("term-*")] == ["term-00000001"], "a term was taken for nothing"
+    assert [one.name for one in tmp_path.glob("term-*")] == ["term-00000001"], "a refused journal uses no term"
 
 
-def test_a_line_that_is_missing_or_there_twice_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_or_repeated_line_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path, "a", "b", "c")
     a, b, c = path.read_bytes().splitlines(keepends=True)
     for lines in ([a, c], [a, b, b, c], [b, c], [a, c, b]):
@@ -76,7 +76,7 @@ def test_a_line_that_is_missing_or_there_twice_is_an_error(tmp_path: Path) -> No
             Journal.open(tmp_path)
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from elasticrec.journal import Journal\n"
         f"journal = Journal.open(Path({str(tmp_path / 'coordinator')!r}))\n"
@@ -94,11 +94,11 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         assert journal.term == 2
 
 
-def test_terms_only_rise(tmp_path: Path) -> None:
+def test_terms_only_increase(tmp_path: Path) -> None:
     write(tmp_path, "a")
     (tmp_path / "term-00000001").unlink()
     with Journal.open(tmp_path) as journal:
-        assert journal.term == 2, "the journal knows the terms that wrote it"
+        assert journal.term == 2, "the journal contains the terms of its entries"
     (tmp_path / "term-00000041").touch()
     (tmp_path / "term-of-mine").touch()
     with Journal.open(tmp_path) as journal:
@@ -110,14 +110,14 @@ def test_terms_only_rise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["next", "gone"])
-def test_a_follower_elsewhere_is_noticed(tmp_path: Path, change: str) -> None:
+def test_a_coordinator_on_another_machine_is_noticed(tmp_path: Path, change: str) -> None:
     with Journal.open(tmp_path) as journal:
         journal.append({"kind": "a"})
         if change == "next":
             (tmp_path / "term-00000002").touch()
         else:
             (tmp_path / "term-00000001").unlink()
-        with pytest.raises(UnavailableError, match="another coordinator has taken this run over"):
+        with pytest.raises(UnavailableError, match="another coordinator has taken over this run"):
             journal.append({"kind": "b"})
     with Journal.open(tmp_path) as journal:
         assert kinds(journal) == ["a"]
@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytes
         assert kinds(journal) == ["a", "c"]
 
 
-def test_after_a_failed_sync_nothing_more_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_sync_no_entry_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Journal.open(tmp_path) as journal:
 
         def fail(descriptor: int) -> None:
@@ -157,7 +157,7 @@ def test_after_a_failed_sync_nothing_more_is_promised(tmp_path: Path, monkeypatc
             journal.append({"kind": "b"})
 
 
-def test_synced_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_syncs_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Journal.open(tmp_path) as journal:
         real, sizes = os.fsync, []
 

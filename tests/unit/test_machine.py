@@ -1,4 +1,4 @@
-"""Cores, also where the system does not tell which of them this process may use, and open files."""
+"""Number of cores, also on systems without CPU affinity, and the limit of open files."""
 
 import os
 import resource
@@ -29,8 +29,8 @@ def test_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_may_open_many_files(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], expected: tuple[int, int]
 ) -> None:
-    told: list[tuple[int, int]] = []
+    limits_set: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: told.append(wanted))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits_set.append(wanted))
     allow_many_files()
-    assert told == [expected]
+    assert limits_set == [expected]

@@ -1,4 +1,4 @@
-"""Manifests and the files they make whole."""
+"""Manifests, and the files that they list."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def refusal(directory: Path, kind: str = "box") -> str:
     return message.removeprefix(f"{directory}/")
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_manifest_is_read_back(tmp_path: Path) -> None:
     document = write(tmp_path / "1")
     assert document["name"] == "grün"
     assert (document["format"], document["kind"], document["nothing"]) == (1, "box", None)
@@ -40,7 +40,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert "grün" in (tmp_path / "1" / MANIFEST).read_text("utf-8")
 
 
-def test_damage_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_error_names_the_damaged_file(tmp_path: Path) -> None:
     write(tmp_path)
     path = tmp_path / "part/b"
     content = path.read_bytes()
@@ -69,7 +69,7 @@ def test_every_flipped_bit_of_a_manifest_is_refused(tmp_path: Path) -> None:
         assert refusal(tmp_path).startswith("manifest.json: "), bit
 
 
-def test_a_manifest_that_was_cut_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_manifest_is_refused(tmp_path: Path) -> None:
     write(tmp_path)
     path = tmp_path / MANIFEST
     content = path.read_bytes()
@@ -94,7 +94,7 @@ def test_another_document_is_refused(tmp_path: Path, content: bytes, message: st
     assert refusal(tmp_path).startswith(f"manifest.json: {message}")
 
 
-def test_no_manifest_is_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_a_file_not_found_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=MANIFEST):
         read_manifest(tmp_path, "box")
 
@@ -114,14 +114,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     assert path.read_bytes() == b"1"
 
 
-def test_a_file_of_a_manifest_is_never_written_over(tmp_path: Path) -> None:
+def test_a_file_of_a_manifest_is_never_overwritten(tmp_path: Path) -> None:
     write_synced(tmp_path / "a", b"1")
     with pytest.raises(FileExistsError):
         write_synced(tmp_path / "a", b"2")
     assert (tmp_path / "a").read_bytes() == b"1"
 
 
-def test_the_manifest_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names are synced before the manifest that relies on them, and the manifest's own name after it."""
     order: list[str] = []
     monkeypatch.setattr("elasticrec.manifest.sync_directory", lambda path: order.append(path.name))
@@ -131,7 +131,7 @@ def test_the_manifest_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert order == ["part", MANIFEST, tmp_path.name]
 
 
-def test_json_for_other_tools(tmp_path: Path) -> None:
+def test_other_tools_can_read_the_manifest_as_json(tmp_path: Path) -> None:
     write(tmp_path)
     assert json.loads((tmp_path / MANIFEST).read_text("utf-8"))["files"]["part/b"] == {
         "bytes": 1000,

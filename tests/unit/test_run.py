@@ -1,4 +1,4 @@
-"""Runs: one directory a training, found by job file, name or path."""
+"""Runs: one directory per training, found by job file, name or path."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_the_directory_of_a_run() -> None:
     assert (run.metrics_path, run.units) == (run.path / "metrics.jsonl", run.path / "units")
 
 
-def test_the_copy_of_the_job_is_the_same_job_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_of_the_job_is_the_same_in_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEMO_TOKEN", "pl4nted")
     job = make_job("demo", "train.epochs=3")
     run = Run(Run.create(job).path.resolve())
@@ -55,7 +55,7 @@ def test_the_copy_of_the_job_is_the_same_job_from_anywhere(tmp_path: Path, monke
     assert token.reveal() == "pl4nted"
 
 
-def test_every_way_to_name_a_run(tmp_path: Path) -> None:
+def test_forms_of_run_names(tmp_path: Path) -> None:
     run = Run.create(make_job())
     for text in (
         "job.yaml",
@@ -70,7 +70,7 @@ def test_every_way_to_name_a_run(tmp_path: Path) -> None:
         assert found.name == "demo", text
 
 
-def test_from_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_found_from_its_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Run.create(make_job()).path)
     assert resolve_run(".").name == "demo"
     assert resolve_run("job.yaml").name == "demo"
@@ -85,7 +85,7 @@ def test_a_directory_named_like_the_job_is_not_its_run() -> None:
     assert resolve_run("demo/job.yaml") == run
 
 
-def test_a_run_that_is_not_there() -> None:
+def test_a_missing_run_is_an_error() -> None:
     assert refusal("demo") == "demo: no such run, there are none in runs/"
     job_file()
     assert refusal("job.yaml") == "runs/demo: no such run, train it first: elasticrec train job.yaml"
@@ -106,13 +106,13 @@ def test_another_root(tmp_path: Path) -> None:
     assert resolve_run("demo", root) == run
 
 
-def test_the_copy_follows_the_job_while_nothing_is_saved() -> None:
+def test_the_copy_is_updated_until_the_first_checkpoint() -> None:
     Run.create(make_job())
     run = Run.create(make_job("demo", "train.batch_size=64"))
     assert run.job().train.batch_size == 64
 
 
-def test_a_changed_job_does_not_resume_and_leaves_the_copy_alone() -> None:
+def test_a_changed_job_does_not_resume_and_keeps_the_copy() -> None:
     run = Run.create(make_job())
     (run.checkpoints / "1").mkdir()
     before = run.job_path.read_text()
@@ -139,7 +139,7 @@ def test_a_copy_that_cannot_be_written_leaves_the_old_one(monkeypatch: pytest.Mo
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "job.yaml"]
 
 
-def test_a_run_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+def test_a_run_is_locked_by_one_process(tmp_path: Path) -> None:
     run = Run(tmp_path / "runs/demo")
     with run.locked():
         with pytest.raises(ConfigError, match="another process is training it"), run.locked():
@@ -148,7 +148,7 @@ def test_a_run_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_directory_with_a_job_of_the_users_is_not_taken(tmp_path: Path) -> None:
+def test_a_user_directory_with_a_job_is_not_used_as_a_run(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     (root / "demo").mkdir(parents=True)
     (root / "demo/job.yaml").write_text("# mine")
@@ -157,7 +157,7 @@ def test_a_directory_with_a_job_of_the_users_is_not_taken(tmp_path: Path) -> Non
     assert (root / "demo/job.yaml").read_text() == "# mine"
 
 
-def test_discarding_a_run_leaves_what_it_did_not_write(tmp_path: Path) -> None:
+def test_discarding_a_run_keeps_other_files(tmp_path: Path) -> None:
     run = Run.create(make_run_job(tmp_path), tmp_path / "runs")
     (run.path / "notes.txt").write_text("mine")
     run.discard()
@@ -167,9 +167,7 @@ def test_discarding_a_run_leaves_what_it_did_not_write(tmp_path: Path) -> None:
     assert not run.path.exists()
 
 
-def test_a_crash_while_a_run_is_discarded_leaves_one_that_starts_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_starts_over_after_a_crash_while_it_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "runs"
     run = Run.create(make_run_job(tmp_path), root)
     for name in ("step-1", "step-2"):

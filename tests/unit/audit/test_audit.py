@@ -36,7 +36,7 @@ class Json:
 
 
 @pytest.fixture(autouse=True)
-def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -44,7 +44,7 @@ def audit(job: Job) -> Audit:
     return audit_run(Run.of(job))
 
 
-def expect_nothing(job: Job) -> Audit:
+def expect_no_difference(job: Job) -> Audit:
     found = audit(job)
     assert found.lines()[:-1] == []
     assert found.lines()[-1].endswith(": nothing differs")
@@ -125,7 +125,7 @@ def test_nothing_differs_in_any_format(make_job: MakeJob, tmp_path: Path, name: 
         train={"epochs": 3 if upkeep else 1},
     )
     summary = train_job(job)
-    found = expect_nothing(job)
+    found = expect_no_difference(job)
     assert found.num_samples == summary.progress.samples > 300
     assert found.num_signs == summary.rows
     assert (summary.progress.evicted > 0) == upkeep
@@ -156,7 +156,7 @@ def test_odd_records_are_counted_as_in_training(make_job: MakeJob, tmp_path: Pat
     job = make_job(data={"max_bad_ratio": 1, "unit_bytes": 4096}, train={"epochs": 2})
     summary = train_job(job)
     assert summary.progress.bad_records == 16
-    assert expect_nothing(job).num_samples == summary.progress.samples == 2 * 506
+    assert expect_no_difference(job).num_samples == summary.progress.samples == 2 * 506
 
 
 ODD_FIELDS = [
@@ -202,7 +202,7 @@ def test_odd_csv_fields_are_counted_as_in_training(make_job: MakeJob, tmp_path: 
     }
     job = make_job(data=data)
     summary = train_job(job)
-    assert expect_nothing(job).num_samples == summary.progress.samples == 30 + sum(good for _, good in ODD_FIELDS)
+    assert expect_no_difference(job).num_samples == summary.progress.samples == 30 + sum(good for _, good in ODD_FIELDS)
 
 
 def test_uncertain_records_are_reported(make_job: MakeJob, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_uncertain_records_are_reported(make_job: MakeJob, tmp_path: Path) -> No
 def test_a_batch_not_applied_exactly_once_is_found(
     make_job: MakeJob, write_samples: WriteSamples, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """The fault that the audit exists for."""
+    """The main fault that the audit must find."""
     write_samples(count=400)
     push = Embedding.push
 
@@ -234,7 +234,7 @@ def test_a_batch_not_applied_exactly_once_is_found(
     train_job(job)
     found = audit(job)
     assert found.wrong > 10 and found.extra == 0 and (found.missing > 0) == (times == 0)
-    assert f", 1 pass, 400 samples, {found.num_signs} signs: {found.missing} rows missing, " in found.lines()[-1]
+    assert f", 1 pass, 400 samples, {found.num_signs} signs: {found.missing} missing rows, " in found.lines()[-1]
 
 
 # Damage
@@ -246,7 +246,7 @@ def trained(make_job: MakeJob, write_samples: WriteSamples) -> tuple[Job, Path]:
     write_samples(count=400)
     job = make_job(train={"epochs": 2}, data={"unit_bytes": 4096})
     train_job(job)
-    expect_nothing(job)
+    expect_no_difference(job)
     return job, sorted(Run.of(job).checkpoints.glob("step-*"))[-1]
 
 
@@ -271,7 +271,7 @@ def test_one_wrong_count_is_found_and_named(trained: tuple[Job, Path], capsys: p
 def test_a_missing_and_an_extra_row_are_found_and_named(trained: tuple[Job, Path]) -> None:
     job, checkpoint = trained
     seen: list[tuple[int, int, int]] = []
-    strange = next(sign for sign in range(10**6, 2 * 10**6) if partition_of(np.array([sign], np.uint64), 4)[0] == 3)
+    extra_sign = next(sign for sign in range(10**6, 2 * 10**6) if partition_of(np.array([sign], np.uint64), 4)[0] == 3)
 
     def change(blocks: Blocks, meta: Any) -> None:
         block, size, row = first_row(blocks, meta)
@@ -279,7 +279,7 @@ def test_a_missing_and_an_extra_row_are_found_and_named(trained: tuple[Job, Path
         block["rows"] -= 1
         seen.append(row)
         last = blocks[3]
-        last["block"] += struct.pack("<Q", strange) + bytes(size - 18) + struct.pack("<IIH", 2, 1, 0)
+        last["block"] += struct.pack("<Q", extra_sign) + bytes(size - 18) + struct.pack("<IIH", 2, 1, 0)
         last["rows"] += 1
 
     rewrite(checkpoint / "table/part-00000", change)
@@ -288,7 +288,7 @@ def test_a_missing_and_an_extra_row_are_found_and_named(trained: tuple[Job, Path
     assert (found.missing, found.extra, found.wrong, found.problems) == (1, 1, 0, [])
     sign, show, click = seen[0]
     assert f"sign {sign}: expected show {show} and click {click}, got no row" in found.lines()
-    assert f"sign {strange}: expected no row, got show 2 and click 1" in found.lines()
+    assert f"sign {extra_sign}: expected no row, got show 2 and click 1" in found.lines()
 
 
 def test_only_the_first_rows_are_listed(trained: tuple[Job, Path]) -> None:
@@ -368,7 +368,7 @@ def test_every_flipped_byte_of_a_part_file_is_found(trained: tuple[Job, Path]) -
 # Runs that cannot be audited
 
 
-def test_data_that_changed_is_refused(trained: tuple[Job, Path], tmp_path: Path) -> None:
+def test_changed_data_is_refused(trained: tuple[Job, Path], tmp_path: Path) -> None:
     job, _ = trained
     with (tmp_path / "train.txt").open("a") as file:
         file.write("1 0 5:0\n")
@@ -376,7 +376,7 @@ def test_data_that_changed_is_refused(trained: tuple[Job, Path], tmp_path: Path)
         audit(job)
 
 
-def test_the_middle_of_an_epoch_is_refused(
+def test_a_checkpoint_within_an_epoch_is_refused(
     make_job: MakeJob, write_samples: WriteSamples, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_samples(count=400)
@@ -409,7 +409,7 @@ def test_a_warm_start_keeps_counts_and_evicts_old_rows(make_job: MakeJob, write_
     assert found.notes[0].startswith("the counts include those of ")
     train_job(make_job(name="warm", data=data, sparse={"evict": {"max_age": 1}}, train={**train, "epochs": 3}))
     later = audit(job)
-    assert not later.differs and later.num_signs < found.num_signs, "after three epochs they are"
+    assert not later.differs and later.num_signs < found.num_signs, "after three epochs the rows are too old"
 
 
 def test_without_xxhash_the_error_says_what_to_install(

@@ -1,4 +1,4 @@
-"""The audit and the trainer's parsers read odd records alike, with independent code."""
+"""The audit and the trainer's parsers read odd records in the same way, with independent code."""
 
 import math
 import random
@@ -59,7 +59,7 @@ def trained_counts(job: Job) -> tuple[int, Counts]:
     return num_samples, tally.counts()
 
 
-def expect_equal(job: Job, path: Path, least: float = 0.05) -> None:
+def expect_equal(job: Job, path: Path, min_share: float = 0.05) -> None:
     """Check that the audit counts a file as the trainer does; some records are good and some bad."""
     num_samples, expected = trained_counts(job)
     counter = FileCounter(with_names(job, path))
@@ -67,12 +67,12 @@ def expect_equal(job: Job, path: Path, least: float = 0.05) -> None:
     counter.count(path, counted)
     assert counter.odd.counts == {}
     assert counted.num_samples == num_samples
-    assert least * NUM_LINES < num_samples < NUM_LINES
+    assert min_share * NUM_LINES < num_samples < NUM_LINES
     for name in ("signs", "shows", "clicks"):
         np.testing.assert_array_equal(getattr(counted.counts(), name), getattr(expected, name), err_msg=name)
 
 
-def some(chance: random.Random, odd: list[bytes], plain: Callable[[], bytes], share: float = 0.1) -> bytes:
+def odd_or_plain(chance: random.Random, odd: list[bytes], plain: Callable[[], bytes], share: float = 0.1) -> bytes:
     return chance.choice(odd) if chance.random() < share else plain()
 
 
@@ -113,9 +113,9 @@ def test_slot_text_is_read_as_in_training(
     counts = [b"0 0", b"2 3", b"4294967296 1", b"1", b"", b"-1 0", b"1 0x", b"1:0 0", b"00001 0", b"1 +0"]
 
     def line(chance: random.Random) -> bytes:
-        head = some(chance, counts, lambda: chance.choice([b"1 0", b"1 1", b"3 2", b"1\t0"]), 0.05)
+        head = odd_or_plain(chance, counts, lambda: chance.choice([b"1 0", b"1 1", b"3 2", b"1\t0"]), 0.05)
         rest = [
-            some(chance, tokens, lambda: b"%d:%d" % (chance.randrange(30), chance.randrange(3)), 0.06)
+            odd_or_plain(chance, tokens, lambda: b"%d:%d" % (chance.randrange(30), chance.randrange(3)), 0.06)
             for _ in range(chance.randrange(6))
         ]
         if name == "labels" and chance.random() < 0.9:
@@ -157,12 +157,14 @@ def test_paddlerec_is_read_as_in_training(make_job: MakeJob, tmp_path: Path, lab
     ]
 
     def line(chance: random.Random) -> bytes:
-        fields = [b"click:" + some(chance, LABELS, lambda: b"1", 0.5)]
+        fields = [b"click:" + odd_or_plain(chance, LABELS, lambda: b"1", 0.5)]
         fields += (
-            [b"buy:" + some(chance, LABELS, lambda: b"1", 0.05)] if chance.random() < 0.95 and len(labels) > 1 else []
+            [b"buy:" + odd_or_plain(chance, LABELS, lambda: b"1", 0.05)]
+            if chance.random() < 0.95 and len(labels) > 1
+            else []
         )
-        fields += [b"d:" + some(chance, NUMBERS, lambda: b"%d" % chance.randrange(50), 0.1) for _ in range(2)]
-        fields += [b"one:" + some(chance, NUMBERS, lambda: b"%.3f" % chance.random(), 0.1)]
+        fields += [b"d:" + odd_or_plain(chance, NUMBERS, lambda: b"%d" % chance.randrange(50), 0.1) for _ in range(2)]
+        fields += [b"one:" + odd_or_plain(chance, NUMBERS, lambda: b"%.3f" % chance.random(), 0.1)]
         fields += [b"user:%d" % chance.randrange(40), b"it:%d" % chance.randrange(5), b"no:%d" % chance.randrange(5)]
         fields += [b"tags:t%d" % chance.randrange(9) for _ in range(chance.randrange(4))]
         fields += [chance.choice(tokens)] if chance.random() < 0.1 else []
@@ -185,9 +187,9 @@ def test_paddlerec_is_read_as_in_training(make_job: MakeJob, tmp_path: Path, lab
 
 def test_criteo_is_read_as_in_training(make_job: MakeJob, tmp_path: Path) -> None:
     def line(chance: random.Random) -> bytes:
-        fields = [some(chance, LABELS, lambda: b"0", 0.6)]
-        fields += [some(chance, NUMBERS, lambda: b"%d" % chance.randrange(-3, 10**6), 0.02) for _ in range(13)]
-        fields += [some(chance, VALUES, lambda: b"%08x" % chance.randrange(40), 0.1) for _ in range(26)]
+        fields = [odd_or_plain(chance, LABELS, lambda: b"0", 0.6)]
+        fields += [odd_or_plain(chance, NUMBERS, lambda: b"%d" % chance.randrange(-3, 10**6), 0.02) for _ in range(13)]
+        fields += [odd_or_plain(chance, VALUES, lambda: b"%08x" % chance.randrange(40), 0.1) for _ in range(26)]
         fields += [b"more"] * (chance.random() < 0.03)
         return b"\t".join(fields)
 
@@ -210,13 +212,13 @@ def test_csv_is_read_as_in_training(make_job: MakeJob, tmp_path: Path, delimiter
 
     def line(chance: random.Random) -> bytes:
         fields = [
-            some(chance, LABELS, lambda: b"1", 0.3),
-            some(chance, VALUES, lambda: b"u%d" % chance.randrange(40)),
-            b"|".join(some(chance, VALUES, lambda: b"t%d" % chance.randrange(9)) for _ in range(3)),
-            some(chance, NUMBERS, lambda: b"%.4f" % chance.lognormvariate(0, 3)),
+            odd_or_plain(chance, LABELS, lambda: b"1", 0.3),
+            odd_or_plain(chance, VALUES, lambda: b"u%d" % chance.randrange(40)),
+            b"|".join(odd_or_plain(chance, VALUES, lambda: b"t%d" % chance.randrange(9)) for _ in range(3)),
+            odd_or_plain(chance, NUMBERS, lambda: b"%.4f" % chance.lognormvariate(0, 3)),
             b" ".join(b"u%d" % chance.randrange(9) for _ in range(chance.randrange(5))),
-            some(chance, NUMBERS, lambda: b"1", 0.05),
-            some(chance, TIMES, lambda: b"2026-01-01T00:%02d" % chance.randrange(60)),
+            odd_or_plain(chance, NUMBERS, lambda: b"1", 0.05),
+            odd_or_plain(chance, TIMES, lambda: b"2026-01-01T00:%02d" % chance.randrange(60)),
             chance.choice(VALUES),
         ]
         if chance.random() < 0.02:
@@ -260,7 +262,7 @@ class Odd:
         if kind == "list":
             return [1]
         sample = {"tg": [f"t{tags}", "x", f"t{tags % 3}"], "user": f"u{user}", "price": price / 7, "click": click % 2,
-                  "buy": 1, "nobody": 1}
+                  "buy": 1, "unused": 1}
         if kind == "odd":
             odd = {"user": self.VALUES, "tags": self.VALUES, "price": self.NUMBERS, "click": self.LABELS,
                    "weight": self.NUMBERS, 3: self.VALUES}

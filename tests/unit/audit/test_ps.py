@@ -53,10 +53,10 @@ def test_a_run_with_servers_is_exact_and_damage_is_named(tmp_path: Path) -> None
         reseal(checkpoint, KIND)
         return audit_run(Run(run))
 
-    def one_sample_less(blocks: Blocks, meta: Any) -> None:
+    def lose_a_sample(blocks: Blocks, meta: Any) -> None:
         blocks[1]["rows"] -= 1
 
-    assert damaged("shard-00001.dense", one_sample_less).problems == [
+    assert damaged("shard-00001.dense", lose_a_sample).problems == [
         "partition 5: expected 3,000 samples in its dense slice, got 2,999"
     ]
 
@@ -65,30 +65,31 @@ def test_a_run_with_servers_is_exact_and_damage_is_named(tmp_path: Path) -> None
         blocks[2]["aux"] = (blocks[2]["aux"][0], len(meta["records"]) - 1)
 
     (line,) = damaged("shard-00000.dense", open_unit).problems
-    assert line.startswith("partition 2: expected units up to ") and ", 1 open and 2 ends" in line
+    assert line.startswith("partition 2: expected all units below ")
+    assert line.endswith(" complete, then 0 complete and 1 open units, and 2 ended passes")
 
-    def one_unit_less(blocks: Blocks, meta: Any) -> None:
+    def lose_a_unit(blocks: Blocks, meta: Any) -> None:
         meta["records"][0]["watermark"] -= 1
 
-    found = damaged("shard-00000.dense", one_unit_less)
+    found = damaged("shard-00000.dense", lose_a_unit)
     assert len(found.problems) == 4 and found.notes[0].endswith("audit a run after it has ended")
 
-    def one_end_less(blocks: Blocks, meta: Any) -> None:
+    def lose_a_boundary(blocks: Blocks, meta: Any) -> None:
         meta["records"][0]["boundaries"] = 1
 
-    assert len(damaged("shard-00000.dense", one_end_less).problems) == 4
+    assert len(damaged("shard-00000.dense", lose_a_boundary).problems) == 4
 
-    def no_slice(blocks: Blocks, meta: Any) -> None:
+    def drop_slice(blocks: Blocks, meta: Any) -> None:
         del blocks[3]
 
-    assert damaged("shard-00000.dense", no_slice).problems == [
+    assert damaged("shard-00000.dense", drop_slice).problems == [
         "partition 3: expected once in the files `.dense`, got 0 times"
     ]
 
-    def twice(blocks: Blocks, meta: Any) -> None:
+    def duplicate_partition(blocks: Blocks, meta: Any) -> None:
         blocks.append({**blocks[3], "partition": 4})
 
-    problems = damaged("shard-00000.rows", twice).problems
+    problems = damaged("shard-00000.rows", duplicate_partition).problems
     assert "partition 4: expected once in the files `.rows`, got 2 times" in problems
 
     rows: list[tuple[int, int, int]] = []
@@ -107,11 +108,11 @@ def test_a_run_with_servers_is_exact_and_damage_is_named(tmp_path: Path) -> None
         [*found.rows, str(found.lines()[-1]).replace(str(run), "runs/small")],
     )
 
-    def no_pass(manifest: dict[str, Any]) -> None:
+    def shift_pass(manifest: dict[str, Any]) -> None:
         manifest["passes"][1]["first_unit"] += 1
 
     shutil.rmtree(checkpoint)
     shutil.copytree(whole, checkpoint)
-    reseal(checkpoint, KIND, no_pass)
+    reseal(checkpoint, KIND, shift_pass)
     (line,) = audit_run(Run(run)).problems
     assert line.startswith("pass 1: its units are not those in the manifest of ")

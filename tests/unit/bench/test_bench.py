@@ -9,7 +9,7 @@ from elasticrec.bench import traffic
 from elasticrec.cli import main
 
 
-def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "table", "--json", "--rows", "20000", "--repeats", "1"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     result = json.loads(last)
@@ -98,7 +98,7 @@ def test_ps_pulls_through_the_socket_and_recovery_of_a_killed_server(capsys: pyt
     lines, result = ps_result(capsys, "pull", "fault")
     ratios = [result[f"pull_socket_ratio_{rows}"] for rows in (520, 2080, 8190)]
     assert result["pull_socket_ratio"] == pytest.approx(min(ratios), abs=0.001) and min(ratios) > 0
-    # The lease must expire before the successor may apply updates.
+    # The lease must expire before the new server may apply updates.
     assert 0 < result["recovery_s"] <= result["caught_up_s"]
     assert result["caught_up_allowed_s"] == pytest.approx(1.5 * result["checkpoint_age_s"] + 10, abs=0.001)
     gaps = result["longest_gap_ms"] - result["longest_gap_without_ms"]
@@ -112,7 +112,7 @@ def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "error: bench: --part: expected speed, growth, pull, fault, got `luck`\n"
 
 
-def test_cube(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_cube(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "cube", "--json", "--rows", "20000", "--repeats", "1", "--seconds", "1", "--deltas", "1"]
     assert main(arguments) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -123,7 +123,7 @@ def test_cube(capsys: pytest.CaptureFixture[str]) -> None:
     assert "redis_ratio" not in result
 
 
-def test_rivals_of_the_cube_have_to_be_installed(
+def test_rivals_of_the_cube_must_be_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -131,7 +131,7 @@ def test_rivals_of_the_cube_have_to_be_installed(
     assert "redis-server is not installed" in capsys.readouterr().err
 
 
-def test_traffic_warns_about_figures_that_cannot_be_trusted() -> None:
+def test_traffic_warns_about_unreliable_figures() -> None:
     times = dict.fromkeys(("p50_us", "p90_us", "p99_us", "p999_us", "max_us", "lag_p99_us"), 10.0)
     counts = {"answered": 90, "failed": 2, "failures": {"status 429": 2}, "offered": 100, "connections": 8}
     rates = {"requests_per_s": 9.0, "instances_per_s": 9.0, "seconds": 10.0}

@@ -1,4 +1,4 @@
-"""Rivals of `bench serve` get our model, are checked and stopped; their own packages are not installed here."""
+"""Rivals of `bench serve` load our model, are checked and stopped; the packages of real rivals are not installed."""
 
 import contextlib
 import os
@@ -27,10 +27,10 @@ from pathlib import Path
 
 from model import Model, arguments, split
 
-given = arguments(None)
-model = Model(given.directory)
+options = arguments(None)
+model = Model(options.directory)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-Path(given.directory, "child").write_text(str(child.pid))
+Path(options.directory, "child").write_text(str(child.pid))
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 ThreadingHTTPServer.request_queue_size = 128
-ThreadingHTTPServer(("127.0.0.1", given.port), Handler).serve_forever()
+ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
 """
 
 
@@ -71,12 +71,12 @@ def test_the_exported_model_scores_like_our_server(bench_model: BenchModel, monk
     batches[0][0][0, :2] = (1, 2**64 - 1)
     batches[1][1][0, 0] = -2.5
     with server_process(f"models/{NAME}") as server:
-        wanted = Target(server.address, over_http(batches)).scores()
+        expected = Target(server.address, over_http(batches)).scores()
     scores = [theirs.predict(*model.split(body)) for body in over_bytes(batches).bodies]
-    np.testing.assert_allclose(np.concatenate(scores), wanted, rtol=0, atol=1e-5)
-    assert len(np.unique(wanted)) == len(batches)
+    np.testing.assert_allclose(np.concatenate(scores), expected, rtol=0, atol=1e-5)
+    assert len(np.unique(expected)) == len(batches)
     together = theirs.predict(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
-    np.testing.assert_allclose(together, wanted, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(together, expected, rtol=0, atol=1e-5)
     sys.modules.pop("model")
 
 
@@ -85,10 +85,10 @@ def test_rivals_are_measured_in_turn_or_skipped_with_the_reason(
     bench_model: BenchModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.py").symlink_to(SCRIPTS / "model.py")
-    for name, offset in (("plain", "0"), ("liar", "1")):
+    for name, offset in (("plain", "0"), ("inaccurate", "1")):
         (tmp_path / f"{name}.py").write_text(PLAIN.replace("OFFSET", offset))
     (tmp_path / "broken.py").write_text("raise SystemExit('no model today')\n")
-    names = ("broken", "liar", "plain")
+    names = ("broken", "inaccurate", "plain")
     rivals = tuple(Rival(name, f"{name}.py", (name,), ((1, 1),), {"bytes": over_bytes}) for name in names)
     rivals += (Rival("helped", "plain.py", ("helped",), ((1, 1),), {"bytes": over_bytes}, is_extended=True),)
     monkeypatch.setattr(serve_rivals, "SCRIPTS", tmp_path)
@@ -111,7 +111,7 @@ def test_rivals_are_measured_in_turn_or_skipped_with_the_reason(
     helped = result["rivals"]["helped"]["ratio"]
     assert (result["extended_python_server"], result["extended_python_server_ratio"]) == ("helped", helped)
     assert result["rivals_left_out"]["broken"] == "exited with code 1: no model today"
-    assert result["rivals_left_out"]["liar"].startswith("bytes: scores: expected ours within 0.0001, got a diff")
+    assert result["rivals_left_out"]["inaccurate"].startswith("bytes: scores: expected ours within 0.0001, got a diff")
     lines = serve_rivals.describe(result)
     assert "plain 1.0" in lines[0] and lines[2].startswith("broken was skipped: ") and len(lines) == 6
     # Child processes of a rival are stopped, and its environment is removed.
@@ -125,7 +125,7 @@ def _is_alive(process_id: int) -> bool:
         os.kill(process_id, 0)
     except ProcessLookupError:
         return False
-    # A killed process that nobody has waited for yet is a zombie.
+    # A killed process is a zombie until its parent waits for it.
     return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 

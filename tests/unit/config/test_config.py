@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elasticrec.config import (
     Job,
-    decisive,
+    decisive_keys,
     differences,
     fingerprint,
     job_schema,
@@ -122,7 +122,7 @@ def test_sizes(text: str, size: int) -> None:
     assert make(f"data.unit_bytes={text}").data.unit_bytes == size
 
 
-def test_paths_start_from_the_job_file(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
     write(tmp_path, "name: a\ndata: {format: criteo, train: [x/*.tsv, /abs.tsv], eval: y}\n")
     job = load_job(tmp_path / "job.yaml")
     assert job.data.train == (f"{tmp_path}/x/*.tsv", "/abs.tsv")
@@ -141,12 +141,12 @@ def test_numbers_are_read_as_in_yaml_1_2() -> None:
     assert make("publish.model=on").publish.model == "on"
 
 
-def test_a_job_cannot_be_changed() -> None:
+def test_a_job_is_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         make().train.epochs = 2  # type: ignore[misc]
 
 
-def test_plain_values_are_not_changed() -> None:
+def test_parsing_does_not_change_the_given_values() -> None:
     raw = copy.deepcopy(SLOTS)
     make("data.slots.0=5", "train.epochs=3", raw=raw)
     assert raw == SLOTS
@@ -339,7 +339,7 @@ def test_a_long_value_is_shortened_to_one_line() -> None:
     assert len(message) < 200
 
 
-def test_absurd_numbers_are_one_line() -> None:
+def test_huge_numbers_are_refused_in_one_line() -> None:
     for value in (10**400, -(10**400)):
         assert refusal_of("sparse", init_scale=value).startswith("job.yaml: sparse.init_scale: ")
         assert refusal_of("train", threads=value).startswith("job.yaml: train.threads: expected at ")
@@ -382,10 +382,10 @@ POOLINGS = st.sampled_from(["sum", "mean", "sqrtn"])
 def test_a_resolved_job_is_the_same_job(names: list[str], poolings: list[str], pooling: str) -> None:
     slots = [{"name": name, "pooling": own} for name, own in zip(names, poolings, strict=False)]
     job = make(raw={"name": "a", "data": {"format": "slots", "train": "x", "slots": slots, "pooling": pooling}})
-    again = parse_job(parse(job.to_yaml(references=True), "copy"), base=Path("/other"))
-    assert again.to_dict() == job.to_dict()
-    assert again.features() == job.features()
-    assert fingerprint(again) == fingerprint(job)
+    reloaded = parse_job(parse(job.to_yaml(references=True), "copy"), base=Path("/other"))
+    assert reloaded.to_dict() == job.to_dict()
+    assert reloaded.features() == job.features()
+    assert fingerprint(reloaded) == fingerprint(job)
 
 
 def test_the_resolved_job_is_short() -> None:
@@ -456,7 +456,7 @@ def test_a_custom_model_is_found_relative_to_the_job(tmp_path: Path) -> None:
 
 def test_every_key_is_listed_as_decisive_or_not() -> None:
     """A new key must be added to one of the two lists."""
-    free = {
+    not_decisive = {
         "name",
         "data.negative_rate",
         "data.slot_conf",
@@ -476,12 +476,12 @@ def test_every_key_is_listed_as_decisive_or_not() -> None:
         "train.trainers",
         "train.ps",
     }
-    known = set(decisive(make()))
+    decisive = set(decisive_keys(make()))
     for section, field in Job.model_fields.items():
         inner = getattr(field.annotation, "model_fields", {})
         for key in [f"{section}.{name}" for name in inner] or [section]:
-            is_decisive = any(part == key or part.startswith(f"{key}.") for part in known)
-            assert is_decisive != (key in free or section in ("publish", "cube", "serve")), key
+            is_decisive = any(part == key or part.startswith(f"{key}.") for part in decisive)
+            assert is_decisive != (key in not_decisive or section in ("publish", "cube", "serve")), key
 
 
 def test_buckets_change_the_slots() -> None:

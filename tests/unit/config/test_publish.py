@@ -27,7 +27,7 @@ def test_defaults() -> None:
     assert (job.publish.repository, job.publish.model, job.publish.every) == ("models", "demo", None)
     assert (job.publish.base_every, job.publish.row_type, job.publish.outputs, job.publish.keep) == (60, "f32", None, 3)
     assert (job.publish.gate.min_auc, job.publish.gate.max_row_loss) == (None, 0.5)
-    assert (job.cube.shards, job.cube.replicas, job.cube.addresses, job.cube.num_ready) == (1, 1, (), 1)
+    assert (job.cube.shards, job.cube.replicas, job.cube.addresses, job.cube.min_ready) == (1, 1, (), None)
     assert (job.cube.keep_loaded, job.cube.poll_s, job.cube.token, job.cube.insecure) == (2, 0.5, None, False)
 
 
@@ -41,8 +41,8 @@ def test_forms_of_publish_every() -> None:
 
 
 def test_forms_of_publish_repository() -> None:
-    for place in ("models", "/abs/models", "s3://bucket/models", "hdfs://name:9000/models", "memory://x"):
-        assert make(f"publish.repository={place}").publish.repository == place
+    for location in ("models", "/abs/models", "s3://bucket/models", "hdfs://name:9000/models", "memory://x"):
+        assert make(f"publish.repository={location}").publish.repository == location
 
 
 def test_publish_settings_do_not_affect_the_parameters() -> None:
@@ -59,14 +59,13 @@ def test_a_store_by_its_addresses() -> None:
     assert job.cube.addresses == (("127.0.0.1:1", "localhost:2"), ("[::1]:3", "127.0.0.2:4"))
     assert make(raw=job.to_dict()).cube == job.cube
     assert make("cube.addresses=['127.0.0.1:1']").cube.addresses == (("127.0.0.1:1",),)
-    assert make("cube.replicas=3").cube.num_ready == 2
-    assert make("cube.replicas=3", "cube.min_ready=3").cube.num_ready == 3
+    assert make("cube.replicas=3", "cube.min_ready=3").cube.min_ready == 3
 
 
 def test_a_store_on_other_machines() -> None:
-    far = "cube.addresses=['10.0.0.7:8600']"
-    make(far, "cube.insecure=true")
-    make(far, "cube.token='${TOKEN}'", "cube.tls.ca=ca.pem")
+    remote = "cube.addresses=['10.0.0.7:8600']"
+    make(remote, "cube.insecure=true")
+    make(remote, "cube.token='${TOKEN}'", "cube.tls.ca=ca.pem")
 
 
 @pytest.mark.parametrize(

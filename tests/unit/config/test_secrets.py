@@ -55,7 +55,7 @@ def test_an_empty_or_binary_secret(tmp_path: Path) -> None:
     assert caught.value.__context__ is None
 
 
-def test_dumps_mask_a_secret_and_keep_its_reference_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumps_mask_a_secret_and_keep_its_reference_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEMO_TOKEN", PLANTED)
     job = make("serve.token=${DEMO_TOKEN}")
     assert job.serve.token is not None
@@ -74,8 +74,8 @@ def test_dumps_mask_a_secret_and_keep_its_reference_when_asked(monkeypatch: pyte
     assert "token: ${DEMO_TOKEN}" in job.to_yaml(references=True)
     for text in (*shown, job.to_yaml(references=True), str(pickle.dumps(job))):
         assert PLANTED not in text
-    again = parse_job(parse(job.to_yaml(references=True), "copy"), base=Path("/other"))
-    assert again.to_dict(references=True) == job.to_dict(references=True)
+    reloaded = parse_job(parse(job.to_yaml(references=True), "copy"), base=Path("/other"))
+    assert reloaded.to_dict(references=True) == job.to_dict(references=True)
 
 
 LITERALS = [

@@ -52,7 +52,7 @@ def write(directory: Path, text: str) -> Path:
         ("", ": name: required key is missing"),
     ],
 )
-def test_text_that_is_not_a_job_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_job_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_job(path)
@@ -101,7 +101,7 @@ def test_dumped_text_is_read_back(value: Any) -> None:
 @settings(deadline=None)
 @given(VALUES)
 @example({"\x85": "a\u2028b"})
-def test_other_readers_read_the_same(value: Any) -> None:
+def test_yaml_1_1_parsers_read_the_same_value(value: Any) -> None:
     """The dumped text must mean the same in YAML 1.1, which most tools read."""
     assert yaml.safe_load(dump({"value": value})) == {"value": value}
 
@@ -120,7 +120,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     VALUES,
     st.sampled_from(["data.slots", "data.train", "data.dense", "train", "train.epochs", "serve.token", "name"]),
 )
-def test_any_value_is_taken_or_refused(value: Any, key: str) -> None:
+def test_any_value_is_accepted_or_refused(value: Any, key: str) -> None:
     section, _, name = key.partition(".")
     raw = {**SLOTS, section: {**SLOTS.get(section, {}), name: value} if name else value}
     try:

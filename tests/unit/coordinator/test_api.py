@@ -33,8 +33,8 @@ def serving(tmp_path: Path, **listen: Any) -> Iterator[CoordinatorServer]:
     """Run a coordinator whose clock stands still, so that no lease expires on a slow machine."""
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
     with closing(Coordinator(Run(tmp_path / "run"), settings, clock=Clock())) as coordinator:
-        place = {name: listen.pop(name) for name in ("host", "port") if name in listen}
-        with CoordinatorServer(coordinator, ServerOptions(**place, security=Security(**listen))) as server:
+        address = {name: listen.pop(name) for name in ("host", "port") if name in listen}
+        with CoordinatorServer(coordinator, ServerOptions(**address, security=Security(**listen))) as server:
             yield server
 
 
@@ -270,7 +270,7 @@ def test_another_server_at_the_address(body: bytes) -> None:
             client.status()
 
 
-def test_leases_run_from_when_the_request_was_sent() -> None:
+def test_leases_start_when_the_request_is_sent() -> None:
     arrivals: list[float] = []
 
     def answer() -> bytes:

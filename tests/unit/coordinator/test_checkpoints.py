@@ -49,8 +49,8 @@ class Setup:
             content = f"{kind} {index} {command['checkpoint']}".encode()
             Path(command[kind]).write_bytes(content)
             files[kind] = WrittenFile(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-        said = {"checkpoint": command["checkpoint"], "incarnation": OWNERS[index].incarnation, "state": "written"}
-        self.checkpoints.report(index, Snapshot.model_validate(said | files | changes), lambda: {"passes": [1]})
+        report = {"checkpoint": command["checkpoint"], "incarnation": OWNERS[index].incarnation, "state": "written"}
+        self.checkpoints.report(index, Snapshot.model_validate(report | files | changes), lambda: {"passes": [1]})
 
     def take(self) -> str:
         """Take a complete checkpoint and return its name."""
@@ -176,7 +176,7 @@ def test_a_move_of_partitions_fails_the_checkpoint(setup: Setup, caplog: pytest.
 
 
 def test_with_groups_a_checkpoint_has_no_older_parts(setup: Setup) -> None:
-    setup.checkpoints.settings = replace(setup.checkpoints.settings, mixed=False)
+    setup.checkpoints.settings = replace(setup.checkpoints.settings, may_mix=False)
     before = setup.take()
     first, _ = setup.begin()
     setup.write(0, first)
@@ -190,7 +190,7 @@ def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup, caplo
     before = setup.take()
     ticket = setup.checkpoints.want()
     first, _ = setup.begin()
-    Path(first["rows"]).parent.joinpath("shard-00001.rows").write_text("what the dead one left")
+    Path(first["rows"]).parent.joinpath("shard-00001.rows").write_text("written by the dead shard")
     setup.write(0, first)
     setup.checkpoints.tick(None, dict)
     newest = setup.checkpoints.newest
@@ -215,7 +215,7 @@ def test_a_failure_leaves_earlier_checkpoints_unchanged(
     assert setup.names() == [before] and setup.checkpoints.num_failed == 1
     assert caplog.messages[-1].startswith("checkpoint ps-00000001-000002 failed: ")
     setup.checkpoints.tick(OWNERS)
-    assert setup.checkpoints.writing is None, "not at once"
+    assert setup.checkpoints.writing is None, "not retried at once"
     setup.clock.now += 2.0
     setup.checkpoints.tick(OWNERS)
     assert setup.checkpoints.writing == "ps-00000001-000003", "retried before the interval has passed"
@@ -225,7 +225,7 @@ def test_a_failure_leaves_earlier_checkpoints_unchanged(
 def test_a_file_of_another_size_is_refused(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     first, second = setup.begin()
     setup.write(0, first)
-    Path(first["dense"]).write_text("cut")
+    Path(first["dense"]).write_text("abc")
     setup.write(1, second)
     assert setup.checkpoints.newest is None and "bytes, got 3" in caplog.messages[-1]
 
@@ -269,7 +269,7 @@ def _flip(path: Path) -> None:
     file.write_bytes(content)
 
 
-def _cut(path: Path) -> None:
+def _truncate(path: Path) -> None:
     file = path / "shard-00000.dense"
     file.write_bytes(file.read_bytes()[:-1])
 
@@ -283,7 +283,7 @@ def _spoil_manifest(path: Path) -> None:
     (path / "manifest.json").write_text(text.replace('"shard": 1', '"shard": 2'))
 
 
-@pytest.mark.parametrize("damage", [_flip, _cut, _lose, _spoil_manifest], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("damage", [_flip, _truncate, _lose, _spoil_manifest], ids=lambda f: f.__name__)
 def test_a_damaged_checkpoint_is_skipped(setup: Setup, damage: Callable[[Path], None]) -> None:
     first, second = setup.take(), setup.take()
     damage(setup.directory / second)

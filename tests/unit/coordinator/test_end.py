@@ -18,7 +18,7 @@ from support.fake_roles import Clock, ask, plan_of
 from support.small import MakeJob, WriteSamples
 
 
-def test_the_coordinator_ends_after_its_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_coordinator_waits_for_its_members_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     waited: list[float] = []
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))

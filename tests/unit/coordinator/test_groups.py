@@ -29,7 +29,7 @@ def work() -> Work:
     work.add_pass(7)
     for index in range(2):
         work.start_shard(index, 100 + index)
-        work.set_up(index, True)
+        work.set_is_up(index, True)
     report(work, Record(), Record())
     return work
 
@@ -58,7 +58,7 @@ def test_trainers_share_a_group_and_take_the_rest_when_they_wait(work: Work) -> 
     assert isinstance(grant, Grant) and grant.unit == 2
 
 
-def test_a_group_is_complete_everywhere_before_the_next_begins(work: Work) -> None:
+def test_a_group_is_complete_on_all_shards_before_the_next_begins(work: Work) -> None:
     assert units(work, 1) == [0, 1, 2]
     assert not work.is_between_groups()
     for unit in range(3):
@@ -86,7 +86,7 @@ def test_new_units_of_a_group_are_leased_beside_replayed_ones(work: Work) -> Non
     assert isinstance(work.lease(1), Grant)
     for index in range(2):
         work.start_shard(index, 200 + index)
-        work.set_up(index, True)
+        work.set_is_up(index, True)
     work.drop_trainer(1)
     report(work, Record(), Record())
     assert units(work, 1) == [0, 1, 2]
@@ -119,7 +119,7 @@ def test_shards_return_to_a_checkpoint_together() -> None:
     assert members.must_reload == {0, 2}
     members.register("ps", "first 0", 0)
     assert members.must_reload == {0, 2}, "a repeated request is not a new process"
-    # a new coordinator knows this from the journal
+    # A new coordinator reads this from the journal.
     later = Members(Timing(), clock, lambda entry: None)
     for entry in entries:
         later.replay(entry)

@@ -1,10 +1,10 @@
-"""Members: two shards never apply to the same partition, and no process has two names."""
+"""Members: two shards never apply to the same partition, and no process is registered twice."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrec.coordinator.members import Member, Members, PartitionMap, Timing, Wait
+from elasticrec.coordinator.members import Delay, Member, Members, PartitionMap, Timing
 from elasticrec.errors import ConfigError
 from elasticrec.journal import Entry
 from elasticrec.net.messages import FencedError
@@ -19,7 +19,7 @@ class Setup:
         self.members = Members(TIMING, self.clock, self.journal.append)
         self.members.set_map(servers, 8)
 
-    def again(self) -> Members:
+    def restored(self) -> Members:
         """Return the members that a new coordinator reads from the journal."""
         members = Members(TIMING, self.clock, self.journal.append)
         for entry in list(self.journal):
@@ -50,7 +50,7 @@ def test_indexes_are_assigned_in_order() -> None:
     setup = Setup()
     assert [setup.shard(nonce).index for nonce in "ab"] == [0, 1]
     wait = setup.members.register("ps", "c")
-    assert isinstance(wait, Wait) and "all 2 shards are taken" in wait.why
+    assert isinstance(wait, Delay) and "all 2 shards are taken" in wait.why
     trainers = [setup.members.register("trainer", nonce) for nonce in "ab"]
     assert [member.index for member in trainers if isinstance(member, Member)] == [0, 1]
     with pytest.raises(ConfigError, match="index: expected a shard below 2, got 2"):
@@ -64,7 +64,7 @@ def test_a_silent_shard_is_replaced_after_its_lease_and_the_margin() -> None:
     setup.members.heartbeat(first.incarnation)
     setup.clock.now += 3.4
     wait = setup.members.register("ps", "b", 0)
-    assert isinstance(wait, Wait) and wait.seconds == pytest.approx(0.1)
+    assert isinstance(wait, Delay) and wait.seconds == pytest.approx(0.1)
     setup.clock.now += 0.1
     second = setup.shard("b", 0)
     assert (second.index, second.incarnation != first.incarnation) == (0, True)
@@ -88,8 +88,8 @@ def test_a_repeated_registration_gets_the_same_index() -> None:
     first = setup.shard("a")
     assert setup.shard("a") is first
     assert len([entry for entry in setup.journal if entry["kind"] == "member"]) == 1
-    assert setup.again().register("ps", "a") == Member(
-        "ps", 0, first.incarnation, "a", until=setup.clock() + 3.5, heard=True
+    assert setup.restored().register("ps", "a") == Member(
+        "ps", 0, first.incarnation, "a", until=setup.clock() + 3.5, is_heard=True
     )
 
 
@@ -111,7 +111,7 @@ def test_incarnations_are_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup()
     assert [setup.shard(nonce).incarnation for nonce in "ab"] == [7, 8]
     setup.clock.now += 10
-    members = setup.again()
+    members = setup.restored()
     setup.clock.now += 10
     third = members.register("ps", "c")
     assert isinstance(third, Member) and third.incarnation == 9
@@ -124,9 +124,9 @@ def test_a_new_coordinator_waits_for_leases_of_earlier_members() -> None:
     assert isinstance(trainer, Member)
     # The previous coordinator may have heard from them a moment ago.
     setup.clock.now += 50
-    members = setup.again()
+    members = setup.restored()
     assert [member.name for member in members.unheard()] == ["shard 0", "trainer 0"]
-    assert isinstance(members.register("ps", "b", 0), Wait)
+    assert isinstance(members.register("ps", "b", 0), Delay)
     assert members.heartbeat(shard.incarnation).index == 0
     setup.clock.now += 3.4
     assert [member.name for member in members.unheard()] == ["trainer 0"]
@@ -145,7 +145,7 @@ def test_a_member_that_left_is_removed() -> None:
     assert setup.members.forget() == []
     setup.clock.now += 0.2
     assert setup.members.forget() == [trainer]
-    assert [member.name for member in setup.again().unheard()] == ["shard 0"]
+    assert [member.name for member in setup.restored().unheard()] == ["shard 0"]
 
 
 def test_a_new_map_waits_for_leases_of_the_old_one() -> None:
@@ -156,10 +156,10 @@ def test_a_new_map_waits_for_leases_of_the_old_one() -> None:
     assert setup.members.map == PartitionMap(8, 4, epoch=2)
     with pytest.raises(FencedError):
         setup.members.heartbeat(old.incarnation)
-    for members in (setup.members, setup.again()):
-        assert isinstance(members.register("ps", "c", 3), Wait), "old shards may still apply"
+    for members in (setup.members, setup.restored()):
+        assert isinstance(members.register("ps", "c", 3), Delay), "old shards may still apply"
     setup.members.leave(old.incarnation)
-    assert isinstance(setup.members.register("ps", "c", 3), Wait)
+    assert isinstance(setup.members.register("ps", "c", 3), Delay)
     setup.clock.now += 3.5
     assert setup.shard("c", 3).index == 3
-    assert setup.again().map.epoch == 2
+    assert setup.restored().map.epoch == 2

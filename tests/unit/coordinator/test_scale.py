@@ -55,24 +55,24 @@ class LaunchedCluster(FakeCluster):
         return f"new{self.started}"
 
 
-MakeWorld = Callable[..., LaunchedCluster]
+MakeCluster = Callable[..., LaunchedCluster]
 
 
 @pytest.fixture
-def make_world(tmp_path: Path) -> Iterator[MakeWorld]:
-    worlds: list[LaunchedCluster] = []
+def make_cluster(tmp_path: Path) -> Iterator[MakeCluster]:
+    clusters: list[LaunchedCluster] = []
 
     def make(num_units: int = 40, **changes: object) -> LaunchedCluster:
         plan = plan_of(tmp_path, num_units=num_units)
-        world = LaunchedCluster(tmp_path, lambda plan: replace(settings_of(plan), **changes), plan)  # type: ignore[arg-type]
-        worlds.append(world)
-        world.start_coordinator()
-        world.launch()
-        return world
+        cluster = LaunchedCluster(tmp_path, lambda plan: replace(settings_of(plan), **changes), plan)  # type: ignore[arg-type]
+        clusters.append(cluster)
+        cluster.start_coordinator()
+        cluster.launch()
+        return cluster
 
     yield make
-    for world in worlds:
-        world.kill_coordinator()
+    for cluster in clusters:
+        cluster.kill_coordinator()
 
 
 def has_units(number: int) -> Callable[[Coordinator], bool]:
@@ -89,9 +89,9 @@ def has_servers(number: int) -> Callable[[Coordinator], bool]:
     return reached
 
 
-def test_no_unit_is_leased_during_a_move(make_world: MakeWorld) -> None:
-    world = make_world()
-    coordinator = world.until(has_units(8))
+def test_no_unit_is_leased_during_a_move(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    coordinator = cluster.until(has_units(8))
     given = coordinator.work.counters.given
     answer = ask(coordinator, "scale", servers=3)
     assert answer["wanted"] == {"servers": 3, "trainers": 2} and answer["servers"] == 2, "the map is still the old one"
@@ -101,167 +101,167 @@ def test_no_unit_is_leased_during_a_move(make_world: MakeWorld) -> None:
     assert lease["unit"] is None and lease["why"] == "scaling from 2 to 3 servers"
     early = ask(coordinator, "register", protocol=1, role="ps", nonce="y", index=2)
     assert early["incarnation"] is None and early["why"] == "the partitions are moving to 3 shards"
-    world.until(lambda coordinator: coordinator.members.map.servers == 3, world.launch)
+    cluster.until(lambda coordinator: coordinator.members.map.servers == 3, cluster.launch)
     assert coordinator.work.counters.given == given
     newest = coordinator.checkpoints.newest
     assert newest is not None and newest.manifest["map_epoch"] == 1
-    begun = world.clock()
-    world.until(has_servers(3), world.launch)
-    assert world.clock() - begun < 2
+    begun = cluster.clock()
+    cluster.until(has_servers(3), cluster.launch)
+    assert cluster.clock() - begun < 2
     # The checkpoint contains every push.
     assert coordinator.work.figures()["behind"] == 0
-    world.run_to_end(world.launch)
-    world.check_exactly_once([40])
+    cluster.run_to_end(cluster.launch)
+    cluster.check_exactly_once([40])
     assert coordinator.work.counters.replayed == 0
 
 
-def test_a_move_does_not_wait_for_a_long_unit(make_world: MakeWorld) -> None:
+def test_a_move_does_not_wait_for_a_long_unit(make_cluster: MakeCluster) -> None:
     """The part of a long unit that is after the checkpoint is replayed."""
-    world = make_world()
-    coordinator = world.until(has_units(8))
+    cluster = make_cluster()
+    coordinator = cluster.until(has_units(8))
     unit = coordinator.work.figures()["leased_ever"] or 0
-    coordinator.work.hold(world.trainers[0].incarnation or 0, [unit])
-    world.trainers[0].unit, world.trainers[0].todo = unit, [0] * 1000
+    coordinator.work.hold(cluster.trainers[0].incarnation or 0, [unit])
+    cluster.trainers[0].unit, cluster.trainers[0].todo = unit, [0] * 1000
     ask(coordinator, "scale", servers=1)
-    begun = world.clock()
-    world.until(lambda coordinator: coordinator.members.map.servers == 1, world.launch)
-    assert 2 <= world.clock() - begun < 4
-    world.run_to_end(world.launch)
-    world.check_exactly_once([40])
+    begun = cluster.clock()
+    cluster.until(lambda coordinator: coordinator.members.map.servers == 1, cluster.launch)
+    assert 2 <= cluster.clock() - begun < 4
+    cluster.run_to_end(cluster.launch)
+    cluster.check_exactly_once([40])
 
 
-def test_with_sync_the_servers_change_between_two_groups(make_world: MakeWorld) -> None:
+def test_with_sync_the_servers_change_between_two_groups(make_cluster: MakeCluster) -> None:
     """All shards save at the same step, so the remaining units of a group that has begun are still leased."""
-    world = make_world(num_units=41, group_size=3)
-    coordinator = world.until(lambda coordinator: coordinator.work.counters.given == 10)
+    cluster = make_cluster(num_units=41, group_size=3)
+    coordinator = cluster.until(lambda coordinator: coordinator.work.counters.given == 10)
     assert not coordinator.work.is_between_groups(), "unit 9 begins a group"
     ask(coordinator, "scale", servers=3)
-    world.until(lambda coordinator: coordinator.members.map.servers == 3, world.launch, limit_s=20)
+    cluster.until(lambda coordinator: coordinator.members.map.servers == 3, cluster.launch, limit_s=20)
     assert coordinator.work.counters.given == 12
-    world.run_to_end(world.launch)
-    world.check_exactly_once([41])
+    cluster.run_to_end(cluster.launch)
+    cluster.check_exactly_once([41])
 
 
-def test_shards_of_the_old_map_are_fenced(make_world: MakeWorld) -> None:
-    world = make_world()
-    coordinator = world.until(has_units(8))
-    hung = world.shards[0]
+def test_shards_of_the_old_map_are_fenced(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    coordinator = cluster.until(has_units(8))
+    hung = cluster.shards[0]
     ask(coordinator, "scale", servers=3)
-    world.until(lambda coordinator: coordinator.members.map.servers == 3)
-    hung.paused_until = world.clock() + 1e9
+    cluster.until(lambda coordinator: coordinator.members.map.servers == 3)
+    hung.paused_until = cluster.clock() + 1e9
     answer = ask(coordinator, "register", protocol=1, role="ps", nonce="x")
     assert answer["incarnation"] is None and "previous map" in answer["why"] and answer["epoch"] == 2
-    # `FakeCluster.note_start` asserts that no two shards may apply to one partition
-    world.until(has_servers(3), world.launch)
+    # `FakeCluster.note_start` asserts that no two shards may apply to the same partition.
+    cluster.until(has_servers(3), cluster.launch)
     hung.paused_until = 0.0
-    world.step()
+    cluster.step()
     assert not hung.alive
-    world.run_to_end(world.launch)
-    world.check_exactly_once([40])
+    cluster.run_to_end(cluster.launch)
+    cluster.check_exactly_once([40])
 
 
-def test_scaling_up_and_down(make_world: MakeWorld) -> None:
-    world = make_world(num_units=80)
+def test_scaling_up_and_down(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(num_units=80)
     for number, servers in enumerate((3, 1, 2), 1):
-        coordinator = world.until(has_units(15 * number), world.launch)
+        coordinator = cluster.until(has_units(15 * number), cluster.launch)
         ask(coordinator, "scale", servers=servers)
-        world.until(has_servers(servers), world.launch)
-    world.run_to_end(world.launch)
-    world.check_exactly_once([80])
-    assert world.coordinator is not None and world.coordinator.members.map.epoch == 4
+        cluster.until(has_servers(servers), cluster.launch)
+    cluster.run_to_end(cluster.launch)
+    cluster.check_exactly_once([80])
+    assert cluster.coordinator is not None and cluster.coordinator.members.map.epoch == 4
 
 
-def test_a_new_request_replaces_a_move_in_progress(make_world: MakeWorld) -> None:
-    world = make_world()
-    coordinator = world.until(has_units(8))
+def test_a_new_request_replaces_a_move_in_progress(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    coordinator = cluster.until(has_units(8))
     ask(coordinator, "scale", servers=3)
-    world.step()
+    cluster.step()
     ask(coordinator, "scale", servers=1)
-    world.until(has_servers(1), world.launch)
+    cluster.until(has_servers(1), cluster.launch)
     assert coordinator.members.map.epoch == 2, "the move to three servers was never begun"
     ask(coordinator, "scale", servers=4)
-    world.step()
+    cluster.step()
     ask(coordinator, "scale", servers=1)
     assert coordinator.status()["moving_to"] is None
-    world.run_to_end(world.launch)
-    world.check_exactly_once([40])
+    cluster.run_to_end(cluster.launch)
+    cluster.check_exactly_once([40])
     assert coordinator.members.map.epoch == 2
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_anything_may_die_while_the_servers_change(make_world: MakeWorld, seed: int) -> None:
-    world = make_world(num_units=60)
+def test_any_role_may_die_while_the_servers_change(make_cluster: MakeCluster, seed: int) -> None:
+    cluster = make_cluster(num_units=60)
     chance = seeded(seed)
-    requests = [world.clock() + 1.0 * number for number in range(1, 8)]
+    requests = [cluster.clock() + 1.0 * number for number in range(1, 8)]
     down_until = 0.0
 
     def disturb() -> None:
         nonlocal down_until
-        coordinator = world.coordinator
+        coordinator = cluster.coordinator
         if coordinator is None:
-            if world.clock() >= down_until:
-                world.start_coordinator()
-        elif requests and world.clock() >= requests[0] and not coordinator.is_finished:
+            if cluster.clock() >= down_until:
+                cluster.start_coordinator()
+        elif requests and cluster.clock() >= requests[0] and not coordinator.is_finished:
             requests.pop(0)
             ask(coordinator, "scale", servers=chance.randint(1, PARTITIONS), trainers=chance.randint(1, 3))
         elif requests and chance.random() < 0.03:
-            world.kill_coordinator()
-            down_until = world.clock() + chance.uniform(0.0, 2.0)
+            cluster.kill_coordinator()
+            down_until = cluster.clock() + chance.uniform(0.0, 2.0)
         if requests and chance.random() < 0.03:
-            chance.choice(world.shards).alive = False
+            chance.choice(cluster.shards).alive = False
         if requests and chance.random() < 0.02:
-            chance.choice(world.shards).paused_until = world.clock() + chance.uniform(0.5, 3.0)
-        world.launch()
+            chance.choice(cluster.shards).paused_until = cluster.clock() + chance.uniform(0.5, 3.0)
+        cluster.launch()
 
-    world.run_to_end(disturb)
-    world.check_exactly_once([60])
+    cluster.run_to_end(disturb)
+    cluster.check_exactly_once([60])
 
 
-def test_a_new_coordinator_continues_the_move(make_world: MakeWorld) -> None:
-    world = make_world()
-    coordinator = world.until(has_units(8))
+def test_a_new_coordinator_continues_the_move(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    coordinator = cluster.until(has_units(8))
     ask(coordinator, "scale", servers=4, trainers=1)
-    world.kill_coordinator()
-    coordinator = world.start_coordinator()
+    cluster.kill_coordinator()
+    coordinator = cluster.start_coordinator()
     assert coordinator.status()["wanted"] == {"servers": 4, "trainers": 1}
     assert coordinator.members.map.servers == 2
-    world.until(has_servers(4), world.launch)
-    world.run_to_end(world.launch)
-    world.check_exactly_once([40])
+    cluster.until(has_servers(4), cluster.launch)
+    cluster.run_to_end(cluster.launch)
+    cluster.check_exactly_once([40])
 
 
-def test_a_changed_job_overrides_the_last_request(make_world: MakeWorld) -> None:
-    world = make_world()
-    world.until(has_units(8))
+def test_a_changed_job_overrides_the_last_request(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster()
+    cluster.until(has_units(8))
     for servers, request, expected in ((2, None, 2), (3, None, 3), (3, 1, 1), (3, None, 1), (2, None, 2)):
-        world.kill_coordinator()
-        world.settings = replace(world.settings, servers=servers)
-        coordinator = world.start_coordinator()
+        cluster.kill_coordinator()
+        cluster.settings = replace(cluster.settings, servers=servers)
+        coordinator = cluster.start_coordinator()
         if request is not None:
             ask(coordinator, "scale", servers=request)
         assert coordinator.wanted.servers == expected
-    world.until(has_servers(2), world.launch)
-    world.run_to_end(world.launch)
-    world.check_exactly_once([40])
+    cluster.until(has_servers(2), cluster.launch)
+    cluster.run_to_end(cluster.launch)
+    cluster.check_exactly_once([40])
 
 
-def test_a_move_without_a_checkpoint_is_given_up(make_world: MakeWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_move_without_a_checkpoint_is_given_up(make_cluster: MakeCluster, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    world = make_world()
-    coordinator = world.until(has_units(8))
+    cluster = make_cluster()
+    coordinator = cluster.until(has_units(8))
     failed = {"state": "failed", "error": "no space left on device"}
-    for shard in world.shards:
+    for shard in cluster.shards:
         shard._write = lambda command, shard=shard: setattr(  # type: ignore[method-assign, misc]
             shard, "snapshot", {"checkpoint": command["checkpoint"], "incarnation": shard.incarnation, **failed}
         )
     ask(coordinator, "scale", servers=3)
-    world.until(lambda coordinator: coordinator.wanted.servers == 2, world.launch, limit_s=10)
+    cluster.until(lambda coordinator: coordinator.wanted.servers == 2, cluster.launch, limit_s=10)
     assert "servers: not scaled from 2 to 3: the checkpoint could not be written" in caplog.messages
-    world.until(has_units(20), world.launch)
+    cluster.until(has_units(20), cluster.launch)
 
 
 @pytest.mark.parametrize(
-    ("request", "error"),
+    ("numbers", "error"),
     [
         ({}, "scale: expected a number of servers or of trainers, got neither"),
         ({"servers": 0}, "servers: expected 1 to 5, the number of partitions, got 0"),
@@ -270,21 +270,21 @@ def test_a_move_without_a_checkpoint_is_given_up(make_world: MakeWorld, caplog: 
         ({"servers": 1, "trainers": -1}, "trainers: expected 1 to 65536, got -1"),
     ],
 )
-def test_impossible_numbers_are_refused(make_world: MakeWorld, request: dict[str, int], error: str) -> None:
-    world = make_world()
-    assert world.coordinator is not None
-    before = (world.run.path / "coordinator/journal.jsonl").read_bytes()
+def test_impossible_numbers_are_refused(make_cluster: MakeCluster, numbers: dict[str, int], error: str) -> None:
+    cluster = make_cluster()
+    assert cluster.coordinator is not None
+    before = (cluster.run.path / "coordinator/journal.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=error):
-        ask(world.coordinator, "scale", **request)
-    assert (world.run.path / "coordinator/journal.jsonl").read_bytes() == before
+        ask(cluster.coordinator, "scale", **numbers)
+    assert (cluster.run.path / "coordinator/journal.jsonl").read_bytes() == before
 
 
-def test_a_finished_run_is_not_scaled(make_world: MakeWorld) -> None:
-    world = make_world(num_units=4)
-    world.run_to_end()
-    assert world.coordinator is not None
+def test_a_finished_run_is_not_scaled(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(num_units=4)
+    cluster.run_to_end()
+    assert cluster.coordinator is not None
     with pytest.raises(ConfigError, match="scale: expected a running run, got one that is finished"):
-        ask(world.coordinator, "scale", servers=1)
+        ask(cluster.coordinator, "scale", servers=1)
 
 
 def test_rate() -> None:

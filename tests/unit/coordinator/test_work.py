@@ -30,7 +30,7 @@ class Setup:
 
     def start(self, index: int, incarnation: int) -> None:
         self.work.start_shard(index, incarnation)
-        self.work.set_up(index, True)
+        self.work.set_is_up(index, True)
 
     def report(self, first: Any = None, second: Any = None) -> "Setup":
         """Report for both shards: one record for all partitions of a shard, or one for each."""
@@ -69,9 +69,9 @@ def test_no_unit_before_all_shards_have_reported() -> None:
 
 def test_no_unit_while_a_shard_is_down() -> None:
     setup = ready()
-    setup.work.set_up(1, False)
+    setup.work.set_is_up(1, False)
     assert setup.work.lease(1) == NoWork("shard 1 is down")
-    setup.work.set_up(1, True)
+    setup.work.set_is_up(1, True)
     assert setup.lease() == 0
 
 
@@ -80,7 +80,7 @@ def test_units_are_leased_in_order_to_one_trainer_each() -> None:
     assert [setup.lease(trainer) for trainer in (1, 2, 3)] == [0, 1, 2]
 
 
-def test_a_unit_is_not_complete_when_only_its_trainer_says_so() -> None:
+def test_a_unit_is_not_complete_when_only_its_trainer_reports_it() -> None:
     setup = ready()
     assert setup.lease() == 0
     assert setup.work.done(1, 0)
@@ -267,7 +267,7 @@ def test_a_unit_without_data_is_not_leased() -> None:
     assert setup.work.hold(2, [1, 2]) == [1], "its trainer drops it"
     setup.clock.now += 10
     assert [setup.lease(1), setup.lease(1), setup.lease(1)] == [0, 2, 3]
-    # A new coordinator knows from the journal what the shards do not report yet.
+    # A new coordinator reads skipped units from the journal, before the shards report them.
     later = ready()
     later.work.skip(0)
     assert later.lease() is None, "new units wait until the shards have skipped it"

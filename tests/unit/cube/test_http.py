@@ -28,18 +28,18 @@ class FakeNode:
     def is_ready(self) -> bool:
         return self.ready
 
-    def notice(self) -> None:
+    def poll_now(self) -> None:
         self.num_notices += 1
 
     def seek(self, signs: list[int]) -> LookupResult:
         if self.error is not None:
             raise self.error
-        is_there = [sign % 2 == 0 for sign in signs]
+        is_present = [sign % 2 == 0 for sign in signs]
         rows = b"".join(
-            struct.pack("<2f", sign if there else 0, 0.5 if there else 0)
-            for sign, there in zip(signs, is_there, strict=True)
+            struct.pack("<2f", sign if present else 0, 0.5 if present else 0)
+            for sign, present in zip(signs, is_present, strict=True)
         )
-        return LookupResult(7, rows, is_there)
+        return LookupResult(7, rows, is_present)
 
     def metrics(self) -> str:
         return "elasticrec_cube_ready 1\n"

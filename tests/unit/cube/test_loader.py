@@ -15,7 +15,7 @@ class FakeServer:
     """Records the calls; a delta needs its parent."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
         self.paths: list[str] = []
         self._held: list[int] = []
 
@@ -29,11 +29,11 @@ class FakeServer:
         self._install("delta", version)
 
     def _install(self, kind: str, version: int) -> None:
-        self.told.append((kind, version))
+        self.calls.append((kind, version))
         self._held = sorted({*self._held, version})
 
     def retire(self, version: int) -> None:
-        self.told.append(("retire", version))
+        self.calls.append(("retire", version))
         self._held.remove(version)
 
     def versions(self) -> list[int]:
@@ -48,9 +48,9 @@ class LoaderSetup:
 
     def poll(self) -> list[tuple[str, int]]:
         """Poll once, and return the resulting calls to the server."""
-        self.server.told.clear()
+        self.server.calls.clear()
         self.loader.poll()
-        return list(self.server.told)
+        return list(self.server.calls)
 
 
 @pytest.fixture(autouse=True)
@@ -59,19 +59,19 @@ def _log_level(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> LoaderSetup:
+def setup(tmp_path: Path) -> LoaderSetup:
     return LoaderSetup(tmp_path)
 
 
-def test_the_newest_version_is_loaded_delta_by_delta(setting: LoaderSetup, caplog: pytest.LogCaptureFixture) -> None:
-    assert setting.poll() == []
-    base = write_version(setting.repository).number
-    first = write_version(setting.repository, base).number
-    second = write_version(setting.repository, first).number
-    assert setting.poll() == [("base", base), ("delta", first), ("delta", second)]
-    assert setting.poll() == []
-    third = write_version(setting.repository, second).number
-    assert setting.poll() == [("delta", third)]
+def test_the_newest_version_is_loaded_delta_by_delta(setup: LoaderSetup, caplog: pytest.LogCaptureFixture) -> None:
+    assert setup.poll() == []
+    base = write_version(setup.repository).number
+    first = write_version(setup.repository, base).number
+    second = write_version(setup.repository, first).number
+    assert setup.poll() == [("base", base), ("delta", first), ("delta", second)]
+    assert setup.poll() == []
+    third = write_version(setup.repository, second).number
+    assert setup.poll() == [("delta", third)]
     assert caplog.messages[-1].startswith(f"loaded version {third} in ")
 
 
@@ -86,31 +86,31 @@ def test_a_shard_reads_and_checks_the_files_of_its_partitions(tmp_path: Path, ca
     assert [Path(path).name for path in first.server.paths] == ["part-00000"]
 
 
-def test_a_rollback_is_followed_and_newer_versions_are_not_loaded(setting: LoaderSetup) -> None:
-    base = write_version(setting.repository).number
-    delta = write_version(setting.repository, base).number
-    setting.repository.offer(delta)
-    setting.poll()
-    old = LoaderSetup(Path(setting.repository.location).parent)
-    setting.repository.rollback(base)
-    write_version(setting.repository)
-    assert setting.poll() == []
+def test_a_rollback_is_followed_and_newer_versions_are_not_loaded(setup: LoaderSetup) -> None:
+    base = write_version(setup.repository).number
+    delta = write_version(setup.repository, base).number
+    setup.repository.offer(delta)
+    setup.poll()
+    old = LoaderSetup(Path(setup.repository.location).parent)
+    setup.repository.rollback(base)
+    write_version(setup.repository)
+    assert setup.poll() == []
     assert old.poll() == [("base", base)], "a new process does not load newer versions"
-    setting.repository.resume()
-    assert setting.poll() == [("base", 3)]
+    setup.repository.resume()
+    assert setup.poll() == [("base", 3)]
 
 
-def test_the_target_of_a_rollback_is_loaded_beside_the_current_version(setting: LoaderSetup) -> None:
-    first, second = write_version(setting.repository).number, write_version(setting.repository).number
-    setting.repository.offer(second)
-    assert setting.poll() == [("base", second)]
-    setting.repository.rollback(first, is_loaded=False)
-    assert setting.poll() == [("base", first)]
-    assert setting.server.versions() == [first, second]
-    assert setting.repository.complete_rollback(first)
-    state = setting.repository.state()
+def test_the_target_of_a_rollback_is_loaded_beside_the_current_version(setup: LoaderSetup) -> None:
+    first, second = write_version(setup.repository).number, write_version(setup.repository).number
+    setup.repository.offer(second)
+    assert setup.poll() == [("base", second)]
+    setup.repository.rollback(first, is_loaded=False)
+    assert setup.poll() == [("base", first)]
+    assert setup.server.versions() == [first, second]
+    assert setup.repository.complete_rollback(first)
+    state = setup.repository.state()
     assert state is not None and (state.version, state.is_held, state.wanted) == (first, True, None)
-    assert not setting.repository.complete_rollback(first), "it is complete already"
+    assert not setup.repository.complete_rollback(first), "the rollback is already complete"
 
 
 @pytest.mark.parametrize(
@@ -142,133 +142,133 @@ def test_recent_versions_and_the_two_newest_bases_are_kept() -> None:
     assert versions_to_keep([*bases, *of_the_last], 1, 12, 2) == {1, 9, 10, 11, 12}
 
 
-def test_only_the_end_of_a_long_chain_is_reported(setting: LoaderSetup) -> None:
+def test_only_the_end_of_a_long_chain_is_reported(setup: LoaderSetup) -> None:
     """The rollout may offer any reported version, so reported versions must stay loaded."""
-    number = write_version(setting.repository).number
-    setting.repository.offer(number)
-    setting.poll()
-    told = set[int]()
-    setting.loader._on_change = lambda: told.update(setting.loader.status()["versions"])
+    number = write_version(setup.repository).number
+    setup.repository.offer(number)
+    setup.poll()
+    reported = set[int]()
+    setup.loader._on_change = lambda: reported.update(setup.loader.status()["versions"])
     for _ in range(40):
-        number = write_version(setting.repository, number).number
-    setting.poll()
-    assert told == {1, *range(26, 42)} == set(setting.server.versions())
+        number = write_version(setup.repository, number).number
+    setup.poll()
+    assert reported == {1, *range(26, 42)} == set(setup.server.versions())
 
 
-def test_a_version_that_is_offered_during_a_load_stays(setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_offered_during_a_load_is_kept(setup: LoaderSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
-    first = write_version(setting.repository).number
-    setting.repository.offer(first)
-    setting.poll()
+    first = write_version(setup.repository).number
+    setup.repository.offer(first)
+    setup.poll()
     numbers = [first]
     for _ in range(30):
-        numbers.append(write_version(setting.repository, numbers[-1]).number)
-        setting.poll()
+        numbers.append(write_version(setup.repository, numbers[-1]).number)
+        setup.poll()
         now[0] += 100
-    number = setting.server.versions()[1]
-    setting.loader._on_change = lambda: setting.repository.offer(number)
-    write_version(setting.repository, numbers[-1])
-    setting.poll()
-    assert number in setting.server.versions()
+    number = setup.server.versions()[1]
+    setup.loader._on_change = lambda: setup.repository.offer(number)
+    write_version(setup.repository, numbers[-1])
+    setup.poll()
+    assert number in setup.server.versions()
 
 
 def test_failed_versions_are_retried_with_back_off(
-    setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setup: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
-    base = write_version(setting.repository)
-    delta = write_version(setting.repository, base.number).number
-    setting.repository.offer(base.number)
-    path = Path(setting.repository.location) / base.name / base.parts[0]
+    base = write_version(setup.repository)
+    delta = write_version(setup.repository, base.number).number
+    setup.repository.offer(base.number)
+    path = Path(setup.repository.location) / base.name / base.parts[0]
     path.write_bytes(b"damaged")
     for _ in range(5):
-        setting.poll()
-    assert setting.loader.figures.failures == 2 and len(caplog.messages) == 2
+        setup.poll()
+    assert setup.loader.figures.failures == 2 and len(caplog.messages) == 2
     now[0] += 1.1
-    setting.poll()
-    assert setting.loader.figures.failures == 4 and len(caplog.messages) == 2
-    assert setting.loader.status()["failed"]["version"] == delta
+    setup.poll()
+    assert setup.loader.figures.failures == 4 and len(caplog.messages) == 2
+    assert setup.loader.status()["failed"]["version"] == delta
 
 
 def test_a_bug_does_not_stop_the_loader(
-    setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setup: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise OverflowError("cannot convert float infinity to integer")
 
-    monkeypatch.setattr(setting.repository, "state", fail)
-    setting.poll()
+    monkeypatch.setattr(setup.repository, "state", fail)
+    setup.poll()
     assert caplog.messages == ["OverflowError: cannot convert float infinity to integer"]
 
 
-def test_the_status_shows_the_version_that_is_being_loaded(setting: LoaderSetup) -> None:
-    told: list[int | None] = []
-    setting.loader._on_change = lambda: told.append(setting.loader.status()["loading"])
-    number = write_version(setting.repository).number
-    setting.poll()
-    assert told == [number, number]
+def test_the_status_shows_the_version_that_is_being_loaded(setup: LoaderSetup) -> None:
+    loading: list[int | None] = []
+    setup.loader._on_change = lambda: loading.append(setup.loader.status()["loading"])
+    number = write_version(setup.repository).number
+    setup.poll()
+    assert loading == [number, number]
 
 
-def test_old_versions_are_unloaded_but_never_the_current_one(setting: LoaderSetup) -> None:
-    numbers = [write_version(setting.repository).number]
+def test_old_versions_are_unloaded_but_never_the_current_one(setup: LoaderSetup) -> None:
+    numbers = [write_version(setup.repository).number]
     for _ in range(4):
-        numbers.append(write_version(setting.repository, numbers[-1]).number)
-    setting.repository.offer(numbers[0])
-    setting.poll()
-    assert setting.server.versions() == numbers
-    setting.repository.offer(numbers[3])
-    assert setting.poll() == [("retire", numbers[0]), ("retire", numbers[1])]
+        numbers.append(write_version(setup.repository, numbers[-1]).number)
+    setup.repository.offer(numbers[0])
+    setup.poll()
+    assert setup.server.versions() == numbers
+    setup.repository.offer(numbers[3])
+    assert setup.poll() == [("retire", numbers[0]), ("retire", numbers[1])]
 
 
 def test_a_damaged_version_is_named_and_retried(
-    setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setup: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(loader.time, "monotonic", lambda: now[0])
-    base = write_version(setting.repository).number
-    setting.poll()
-    bad = write_version(setting.repository, base)
-    path = Path(setting.repository.location) / bad.name / bad.parts[0]
+    base = write_version(setup.repository).number
+    setup.poll()
+    bad = write_version(setup.repository, base)
+    path = Path(setup.repository.location) / bad.name / bad.parts[0]
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"?")
-    assert setting.poll() == []
+    assert setup.poll() == []
     assert (
         caplog.messages[-1]
         == f"version {bad.number} cannot be loaded: {path}: sha-256 differs from the manifest, the file is damaged"
     )
-    status = setting.loader.status()
+    status = setup.loader.status()
     assert (
         status["versions"] == [base]
         and status["failed"]["version"] == bad.number
         and "sha-256" in status["failed"]["why"]
     )
-    told = len(caplog.messages)
+    num_messages = len(caplog.messages)
     path.write_bytes(content)
-    assert setting.poll() == [], "not at once"
+    assert setup.poll() == [], "retries after a pause"
     now[0] += 1.1
-    assert setting.poll() == [("delta", bad.number)]
-    assert setting.loader.status()["failed"] is None and len(caplog.messages) == told + 1
+    assert setup.poll() == [("delta", bad.number)]
+    assert setup.loader.status()["failed"] is None and len(caplog.messages) == num_messages + 1
 
 
 def test_an_unreadable_repository_is_logged_once(
-    setting: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    setup: LoaderSetup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_version(setting.repository)
-    setting.poll()
+    write_version(setup.repository)
+    setup.poll()
 
     def fail() -> None:
         raise ModelError("models/small/CURRENT: the file is damaged")
 
-    monkeypatch.setattr(setting.repository, "state", fail)
-    setting.poll()
-    setting.poll()
+    monkeypatch.setattr(setup.repository, "state", fail)
+    setup.poll()
+    setup.poll()
     assert (
         caplog.messages[-1] == "models/small/CURRENT: the file is damaged"
         and caplog.messages.count(caplog.messages[-1]) == 1
     )
-    assert setting.loader.status()["problem"] and setting.server.versions() == [1]
+    assert setup.loader.status()["problem"] and setup.server.versions() == [1]
 
 
 def test_target_of() -> None:

@@ -38,8 +38,8 @@ def write_base(path: Path, version: int) -> str:
 def write_delta(path: Path, version: int, changed: npt.NDArray[np.uint64], removed: npt.NDArray[np.uint64]) -> str:
     writer = _core.DeltaWriter(str(path), COLUMNS, row_type="f32", num_partitions=PARTITIONS)
     for partition in range(PARTITIONS):
-        own, gone = (signs[partitions_of(signs) == partition] for signs in (changed, removed))
-        writer.add(partition, own, rows_of(own, version), gone)
+        own, own_removed = (signs[partitions_of(signs) == partition] for signs in (changed, removed))
+        writer.add(partition, own, rows_of(own, version), own_removed)
     writer.finish()
     return str(path)
 
@@ -150,9 +150,9 @@ def test_clients_get_the_reason_for_missing_rows(serve: Serve, tmp_path: Path) -
         connect([serve(0, 100)])
     with pytest.raises(ValueError, match="deadline_s"):
         _core.CubeClient("ctr", [[server.address]], token="secret", deadline_s=-1.0)
-    told = [{"shard": 0, "address": server.address, "down": None, "versions": [1], "waiting": 0}]
+    expected = [{"shard": 0, "address": server.address, "down": None, "versions": [1], "waiting": 0}]
     # The client updates this in the background.
-    wait_until(lambda: client.info() == told, lambda: str(client.info()))
+    wait_until(lambda: client.info() == expected, lambda: str(client.info()))
     short = connect_with_short_deadline(server)
     server.stop()
     with pytest.raises(UnavailableError, match="cube shard 0: no replica answered in "):

@@ -40,7 +40,7 @@ def start(repository: Repository) -> Iterator[Start]:
             node._server.stop()
 
 
-def test_it_starts_beside_a_newer_version_that_is_damaged(
+def test_a_node_starts_despite_a_damaged_newer_version(
     repository: Repository, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -72,7 +72,7 @@ def test_lookups_are_refused_until_a_version_is_offered(
     assert node.seek([7]).version == first
 
 
-def test_it_does_not_listen_to_other_machines_without_tls(repository: Repository) -> None:
+def test_a_node_does_not_listen_to_other_machines_without_tls(repository: Repository) -> None:
     options = NodeOptions(repository, 0, 1, "0.0.0.0", 0, 0, Security(token="secret"), Path(), keep=2, poll_s=60.0)
     with pytest.raises(ConfigError, match="cube"):
         StoreNode(options)

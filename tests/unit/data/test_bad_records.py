@@ -70,13 +70,15 @@ def test_numbers_that_are_not_finite(write: Write, kind: str, value: float, show
     batches = batches_of(job)
     assert sum(batch.num_bad for batch in batches) == 2
     assert sum(batch.num_samples for batch in batches) == COUNT - 2
-    what = f"dense `price`: expected a finite number, got {shown}"
-    assert [line for batch in batches for line in batch.bad] == [f"{location(kind, row)}: {what}" for row in (70, 133)]
+    problem = f"dense `price`: expected a finite number, got {shown}"
+    assert [line for batch in batches for line in batch.bad] == [
+        f"{location(kind, row)}: {problem}" for row in (70, 133)
+    ]
     # Conversions read raw values and report the same.
     rows = open_rows(open_input([], job))
     assert sum(len(chunk["click"]) for chunk in rows.read(Path("a.dat"))) == COUNT - 2
     shown_by_rows = [line.replace("a.dat", str(Path.cwd() / "a.dat")) for line in rows.bad.shown]
-    assert shown_by_rows == [f"{location(kind, row)}: {what}" for row in (70, 133)]
+    assert shown_by_rows == [f"{location(kind, row)}: {problem}" for row in (70, 133)]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "reader"])
@@ -110,8 +112,8 @@ def test_a_row_with_two_errors_is_counted_once(write: Write) -> None:
     assert sum(batch.num_bad for batch in batches) == 2
     assert sum(batch.num_samples for batch in batches) == COUNT - 2
     path = Path.cwd() / "a.dat"
-    what = "time: expected seconds since 1970 or a date, got `soon`"
-    assert [line for batch in batches for line in batch.bad] == [f"{path}: row {row}: {what}" for row in (5, 9)]
+    problem = "time: expected seconds since 1970 or a date, got `soon`"
+    assert [line for batch in batches for line in batch.bad] == [f"{path}: row {row}: {problem}" for row in (5, 9)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -39,7 +39,7 @@ TO = {
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -84,10 +84,10 @@ def test_every_format_converts_to_every_other(tmp_path: Path, kind: str, to: str
         return
     # JSON lines need a reader, and do not keep the normalisation.
     write_job(Path("again"), [TO[to]])
-    again = load_job("again/job.yaml", ["data.eval=[]"])
-    assert {slot.name for slot in again.data.slots} <= {slot.name for slot in job.data.slots}
+    reread = load_job("again/job.yaml", ["data.eval=[]"])
+    assert {slot.name for slot in reread.data.slots} <= {slot.name for slot in job.data.slots}
     by_name = named(job)
-    for ours, theirs in zip(named(again), by_name, strict=True):
+    for ours, theirs in zip(named(reread), by_name, strict=True):
         assert ours["labels"] == theirs["labels"]
         assert all(theirs["signs"][name] == signs for name, signs in ours["signs"].items())
 
@@ -149,7 +149,7 @@ def test_unused_columns_are_kept(tmp_path: Path) -> None:
     assert converted.lost == ["at", "tags", "price", "visits", "note"]
 
 
-def test_times_stay_times(tmp_path: Path) -> None:
+def test_times_keep_their_meaning(tmp_path: Path) -> None:
     data = rows(200)
     stamps = pa.array([row["at"] for row in data], pa.timestamp("s"))
     write_parquet(tmp_path / "a.parquet", data, at=stamps)

@@ -165,10 +165,10 @@ def test_batches_keep_their_names_when_read_again(job_of: MakeJob, kind: str) ->
     assert once == again
     assert sum(map(len, once.values())) == 500
     assert [sample for batch in once.values() for sample in batch] != list(samples_of(batches_of(job)))
-    later = {(b.unit, b.index): list(samples_of([b])) for b in batches_of(job, shuffle=True, skip=1)}
+    after_skip = {(b.unit, b.index): list(samples_of([b])) for b in batches_of(job, shuffle=True, skip=1)}
     first = next(iter(once))
-    assert first not in later
-    assert later == {name: samples for name, samples in once.items() if name != first}
+    assert first not in after_skip
+    assert after_skip == {name: samples for name, samples in once.items() if name != first}
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "csv.zst"])
@@ -234,7 +234,7 @@ def test_hours_are_held_out(tmp_path: Path) -> None:
         match_files(job, "train")
 
 
-def test_lines_are_parsed_alike_for_prediction_and_training(job_of: MakeJob) -> None:
+def test_prediction_and_training_parse_lines_in_the_same_way(job_of: MakeJob) -> None:
     data = rows(20)
     expected = [(signs, dense) for signs, dense, *_ in samples_of(batches_of(job_of("csv", data)))]
     for kind, text in (("csv", as_csv(data)), ("jsonl", as_json(data))):
@@ -256,10 +256,10 @@ def test_a_parquet_reader_can_be_closed_at_any_time(job_of: MakeJob, num_batches
     """Also when its queue is full and not read any more."""
     job = job_of("parquet", rows(64 * num_batches))
     units = plan_units(match_files(job, "train"), UnitSplit(job.data.unit_bytes, False, 1, "digest", "parquet"), 0, 0)
-    for taken in range(num_batches + 1):
+    for num_read in range(num_batches + 1):
         batches = open_batches(job, _core.Parser(json.dumps(job.features())), units, shuffle=False)
-        assert [len(next(batches).labels) for _ in range(taken)] == [64] * taken
-        if taken == 0:
+        assert [len(next(batches).labels) for _ in range(num_read)] == [64] * num_read
+        if num_read == 0:
             queue, thread = batches._queue, batches._thread  # type: ignore[attr-defined]
             wait_until(lambda q=queue, t=thread: q.qsize() >= 4 or not t.is_alive(), lambda: "no batches")  # type: ignore[misc]
         batches.close()
@@ -517,9 +517,9 @@ def test_records_as_text_and_good_records(tmp_path: Path) -> None:
     }
     parser = _core.Parser(json.dumps(features))
     stat = path.stat()
-    cut = _core.BatchOptions(batch_size=10, shuffle=False, seed=0, skip_batches=0, piece_bytes=4096, select=None)
+    options = _core.BatchOptions(batch_size=10, shuffle=False, seed=0, skip_batches=0, piece_bytes=4096, select=None)
     unit = (0, str(path), 0, stat.st_size, 0, stat.st_size, stat.st_mtime_ns)
-    (batch,) = _core.RecordReader(parser, [unit], cut)
+    (batch,) = _core.RecordReader(parser, [unit], options)
     assert batch.text() == b"1 0 5:0\nwhat\n1 1 6:0\n2 3 7:0\n"
     text, bad = batch.good(parser)
     assert text == b"1 0 5:0\n1 1 6:0\n"

@@ -17,13 +17,13 @@ from support.fake_roles import Clock
 from support.small import MakeJob
 
 
-class Logs:
+class HourlyData:
     """A directory of hours, with plans that replay the decisions made so far."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.clock = Clock()
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.decided: list[Entry] = []
 
     def write(self, hour: str, *names: str, done: str | None = "_SUCCESS") -> Path:
@@ -37,12 +37,12 @@ class Logs:
 
     def plan(self, **settings: Any) -> HourPlan:
         hours = Hours.model_validate({"start": "2026010100", **settings})
-        plan = HourPlan(hours, self.root, PlanCallbacks(self.clock, self.said.append, self.decided.append))
+        plan = HourPlan(hours, self.root, PlanCallbacks(self.clock, self.messages.append, self.decided.append))
         for entry in self.decided:
             plan.replay(entry)
         return plan
 
-    def take(self, plan: HourPlan) -> tuple[str | None, str, int, bool] | None:
+    def begin_next(self, plan: HourPlan) -> tuple[str | None, str, int, bool] | None:
         found = plan.next_pass()
         if found is None:
             return None
@@ -52,178 +52,181 @@ class Logs:
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> Logs:
-    return Logs(tmp_path / "logs")
+def hourly(tmp_path: Path) -> HourlyData:
+    return HourlyData(tmp_path / "logs")
 
 
-def test_hours_are_trained_in_order_when_complete(logs: Logs) -> None:
-    logs.write("2026010101")
-    logs.write("2026010100", done=None)
-    plan = logs.plan(end="2026-01-01T02", poll_s=10)
-    assert logs.take(plan) is None
-    assert logs.said == [f"waiting for hour 2026-01-01T00: {logs.root}/20260101/00/_SUCCESS"]
-    assert plan.waiting == logs.said[0]
-    logs.write("2026010100")
-    assert logs.take(plan) is None, "the next poll is due in ten seconds"
-    logs.clock.now += 10
-    assert logs.take(plan) == ("2026-01-01T00", "next", 0, False)
+def test_hours_are_trained_in_order_when_complete(hourly: HourlyData) -> None:
+    hourly.write("2026010101")
+    hourly.write("2026010100", done=None)
+    plan = hourly.plan(end="2026-01-01T02", poll_s=10)
+    assert hourly.begin_next(plan) is None
+    assert hourly.messages == [f"waiting for hour 2026-01-01T00: {hourly.root}/20260101/00/_SUCCESS"]
+    assert plan.waiting == hourly.messages[0]
+    hourly.write("2026010100")
+    assert hourly.begin_next(plan) is None, "the next poll is due in ten seconds"
+    hourly.clock.now += 10
+    assert hourly.begin_next(plan) == ("2026-01-01T00", "next", 0, False)
     assert plan.waiting is None
-    assert logs.take(plan) == ("2026-01-01T01", "next", 0, False)
+    assert hourly.begin_next(plan) == ("2026-01-01T01", "next", 0, False)
     for _ in range(3):
-        logs.clock.now += 10
-        assert logs.take(plan) is None
-    assert logs.said[1:] == [f"waiting for hour 2026-01-01T02: {logs.root}/20260101/02/_SUCCESS"], "reported once"
+        hourly.clock.now += 10
+        assert hourly.begin_next(plan) is None
+    assert hourly.messages[1:] == [f"waiting for hour 2026-01-01T02: {hourly.root}/20260101/02/_SUCCESS"], (
+        "reported once"
+    )
     assert not plan.is_over
-    logs.write("2026010102")
-    logs.write("2026010103")
-    logs.clock.now += 10
-    assert logs.take(plan) == ("2026-01-01T02", "next", 0, False)
-    assert plan.is_over and logs.take(plan) is None
+    hourly.write("2026010102")
+    hourly.write("2026010103")
+    hourly.clock.now += 10
+    assert hourly.begin_next(plan) == ("2026-01-01T02", "next", 0, False)
+    assert plan.is_over and hourly.begin_next(plan) is None
 
 
 @pytest.mark.parametrize(
     ("done", "path"), [("../{hour}.done", "20260101/05.done"), ("ok-{day}", "20260101/05/ok-20260101")]
 )
-def test_the_done_file_may_be_elsewhere(logs: Logs, done: str, path: str) -> None:
-    logs.write("2026010105", done=None)
-    plan = logs.plan(start="20260101/05", done=done, poll_s=1)
-    assert logs.take(plan) is None
-    (logs.root / path).touch()
-    logs.clock.now += 1
-    assert logs.take(plan) == ("2026-01-01T05", "next", 0, False)
+def test_the_done_file_may_be_in_another_directory(hourly: HourlyData, done: str, path: str) -> None:
+    hourly.write("2026010105", done=None)
+    plan = hourly.plan(start="20260101/05", done=done, poll_s=1)
+    assert hourly.begin_next(plan) is None
+    (hourly.root / path).touch()
+    hourly.clock.now += 1
+    assert hourly.begin_next(plan) == ("2026-01-01T05", "next", 0, False)
 
 
 @pytest.mark.parametrize("late", ["skip", "train"])
-def test_a_late_hour(logs: Logs, late: str) -> None:
-    """A later hour waits, then is trained first; `late` decides about the late one, and a message says so."""
-    logs.write("2026010100")
-    logs.write("2026010103")
+def test_a_late_hour(hourly: HourlyData, late: str) -> None:
+    """A later hour waits, then is trained first; `late` decides whether the late hour is trained, and is reported."""
+    hourly.write("2026010100")
+    hourly.write("2026010103")
     settings: dict[str, Any] = {"late_s": 100, "poll_s": 1, "late": late}
-    plan = logs.plan(**settings)
-    assert logs.take(plan) == ("2026-01-01T00", "next", 0, False)
-    assert logs.take(plan) is None
-    logs.clock.now += 99
-    assert logs.take(plan) is None
-    logs.clock.now += 1
-    assert logs.take(plan) == ("2026-01-01T03", "next", 0, False)
-    assert logs.decided[-1]["passed_over"] == ["2026-01-01T01", "2026-01-01T02"]
+    plan = hourly.plan(**settings)
+    assert hourly.begin_next(plan) == ("2026-01-01T00", "next", 0, False)
+    assert hourly.begin_next(plan) is None
+    hourly.clock.now += 99
+    assert hourly.begin_next(plan) is None
+    hourly.clock.now += 1
+    assert hourly.begin_next(plan) == ("2026-01-01T03", "next", 0, False)
+    assert hourly.decided[-1]["passed_over"] == ["2026-01-01T01", "2026-01-01T02"]
     assert (
-        logs.said[-1] == "hour 2026-01-01T01 and 1 more did not arrive within 100 s: training hour 2026-01-01T03 first"
+        hourly.messages[-1]
+        == "hour 2026-01-01T01 and 1 more did not arrive within 100 s: training hour 2026-01-01T03 first"
     )
-    logs.write("2026010102")
+    hourly.write("2026010102")
     # After a crash, a new plan makes the same decision.
-    plan = logs.plan(**settings)
+    plan = hourly.plan(**settings)
     if late == "train":
-        assert logs.take(plan) == ("2026-01-01T02", "late", 0, False)
-        assert logs.said[-1] == "hour 2026-01-01T02 came late: training it now"
+        assert hourly.begin_next(plan) == ("2026-01-01T02", "late", 0, False)
+        assert hourly.messages[-1] == "hour 2026-01-01T02 came late: training it now"
     else:
-        assert logs.take(plan) is None
-        assert "hour 2026-01-01T02 came late and is skipped (data.hours.late)" in logs.said
-        assert (logs.decided[-1]["skipped"], logs.decided[-1]["why"]) == ("2026-01-01T02", "late")
-    num_said = len(logs.said)
-    for one in (plan, logs.plan(**settings)):
-        logs.clock.now += 1
-        assert logs.take(one) is None, "the late hour had its turn"
-    assert not any("2026-01-01T02" in line for line in logs.said[num_said:])
-    logs.write("2026010104")
-    logs.clock.now += 1
-    assert logs.take(plan) == ("2026-01-01T04", "next", 0, False)
+        assert hourly.begin_next(plan) is None
+        assert "hour 2026-01-01T02 came late and is skipped (data.hours.late)" in hourly.messages
+        assert (hourly.decided[-1]["skipped"], hourly.decided[-1]["why"]) == ("2026-01-01T02", "late")
+    num_messages = len(hourly.messages)
+    for one in (plan, hourly.plan(**settings)):
+        hourly.clock.now += 1
+        assert hourly.begin_next(one) is None, "the late hour is already decided"
+    assert not any("2026-01-01T02" in line for line in hourly.messages[num_messages:])
+    hourly.write("2026010104")
+    hourly.clock.now += 1
+    assert hourly.begin_next(plan) == ("2026-01-01T04", "next", 0, False)
 
 
 @pytest.mark.parametrize("changed", ["skip", "train"])
-def test_a_changed_hour(logs: Logs, changed: str) -> None:
-    directory = logs.write("2026010100")
-    plan = logs.plan(changed=changed, poll_s=1)
-    assert logs.take(plan) == ("2026-01-01T00", "next", 0, False)
-    assert logs.take(plan) is None
-    logs.write("2026010100", "b.txt")
-    logs.clock.now += 1
+def test_a_changed_hour(hourly: HourlyData, changed: str) -> None:
+    directory = hourly.write("2026010100")
+    plan = hourly.plan(changed=changed, poll_s=1)
+    assert hourly.begin_next(plan) == ("2026-01-01T00", "next", 0, False)
+    assert hourly.begin_next(plan) is None
+    hourly.write("2026010100", "b.txt")
+    hourly.clock.now += 1
     if changed == "train":
-        assert logs.take(plan) == ("2026-01-01T00", "changed", 0, False)
+        assert hourly.begin_next(plan) == ("2026-01-01T00", "changed", 0, False)
         assert [path.name for path in plan.files(HourPass("2026-01-01T00", "changed", 0, False, ""))] == [
             "a.txt",
             "b.txt",
         ]
     else:
-        assert logs.take(plan) is None
+        assert hourly.begin_next(plan) is None
         assert (
-            logs.said[-1]
+            hourly.messages[-1]
             == "hour 2026-01-01T00 changed after its pass began; the change is skipped (data.hours.changed)"
         )
-    logs.clock.now += 1
-    assert logs.take(logs.plan(changed=changed)) is None, "the current files are known"
+    hourly.clock.now += 1
+    assert hourly.begin_next(hourly.plan(changed=changed)) is None, "the current files are known"
     os.utime(directory / "a.txt", ns=(1, 1))
     (directory / "_SUCCESS").unlink()
-    logs.clock.now += 1
-    assert logs.take(plan) is None and len(logs.decided) == 2, "the hour is incomplete while it is written"
+    hourly.clock.now += 1
+    assert hourly.begin_next(plan) is None and len(hourly.decided) == 2, "the hour is incomplete while it is written"
     for path in directory.iterdir():
         path.unlink()
     (directory / "_SUCCESS").touch()
-    logs.clock.now += 1
-    assert logs.take(plan) is None and len(logs.decided) == 2, "removed files are not a change"
+    hourly.clock.now += 1
+    assert hourly.begin_next(plan) is None and len(hourly.decided) == 2, "removed files are not a change"
 
 
-def test_days_end_with_their_last_hour(logs: Logs) -> None:
+def test_days_end_with_their_last_hour(hourly: HourlyData) -> None:
     for hour in ("2026010122", "2026010123", "2026010200"):
-        logs.write(hour)
-    plan = logs.plan(start="2026010122")
-    assert [logs.take(plan) for _ in range(3)] == [
+        hourly.write(hour)
+    plan = hourly.plan(start="2026010122")
+    assert [hourly.begin_next(plan) for _ in range(3)] == [
         ("2026-01-01T22", "next", 0, False),
         ("2026-01-01T23", "next", 0, True),
         ("2026-01-02T00", "next", 1, False),
     ]
-    logs.decided.clear()
-    plan = logs.plan(start="2026010122", day_end_hour=23)
-    assert [logs.take(plan) for _ in range(3)] == [
+    hourly.decided.clear()
+    plan = hourly.plan(start="2026010122", day_end_hour=23)
+    assert [hourly.begin_next(plan) for _ in range(3)] == [
         ("2026-01-01T22", "next", 0, True),
         ("2026-01-01T23", "next", 1, False),
         ("2026-01-02T00", "next", 1, False),
     ]
 
 
-def test_a_day_ends_once_even_without_its_last_hour(logs: Logs) -> None:
-    logs.write("2026010122")
-    logs.write("2026010200")
+def test_a_day_ends_once_even_without_its_last_hour(hourly: HourlyData) -> None:
+    hourly.write("2026010122")
+    hourly.write("2026010200")
     settings: dict[str, Any] = {"start": "2026010122", "late_s": 5, "poll_s": 1, "late": "train"}
-    plan = logs.plan(**settings)
-    assert logs.take(plan) == ("2026-01-01T22", "next", 0, False)
-    assert logs.take(plan) is None
-    logs.clock.now += 5
-    assert logs.take(plan) == (None, "day_end", 0, True)
+    plan = hourly.plan(**settings)
+    assert hourly.begin_next(plan) == ("2026-01-01T22", "next", 0, False)
+    assert hourly.begin_next(plan) is None
+    hourly.clock.now += 5
+    assert hourly.begin_next(plan) == (None, "day_end", 0, True)
     # A crash here: the missing hour may come now, although its day has ended.
-    after_crash = Logs(logs.root)
-    after_crash.decided = list(logs.decided)
-    logs.write("2026010123")
-    again = after_crash.plan(**settings)
-    assert after_crash.take(again) == ("2026-01-01T23", "next", 0, False)
-    assert after_crash.take(again) == ("2026-01-02T00", "next", 1, False)
+    after_crash = HourlyData(hourly.root)
+    after_crash.decided = list(hourly.decided)
+    hourly.write("2026010123")
+    restored = after_crash.plan(**settings)
+    assert after_crash.begin_next(restored) == ("2026-01-01T23", "next", 0, False)
+    assert after_crash.begin_next(restored) == ("2026-01-02T00", "next", 1, False)
 
 
-def test_a_late_hour_of_an_ended_day(logs: Logs) -> None:
-    logs.write("2026010122")
-    logs.write("2026010200")
-    plan = logs.plan(start="2026010122", end="2026010200", late_s=0.5, poll_s=1, late="train")
-    assert logs.take(plan) == ("2026-01-01T22", "next", 0, False)
-    assert logs.take(plan) is None
-    logs.clock.now += 1
-    assert logs.take(plan) == (None, "day_end", 0, True)
-    assert logs.take(plan) is None, "the wait starts again, which is harmless"
-    logs.clock.now += 1
-    assert logs.take(plan) == ("2026-01-02T00", "next", 1, False)
-    logs.write("2026010123")
-    assert logs.take(plan) == ("2026-01-01T23", "late", 0, False), "in its own day, which does not end again"
-    assert plan.is_over and logs.take(plan) is None
+def test_a_late_hour_of_an_ended_day(hourly: HourlyData) -> None:
+    hourly.write("2026010122")
+    hourly.write("2026010200")
+    plan = hourly.plan(start="2026010122", end="2026010200", late_s=0.5, poll_s=1, late="train")
+    assert hourly.begin_next(plan) == ("2026-01-01T22", "next", 0, False)
+    assert hourly.begin_next(plan) is None
+    hourly.clock.now += 1
+    assert hourly.begin_next(plan) == (None, "day_end", 0, True)
+    assert hourly.begin_next(plan) is None, "the wait starts again, which is harmless"
+    hourly.clock.now += 1
+    assert hourly.begin_next(plan) == ("2026-01-02T00", "next", 1, False)
+    hourly.write("2026010123")
+    assert hourly.begin_next(plan) == ("2026-01-01T23", "late", 0, False), "in its own day, which does not end again"
+    assert plan.is_over and hourly.begin_next(plan) is None
 
 
-def test_hours_skipped_by_daylight_saving_time(logs: Logs) -> None:
+def test_hours_skipped_by_daylight_saving_time(hourly: HourlyData) -> None:
     hours = Hours(start="2026-03-29T01", timezone="Europe/Berlin")
     assert show_hour(hours.after(parse_hour("2026-03-29T01"))) == "2026-03-29T03"
     assert show_hour(hours.after(parse_hour("2026-10-25T02"))) == "2026-10-25T03", "the repeated hour has one directory"
     for hour in ("2026032901", "2026032903"):
-        logs.write(hour)
-    plan = logs.plan(start="2026032901", timezone="Europe/Berlin")
-    assert logs.take(plan) == ("2026-03-29T01", "next", 0, False)
-    assert logs.take(plan) == ("2026-03-29T03", "next", 0, False)
+        hourly.write(hour)
+    plan = hourly.plan(start="2026032901", timezone="Europe/Berlin")
+    assert hourly.begin_next(plan) == ("2026-03-29T01", "next", 0, False)
+    assert hourly.begin_next(plan) == ("2026-03-29T03", "next", 0, False)
 
 
 @pytest.mark.parametrize(
@@ -260,25 +263,27 @@ def test_settings_that_conflict_with_hours(make_job: MakeJob, sections: dict[str
         make_job(**sections)
 
 
-def passes_of(logs: Logs, journal: list[Entry], **settings: Any) -> Passes:
+def passes_of(hourly: HourlyData, journal: list[Entry], **settings: Any) -> Passes:
     hours = Hours.model_validate({"start": "2026010122", "poll_s": 1, **settings})
-    make: Callable[[PlanCallbacks], HourPlan] = lambda callbacks: HourPlan(hours, logs.root, callbacks)  # noqa: E731
+    make: Callable[[PlanCallbacks], HourPlan] = lambda callbacks: HourPlan(hours, hourly.root, callbacks)  # noqa: E731
     plan = PassPlan(lambda _: [], UnitSplit(4096, False, 1, "d"), 1, Upkeep(decay=0.5, max_age=3), hours=make)
-    passes = Passes(logs.root.parent / "units", plan, journal.append, PlanCallbacks(logs.clock, logs.said.append))
+    passes = Passes(
+        hourly.root.parent / "units", plan, journal.append, PlanCallbacks(hourly.clock, hourly.messages.append)
+    )
     for entry in list(journal):
         full = {"n": 0, "term": 1, **entry}
         passes.replay(full) if entry["kind"] == "pass" else passes.replay_hour(full)
     return passes
 
 
-def test_every_decision_is_in_the_journal(logs: Logs) -> None:
+def test_every_decision_is_in_the_journal(hourly: HourlyData) -> None:
     journal: list[Entry] = []
-    passes = passes_of(logs, journal)
+    passes = passes_of(hourly, journal)
     assert passes.begin_next() is None and journal == []
-    logs.write("2026010122", "a.txt", "b.txt")
-    logs.write("2026010123")
-    logs.write("2026010200", "_hidden")
-    logs.clock.now += 1
+    hourly.write("2026010122", "a.txt", "b.txt")
+    hourly.write("2026010123")
+    hourly.write("2026010200", "_hidden")
+    hourly.clock.now += 1
     first, second = passes.begin_next(), passes.begin_next()
     assert first is not None and second is not None
     assert (first.first_unit, first.end_unit, second.end_unit) == (0, 2, 3)
@@ -287,15 +292,15 @@ def test_every_decision_is_in_the_journal(logs: Logs) -> None:
     empty = passes.begin_next()
     assert empty is not None and (empty.first_unit, empty.end_unit) == (3, 3), "an hour without data is an empty pass"
     assert [boundary["now"] for boundary in passes.boundaries] == [0, 0, 1]
-    assert {unit.seen for unit in read_units(logs.root.parent / "units/epoch-00001.jsonl")} == {0}
-    logs.write("2026010122", "c.txt")
+    assert {unit.seen for unit in read_units(hourly.root.parent / "units/epoch-00001.jsonl")} == {0}
+    hourly.write("2026010122", "c.txt")
     assert passes.begin_next() is None
     assert [entry["kind"] for entry in journal] == ["pass", "pass", "pass", "hour"]
-    again = passes_of(logs, journal)
-    assert (again.begun, again.skipped) == (passes.begun, passes.skipped)
-    assert again.begin_next() is None and len(journal) == 4
-    logs.write("2026010201")
-    logs.clock.now += 1
-    third = again.begin_next()
+    restored = passes_of(hourly, journal)
+    assert (restored.begun, restored.skipped) == (passes.begun, passes.skipped)
+    assert restored.begin_next() is None and len(journal) == 4
+    hourly.write("2026010201")
+    hourly.clock.now += 1
+    third = restored.begin_next()
     assert third is not None and (third.number, third.first_unit) == (3, 3)
-    assert again.unit(2).path.endswith("20260101/23/a.txt") and again.unit(3).seen == 1
+    assert restored.unit(2).path.endswith("20260101/23/a.txt") and restored.unit(3).seen == 1

@@ -35,11 +35,11 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def made(source: Path, **options: Any) -> Job:
+def job_for(source: Path, **options: Any) -> Job:
     written = write_job(Path("job"), [str(source)], **options)
     return load_job(written.path)
 
@@ -60,7 +60,7 @@ def test_the_job_of_every_format_trains(tmp_path: Path, kind: str, capsys: Captu
 
 
 def test_columns_of_csv(tmp_path: Path) -> None:
-    job = made(write(tmp_path / "a.csv", as_csv(rows(), null="NA")))
+    job = job_for(write(tmp_path / "a.csv", as_csv(rows(), null="NA")))
     data = job.data
     assert data.columns is not None
     assert (data.format, data.labels) == ("csv", ("click",))
@@ -75,14 +75,14 @@ def test_columns_of_csv(tmp_path: Path) -> None:
 
 
 def test_columns_without_a_header_and_invalid_names(tmp_path: Path) -> None:
-    job = made(write(tmp_path / "a.tsv", as_csv(rows(), "\t", header=False)))
+    job = job_for(write(tmp_path / "a.tsv", as_csv(rows(), "\t", header=False)))
     assert job.data.columns is not None
     assert (job.data.columns.header, job.data.columns.delimiter) == (False, "\t")
     assert job.data.columns.names == ("c0", "c1", "c2", "c3", "c4", "c5", "c6")
     assert job.data.labels == ("c0",)
     text = "is_click,user name,1-5\n" + "".join(f"{n % 2},u{n % 7},v{n % 5}\n" for n in range(200))
     write(tmp_path / "b.csv", text.encode())
-    job = made(tmp_path / "b.csv", force=True)
+    job = job_for(tmp_path / "b.csv", force=True)
     assert [(slot.name, slot.column) for slot in job.data.slots] == [("user_name", "user name"), ("1_5", "1-5")]
     assert sum(len(signs[0]) for signs, *_ in samples_of(batches_of(job))) > 100
 
@@ -108,7 +108,7 @@ def test_tables_of_other_tools(tmp_path: Path) -> None:
         ",user,is_click,price,ts",
         *(f'{n},u{n % 9},{n % 2 == 0},"{n % 7},5",{FIRST_AT + n}000' for n in range(300)),
     ]
-    job = made(write(tmp_path / "pandas.csv", "\n".join(lines).encode()))
+    job = job_for(write(tmp_path / "pandas.csv", "\n".join(lines).encode()))
     assert (job.data.labels, [slot.name for slot in job.data.slots]) == (("is_click",), ["user"])
     text = Path("job/job.yaml").read_text()
     assert "(a column): has no name" in text and "price: numbers with a decimal comma" in text
@@ -134,12 +134,12 @@ def test_the_number_of_many_samples_is_estimated(tmp_path: Path) -> None:
     assert 1000 < held_out < 4000
 
 
-def test_the_label_is_found_or_named(tmp_path: Path, capsys: Capture) -> None:
+def test_the_label_is_found_or_given(tmp_path: Path, capsys: Capture) -> None:
     lines = ["user,flag,bought,rate", *(f"u{n % 9},{n % 2},{n % 3 == 0:d},{n % 5 / 4}" for n in range(300))]
     write(tmp_path / "a.csv", "\n".join(lines).encode())
-    assert made(tmp_path / "a.csv").data.labels == ("flag",)
-    assert made(tmp_path / "a.csv", label="bought", force=True).data.labels == ("bought",)
-    assert made(tmp_path / "a.csv", label="rate", force=True).data.labels == ("rate",)
+    assert job_for(tmp_path / "a.csv").data.labels == ("flag",)
+    assert job_for(tmp_path / "a.csv", label="bought", force=True).data.labels == ("bought",)
+    assert job_for(tmp_path / "a.csv", label="rate", force=True).data.labels == ("rate",)
     assert cli.main(["init", "job", "--from", "a.csv", "--label", "user", "--force"]) == 2
     assert capsys.readouterr().err == "error: a.csv: column `user`: expected labels from 0 to 1, got such as `u0`\n"
     assert cli.main(["init", "job", "--from", "a.csv", "--label", "nope", "--force"]) == 2
@@ -152,7 +152,7 @@ def test_the_label_is_found_or_named(tmp_path: Path, capsys: Capture) -> None:
 
 def test_slots_and_labels_of_slot_text(tmp_path: Path) -> None:
     extra = b"".join(b"1 0 5:%d 6:%d 7:name\n" % (n, n + 1) for n in range(100, 110))
-    job = made(write(tmp_path / "a.txt", as_slots(rows()) + extra))
+    job = job_for(write(tmp_path / "a.txt", as_slots(rows()) + extra))
     assert [slot.name for slot in job.data.slots] == [*map(str, range(100, 111)), "name"]
     lines = [f"2 {n % 3} buy={n % 2} {n % 40}:1 {n % 50}:2" for n in range(300)]
     written = write_job(Path("shared"), [str(write(tmp_path / "b.txt", "\n".join(lines).encode()))])
@@ -163,7 +163,7 @@ def test_slots_and_labels_of_slot_text(tmp_path: Path) -> None:
 
 
 def test_slots_and_dense_values_of_paddlerec(tmp_path: Path) -> None:
-    job = made(write_kind(tmp_path, "paddlerec", rows()))
+    job = job_for(write_kind(tmp_path, "paddlerec", rows()))
     assert sorted(slot.name for slot in job.data.slots) == ["3", "tags", "user"]
     assert [column.name for column in job.data.dense] == ["dense_feature.0", "dense_feature.1"]
 
@@ -181,7 +181,7 @@ def test_nested_json(tmp_path: Path) -> None:
         )
         for n in range(300)
     ]
-    job = made(write(tmp_path / "a.jsonl", "\n".join(lines).encode()))
+    job = job_for(write(tmp_path / "a.jsonl", "\n".join(lines).encode()))
     assert job.data.labels == ("event.click",)
     assert [slot.name for slot in job.data.slots] == ["user.id", "user.tags", "words", "new"]
     assert [column.name for column in job.data.dense] == ["price"]
@@ -226,7 +226,7 @@ def test_directories_of_hours(tmp_path: Path) -> None:
     # Files beside the data are ignored.
     write(tmp_path / "logs/job.yaml", b"name: old\n")
     write(tmp_path / "logs/_SUCCESS", b"")
-    job = made(tmp_path / "logs")
+    job = job_for(tmp_path / "logs")
     assert len(match_files(job, "train")) == 18
     assert [path.parent.name for path in match_files(job, "eval")] == ["18", "19"]
     assert sum(batch.num_bad for batch in batches_of(job)) == 0
@@ -316,7 +316,7 @@ def test_column_names_that_yaml_must_quote(tmp_path: Path) -> None:
     names = ["y", "no", "null", "1e3", "a: b", "é", "#x", "ab"]
     table = {name: [f"{name}{n % 4}" for n in range(100)] for name in names} | {"click": [n % 2 for n in range(100)]}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    job = made(tmp_path / "a.parquet")
+    job = job_for(tmp_path / "a.parquet")
     assert [slot.column or slot.name for slot in job.data.slots] == names
 
 

@@ -26,7 +26,7 @@ COUNT = 400
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -84,12 +84,12 @@ def test_a_first_sample_with_a_missing_number_is_not_a_header() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "what"), [("click,user,user,price", "`user` 2 times"), ("click,,,price", "an empty name 2 times")]
+    ("header", "repeated"), [("click,user,user,price", "`user` 2 times"), ("click,,,price", "an empty name 2 times")]
 )
-def test_a_repeated_column_name_is_refused(capsys: Capture, header: str, what: str) -> None:
+def test_a_repeated_column_name_is_refused(capsys: Capture, header: str, repeated: str) -> None:
     write(Path("a.csv"), table(header, lambda n: f"{n % 2},u{n % 9},v{n % 5},{n % 7}.5").encode())
     line = refused(capsys, "a.csv")
-    assert line == f"a.csv:1: expected each column once in the header, got {what}; rename them"
+    assert line == f"a.csv:1: expected each column once in the header, got {repeated}; rename them"
 
 
 def times(odd: dict[int, str | None], count: int = COUNT) -> list[str | None]:
@@ -134,8 +134,8 @@ def test_times_as_text_in_parquet(odd: str | None, capsys: Capture) -> None:
     num_train, num_eval = (sum(batch.num_samples for batch in side) for side in sides)
     bad = [line for side in sides for batch in side for line in batch.bad]
     assert num_train + num_eval + len(bad) == count and 200 < num_eval < 900
-    place = f"{Path.cwd() / 'job/../a.parquet'}: row 77"
-    assert bad == ([f"{place}: time: expected seconds since 1970 or a date, got `{odd}`"] if odd else [])
+    row = f"{Path.cwd() / 'job/../a.parquet'}: row 77"
+    assert bad == ([f"{row}: time: expected seconds since 1970 or a date, got `{odd}`"] if odd else [])
     # The job allows this number of bad records.
     train_job(job)
     assert ("bad record: " in capsys.readouterr().err) == (odd is not None)
@@ -183,12 +183,14 @@ def test_json_numbers_that_are_not_finite() -> None:
 )
 def test_labels_with_two_other_values_are_refused(capsys: Capture, name: str, values: Sequence[str]) -> None:
     write(Path("a.csv"), table(f"{name},user", lambda n: f"{values[n % 2]},u{n % 9}").encode())
-    what = f"column `{name}`: expected 0 and 1 for a label, got `{values[0]}` and `{values[1]}`; write 0 and 1 instead"
+    problem = (
+        f"column `{name}`: expected 0 and 1 for a label, got `{values[0]}` and `{values[1]}`; write 0 and 1 instead"
+    )
     hint = ", or map them in a reader of your own (`data.reader`, see docs/guide/data.md)"
-    assert refused(capsys, "a.csv") == f"a.csv: {what}{hint}"
-    assert refused(capsys, "a.csv", "--label", name) == f"a.csv: {what}{hint}"
+    assert refused(capsys, "a.csv") == f"a.csv: {problem}{hint}"
+    assert refused(capsys, "a.csv", "--label", name) == f"a.csv: {problem}{hint}"
     pq.write_table(pa.table({name: list(values) * 50, "user": list("abcde") * 20}), "a.parquet")
-    assert refused(capsys, "a.parquet") == f"a.parquet: {what}"
+    assert refused(capsys, "a.parquet") == f"a.parquet: {problem}"
 
 
 LATIN = table("click,user,city", lambda n: f"{n % 2},u{n % 9},Münch{n % 5}")

@@ -16,7 +16,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -151,7 +151,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: Capture) -> None:
     assert cli.main(["data", "split", "out", "--ratio", "0.5"]) == 2
 
 
-def test_a_damaged_file_leaves_nothing(tmp_path: Path) -> None:
+def test_a_damaged_file_leaves_no_output(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt.gz", as_slots(rows(20_000)))
     path.write_bytes(path.read_bytes()[:-1000])
     job = parse_job({"name": "a", "data": {"format": "slots", "train": "a.txt.gz", "slots": [1]}}, base=tmp_path)

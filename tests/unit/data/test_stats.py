@@ -27,7 +27,7 @@ COLUMNS = {
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -40,7 +40,7 @@ def csv_job(tmp_path: Path, train: list[Row], held_out: list[Row] | None = None,
     return parse_job({"name": "a", "data": raw | data}, base=tmp_path, source="job.yaml")
 
 
-def of(stats: Stats, name: str) -> Any:
+def find(stats: Stats, name: str) -> Any:
     return next(one for one in [*stats.slots, *stats.dense] if one.name == name)
 
 
@@ -59,7 +59,7 @@ def test_statistics_equal_simple_counts(tmp_path: Path) -> None:
     rate, held_out_rate = stats.labels["click"]
     assert rate == pytest.approx(base) and held_out_rate == pytest.approx(sum(r["click"] for r in held_out) / 400)
 
-    user, tags, price = of(stats, "user_id"), of(stats, "tags"), of(stats, "price")
+    user, tags, price = find(stats, "user_id"), find(stats, "tags"), find(stats, "price")
     assert (user.coverage, user.mean_signs) == (1, 1)
     assert user.num_signs == len({row["user_id"] for row in train})
     with_tags = [row for row in train if row["tags"]]
@@ -76,7 +76,7 @@ def test_statistics_equal_simple_counts(tmp_path: Path) -> None:
     assert price.mean == pytest.approx(sum(prices) / len(prices))
     assert price.quantiles["50%"] == pytest.approx(float(np.median(prices)), rel=1e-5)
     # Dense statistics are before normalisation.
-    assert of(stats, "visits").max == max(row["visits"] for row in train)
+    assert find(stats, "visits").max == max(row["visits"] for row in train)
 
     scores = []
     for row in held_out:
@@ -93,10 +93,10 @@ def test_without_evaluation_data_all_samples_count(tmp_path: Path) -> None:
     train = rows(1000)
     stats = collect(csv_job(tmp_path, train), num_samples=10_000)
     assert (stats.num_train, stats.has_eval) == (1000, False)
-    user = of(stats, "user_id")
+    user = find(stats, "user_id")
     assert user.num_signs == len({row["user_id"] for row in train})
     assert user.auc > 0.7 and user.drift is None
-    assert of(stats, "price").coverage == pytest.approx(sum(row["price"] is not None for row in train) / 1000)
+    assert find(stats, "price").coverage == pytest.approx(sum(row["price"] is not None for row in train) / 1000)
     assert any("held-out share" in line for line in report_lines(stats))
 
 
@@ -111,7 +111,7 @@ def test_statistics_of_every_format(tmp_path: Path, kind: str, capsys: Capture) 
     assert slot.auc is not None and slot.auc > 0.65
     if kind in ("criteo", "json", "parquet", "csv.zst"):
         name = "I2" if kind == "criteo" else "price"
-        coverage = of(stats, name).coverage
+        coverage = find(stats, name).coverage
         assert coverage == 0 if kind == "criteo" else 0.85 < coverage < 0.95
     capsys.readouterr()
     assert cli.main(["data", "stats", "job/job.yaml", "--json"]) == 0
@@ -123,7 +123,7 @@ def test_statistics_of_every_format(tmp_path: Path, kind: str, capsys: Capture) 
 def test_leaking_slots_are_a_warning(tmp_path: Path) -> None:
     lines = []
     for number, row in enumerate(rows(1500)):
-        # Slot 9 occurs only with a click, and the value of slot 2 gives the click away.
+        # Slot 9 occurs only with a click, and the value of slot 2 reveals the click.
         after = " 7:9" if row["click"] else ""
         lines.append(f"1 {row['click']} {row['user_id']}:1 {50 + row['click']}:2{after} {number}:other\n")
     write(tmp_path / "a.txt", "".join(lines).encode())
@@ -137,12 +137,12 @@ def test_leaking_slots_are_a_warning(tmp_path: Path) -> None:
 
 
 def test_drift_is_a_warning(tmp_path: Path) -> None:
-    moved = [{**row, "user_id": row["user_id"] + 10_000, "price": (row["price"] or 0) + 90} for row in rows(600, 3)]
-    stats = collect(csv_job(tmp_path, rows(1500), moved), num_samples=10_000)
-    user = of(stats, "user_id")
+    shifted = [{**row, "user_id": row["user_id"] + 10_000, "price": (row["price"] or 0) + 90} for row in rows(600, 3)]
+    stats = collect(csv_job(tmp_path, rows(1500), shifted), num_samples=10_000)
+    user = find(stats, "user_id")
     assert user.unseen == 1.0 and user.drift > 0.8
-    assert of(stats, "price").drift > 0.5
-    assert of(stats, "tags").drift < 0.1
+    assert find(stats, "price").drift > 0.5
+    assert find(stats, "tags").drift < 0.1
     assert "slot `user_id`: 100% of its signs in eval are not in train" in stats.warnings
     assert any(line.startswith("dense column `price` differs between train and eval") for line in stats.warnings)
 

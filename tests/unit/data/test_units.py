@@ -64,17 +64,17 @@ Ends = st.sampled_from(["\n", "\r\n", "\n\n", "\r\n\r\n", "\n \t\n"])
 @given(
     widths=st.lists(st.tuples(st.integers(0, 40), Ends), max_size=40),
     unit_bytes=st.integers(1, 200),
-    closed=st.booleans(),
+    ends_with_newline=st.booleans(),
 )
-@example(widths=[(0, "\r\n")] * 9, unit_bytes=9, closed=False)
-@example(widths=[], unit_bytes=1, closed=True)
+@example(widths=[(0, "\r\n")] * 9, unit_bytes=9, ends_with_newline=False)
+@example(widths=[], unit_bytes=1, ends_with_newline=True)
 def test_every_record_is_read_once(
-    tmp_path: Path, widths: list[tuple[int, str]], unit_bytes: int, closed: bool, shuffle: bool
+    tmp_path: Path, widths: list[tuple[int, str]], unit_bytes: int, ends_with_newline: bool, shuffle: bool
 ) -> None:
     text = ""
     for sign, (spaces, end) in enumerate(widths):
         text += f"1 0 {' ' * spaces}{sign}:0"
-        text += end if closed or sign + 1 < len(widths) else ""
+        text += end if ends_with_newline or sign + 1 < len(widths) else ""
     path = tmp_path / "part.txt"
     path.write_bytes(text.encode())
     units = plan_units([path], split(unit_bytes, shuffle=shuffle), epoch=0, first_id=0)
@@ -146,7 +146,7 @@ def test_paths_do_not_depend_on_the_directory(tmp_path: Path, monkeypatch: pytes
     assert unit.path == str(tmp_path / "part.txt")
 
 
-def test_a_changed_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_error_names_the_changed_file(tmp_path: Path) -> None:
     path = write_signs(tmp_path / "part.txt", 100)
     units = plan_units([path], split(100), epoch=0, first_id=0)
     check_unchanged(units)

@@ -1,4 +1,4 @@
-"""The launcher with fake processes; address, logs, metrics server, and the status of a run that is not running."""
+"""The launcher with fake processes; address, logs, metrics server, and the status of a stopped run."""
 
 import io
 import json
@@ -58,7 +58,7 @@ def test_only_the_user_reads_the_token(run: Run) -> None:
 
 
 @pytest.mark.parametrize("has_address", [False, True])
-def test_a_run_that_was_killed_is_not_running(
+def test_a_killed_run_is_not_running(
     run: Run, has_address: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elasticrec.launch.status._ANSWER_S", 0.2)
@@ -86,13 +86,13 @@ def test_a_finished_or_empty_run(run: Run) -> None:
 
 
 def test_every_line_gets_a_time_stamp() -> None:
-    below = io.StringIO()
-    stream = StampedStream(below)
+    sink = io.StringIO()
+    stream = StampedStream(sink)
     stream.write("one\ntwo")
     stream.write(" halves\n")
     with pytest.raises(TypeError):
         stream.write(b"")  # type: ignore[arg-type]
-    lines = below.getvalue().splitlines()
+    lines = sink.getvalue().splitlines()
     assert [without_stamp(line) for line in lines] == ["one", "two halves"]
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} \S", line) for line in lines)
 
@@ -299,21 +299,21 @@ def test_servers_of_the_old_map_are_restarted_until_the_partitions_moved(launche
 
 
 @pytest.mark.parametrize(("code", "name"), [(0, "ps-1"), (1, "trainer-0"), (-9, "ps-1")])
-def test_quick_deaths_end_the_training_with_the_last_line(
+def test_repeated_early_exits_end_the_training_with_the_last_log_line(
     launched: FakeLauncher, run: Run, code: int, name: str
 ) -> None:
     (run.path / f"logs/{name}.log").write_text(f"{at(1, 'starts')}\n{at(2, 'error: out of luck')}\n")
     launcher = launched.launcher
 
-    def die(lived_s: float) -> None:
-        launched.now += lived_s
+    def die(after_s: float) -> None:
+        launched.now += after_s
         launched.end(name, code)
         launcher._restart_dead()
         launcher._reconcile()
 
     for _ in range(4):
         die(0.5)
-    # A long life resets the count.
+    # A process that runs for a long time resets the count.
     die(100.0)
     for _ in range(4):
         die(0.5)
@@ -322,7 +322,7 @@ def test_quick_deaths_end_the_training_with_the_last_line(
         die(0.5)
 
 
-def test_stopped_roles_do_not_count_as_quick_deaths(launched: FakeLauncher) -> None:
+def test_stopped_roles_do_not_count_as_early_exits(launched: FakeLauncher) -> None:
     for _ in range(10):
         launched.status["wanted"]["trainers"] = 1
         launched.launcher._reconcile()
@@ -337,29 +337,29 @@ def test_a_server_counts_as_hung_after_it_was_down_for_a_lease(launched: FakeLau
     shard = launched.status["shards"][1]
     launched.now += 100.0
 
-    def look(state: str, seconds: float) -> None:
+    def observe(state: str, seconds: float) -> None:
         shard["state"] = state
         launched.now += seconds
         launcher._reconcile()
 
-    look("unheard", 0.1)
-    look("unheard", lease_s + 1.0)
-    look("down", 0.1)
-    look("down", lease_s - 0.1)
-    look("serving", 0.1)
-    look("down", 0.1)
-    look("down", lease_s - 0.1)
+    observe("unheard", 0.1)
+    observe("unheard", lease_s + 1.0)
+    observe("down", 0.1)
+    observe("down", lease_s - 0.1)
+    observe("serving", 0.1)
+    observe("down", 0.1)
+    observe("down", lease_s - 0.1)
     assert launched.started.count("ps-1") == 1 and launched.messages == []
     before = launched.child("ps-1").process
-    look("down", 0.2)
+    observe("down", 0.2)
     assert launched.messages == ["ps-1 does not respond: replacing it"]
-    # The hung server is not terminated: when it wakes up it finds that it was replaced.
+    # The hung server is not terminated: it is fenced when it wakes up.
     assert launched.child("ps-1").hung == [before] and before is not None and before.poll() is None
     # Its successor has time to start.
-    look("down", 0.1)
-    look("down", 2 * lease_s - 0.2)
+    observe("down", 0.1)
+    observe("down", 2 * lease_s - 0.2)
     assert len(launched.messages) == 1
-    look("down", 0.2)
+    observe("down", 0.2)
     assert len(launched.messages) == 2
 
 
@@ -394,7 +394,7 @@ def test_a_hung_trainer_is_replaced_and_ended(launched: FakeLauncher) -> None:
     assert launched.child("trainer-0").is_running() and launched.child("trainer-0").hung == [hung]
 
 
-@pytest.mark.parametrize("when", ["says so", "ended", "ended before it answered"])
+@pytest.mark.parametrize("when", ["reports finished", "ended", "ended before it answered"])
 def test_a_run_that_finishes_while_it_is_stopped_is_finished(
     launched: FakeLauncher, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -402,7 +402,7 @@ def test_a_run_that_finishes_while_it_is_stopped_is_finished(
     launched.status["checkpoint"] = {"ticket": 3}
 
     def finish() -> None:
-        if when == "says so":
+        if when == "reports finished":
             launched.status["state"] = "finished"
         else:
             launched.end("coordinator", 0)

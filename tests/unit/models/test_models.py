@@ -15,7 +15,7 @@ HIDDEN = (5, 4)
 CROSS_LAYERS = 2
 OPTIONS = Options(DIM, HIDDEN, CROSS_LAYERS, experts=3, expert_hidden=(4, 3), attention_hidden=(5,))
 SHAPES = [Shape(num_slots=4, num_dense=2, num_labels=1), Shape(4, 0, 1), Shape(2, 3, 3), Shape(1, 0, 2)]
-# two ordinary slots and a history of three; two histories of one item, in between and last
+# two plain slots and a sequence of length 3; two sequences with one target, in the middle and at the end
 SEQUENCES = [
     Shape(5, 2, 1, (Sequence(first=2, length=3, target=1),)),
     Shape(8, 0, 2, (Sequence(1, 2, 3), Sequence(5, 3, 3))),
@@ -23,17 +23,17 @@ SEQUENCES = [
 
 
 def naive_mlp(weights: dict[str, Array], inputs: Array, name: str = "deep") -> Array:
-    """Linear layers with max(0, x) between them, neuron by neuron."""
-    places = sorted({int(key.removeprefix(f"{name}.").split(".")[0]) for key in weights if key.startswith(f"{name}.")})
+    """Compute linear layers with max(0, x) between them, neuron by neuron."""
+    layers = sorted({int(key.removeprefix(f"{name}.").split(".")[0]) for key in weights if key.startswith(f"{name}.")})
     values = inputs
-    for place in places:
-        matrix, bias = weights[f"{name}.{place}.weight"], weights[f"{name}.{place}.bias"]
+    for layer in layers:
+        matrix, bias = weights[f"{name}.{layer}.weight"], weights[f"{name}.{layer}.bias"]
         sums = []
         for neuron in range(len(bias)):
             total = bias[neuron]
             for weight, value in zip(matrix[neuron], values, strict=True):
                 total += weight * value
-            sums.append(total if place == places[-1] else max(total, 0.0))
+            sums.append(total if layer == layers[-1] else max(total, 0.0))
         values = np.array(sums)
     return values
 
@@ -153,7 +153,7 @@ def build(kind: str, shape: Shape) -> Model:
 
 @pytest.mark.parametrize("shape", [*SHAPES, *SEQUENCES], ids=str)
 @pytest.mark.parametrize("kind", sorted(ZOO))
-def test_forward_is_the_formula(kind: str, shape: Shape) -> None:
+def test_forward_equals_the_formula(kind: str, shape: Shape) -> None:
     model = build(kind, shape)
     width = sum(column.width for column in model.columns)
     pooled, dense = torch.randn(6, shape.num_slots, width), torch.randn(6, shape.num_dense)
@@ -166,7 +166,7 @@ def test_forward_is_the_formula(kind: str, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(ZOO))
-def test_every_parameter_and_every_column_learns(kind: str) -> None:
+def test_every_parameter_and_column_gets_a_gradient(kind: str) -> None:
     shape = SEQUENCES[0] if kind == "din" else SHAPES[2]
     model = build(kind, shape)
     pooled = torch.randn(16, shape.num_slots, sum(column.width for column in model.columns), requires_grad=True)
@@ -177,7 +177,7 @@ def test_every_parameter_and_every_column_learns(kind: str) -> None:
     assert (pooled.grad.abs().sum((0, 1)) > 0).all()
 
 
-def test_places_without_an_item_add_nothing_to_din() -> None:
+def test_empty_positions_of_a_sequence_do_not_change_din() -> None:
     model = build("din", SEQUENCES[0])
     pooled, dense = torch.randn(4, 5, DIM), torch.randn(4, 2)
     pooled[:, 3:] = 0
@@ -186,7 +186,7 @@ def test_places_without_an_item_add_nothing_to_din() -> None:
     assert torch.equal(model({"deep": pooled}, dense), longer({"deep": padded}, dense))
 
 
-def test_columns() -> None:
+def test_the_columns_of_a_model() -> None:
     shape = Shape(num_slots=4, num_dense=0, num_labels=2)
     assert [(column.name, column.width, column.init) for column in build("dnn", shape).columns] == [
         ("deep", DIM, "uniform")
@@ -197,7 +197,7 @@ def test_columns() -> None:
     ]
 
 
-def test_what_the_table_gives_is_split_by_name() -> None:
+def test_pooled_rows_are_split_into_named_columns() -> None:
     columns = build("wide_deep", Shape(2, 0, 1)).columns
     pooled = torch.arange(2 * 2 * 4.0).view(2, 2, 4)
     parts = split_columns(pooled, columns)

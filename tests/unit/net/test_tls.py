@@ -1,4 +1,4 @@
-"""The rule that nothing goes beyond this machine without a token and TLS, and TLS of the coordinator."""
+"""Traffic to other machines needs a token and TLS; TLS of the coordinator."""
 
 import datetime
 import json
@@ -31,18 +31,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return write_certificates(tmp_path_factory.mktemp("tls"))
 
 
-def shown(files: Files, token: str | None = "secret") -> Security:
+def security_of(files: Files, token: str | None = "secret") -> Security:
     return Security(token, cert=files.cert, key=files.key)
 
 
 def ask(tmp_path: Path, server: Security, client: Security, *, scheme: str = "https", **more: Any) -> int:
-    """The term of a coordinator that has this, asked by somebody who has that."""
+    """Return the term of a coordinator with security `server`, as a client with security `client` receives it."""
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
     with closing(Coordinator(Run(tmp_path / "run"), settings)) as coordinator:
         with CoordinatorServer(coordinator, ServerOptions(security=server)) as serving:
             url = f"{scheme}://{serving.url.partition('://')[2]}"
-            with CoordinatorClient(url, security=client, **{"deadline_s": 60.0, "attempt_s": 60.0, **more}) as asking:
-                return int(asking.status()["term"])
+            with CoordinatorClient(
+                url, security=client, **{"deadline_s": 60.0, "attempt_s": 60.0, **more}
+            ) as connected:
+                return int(connected.status()["term"])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
@@ -53,7 +55,7 @@ def test_this_machine_needs_no_security(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "example.org", "127.0.0.1.example.org"])
 def test_other_machines_need_a_token_and_tls(files: Files, host: str) -> None:
-    safe = shown(files)
+    safe = security_of(files)
     safe.check_listen("ps", host)
     Security(insecure=True).check_listen("ps", host)
     for security, missing in (
@@ -106,16 +108,16 @@ def test_unusable_tls_files_are_refused(tmp_path: Path, files: Files) -> None:
 
 
 def test_a_coordinator_with_tls(tmp_path: Path, files: Files) -> None:
-    assert ask(tmp_path, shown(files), Security("secret", ca=files.ca)) == 1
+    assert ask(tmp_path, security_of(files), Security("secret", ca=files.ca)) == 1
     with pytest.raises(ConfigError, match=r"missing or wrong token$"):
-        ask(tmp_path, shown(files), Security("guess", ca=files.ca))
+        ask(tmp_path, security_of(files), Security("guess", ca=files.ca))
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
-def test_certificates_that_are_not_accepted(
+def test_rejected_certificates_are_reported(
     tmp_path: Path, files: Files, has_answered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told at once; but one that has answered before is asked again, until the deadline."""
+    """The error is immediate; a coordinator that has answered before is retried until the deadline."""
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     other = write_certificates(tmp_path / "other")
     expired = write_certificates(tmp_path / "expired", not_after=past)
@@ -132,12 +134,12 @@ def test_certificates_that_are_not_accepted(
         kind = UnavailableError if has_answered else ConfigError
         ending = r" \(2 attempts in 119 s\)" if has_answered else ""
         with pytest.raises(kind, match=rf"^coordinator at 127.0.0.1:\d+: its certificate {problem}{ending}$"):
-            ask(tmp_path, shown(server), Security("secret", ca=ca), **more)
+            ask(tmp_path, security_of(server), Security("secret", ca=ca), **more)
 
 
 def test_tls_on_one_side_only(tmp_path: Path, files: Files) -> None:
     with pytest.raises(ConfigError, match=r"\d: it speaks TLS: expected https://, got http://$"):
-        ask(tmp_path, shown(files), Security("secret"), scheme="http")
+        ask(tmp_path, security_of(files), Security("secret"), scheme="http")
     with pytest.raises(ConfigError, match=r"\d: expected TLS, got something else: TLS is off at the other end$"):
         ask(tmp_path, Security("secret"), Security("secret", ca=files.ca))
     with pytest.raises(ConfigError, match=r"\d: expected https:// with a `ca` file, got http://$"):
@@ -158,7 +160,7 @@ def test_options_of_a_role_override_its_job(tmp_path: Path, files: Files) -> Non
     other = write_certificates(tmp_path / "other")
     given = Security.of(job_of(tmp_path, tls=named), "", all_files | {"ca": other.ca})
     assert given == Security(None, files.cert, files.key, other.ca)
-    # a trainer needs no certificate, and may run where there is none
+    # a trainer needs no certificate and may run on a machine without one
     missing = job_of(tmp_path, tls=named | {"cert": "none.pem", "key": "none.key"})
     assert Security.of(missing, "", {"ca": None}) == Security(ca=files.ca)
 
@@ -178,15 +180,15 @@ def test_roles_get_only_the_variables_of_their_launcher(files: Files, monkeypatc
     for name, value in files.environment().items():
         monkeypatch.setenv(name, value)
     assert local_security(job, "t") == Security("t", files.cert, files.key, files.ca)
-    told = environment.with_role_variables({environment.TOKEN: "t", environment.TLS_CERT: None})
-    ours = {name: value for name, value in told.items() if name.startswith("ELASTICREC_")}
+    variables = environment.with_role_variables({environment.TOKEN: "t", environment.TLS_CERT: None})
+    ours = {name: value for name, value in variables.items() if name.startswith("ELASTICREC_")}
     assert ours == {"ELASTICREC_OTHER": "kept", "ELASTICREC_TOKEN": "t"}
     monkeypatch.delenv(environment.TLS_CA)
     with pytest.raises(ConfigError, match=r"^tls: expected a certificate, its key and the `ca` that signed it"):
         local_security(job, "t")
 
 
-def test_the_address_that_a_server_announces() -> None:
+def test_the_advertised_address_of_a_server() -> None:
     loopback, everywhere = ListenAddress(), ListenAddress("0.0.0.0", advertise="ps-1.example.org")
     loopback.check(Security())
     everywhere.check(Security(insecure=True))
@@ -206,19 +208,19 @@ def test_the_address_that_a_server_announces() -> None:
 @pytest.mark.parametrize("has_tls", [False, True])
 def test_an_eavesdropper_gets_no_token_with_tls(tmp_path: Path, files: Files, has_tls: bool) -> None:
     settings = Settings(job="j", num_partitions=4, servers=1, plan=plan_of(tmp_path))
-    server, client = (shown(files), Security("secret", ca=files.ca)) if has_tls else (Security("secret"),) * 2
+    server, client = (security_of(files), Security("secret", ca=files.ca)) if has_tls else (Security("secret"),) * 2
     with closing(Coordinator(Run(tmp_path / "run"), settings)) as coordinator:
         with CoordinatorServer(coordinator, ServerOptions(security=server)) as serving:
             base, _, port = serving.url.rpartition(":")
-            with Eavesdropper(int(port)) as listening:
-                url = f"{base}:{listening.port}"
-                with CoordinatorClient(url, security=client, deadline_s=60.0, attempt_s=60.0) as asking:
-                    assert asking.status()["term"] == 1
-    assert (b"Bearer secret" in listening.heard) is not has_tls and len(listening.heard) > 500
+            with Eavesdropper(int(port)) as eavesdropper:
+                url = f"{base}:{eavesdropper.port}"
+                with CoordinatorClient(url, security=client, deadline_s=60.0, attempt_s=60.0) as connected:
+                    assert connected.status()["term"] == 1
+    assert (b"Bearer secret" in eavesdropper.heard) is not has_tls and len(eavesdropper.heard) > 500
 
 
 def test_a_server_on_a_port_in_use() -> None:
-    """Not the fault of a checkpoint that it loads, so another error than those of files."""
+    """The error is a `ConfigError`, not an error of the checkpoint that the server loads."""
     table = {
         "name": "main",
         "seed": 7,
@@ -230,10 +232,10 @@ def test_a_server_on_a_port_in_use() -> None:
     spec = {"table": table, "num_dense": 0, "dense": dense, "num_sums": 0, "owned": {"start": 0, "end": 8}}
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-        told = rf"^ps: 127.0.0.1:{port}: cannot listen there: the port is in use$"
-        with pytest.raises(ConfigError, match=told):
+        expected = rf"^ps: 127.0.0.1:{port}: cannot listen there: the port is in use$"
+        with pytest.raises(ConfigError, match=expected):
             ListenAddress(port=port).check(Security())
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=expected):
             _core.PsServer(
                 json.dumps(spec),
                 address=f"127.0.0.1:{port}",

@@ -1,4 +1,4 @@
-"""Bases and deltas of a training in one process: each version is, bit for bit, what had been learned by then."""
+"""Bases and deltas of a training in one process: each version equals its checkpoint, bit for bit."""
 
 import shutil
 from functools import partial
@@ -29,7 +29,7 @@ from support.online import check_version, rows_of_version
 from support.small import MakeJob, WriteSamples, sample_lines
 
 HOURS = [f"20260101{hour:02d}" for hour in range(8)]
-# what was shown once and not again is gone after some passes
+# rows with a single impression are evicted after a few passes
 EVICT = {"decay": {"show_click": 0.5}, "evict": {"min_score": 0.1}}
 TRAIN = {"threads": 1, "batch_size": 64, "checkpoint": {"keep_epochs": True}}
 FULL = OSError(28, "No space left on device")
@@ -49,7 +49,7 @@ def write_hour(hour: str, count: int) -> None:
 
 @pytest.fixture
 def hourly(make_job: MakeJob) -> Any:
-    """A job on hours that are there, with few samples each; there is a version and a checkpoint of each."""
+    """A job on hours that are complete, with few samples each; each hour gives a version and a checkpoint."""
     for hour in HOURS:
         write_hour(hour, 60)
 
@@ -68,7 +68,7 @@ def hourly(make_job: MakeJob) -> Any:
 
 @pytest.fixture
 def evicting(hourly: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same, with days of an hour, at whose ends rows go."""
+    """The same job with days of one hour; each end of a day evicts rows."""
     monkeypatch.setattr(LocalPasses, "ends_day", True)
     return partial(hourly, sparse=EVICT, base_every=60)
 
@@ -78,12 +78,12 @@ def local() -> Repository:
 
 
 def kinds() -> str:
-    """`B` of a base and `d` of a delta, oldest first."""
+    """Return one letter per version, oldest first: `B` for a base, `d` for a delta."""
     return "".join("d" if local().version(number).is_delta else "B" for number in local().versions())
 
 
 def check_all(name: str = "small") -> list[dict[str, Any]]:
-    """Every version of the end of a pass is its checkpoint; returns what they say of their tables."""
+    """Check that every version cut at the end of a pass equals its checkpoint; return the `table` of each manifest."""
     run = Run(Path("runs") / name)
     checkpoints = {one.progress.epoch: one for one in list_checkpoints(run) if not one.progress.batches}
     found = [local().version(number) for number in local().versions()]
@@ -94,7 +94,7 @@ def check_all(name: str = "small") -> list[dict[str, Any]]:
 
 
 def at_pass(number: int, act: Any) -> Any:
-    """A callback that acts once, when a pass has ended and before its version is written."""
+    """Return a callback that acts once, when the pass has ended and before its version is written."""
 
     def watch(event: Event) -> Any:
         if event.kind in ("pass", "epoch") and event.values[event.kind] == number:
@@ -104,30 +104,30 @@ def at_pass(number: int, act: Any) -> Any:
     return watch
 
 
-def test_a_base_every_so_often_and_deltas_between(hourly: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_after_every_base_every_deltas(hourly: Any, capsys: pytest.CaptureFixture[str]) -> None:
     train_and_publish(hourly())
     assert kinds() == "BdddBddd"
     assert local().current() == 8
     tables = check_all()
     assert all(0 < table["changed"] < table["rows"] for table in tables if "changed" in table)
-    told = capsys.readouterr().err
-    assert "published models/small/1: " in told and "published models/small/5: " in told
+    log = capsys.readouterr().err
+    assert "published models/small/1: " in log and "published models/small/5: " in log
     delta = f"{tables[1]['changed']} rows changed, 0 removed, of {tables[1]['rows']}, "
-    assert f"published models/small/1/deltas/2: {delta}" in told
-    assert "partitions whole" not in told
+    assert f"published models/small/1/deltas/2: {delta}" in log
+    assert "partitions whole" not in log
 
 
 @pytest.mark.parametrize("row_type", ["f32", "f16", "int8"])
-def test_rows_that_go_are_gone_online(evicting: Any, row_type: str) -> None:
+def test_evicted_rows_are_removed_from_the_published_version(evicting: Any, row_type: str) -> None:
     train_and_publish(evicting(row_type=row_type))
     assert kinds() == "Bddddddd"
     tables = check_all()
     assert sum(table["removed"] for table in tables[1:]) > 20
     first, last = rows_of_version(local(), 1), rows_of_version(local(), 8)
-    assert set(first) - set(last), "some of the first are gone for good"
+    assert set(first) - set(last), "some rows of the first version are not in the last"
 
 
-def test_every_version_may_be_a_base_and_nothing_is_listed_then(
+def test_a_run_that_publishes_only_bases_tracks_no_changes(
     hourly: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tables: list[_core.Table] = []
@@ -145,10 +145,10 @@ def test_every_version_may_be_a_base_and_nothing_is_listed_then(
         table.publish("9", committed="8", is_base=False, row_type="f32", path=str(tmp_path / f"{at}"))["whole"]
         for at, table in enumerate(tables)
     ]
-    assert whole == [4, 0], "the second knows what changed since its eighth publish, and the first of none"
+    assert whole == [4, 0], "only the second run tracks changes since its eighth publish"
 
 
-def test_a_pass_without_changes_is_a_delta_of_nothing(hourly: Any) -> None:
+def test_a_pass_without_changes_gives_an_empty_delta(hourly: Any) -> None:
     write_hour(HOURS[2], 0)
     train_and_publish(hourly())
     tables = check_all()
@@ -161,10 +161,10 @@ def test_a_pass_without_changes_is_a_delta_of_nothing(hourly: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["rows", "network", "manifest", "behind the manifest", "offer"])
-def test_a_publish_that_fails_loses_no_change(
+def test_a_failed_publish_loses_no_change(
     evicting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
-    """Twice in a row, of a base and of deltas."""
+    """The publish of the base fails once; the publish of a delta fails twice in a row."""
     calls: list[str] = []
 
     def failing(act: Any, *, after: bool = False) -> Any:
@@ -188,7 +188,7 @@ def test_a_publish_that_fails_loses_no_change(
     elif where == "offer":
         monkeypatch.setattr(Repository, "offer", failing(offer))
     else:
-        # what stands behind the manifest is a version that nobody knows of
+        # a failure behind the manifest leaves a version that the publisher does not know of
         monkeypatch.setattr(Repository, "commit", failing(commit, after=where != "manifest"))
     train_and_publish(evicting())
     expected = {"behind the manifest": "BBdddddd", "offer": "Bddddddd"}.get(where, "Bdddd")
@@ -201,7 +201,7 @@ def test_a_publish_that_fails_loses_no_change(
 
 @pytest.mark.parametrize("leave", [0, 5000])
 def test_a_full_disk_loses_no_change(evicting: Any, tmp_path: Path, leave: int) -> None:
-    """No room for the rows, or for some of them."""
+    """The disk has no space for any row, or for some of the rows only."""
     with small_file_system(tmp_path / "disk", "2m") as disk:
         repository = Repository.open(disk, "small")
 
@@ -222,13 +222,15 @@ def test_a_full_disk_loses_no_change(evicting: Any, tmp_path: Path, leave: int) 
 def test_without_its_parent_the_next_version_is_a_base(hourly: Any) -> None:
     callback = at_pass(4, lambda: local().remove("1/deltas/3"))
     train_and_publish(hourly(base_every=60), callback=callback)
-    # numbers are given again
+    # the number of the removed version is used again
     assert [local().version(number).manifest["data"]["epoch"] for number in local().versions()] == [1, 2, 4, 5, 6, 7, 8]
     assert kinds() == "BdBdddd"
     check_all()
 
 
-def test_deltas_go_into_a_store_behind_a_url(hourly: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deltas_are_published_to_a_repository_behind_a_url(
+    hourly: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ELASTICREC_CACHE", str(tmp_path / "cache"))
     url = "memory://test-publish-changes/models"
     train_and_publish(hourly(repository=url))
@@ -249,7 +251,7 @@ def test_a_refused_version_does_not_block_later_versions(hourly: Any, capsys: py
 
 
 def test_bases_of_deltas_in_use_are_not_collected(hourly: Any) -> None:
-    """A rollback to a delta holds its base, though newer ones come and go."""
+    """A rollback to a delta keeps its base while newer versions are published and collected."""
     callback = at_pass(3, lambda: local().rollback(2))
     train_and_publish(hourly(keep=1, base_every=1), callback=callback)
     assert local().versions() == [1, 2, 7, 8]
@@ -259,7 +261,7 @@ def test_bases_of_deltas_in_use_are_not_collected(hourly: Any) -> None:
 
 @pytest.mark.parametrize("num_lost", [0, 2])
 def test_a_resumed_run_begins_with_a_base(hourly: Any, num_lost: int) -> None:
-    """Also where it goes back behind what is online: that has rows that it does not have."""
+    """Also when the run resumes from before the current version, which has rows that the checkpoint does not have."""
     train_and_publish(hourly(), callback=at_pass(4, lambda: False))
     assert kinds() == "Bddd"
     run = Run(Path("runs/small"))
@@ -271,7 +273,9 @@ def test_a_resumed_run_begins_with_a_base(hourly: Any, num_lost: int) -> None:
     assert kinds() == "Bddd" + ("BdddBd" if num_lost else "Bddd")
     check_all()
     if num_lost:
-        assert set(online) - set(rows_of_version(local(), 5)), "it had gone back"
+        assert set(online) - set(rows_of_version(local(), 5)), (
+            "the resumed run lacks rows of the version that was online"
+        )
 
 
 def test_a_warm_start_begins_with_a_base(hourly: Any, make_job: MakeJob, write_samples: WriteSamples) -> None:
@@ -286,7 +290,7 @@ def test_a_warm_start_begins_with_a_base(hourly: Any, make_job: MakeJob, write_s
 
 
 def test_evictions_after_the_last_batch_are_published(evicting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By time there may be a version of the last batch of all; the epoch ends with an eviction after it."""
+    """A version cut by time may be of the very last batch; the epoch ends with an eviction after it."""
     now = [0.0]
 
     class Clocked(LivePublisher):
@@ -298,7 +302,7 @@ def test_evictions_after_the_last_batch_are_published(evicting: Any, monkeypatch
             super().between(trainer)
 
     monkeypatch.setattr(live, "LivePublisher", Clocked)
-    # a batch an hour
+    # one batch per hour
     train_and_publish(evicting(every="1s"))
     samples = [local().version(number).manifest["data"]["samples"] for number in local().versions()]
     assert samples == [60, 120, 180, 240, 300, 360, 420, 480, 480]
@@ -309,7 +313,7 @@ def test_evictions_after_the_last_batch_are_published(evicting: Any, monkeypatch
 
 @pytest.mark.parametrize("point", ["commit_version", "offer_committed"])
 @pytest.mark.parametrize("every", ["hour", "epoch"])
-def test_a_run_that_died_before_its_last_version(
+def test_the_last_version_is_published_after_a_crash_before_it(
     evicting: Any,
     make_job: MakeJob,
     write_samples: WriteSamples,
@@ -318,7 +322,7 @@ def test_a_run_that_died_before_its_last_version(
     every: str,
     point: str,
 ) -> None:
-    """The same command again trains nothing, and brings online what it had come to; once."""
+    """The same command again trains nothing and publishes the final state, once."""
     write_samples(count=100)
     job, num_passes = evicting(), 8
     if every == "epoch":
@@ -326,8 +330,8 @@ def test_a_run_that_died_before_its_last_version(
     act = getattr(local_versions, point)
 
     def die(*arguments: Any) -> Any:
-        cut = next(one for one in arguments if isinstance(one, local_versions.VersionSource))
-        if cut.progress.epoch == num_passes:
+        source = next(one for one in arguments if isinstance(one, local_versions.VersionSource))
+        if source.progress.epoch == num_passes:
             raise KeyboardInterrupt
         return act(*arguments)
 
@@ -337,13 +341,13 @@ def test_a_run_that_died_before_its_last_version(
     assert local().current() == num_passes - 1
     for _ in range(2):
         train_and_publish(job)
-        # the number of one that was not committed does not come again
+        # the number of an uncommitted version is not used again
         assert local().current() == num_passes + (point == "commit_version")
         assert kinds() == "B" + "d" * (num_passes - 2) + ("B" if point == "commit_version" else "d")
     check_all()
     if point == "offer_committed":
         assert capsys.readouterr().err.count(f"models/small/1/deltas/{num_passes}: offered\n") == 1
-    # what people publish themselves stays
+    # a version published by hand stays current
     publish_run(Run(Path("runs/small")))
     train_and_publish(job)
     assert local().current() == num_passes + 1 + (point == "commit_version")

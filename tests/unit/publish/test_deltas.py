@@ -1,4 +1,4 @@
-"""Deltas and other row types from the repository to a score: what is served is what was learned."""
+"""Deltas and other row types, from the repository to a score: served scores equal those of the checkpoint."""
 
 import json
 from pathlib import Path
@@ -50,8 +50,8 @@ def scores_of(model: str, text: bytes) -> Any:
 
 
 @pytest.fixture
-def more(make_job: MakeJob, write_samples: WriteSamples) -> Job:
-    """A version 1, and a checkpoint that learned more after it."""
+def trained(make_job: MakeJob, write_samples: WriteSamples) -> Job:
+    """A trained job whose checkpoint is published as version 1; `learn_more` trains it further."""
     write_samples(count=300)
     write_samples("later.txt", count=300, seed=3)
     job = make_job(data={"train": ["train.txt"]})
@@ -68,19 +68,21 @@ def learn_more(job: Job, make_job: MakeJob) -> CheckpointModel:
     return load_checkpoint(Run.of(later))
 
 
-def test_a_delta_is_served_as_it_was_learned(more: Job, make_job: MakeJob, capsys: pytest.CaptureFixture[str]) -> None:
-    loaded = learn_more(more, make_job)
+def test_a_delta_scores_like_its_checkpoint(
+    trained: Job, make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = learn_more(trained, make_job)
     version = offer_delta(loaded, 1, signs_of("later.txt"))
     assert (version.number, version.manifest["base"], version.manifest["parent"]) == (2, 1, 1)
     assert verify(local(), 2) == []
     text = b"".join(Path(name).read_bytes() for name in ("train.txt", "later.txt"))
     np.testing.assert_allclose(scores_of("models/small", text), loaded.predict(text), atol=1e-5)
-    # the version before is what it was
+    # the version before is unchanged
     np.testing.assert_allclose(
-        scores_of("models/small:1", text), load_checkpoint(Run.of(more)).predict(text), atol=1e-5
+        scores_of("models/small:1", text), load_checkpoint(Run.of(trained)).predict(text), atol=1e-5
     )
     assert np.abs(scores_of("models/small:1", text) - scores_of("models/small:2", text)).max() > 0.01
-    # and so it is in a pack
+    # a pack gives the same scores
     assert cli.main(["models", "pack", "small", "small.tar.gz"]) == 0
     np.testing.assert_allclose(scores_of("small.tar.gz", text), loaded.predict(text), atol=1e-5)
 
@@ -97,8 +99,10 @@ def test_a_delta_is_served_as_it_was_learned(more: Job, make_job: MakeJob, capsy
             np.testing.assert_array_equal(np.float32(sign["weights"]), np.float32(row[3]))
 
 
-def test_signs_that_a_delta_removes_are_gone(more: Job, make_job: MakeJob, capsys: pytest.CaptureFixture[str]) -> None:
-    loaded = learn_more(more, make_job)
+def test_rows_removed_by_a_delta_read_as_zero(
+    trained: Job, make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = learn_more(trained, make_job)
     before, later = signs_of("train.txt"), signs_of("later.txt")
     removed = set(sorted(before - later)[:5])
     assert len(removed) == 5
@@ -117,8 +121,8 @@ def test_signs_that_a_delta_removes_are_gone(more: Job, make_job: MakeJob, capsy
     assert "5 removed" in capsys.readouterr().out
 
 
-def test_a_delta_without_its_parent_is_not_served(more: Job, make_job: MakeJob) -> None:
-    loaded = learn_more(more, make_job)
+def test_a_delta_without_its_parent_is_not_served(trained: Job, make_job: MakeJob) -> None:
+    loaded = learn_more(trained, make_job)
     for parent in (1, 2):
         offer_delta(loaded, parent, signs_of("later.txt"))
     path, _ = find_version("models/small:3")
@@ -145,7 +149,7 @@ def test_smaller_rows_score_nearly_the_same(
     assert 0 < np.abs(scores - expected).max() < error
 
 
-def test_the_type_of_rows_on_the_command_line(more: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_row_type_option_of_the_command_line(trained: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["publish", "small", "--row-type", "f16"]) == 0
     assert local().version(2).manifest["table"]["row_type"] == "f16"
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The exported graph: the scores of torch in ONNX Runtime, and nothing of the weights or this machine inside."""
+"""The exported graph: it scores like torch, and holds neither weights nor paths of this machine."""
 
 import re
 from pathlib import Path
@@ -86,21 +86,21 @@ def test_scores_equal_those_of_torch(make_job: MakeJob, tmp_path: Path, kind: st
     check_scores(write(tmp_path / "2", graph, other_flat), other)
 
 
-def test_the_graph_holds_no_weights_and_nothing_of_this_machine(make_job: MakeJob) -> None:
+def test_the_graph_holds_no_weights_and_no_local_paths(make_job: MakeJob) -> None:
     scorer, flat = make(make_job, ZOO["wide_deep"](Shape(4, 2, 1), Options(DIM, (64, 64))))
     content = export_graph(scorer, flat.tensors)
     assert len(content) < 4 * len(flat.values)
     graph = onnx.load_model_from_string(content)
-    places = {}
+    references = {}
     for initializer in graph.graph.initializer:
         assert not initializer.raw_data or np.prod(initializer.dims) <= 8
         if initializer.data_location == onnx.TensorProto.EXTERNAL:
             assert not initializer.raw_data
             assert not initializer.float_data
-            places[initializer.name.removeprefix("model.")] = {
+            references[initializer.name.removeprefix("model.")] = {
                 entry.key: entry.value for entry in initializer.external_data
             }
-    assert places == {
+    assert references == {
         tensor.name: {
             "location": DENSE_FILE,
             "offset": str(4 * tensor.offset),
@@ -115,7 +115,7 @@ def test_the_graph_holds_no_weights_and_nothing_of_this_machine(make_job: MakeJo
 
 
 class Normed(Model):
-    """With buffers, a product and a branch of tensors: what users write."""
+    """A model with buffers and products of tensors, like those that users write."""
 
     def __init__(self, shape: Shape, options: Options) -> None:
         super().__init__(shape, options)
@@ -131,7 +131,7 @@ class Normed(Model):
         return logits + columns["first"].sum(1)
 
 
-def test_buffers_go_with_the_weights(make_job: MakeJob, tmp_path: Path) -> None:
+def test_buffers_are_exported_with_the_weights(make_job: MakeJob, tmp_path: Path) -> None:
     scorer, flat = make(make_job, Normed(Shape(3, 0, 1), Options(DIM, ())))
     scorer.train()
     for step in range(3):
@@ -165,7 +165,7 @@ def test_a_failed_export_is_one_line(make_job: MakeJob, capfd: pytest.CaptureFix
     assert (output.out, output.err) == ("", "")
 
 
-def test_a_parameter_without_use_is_named(make_job: MakeJob) -> None:
+def test_an_unused_parameter_is_named(make_job: MakeJob) -> None:
     scorer, flat = make(make_job, Forgetful(Shape(3, 0, 1), Options(DIM, ())))
     with pytest.raises(ModelError, match=r"^model: `norm\.bias` is not in the exported graph; does forward use it\?$"):
         export_graph(scorer, flat.tensors)
@@ -211,11 +211,11 @@ def test_a_branch_on_values_is_named_by_its_line(make_job: MakeJob) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(ZOO))
-def test_chosen_labels_have_the_scores_they_had(make_job: MakeJob, tmp_path: Path, kind: str) -> None:
+def test_selected_labels_keep_their_scores(make_job: MakeJob, tmp_path: Path, kind: str) -> None:
     sequences = (Sequence(3, 2, 0),) if kind == "din" else ()
     model = ZOO[kind](Shape(5, 1, 3, sequences), Options(DIM, (6, 5)))
     scorer, flat = make(make_job, model)
-    # a rate that scales the other labels by the click
+    # a negative rate scales the other labels by the click
     scorer.negative_rate = 0.3
     path = write(tmp_path / "1", export_graph(scorer, flat.tensors, (2, 0)), flat)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -244,8 +244,8 @@ class Tasks(Model):
         history = deep[:, sequence.first : sequence.first + sequence.length]
         query = deep[:, :1]
         mask = torch.cat([torch.zeros(deep.shape[0], 1, dtype=torch.bool), (history == 0).all(2)[:, 1:]], 1)
-        met, _ = self.attention(query, history, history, key_padding_mask=mask)
-        both = torch.cat([met[:, 0], torch.tanh(self.gru(query[:, 0]))], 1)
+        attended, _ = self.attention(query, history, history, key_padding_mask=mask)
+        both = torch.cat([attended[:, 0], torch.tanh(self.gru(query[:, 0]))], 1)
         return torch.cat([tower(both) for tower in self.towers], 1)
 
 
@@ -260,7 +260,7 @@ def test_a_graph_with_a_fixed_batch_size_is_rejected(make_job: MakeJob) -> None:
         export_graph(scorer, flat.tensors)
 
 
-def test_a_users_model_of_several_labels_over_a_sequence(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_custom_model_of_several_labels_over_a_sequence(make_job: MakeJob, tmp_path: Path) -> None:
     shape = Shape(6, 0, 2, (Sequence(2, 4, 0),))
     assert shape.sequences[0].length == 4
     scorer, flat = make(make_job, Tasks(shape, Options(4, ())))

@@ -1,4 +1,4 @@
-"""The gate before an offer, and what becomes of a version that it stops."""
+"""The gate before an offer, and the state of a version that it refuses."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def reasons(rows: int = 100, current: int | None = 100, metrics: Any = None, **g
     return refusals(Gate(**gate), Candidate(rows, MEASURED if metrics is None else metrics), current)
 
 
-def test_by_default_only_weights_and_rows_are_looked_at() -> None:
+def test_by_default_only_weights_and_rows_are_checked() -> None:
     assert reasons() == []
     assert reasons(metrics={"train": [], "eval": None}) == []
     assert refusals(Gate(), Candidate(1, MEASURED, ("mlp.0.weight", "b")), None) == [
@@ -31,7 +31,7 @@ def test_by_default_only_weights_and_rows_are_looked_at() -> None:
     ]
 
 
-def test_bounds_are_of_the_evaluation_and_the_first_label() -> None:
+def test_bounds_apply_to_the_evaluation_of_the_first_label() -> None:
     assert reasons(min_auc=0.75, max_log_loss=0.4) == []
     assert reasons(min_auc=0.76, max_log_loss=0.39) == [
         "AUC of the evaluation: expected at least 0.76, got 0.7500",
@@ -39,14 +39,14 @@ def test_bounds_are_of_the_evaluation_and_the_first_label() -> None:
     ]
 
 
-def test_without_an_evaluation_they_are_of_the_last_pass() -> None:
+def test_without_an_evaluation_bounds_apply_to_the_last_pass() -> None:
     metrics = {**MEASURED, "eval": None}
     assert reasons(metrics=metrics, min_auc=0.6) == []
     assert reasons(metrics=metrics, min_auc=0.61) == ["AUC of the last pass: expected at least 0.61, got 0.6000"]
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), "0.9", True])
-def test_a_metric_that_is_no_number_is_below_any_bound(value: Any) -> None:
+def test_a_metric_that_is_not_a_number_fails_any_bound(value: Any) -> None:
     metrics = {"eval": [{"auc": value, "log_loss": value}]}
     assert reasons(metrics=metrics, min_auc=0.1, max_log_loss=9.0) == [
         "AUC of the evaluation: expected at least 0.1, got none",
@@ -55,7 +55,7 @@ def test_a_metric_that_is_no_number_is_below_any_bound(value: Any) -> None:
     assert reasons(metrics={}, min_auc=0.1) == ["AUC of the last pass: expected at least 0.1, got none"]
 
 
-def test_rows_may_go_down_by_a_share() -> None:
+def test_rows_may_shrink_by_max_row_loss() -> None:
     assert reasons(rows=50) == []
     assert reasons(rows=1000) == []
     assert reasons(rows=49) == [
@@ -79,21 +79,21 @@ def test_a_failed_gate_stops_the_offer_and_keeps_the_version(tmp_path: Path) -> 
     assert not result.is_offered
     assert result.summary.startswith("not offered: rows: expected to lose at most 50%")
     assert (repository.versions(), repository.current()) == ([1, 2], 1)
-    # the bound is that of what is offered, not of what was refused
+    # the bound refers to the current version, not to a refused version
     assert not offer(repository, Publish(), rows=11).is_offered
     assert offer(repository, Publish(), rows=60).is_offered
     assert repository.current() == 4
 
 
-def test_with_a_store_its_rollout_offers(tmp_path: Path) -> None:
+def test_with_a_store_the_rollout_makes_the_offer(tmp_path: Path) -> None:
     repository = Repository.open(tmp_path, "demo")
     result = offer(repository, Publish(), has_store=True)
     assert (result.is_offered, result.summary) == (False, "not offered: the store must load it first")
     assert repository.current() is None
 
 
-def test_a_store_that_a_job_does_not_name_is_before_it_too(tmp_path: Path) -> None:
-    """`deliver` wrote it down: who publishes by hand must not offer what no server of it has."""
+def test_a_recorded_store_blocks_the_offer_of_a_job_without_one(tmp_path: Path) -> None:
+    """`deliver` recorded the store: a publish by hand must not offer a version that no cube server has."""
     repository = Repository.open(tmp_path, "demo")
     assert offer(repository, Publish()).is_offered
     record_store(repository, [["127.0.0.1:8600"]], None)
@@ -108,7 +108,7 @@ def test_a_store_that_a_job_does_not_name_is_before_it_too(tmp_path: Path) -> No
     assert offer(repository, Publish()).is_offered
 
 
-def test_a_rollback_is_before_it_and_old_versions_go(tmp_path: Path) -> None:
+def test_a_rollback_blocks_the_offer_and_old_versions_are_collected(tmp_path: Path) -> None:
     repository = Repository.open(tmp_path, "demo")
     settings = Publish(keep=2)
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_a_rollback_is_before_it_and_old_versions_go(tmp_path: Path) -> None:
     assert result.summary == f"not offered: {HELD}"
     assert result.collected == ()
     assert (repository.versions(), repository.current()) == ([2, 3, 4], 2)
-    # a refused one is collected like any other
+    # a version that was not offered is collected like any other
     repository.resume()
     assert offer(repository, settings).collected == (3, 2)
 
@@ -131,7 +131,7 @@ def test_a_version_older_than_the_current_one_is_not_offered(tmp_path: Path) -> 
     result = offer_version(repository, late, Publish(), has_store=False)
     assert result.summary == "not offered: the newer version 2 is current"
     assert repository.current() == 2
-    # another one may have offered the same
+    # another process may have offered the same version
     assert offer_version(repository, newer, Publish(), has_store=False).summary == "offered"
 
 

@@ -1,4 +1,4 @@
-"""Publishing from a training in one process: when, what, and what a failure costs."""
+"""Publishing from a training in one process: when a version is cut, its content, and failures."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from elasticrec.training.loop import Trainer
 from elasticrec.training.predict import load_checkpoint
 from support.small import MakeJob, WriteSamples
 
-OWN = """\
+CUSTOM_MODEL = """\
 import torch
 from torch import nn
 
@@ -79,15 +79,15 @@ def test_a_version_at_the_end_of_each_epoch(job_of: Any, capsys: pytest.CaptureF
     for number in (1, 2, 3):
         assert verify(repository, number) == []
     rows = r"(?:[\d,]+ rows changed, 0 removed, of [\d,]+|[\d,]+ rows)"
-    told = re.findall(
+    published = re.findall(
         rf"published models/small/(\S+): {rows}, [\d,]+ bytes, [\d.]+ s; offered", capsys.readouterr().err
     )
-    assert told == ["1", "1/deltas/2", "1/deltas/3"]
-    # the last one is what was learned
+    assert published == ["1", "1/deltas/2", "1/deltas/3"]
+    # the last version scores like the checkpoint
     text = Path("train.txt").read_bytes()
     scores = _core.Predictor("models/small/1/deltas/3", str(library_path())).predict(text)
     np.testing.assert_allclose(scores, load_checkpoint(Run(Path("runs/small"))).predict(text), atol=1e-5)
-    # nothing is left to train, and nothing to publish
+    # a finished run trains and publishes nothing
     train_and_publish(job_of(train={"epochs": 3, "threads": 1, "batch_size": 64}))
     assert repository.versions() == [1, 2, 3]
 
@@ -106,7 +106,7 @@ def test_versions_by_time_and_one_at_the_end(job_of: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(live, "LivePublisher", Clocked)
     train_and_publish(job_of(publish={"every": "30s", "keep": 9}))
     repository = local()
-    # ten batches, one of them in seven seconds
+    # ten batches of seven seconds each
     samples = [repository.version(number).manifest["data"]["samples"] for number in repository.versions()]
     assert samples == [5 * 64, 600]
     assert repository.version(1).manifest["checkpoint"] == "step-000000000005"
@@ -114,7 +114,7 @@ def test_versions_by_time_and_one_at_the_end(job_of: Any, monkeypatch: pytest.Mo
 
 
 def test_a_model_that_cannot_be_exported_fails_before_the_first_batch(job_of: Any, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text(CUSTOM_MODEL)
     job = job_of(model={"kind": "mine.py:Mine", "dim": 4})
     steps = []
     with pytest.raises(ModelError) as caught:
@@ -124,11 +124,11 @@ def test_a_model_that_cannot_be_exported_fails_before_the_first_batch(job_of: An
     )
     assert max(steps, default=0) == 0
     assert local().versions() == []
-    # without publishes it trains
+    # without `publish.every` the model trains
     train_and_publish(job_of(model={"kind": "mine.py:Mine", "dim": 4}, publish={}))
 
 
-def test_a_publish_that_fails_does_not_end_the_training(
+def test_a_failed_publish_does_not_end_the_training(
     job_of: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commit, calls = local_versions.commit_version, []
@@ -142,7 +142,7 @@ def test_a_publish_that_fails_does_not_end_the_training(
     monkeypatch.setattr(local_versions, "commit_version", sometimes)
     summary = train_and_publish(job_of(train={"epochs": 3, "threads": 1, "batch_size": 64}))
     assert summary.progress.finished
-    # the number of one that failed does not come again
+    # the number of a failed publish is not used again
     assert local().versions() == [1, 3]
     assert local().version(3).manifest["data"]["samples"] == 1800
     assert (
@@ -172,17 +172,17 @@ def test_another_job_that_publishes_the_model_is_named(job_of: Any) -> None:
     assert not Path("runs").exists()
 
 
-def test_a_rollback_under_a_training_stays(job_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rollback_during_a_training_holds(job_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
     job = job_of(train={"epochs": 4, "threads": 1, "batch_size": 64}, publish={"every": "epoch", "keep": 9})
-    rolled = threading.Event()
+    rolled_back = threading.Event()
 
     def watch(event: Any) -> None:
-        if event.kind == "epoch" and event.values["epoch"] == 3 and not rolled.is_set():
+        if event.kind == "epoch" and event.values["epoch"] == 3 and not rolled_back.is_set():
             local().rollback(1)
-            rolled.set()
+            rolled_back.set()
 
     train_and_publish(job, callback=watch)
-    assert rolled.is_set()
+    assert rolled_back.is_set()
     state = local().state()
     assert state is not None
     assert (state.version, state.is_held) == (1, True)
@@ -190,7 +190,7 @@ def test_a_rollback_under_a_training_stays(job_of: Any, capsys: pytest.CaptureFi
     assert "not offered: a rollback holds the model" in capsys.readouterr().err
 
 
-def test_hours_say_until_when(make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path) -> None:
+def test_versions_of_hours_record_the_last_hour(make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path) -> None:
     for hour in ("00", "01"):
         directory = tmp_path / "logs/20260101" / hour
         directory.mkdir(parents=True)
@@ -204,7 +204,7 @@ def test_hours_say_until_when(make_job: MakeJob, write_samples: WriteSamples, tm
     assert [one["until"] for one in found][:2] == ["2026-01-01T00", "2026-01-01T01"]
 
 
-def test_the_command_publishes(job_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_elasticrec_train_publishes(job_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
     raw = job_of().to_dict(references=True)
     Path("job.yaml").write_text(json.dumps(raw))
     assert cli.main(["train", "job.yaml"]) == 0

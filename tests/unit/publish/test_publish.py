@@ -1,4 +1,4 @@
-"""What a publish leaves in the repository: the checkpoint as a version, offered if the gate lets it through."""
+"""A publish writes the checkpoint to the repository as a version, and offers it if it passes the gate."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_a_published_version_is_the_checkpoint(trained: Job) -> None:
 
 
 def check_cube(table: _core.Table, path: Path) -> None:
-    """Every sign of the data and as many that are not in it."""
+    """Check the rows of every sign of the data, and as many absent signs."""
     signs = {
         int(field.split(":")[0]) for line in Path("train.txt").read_text().splitlines() for field in line.split()[2:]
     }
@@ -101,7 +101,7 @@ def lines_to_score() -> list[str]:
 
 
 def check_scores(job: Job, path: Path) -> None:
-    """Rows of the cube, summed by hand, through the graph: the scores of `predict`."""
+    """Check that the graph, fed with rows of the cube pooled here, gives the scores of `predict`."""
     lines = lines_to_score()
     session = onnxruntime.InferenceSession(path / "graph.onnx", providers=["CPUExecutionProvider"])
     pooled = np.zeros((len(lines), 3, 5), np.float32)
@@ -116,7 +116,7 @@ def check_scores(job: Job, path: Path) -> None:
     assert scores.std() > 0.01
 
 
-def test_the_graph_is_exported_once_for_a_structure(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_of_an_unchanged_model_is_exported_once(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     exports = []
     export = graphs.export_graph
     monkeypatch.setattr(graphs, "export_graph", lambda *arguments: exports.append(1) or export(*arguments))
@@ -127,7 +127,7 @@ def test_the_graph_is_exported_once_for_a_structure(trained: Job, monkeypatch: p
     assert (second.version, local().current()) == (2, 2)
     for name in ("graph.onnx", "dense.bin", "cube/part-00000"):
         assert (first.path / name).read_bytes() == (second.path / name).read_bytes(), name
-    # a file that is damaged, or is of other code, is not trusted
+    # a cached graph that is damaged, or of other code, is not used
     (cached,) = Path("runs/small/graphs").iterdir()
     cached.write_bytes(cached.read_bytes()[:-40])
     publish_run(Run.of(trained))
@@ -138,15 +138,15 @@ def test_the_graph_is_exported_once_for_a_structure(trained: Job, monkeypatch: p
             return -super().forward(columns, dense_BD)
 
     monkeypatch.setitem(ZOO, "wide_deep", Other)
-    turned = publish_run(Run.of(trained))
+    changed_model = publish_run(Run.of(trained))
     assert len(exports) == 3
-    assert (turned.path / "graph.onnx").read_bytes() != graph
+    assert (changed_model.path / "graph.onnx").read_bytes() != graph
     assert len(list(Path("runs/small/graphs").iterdir())) == 1
 
 
 def test_a_change_in_an_imported_file_changes_the_graph(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_run(Run.of(trained))
-    # code that no fingerprint sees
+    # a change of the code that the fingerprint does not cover
     forward = WideDeep.forward
     monkeypatch.setattr(WideDeep, "forward", lambda *arguments: 2 * forward(*arguments))
     published = publish_run(Run.of(trained))
@@ -174,7 +174,7 @@ def test_a_model_that_cannot_be_exported_leaves_no_files(trained: Job, monkeypat
     assert local().version(1) == before
 
 
-def test_a_publish_that_broke_off_is_not_offered(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_publish_is_not_offered(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_run(Run.of(trained))
 
     def fail(*_: object, **__: object) -> bytes:
@@ -186,11 +186,11 @@ def test_a_publish_that_broke_off_is_not_offered(trained: Job, monkeypatch: pyte
             publish_run(Run.of(trained))
     assert (local().versions(), local().current()) == ([1], 1)
     assert {path.name for path in Path("models/small").iterdir()} == {".lock", ".state.lock", "1", CURRENT, "NEXT"}
-    # the number of what broke off does not come again
+    # the number of the failed publish is not used again
     assert publish_run(Run.of(trained)).version == 3
 
 
-def test_a_disk_that_is_full_costs_nothing(trained: Job, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_repository_unchanged(trained: Job, tmp_path: Path) -> None:
     with small_file_system(tmp_path / "small", "4m") as path:
         republish(trained, repository=str(path))
         repository = Repository.open(path, "small")
@@ -225,7 +225,7 @@ def test_the_gate_refuses_a_version_with_a_low_auc(trained: Job, capsys: pytest.
     assert local().current() == 4
 
 
-def test_weights_that_are_no_numbers_are_not_offered(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_not_finite_are_not_offered(trained: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     load = load_checkpoint
 
     def spoiled(*arguments: Any, **options: Any) -> Any:
@@ -240,7 +240,7 @@ def test_weights_that_are_no_numbers_are_not_offered(trained: Job, monkeypatch: 
     assert "has values that are not finite" in verify(local(), 1)[0]
 
 
-def test_a_rollback_and_a_store_are_before_the_offer(trained: Job) -> None:
+def test_a_rollback_and_a_store_block_the_offer(trained: Job) -> None:
     publish_run(Run.of(trained))
     local().rollback(1)
     assert publish_run(Run.of(trained)).offer.summary.startswith("not offered: a rollback holds the model")
@@ -254,13 +254,13 @@ def test_a_rollback_and_a_store_are_before_the_offer(trained: Job) -> None:
     assert local().current() == 3
 
 
-def test_old_versions_go(trained: Job) -> None:
+def test_old_versions_are_collected(trained: Job) -> None:
     for _ in range(5):
         republish(trained, keep=2)
     assert local().versions() == [4, 5]
 
 
-def test_the_graph_has_the_chosen_labels(make_job: MakeJob, tmp_path: Path) -> None:
+def test_the_graph_has_the_selected_labels(make_job: MakeJob, tmp_path: Path) -> None:
     lines = [f"{1 + at % 3} {at % 2} buy={at % 2 * (at % 5 == 0)} {at % 40}:0 {100 + at % 7}:1" for at in range(400)]
     (tmp_path / "train.txt").write_text("\n".join(lines))
     job = make_job(data={"labels": ["click", "buy"]}, model={"kind": "mmoe"}, publish={"outputs": ["buy"]})
@@ -271,7 +271,7 @@ def test_the_graph_has_the_chosen_labels(make_job: MakeJob, tmp_path: Path) -> N
     assert manifest["features"]["labels"] == ["click", "buy"]
     session = onnxruntime.InferenceSession(published.path / "graph.onnx", providers=["CPUExecutionProvider"])
     assert session.get_outputs()[0].shape[1] == 1
-    # all of them in their order is what is written without
+    # all labels in their order: the same as no `publish.outputs`, so the format stays 1
     assert republish(job, outputs=["click", "buy"]).version == 2
     assert local().version(2).manifest["format"] == 1
 
@@ -287,7 +287,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield f"{make_bucket()}/models"
 
 
-def test_a_store_behind_a_url(trained: Job, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repository_behind_a_url(trained: Job, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     published = republish(trained, repository=url)
     assert (published.location, published.offer.is_offered) == (f"{url}/small/1", True)
     assert verify(Repository.open(url, "small"), 1) == []

@@ -1,4 +1,4 @@
-"""Versions of a table through the binding: what is taken for one, what comes again, what nobody knows."""
+"""Versions of a table through the binding: changes of a version, retries, and an unknown last publish."""
 
 import json
 from pathlib import Path
@@ -29,12 +29,13 @@ FEATURES = {
 
 
 class Published:
-    """A table, and what is online of it."""
+    """A table and the view of its last committed version."""
 
     def __init__(self, directory: Path, table: _core.Table | None = None) -> None:
         self.table = table or _core.Table(json.dumps(SPEC))
         self.view: _core.CubeView | None = None
         self.committed: str | None = None
+        self._paths: list[str] = []
         self._parser = _core.Parser(json.dumps(FEATURES))
         self._directory, self._number = directory, 0
 
@@ -46,14 +47,15 @@ class Published:
         self.table.push(batch, np.full((1, 1, 2), value, np.float32), 1.0, seen)
 
     def publish(self, *, base: bool = False, commit: bool = True) -> tuple[int, int, int]:
-        """(changed, removed, whole partitions); what is committed is checked."""
+        """Publish; return (changed, removed, whole partitions). A committed version is compared with the table."""
         self._number += 1
         name, path = str(self._number), self._directory / str(self._number)
         figures = self.table.publish(name, committed=self.committed, is_base=base, row_type="f32", path=str(path))
         assert figures["bytes"] == path.stat().st_size and figures["rows"] == len(self.table)
         if commit:
             self.committed = name
-            self.view = _core.CubeView([str(path)]) if base else self._view.with_delta([str(path)])
+            self._paths = [str(path)] if base else [*self._paths, str(path)]
+            self.view = _core.CubeView(self._paths[:1], [[delta] for delta in self._paths[1:]])
             assert self.online() == rows_of_table(self.table)
         return figures["changed"], figures["removed"], figures["whole"]
 
@@ -75,13 +77,13 @@ def published(tmp_path: Path) -> Published:
     return found
 
 
-def test_changes_are_taken_once(published: Published) -> None:
+def test_changes_are_published_once(published: Published) -> None:
     published.push(3, 5, 200)
     assert published.publish() == (3, 0, 0)
     assert published.publish() == (0, 0, 0), "nothing changed since"
     published.push(5)
     assert published.publish() == (1, 0, 0)
-    # a base has all of it, and begins anew
+    # a base has all rows and resets the changes
     published.push(7)
     assert published.publish(base=True)[0] == 101
     published.push(8)
@@ -93,7 +95,7 @@ def test_changes_of_a_failed_publish_are_published_again(published: Published) -
     assert published.publish(commit=False) == (2, 0, 0)
     published.push(5, 7)
     assert published.publish(commit=False) == (3, 0, 0)
-    # nor did anybody get this base
+    # this base was not committed either
     assert published.publish(base=True, commit=False)[0] == 100
     assert published.publish() == (3, 0, 0)
     assert published.publish() == (0, 0, 0)
@@ -115,14 +117,14 @@ def test_removed_rows_are_published_and_decay_is_not(published: Published) -> No
     assert published.publish() == (90, 0, 0)
     published.table.decay(0.5, 1)
     published.table.restart_time()
-    assert published.publish() == (0, 0, 0), "neither changes a weight"
+    assert published.publish() == (0, 0, 0), "decay and restart_time change no weight"
     published.push(*range(90), seen=5)
     published.publish()
     evicted = published.table.evict(nonclk_coeff=1.0, click_coeff=1.0, min_score=None, now=5, max_age=1)
     assert evicted == 10
     published.push(95)
     assert published.publish(commit=False) == (1, 9, 0)
-    # one comes back before anybody heard that it went, one that came back goes
+    # row 96 is learned again before its removal was committed; row 95, learned again, is evicted
     published.push(96)
     published.table.evict(nonclk_coeff=1.0, click_coeff=1.0, min_score=None, now=5, max_age=1)
     published.push(96)
@@ -130,17 +132,17 @@ def test_removed_rows_are_published_and_decay_is_not(published: Published) -> No
     assert 96 in published.online() and 95 not in published.online()
 
 
-def test_gradients_that_are_no_numbers_change_nothing(published: Published) -> None:
+def test_gradients_that_are_not_finite_change_nothing(published: Published) -> None:
     published.push(3, value=float("nan"))
     assert published.publish() == (0, 0, 0)
 
 
 def test_a_loaded_table_publishes_all_rows(published: Published, tmp_path: Path) -> None:
-    """It went back: what is online has rows that it does not have, and others than it has."""
+    """The loaded table is older: the last version has rows and weights that the table does not have."""
     published.table.snapshot(str(tmp_path / "saved"))
     published.push(3, 5, 200)
     published.publish()
-    # another process, and a table that published before it was loaded
+    # a new table, as in another process, and a table that published before it was loaded
     for has_published in (False, True):
         table = _core.Table(json.dumps(SPEC))
         if has_published:

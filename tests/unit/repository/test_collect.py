@@ -1,4 +1,4 @@
-"""Old versions go by policy; what is in use never does."""
+"""Old versions are collected by policy; versions in use are kept."""
 
 import time
 import uuid
@@ -18,14 +18,14 @@ PARENTS = (None, 1, 2, None, 4, None, None, 7)
 
 @pytest.fixture(params=["disk", "memory"])
 def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
-    place = str(tmp_path / "models") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
-    repository = Repository.open(place, "demo")
+    location = str(tmp_path / "models") if request.param == "disk" else f"memory://{uuid.uuid4().hex}"
+    repository = Repository.open(location, "demo")
     for parent in PARENTS:
         write_version(repository, parent)
     return repository
 
 
-def test_the_newest_bases_stay_with_their_deltas(repository: Repository) -> None:
+def test_the_newest_bases_are_kept_with_their_deltas(repository: Repository) -> None:
     repository.offer(8)
     plan = plan_collection(repository, 2)
     assert plan.removed == [5, 4, 3, 2, 1]
@@ -80,8 +80,8 @@ def test_the_removed_bytes_are_reported(repository: Repository) -> None:
 
 
 def test_incomplete_versions_are_removed_after_an_hour(repository: Repository) -> None:
-    repository.storage.write("9/cube/part-00000", b"a base that broke off")
-    repository.storage.write("7/deltas/10/dense.bin", b"a delta that broke off")
+    repository.storage.write("9/cube/part-00000", b"an incomplete base")
+    repository.storage.write("7/deltas/10/dense.bin", b"an incomplete delta")
     now = time.time()
     assert collect(repository, 4, now + 3500).abandoned == []
     assert collect(repository, 4, now + 3700).abandoned == ["7/deltas/10", "9"]

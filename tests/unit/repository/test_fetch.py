@@ -1,4 +1,4 @@
-"""Versions brought to this machine: where they lie, downloaded, or out of a pack."""
+"""Versions on this machine: used in place, downloaded, or unpacked."""
 
 import errno
 import functools
@@ -20,7 +20,7 @@ from elasticrec.errors import ModelError, UnavailableError
 from elasticrec.manifest import encode_manifest
 from elasticrec.repository import fetch as fetching
 from elasticrec.repository import verify as verifying
-from elasticrec.repository.fetch import Fetched, default_cache, fetch, prune
+from elasticrec.repository.fetch import FetchedVersion, default_cache, fetch, prune
 from elasticrec.repository.find import find_version
 from elasticrec.repository.pack import pack, unpack
 from elasticrec.repository.remote import RemoteStorage
@@ -48,7 +48,7 @@ def remote() -> Repository:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files of which anything is read from a store."""
+    """Record every read of a remote storage as `name[start:end]`."""
     names: list[str] = []
     read_range = RemoteStorage.read_range
 
@@ -60,7 +60,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def content_of(fetched: Fetched) -> dict[str, bytes]:
+def content_of(fetched: FetchedVersion) -> dict[str, bytes]:
     return {
         f"{version.name}/{name}": (fetched.model / version.name / name).read_bytes()
         for version in fetched.chain
@@ -82,12 +82,12 @@ def test_a_remote_version_is_copied_once_and_completely(remote: Repository, read
     fetched = fetch(remote, 3, default_cache())
     assert [version.number for version in fetched.chain] == [1, 2, 3]
     assert content_of(fetched) == {name: remote.storage.read(name) for name in content_of(fetched)}
-    # it is a repository itself
+    # the copy is a repository itself
     assert verify(Repository.open(fetched.model), 3) == []
     assert len(reads) == 7
     fetch(remote, 3, default_cache())
     assert len(reads) == 7
-    # the graph of the other base is the same file
+    # both bases have the same graph, so it is not read again
     fetch(remote, 4, default_cache())
     assert [name.partition("[")[0] for name in reads[7:]] == ["4/cube/part-00000", "4/dense.bin"]
 
@@ -102,10 +102,10 @@ def test_fetching_some_partitions_fetches_only_their_files(reads: list[str]) -> 
     write_version(remote, 2)
     fetched = fetch(remote, 3, default_cache(), partitions=range(2, 4))
     parts = [[path.name for path in fetched.parts(version)] for version in fetched.chain]
-    # one file of the third has all partitions
+    # the third version has one file with all partitions
     assert parts == [["part-00001"], ["part-00001", "part-00002"], ["part-00000"]]
     assert all(path.is_file() for version in fetched.chain for path in fetched.parts(version))
-    assert len(reads) == 4, "and nothing else"
+    assert len(reads) == 4, "reads only these four files"
     assert [
         len(fetch(remote, 3, default_cache(), partitions=range(1)).parts(version)) for version in fetched.chain
     ] == [
@@ -114,14 +114,14 @@ def test_fetching_some_partitions_fetches_only_their_files(reads: list[str]) -> 
         1,
     ]
     assert len(reads) == 6
-    # whoever needs all gets the rest
+    # fetching the whole version reads the missing files
     whole = fetch(remote, 3, default_cache())
     assert content_of(whole) == {name: remote.storage.read(name) for name in content_of(whole)}
     assert verify(Repository.open(whole.model), 3) == []
     assert len(reads) == 10
 
 
-def test_a_version_of_a_disk_is_read_in_part_too(tmp_path: Path) -> None:
+def test_local_versions_return_only_the_parts_asked_for(tmp_path: Path) -> None:
     repository = Repository.open(tmp_path / "models", "demo")
     version = write_version(repository, owned=HALVES)
     for partitions, expected in ((range(1), [0]), (range(2, 3), [1]), (range(1, 3), [0, 1]), (None, [0, 1])):
@@ -140,7 +140,7 @@ def test_a_version_of_a_disk_is_read_in_part_too(tmp_path: Path) -> None:
         ([0, 2], "a key is missing or has the wrong type"),
     ],
 )
-def test_ranges_that_make_no_sense_are_refused(tmp_path: Path, parts: Any, message: str) -> None:
+def test_invalid_ranges_of_parts_are_refused(tmp_path: Path, parts: Any, message: str) -> None:
     version = write_version(Repository.open(tmp_path / "models", "demo"), owned=HALVES)
     table = version.manifest["table"] | {"parts": parts}
     body = {
@@ -206,7 +206,7 @@ def test_a_damaged_partial_download_is_discarded(remote: Repository) -> None:
             path.unlink()
 
 
-def test_a_flipped_bit_is_refused_and_named_and_the_next_try_starts_over(remote: Repository) -> None:
+def test_a_flipped_bit_is_named_and_the_next_fetch_starts_over(remote: Repository) -> None:
     good = remote.storage.read("1/dense.bin")
     remote.storage.write("1/dense.bin", bytes([good[0] ^ 1, *good[1:]]))
     with pytest.raises(ModelError) as caught:
@@ -244,7 +244,7 @@ def test_unused_copies_are_removed(remote: Repository) -> None:
     assert list((default_cache() / "blobs").iterdir()) == []
 
 
-def test_copies_stay_while_somebody_fetches(remote: Repository) -> None:
+def test_copies_are_kept_during_a_fetch(remote: Repository) -> None:
     import fcntl
 
     fetch(remote, 3, default_cache())
@@ -253,7 +253,7 @@ def test_copies_stay_while_somebody_fetches(remote: Repository) -> None:
     assert verify(Repository.open(fetch(remote, 3, default_cache()).model), 3) == []
 
 
-def test_a_pack_is_taken_wherever_a_model_is(remote: Repository, tmp_path: Path) -> None:
+def test_a_pack_is_accepted_wherever_a_model_is(remote: Repository, tmp_path: Path) -> None:
     out = tmp_path / "demo.tar.gz"
     size = pack(fetch(remote, 3, default_cache()), out)
     assert size == out.stat().st_size
@@ -262,7 +262,7 @@ def test_a_pack_is_taken_wherever_a_model_is(remote: Repository, tmp_path: Path)
     model = unpack(out, default_cache())
     assert verify(Repository.open(model), 3) == []
     assert Repository.open(model).versions() == [1, 2, 3]
-    # once for each content
+    # a pack with the same content is unpacked once
     before = {entry: entry.stat().st_mtime_ns for entry in model.rglob("*")}
     assert unpack(out, default_cache()) == model
     assert {entry: entry.stat().st_mtime_ns for entry in model.rglob("*")} == before
@@ -271,7 +271,7 @@ def test_a_pack_is_taken_wherever_a_model_is(remote: Repository, tmp_path: Path)
     assert again.read_bytes() == out.read_bytes()
 
 
-def test_a_pack_is_opened_in_place(remote: Repository, tmp_path: Path) -> None:
+def test_a_pack_is_opened_from_a_url(remote: Repository, tmp_path: Path) -> None:
     pack(fetch(remote, 3, default_cache()), tmp_path / "demo.tar.gz")
     (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "demo.tar.gz").read_bytes()[:300])
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
@@ -293,7 +293,7 @@ def test_unused_packs_are_removed(remote: Repository, tmp_path: Path) -> None:
     models = [unpack(tmp_path / f"{number}.tar.gz", default_cache()) for number in (1, 2)]
     for model in models:
         os.utime(model.parent, (0, 0))
-    # opened again
+    # opened again, so it counts as used
     unpack(tmp_path / "2.tar.gz", default_cache())
     unpack(tmp_path / "3.tar.gz", default_cache())
     assert [model.exists() for model in models] == [False, True]

@@ -1,4 +1,4 @@
-"""Files over HTTP: ranges, checksums, who may ask, and names that lead elsewhere."""
+"""Files over HTTP: ranges, checksums, access with a token, and names that leave the directory."""
 
 import hashlib
 import http.client
@@ -38,7 +38,7 @@ def store(url: str) -> HttpStorage:
 def ask(
     url: str, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    """As it is, without what a client makes of it."""
+    """Send one plain request; return the status, the headers and the body."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     fields = {"Authorization": "Bearer secret"} | {name.replace("_", "-"): value for name, value in headers.items()}
@@ -58,7 +58,7 @@ def test_ranges_and_checksums(url: str, store: HttpStorage) -> None:
     status, headers, body = ask(url, "GET", "/files/a/b", Range="bytes=100-199")
     assert (status, body, headers["content-range"]) == (206, content[100:200], f"bytes 100-199/{len(content)}")
     assert ask(url, "GET", "/files/a/b", Range="bytes=999999-")[0] == 416
-    # written over: another file, another checksum
+    # a replaced file has another checksum
     store.write("a/b", b"other")
     assert store.read("a/b") == b"other"
 
@@ -83,7 +83,7 @@ def test_a_replaced_file_is_read_completely_with_its_own_checksum(store: HttpSto
         thread.join()
 
 
-def test_a_body_that_was_damaged_or_cut_on_its_way_is_not_kept(url: str, store: HttpStorage, tmp_path: Path) -> None:
+def test_an_upload_damaged_in_transit_is_discarded(url: str, store: HttpStorage, tmp_path: Path) -> None:
     right = digest_header(hashlib.sha256(b"right").digest())
     status, _, body = ask(url, "PUT", "/files/a", b"wrong", Repr_Digest=right)
     assert status == 400 and b"sha-256 differs from the header" in body
@@ -100,7 +100,7 @@ def test_a_body_that_was_damaged_or_cut_on_its_way_is_not_kept(url: str, store: 
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "%2e%2e/x", "a//../x", "..%2fx", "a%00b", "a%5cb"])
-def test_names_that_lead_elsewhere_are_refused(url: str, tmp_path: Path, name: str) -> None:
+def test_names_that_leave_the_directory_are_refused(url: str, tmp_path: Path, name: str) -> None:
     (tmp_path / "x").write_text("not for you")
     digest = digest_header(hashlib.sha256(b"y").digest())
     for method, body in (("GET", None), ("PUT", b"y"), ("DELETE", None)):
@@ -121,7 +121,7 @@ def test_names_that_are_too_long_are_refused(url: str, name: str) -> None:
     assert ask(url, "GET", f"/files/{quote(name)}?list")[0] == 400
 
 
-def test_below_a_file_there_is_nothing(url: str, store: HttpStorage) -> None:
+def test_a_file_is_not_a_directory(url: str, store: HttpStorage) -> None:
     store.write("a", b"x")
     digest = digest_header(hashlib.sha256(b"y").digest())
     statuses = [ask(url, method, "/files/a/b", b"y", Repr_Digest=digest)[0] for method in ("GET", "PUT", "DELETE")]
@@ -142,16 +142,16 @@ def test_without_the_token_nothing_is_read_or_written(url: str, store: HttpStora
 
 
 def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
-    with small_file_system(tmp_path / "small", "4m") as room, file_server(room, "secret") as url:
+    with small_file_system(tmp_path / "small", "4m") as disk, file_server(disk, "secret") as url:
         store = HttpStorage(url, "secret")
         store.write("before", b"x")
-        fill(room / "filler", 1 << 20)
+        fill(disk / "filler", 1 << 20)
         with pytest.raises(UnavailableError, match="no space left on device"):
             store.write("big", bytes(2 << 20))
-        assert list(store.find("big")) == [] and not [path for path in room.iterdir() if path.name.startswith(".big")]
+        assert list(store.find("big")) == [] and not [path for path in disk.iterdir() if path.name.startswith(".big")]
 
 
-def test_a_version_is_published_to_it_and_fetched_from_it(store: HttpStorage, tmp_path: Path) -> None:
+def test_a_version_is_published_and_fetched_over_http(store: HttpStorage, tmp_path: Path) -> None:
     repository = Repository(store.below("small"))
     base = write_version(repository).number
     delta = write_version(repository, base).number
@@ -165,7 +165,7 @@ def test_a_version_is_published_to_it_and_fetched_from_it(store: HttpStorage, tm
         repository.version(9)
 
 
-def test_a_file_that_was_damaged_on_its_way_is_not_taken(store: HttpStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_damaged_in_transit_is_refused(store: HttpStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write("a", b"right")
     monkeypatch.setattr("elasticrec.repository.files.digest_header", lambda _: digest_header(bytes(32)))
     with pytest.raises(UnavailableError, match="/files/a: sha-256 differs, the file was damaged in transit"):
@@ -191,7 +191,7 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="in clear text"):
         open_storage(far).below("x").find()
     assert asked == []
-    # where it is wanted, or there is none, it is tried
+    # with `insecure`, or without a token, the request is sent
     for store in (open_storage(far, insecure=True), open_storage(far, insecure=True).below("x"), HttpStorage(far)):
         with pytest.raises(UnavailableError):
             store.read("CURRENT")
@@ -201,7 +201,7 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
     assert len(asked) == 4
 
 
-def test_a_server_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_reported_in_one_line(tmp_path: Path) -> None:
     with file_server(tmp_path, "secret") as url:
         pass
     with pytest.raises(UnavailableError, match=r"/files/a did not answer: .*refused"):

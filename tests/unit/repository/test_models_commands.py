@@ -1,4 +1,4 @@
-"""`elasticrec models …`: what it prints, and one line for a mistake."""
+"""`elasticrec models …`: its output, and one line for a mistake of the user."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from elasticrec import cli
 from elasticrec.repository import tables, verify
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.tables import age
-from support.store import about_rows, publish
+from support.store import manifest_content, publish
 from support.versions import write_version
 
 Capture = pytest.CaptureFixture[str]
@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """1 ← 2 ← 3, 4, of which 3 is offered."""
+    """A repository with versions 1 ← 2 ← 3 and 4; 3 is current."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ELASTICREC_CACHE", str(tmp_path / "cache"))
     repository = Repository.open("models", "demo")
@@ -56,7 +56,7 @@ def json_of(capsys: Capture, *arguments: str, code: int = 0) -> Any:
 
 def test_list(capsys: Capture, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     repository.pin(1)
-    # ages are those of one moment
+    # a fixed clock, so that ages in several outputs are equal
     now = datetime.now(UTC)
     clock = SimpleNamespace(now=lambda _: now, fromisoformat=datetime.fromisoformat)
     monkeypatch.setattr(tables, "datetime", clock)
@@ -87,7 +87,7 @@ def test_list(capsys: Capture, repository: Repository, monkeypatch: pytest.Monke
     ]
 
 
-def test_list_of_several_models_and_of_a_damaged_version(capsys: Capture) -> None:
+def test_list_with_several_models_and_a_damaged_version(capsys: Capture) -> None:
     write_version(Repository.open("models", "other"))
     Path("models/demo/4/manifest.json").write_bytes(b"{")
     lines = run(capsys, "list")
@@ -114,7 +114,7 @@ def test_diff(capsys: Capture) -> None:
     assert any(line.split() == ["train", "click", "auc", "0.7000", "0.7100", "+0.0100"] for line in lines)
     assert "dense.bin: changed" in lines
     assert "graph.onnx: removed" in lines
-    # these files have no rows in them
+    # these cube files are not real, so rows cannot be compared
     assert lines[-1].startswith("rows are not compared: models/demo/1/cube/part-00000: not a part file")
     found = json_of(capsys, "diff", "demo:1", "demo:3", "--no-rows")
     assert found["keys"]["table.rows"] == [100, 120]
@@ -127,14 +127,14 @@ def test_verify_reads_the_rows(capsys: Capture, repository: Repository) -> None:
     publish(real)
     publish(real, 1)
     assert run(capsys, "verify", "real", "--all") == ["real:1: ok", "real:2: ok"]
-    # checksums are right, and it is no cube
+    # the checksums are right, but the part is not a cube
     (line,) = run(capsys, "verify", "demo:4", code=1)
     assert line.startswith("demo:4: ") and "models/demo/4/cube/part-00000" in line
-    # rows that the manifest does not know of
+    # the number of rows differs from the manifest
     with real.begin_delta(2) as draft:
         shutil.copytree("models/real/1/deltas/2", draft.directory, dirs_exist_ok=True)
         (draft.directory / "manifest.json").unlink()
-        real.commit(draft, about_rows(1999), real.version(2).files)
+        real.commit(draft, manifest_content(1999), real.version(2).files)
     assert run(capsys, "verify", "real", "--all", code=1) == [
         "real:1: ok",
         "real:2: ok",
@@ -143,7 +143,7 @@ def test_verify_reads_the_rows(capsys: Capture, repository: Repository) -> None:
 
 
 def test_verify(capsys: Capture, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "unreadable", lambda *_: [])
+    monkeypatch.setattr(verify, "row_problems", lambda *_: [])
     assert run(capsys, "verify", "demo") == ["demo:3: ok"]
     part = Path("models/demo/1/cube/part-00000")
     part.write_bytes(part.read_bytes()[:-1] + b"x")
@@ -169,7 +169,7 @@ def test_pin_rollback_resume_and_gc(capsys: Capture, repository: Repository) -> 
         "models/demo: resumed; current 4, newest 4; the next published version becomes current"
     ]
     assert run(capsys, "resume", "demo")[0].startswith("models/demo: was not held; ")
-    # a store's rollout does not wait for the next one
+    # with a store, the rollout offers the newest version without a new publish
     repository.storage.write("STORE", b'{"shards": [["127.0.0.1:1"]], "min_ready": null}')
     assert run(capsys, "resume", "demo")[0].endswith(
         "the newest version that passes the gate becomes current once the store has loaded it"
@@ -185,7 +185,7 @@ def test_pin_rollback_resume_and_gc(capsys: Capture, repository: Repository) -> 
 
 
 def test_pack(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "unreadable", lambda *_: [])
+    monkeypatch.setattr(verify, "row_problems", lambda *_: [])
     (line,) = run(capsys, "pack", "demo", "demo.tar.gz")
     size = Path("demo.tar.gz").stat().st_size
     assert line == f"packed demo:3 into demo.tar.gz, {size:,} bytes"

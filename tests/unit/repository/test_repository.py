@@ -1,4 +1,4 @@
-"""The versions of a model: numbers, chains, CURRENT, rollback, pins, and what a crash or a full disk leaves."""
+"""The versions of a model: numbers, chains, CURRENT, rollback, pins, and the state after a crash or on a full disk."""
 
 import json
 import multiprocessing
@@ -22,7 +22,7 @@ from elasticrec.repository.version import GRAPH_FILE, MissingVersionError
 from support.disks import fill, small_file_system
 from support.versions import content, read_current, write_version
 
-# more brackets than a parser has patience for
+# nested deeper than a JSON parser allows
 DEEP = b"[" * 100_000
 
 
@@ -59,7 +59,7 @@ def test_versions_count_up_and_the_offered_one_is_current(repository: Repository
         assert repository.offer(number)
         assert repository.state() == Current(number, number)
     assert repository.versions() == list(range(1, 12))
-    # who is late takes nothing back
+    # an older version does not replace a newer one
     for number in (3, 11):
         assert not repository.offer(number)
     assert repository.state() == Current(11, 11)
@@ -82,7 +82,7 @@ def test_the_oldest_sufficient_format_is_written() -> None:
     assert (chosen.manifest["format"], chosen.manifest["graph"]["labels"]) == (2, ["click"])
 
 
-def test_deltas_lie_in_their_base_and_count_with_it(repository: Repository) -> None:
+def test_deltas_are_stored_in_their_base_and_share_its_numbering(repository: Repository) -> None:
     assert [write_version(repository, parent).number for parent in (None, 1, 2, None, 4)] == [1, 2, 3, 4, 5]
     assert repository.directories() == {1: "1", 2: "1/deltas/2", 3: "1/deltas/3", 4: "4", 5: "4/deltas/5"}
     assert numbers(repository, 3) == [1, 2, 3]
@@ -96,18 +96,18 @@ def test_deltas_lie_in_their_base_and_count_with_it(repository: Repository) -> N
 def test_a_delta_without_its_base_or_parent_is_rejected_by_name(repository: Repository) -> None:
     for parent in (None, 1, 2):
         write_version(repository, parent)
-    place = f"{repository.location}/1/deltas/3"
+    path = f"{repository.location}/1/deltas/3"
     with pytest.raises(MissingVersionError, match="no version 9; available: 1, 2, 3"):
         repository.begin_delta(9)
     repository.remove("1/deltas/2")
     with pytest.raises(MissingVersionError) as caught:
         repository.chain(3)
-    assert str(caught.value) == f"{place}: its parent, version 2, is missing"
+    assert str(caught.value) == f"{path}: its parent, version 2, is missing"
     repository.storage.delete(f"1/{MANIFEST}")
     for use in (repository.chain, repository.offer, repository.rollback, repository.pin, repository.begin_delta):
         with pytest.raises(MissingVersionError) as caught:
             use(3)
-        assert str(caught.value) == f"{place}: its base, version 1, is missing"
+        assert str(caught.value) == f"{path}: its base, version 1, is missing"
     assert (repository.current(), repository.pins()) == (None, [])
 
 
@@ -133,7 +133,7 @@ def test_a_parent_removed_before_the_commit_rejects_it(repository: Repository) -
         ({"table": {"rows": "7"}}, "table.rows: expected a count, got 7"),
     ],
 )
-def test_a_manifest_that_does_not_fit_is_named(changes: dict[str, Any], words: str) -> None:
+def test_an_invalid_manifest_is_named(changes: dict[str, Any], words: str) -> None:
     repository = local()
     write_version(repository)
     version = write_version(repository, 1)
@@ -159,7 +159,7 @@ def test_names_of_files_stay_within_the_directory(name: str) -> None:
         repository.version(1)
 
 
-def test_an_incomplete_version_is_no_version(repository: Repository) -> None:
+def test_an_incomplete_version_is_not_listed(repository: Repository) -> None:
     write_version(repository)
     draft = repository.begin()
     (draft.directory / "cube" / "part-00000").write_bytes(b"half")
@@ -176,12 +176,12 @@ def test_an_incomplete_version_is_no_version(repository: Repository) -> None:
     assert not other.is_open
 
 
-def test_a_late_file_of_a_draft_that_broke_off_gets_into_no_other_version() -> None:
+def test_a_late_file_of_a_failed_draft_is_in_no_other_version() -> None:
     repository = local()
     write_version(repository)
     draft = repository.begin_delta(1)
     assert draft.directory == Path("models/demo/1/deltas/2")
-    # its process is dead; nobody abandons it
+    # the process of the draft is dead, so the draft is not abandoned
     again = repository.begin_delta(1)
     assert again.number == 3
     (draft.directory / "cube/part-00000").write_bytes(b"late")
@@ -191,15 +191,15 @@ def test_a_late_file_of_a_draft_that_broke_off_gets_into_no_other_version() -> N
 
 def test_version_numbers_are_never_reused(repository: Repository) -> None:
     write_version(repository)
-    with repository.begin() as given_up:
-        assert given_up.number == 2
-    # also where nothing was written yet, and by another process
+    with repository.begin() as abandoned:
+        assert abandoned.number == 2
+    # nor a number without files, nor by another process
     assert Repository(repository.storage).begin_delta(1).number == 3
-    repository.abandon(given_up)
+    repository.abandon(abandoned)
     again = Repository(repository.storage).begin_delta(1)
     assert again.number == 4
-    # what comes late is in no other version
-    repository.storage.write(f"{given_up.name}/cube/part-00000", b"late")
+    # a late write goes into no other version
+    repository.storage.write(f"{abandoned.name}/cube/part-00000", b"late")
     assert not repository.storage.find(again.name)
     repository.abandon(again)
     repository.remove("1")
@@ -209,7 +209,7 @@ def test_version_numbers_are_never_reused(repository: Repository) -> None:
         repository.begin()
 
 
-def test_an_interrupt_behind_the_manifest_leaves_the_version(
+def test_an_interrupt_after_the_manifest_leaves_the_version(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_version(repository)
@@ -257,11 +257,11 @@ def test_a_rollback_holds_until_it_is_resumed(repository: Repository) -> None:
         repository.offer(write_version(repository, parent).number)
     assert repository.rollback(2) == Current(2, 4, is_held=True)
     assert repository.state() == Current(2, 4, is_held=True)
-    # a delta a second changes nothing
+    # newer deltas are not offered during the hold
     for parent in (3, 4, 5):
         assert not repository.offer(write_version(repository, parent).number)
     assert repository.state() == Current(2, 4, is_held=True)
-    # the next rollback is another change
+    # the next rollback is a new generation
     assert repository.rollback(1) == Current(1, 5, is_held=True)
     assert repository.resume() == Current(1, 6)
     assert repository.resume() == Current(1, 6)
@@ -348,7 +348,7 @@ def test_one_process_publishes_at_a_time(repository: Repository) -> None:
         other = Repository(repository.storage)
         with pytest.raises(ConfigError, match=r"another process is publishing it: process \d+ on "), other.locked():
             pass
-        # who looks after what is served is not held up
+        # offers, rollbacks and pins do not need the publish lock
         repository.offer(write_version(repository).number)
         other.rollback(1)
         other.pin(1)
@@ -418,8 +418,8 @@ def test_a_chain_across_bases_is_refused(repository: Repository) -> None:
         else:
             with pytest.raises(ModelError) as caught:
                 repository.chain(5)
-            place = f"{repository.location}/1/deltas/5"
-            assert str(caught.value) == f"{place}: its parent, version 3, belongs to base 3, not 1"
+            path = f"{repository.location}/1/deltas/5"
+            assert str(caught.value) == f"{path}: its parent, version 3, belongs to base 3, not 1"
 
 
 def test_a_version_is_found_by_its_directory_or_by_its_model() -> None:
@@ -438,7 +438,7 @@ def test_a_version_is_found_by_its_directory_or_by_its_model() -> None:
     ):
         path, manifest = find_version(text)
         assert (str(path), manifest["version"]) == (wanted, int(path.name)), text
-    # where users keep the data of a job
+    # a directory of the same name, such as the data of a job, is not the model
     Path("demo").mkdir()
     assert find_version("demo:2")[1]["version"] == 2
     os.chdir("models/demo/2")
@@ -470,13 +470,13 @@ def test_a_location_without_a_model_is_explained() -> None:
     assert refusal(models / "a") == "models/a/1/manifest.json: kind: expected model, got checkpoint"
 
 
-def test_a_current_that_names_a_version_that_is_gone() -> None:
+def test_a_current_that_names_a_missing_version() -> None:
     repository = local()
     write_version(repository)
     repository.offer(1)
     Path("models/demo", CURRENT).write_bytes(b'{"version": 9, "generation": 1}')
     assert refusal(Path("models/demo")) == "models/demo: no version 9; available: 1"
-    # the number does not come again
+    # the number is not used again
     assert write_version(repository).number == 10
 
 
@@ -489,24 +489,24 @@ def test_verify_names_every_damage(repository: Repository) -> None:
     repository.storage.write("1/deltas/2/cube/part-00000", bytes(part))
     repository.storage.write("1/graph.onnx", b"the graph of all and more")
     repository.storage.delete("1/deltas/3/dense.bin")
-    place = repository.location
+    location = repository.location
     assert verify(repository, 3) == [
-        f"{place}/1/graph.onnx: expected 16 bytes, got more",
-        f"{place}/1/deltas/2/cube/part-00000: sha-256 differs from the manifest, the file is damaged",
-        f"{place}/1/deltas/3/dense.bin: named in the manifest but missing",
+        f"{location}/1/graph.onnx: expected 16 bytes, got more",
+        f"{location}/1/deltas/2/cube/part-00000: sha-256 differs from the manifest, the file is damaged",
+        f"{location}/1/deltas/3/dense.bin: named in the manifest but missing",
     ]
     repository.storage.write("1/graph.onnx", b"short")
-    assert verify(repository, 1) == [f"{place}/1/graph.onnx: expected 16 bytes, got 5"]
+    assert verify(repository, 1) == [f"{location}/1/graph.onnx: expected 16 bytes, got 5"]
     repository.remove("1/deltas/2")
-    assert verify(repository, 3) == [f"{place}/1/deltas/3: its parent, version 2, is missing"]
+    assert verify(repository, 3) == [f"{location}/1/deltas/3: its parent, version 2, is missing"]
 
 
-def test_verify_looks_for_values_that_are_not_finite(repository: Repository) -> None:
+def test_verify_reports_values_that_are_not_finite(repository: Repository) -> None:
     write_version(repository, dense=np.array([1.0, np.nan], np.float32).tobytes())
     assert verify(repository, 1) == [f"{repository.location}/1/dense.bin: `w` has values that are not finite"]
 
 
-def test_a_publish_asks_a_store_no_more_often_for_more_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_storage_calls_of_a_publish_do_not_grow_with_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("read", "write", "create", "put", "exists", "find", "delete"):
         asked = getattr(RemoteStorage, name)
@@ -527,7 +527,7 @@ def test_a_publish_asks_a_store_no_more_often_for_more_deltas(monkeypatch: pytes
     assert counts[2] == counts[-1] <= 28
 
 
-def test_manifests_of_versions_that_went_are_forgotten(repository: Repository) -> None:
+def test_manifests_of_removed_versions_leave_the_cache(repository: Repository) -> None:
     for parent in (None, 1, None, 3):
         repository.offer(write_version(repository, parent).number)
     repository.chain(2)
@@ -545,7 +545,7 @@ def test_a_full_disk_leaves_nothing_and_the_next_publish_works(tmp_path: Path) -
             fill(path / "rest", 2000)
             for parent in (None, 1):
                 with pytest.raises(OSError, match="No space left"):
-                    # the last of its files does not fit
+                    # the manifest does not fit
                     write_version(repository, parent, metrics={"train": ["x" * 100_000]})
             assert repository.storage.find("1") == before
             assert [found.name for found in (path / "demo").iterdir() if found.is_dir()] == ["1"]
@@ -554,8 +554,8 @@ def test_a_full_disk_leaves_nothing_and_the_next_publish_works(tmp_path: Path) -
             assert repository.offer(write_version(repository, 1).number)
 
 
-def _publish_for_ever(place: str, ready: Any) -> None:
-    repository = Repository.open(place, "demo")
+def _publish_for_ever(location: str, ready: Any) -> None:
+    repository = Repository.open(location, "demo")
     ready.set()
     parent = None
     while True:
@@ -566,11 +566,11 @@ def _publish_for_ever(place: str, ready: Any) -> None:
 
 def test_a_publisher_killed_at_any_moment_leaves_complete_versions(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    place = str(tmp_path / "killed")
-    repository = Repository.open(place, "demo")
+    location = str(tmp_path / "killed")
+    repository = Repository.open(location, "demo")
     for _ in range(3):
         ready = context.Event()
-        process = context.Process(target=_publish_for_ever, args=(place, ready))
+        process = context.Process(target=_publish_for_ever, args=(location, ready))
         process.start()
         assert process.pid is not None
         assert ready.wait(300)
@@ -584,6 +584,6 @@ def test_a_publisher_killed_at_any_moment_leaves_complete_versions(tmp_path: Pat
             assert verify(repository, number) == []
         current = repository.current()
         assert current in (versions[-1], versions[-2])
-    # a lock ends with its process
+    # the lock ends with its process
     with repository.locked():
         repository.offer(write_version(repository).number)

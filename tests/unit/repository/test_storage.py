@@ -1,4 +1,4 @@
-"""The stores of a repository: a disk, fsspec, a real S3 server and files over HTTP keep the same promises."""
+"""The storages of a repository: a disk, fsspec, a real S3 server and HTTP give the same guarantees."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ KINDS = ("disk", "memory", "renaming", "s3", "http")
 
 
 class LikeHdfs(LocalFileSystem):  # type: ignore[misc]
-    """A file is written under another name first, and created by opening it without `overwrite`."""
+    """Like HDFS: writes to another name and renames; creates a file by opening it without `overwrite`."""
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         if mode != "overwrite":
@@ -47,7 +47,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a directory that is served."""
+    """Serve a directory over HTTP; return its URL."""
     monkeypatch.setenv("ELASTICREC_TOKEN", "secret")
     with file_server(tmp_path / "served", "secret") as url:
         yield url
@@ -76,8 +76,8 @@ def test_files_are_written_read_and_listed(store: Storage, tmp_path: Path) -> No
         store.read("a/b")
     store.write("a/b", b"0123456789")
     store.write("c", b"")
-    (tmp_path / "here").write_bytes(b"put")
-    store.put(tmp_path / "here", "a/d/e")
+    (tmp_path / "local").write_bytes(b"put")
+    store.put(tmp_path / "local", "a/d/e")
     assert store.read("a/b") == b"0123456789"
     assert store.read("a/d/e") == b"put"
     assert store.read_range("a/b", 3, 7) == b"3456"
@@ -90,7 +90,7 @@ def test_files_are_written_read_and_listed(store: Storage, tmp_path: Path) -> No
     assert (store.exists("a/b"), store.exists("a")) == (True, False)
 
 
-def test_a_file_is_replaced_and_trees_go(store: Storage) -> None:
+def test_files_are_replaced_and_directories_deleted(store: Storage) -> None:
     store.write("a/b", b"first")
     store.write("a/b", b"2")
     assert store.read("a/b") == b"2"
@@ -140,7 +140,7 @@ def test_a_lock_has_one_holder_and_errors_name_it(store: Storage) -> None:
         pass
 
 
-def test_a_lock_is_waited_for(store: Storage) -> None:
+def test_a_lock_waits_for_its_holder(store: Storage) -> None:
     entered, free = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -165,22 +165,22 @@ def test_an_expired_lease_is_taken_over_and_a_lost_one_is_noticed(store: Storage
         store.write(".lock", b'{"owner": "another", "id": "y", "until": 9e9}')
         with pytest.raises(UnavailableError, match="the lock was lost to another"):
             check()
-    # what another one holds is not taken away from it
+    # releasing a lost lease leaves the lease of its new holder
     assert b"another" in store.read(".lock")
 
 
-def test_what_is_a_url_and_what_is_not() -> None:
+def test_urls_and_paths_are_told_apart() -> None:
     assert is_url("s3://bucket/models")
     assert not is_url("models/demo")
     assert not is_url(Path("s3://bucket"))
     assert open_storage("models").location == "models"
     assert isinstance(open_storage("file:///tmp/models"), LocalStorage)
-    for place, words in (
+    for location, words in (
         ("nosuch://x/y", "expected a URL that fsspec supports"),
         ("S3://x", "expected a path or a URL such as"),
     ):
         with pytest.raises(ConfigError, match=words):
-            open_storage(place)
+            open_storage(location)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         open_storage("hdfs://name/x")
 
 
-def test_a_store_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_storage_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment("http://127.0.0.1:9").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -242,30 +242,30 @@ def test_only_one_process_takes_over_an_expired_lease(store: Storage) -> None:
 
 @pytest.fixture
 def both(files: str, tmp_path: Path) -> tuple[Storage, Storage]:
-    """One directory: on the disk, and over HTTP."""
+    """Return two storages of the same directory: local, and over HTTP."""
     (tmp_path / "served/m").mkdir(parents=True)
     return open_storage(tmp_path / "served/m"), open_storage(f"{files}/m")
 
 
 @pytest.mark.parametrize("first", [0, 1])
-@pytest.mark.parametrize("is_left", [False, True])
-def test_the_disk_and_http_exclude_each_other(both: tuple[Storage, Storage], first: int, is_left: bool) -> None:
-    if is_left:
-        # of one who died, or was here before
+@pytest.mark.parametrize("has_stale_file", [False, True])
+def test_the_disk_and_http_exclude_each_other(both: tuple[Storage, Storage], first: int, has_stale_file: bool) -> None:
+    if has_stale_file:
+        # left by a process that died or finished
         with held(both[0], ".lock", "publishing"):
             pass
-    has, wants = both[first], both[1 - first]
-    with held(has, ".lock", "publishing") as check:
+    holder, waiter = both[first], both[1 - first]
+    with held(holder, ".lock", "publishing") as check:
         for _ in range(2):
             with pytest.raises(ConfigError, match=r"another process is publishing it: process \d+ on "):
-                with held(wants, ".lock", "publishing"):
+                with held(waiter, ".lock", "publishing"):
                     pass
             check()
-    with held(wants, ".lock", "publishing") as check:
+    with held(waiter, ".lock", "publishing") as check:
         check()
 
 
-def test_http_takes_no_lock_away_that_the_kernel_has_given(both: tuple[Storage, Storage]) -> None:
+def test_http_does_not_break_a_kernel_lock(both: tuple[Storage, Storage]) -> None:
     disk, over_http = both
     with held(disk, ".state.lock", "changing") as check:
         for act in (
@@ -288,7 +288,7 @@ def test_a_lock_whose_file_was_removed_is_lost(tmp_path: Path) -> None:
             check()
 
 
-def test_local_and_http_writers_exclude_each_other(both: tuple[Storage, Storage]) -> None:
+def test_local_and_http_writers_count_without_lost_updates(both: tuple[Storage, Storage]) -> None:
     both[0].write("count", b"0")
 
     def add(store: Storage) -> None:
@@ -307,7 +307,7 @@ def test_local_and_http_writers_exclude_each_other(both: tuple[Storage, Storage]
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_lease_is_renewed_while_its_holder_lives(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    # long enough for a stall not to lose it
+    # long enough to survive a stall of the machine
     monkeypatch.setattr("elasticrec.repository.lock.LEASE_S", 4.0)
     with held(store, ".lock", "publishing") as check:
         before = store.read(".lock")
@@ -318,8 +318,8 @@ def test_a_lease_is_renewed_while_its_holder_lives(store: Storage, monkeypatch: 
             raise OSError("no network")
 
         monkeypatch.setattr(store.__class__, "write", fail)
-        # renewed no more: it is lost before another one may take it
-        wait_until(lambda: _is_lost(check), lambda: "it passes for held")
+        # not renewed any more: the holder notices before the lease expires
+        wait_until(lambda: _is_lost(check), lambda: "still counts as held")
 
 
 def _is_lost(check: Check) -> bool:

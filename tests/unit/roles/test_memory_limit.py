@@ -1,4 +1,4 @@
-"""A server with little memory: it goes on without new signs, says so, and the audit knows what is not counted."""
+"""A parameter server with little memory drops new signs and reports them; the audit takes them into account."""
 
 import json
 import shutil
@@ -34,8 +34,8 @@ def write_job(directory: Path, memory: int, **sparse: object) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_server_drops_new_signs_and_the_audit_is_told(tmp_path: Path) -> None:
-    # the metric sums of partition 0 are the larger part
+def test_a_full_server_drops_new_signs_and_the_audit_reports_them(tmp_path: Path) -> None:
+    # the metric sums of partition 0 take most of the limit
     write_job(tmp_path, 8 * 2 * (2 * 2**17 + 7) + 4 * 300 * 34)
     succeed("train", "job.yaml", cwd=tmp_path)
     run = tmp_path / "runs/small"
@@ -50,7 +50,7 @@ def test_a_full_server_drops_new_signs_and_the_audit_is_told(tmp_path: Path) -> 
     result = elasticrec("audit", "small", cwd=tmp_path)
     assert (result.returncode, result.stdout.splitlines()[0]) == (0, note)
 
-    # what a partition says must be so
+    # the audit fails if a partition does not report its overflow
     checkpoint = max(run.glob("checkpoints/ps-*"))
     shutil.copytree(checkpoint, tmp_path / "whole")
 
@@ -62,7 +62,7 @@ def test_a_full_server_drops_new_signs_and_the_audit_is_told(tmp_path: Path) -> 
     assert audit_run(Run(run)).missing > 0
 
 
-def test_what_a_full_partition_did_not_count_must_be_what_it_says() -> None:
+def test_lost_counts_of_a_full_partition_must_equal_its_report() -> None:
     signs = np.arange(100, dtype=np.uint64)
     chosen = partition_of(signs, 4) == 2
     full = signs[chosen]
@@ -70,16 +70,16 @@ def test_what_a_full_partition_did_not_count_must_be_what_it_says() -> None:
     got = Counts(np.delete(signs, int(full[0])), np.full(99, 3), np.full(99, 1))
 
     def problems(**changes: int) -> list[str]:
-        told = {"signs": 3, "shows": 3, "clicks": 1, "evicted": 0, **changes}
-        overflow = Overflow({2: told}, Sparse(partitions=4))
+        reported = {"signs": 3, "shows": 3, "clicks": 1, "evicted": 0, **changes}
+        overflow = Overflow({2: reported}, Sparse(partitions=4))
         ours, theirs = overflow.leave_out(expected, got)
-        assert len(ours) == len(theirs) == 100 - len(full), "the others are compared exactly"
+        assert len(ours) == len(theirs) == 100 - len(full), "all other signs are compared exactly"
         return overflow.problems
 
     assert problems() == []
     (line,) = problems(shows=4)
     assert line == "partition 2 was full: expected 4 lost shows and 1 lost clicks, got 3 and 1"
-    assert problems(shows=4, evicted=1) == [], "what those rows had nobody knows"
+    assert problems(shows=4, evicted=1) == [], "the counts of evicted rows are unknown"
     got.shows[-1 - int(np.flatnonzero(chosen[::-1])[0])] += 1
     (line,) = problems(evicted=1)
     assert line.startswith(
@@ -88,7 +88,7 @@ def test_what_a_full_partition_did_not_count_must_be_what_it_says() -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_that_leaves_no_room_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_memory_limit_that_is_too_small_is_refused_in_one_line(tmp_path: Path) -> None:
     write_job(tmp_path, 8192)
     result = elasticrec("train", "job.yaml", cwd=tmp_path)
     assert result.returncode == 2

@@ -12,7 +12,7 @@ from elasticrec.config.train import ParameterServers
 from elasticrec.errors import ConfigError
 from elasticrec.net.messages import MovedError, SurplusError
 from elasticrec.roles.member import ListenAddress, RoleOptions
-from elasticrec.roles.shard import DamagedError, ShardProcess
+from elasticrec.roles.shard import DamagedCheckpointError, ShardProcess
 from elasticrec.roles.start import write_start
 from elasticrec.run import Run
 
@@ -83,7 +83,7 @@ def test_only_a_surplus_shard_ends_without_an_error(
     is_surplus = isinstance(refusal, SurplusError)
 
     def serve(_: object) -> None:
-        raise MovedError("moved") if is_surplus else DamagedError("out of memory")
+        raise MovedError("moved") if is_surplus else DamagedCheckpointError("out of memory")
 
     monkeypatch.setattr(process, "_serve", serve)
     if is_surplus:

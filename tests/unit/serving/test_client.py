@@ -1,4 +1,4 @@
-"""Both clients against servers that are well, busy, gone, strange or not ours."""
+"""Both clients against servers that work, are busy, are gone, or are not prediction servers."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ def with_asyncio(url: str, method: str, *given: Any, options: dict[str, Any] | N
 
 @pytest.fixture(params=[with_threads, with_asyncio], ids=["threads", "asyncio"])
 def call(request: pytest.FixtureRequest) -> Call:
-    """A call of a client that is made for it and closed after it."""
+    """Return a function that creates a client, calls one of its methods and closes it."""
     found: Call = request.param
     return found
 
@@ -58,15 +58,15 @@ def where(server: Scripted) -> str:
 
 
 @contextlib.contextmanager
-def saying(said: bytes) -> Iterator[str]:
-    """A server that says something after the first bytes of a request, and closes; its address."""
+def replying(reply: bytes) -> Iterator[str]:
+    """Start a server that sends `reply` after the first bytes of a request and closes; yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
             connection, _ = listening.accept()
             with connection:
                 connection.recv(1000)
-                connection.sendall(said)
+                connection.sendall(reply)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -77,12 +77,12 @@ def saying(said: bytes) -> Iterator[str]:
 
 
 def unused_url() -> str:
-    """Of a server that has gone."""
+    """Return the URL of a server that has stopped."""
     with scripted() as server:
         return server.url
 
 
-# what is asked, and what comes of it
+# requests and answers
 
 
 def test_scores(call: Call) -> None:
@@ -105,26 +105,26 @@ def test_an_answer_names_model_version_and_variant(call: Call) -> None:
         assert call(server.url, "ask_lines", b"- - 5:0").version == 7
 
 
-def test_a_server_that_says_less(call: Call) -> None:
+def test_an_answer_without_version_and_variant(call: Call) -> None:
     with scripted(predict=GOOD) as server:
         answer = call(server.url, "ask", [{}])
     assert (answer.model, answer.version, answer.variant) == ("demo", None, None)
 
 
-def test_no_samples_have_the_shape_of_the_model(call: Call) -> None:
+def test_scores_of_no_samples_have_the_labels_of_the_model(call: Call) -> None:
     with scripted(predict={"predictions": []}, model={"labels": ["click", "buy"]}) as server:
         answer = call(server.url, "ask", [])
     assert answer.scores.shape == (0, 2) and answer.labels == ("click", "buy")
 
 
-def test_headers_arrive(call: Call) -> None:
+def test_the_headers_of_a_request(call: Call) -> None:
     with scripted() as server:
         call(server.url, "predict", [{}], key="user 17 ü", variant="b", timeout_s=2, options={"token": "secret"})
         call(server.url, "predict_lines", b"1 0\n", key=17)
         call(server.url, "predict", [{}])
         call(server.url, "predict", [{}], timeout_s=1e6)
     first, second, third, last = (one.headers for one in server.predictions())
-    assert last["elasticrec-timeout-ms"] == "3600000", "what a server takes"
+    assert last["elasticrec-timeout-ms"] == "3600000", "the largest timeout that a server accepts"
     assert first["authorization"] == "Bearer secret" and "authorization" not in third
     assert first["elasticrec-key"].encode("latin-1").decode() == "user 17 ü" and second["elasticrec-key"] == "17"
     assert first["elasticrec-variant"] == "b"
@@ -132,7 +132,7 @@ def test_headers_arrive(call: Call) -> None:
     assert not {"elasticrec-key", "elasticrec-variant"} & third.keys()
 
 
-def test_numbers_of_numpy_are_numbers(call: Call) -> None:
+def test_numpy_values_are_sent_as_json_numbers(call: Call) -> None:
     with scripted(predict=echo) as server:
         assert call(server.url, "predict", [{"x": np.float32(0.5), "y": np.arange(2)}]).tolist() == [[0.5]]
         for value in (float("nan"), object()):
@@ -146,7 +146,7 @@ def test_models_metadata_and_readiness(call: Call) -> None:
         assert call(server.url, "metadata") == {"labels": ["click"]}
         assert [call(server.url, "is_ready") for _ in range(2)] == [False, True]
     assert call(server.url, "is_ready") is False
-    assert len([one for one in server.asked if one.path == "/ready"]) == 2, "asked once each"
+    assert len([one for one in server.asked if one.path == "/ready"]) == 2, "each call sends one request"
 
 
 def test_a_hanging_server_is_not_ready(call: Call) -> None:
@@ -167,12 +167,12 @@ def test_variants_of_a_model_are_one_model(call: Call) -> None:
         assert call(server.url, "predict", [{}]).tolist() == [[0.5]]
 
 
-def test_no_model_is_there_yet(call: Call) -> None:
+def test_a_server_without_a_model(call: Call) -> None:
     with scripted(models={"models": []}) as server, pytest.raises(UnavailableError, match="no model is ready yet"):
         call(server.url, "predict", [{}])
 
 
-def test_the_name_is_asked_for_once() -> None:
+def test_the_name_of_the_model_is_requested_once() -> None:
     with scripted() as server, Client(server.url) as client:
         for _ in range(3):
             client.predict([{}])
@@ -180,7 +180,7 @@ def test_the_name_is_asked_for_once() -> None:
         assert server.num_connections == 1
 
 
-def test_a_strange_name_is_a_name(call: Call) -> None:
+def test_the_name_of_the_model_is_percent_encoded(call: Call) -> None:
     with scripted() as server, pytest.raises(UnavailableError, match="404: no path"):
         call(server.url, "predict", [{}], options={"model": "a b/ü"})
     assert server.asked[0].path == "/v1/models/a%20b%2F%C3%BC:predict"
@@ -198,17 +198,17 @@ def test_errors_name_host_and_port(url: str, expected: str) -> None:
     assert ServerAddress.of(url).where == expected
 
 
-def test_a_prefix_of_something_in_between(call: Call) -> None:
+def test_a_url_may_have_a_path_prefix(call: Call) -> None:
     with scripted() as server:
         assert call(f"{server.url}/feed/", "predict", [{}]).tolist() == [[0.5]]
     assert server.asked[-1].path == "/feed/v1/models/demo:predict"
 
 
-# what is wrong
+# errors
 
 
 @pytest.mark.parametrize("answer", [[], {}, None, 5, "x", {"models": 5}, {"models": [{}]}, b"[" * 100_000, b"\xff"])
-def test_another_kind_of_server_is_named(call: Call, answer: Any) -> None:
+def test_errors_name_a_server_of_another_kind(call: Call, answer: Any) -> None:
     with scripted(models=(200, answer)) as server, pytest.raises(UnavailableError) as caught:
         call(server.url, "predict", [{}])
     assert str(caught.value).startswith(f"{where(server)}: ")
@@ -261,7 +261,7 @@ def test_refusals_are_final(call: Call, status: int, body: Any, kind: type[Elast
     ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_urls_that_are_none(kind: Any, url: str) -> None:
+def test_malformed_urls_are_refused(kind: Any, url: str) -> None:
     with pytest.raises(ConfigError, match="expected a URL such as"):
         kind(url)
 
@@ -278,7 +278,7 @@ def test_urls_that_are_none(kind: Any, url: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_settings_that_are_none(kind: Any, options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_of_a_client_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         kind("http://h", **options)
     assert str(caught.value) == message
@@ -287,14 +287,14 @@ def test_settings_that_are_none(kind: Any, options: dict[str, Any], message: str
 @pytest.mark.parametrize(
     "options", [{"key": "a\r\nb"}, {"key": ""}, {"variant": " b"}, {"variant": "ü"}, {"timeout_s": -1}]
 )
-def test_options_of_a_call_that_are_none(call: Call, options: dict[str, Any]) -> None:
+def test_invalid_options_of_a_call_are_refused(call: Call, options: dict[str, Any]) -> None:
     with scripted() as server, pytest.raises(ConfigError, match=f"^{next(iter(options))}: expected "):
         call(server.url, "predict", [{}], **options)
     assert server.predictions() == []
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("reply", "problem"),
     [
         (b"220 mail.example ESMTP\r\n", "did not answer: expected HTTP, got b'220 mail.example ESMTP\\r\\n'"),
         (b"\x15\x03\x03\x00\x02\x02\x46", "the server uses TLS: expected https://, got http://"),
@@ -302,10 +302,10 @@ def test_options_of_a_call_that_are_none(call: Call, options: dict[str, Any]) ->
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n{", "did not answer: the connection was closed"),
     ],
 )
-def test_something_that_is_no_http(call: Call, said: bytes, problem: str) -> None:
-    with saying(said) as where, pytest.raises(UnavailableError) as caught:
-        call(f"http://{where}", "models", options={"retries": 0})
-    assert str(caught.value).startswith(f"{where}: {problem}")
+def test_a_server_that_does_not_speak_http(call: Call, reply: bytes, problem: str) -> None:
+    with replying(reply) as address, pytest.raises(UnavailableError) as caught:
+        call(f"http://{address}", "models", options={"retries": 0})
+    assert str(caught.value).startswith(f"{address}: {problem}")
 
 
 # attempts and deadlines
@@ -316,7 +316,7 @@ def test_temporary_failures_are_retried(call: Call, problem: Any) -> None:
     with scripted(predict=[problem, problem, GOOD]) as server:
         assert call(server.url, "predict", [{}], options={"model": "demo"}).tolist() == [[0.25]]
     first, second, third = server.asked
-    assert second.at - first.at >= 0.02 and third.at - second.at >= 0.04, "it waits, and then longer"
+    assert second.at - first.at >= 0.02 and third.at - second.at >= 0.04, "the pause grows"
     assert {one.body for one in server.asked} == {first.body}
 
 
@@ -338,12 +338,12 @@ def test_retries_are_limited(call: Call, problem: Any, message: str, retries: in
     assert len(server.asked) == retries + 1
 
 
-def test_a_server_that_is_not_there(call: Call) -> None:
+def test_an_unreachable_server(call: Call) -> None:
     url = unused_url()
-    for place in (url, url.replace("127.0.0.1", "localhost")):
+    for location in (url, url.replace("127.0.0.1", "localhost")):
         with pytest.raises(UnavailableError) as caught:
-            call(place, "predict", [{}])
-        assert str(caught.value) == f"{place.partition('//')[2]}: did not answer: connection refused (3 attempts)"
+            call(location, "predict", [{}])
+        assert str(caught.value) == f"{location.partition('//')[2]}: did not answer: connection refused (3 attempts)"
     with pytest.raises(UnavailableError, match=r"^nowhere\.invalid:80: did not answer: "):
         call("http://nowhere.invalid", "predict", [{}], options={"retries": 0})
 
@@ -364,7 +364,7 @@ def test_a_server_that_starts_during_the_retries(call: Call) -> None:
             assert scores.result(TIMEOUT_S).tolist() == [[0.5]]
 
 
-def test_a_server_may_say_when(call: Call) -> None:
+def test_retry_after_is_respected(call: Call) -> None:
     with scripted(predict=[(*BUSY, {"Retry-After": "1"}), GOOD]) as server:
         assert call(server.url, "predict", [{}], options={"model": "demo"}).tolist() == [[0.25]]
         first, second = server.asked
@@ -372,7 +372,7 @@ def test_a_server_may_say_when(call: Call) -> None:
     with scripted(predict=(*BUSY, {"Retry-After": "60"})) as server:
         with pytest.raises(UnavailableError, match=r"429: busy$"):
             call(server.url, "predict", [{}], timeout_s=30)
-    assert len(server.predictions()) == 1, "nobody waits for what comes too late"
+    assert len(server.predictions()) == 1, "no retry, because it would be after the deadline"
 
 
 @pytest.mark.parametrize("problem", [HANG, TRICKLE])
@@ -380,15 +380,15 @@ def test_a_deadline_is_kept(call: Call, problem: Any) -> None:
     with scripted(predict=problem) as server, pytest.raises(UnavailableError) as caught:
         call(server.url, "predict", [{}], timeout_s=0.2)
     assert str(caught.value) == f"{where(server)}: did not answer in 0.2 s"
-    assert len(server.predictions()) == 1, "not sent again"
+    assert len(server.predictions()) == 1, "not retried"
 
 
-def test_a_server_that_does_not_want_all_of_a_request_is_heard(call: Call) -> None:
-    told = b'{"error": "too much of it"}'
+def test_an_early_answer_to_a_large_request_is_read(call: Call) -> None:
+    body = b'{"error": "too much of it"}'
     head = b"HTTP/1.1 429 Too Many Requests\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    answer = head + b"content-length: %d\r\n\r\n" % len(told) + told
-    with saying(answer) as where, pytest.raises(UnavailableError, match="429: too much of it"):
-        call(f"http://{where}", "predict_lines", bytes(2**25), options={"model": "small", "retries": 0})
+    answer = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    with replying(answer) as address, pytest.raises(UnavailableError, match="429: too much of it"):
+        call(f"http://{address}", "predict_lines", bytes(2**25), options={"model": "small", "retries": 0})
 
 
 def test_a_deadline_is_for_all_attempts(call: Call) -> None:
@@ -396,10 +396,10 @@ def test_a_deadline_is_for_all_attempts(call: Call) -> None:
         call(server.url, "predict", [{}], timeout_s=0.5)
     assert str(caught.value) == f"{where(server)}: did not answer in 0.5 s (attempt 2; before: 429: busy)"
     first, second = (int(one.headers["elasticrec-timeout-ms"]) for one in server.predictions())
-    assert second < first <= 500, "the server is told what is left"
+    assert second < first <= 500, "each attempt sends the remaining time"
 
 
-def test_busy_to_the_deadline(call: Call) -> None:
+def test_a_busy_server_is_retried_until_the_deadline(call: Call) -> None:
     started = time.monotonic()
     with scripted(predict=BUSY) as server, pytest.raises(UnavailableError, match=r"429: busy \(\d+ attempts\)$"):
         call(server.url, "predict", [{}], timeout_s=0.5, options={"retries": 1000})
@@ -407,7 +407,7 @@ def test_busy_to_the_deadline(call: Call) -> None:
     assert len(server.predictions()) < 20
 
 
-def test_all_connections_are_in_use(call: Call) -> None:
+def test_calls_time_out_while_all_connections_are_in_use(call: Call) -> None:
     with scripted(predict=HANG) as server, Client(server.url, "demo", connections=1) as client:
         with ThreadPoolExecutor(2) as pool:
             calls = [pool.submit(client.predict, [{}], timeout_s=0.3) for _ in range(2)]
@@ -416,7 +416,7 @@ def test_all_connections_are_in_use(call: Call) -> None:
                     one.result(TIMEOUT_S)
 
 
-# many at once, and servers that come and go
+# concurrent calls, and servers that restart
 
 
 def test_threads_share_a_client() -> None:
@@ -445,7 +445,7 @@ def test_tasks_share_a_client() -> None:
         assert len(server.predictions()) == 200 and server.num_connections <= 16
 
 
-def test_a_task_that_is_cancelled_leaves_no_answer_to_the_next() -> None:
+def test_a_cancelled_task_does_not_affect_the_next_call() -> None:
     async def run(server: Scripted) -> None:
         async with AsyncClient(server.url, "demo", connections=1) as client:
             task = asyncio.create_task(client.predict([{"x": 1.0}]))
@@ -460,8 +460,8 @@ def test_a_task_that_is_cancelled_leaves_no_answer_to_the_next() -> None:
         asyncio.run(run(server))
 
 
-def test_a_connection_that_was_closed_is_made_again() -> None:
-    """Each time, and it is no attempt that counts."""
+def test_a_closed_connection_is_reopened() -> None:
+    """A closed connection is reopened for each call, which does not count as a retry."""
     with scripted(close_after=True) as server, Client(server.url, retries=0) as client:
         for _ in range(3):
             assert client.predict([{}]).tolist() == [[0.5]]
@@ -476,11 +476,11 @@ def test_a_connection_that_was_closed_is_made_again() -> None:
 
 
 def test_a_server_is_restarted_between_calls() -> None:
-    """Whatever connections were kept, no attempt is lost on them."""
-    meeting = threading.Barrier(4)
+    """Connections kept from before the restart do not count as failed attempts."""
+    barrier = threading.Barrier(4)
 
     def together(_: Any) -> Any:
-        meeting.wait(TIMEOUT_S)
+        barrier.wait(TIMEOUT_S)
         return GOOD
 
     with scripted(predict=together) as server:
@@ -507,7 +507,7 @@ def test_a_server_is_restarted_between_calls_of_a_loop() -> None:
     loop.close()
 
 
-# a child of a process with threads is what is tested
+# the test forks a process with threads on purpose
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_process_has_its_own_connections() -> None:
     with scripted(predict=echo) as server, Client(server.url) as client:
@@ -520,7 +520,7 @@ def test_a_child_process_has_its_own_connections() -> None:
         assert server.num_connections == 2
 
 
-def test_a_closed_client_says_so() -> None:
+def test_a_closed_client_raises() -> None:
     with scripted() as server:
         client = Client(server.url)
         client.predict([{}])
@@ -540,7 +540,7 @@ def test_a_closed_client_says_so() -> None:
         asyncio.run(run())
 
 
-def test_a_call_that_is_under_way_ends_when_its_client_is_closed() -> None:
+def test_a_call_in_flight_finishes_after_its_client_is_closed() -> None:
     go = threading.Event()
 
     def slow(_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The reader that a version carries, and the processes that run it: started, watched, ended."""
+"""The reader of a version and its reader processes: start, supervision, end."""
 
 import json
 import os
@@ -44,9 +44,9 @@ def source(text: str) -> ReaderSource:
     return ReaderSource("reader.py:Mine", text.encode(), json.dumps(FEATURES))
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + LONG_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < until
         time.sleep(0.01)
 
@@ -59,12 +59,12 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-class Watched:
-    """A pool, the processes that it has, and what it says."""
+class WatchedPool:
+    """A pool of reader processes, their ids and the messages of the pool."""
 
     def __init__(self, text: str, num: int = 1) -> None:
-        self.said: list[str] = []
-        self.pool = ReaderProcesses(source(text), num, 1000, "demo", self.said.append)
+        self.messages: list[str] = []
+        self.pool = ReaderProcesses(source(text), num, 1000, "demo", self.messages.append)
 
     @property
     def pids(self) -> list[int]:
@@ -72,11 +72,11 @@ class Watched:
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[..., Watched]]:
-    made: list[Watched] = []
+def watch() -> Iterator[Callable[..., WatchedPool]]:
+    made: list[WatchedPool] = []
 
-    def make(*arguments: Any) -> Watched:
-        made.append(Watched(*arguments))
+    def make(*arguments: Any) -> WatchedPool:
+        made.append(WatchedPool(*arguments))
         return made[-1]
 
     yield make
@@ -85,7 +85,7 @@ def watch() -> Iterator[Callable[..., Watched]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("import no_such_module", r"^reader.py:1: ModuleNotFoundError: No module named 'no_such_module'$"),
         ("class Other: ...", r"^reader.py: expected a class `Mine`, it has `Other`$"),
@@ -96,8 +96,8 @@ def watch() -> Iterator[Callable[..., Watched]]:
         ),
     ],
 )
-def test_a_reader_that_cannot_be_created_is_one_line(text: str, told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_a_reader_that_cannot_be_created_is_reported_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         ReaderProcesses(source(text), 2, 1000, "demo", print)
 
 
@@ -107,16 +107,16 @@ def test_starting_a_reader_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> 
         ReaderProcesses(source("import time; time.sleep(3600)"), 1, 1000, "demo", print)
 
 
-def test_a_process_that_dies_has_a_successor(watch: Callable[..., Watched]) -> None:
+def test_a_dead_reader_process_is_restarted(watch: Callable[..., WatchedPool]) -> None:
     one = watch(GOOD, 2)
     (killed, other) = one.pids
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: one.pids[0] != killed and one.pool._supervisors[0]._number == 2)
     assert one.pids[1] == other
-    assert one.said == ["demo: a reader process ended (signal 9, SIGKILL), restarting it"]
+    assert one.messages == ["demo: a reader process ended (signal 9, SIGKILL), restarting it"]
 
 
-def test_readers_that_keep_dying_are_restarted_with_back_off(watch: Callable[..., Watched]) -> None:
+def test_readers_that_keep_dying_are_restarted_with_back_off(watch: Callable[..., WatchedPool]) -> None:
     text = "import os, threading, time\nthreading.Timer(0.2, lambda: os._exit(5)).start()\n" + GOOD
     one = watch(text)
     seen: set[int] = set()
@@ -124,24 +124,24 @@ def test_readers_that_keep_dying_are_restarted_with_back_off(watch: Callable[...
     while time.monotonic() < until:
         seen.update(one.pids)
         time.sleep(0.01)
-    # at once, then after 0.5, 1, 2 … seconds, with the time that each takes to start and die
+    # restarts are immediate, then after 0.5, 1, 2 … seconds, plus the time to start and die
     assert 2 <= len(seen) <= 5, seen
-    assert one.said == [
+    assert one.messages == [
         "demo: a reader process ended (code 5), restarting it",
         "demo: a reader process ended (code 5), restarting it with back-off",
     ]
 
 
-def test_a_pool_that_is_let_go_ends_with_its_last_user(watch: Callable[..., Watched]) -> None:
+def test_a_retired_pool_ends_with_its_last_reference(watch: Callable[..., WatchedPool]) -> None:
     one = watch(GOOD)
     (pid,) = one.pids
-    # as a version at work does
+    # a loaded version holds a reference to the pool
     held = one.pool.core
     one.pool.retire()
     assert not is_gone(pid)
     del held
     wait_until(lambda: is_gone(pid))
-    assert one.said == []
+    assert one.messages == []
 
 
 def train(directory: Path, text: str, **publish: Any) -> Job:
@@ -169,7 +169,7 @@ def test_every_version_carries_its_reader(tmp_path: Path, monkeypatch: pytest.Mo
         version = repository.version(number)
         path = Path("models/small") / version.name
         assert version.is_delta == (number > 1)
-        # a release that does not know of readers serves such a base
+        # a release without support for readers can serve a base of format 1
         assert version.manifest["format"] == (2 if number > 1 else 1)
         found = reader_source(path)
         assert found == ReaderSource("reader.py:Mine", GOOD.encode(), json.dumps(job.features()))
@@ -186,20 +186,20 @@ def test_every_version_carries_its_reader(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class FakeServer:
-    """Remembers what it was given."""
+    """Records the readers of each load."""
 
     def __init__(self) -> None:
-        self.given: list[Any] = []
+        self.loaded_readers: list[Any] = []
         self.fails = False
 
     def load(self, model: str, variant: str, path: str, **options: Any) -> tuple[int, int]:
         if self.fails:
             raise ModelError("planted")
-        self.given.append(options["readers"])
+        self.loaded_readers.append(options["readers"])
         return int(Path(path).name), 1
 
     def note(self, *_: Any) -> None:
-        """Not of interest."""
+        """Ignore the note."""
 
 
 def test_readers_are_reused_by_versions_with_the_same_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +210,8 @@ def test_readers_are_reused_by_versions_with_the_same_reader(tmp_path: Path, mon
     assert repository is not None
     offered = [1]
     monkeypatch.setattr(type(repository), "current", lambda _: offered[0])
-    server, said = FakeServer(), list[str]()
-    follower = Follower(server, variant, tmp_path / "cache", said.append, readers=ReaderSettings(1, 1000))
+    server, messages = FakeServer(), list[str]()
+    follower = Follower(server, variant, tmp_path / "cache", messages.append, readers=ReaderSettings(1, 1000))
     try:
         follower.begin()
         first = follower._readers
@@ -220,13 +220,13 @@ def test_readers_are_reused_by_versions_with_the_same_reader(tmp_path: Path, mon
             offered[0] = number
             follower.poll()
         assert follower.version == 3 and follower._readers is first
-        assert server.given == [first.core] * 3
-        # another reader: other processes; a version that cannot be loaded leaves those that are there
+        assert server.loaded_readers == [first.core] * 3
+        # another reader gets new processes; a version that cannot be loaded keeps the current ones
         changed = ReaderSource("reader.py:Mine", GOOD.encode() + b"#", first.source.features)
         monkeypatch.setattr("elasticrec.serving.follow.reader_source", lambda _: changed)
         offered[0], server.fails = 2, True
         follower.poll()
-        assert "planted" in said[-1] and follower._readers is first and not first.is_ending
+        assert "planted" in messages[-1] and follower._readers is first and not first.is_ending
         server.fails = False
         monkeypatch.setattr(follower, "_again_at", 0.0)
         follower.poll()
@@ -235,7 +235,7 @@ def test_readers_are_reused_by_versions_with_the_same_reader(tmp_path: Path, mon
         follower.close()
 
 
-def test_none_is_run_where_none_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_reader_settings_no_reader_process_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     job = train(tmp_path, GOOD)
     (variant,) = plan_models(["models/small"], job, is_given=False)
@@ -243,11 +243,11 @@ def test_none_is_run_where_none_is_wanted(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("elasticrec.serving.follow.ReaderProcesses", None)
     follower = Follower(server, variant, tmp_path / "cache", print)
     follower.begin()
-    assert server.given == [None]
+    assert server.loaded_readers == [None]
 
 
-def test_lines_end_where_they_do_in_training(tmp_path: Path) -> None:
-    """At a line feed, with or without a carriage return before it; one inside is a part of the line."""
+def test_lines_are_split_as_in_training(tmp_path: Path) -> None:
+    """A line ends with a line feed or CRLF; a carriage return inside belongs to the line."""
     reader = source("class Mine:\n    def parse(self, line):\n        return {'user': line}\n").line_reader()
     parser = _core.Parser(json.dumps(FEATURES))
     batch = reader.parse(b"a\rb\r\n\r\nc\x0bd\n")

@@ -1,4 +1,4 @@
-"""What holds a training up, in words."""
+"""The bottleneck of a training as a line of advice."""
 
 import json
 import subprocess
@@ -75,7 +75,7 @@ SETUP = Setup(workers=1, threads=2, cores=4)
         ),
         (
             Shares({"checkpoint": 0.6}),
-            Setup(1, 2, 4, every_steps=True),
+            Setup(1, 2, 4, saves_by_steps=True),
             "saving checkpoints 60 %: raise `train.checkpoint.every_steps`, or `every_epochs` if epochs are short",
         ),
         (
@@ -99,7 +99,7 @@ def test_advice_for_the_largest_share(shares: Shares, setup: Setup, words: str |
 
 
 @pytest.mark.parametrize(("workers", "busy"), [(1, 1.8), (4, 0.45)])
-def test_parsing_is_a_share_of_the_time_of_all_its_threads(
+def test_the_parse_share_is_divided_by_the_number_of_workers(
     make_job: MakeJob,
     write_samples: WriteSamples,
     tmp_path: Path,
@@ -119,15 +119,15 @@ def test_parsing_is_a_share_of_the_time_of_all_its_threads(
     assert shares[0] == {"wait": 0.5, "read": 0.3, "parse": busy}
 
 
-def test_shares_in_words() -> None:
+def test_the_description_of_shares() -> None:
     assert describe_shares(Shares({"pull": 0.25, "wait": 0.5, "save": 0.001})) == "wait 50%, pull 25%"
     shares = Shares({"wait": 0.5}, read=0.031, parse=0.97)
     assert describe_shares(shares) == "wait 50%; reader threads: read 3%, parse 97%"
     assert shares.to_dict() == {"wait": 0.5, "read": 0.031, "parse": 0.97}
 
 
-def test_imports_do_not_look_like_waiting_for_data(tmp_path: Path) -> None:
-    """Where pandas is installed pyarrow imports it at its first conversion; here it was imported long ago."""
+def test_imports_are_not_counted_as_waiting_for_data(tmp_path: Path) -> None:
+    """pyarrow imports pandas at its first conversion; the import must happen before the loop is timed."""
     pq.write_table(pa.table({"click": [0, 1] * 50, "user": ["a", "b"] * 50, "price": [0.5] * 100}), tmp_path / "a.pq")
     script = """
 import sys

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or nothing, the newest few, and no damage taken for a model."""
+"""Checkpoints are complete or ignored, only the newest are kept, and damaged files are refused."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Model:
-    """What a checkpoint is of, and one step of training on it."""
+    """The state that a checkpoint saves, and a step of training on it."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -119,7 +119,7 @@ def test_the_content_of_the_manifest(make_job: MakeJob) -> None:
     assert (manifest["dense"]["vectors"], manifest["dense"]["steps"]) == (["value", "exp_avg", "exp_avg_sq"], 3)
 
 
-def test_the_newest_are_kept(make_job: MakeJob) -> None:
+def test_the_newest_checkpoints_are_kept(make_job: MakeJob) -> None:
     job = make_job(train={"checkpoint": {"keep": 2}})
     run = Run.create(job)
     model = trained(job, 1)
@@ -140,13 +140,13 @@ def test_an_incomplete_checkpoint_is_ignored_and_removed(make_job: MakeJob) -> N
         shutil.copytree(good, half)
         (half / MANIFEST).unlink()
     assert latest(run) == open_checkpoint(good)
-    # one of the unfinished ones is in the way
+    # the new checkpoint replaces an incomplete one of the same name
     model.save(run, 2)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000000000001", "step-000000000002"]
 
 
 def test_a_complete_checkpoint_is_never_replaced(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of an epoch may be at the step of the last checkpoint; a full disk then must not cost both."""
+    """An epoch may end at the step of the last checkpoint; a full disk then must not lose that checkpoint."""
     job = make_job(train={"checkpoint": {"keep": 1}})
     run = Run.create(job)
     model = trained(job, 1)
@@ -172,7 +172,7 @@ def test_a_complete_checkpoint_is_never_replaced(make_job: MakeJob, monkeypatch:
     assert model.save(run, 8) > second > first
 
 
-def test_damage_is_refused_by_name(make_job: MakeJob) -> None:
+def test_damaged_files_are_refused_by_name(make_job: MakeJob) -> None:
     job = make_job()
     run = Run.create(job)
     path = trained(job).save(run)
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_job_is_rejected(make_job: MakeJob, changes: dic
 
 
 def test_a_checkpoint_of_another_network_is_rejected(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from another release, whose model of that name has other tensors."""
+    """For example, another release has other tensors in the model of the same name."""
     job = make_job()
     run = Run.create(job)
     path = trained(job).save(run)

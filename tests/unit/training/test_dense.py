@@ -1,4 +1,4 @@
-"""The flat vector of a network: the same steps as torch's own optimizers, the same bits after a restore."""
+"""The flat vector of a network: the same steps as the optimizers of torch, the same bits after a restore."""
 
 import copy
 
@@ -39,7 +39,7 @@ def make(make_job: MakeJob, kind: str, learning_rate: float = 0.01) -> tuple[nn.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_as_torch_does(make_job: MakeJob, kind: str) -> None:
+def test_steps_equal_those_of_torch(make_job: MakeJob, kind: str) -> None:
     plain = network()
     start = copy.deepcopy(plain.state_dict())
     module, flat = make(make_job, kind)
@@ -86,29 +86,29 @@ def test_the_state_is_a_copy(make_job: MakeJob) -> None:
         np.testing.assert_array_equal(vector, kept[name], name)
 
 
-def test_every_tensor_is_a_view_of_the_vector_at_its_place(make_job: MakeJob) -> None:
+def test_every_tensor_is_a_view_of_the_vector_at_its_offset(make_job: MakeJob) -> None:
     module, flat = make(make_job, "adam")
     tensors = dict(module.named_parameters()) | {
         name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()
     }
-    assert [place.name for place in flat.tensors] == list(tensors)
+    assert [entry.name for entry in flat.tensors] == list(tensors)
     flat_step(module, flat, 0)
     end = 0
-    for place in flat.tensors:
-        assert place.offset % 16 == 0
-        assert place.offset >= end
-        tensor = tensors[place.name]
-        end = place.offset + tensor.numel()
-        np.testing.assert_array_equal(flat.values[place.offset : end].view(place.shape), tensor.detach())
-        assert tensor.data_ptr() == flat.values.data_ptr() + 4 * place.offset
+    for entry in flat.tensors:
+        assert entry.offset % 16 == 0
+        assert entry.offset >= end
+        tensor = tensors[entry.name]
+        end = entry.offset + tensor.numel()
+        np.testing.assert_array_equal(flat.values[entry.offset : end].view(entry.shape), tensor.detach())
+        assert tensor.data_ptr() == flat.values.data_ptr() + 4 * entry.offset
     assert len(flat.values) % 16 == 0
     assert flat.num_parameters % 16 == 0
 
 
-def test_buffers_are_part_of_it_and_no_optimizer_touches_them(make_job: MakeJob) -> None:
+def test_buffers_are_in_the_vector_and_no_optimizer_changes_them(make_job: MakeJob) -> None:
     module, flat = make(make_job, "sgd", learning_rate=0.1)
-    places = {place.name: place for place in flat.tensors}
-    mean = places["1.running_mean"]
+    entries = {entry.name: entry for entry in flat.tensors}
+    mean = entries["1.running_mean"]
     assert mean.offset >= flat.num_parameters
     torch.manual_seed(0)
     batch = torch.randn(32, 5)
@@ -117,8 +117,8 @@ def test_buffers_are_part_of_it_and_no_optimizer_touches_them(make_job: MakeJob)
     flat.zero_gradient()
     flat.step()
     torch.testing.assert_close(flat.values[mean.offset : mean.offset + 7], expected.detach())
-    assert flat.values[places["1.running_var"].offset] != 1
-    assert "1.num_batches_tracked" not in places
+    assert flat.values[entries["1.running_var"].offset] != 1
+    assert "1.num_batches_tracked" not in entries
 
 
 def test_a_scalar_parameter(make_job: MakeJob) -> None:
@@ -126,19 +126,19 @@ def test_a_scalar_parameter(make_job: MakeJob) -> None:
     module.scale = nn.Parameter(torch.tensor(2.0))
     module.shift = nn.Parameter(torch.tensor([1.0, 2.0]))
     flat = FlatParameters(module, make_job())
-    assert [(place.shape, place.offset) for place in flat.tensors] == [((), 0), ((2,), 16)]
+    assert [(entry.shape, entry.offset) for entry in flat.tensors] == [((), 0), ((2,), 16)]
     assert flat.values[[0, 16, 17]].tolist() == [2, 1, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_another_type_is_refused_by_name(make_job: MakeJob, dtype: torch.dtype) -> None:
+def test_tensors_of_another_type_are_refused_by_name(make_job: MakeJob, dtype: torch.dtype) -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=dtype))
     with pytest.raises(ModelError, match=f"^model: `1.weight`: expected float32, got {dtype}$"):
         FlatParameters(module, make_job())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_gradient_that_is_not_finite_is_seen(make_job: MakeJob, value: float) -> None:
+def test_a_gradient_that_is_not_finite_is_detected(make_job: MakeJob, value: float) -> None:
     module, flat = make(make_job, "sgd")
     torch.autograd.backward(loss(module, 0))
     assert flat.gradient_is_finite()

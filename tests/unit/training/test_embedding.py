@@ -22,14 +22,14 @@ MASK = 2**64 - 1
 
 
 def mix(value: int) -> int:
-    """As `docs/formats/part.md` has it."""
+    """Hash as specified in `docs/formats/part.md`."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         value = ((value ^ (value >> 33)) * factor) & MASK
     return value ^ (value >> 33)
 
 
 def initial(seed: int, sign: int, scale: float) -> Tensor:
-    """As `docs/formats/table.md` has it."""
+    """Return the initial values of a row, as specified in `docs/formats/table.md`."""
     state = mix(sign ^ mix(seed ^ xxhash.xxh3_64_intdigest(b"main")))
     values = []
     for at in range(WIDTH):
@@ -40,7 +40,7 @@ def initial(seed: int, sign: int, scale: float) -> Tensor:
 
 
 class Reference:
-    """A row a sign in a dictionary, pooled and differentiated by torch, stepped by the formula of Adagrad."""
+    """A dictionary from sign to row; torch pools and differentiates, the formula of Adagrad steps."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -92,14 +92,14 @@ def parse(job: Job, lines: list[str]) -> _core.Batch:
 
 
 def crowded_lines(count: int, seed: int) -> list[str]:
-    """Few signs, so that samples, slots and positions share them; repeats, empty slots, a slot nobody asked for."""
-    chance = random.Random(seed)
+    """Return lines with few signs, shared by samples and slots; with repeats, empty slots and a slot not in the job."""
+    rng = random.Random(seed)
     lines = []
     for _ in range(count):
-        show = chance.randint(1, 4)
-        signs = chance.choices([0, 1, 2, 3, 2**64 - 1], k=chance.randint(0, 8))
-        fields = [f"{sign}:{chance.randint(0, 3)}" for sign in signs]
-        lines.append(" ".join([str(show), str(chance.randint(0, show)), *fields]))
+        show = rng.randint(1, 4)
+        signs = rng.choices([0, 1, 2, 3, 2**64 - 1], k=rng.randint(0, 8))
+        fields = [f"{sign}:{rng.randint(0, 3)}" for sign in signs]
+        lines.append(" ".join([str(show), str(rng.randint(0, show)), *fields]))
     return lines
 
 
@@ -127,7 +127,7 @@ def test_pull_and_push_match_the_reference(make_job: MakeJob) -> None:
         np.testing.assert_allclose(found[4], reference.sums[sign], rtol=1e-4)
 
 
-def test_absent_reads_as_zero_and_pulls_create_nothing(make_job: MakeJob) -> None:
+def test_absent_rows_read_as_zero_and_pulls_create_no_rows(make_job: MakeJob) -> None:
     job = pooled_job(make_job)
     embedding = Embedding(job, COLUMNS)
     lines = sample_lines(100, 1)
@@ -164,7 +164,7 @@ def test_shows_and_clicks_are_exact(make_job: MakeJob) -> None:
         pooled = embedding.pull(batch)
         pooled.grad = torch.ones_like(pooled)
         embedding.push(batch, pooled, scale=1e-3, seen=0)
-        # an evaluation in between counts nothing
+        # an evaluation in between does not change the counts
         embedding.pull(parse(job, lines[:50]))
     shows, clicks = Counter[int](), Counter[int]()
     for line in lines:
@@ -201,7 +201,7 @@ def test_a_gradient_that_is_not_finite_is_counted_but_not_applied(make_job: Make
 
 
 def test_training_continues_after_an_evaluation_with_larger_batches(make_job: MakeJob) -> None:
-    """The buffer that inference mode made first was useless to autograd."""
+    """A buffer allocated in inference mode cannot be used by autograd."""
     job = pooled_job(make_job)
     embedding = Embedding(job, COLUMNS)
     with torch.inference_mode():
@@ -218,7 +218,7 @@ def test_a_batch_without_samples(make_job: MakeJob) -> None:
     assert pooled.shape == (0, 3, WIDTH)
 
 
-def test_the_declaration_of_the_table(make_job: MakeJob) -> None:
+def test_the_spec_of_the_table(make_job: MakeJob) -> None:
     job = make_job(sparse={"init_scale": 0.25, "partitions": 3}, train={"seed": 9})
     spec = table_spec(job, COLUMNS)
     assert (spec["name"], spec["seed"], spec["partitions"]) == ("main", 9, 3)

@@ -1,4 +1,4 @@
-"""Lanes: flights side by side over one stream, its ends and its errors."""
+"""Lanes: batches in flight in parallel over one stream, its end and its errors."""
 
 import contextlib
 import gc
@@ -25,7 +25,7 @@ WAIT_S = 30
 
 
 class Batch:
-    """What lanes look at."""
+    """The attributes of a batch that lanes use."""
 
     def __init__(self, unit: int, index: int) -> None:
         self.unit, self.index = unit, index
@@ -37,15 +37,15 @@ def units(*counts: int) -> Iterator[UnitBatch]:
             yield UnitBatch(Batch(unit, index), is_last=index == count - 1)  # type: ignore[arg-type]
 
 
-class World:
-    """Servers that apply at once, and lanes that may be held up."""
+class FakeServers:
+    """Fake servers that apply pushes at once, and steps that may block."""
 
     def __init__(self) -> None:
         self.stepped: list[tuple[int, int, int]] = []
         self.applied: set[tuple[int, int]] = set()
         self.done: list[int] = []
         self.dense: list[int] = []
-        self.hold: dict[tuple[int, int], threading.Event] = {}
+        self.blocked: dict[tuple[int, int], threading.Event] = {}
         self.step_s = 0.0
 
     def pull(self, batch: Any, *, dense: bool) -> Any:
@@ -60,10 +60,10 @@ class World:
     def step(self, lane: int, named: UnitBatch) -> Any:
         name = (named.batch.unit, named.batch.index)
         self.stepped.append((lane, *name))
-        # a step takes a while: who has failed comes to say so
+        # a step takes a while, so that a failed lane has time to report
         threading.Event().wait(self.step_s)
-        if name in self.hold:
-            assert self.hold[name].wait(WAIT_S)
+        if name in self.blocked:
+            assert self.blocked[name].wait(WAIT_S)
         return named.batch
 
     def lanes(self, count: int, **settings: Any) -> Lanes:
@@ -76,131 +76,131 @@ class World:
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_every_batch_is_trained_once_and_every_unit_reported_once(count: int) -> None:
-    world = World()
-    world.lanes(count).run(units(50, 1, 30, 7))
-    assert sorted((unit, index) for _, unit, index in world.stepped) == sorted(world.applied)
-    assert len(world.applied) == len(world.stepped) == 88
-    assert sorted(world.done) == [0, 1, 2, 3]
+    servers = FakeServers()
+    servers.lanes(count).run(units(50, 1, 30, 7))
+    assert sorted((unit, index) for _, unit, index in servers.stepped) == sorted(servers.applied)
+    assert len(servers.applied) == len(servers.stepped) == 88
+    assert sorted(servers.done) == [0, 1, 2, 3]
 
 
 def test_a_unit_is_done_when_the_batches_of_all_lanes_are_applied() -> None:
-    """The last batch is applied long before one that another lane has."""
-    world = World()
-    world.hold[0, 0] = threading.Event()
-    lanes = world.lanes(2, max_in_flight=2)
+    """The last batch is applied long before a batch of another lane."""
+    servers = FakeServers()
+    servers.blocked[0, 0] = threading.Event()
+    lanes = servers.lanes(2, max_in_flight=2)
     seen: list[list[int]] = []
 
     def stream() -> Iterator[UnitBatch]:
         yield from units(6)
-        # one lane took all of them but the first, and is back for more
-        seen.append(list(world.done))
-        assert len(world.applied) == 5
-        world.hold[0, 0].set()
+        # one lane trained all batches but the first and asks for the next one
+        seen.append(list(servers.done))
+        assert len(servers.applied) == 5
+        servers.blocked[0, 0].set()
 
     lanes.run(stream())
     assert seen == [[]]
-    assert world.done == [0]
-    assert lanes.most == 2
+    assert servers.done == [0]
+    assert lanes.most_in_flight == 2
 
 
 def test_lanes_step_at_the_same_time() -> None:
-    world = World()
-    meeting = threading.Barrier(3)
+    servers = FakeServers()
+    barrier = threading.Barrier(3)
     batches = iter(list(units(3)))
 
     def step(lane: int, named: UnitBatch) -> Any:
-        meeting.wait(WAIT_S)
+        barrier.wait(WAIT_S)
         return named.batch
 
-    world.step = step  # type: ignore[method-assign]
-    world.lanes(3, max_in_flight=3).run(batches)
-    assert len(world.applied) == 3
+    servers.step = step  # type: ignore[method-assign]
+    servers.lanes(3, max_in_flight=3).run(batches)
+    assert len(servers.applied) == 3
 
 
 def test_each_lane_pulls_its_own_dense_values() -> None:
-    """A lane that had the dense values of another one's pull would step an old network for ever."""
+    """A lane that relied on the dense values pulled by another lane would never update its own network."""
     for settings in ({"sends_before_receive": 3}, {}, {"max_in_flight": 2}):
-        world = World()
-        taken: dict[int, list[int]] = {}
-        lanes = world.lanes(2, **settings)
+        servers = FakeServers()
+        indices: dict[int, list[int]] = {}
+        lanes = servers.lanes(2, **settings)
         lanes.run(units(40))
-        for lane, _, index in world.stepped:
-            taken.setdefault(lane, []).append(index)
+        for lane, _, index in servers.stepped:
+            indices.setdefault(lane, []).append(index)
         every = {"sends_before_receive": 3}.get(next(iter(settings), ""), 1 if settings else 2)
-        expected = {index for mine in taken.values() for index in mine[::every]}
-        assert set(world.dense) == expected
+        expected = {index for own in indices.values() for index in own[::every]}
+        assert set(servers.dense) == expected
 
 
-def test_a_unit_whose_last_batch_was_applied_before_is_done_when_the_next_begins() -> None:
-    """A trainer died with an earlier batch: what is everywhere does not come again."""
-    world = World()
-    told: list[list[int]] = []
+def test_a_unit_whose_last_batch_is_skipped_is_done_when_the_next_unit_begins() -> None:
+    """After the death of a trainer, batches applied on all servers are skipped; only an earlier batch is trained."""
+    servers = FakeServers()
+    done_seen: list[list[int]] = []
 
     def stream() -> Iterator[UnitBatch]:
         yield UnitBatch(Batch(5, 2), is_last=False)  # type: ignore[arg-type]
         first, *rest = units(4)
         yield first
-        told.append(list(world.done))
+        done_seen.append(list(servers.done))
         yield from rest
 
-    world.lanes(1, max_in_flight=1).run(stream())
-    assert told == [[5]]
-    assert world.done == [5, 0]
+    servers.lanes(1, max_in_flight=1).run(stream())
+    assert done_seen == [[5]]
+    assert servers.done == [5, 0]
 
 
 def test_units_are_leased_and_reported_by_one_lane_at_a_time() -> None:
-    """Both ask the coordinator on one connection."""
-    world = World()
+    """Leases and reports share one connection to the coordinator."""
+    servers = FakeServers()
     busy = threading.Lock()
 
-    def alone() -> None:
+    def check_exclusive() -> None:
         assert busy.acquire(blocking=False)
         threading.Event().wait(0.001)
         busy.release()
 
     def stream() -> Iterator[UnitBatch]:
         for one in units(*[2] * 40):
-            alone()
+            check_exclusive()
             yield one
 
-    done = world.done.append
+    done = servers.done.append
 
-    def telling(unit: int) -> None:
-        alone()
+    def report_done(unit: int) -> None:
+        check_exclusive()
         done(unit)
 
-    lanes = world.lanes(4)
-    lanes._done = telling
+    lanes = servers.lanes(4)
+    lanes._done = report_done
     lanes.run(stream())
-    assert sorted(world.done) == list(range(40))
+    assert sorted(servers.done) == list(range(40))
 
 
-class GoneError(UnavailableError):
-    """Something that holds on to a failed run."""
+class PlantedError(UnavailableError):
+    """An error whose traceback references the failed run."""
 
 
 def test_an_error_is_released_after_it_was_raised() -> None:
-    """Connections end with the last reference to their client, not with a collection of garbage."""
-    world = World()
+    """A connection closes with the last reference to its client, without a garbage collection."""
+    servers = FakeServers()
 
     def failing(lane: int, named: UnitBatch) -> Any:
-        raise GoneError("gone")
+        raise PlantedError("gone")
 
-    world.step = failing  # type: ignore[method-assign]
+    servers.step = failing  # type: ignore[method-assign]
     gc.disable()
     try:
-        with contextlib.suppress(GoneError):
-            world.lanes(2).run(units(10))
-        alive = weakref.ref(world)
-        del world, failing
+        with contextlib.suppress(PlantedError):
+            servers.lanes(2).run(units(10))
+        alive = weakref.ref(servers)
+        del servers, failing
         assert alive() is None
     finally:
         gc.enable()
 
 
 def test_a_lane_that_cannot_start_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, start = World(), threading.Thread.start
-    world.step_s = 0.001
+    servers, start = FakeServers(), threading.Thread.start
+    servers.step_s = 0.001
 
     def failing(thread: threading.Thread) -> None:
         if thread.name == "lane-2":
@@ -209,9 +209,9 @@ def test_a_lane_that_cannot_start_ends_the_others(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(threading.Thread, "start", failing)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        world.lanes(4).run(units(100_000))
+        servers.lanes(4).run(units(100_000))
     assert lanes_alive() == []
-    assert len(world.stepped) < 100_000
+    assert len(servers.stepped) < 100_000
 
 
 def lanes_alive() -> list[str]:
@@ -220,8 +220,8 @@ def lanes_alive() -> list[str]:
 
 @pytest.mark.parametrize("where", ["stream", "step", "first"])
 def test_an_error_in_one_lane_ends_all_lanes(where: str) -> None:
-    world = World()
-    world.step_s = 0.001
+    servers = FakeServers()
+    servers.step_s = 0.001
     error = UnavailableError("ps shard 0: it is gone")
 
     def stream() -> Iterator[UnitBatch]:
@@ -230,21 +230,21 @@ def test_an_error_in_one_lane_ends_all_lanes(where: str) -> None:
                 raise error
             yield one
 
-    step = world.step
+    step = servers.step
 
     def failing(lane: int, named: UnitBatch) -> Any:
         if named.batch.index == {"step": 20, "first": 0}.get(where):
             raise error
         return step(lane, named)
 
-    world.step = failing  # type: ignore[method-assign]
+    servers.step = failing  # type: ignore[method-assign]
     with pytest.raises(UnavailableError) as raised:
-        world.lanes(3).run(stream())
+        servers.lanes(3).run(stream())
     assert raised.value is error
     assert lanes_alive() == []
-    # the others end with the batches that they have
-    assert len(world.stepped) < 50_000
-    assert world.done == []
+    # the other lanes end after their current batches
+    assert len(servers.stepped) < 50_000
+    assert servers.done == []
 
 
 def job(**train: Any) -> Job:
@@ -283,7 +283,7 @@ def test_more_lanes_than_batches_in_flight_are_refused() -> None:
         job(ps={"lanes": 3, "max_in_flight": 2})
 
 
-def test_shares_are_of_the_time_of_all_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_refer_to_the_time_of_all_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("elasticrec.training.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
     clock = StageClock(4)

@@ -1,4 +1,4 @@
-"""The training loop: every sample once an epoch, the same state after any stop, and words for what goes wrong."""
+"""The training loop: every sample once per epoch, the same state after any stop, and clear errors."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def state_of(job: Job) -> dict[str, bytes]:
-    """The parameters of the newest checkpoint."""
+    """Return the parameters of the newest checkpoint."""
     checkpoint = latest(Run.of(job))
     assert checkpoint is not None
     return {name: (checkpoint.path / name).read_bytes() for name in ("table/part-00000", "dense.bin")}
@@ -50,7 +50,7 @@ def refusal(job: Job, kind: type[ElasticRecError]) -> str:
 
 @pytest.fixture
 def stop_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Sends this process a signal at the given batch, or fails there as a crash would."""
+    """Send this process a signal after the given step, or raise there, like a crash."""
     with monkeypatch.context() as patch:
 
         def stop(steps: int, number: signal.Signals | None) -> None:
@@ -91,8 +91,8 @@ def test_training_learns_and_reports(make_job: MakeJob, write_samples: WriteSamp
     assert epochs[1]["eval"] == [evaluation.to_dict()]
 
 
-def test_the_evaluation_is_that_of_the_checkpoint(make_job: MakeJob, write_samples: WriteSamples) -> None:
-    """Scores of `predict`, measured here, give the metrics of the summary; the evaluation changed nothing."""
+def test_the_evaluation_measures_the_checkpoint(make_job: MakeJob, write_samples: WriteSamples) -> None:
+    """Scores of `predict` give the metrics of the summary; the evaluation does not change the parameters."""
     write_samples(count=500)
     path = write_samples("eval.txt", count=1000, seed=2)
     job = make_job(data={"eval": "eval.txt"})
@@ -110,7 +110,7 @@ def test_the_evaluation_is_that_of_the_checkpoint(make_job: MakeJob, write_sampl
         assert getattr(sums.result(), name) == pytest.approx(getattr(summary.evaluation["click"], name), abs=1e-4)
 
 
-def test_larger_batches_in_the_evaluation_than_in_the_training(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_evaluation_batches_may_be_larger_than_training_batches(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples(count=50)
     write_samples("eval.txt", count=1000, seed=2)
     summary = train_job(make_job(data={"eval": "eval.txt"}, train={"epochs": 2, "batch_size": 512}))
@@ -133,14 +133,14 @@ def test_every_epoch_has_its_own_units(make_job: MakeJob, write_samples: WriteSa
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_run_that_was_stopped_anywhere_ends_the_same(
+def test_a_run_stopped_anywhere_ends_with_the_same_state(
     make_job: MakeJob, write_samples: WriteSamples, stop_after: Any, shuffle: bool
 ) -> None:
     write_samples(count=1000)
     write_samples("eval.txt", count=200, seed=2)
 
     def job_of(name: str) -> Job:
-        # units of some ten batches, a checkpoint every seven: in the middle of units, and of epochs
+        # units of about ten batches and a checkpoint every seven steps: in the middle of units and epochs
         train = {"epochs": 2, "batch_size": 32, "checkpoint": {"every_steps": 7}}
         return make_job(name=name, data={"eval": "eval.txt", "unit_bytes": 7000, "shuffle": shuffle}, train=train)
 
@@ -175,7 +175,7 @@ def check_same(whole: Job, expected: Summary, other: Job, summary: Summary) -> N
     assert summary.evaluation == expected.evaluation
 
 
-def test_a_signal_is_answered_and_the_handlers_come_back(
+def test_a_signal_saves_and_restores_the_handlers(
     make_job: MakeJob, write_samples: WriteSamples, stop_after: Any, capsys: Capture
 ) -> None:
     write_samples(count=500)
@@ -187,7 +187,7 @@ def test_a_signal_is_answered_and_the_handlers_come_back(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_a_finished_run_says_so_and_does_nothing_more(
+def test_a_finished_run_is_reported_and_not_changed(
     make_job: MakeJob, write_samples: WriteSamples, capsys: Capture
 ) -> None:
     write_samples(count=300)
@@ -208,7 +208,7 @@ def test_a_finished_run_says_so_and_does_nothing_more(
     assert (again.progress, again.train, again.evaluation) == (first.progress, first.train, first.evaluation)
 
 
-def test_more_epochs_go_on_where_fewer_ended(make_job: MakeJob, write_samples: WriteSamples, stop_after: Any) -> None:
+def test_more_epochs_continue_a_finished_run(make_job: MakeJob, write_samples: WriteSamples, stop_after: Any) -> None:
     write_samples(count=300)
     grown = make_job(name="grown")
     train_job(grown)
@@ -227,7 +227,7 @@ def test_more_epochs_go_on_where_fewer_ended(make_job: MakeJob, write_samples: W
     assert state_of(grown) == state_of(at_once)
 
 
-def test_fresh_forgets(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_fresh_discards_the_run(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples(count=300)
     job = make_job()
     train_job(job)
@@ -240,7 +240,7 @@ def test_fresh_forgets(make_job: MakeJob, write_samples: WriteSamples) -> None:
     assert state_of(job) == state
 
 
-def test_fresh_does_not_cost_a_run_if_it_cannot_start(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_a_failed_fresh_start_keeps_the_run(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples(count=300)
     job = make_job()
     train_job(job)
@@ -250,10 +250,10 @@ def test_fresh_does_not_cost_a_run_if_it_cannot_start(make_job: MakeJob, write_s
     assert state_of(job) == before
 
 
-def test_a_run_that_never_saved_takes_the_job_and_the_data_of_now(
+def test_a_run_without_a_checkpoint_uses_the_current_job_and_data(
     make_job: MakeJob, write_samples: WriteSamples, stop_after: Any
 ) -> None:
-    """Units that were written down for another job, or for files that changed, are of no use to this one."""
+    """Units recorded for another job, or for files that have changed, are planned again."""
     write_samples(count=300)
     stop_after(2, None)
     with pytest.raises(RuntimeError, match="crash"):
@@ -312,7 +312,7 @@ def test_bad_records_are_counted_and_shown(make_job: MakeJob, tmp_path: Path, ca
     assert latest(Run.of(make_job(name="strict"))) is None
 
 
-def test_too_many_bad_records_end_a_long_training_early(make_job: MakeJob, tmp_path: Path) -> None:
+def test_too_many_bad_records_end_a_training_early(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("1 0 5:0\n1 0 x:0\n" * 10_000)
     message = refusal(make_job(data={"max_bad_ratio": 0.4}, train={"batch_size": 1000}), SampleError)
     assert re.fullmatch(r"job.yaml: data.train: [45],\d{3} of 10,000 records are bad .*", message)
@@ -352,7 +352,7 @@ def test_several_labels(make_job: MakeJob, tmp_path: Path, capsys: Capture) -> N
     lines = []
     for at, line in enumerate(sample_lines(600, 1)):
         show, click, *fields = line.split()
-        # the label may stand anywhere behind show and click
+        # the label may be anywhere after show and click
         fields.insert(at % (len(fields) + 1), f"buy={int(click) // 2}")
         lines.append(" ".join([show, click, *fields, "other=9"]))
     (tmp_path / "train.txt").write_text("\n".join(lines))
@@ -397,7 +397,7 @@ def test_a_loss_that_is_not_finite_names_its_batch_and_lines(
     make_job: MakeJob, write_samples: WriteSamples, shuffle: bool, lines: str
 ) -> None:
     path = write_samples(count=500)
-    # blank lines are no records, but lines; the second unit begins in the middle of one
+    # blank lines count as lines, not as records; the second unit begins in the middle of a line
     path.write_text("\n" + path.read_text())
     job = make_job(
         data={"shuffle": shuffle, "unit_bytes": 8192}, dense={"optimizer": {"kind": "sgd", "learning_rate": 1e30}}
@@ -409,7 +409,7 @@ def test_a_loss_that_is_not_finite_names_its_batch_and_lines(
     )
 
 
-def test_workers_and_threads_do_not_change_what_is_learned(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_the_number_of_workers_does_not_change_the_result(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples(count=2000)
     states = []
     for workers in (1, 3):
@@ -437,7 +437,7 @@ def test_criteo_rows(make_job: MakeJob, tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["dense", "sparse"])
-def test_a_gradient_that_is_not_finite_is_counted_and_nothing_of_it_applied(
+def test_a_gradient_that_is_not_finite_is_counted_and_not_applied(
     make_job: MakeJob, write_samples: WriteSamples, monkeypatch: pytest.MonkeyPatch, capsys: Capture, where: str
 ) -> None:
     write_samples(count=640)
@@ -461,7 +461,7 @@ def test_a_gradient_that_is_not_finite_is_counted_and_nothing_of_it_applied(
         after = self.state.embedding.table.get(int(batch.signs[0]))
         assert torch.equal(self.state.dense.values, states[0][0])
         assert known is not None and after is not None
-        assert after[3] == known[3] and after[0] > known[0], "the weights stay, the shows count"
+        assert after[3] == known[3] and after[0] > known[0], "the weights are unchanged and the shows are counted"
 
     monkeypatch.setattr(Trainer, "step", broken)
     summary = train_job(job)
@@ -470,7 +470,7 @@ def test_a_gradient_that_is_not_finite_is_counted_and_nothing_of_it_applied(
     assert checkpoint is not None and checkpoint.progress.non_finite == 1
 
 
-def test_the_seed_decides_the_network(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_the_seed_determines_the_network(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples(count=1)
     one, same, other = (
         Trainer(make_job(train={"seed": seed}), Run(Path("runs/x")), Reporter(None, 1.0)) for seed in (1, 1, 2)
@@ -479,12 +479,12 @@ def test_the_seed_decides_the_network(make_job: MakeJob, write_samples: WriteSam
     assert not torch.equal(one.state.dense.values, other.state.dense.values)
 
 
-def test_slots_that_no_sample_has_are_an_error(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_slots_without_a_sample_are_an_error(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples(count=100)
     assert "expected signs in these slots" in refusal(make_job(data={"slots": "50-60"}), SampleError)
 
 
-def test_an_evaluation_that_fails_costs_nothing(make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path) -> None:
+def test_a_failed_evaluation_loses_no_training(make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path) -> None:
     write_samples(count=300)
     (tmp_path / "eval.txt").write_text("not a sample\n")
     job = make_job(data={"eval": "eval.txt"})
@@ -492,10 +492,10 @@ def test_an_evaluation_that_fails_costs_nothing(make_job: MakeJob, write_samples
     saved = latest(Run.of(job))
     assert saved is not None and saved.progress.samples == 300
     write_samples("eval.txt", count=50)
-    assert train_job(job).progress.samples == 300, "nothing is trained a second time"
+    assert train_job(job).progress.samples == 300, "no sample is trained twice"
 
 
-def test_a_progress_line_says_how_far_it_is(make_job: MakeJob, write_samples: WriteSamples, capsys: Capture) -> None:
+def test_the_content_of_a_progress_line(make_job: MakeJob, write_samples: WriteSamples, capsys: Capture) -> None:
     write_samples(count=2000)
     train_job(make_job(train={"print_every_s": 1e-9}))
     lines = [line for line in capsys.readouterr().err.splitlines() if " samples " in line]

@@ -1,4 +1,4 @@
-"""Training on hours in one process: they come while it runs, it stops and goes on, files vanish; the audit is exact."""
+"""Training on hours in one process: hours arrive during the run, runs resume, files vanish; the audit is exact."""
 
 import json
 import re
@@ -52,17 +52,17 @@ def audited(name: str = "small") -> Audit:
     return found
 
 
-def test_hours_come_while_it_trains(hourly: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hours_that_arrive_during_the_training(hourly: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_hour(tmp_path, HOURS[0])
     hours = []
 
-    def bring_the_next(event: Event) -> None:
+    def write_the_next(event: Event) -> None:
         if event.kind == "pass":
             hours.append(event.values["hour"])
             if len(hours) < len(HOURS):
                 write_hour(tmp_path, HOURS[len(hours)])
 
-    summary = train_job(hourly(), callback=bring_the_next)
+    summary = train_job(hourly(), callback=write_the_next)
     assert summary.progress.samples == 2400 and summary.progress.finished
     assert hours == ["2026-01-01T22", "2026-01-01T23", "2026-01-02T00", "2026-01-02T01"]
     records = [json.loads(line) for line in Path("runs/small/metrics.jsonl").read_text().splitlines()]
@@ -74,9 +74,9 @@ def test_hours_come_while_it_trains(hourly: Any, tmp_path: Path, capsys: pytest.
     assert (found.num_passes, found.num_samples) == (4, 2400)
     checkpoint = latest(Run(Path("runs/small")))
     assert checkpoint is not None
-    told = [(one["hour"], one["day"], one["ends_day"]) for one in checkpoint.manifest["hours"]]
-    assert told == [(hours[0], 0, False), (hours[1], 0, True), (hours[2], 1, False), (hours[3], 1, False)]
-    # nothing is left; a later end goes on
+    found_hours = [(one["hour"], one["day"], one["ends_day"]) for one in checkpoint.manifest["hours"]]
+    assert found_hours == [(hours[0], 0, False), (hours[1], 0, True), (hours[2], 1, False), (hours[3], 1, False)]
+    # a finished run trains nothing; a later `end` continues it
     assert train_job(hourly()).progress.samples == 2400
     write_hour(tmp_path, "2026010202")
     assert train_job(hourly(end="2026010202")).progress.samples == 3000
@@ -84,12 +84,12 @@ def test_hours_come_while_it_trains(hourly: Any, tmp_path: Path, capsys: pytest.
 
 
 def test_hours_resume_at_the_same_position(hourly: Any, tmp_path: Path) -> None:
-    """StopTraining inside a pass, between two, and while it waits: in the end the same bits as without that."""
+    """Stops inside a pass, between passes and while waiting for an hour do not change the final bits."""
     for hour in HOURS[:3]:
         write_hour(tmp_path, hour)
     events = 0
 
-    def stop_now_and_then(event: Event) -> bool:
+    def stop_every_ninth(event: Event) -> bool:
         nonlocal events
         events += 1
         return events % 9 != 0
@@ -98,7 +98,7 @@ def test_hours_resume_at_the_same_position(hourly: Any, tmp_path: Path) -> None:
     progress = None
     while progress is None or progress.epoch < 3:
         num_starts += 1
-        progress = train_job(hourly(end=HOURS[2]), callback=stop_now_and_then).progress
+        progress = train_job(hourly(end=HOURS[2]), callback=stop_every_ninth).progress
         assert num_starts < 50
     assert num_starts > 4
     train_job(hourly("whole", end=HOURS[2]))
@@ -129,13 +129,13 @@ def test_an_hour_that_gets_another_file(hourly: Any, tmp_path: Path, changed: st
 
     job = hourly(end=HOURS[1], changed=changed)
     summary = train_job(job, callback=add_a_file)
-    # the whole hour once more
+    # with `train`, the whole hour is trained once more
     assert summary.progress.samples == (1200 if changed == "skip" else 2100)
     assert audited().num_samples == summary.progress.samples
 
 
 def vanish(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Remove a file after its units are written down and before they are read."""
+    """Remove a file after its units are recorded and before they are read."""
     read = loop.open_batches
 
     def open_batches(job: Any, parser: Any, units: Any, **more: Any) -> Any:
@@ -146,7 +146,7 @@ def vanish(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setattr(loop, "open_batches", open_batches)
 
 
-def test_files_that_vanish_end_the_training(hourly: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanished_files_end_the_training(hourly: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for hour in HOURS:
         path = write_hour(tmp_path, hour)
     vanish(monkeypatch, path / "b.txt")
@@ -160,7 +160,7 @@ def test_files_that_vanish_end_the_training(hourly: Any, tmp_path: Path, monkeyp
     audited()
 
 
-def test_files_that_vanish_are_left_out_and_named(
+def test_vanished_files_are_skipped_and_named(
     hourly: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = next(write_hour(tmp_path, hour) for hour in HOURS)

@@ -13,7 +13,7 @@ Array = npt.NDArray[np.float64]
 
 
 def samples(count: int, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Logits, soft labels and weights."""
+    """Return logits, soft labels and weights."""
     random = np.random.default_rng(seed)
     logits = random.normal(-1, 2, count)
     weights = random.integers(1, 6, count).astype(np.float64)
@@ -22,7 +22,7 @@ def samples(count: int, seed: int = 0) -> tuple[Array, Array, Array]:
 
 
 def naive_auc(logits: Array, labels: Array, weights: Array) -> float:
-    """Every pair of a click and a non-click, one by one."""
+    """Compare every pair of a click and a non-click."""
     above = pairs = 0.0
     for score, click in zip(logits, labels * weights, strict=True):
         for other, miss in zip(logits, (1 - labels) * weights, strict=True):
@@ -44,18 +44,18 @@ def test_auc_equals_the_exact_auc_within_a_bucket(seed: int) -> None:
     assert measure(batch).auc == pytest.approx(naive_auc(*batch), abs=1e-4)
 
 
-def test_equal_scores_are_half_right() -> None:
+def test_equal_scores_have_an_auc_of_one_half() -> None:
     batch = (np.zeros(10), np.array([1.0, 0.0] * 5), np.ones(10))
     assert measure(batch).auc == 0.5
 
 
-def test_a_better_order_by_less_than_float32_epsilon_of_the_rate_still_counts() -> None:
-    """Rates of 1e-6 lie far apart in logits, where the buckets are."""
+def test_auc_tells_very_small_rates_apart() -> None:
+    """Buckets are over logits, where rates near 1e-6 are far apart."""
     logits = np.array([-13.9, -13.8, -13.7, -13.6])
     assert measure((logits, np.array([0.0, 0.0, 1.0, 1.0]), np.ones(4))).auc == 1.0
 
 
-def test_logits_beyond_the_limits_are_kept_in_the_last_buckets() -> None:
+def test_logits_beyond_the_limits_are_in_the_last_buckets() -> None:
     metrics = measure((np.array([-1e30, -40.0, 40.0, 1e30]), np.array([0.0, 0.0, 1.0, 1.0]), np.ones(4)))
     assert metrics.auc == 1.0
     assert metrics.log_loss == pytest.approx(0.0, abs=1e-12)
@@ -72,7 +72,7 @@ def test_log_loss_and_copc() -> None:
     assert metrics.samples == 5000
 
 
-def test_a_weight_of_n_is_n_samples() -> None:
+def test_a_weight_of_n_equals_n_samples() -> None:
     logits, labels, weights = samples(200)
     times = weights.astype(int)
     clicks = np.rint(labels * weights).astype(int)
@@ -83,7 +83,7 @@ def test_a_weight_of_n_is_n_samples() -> None:
         assert getattr(weighted, name) == pytest.approx(getattr(repeated, name), rel=1e-9), name
 
 
-def test_the_cut_into_batches_does_not_matter() -> None:
+def test_metrics_do_not_depend_on_the_split_into_batches() -> None:
     logits, labels, weights = samples(1000)
     whole = measure((logits, labels, weights))
     parts = measure(*[(logits[at::7], labels[at::7], weights[at::7]) for at in range(7)])
@@ -92,13 +92,13 @@ def test_the_cut_into_batches_does_not_matter() -> None:
         assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-12), name
 
 
-def test_restored_sums_go_on_bit_for_bit() -> None:
+def test_restored_sums_continue_with_the_same_bits() -> None:
     first, second = samples(500, 1), samples(500, 2)
     sums = MetricSums()
     sums.add(*first)
     state = sums.state()
     sums.add(*second)
-    # also into one that has counted something else
+    # also into sums that have counted other samples
     for used in (False, True):
         restored = MetricSums()
         if used:
@@ -117,13 +117,13 @@ def test_labels_with_one_outcome_have_no_auc(label: float) -> None:
     assert metrics.copc is not None
 
 
-def test_nothing_has_no_metrics() -> None:
+def test_without_samples_there_are_no_metrics() -> None:
     empty = np.zeros(0)
     for metrics in (measure(), measure((empty, empty, empty))):
         assert metrics == Metrics(samples=0, auc=None, log_loss=None, copc=None)
 
 
-def test_float32_of_a_batch() -> None:
+def test_float32_batches() -> None:
     logits, labels, weights = (array.astype(np.float32) for array in samples(2000))
     sums = MetricSums()
     sums.add(logits, labels, weights)
@@ -147,16 +147,16 @@ def calibrate(*batch: Array) -> Metrics:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_calibration_is_by_tenths_of_equal_weight(weighted: bool) -> None:
+def test_calibration_deciles_have_equal_weight(weighted: bool) -> None:
     logits, labels, weights = samples(1000)
     weights = weights if weighted else np.ones(1000)
-    # tenths of a whole number of repeats, for the naive way
+    # a total weight divisible by ten, for the naive computation
     weights[-1] += -weights.sum() % 10
     deciles = calibrate(logits, labels, weights).calibration
     assert [decile.weight for decile in deciles] == [weights.sum() / 10] * 10
     for decile, (predicted, observed) in zip(deciles, naive_deciles(logits, labels, weights), strict=True):
         assert decile.predicted == pytest.approx(predicted, rel=2e-4)
-        assert decile.observed == pytest.approx(observed, abs=1e-3), "but for samples in the bucket of a border"
+        assert decile.observed == pytest.approx(observed, abs=1e-3), "equal up to samples in the bucket of a border"
 
 
 def test_calibration_adds_up_to_copc() -> None:
@@ -166,7 +166,7 @@ def test_calibration_adds_up_to_copc() -> None:
     assert clicks / predicted == pytest.approx(metrics.copc, rel=1e-4)
 
 
-def test_equal_scores_have_equal_tenths() -> None:
+def test_equal_scores_have_equal_deciles() -> None:
     deciles = calibrate(np.zeros(7), np.array([1.0, 0, 0, 1, 0, 0, 0]), np.ones(7)).calibration
     assert all(decile.predicted == pytest.approx(0.5, abs=1e-3) for decile in deciles)
     assert all(decile.observed == pytest.approx(2 / 7) for decile in deciles)
@@ -190,7 +190,7 @@ def test_a_metric_by_name() -> None:
     ]
 
 
-def test_an_auc_below_a_half_counts_only_beyond_chance() -> None:
+def test_an_auc_below_one_half_must_be_significant() -> None:
     rng = np.random.default_rng(1)
     chance = [
         calibrate(rng.normal(size=2000), rng.integers(0, 2, 2000).astype(float), np.ones(2000)) for _ in range(50)
@@ -202,12 +202,12 @@ def test_an_auc_below_a_half_counts_only_beyond_chance() -> None:
     below = calibrate(logits, labels, np.ones(2000)).errors_below_chance()
     assert below is not None and below > 20
     assert calibrate(-logits, labels, np.ones(2000)).errors_below_chance() is None
-    # the same share of so few says nothing
+    # the same share of six samples is not significant
     assert calibrate(logits[:6], np.array([1.0, 0, 1, 0, 1, 0]), np.ones(6)).errors_below_chance() is None
     assert calibrate(logits, np.zeros(2000), np.ones(2000)).errors_below_chance() is None
 
 
-def test_the_standard_error_is_that_of_random_scores() -> None:
+def test_the_standard_error_equals_that_of_random_scores() -> None:
     rng = np.random.default_rng(2)
     labels = (np.arange(400) < 40).astype(float)
     aucs = [measure((rng.normal(size=400), labels, np.ones(400))).auc for _ in range(400)]
@@ -217,11 +217,11 @@ def test_the_standard_error_is_that_of_random_scores() -> None:
 
 
 def test_sums_have_the_same_bits_for_any_grouping() -> None:
-    chance = np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     at_once, one_by_one = MetricSums(), MetricSums()
     for size in (512, 1, 7, 0, 300, 512):
-        logits = chance.normal(size=size).astype(np.float32)
-        labels, weights = chance.random(size).astype(np.float32), chance.random(size).astype(np.float32)
+        logits = rng.normal(size=size).astype(np.float32)
+        labels, weights = rng.random(size).astype(np.float32), rng.random(size).astype(np.float32)
         for sums in (at_once, one_by_one):
             sums.add(logits, labels, weights)
         one_by_one.result()

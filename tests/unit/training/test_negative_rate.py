@@ -1,4 +1,4 @@
-"""Data that was left with a share of its negatives: scores are those of all samples."""
+"""Training data with a share of its negatives: scores refer to the data before sampling."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ from support.small import MakeJob
 
 
 def test_probabilities_refer_to_the_data_before_sampling() -> None:
-    """Bayes' rule, by counting: of a million samples the clicks stay, and a share of the rest."""
+    """Check against counts: all clicks of a million samples are kept, and a share of the rest."""
     rate, clicks, buys, total = 0.1, 20_000, 5_000, 1_000_000
     kept = clicks + rate * (total - clicks)
     learned = torch.tensor([[clicks / kept, buys / kept]], dtype=torch.float64)
@@ -29,18 +29,18 @@ def test_probabilities_refer_to_the_data_before_sampling() -> None:
     assert torch.equal(Scorer(scorer.model).probabilities(torch.logit(learned)), torch.sigmoid(torch.logit(learned)))
 
 
-def test_scores_come_out_calibrated_everywhere(
+def test_local_and_served_scores_are_calibrated(
     tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    chance = random.Random(3)
+    rng = random.Random(3)
     rates = {1: 0.05, 2: 0.2}
     full, sampled = [], []
     for _ in range(40_000):
-        sign = chance.choice([1, 2])
-        click = chance.random() < rates[sign]
+        sign = rng.choice([1, 2])
+        click = rng.random() < rates[sign]
         full.append(f"1 {int(click)} {sign}:0\n")
-        if click or chance.random() < 0.25:
+        if click or rng.random() < 0.25:
             sampled.append(full[-1])
     (tmp_path / "train.txt").write_text("".join(sampled))
     job = make_job(

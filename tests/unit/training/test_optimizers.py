@@ -1,4 +1,4 @@
-"""Sparse optimizers in a job: their settings, and that a resumed training ends the same with each."""
+"""Sparse optimizers in a job: their settings, and the same bits after a resume."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from support.small import MakeJob, WriteSamples
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_settings_left_out_have_the_default_of_their_kind(make_job: MakeJob, kind: str) -> None:
+def test_omitted_settings_have_the_defaults_of_their_kind(make_job: MakeJob, kind: str) -> None:
     optimizer = make_job(sparse={"optimizer": {"kind": kind}}).sparse.optimizer
     assert optimizer.model_dump() == {"kind": kind, **SETTINGS[kind]}
     changed = make_job(sparse={"optimizer": {"kind": kind, "learning_rate": 0.5}}).sparse.optimizer
@@ -30,7 +30,7 @@ def test_settings_left_out_have_the_default_of_their_kind(make_job: MakeJob, kin
         ({"learningrate": 1}, "sparse.optimizer.learningrate: unknown key, did you mean `learning_rate`?"),
     ],
 )
-def test_other_settings_are_refused(make_job: MakeJob, optimizer: dict[str, object], message: str) -> None:
+def test_unknown_settings_are_refused(make_job: MakeJob, optimizer: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_job(sparse={"optimizer": optimizer})
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Metrics of the user's own: measured over the evaluation, and their mistakes told with file and line."""
+"""Custom metrics: measured over the evaluation; errors name the file and line."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,9 @@ def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_samples: WriteS
     write_samples("eval.txt", count=200, seed=2)
 
 
-def test_they_stand_beside_the_others(make_job: MakeJob, capsys: pytest.CaptureFixture[str]) -> None:
+def test_custom_metrics_are_reported_with_the_standard_ones(
+    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("mine.py").write_text(GOOD)
     train = {
         "metrics": "mine.py:Error",
@@ -58,12 +60,12 @@ def test_they_stand_beside_the_others(make_job: MakeJob, capsys: pytest.CaptureF
     assert len(values) == 3 and values[-1] == own["mse"]
     saved = latest(Run.of(job))
     assert saved is not None and saved.evaluation == [summary.evaluation["click"]]
-    chosen = best(Run.of(job), job)
-    assert chosen is not None and chosen.evaluation is not None
-    assert chosen.evaluation[0].own["mse"] == min(values)
+    found = best(Run.of(job), job)
+    assert found is not None and found.evaluation is not None
+    assert found.evaluation[0].own["mse"] == min(values)
 
 
-def test_each_label_has_its_own_measurement(make_job: MakeJob, tmp_path: Path) -> None:
+def test_each_label_is_measured_separately(make_job: MakeJob, tmp_path: Path) -> None:
     Path("mine.py").write_text(GOOD)
     for name in ("train.txt", "eval.txt"):
         lines = (tmp_path / name).read_text().splitlines()
@@ -131,12 +133,12 @@ def test_a_failing_metric_loses_no_training(make_job: MakeJob, change: tuple[str
     assert train_job(job).progress.finished
 
 
-def test_a_file_that_is_not_there(make_job: MakeJob) -> None:
+def test_a_missing_metric_file(make_job: MakeJob) -> None:
     with pytest.raises(FileNotFoundError, match=r"mine\.py"):
         train_job(make_job(data={"eval": "eval.txt"}, train={"metrics": "mine.py:Error"}))
 
 
-def test_a_best_by_a_metric_that_is_not_there(make_job: MakeJob) -> None:
+def test_keep_best_with_an_unknown_metric(make_job: MakeJob) -> None:
     Path("mine.py").write_text(GOOD)
     train = {"metrics": "mine.py:Error", "checkpoint": {"keep_best": "msa"}}
     job = make_job(data={"eval": "eval.txt"}, train=train)
@@ -151,7 +153,7 @@ def test_a_best_by_a_metric_that_is_not_there(make_job: MakeJob) -> None:
         make_job(data={"eval": "eval.txt"}, train={"checkpoint": {"keep_best": "msa"}})
 
 
-def test_a_fresh_start_with_a_bad_file_does_not_cost_the_run(make_job: MakeJob) -> None:
+def test_a_fresh_start_with_a_bad_metric_file_keeps_the_run(make_job: MakeJob) -> None:
     job = make_job(data={"eval": "eval.txt"})
     train_job(job)
     before = latest(Run.of(job))
@@ -161,7 +163,7 @@ def test_a_fresh_start_with_a_bad_file_does_not_cost_the_run(make_job: MakeJob) 
     assert latest(Run.of(job)) == before
 
 
-def test_a_dataclass_will_do(make_job: MakeJob) -> None:
+def test_a_metric_may_be_a_dataclass(make_job: MakeJob) -> None:
     Path("mine.py").write_text(
         "from __future__ import annotations\n"
         "from dataclasses import dataclass, field\n\n\n"
@@ -175,7 +177,7 @@ def test_a_dataclass_will_do(make_job: MakeJob) -> None:
 
 def test_duplicate_metric_names_are_rejected_and_empty_batches_skipped(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "metrics.py").write_text(GOOD + GOOD.replace("class Error", "class Other"))
-    # a batch of bad lines alone is an empty one, of which there is no largest prediction
+    # a batch of bad lines only is empty, and has no largest prediction
     bad = "".join("1 x\n" for _ in range(64))
     (tmp_path / "eval.txt").write_text(bad + (tmp_path / "eval.txt").read_text())
     data = {"eval": "eval.txt", "max_bad_ratio": 1.0}

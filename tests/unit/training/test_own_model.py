@@ -1,4 +1,4 @@
-"""A model of the user's own: from its file to a run, a version and a score; and what is said of a broken one."""
+"""A custom model: from its file to a run, a version and a score; and the errors of a broken file."""
 
 import shutil
 from pathlib import Path
@@ -44,7 +44,7 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def own_job(make_job: MakeJob, source: str = MODEL, **model: object) -> Job:
+def custom_job(make_job: MakeJob, source: str = MODEL, **model: object) -> Job:
     Path("my_model.py").write_text(source)
     return make_job(model={"kind": "my_model.py:MyModel", "dim": 2, **model})
 
@@ -77,14 +77,14 @@ def test_the_guide_shows_the_example() -> None:
 
 def test_a_run_resumes_without_the_original_model_file(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples()
-    job = own_job(make_job)
+    job = custom_job(make_job)
     train_job(job)
     run = Run.of(job)
     expected = scores(run)
     assert expected.std() > 0.001
     Path("my_model.py").unlink()
     assert np.array_equal(scores(run), expected)
-    # the run's own copy of the job is whole: it goes on, and starts over
+    # the run has its own copy of the model file: it continues and starts over
     again = load_job(run.job_path, ["train.epochs=2"])
     assert train_job(again).progress.epoch == 2
     assert not np.array_equal(scores(run), expected)
@@ -94,35 +94,35 @@ def test_a_run_resumes_without_the_original_model_file(make_job: MakeJob, write_
         train_job(make_job(model={"kind": "my_model.py:MyModel", "dim": 2}))
 
 
-def test_the_content_of_a_model_file_counts_not_its_path(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_a_model_file_is_identified_by_its_content(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples()
-    job = own_job(make_job)
+    job = custom_job(make_job)
     train_job(job)
     Path("lib").mkdir()
     Path("my_model.py").rename("lib/other.py")
     moved = make_job(model={"kind": "lib/other.py:MyModel", "dim": 2})
     assert differences(job, moved) == []
     train_job(moved)
-    changed = own_job(make_job, MODEL + "\n# another version\n")
+    changed = custom_job(make_job, MODEL + "\n# another version\n")
     with pytest.raises(ConfigError, match=r"differs from the job of runs/small in `model\.kind`;"):
         train_job(changed)
-    assert differences(job, own_job(make_job, options={"rate": 1})) == ["model.options"]
+    assert differences(job, custom_job(make_job, options={"rate": 1})) == ["model.options"]
 
 
-def test_a_change_of_the_file_does_not_reach_a_training_at_work(make_job: MakeJob) -> None:
-    job = own_job(make_job)
+def test_a_running_training_ignores_changes_of_the_model_file(make_job: MakeJob) -> None:
+    job = custom_job(make_job)
     before = fingerprint(job)
     Path("my_model.py").write_text("raise ValueError")
     assert fingerprint(job) == before
     build_model(job)
 
 
-def test_dropout_depends_on_the_batch_alone(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_dropout_depends_only_on_the_batch(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples()
     source = MODEL.replace(
         'columns["deep"].flatten(1)', 'nn.functional.dropout(columns["deep"].flatten(1), 0.5, self.training)'
     )
-    job = own_job(make_job, source)
+    job = custom_job(make_job, source)
     train_job(job)
     once = scores(Run.of(job))
     train_job(load_job(Run.of(job).job_path, ["train.epochs=2"]))
@@ -131,13 +131,13 @@ def test_dropout_depends_on_the_batch_alone(make_job: MakeJob, write_samples: Wr
     train_job(load_job(Run.of(job).job_path, ["train.epochs=2"]), fresh=True)
     assert np.array_equal(scores(Run.of(job)), resumed)
     assert not np.array_equal(once, resumed)
-    train_job(own_job(make_job), fresh=True)
-    assert not np.array_equal(scores(Run.of(job)), once), "dropout changes what is learned"
+    train_job(custom_job(make_job), fresh=True)
+    assert not np.array_equal(scores(Run.of(job)), once), "dropout changes the learned weights"
 
 
-def test_options_reach_the_model(make_job: MakeJob) -> None:
+def test_options_are_passed_to_the_model(make_job: MakeJob) -> None:
     source = MODEL.replace('Column("deep", options.dim)', 'Column(options.extra["name"], options.dim)')
-    model = build_model(own_job(make_job, source.replace('columns["deep"]', "columns['x']"), options={"name": "x"}))
+    model = build_model(custom_job(make_job, source.replace('columns["deep"]', "columns['x']"), options={"name": "x"}))
     assert [column.name for column in model.columns] == ["x"]
 
 
@@ -171,11 +171,11 @@ def test_errors_of_a_custom_model_are_one_line(
 ) -> None:
     write_samples()
     with pytest.raises(ElasticRecError) as caught:
-        train_job(own_job(make_job, source))
+        train_job(custom_job(make_job, source))
     line = str(caught.value)
     assert line.startswith(f"{Path.cwd()}/my_model.py:{message}")
     assert "\n" not in line
-    assert not Path("runs/small").exists(), "nothing is written before it is sound"
+    assert not Path("runs/small").exists(), "no run is created for a broken model"
 
 
 def test_a_model_that_cannot_be_exported_fails_the_check(
@@ -186,7 +186,7 @@ def test_a_model_that_cannot_be_exported_fails_the_check(
         MODEL.replace("return self", "logits = self").rstrip()
         + "\n        return logits if logits.sum() > 0 else -logits\n"
     )
-    job = own_job(make_job, source)
+    job = custom_job(make_job, source)
     with pytest.raises(ModelError, match=r"^model: cannot be exported to ONNX: [^\n]+$"):
         check_exports(job)
     Path("job.yaml").write_text(
@@ -200,10 +200,10 @@ def test_a_model_that_cannot_be_exported_fails_the_check(
     assert cli.main(["check", "job.yaml"]) == 0
 
 
-def test_a_file_of_the_users_is_not_replaced(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_an_existing_model_file_is_not_overwritten(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples()
     Path("runs/small").mkdir(parents=True)
     Path("runs/small/model.py").write_text("# mine")
     with pytest.raises(ConfigError, match=r"^runs/small: not a run, but has a `model\.py`"):
-        train_job(own_job(make_job))
+        train_job(custom_job(make_job))
     assert Path("runs/small/model.py").read_text() == "# mine"

@@ -1,4 +1,4 @@
-"""What a training says of itself."""
+"""The reports of a training: log lines, the progress line and the summary."""
 
 import io
 import json
@@ -23,13 +23,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_metrics_in_words() -> None:
+def test_the_description_of_metrics() -> None:
     assert describe(GOOD) == "loss 0.4312 auc 0.7904 copc 1.01"
     assert describe(NONE) == "loss - auc - copc -"
     assert describe(replace(GOOD, own={"mse": 0.25})) == "loss 0.4312 auc 0.7904 copc 1.01 mse 0.2500"
 
 
-def test_a_log_has_a_line_a_report(tmp_path: Path) -> None:
+def test_a_log_has_one_line_per_report(tmp_path: Path) -> None:
     stream, path = io.StringIO(), tmp_path / "metrics.jsonl"
     for number in (1, 2):
         reporter = Reporter(path, every_s=1.0, stream=stream)
@@ -54,7 +54,7 @@ def test_a_terminal_shows_one_line_that_is_overwritten(tmp_path: Path) -> None:
     assert stream.getvalue() == "\r\x1b[2K10%\r\x1b[2K20%\nepoch done\n\r\x1b[2K30%\n"
 
 
-def test_a_terminal_has_no_line_that_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_cut_to_the_width_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     stream = Terminal()
     reporter = Reporter(None, every_s=1.0, stream=stream)
@@ -62,7 +62,7 @@ def test_a_terminal_has_no_line_that_wraps(monkeypatch: pytest.MonkeyPatch) -> N
     assert stream.getvalue() == "\r\x1b[2K0123456789012345678"
 
 
-def test_a_line_that_a_crash_cut_short_stays_alone(tmp_path: Path) -> None:
+def test_a_record_after_a_truncated_line_starts_a_new_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"steps": 1}\n{"st')
     reporter = Reporter(path, every_s=1.0, stream=io.StringIO())
@@ -73,15 +73,15 @@ def test_a_line_that_a_crash_cut_short_stays_alone(tmp_path: Path) -> None:
     assert json.loads(lines[2])["steps"] == 2
 
 
-def test_a_line_is_due_after_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_line_is_due_after_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("elasticrec.training.report.time.monotonic", lambda: now)
     reporter = Reporter(None, every_s=2.0, stream=io.StringIO())
-    assert not reporter.due()
+    assert not reporter.is_due()
     now = 102.0
-    assert reporter.due()
+    assert reporter.is_due()
     reporter.progress("", {})
-    assert not reporter.due()
+    assert not reporter.is_due()
 
 
 def test_the_summary(make_job: MakeJob) -> None:
@@ -103,13 +103,13 @@ def test_the_summary(make_job: MakeJob) -> None:
         f"  click: train {describe(GOOD)} | eval {describe(GOOD)}",
         f"  buy: train {describe(NONE)} | eval {describe(NONE)}",
         "  bad records: 5 of 12,350",
-        "  batches with a gradient that was not finite, counted but not applied: 2",
+        "  batches with a non-finite gradient, counted but not applied: 2",
         "  time: wait 50%, pull 25%; reader threads: read 10%, parse 80%",
         "  waiting for data 50 %: raise `data.workers` (1 for 2 cores)",
     ]
 
 
-def test_the_clock_adds_up_stages_also_those_that_fail() -> None:
+def test_the_clock_sums_stages_including_failed_ones() -> None:
     clock = StageClock()
     for _ in range(2):
         with clock.stage("pull"):
@@ -121,7 +121,7 @@ def test_the_clock_adds_up_stages_also_those_that_fail() -> None:
     assert all(0 < share < 1 for share in clock.shares().values())
 
 
-def test_a_lap_is_since_the_lap_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lap_covers_the_time_since_the_previous_lap(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("elasticrec.training.clock.time.perf_counter", lambda: now)
     clock = StageClock()

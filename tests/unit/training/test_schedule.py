@@ -1,4 +1,4 @@
-"""Evaluations inside an epoch, which checkpoints stay, and stops on the way: nothing of it changes what is learned."""
+"""Evaluations inside an epoch, kept checkpoints, and stops: none of them changes the learned parameters."""
 
 import json
 import signal
@@ -26,7 +26,7 @@ PARAMETERS = ("table/part-00000", "dense.bin")
 
 @pytest.fixture(autouse=True)
 def _data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_samples: WriteSamples) -> None:
-    """640 samples, ten batches an epoch."""
+    """Write 640 samples, ten batches per epoch."""
     monkeypatch.chdir(tmp_path)
     write_samples(count=640)
     write_samples("eval.txt", count=200, seed=2)
@@ -42,12 +42,12 @@ def records_of(job: Job, event: str) -> list[dict[str, Any]]:
     return [record for record in records if record.get("event") == event]
 
 
-def names(job: Job) -> list[str]:
+def steps_saved(job: Job) -> list[str]:
     return [checkpoint.name.removeprefix("step-").lstrip("0") for checkpoint in list_checkpoints(Run.of(job))]
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, *aucs: float | None) -> None:
-    """Evaluations that find these values of AUC, one after the other."""
+def script_evaluations(monkeypatch: pytest.MonkeyPatch, *aucs: float | None) -> None:
+    """Replace evaluations; they return these values of AUC one after another."""
     left = list(aucs)
 
     def run(self: Evaluator, *_: object) -> list[Metrics]:
@@ -67,10 +67,10 @@ def test_evaluations_inside_an_epoch_are_recorded_and_change_nothing(make_job: M
     inside = records_of(job, "evaluation")
     assert [(one["steps"], one["samples"]) for one in inside] == [(s, 64 * s) for s in (4, 8, 12, 16, 20)]
     assert all(one["eval"][0]["samples"] == 200 and len(one["eval"][0]["calibration"]) == 10 for one in inside)
-    assert len({one["eval"][0]["log_loss"] for one in inside}) == 5, "each is of other parameters"
+    assert len({one["eval"][0]["log_loss"] for one in inside}) == 5, "each evaluation measures other parameters"
     assert summary.evaluation is not None
     assert [one["eval"] for one in records_of(job, "epoch")][-1] == [summary.evaluation["click"].to_dict()]
-    # at step 20 the epoch ends, too
+    # the epoch also ends at step 20
     assert inside[-1]["eval"] == records_of(job, "epoch")[-1]["eval"]
 
 
@@ -83,7 +83,7 @@ def test_evaluations_by_time(make_job: MakeJob) -> None:
     assert records_of(rare, "evaluation") == []
 
 
-def test_an_evaluation_that_was_stopped_is_made_up_for(
+def test_a_stopped_evaluation_is_repeated_after_the_resume(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     job = make_job(data={"eval": "eval.txt"}, train={"evaluate": {"every_steps": 4}})
@@ -113,7 +113,7 @@ def test_an_evaluation_that_was_stopped_is_made_up_for(
     assert (summary.progress, summary.evaluation) == (expected.progress, expected.evaluation)
 
 
-def test_an_evaluation_that_fails_inside_an_epoch_costs_nothing(make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_failed_evaluation_inside_an_epoch_loses_no_training(make_job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "eval.txt").write_text("not a sample\n")
     job = make_job(data={"eval": "eval.txt"}, train={"evaluate": {"every_steps": 3}})
     with pytest.raises(ValueError, match=r"data\.eval: 1 of 1 records are bad"):
@@ -122,10 +122,10 @@ def test_an_evaluation_that_fails_inside_an_epoch_costs_nothing(make_job: MakeJo
     assert saved is not None and saved.progress.steps == 3
 
 
-def test_checkpoints_at_the_end_of_every_so_many_epochs(make_job: MakeJob) -> None:
+def test_checkpoints_are_saved_every_epochs(make_job: MakeJob) -> None:
     job = make_job(train={"epochs": 5, "checkpoint": {"every_epochs": 2, "keep": 9}})
     train_job(job)
-    assert names(job) == ["20", "40", "50"]
+    assert steps_saved(job) == ["20", "40", "50"]
     whole = make_job(name="whole", train={"epochs": 5})
     train_job(whole)
     assert parameters(latest(Run.of(job))) == parameters(latest(Run.of(whole)))
@@ -144,7 +144,7 @@ def test_a_run_resumes_from_the_last_saved_epoch(make_job: MakeJob, monkeypatch:
         patch.setattr(Trainer, "step", crashing)
         with pytest.raises(RuntimeError, match="crash"):
             train_job(job)
-    assert names(job) == ["8"]
+    assert steps_saved(job) == ["8"]
     train_job(job)
     whole = make_job(name="whole", train={"epochs": 3})
     train_job(whole)
@@ -152,7 +152,7 @@ def test_a_run_resumes_from_the_last_saved_epoch(make_job: MakeJob, monkeypatch:
 
 
 @pytest.mark.parametrize(("keep_epochs", "kept"), [(True, [0, 1, 2, 3]), ([0, 2], [0, 2, 3]), (False, [3])])
-def test_snapshots_of_epochs_stay(make_job: MakeJob, keep_epochs: Any, kept: list[int]) -> None:
+def test_snapshots_of_epochs_are_kept(make_job: MakeJob, keep_epochs: Any, kept: list[int]) -> None:
     job = make_job(train={"epochs": 4, "checkpoint": {"keep": 1, "keep_epochs": keep_epochs, "every_epochs": 3}})
     train_job(job)
     found = list_checkpoints(Run.of(job))
@@ -174,17 +174,17 @@ def test_snapshots_of_epochs_stay(make_job: MakeJob, keep_epochs: Any, kept: lis
         ({}, None),
     ],
 )
-def test_the_best_is_never_dropped(
+def test_the_best_checkpoint_is_kept(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], expected: str | None
 ) -> None:
     # after 2, 4, 6, 8 and 10 batches, and at the end of the epoch
-    scripted(monkeypatch, 0.6, 0.7, 0.8, 0.8, 0.61, 0.61)
+    script_evaluations(monkeypatch, 0.6, 0.7, 0.8, 0.8, 0.61, 0.61)
     Path("mine.py").write_text("class Mine:\n    def update(self, *_): ...\n    def result(self): ...\n")
     train = {"evaluate": {"every_steps": 2}, "checkpoint": {"keep": 1, **settings}, "metrics": "mine.py:Mine"}
     job = make_job(data={"eval": "eval.txt"}, train=train)
     train_job(job)
-    last = names(job)[-1]
-    assert names(job) == ([last] if expected is None else [expected, last])
+    last = steps_saved(job)[-1]
+    assert steps_saved(job) == ([last] if expected is None else [expected, last])
     chosen = best(Run.of(job), job)
     assert chosen is not None
     if expected:
@@ -195,7 +195,7 @@ def test_the_best_is_never_dropped(
 
 def test_the_best_checkpoint_is_known_after_a_resume(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     # after 5 and 10 batches, at the end of the epoch, after 15 and 20 batches
-    scripted(monkeypatch, 0.9, None, 0.7, 0.85, 0.95)
+    script_evaluations(monkeypatch, 0.9, None, 0.7, 0.85, 0.95)
     train = {"epochs": 4, "evaluate": {"every_steps": 5}, "checkpoint": {"keep": 1, "keep_best": "auc"}}
     job = make_job(data={"eval": "eval.txt"}, train=train)
 
@@ -203,11 +203,11 @@ def test_the_best_checkpoint_is_known_after_a_resume(make_job: MakeJob, monkeypa
         train_job(job, callback=lambda event: event.steps < steps)
 
     stop_at(10)
-    assert names(job)[0] == "5"
+    assert steps_saved(job)[0] == "5"
     stop_at(15)
-    assert names(job)[0] == "5"
+    assert steps_saved(job)[0] == "5"
     stop_at(20)
-    assert names(job) == ["20"]
+    assert steps_saved(job) == ["20"]
 
 
 def test_no_best_without_an_evaluation(make_job: MakeJob) -> None:
@@ -279,11 +279,11 @@ def test_a_callback_that_fails_leaves_a_checkpoint(make_job: MakeJob, kind: str)
     assert train_job(job).progress.finished
 
 
-def test_a_stop_at_the_end_of_an_epoch_that_was_not_to_be_saved(make_job: MakeJob) -> None:
+def test_a_stop_at_the_end_of_an_unsaved_epoch_saves_it(make_job: MakeJob) -> None:
     job = make_job(train={"epochs": 3, "checkpoint": {"every_epochs": 3}})
     summary = train_job(job, callback=lambda event: event.kind != "epoch")
     assert (summary.progress.epoch, summary.progress.steps) == (1, 10)
-    assert names(job) == ["10"]
+    assert steps_saved(job) == ["10"]
     train_job(job)
     whole = make_job(name="whole", train={"epochs": 3})
     train_job(whole)
@@ -300,7 +300,7 @@ def test_a_second_signal_in_an_evaluation_saves_nothing_more(
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("unreachable")
 
-    # whoever started the tests may have had them ignore it, as shells do in the background
+    # SIGINT may be ignored here, because shells ignore it for background jobs
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with monkeypatch.context() as patch:
@@ -312,13 +312,13 @@ def test_a_second_signal_in_an_evaluation_saves_nothing_more(
     assert latest(Run.of(job)) is None
 
 
-def test_an_auc_that_is_worse_than_chance_is_pointed_out(make_job: MakeJob, tmp_path: Path, capsys: Capture) -> None:
+def test_an_auc_worse_than_chance_is_reported(make_job: MakeJob, tmp_path: Path, capsys: Capture) -> None:
     swapped = []
     for line in (tmp_path / "train.txt").read_text().splitlines():
         show, click, *fields = line.split()
         swapped.append(" ".join([show, str(int(show) - int(click)), *fields]))
     (tmp_path / "eval.txt").write_text("\n".join(swapped))
-    # the training data is learned well enough in some epochs for its opposite to be badly predicted
+    # after a few epochs the training data is learned well enough to predict the swapped labels badly
     train_job(make_job(data={"eval": "eval.txt"}, dense={"optimizer": {"learning_rate": 0.01}}, train={"epochs": 3}))
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("eval click: ")]
     assert (
@@ -331,7 +331,7 @@ def test_an_auc_that_is_worse_than_chance_is_pointed_out(make_job: MakeJob, tmp_
 
 
 class CountingReader:
-    """A reader that tells the seconds of its threads."""
+    """A reader that reports fixed times of its threads per batch."""
 
     def __init__(self, reader: Batches) -> None:
         self._reader = reader
@@ -353,6 +353,6 @@ def test_reader_threads_are_reported_beside_the_loop(make_job: MakeJob, monkeypa
     monkeypatch.setattr(loop, "open_batches", lambda *args, **options: CountingReader(open_batches(*args, **options)))
     summary = train_job(make_job(data={"workers": 2}, train={"epochs": 2}))
     assert summary.read is not None and summary.parse is not None
-    assert summary.parse == pytest.approx(2 * summary.read), "twice the seconds for each of two workers"
+    assert summary.parse == pytest.approx(2 * summary.read), "four times the seconds, divided by two workers"
     assert not {"read", "parse"} & summary.shares.keys()
     assert sum(summary.shares.values()) <= 1

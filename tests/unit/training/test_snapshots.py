@@ -1,4 +1,4 @@
-"""`eval`: checkpoints measured after the training, one or a range of epochs."""
+"""`eval`: measure one checkpoint or a range of epochs after the training."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, write_samples: WriteSamples) -> Job:
-    """Four epochs, of which all snapshots are kept."""
+    """Return a trained job of four epochs; all snapshots are kept."""
     monkeypatch.chdir(tmp_path)
     write_samples(count=640)
     write_samples("eval.txt", count=300, seed=2)
@@ -57,7 +57,7 @@ def test_evaluating_a_range_of_epochs_repeats_the_training_metrics(
         assert (one["steps"], one["samples"]) == (record["steps"], record["samples"])
 
 
-def test_a_table_for_people(job: Job, capsys: Capture) -> None:
+def test_the_output_without_json_is_a_table(job: Job, capsys: Capture) -> None:
     lines = run(capsys, "--range", "1:3")
     assert lines[0].split() == ["snapshot", "checkpoint", "label", "samples", "loss", "auc", "copc"]
     assert [line.split()[0] for line in lines[1:]] == ["1", "2"]
@@ -75,7 +75,7 @@ def test_a_single_checkpoint_shows_its_calibration(job: Job, capsys: Capture) ->
     assert all(abs(tenth[1] / tenth[0] - tenth[2]) < 0.006 for tenth in tenths)
 
 
-def test_other_data_and_the_best(job: Job, capsys: Capture) -> None:
+def test_evaluating_other_data_and_the_best_checkpoint(job: Job, capsys: Capture) -> None:
     (other,) = [json.loads(line) for line in run(capsys, "--data", "other.txt", "--json")]
     assert other["eval"]["click"]["samples"] == 200
     (both,) = [json.loads(line) for line in run(capsys, "--data", "other.txt", "--data", "eval.*", "--json")]
@@ -85,7 +85,7 @@ def test_other_data_and_the_best(job: Job, capsys: Capture) -> None:
     assert best == max(ranges, key=lambda one: float(one["eval"]["click"]["auc"]))
 
 
-def test_mistakes(job: Job, capsys: Capture, make_job: MakeJob) -> None:
+def test_mistakes_of_the_user_are_reported_in_one_line(job: Job, capsys: Capture, make_job: MakeJob) -> None:
     assert fails(capsys, "small", "--range", "0:6") == (
         "runs/small: expected snapshots of the epochs 0:6, got 0, 1, 2, 3; "
         "`train.checkpoint.keep_epochs: true` keeps them all"
@@ -106,7 +106,9 @@ def test_mistakes(job: Job, capsys: Capture, make_job: MakeJob) -> None:
     assert error.startswith("error: --data: data.eval: 1 of 2 records are bad")
 
 
-def test_the_best_is_published_and_predicts(job: Job, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_checkpoint_is_published_and_predicts(
+    job: Job, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (best,) = [json.loads(line) for line in run(capsys, "--best", "--json")]
     assert cli.main(["publish", "small", "--best"]) == 0
     manifest = json.loads(Path("models/small/1/manifest.json").read_bytes())
@@ -124,7 +126,7 @@ def test_the_best_is_published_and_predicts(job: Job, capsys: Capture, monkeypat
     assert capsys.readouterr().err == "error: predict: --best needs --checkpoint\n"
 
 
-def test_an_auc_that_is_worse_than_chance_is_pointed_out(job: Job, capsys: Capture) -> None:
+def test_an_auc_worse_than_chance_is_reported(job: Job, capsys: Capture) -> None:
     swapped = []
     for line in Path("train.txt").read_text().splitlines():
         show, click, *fields = line.split()
@@ -143,7 +145,7 @@ def test_held_out_samples_match_the_training(
     capsys: Capture,
     shuffle: bool,
 ) -> None:
-    """A part of the training data, by ratio: `eval` measures the same samples, and with --data all of a file."""
+    """With `data.eval.ratio`, `eval` measures the same samples as the training; with --data, a whole file."""
     monkeypatch.chdir(tmp_path)
     write_samples(count=1000)
     write_samples("other.txt", count=200, seed=3)

@@ -1,4 +1,4 @@
-"""What each strategy sends, counted at real servers on real sockets."""
+"""The requests of each strategy, counted by real servers on real sockets."""
 
 import json
 import threading
@@ -35,7 +35,7 @@ from elasticrec.training.strategies.geo import Geo
 from elasticrec.training.strategies.half_async import HalfAsync
 
 K = 3
-BATCHES = 8  # of the one unit: two whole groups and one of two
+BATCHES = 8  # batches of the only unit: two full groups and a group of two
 
 
 def job_of(directory: Path, *settings: str) -> Job:
@@ -51,7 +51,7 @@ def job_of(directory: Path, *settings: str) -> Job:
 
 
 class Cluster:
-    """Two servers of this process, and a trainer's side of them."""
+    """Two servers in this process, and the trainer that uses them."""
 
     def __init__(self, directory: Path, *settings: str) -> None:
         write_demo(directory / "data", samples=BATCHES * 100 - 30, slots=8, hours=1, seed=1)
@@ -113,7 +113,7 @@ class Cluster:
             shard.stop()
 
     def rows(self) -> dict[int, tuple[float, ...]]:
-        """The rows of all signs of the unit, as a trainer pulls them."""
+        """Return the pooled rows of each batch of the unit, as a trainer pulls them."""
         pulled = {}
         for batch in self.batches():
             out = np.zeros((batch.num_samples, 8, self.client.width), np.float32)
@@ -134,7 +134,7 @@ def geo_of(cluster: Cluster) -> Geo:
     return Geo(Context(cluster), cluster.client)  # type: ignore[arg-type]
 
 
-def test_every_strategy_of_the_job_file_has_one_file() -> None:
+def test_every_strategy_of_the_job_file_has_its_own_module() -> None:
     choices = get_args(Train.model_fields["strategy"].annotation)
     assert strategies().keys() == set(choices)
     assert len({strategy.__module__ for strategy in strategies().values()}) == len(choices)
@@ -154,7 +154,7 @@ def clusters(tmp_path: Path) -> Iterator[partial[Cluster]]:
 
 
 @pytest.mark.parametrize(("limit", "lanes"), [(1, 1), (2, 1), (3, 1), (7, 1), (2, 2), (3, 2), (6, 2), (7, 3)])
-def test_async_never_exceeds_its_bound(clusters: partial[Cluster], limit: int, lanes: int) -> None:
+def test_async_never_exceeds_max_in_flight(clusters: partial[Cluster], limit: int, lanes: int) -> None:
     cluster = clusters()
     lock = threading.Lock()
     in_flight = 0
@@ -178,15 +178,15 @@ def test_async_never_exceeds_its_bound(clusters: partial[Cluster], limit: int, l
     watched = Watched()
     strategy = cluster.lanes(watched, max_in_flight=limit, lanes=lanes)
     strategy.run(cluster.named())
-    # several lanes need not all be full at one moment
-    assert watched.most <= strategy.most <= limit
+    # several lanes may not all be full at the same time
+    assert watched.most <= strategy.most_in_flight <= limit
     assert lanes > 1 or watched.most == limit
     assert in_flight == 0
     assert cluster.counted("pushes") == [BATCHES] * 2
     assert sum(cluster.shards[0].samples()) == 4 * (BATCHES * 100 - 30)
 
 
-def test_dense_values_that_were_not_asked_for_stay(clusters: partial[Cluster]) -> None:
+def test_a_pull_without_dense_values_keeps_them(clusters: partial[Cluster]) -> None:
     cluster = clusters()
     cluster.lanes(cluster.client, max_in_flight=1).run(cluster.named())
     batch = next(cluster.batches())
@@ -199,12 +199,12 @@ def test_dense_values_that_were_not_asked_for_stay(clusters: partial[Cluster]) -
     assert cluster.client.applied() == [BATCHES] * 2
 
 
-def test_half_async_sends_one_push_a_group_and_meets_after_each(clusters: partial[Cluster]) -> None:
+def test_half_async_pushes_once_per_group_and_then_meets(clusters: partial[Cluster]) -> None:
     cluster = clusters("train.strategy=half_async")
     met = []
     strategy = HalfAsync(Context(cluster, lambda: met.append(cluster.counted("pushes"))), cluster.client)  # type: ignore[arg-type]
     strategy.train_groups(cluster.unit.id, 0, cluster.groups())
-    # it meets when its push is applied, not before
+    # each meeting is after the push of its group is applied
     assert met == [[1, 1], [2, 2], [3, 3]]
     assert cluster.counted("pulls") == [BATCHES] * 2
     assert cluster.shards[0].samples() == [BATCHES * 100 - 30] * 4
@@ -213,12 +213,12 @@ def test_half_async_sends_one_push_a_group_and_meets_after_each(clusters: partia
 
 
 def test_a_merged_push_is_one_step_on_the_joined_batch(clusters: partial[Cluster]) -> None:
-    """Of batches that see the same rows, as those of one batch three times as large do."""
+    """The batches of a group see the same rows, like one batch of three times the size."""
     merged, joined = clusters("train.strategy=half_async"), clusters("train.batch_size=300")
     for cluster in (merged, joined):
         groups = list(split_groups(cluster.batches(), K if cluster is merged else 1, partial(cluster.parser.empty, 0)))
         strategy = HalfAsync(Context(cluster), cluster.client)  # type: ignore[arg-type]
-        # one batch a name and all pulls before the first push: nothing is applied between the batches of a group
+        # all pulls of a group are before its push, so no push is applied between its batches
         strategy.train_groups(0, 0, groups[:1])
     dense = []
     for cluster in (merged, joined):
@@ -249,7 +249,7 @@ def test_geo_pulls_nothing_between_exchanges(clusters: partial[Cluster]) -> None
 
 
 def test_geo_with_one_trainer_is_never_stale(clusters: partial[Cluster]) -> None:
-    """Changes that were made elsewhere and added come to what one batch in flight comes to."""
+    """Increments of one trainer give the same rows as training with one batch in flight."""
     geo, plain = clusters("train.strategy=geo"), clusters()
     geo_of(geo).train_groups(0, 0, geo.groups(), 1)
     plain.lanes(plain.client, max_in_flight=1).run(plain.named())
@@ -259,8 +259,8 @@ def test_geo_with_one_trainer_is_never_stale(clusters: partial[Cluster]) -> None
         np.testing.assert_allclose(got[batch], values, atol=1e-5)
 
 
-def test_dense_changes_of_geo_are_shared_out_to_the_trainers(clusters: partial[Cluster]) -> None:
-    moved = []
+def test_dense_changes_of_geo_are_divided_by_the_number_of_trainers(clusters: partial[Cluster]) -> None:
+    changes = []
     for num_trainers in (1, 2):
         cluster = clusters("train.strategy=geo")
         groups = list(cluster.groups())[:1]
@@ -269,16 +269,16 @@ def test_dense_changes_of_geo_are_shared_out_to_the_trainers(clusters: partial[C
         values = np.zeros(cluster.client.num_dense, np.float32)
         out = np.zeros((batch.num_samples, 8, cluster.client.width), np.float32)
         cluster.client.receive(cluster.client.pull(batch, dense=True), batch, out, values)
-        moved.append(values - cluster.start)
-    assert np.abs(moved[0]).max() > 0.01
-    np.testing.assert_allclose(moved[1], moved[0] / 2, atol=1e-6)
+        changes.append(values - cluster.start)
+    assert np.abs(changes[0]).max() > 0.01
+    np.testing.assert_allclose(changes[1], changes[0] / 2, atol=1e-6)
 
 
 def test_geo_begins_with_the_parameters_of_the_servers(clusters: partial[Cluster]) -> None:
     learned = []
     for noise in (0.0, 7.0):
         cluster = clusters("train.strategy=geo")
-        # what a trainer has from before is nothing to go on from
+        # the earlier dense values of a trainer are replaced
         cluster.network.dense.values.add_(noise)
         geo_of(cluster).train_groups(0, 0, cluster.groups(), 2)
         learned.append(cluster.rows())
@@ -288,12 +288,12 @@ def test_geo_begins_with_the_parameters_of_the_servers(clusters: partial[Cluster
 
 def test_a_dry_run_needs_no_servers(tmp_path: Path) -> None:
     write_demo(tmp_path / "data", samples=1000, slots=8, hours=1, seed=1)
-    said: list[str] = []
-    run_dry(job_of(tmp_path), said.append)
-    assert said[-1].startswith("dry run of one trainer: 1,000 samples in ") and "forward" in said[-1]
+    messages: list[str] = []
+    run_dry(job_of(tmp_path), messages.append)
+    assert messages[-1].startswith("dry run of one trainer: 1,000 samples in ") and "forward" in messages[-1]
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ConfigError) as caught:
-        run_dry(job_of(tmp_path, "train.mode=local"), said.append)
+        run_dry(job_of(tmp_path, "train.mode=local"), messages.append)
     assert "train.mode: expected `ps` for a dry run without servers, got `local`" in str(caught.value)
 
 
@@ -306,7 +306,7 @@ def test_geo_refuses_adam(tmp_path: Path, section: str) -> None:
     )
 
 
-def test_strategies_belong_to_servers(tmp_path: Path) -> None:
+def test_strategies_need_mode_ps(tmp_path: Path) -> None:
     for settings, text in (
         (("train.strategy=sync", "data.on_missing=skip"), "with `train.strategy: sync` expected `fail`"),
         (("train.mode=local", "train.strategy=sync"), "`strategy`: belongs to mode `ps`, not `local`"),
@@ -317,10 +317,10 @@ def test_strategies_belong_to_servers(tmp_path: Path) -> None:
         assert text in str(caught.value)
 
 
-def test_nothing_of_a_batch_that_is_not_finite_is_stepped_anywhere(
+def test_a_batch_that_is_not_finite_is_skipped_by_all_servers(
     clusters: partial[Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a server has none of its signs."""
+    """Every server gets the marker for skipping the step, even a server without signs of the batch."""
     cluster = clusters()
     batch = next(cluster.batches())
     monkeypatch.setattr(cluster.network.dense, "gradient_is_finite", lambda: False)
@@ -346,9 +346,9 @@ class FakeClient:
 
 def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, FakeClient]:
     """Return a trainer without a coordinator, and its client."""
-    trainer, asked = object.__new__(TrainerProcess), FakeClient()
+    trainer, client = object.__new__(TrainerProcess), FakeClient()
     trainer.__dict__.update(
-        _client=asked,
+        _client=client,
         clock=cluster.network.clock,
         job=cluster.job,
         _registration={"incarnation": 7, "index": 0},
@@ -364,28 +364,28 @@ def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, FakeClient]:
         shutdown=ShutdownRequest(),
         networks=[cluster.network],
     )
-    return trainer, asked
+    return trainer, client
 
 
 def test_a_trainer_waits_for_its_meeting(clusters: partial[Cluster]) -> None:
-    trainer, asked = trainer_of(clusters())
+    trainer, client = trainer_of(clusters())
     trainer.meet()
-    assert asked.meetings == [5, 5, 5]
+    assert client.meetings == [5, 5, 5]
 
 
 def test_a_trainer_drops_a_unit_leased_to_another_trainer(clusters: partial[Cluster]) -> None:
     cluster = clusters()
-    trainer, asked = trainer_of(cluster)
+    trainer, client = trainer_of(cluster)
     batches = trainer.read(cluster.unit, cluster.batches())  # type: ignore[arg-type]
     assert next(batches).unit == cluster.unit.id
     trainer._dropped = frozenset({cluster.unit.id})
     with pytest.raises(UnavailableError, match="its lease expired, another trainer has it"):
         next(batches)
-    assert asked.given_back == []
+    assert client.given_back == []
 
 
 def test_a_trainer_gives_up_after_its_retries(clusters: partial[Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, asked = trainer_of(clusters("train.ps.retries=2"))
+    trainer, client = trainer_of(clusters("train.ps.retries=2"))
 
     def lost(_: object) -> None:
         trainer._units = [3]
@@ -398,14 +398,14 @@ def test_a_trainer_gives_up_after_its_retries(clusters: partial[Cluster], monkey
     answer = {"unit": {"id": 3}, "shards": [], "group": None}
     lease_s = trainer.job.train.ps.lease_s
     for _ in range(2):
-        # before a server that died can have been replaced no attempt counts
+        # attempts count only after the time in which a dead server is replaced
         for _ in range(10):
             now[0] += lease_s / 10.1
             trainer._train(answer)  # type: ignore[arg-type]
         now[0] += lease_s
     with pytest.raises(UnavailableError, match=r"did not answer in time \(3 attempts\)"):
         trainer._train(answer)  # type: ignore[arg-type]
-    assert asked.given_back == [3] * 21
+    assert client.given_back == [3] * 21
 
 
 def test_a_trainer_does_not_wait_for_a_server_that_was_replaced(clusters: partial[Cluster]) -> None:
@@ -441,7 +441,7 @@ def test_keys_of_local_training_are_refused_with_servers(tmp_path: Path) -> None
 
 
 def test_trainers_of_a_step_wait_for_each_other(clusters: partial[Cluster]) -> None:
-    """Two trainers with a unit each: no push of a step is applied before all are there."""
+    """With two trainers of one unit each, no push of a step is applied before all pushes have arrived."""
     cluster = clusters("train.strategy=sync", "train.trainers=2")
     group = (0, 2)
     batches = list(cluster.batches())[:2]
@@ -462,7 +462,7 @@ def test_trainers_of_a_step_wait_for_each_other(clusters: partial[Cluster]) -> N
     assert clients[0].step_status(group, 0, 0.0) == [(0, False)] * 2
 
     def wait() -> None:
-        # a step on a slow machine may take longer than the longest wait, which is a second
+        # a step on a slow machine may take longer than the longest wait of one second
         deadline = time.monotonic() + 60
         while (met := clients[0].step_status(group, 0, 1.0)) != [(0, True)] * 2 and time.monotonic() < deadline:
             pass

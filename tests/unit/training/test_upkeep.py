@@ -1,4 +1,4 @@
-"""Late columns, decay and eviction through small trainings: what the table holds, what is served, what resumes."""
+"""Late columns, decay and eviction in small trainings: the rows of the table, of the version and of a resumed run."""
 
 import json
 from collections import Counter
@@ -29,12 +29,12 @@ MASK = 2**64 - 1
 
 
 @pytest.fixture(autouse=True)
-def work_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
 def counts_of(path: Path) -> tuple[Counter[int], Counter[int]]:
-    """Shows and clicks of each sign of a file, counted from its text."""
+    """Return the shows and clicks of each sign, counted from the text of a file."""
     shows: Counter[int] = Counter()
     clicks: Counter[int] = Counter()
     for line in path.read_text().splitlines():
@@ -47,13 +47,13 @@ def counts_of(path: Path) -> tuple[Counter[int], Counter[int]]:
 
 
 def mix(value: int) -> int:
-    """As `docs/formats/part.md` has it."""
+    """Hash as specified in `docs/formats/part.md`."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         value = ((value ^ (value >> 33)) * factor) & MASK
     return value ^ (value >> 33)
 
 
-def test_rare_signs_have_no_late_columns_where_they_are_trained_and_where_they_are_served(
+def test_rare_signs_have_no_late_columns_in_the_table_and_the_cube(
     make_job: MakeJob, write_samples: WriteSamples
 ) -> None:
     shows, _ = counts_of(write_samples(count=1500))
@@ -76,19 +76,17 @@ def test_rare_signs_have_no_late_columns_where_they_are_trained_and_where_they_a
         np.testing.assert_array_equal(cube[at], np.array(weights, np.float32))
 
 
-def test_every_column_can_come_late(make_job: MakeJob, write_samples: WriteSamples) -> None:
+def test_all_columns_may_be_late(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples(count=200)
     job = make_job(model={"kind": "dnn"}, sparse={"admission": {"count": 10**6, "columns": ["deep"]}})
     train_job(job)
     loaded = load_checkpoint(Run.of(job))
     assert len(loaded.state.embedding.table) > 0
     scores = loaded.predict("\n".join(sample_lines(50, 3)).encode())
-    assert len(np.unique(scores)) == 1, "nothing tells samples apart"
+    assert len(np.unique(scores)) == 1, "all samples have the same score"
 
 
-def test_evicted_rows_are_gone_where_they_are_trained_and_where_they_are_served(
-    make_job: MakeJob, write_samples: WriteSamples
-) -> None:
+def test_evicted_rows_are_in_neither_the_table_nor_the_cube(make_job: MakeJob, write_samples: WriteSamples) -> None:
     path = write_samples(count=1500)
     shows, clicks = counts_of(path)
     rate, least = 0.6, 1.5
@@ -121,7 +119,7 @@ def test_evicted_rows_are_gone_where_they_are_trained_and_where_they_are_served(
     np.testing.assert_allclose(served, loaded.predict(text), atol=1e-5, rtol=0)
 
 
-def test_rows_not_seen_for_long_are_evicted_once(make_job: MakeJob) -> None:
+def test_rows_older_than_max_age_are_evicted_once(make_job: MakeJob) -> None:
     job = make_job(sparse={"evict": {"max_age": 2}, "decay": {"show_click": 0.5}})
     embedding = Embedding(job, COLUMNS)
     parser = _core.Parser(json.dumps(job.features()))
@@ -132,13 +130,13 @@ def test_rows_not_seen_for_long_are_evicted_once(make_job: MakeJob) -> None:
         embedding.push(batch, pooled, scale=1.0, seen=seen)
     progress = Progress(epoch=2, unit=0, batches=1, steps=1, samples=1, records=1, bad_records=0)
     assert run_upkeep(job, embedding, progress) == replace(progress, upkept=3)
-    assert len(embedding.table) == 3, "two epochs ago is not more than two"
+    assert len(embedding.table) == 3, "an age of two epochs does not exceed max_age"
     later = run_upkeep(job, embedding, replace(progress, epoch=4, upkept=3))
     assert (later.upkept, later.evicted) == (5, 2)
     assert embedding.table.get(7) is embedding.table.get(8) is None
-    assert run_upkeep(job, embedding, later) == later, "an epoch ends once"
+    assert run_upkeep(job, embedding, later) == later, "the upkeep of an epoch runs once"
     row = embedding.table.get(9)
-    assert row is not None and row[0] == 16, "show was halved at the end of two epochs"
+    assert row is not None and row[0] == 16, "show is halved at the end of each of the two epochs"
 
 
 @pytest.mark.parametrize("stopped", ["evaluation", "between epochs"])
@@ -194,7 +192,7 @@ def test_settings_out_of_range_are_refused(make_job: MakeJob, sparse: dict[str, 
     assert message in str(caught.value)
 
 
-def test_late_columns_are_those_of_the_model(make_job: MakeJob) -> None:
+def test_late_columns_must_be_columns_of_the_model(make_job: MakeJob) -> None:
     assert late_columns(make_job(), COLUMNS) == {"deep"}
     assert late_columns(make_job(sparse={"admission": {"columns": ["wide"]}}), COLUMNS) == {"wide"}
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""A warm start: another run's parameters, this run's data and settings."""
+"""A warm start: the parameters of another run, with the data and settings of this run."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_job: MakeJob, write_samples: WriteSamples) -> Job:
-    """The run that others start from."""
+    """Train the run that other runs start from."""
     monkeypatch.chdir(tmp_path)
     write_samples(count=640)
     write_samples("other.txt", count=640, seed=5)
@@ -47,7 +47,7 @@ def warm(make_job: MakeJob, start: str = "first", **sections: Any) -> Job:
 
 
 @pytest.mark.parametrize("start", ["first", "runs/first", "runs/first/checkpoints/step-000000000010"])
-def test_a_run_begins_with_the_parameters_of_another(
+def test_a_run_starts_with_the_parameters_of_another_run(
     make_job: MakeJob, first: Job, capsys: Capture, start: str
 ) -> None:
     job = warm(make_job, start)
@@ -66,7 +66,7 @@ def test_a_run_begins_with_the_parameters_of_another(
 
 
 def test_a_warm_start_continues_like_one_training(make_job: MakeJob) -> None:
-    """An epoch over other data after a warm start is the second epoch of a run whose data was exchanged."""
+    """An epoch after a warm start continues from the learned parameters, so it beats a cold start."""
     job = warm(make_job, data={"train": "train.txt", "shuffle": False})
     summary = train_job(job)
     assert (summary.progress.samples, summary.progress.epoch, summary.progress.finished) == (640, 1, True)
@@ -76,7 +76,7 @@ def test_a_warm_start_continues_like_one_training(make_job: MakeJob) -> None:
     assert summary.train["click"].auc > (train_job(cold).train["click"].auc or 1) + 0.02
 
 
-def test_a_warm_start_is_recorded_and_done_once(make_job: MakeJob, first: Job) -> None:
+def test_a_warm_start_is_recorded_and_happens_once(make_job: MakeJob, first: Job) -> None:
     job = warm(make_job)
     train_job(job, callback=lambda event: event.kind != "start")
     saved = newest(job)
@@ -85,7 +85,7 @@ def test_a_warm_start_is_recorded_and_done_once(make_job: MakeJob, first: Job) -
     record = json.loads(Run.of(job).metrics_path.read_text().splitlines()[0])
     assert (record["event"], record["warm_start"]) == ("start", saved.progress.warm_start)
     before = parameters(job)
-    # what it started from may be gone or another by now
+    # the source run may be removed or changed later
     Run.of(first).discard()
     train_job(job)
     assert parameters(job) != before
@@ -101,7 +101,7 @@ def test_a_stop_and_a_resume_end_with_the_same_bits(make_job: MakeJob) -> None:
     assert parameters(stopped) == parameters(whole)
 
 
-def test_learning_rates_may_be_others(make_job: MakeJob) -> None:
+def test_learning_rates_may_differ(make_job: MakeJob) -> None:
     same, other = (
         warm(
             make_job,
@@ -145,7 +145,7 @@ def test_a_missing_checkpoint_is_rejected(make_job: MakeJob, first: Job) -> None
         train_job(warm(make_job))
 
 
-def test_a_fresh_start_that_cannot_be_does_not_cost_the_run(make_job: MakeJob) -> None:
+def test_a_failed_fresh_warm_start_keeps_the_run(make_job: MakeJob) -> None:
     job = warm(make_job)
     train_job(job)
     before = parameters(job)
@@ -159,14 +159,14 @@ def test_a_fresh_start_that_cannot_be_does_not_cost_the_run(make_job: MakeJob) -
     assert parameters(job) == before
 
 
-def test_it_decides_the_parameters(make_job: MakeJob) -> None:
+def test_a_resumed_run_must_keep_its_warm_start(make_job: MakeJob) -> None:
     train_job(warm(make_job))
     with pytest.raises(ConfigError, match=r"differs from the job of runs/warm in `train.warm_start`"):
         train_job(make_job(name="warm", data={"train": "other.txt"}))
 
 
-def test_ages_are_counted_from_the_new_run_on(make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path) -> None:
-    """Rows that were last seen in the fifth epoch of the other run are not from the future of this one."""
+def test_ages_restart_with_the_new_run(make_job: MakeJob, write_samples: WriteSamples, tmp_path: Path) -> None:
+    """Rows last seen in the fifth epoch of the source run are not newer than epochs of this run."""
     old = make_job(name="old", train={"epochs": 5})
     train_job(old)
     (tmp_path / "other.txt").write_text("".join(f"1 0 {9000 + sign}:0\n" for sign in range(100)))
@@ -178,7 +178,7 @@ def test_ages_are_counted_from_the_new_run_on(make_job: MakeJob, write_samples: 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
 def test_a_warm_start_with_servers(make_job: MakeJob, first: Job, capsys: Capture, optimizer: str) -> None:
-    """One trainer that is never stale learns what local training learns, from where the other run was."""
+    """One trainer with one batch in flight learns the same as local training, from the same warm start."""
     sections: dict[str, Any] = {"dense": {"optimizer": {"kind": optimizer}}, "sparse": {"partitions": 8}}
     train_job(make_job(name="start", **sections))
     alone = warm(make_job, "start", name="alone", **sections)
@@ -194,7 +194,7 @@ def test_a_warm_start_with_servers(make_job: MakeJob, first: Job, capsys: Captur
     assert not audit.differs and any("the counts include those of" in note for note in audit.notes), audit.lines()
 
 
-def test_a_fresh_start_with_servers_that_cannot_be_does_not_cost_the_run(make_job: MakeJob, first: Job) -> None:
+def test_a_failed_fresh_warm_start_with_servers_keeps_the_run(make_job: MakeJob, first: Job) -> None:
     before = parameters(first)
     job = make_job(name="first", train={"mode": "ps", "warm_start": "nothing"})
     with pytest.raises(ConfigError, match="no such run"):

@@ -1,4 +1,4 @@
-"""The roll-out's rule, case by case."""
+"""The rule of a rollout, case by case."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from elasticrec.publish.rollout.decide import Decision, Replica, RolloutState, d
 
 
 def store(*shards: list[tuple[int, ...]]) -> tuple[tuple[Replica, ...], ...]:
-    """Shards of replicas that hold these versions."""
+    """Return shards of replicas that hold these versions."""
     return tuple(
         tuple(Replica(shard, f"host{shard}:{number}", versions) for number, versions in enumerate(replicas))
         for shard, replicas in enumerate(shards)
@@ -33,12 +33,12 @@ def test_a_version_is_offered_once_every_shard_has_enough_replicas_with_it() -> 
     assert (goes.target, goes.offer) == (2, 2)
     assert goes.text == "switched to 2, 2 of 4 replicas are behind"
     assert goes.late == ("shard 0 host0:0: has 1", "shard 1 host1:1: has 1")
-    all_of_them = decide(RolloutState(store([(1,), (1, 2)], [(1, 2), (1,)]), current=1, offerable=(1, 2)), min_ready=2)
-    assert all_of_them.offer is None
+    all_required = decide(RolloutState(store([(1,), (1, 2)], [(1, 2), (1,)]), current=1, offerable=(1, 2)), min_ready=2)
+    assert all_required.offer is None
 
 
-def test_versions_that_wait_are_superseded() -> None:
-    """The newest one that is everywhere is offered, though a newer one is being loaded: the one between is left out."""
+def test_waiting_versions_are_superseded() -> None:
+    """Offer the newest version that all replicas have, while a newer one is loading; skip older versions."""
     state = RolloutState(store([(1, 2, 3)], [(1, 2, 3, 4)]), current=1, offerable=(1, 2, 3, 4))
     decision = decide(state)
     assert (decision.target, decision.offer) == (4, 3)
@@ -55,30 +55,30 @@ def test_a_replica_that_never_loads_is_named_and_does_not_block() -> None:
     assert decide(RolloutState(((gone,),), 1, (1, 2))).offer is None
 
 
-def test_with_patience_replicas_that_are_about_to_have_a_version_are_waited_for() -> None:
-    """If the only one that has it died, nobody would."""
-    has, comes = Replica(0, "host0:0", (1, 2)), Replica(0, "host0:1", (1,), loading=2)
+def test_a_patient_rollout_waits_for_loading_replicas() -> None:
+    """If the only replica with the version died, no replica would have it."""
+    has, loading = Replica(0, "host0:0", (1, 2)), Replica(0, "host0:1", (1,), loading=2)
 
     def offer(other: Replica, current: int | None = 1) -> int | None:
         return decide(RolloutState(((has, other),), current, (1, 2)), is_patient=True).offer
 
-    assert offer(comes) is None
+    assert offer(loading) is None
     assert (
-        decide(RolloutState(((has, comes),), 1, (1, 2)), is_patient=True).text == "loading 2: 1 of 2 replicas have it"
+        decide(RolloutState(((has, loading),), 1, (1, 2)), is_patient=True).text == "loading 2: 1 of 2 replicas have it"
     )
     assert offer(Replica(0, "host0:1", (1, 2))) == 2
-    # these are not asked anyway, or will not have it
+    # these replicas get no traffic anyway, or will not have the version
     assert offer(Replica(0, "host0:1", is_there=False)) == 2
     assert offer(Replica(0, "host0:1", (1,), failed=2, why="damaged")) == 2
     assert offer(Replica(0, "host0:1", ())) == 2
-    # before the first offer all that are there will be asked
+    # before the first offer all live replicas will get traffic
     assert offer(Replica(0, "host0:1", ()), current=None) is None
-    # one that both have goes before
+    # a version that both replicas have is offered first
     assert decide(RolloutState(((Replica(0, "a", (1, 2, 3)), has),), 1, (1, 2, 3)), is_patient=True).offer == 2
 
 
 def test_a_rollback_holds() -> None:
-    """What is newer is neither loaded nor offered; the version wanted is offered when it is loaded."""
+    """A newer version is neither loaded nor offered; the wanted version is offered when it is loaded."""
     everywhere = store([(6, 7, 8)], [(6, 7, 8)])
     to_loaded = decide(RolloutState(everywhere, current=8, offerable=(6, 7, 8, 9), is_held=True, wanted=6))
     assert (to_loaded.target, to_loaded.offer) == (6, 6)
@@ -95,7 +95,7 @@ def test_a_rollback_holds() -> None:
 def test_a_version_that_the_gate_refused_is_never_offered() -> None:
     state = RolloutState(store([(1, 2)]), current=1, offerable=(1,))
     assert decide(state) == Decision(1, None, "version 1 is current: 1 of 1 replicas have it", ())
-    # the gate was made narrower after it was offered
+    # the gate was tightened after the offer
     assert decide(RolloutState(store([(1, 2)]), current=2, offerable=(1,))).target == 2
 
 
@@ -120,7 +120,7 @@ def test_an_offered_version_is_on_all_shards_and_never_reverts(
     state = RolloutState(shards, current, tuple(sorted(offerable)), is_held and current is not None)
     offer = decide(state, min_ready).offer
     if offer is not None:
-        assert not state.is_held, "without a wish a rollback stays where it is"
+        assert not state.is_held, "a held rollback without a wanted version offers nothing"
         assert offer in offerable and offer > (current or 0)
         for shard in held:
             assert sum(offer in replica for replica in shard) >= least_ready(len(shard), min_ready)

@@ -1,4 +1,4 @@
-"""The roll-out at work, on replicas that are made up: what it does, and what a status shows of it."""
+"""A rollout with fake replicas: the offers that it makes, and the status that it shows."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from elasticrec.repository.repository import Repository
 from support.store import MODEL, publish
 from support.versions import write_version
 
-SOME = np.arange(1, 11, dtype=np.uint64)
+FEW_SIGNS = np.arange(1, 11, dtype=np.uint64)
 
 
 class FakeReplicas:
@@ -26,7 +26,7 @@ class FakeReplicas:
 
     def __init__(self) -> None:
         self.shard = (Replica(0, "a:1"), Replica(0, "b:1", is_there=False, why="does not answer in 1 s"))
-        self.noticed: list[str] = []
+        self.notified: list[str] = []
 
     def hold(self, *versions: int) -> None:
         self.shard = (Replica(0, "a:1", versions), self.shard[1])
@@ -35,7 +35,7 @@ class FakeReplicas:
         return (self.shard,)
 
     def notify(self, replicas: Sequence[Replica]) -> None:
-        self.noticed += [replica.address for replica in replicas]
+        self.notified += [replica.address for replica in replicas]
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def test_the_status_shows_the_step_late_replicas_and_refusals(repository: Repository) -> None:
-    replicas, said = FakeReplicas(), list[str]()
-    delivery = Delivery(repository, replicas, Gate(), said.append)
+    replicas, messages = FakeReplicas(), list[str]()
+    delivery = Delivery(repository, replicas, Gate(), messages.append)
     assert delivery.describe()["doing"] == "checking the store"
     first = publish(repository).number
     delivery.step()
-    assert replicas.noticed == ["a:1"]
+    assert replicas.notified == ["a:1"]
     assert _store_lines(delivery.describe()) == [
         "store: loading 1: 0 of 2 replicas have it",
         "  late: shard 0 a:1: has nothing",
@@ -63,18 +63,18 @@ def test_the_status_shows_the_step_late_replicas_and_refusals(repository: Reposi
         "store: switched to 1, 1 of 2 replicas are behind",
         "  late: shard 0 b:1: does not answer in 1 s",
     ]
-    # hardly a row is left: the gate does not let it through
-    second = publish(repository, signs=SOME).number
+    # almost all rows are gone: the gate refuses the version
+    second = publish(repository, signs=FEW_SIGNS).number
     replicas.hold(first, second)
     delivery.step()
     assert repository.current() == first
     (*_, last) = _store_lines(delivery.describe())
     assert last.startswith(f"  version {second} is not offered: ") and "rows" in last
-    assert any(line.startswith(f"version {second} is not offered") for line in said)
+    assert any(line.startswith(f"version {second} is not offered") for line in messages)
 
 
-def test_patience_ends(repository: Repository) -> None:
-    """A replica that answers and never has it holds nobody up for long, and then no more."""
+def test_the_rollout_stops_waiting_for_a_slow_replica(repository: Repository) -> None:
+    """A live replica that never loads a version delays one offer, by at most the patience."""
     replicas, now = FakeReplicas(), [100.0]
     delivery = Delivery(repository, replicas, Gate(), lambda _: None, patience=Patience(lambda: now[0]))
     first = publish(repository).number
@@ -87,15 +87,15 @@ def test_patience_ends(repository: Repository) -> None:
         now[0] += wait_s
         delivery.step()
         assert repository.current() == expected
-    # it is not asked any more, and so not waited for
+    # the replica gets no traffic any more, so the rollout does not wait for it
     third = publish(repository).number
     replicas.hold(1, 2, 3)
     delivery.step()
     assert repository.current() == third
 
 
-def test_a_preview_has_the_same_patience(repository: Repository) -> None:
-    """Who looks while a replica is about to have a version is not told that somebody has to offer it."""
+def test_a_preview_waits_for_loading_replicas_too(repository: Repository) -> None:
+    """While a replica is loading a version, the preview does not ask the user to start `deliver`."""
     replicas = FakeReplicas()
     delivery = Delivery(repository, replicas, Gate(), lambda _: None)
     repository.offer(publish(repository).number)
@@ -108,7 +108,7 @@ def test_a_preview_has_the_same_patience(repository: Repository) -> None:
 
 @pytest.mark.parametrize("ends_early", [True, False])
 def test_each_version_has_its_own_patience(repository: Repository, ends_early: bool) -> None:
-    """Whether the wait before it ended because all had it, or because it took too long."""
+    """The wait for the version before it may end because all replicas have it, or by the time limit."""
     replicas, now = FakeReplicas(), [100.0]
     delivery = Delivery(repository, replicas, Gate(), lambda _: None, patience=Patience(lambda: now[0]))
     held = [publish(repository).number]
@@ -121,7 +121,7 @@ def test_each_version_has_its_own_patience(repository: Repository, ends_early: b
         delivery.step()
         now[0] += 29
         delivery.step()
-        assert repository.current() == before, "a replica that is about to have it is waited for"
+        assert repository.current() == before, "waits for the replica that is still loading"
         if ends_early:
             replicas.shard = (Replica(0, "a:1", tuple(held)), Replica(0, "b:1", tuple(held)))
         else:
@@ -133,8 +133,8 @@ def test_each_version_has_its_own_patience(repository: Repository, ends_early: b
 
 
 def test_an_unreadable_version_is_named_and_does_not_block_newer_ones(repository: Repository) -> None:
-    replicas, said = FakeReplicas(), list[str]()
-    delivery = Delivery(repository, replicas, Gate(), said.append)
+    replicas, messages = FakeReplicas(), list[str]()
+    delivery = Delivery(repository, replicas, Gate(), messages.append)
     replicas.hold(1, 2, 3, 4)
     publish(repository)
     delivery.step()
@@ -146,9 +146,9 @@ def test_an_unreadable_version_is_named_and_does_not_block_newer_ones(repository
     delivery.step()
     delivery.step()
     assert repository.current() == 1
-    assert sum("version 2 is not offered: " in line and "manifest.json" in line for line in said) == 1
-    assert sum("version 3 is not offered: " in line and "sha-256" in line for line in said) == 1
-    # nor does it if the offered one is what is damaged
+    assert sum("version 2 is not offered: " in line and "manifest.json" in line for line in messages) == 1
+    assert sum("version 3 is not offered: " in line and "sha-256" in line for line in messages) == 1
+    # a damaged current version does not block newer ones either
     (root / "1/manifest.json").write_bytes(b"{")
     fourth = publish(repository).number
     delivery.step()
@@ -156,16 +156,16 @@ def test_an_unreadable_version_is_named_and_does_not_block_newer_ones(repository
 
 
 def test_weights_that_are_not_finite_are_not_offered(repository: Repository) -> None:
-    replicas, said = FakeReplicas(), list[str]()
+    replicas, messages = FakeReplicas(), list[str]()
     replicas.hold(1)
     write_version(repository, dense=np.array([1.0, np.nan], np.float32).tobytes())
-    Delivery(repository, replicas, Gate(), said.append).step()
+    Delivery(repository, replicas, Gate(), messages.append).step()
     assert repository.current() is None
-    assert said[0] == "version 1 is not offered: dense weights: `w` has values that are not finite"
+    assert messages[0] == "version 1 is not offered: dense weights: `w` has values that are not finite"
 
 
 def test_a_replica_of_another_shard_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would leave partitions to nobody."""
+    """Counting it would leave partitions without a server."""
     monkeypatch.setattr("elasticrec.publish.rollout.replicas._TIMEOUT_S", 60.0)
     server = _core.CubeServer(MODEL, address="127.0.0.1:0", token="", partitions=(0, 8), num_partitions=16)
     try:
@@ -176,7 +176,7 @@ def test_a_replica_of_another_shard_is_not_counted(monkeypatch: pytest.MonkeyPat
     assert second.why == "expected partitions 8 to 15, shard 1 of 2, got 0 to 7"
 
 
-def test_it_looks_soon_again_while_a_version_is_on_its_way(repository: Repository) -> None:
+def test_the_store_is_polled_more_often_during_a_rollout(repository: Repository) -> None:
     pauses: list[float] = []
     replicas = FakeReplicas()
     publish(repository)
@@ -191,7 +191,9 @@ def test_it_looks_soon_again_while_a_version_is_on_its_way(repository: Repositor
     assert pauses == [0.02, 0.04, 0.08, 0.5, 0.5]
 
 
-def test_a_repository_that_cannot_be_read_is_said_too(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_shows_a_repository_that_cannot_be_read(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_: Repository) -> None:
         raise OSError("no such disk")
 

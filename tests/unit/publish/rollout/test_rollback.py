@@ -1,4 +1,4 @@
-"""A rollback that waits for a store of replicas that are made up: it offers its version, or nothing."""
+"""A rollback that waits for a store of fake replicas: it offers its version, or nothing."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,27 +19,27 @@ from support.versions import write_version
 
 
 class FakeReplicas:
-    """Two shards of a replica each; something happens before the second look."""
+    """SlowReplicas shards of one replica each; `then` is called before the second poll returns."""
 
     def __init__(self, then: Callable[["FakeReplicas"], None] = lambda _: None) -> None:
         self.versions: tuple[int, ...] = (2,)
         self.bytes_per_s: float | None = None
-        self.looks, self.then = 0, then
-        self.noticed: list[str] = []
+        self.polls, self.then = 0, then
+        self.notified: list[str] = []
 
     def poll(self) -> Sequence[Sequence[Replica]]:
-        self.looks += 1
-        if self.looks == 2:
+        self.polls += 1
+        if self.polls == 2:
             self.then(self)
         return [[Replica(shard, f"a:{shard}", self.versions, bytes_per_s=self.bytes_per_s)] for shard in (0, 1)]
 
     def notify(self, replicas: Sequence[Replica]) -> None:
-        self.noticed += [replica.address for replica in replicas]
+        self.notified += [replica.address for replica in replicas]
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    """Versions 1 to 3, of which 2 is offered; 3 may be one that the gate has refused."""
+    """Versions 1 to 3; 2 is current and 3 was not offered, as if the gate had refused it."""
     repository = Repository.open(tmp_path, MODEL)
     for _ in range(3):
         write_version(repository)
@@ -52,10 +52,10 @@ def test_a_rollback_completes_once_the_store_holds_the_version(repository: Repos
         assert repository.state() == Current(2, 2, is_held=True, wanted=1)
         replicas.versions = (1, 2, 3)
 
-    replicas, said = FakeReplicas(load), list[str]()
-    assert Rollback(repository, replicas, None, said.append).to(1, 60) == Current(1, 3, is_held=True)
-    assert said == ["loading 1, about 1 s", "loading 1: 0 of 2 replicas have it, held by a rollback"]
-    assert replicas.noticed == ["a:0", "a:1"]
+    replicas, messages = FakeReplicas(load), list[str]()
+    assert Rollback(repository, replicas, None, messages.append).to(1, 60) == Current(1, 3, is_held=True)
+    assert messages == ["loading 1, about 1 s", "loading 1: 0 of 2 replicas have it, held by a rollback"]
+    assert replicas.notified == ["a:0", "a:1"]
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -75,28 +75,28 @@ def test_a_cancelled_rollback_ends_and_offers_nothing(repository: Repository, is
     assert repository.state() == wanted
 
 
-def test_a_replica_that_is_asked_is_waited_for(repository: Repository) -> None:
-    """Of two replicas one has the version: if it died at once, nobody could answer for what is offered."""
+def test_a_rollback_waits_for_replicas_that_get_traffic(repository: Repository) -> None:
+    """One of two replicas has the version: if it died right after the offer, no replica could answer."""
 
-    class Two(FakeReplicas):
+    class SlowReplicas(FakeReplicas):
         def poll(self) -> Sequence[Sequence[Replica]]:
             super().poll()
-            others = (1, 2) if self.looks > 3 else (2,)
+            others = (1, 2) if self.polls > 3 else (2,)
             return [[Replica(0, "a:0", (1, 2)), Replica(0, "a:1", others)]]
 
-    now, replicas = [0.0], Two()
+    now, replicas = [0.0], SlowReplicas()
     assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).to(1, 60).version == 1
-    assert replicas.looks == 4
+    assert replicas.polls == 4
 
-    class Never(FakeReplicas):
+    class StuckReplicas(FakeReplicas):
         def poll(self) -> Sequence[Sequence[Replica]]:
             super().poll()
             now[0] += 10
             return [[Replica(0, "a:0", (1, 2, 3)), Replica(0, "a:1", (1,))]]
 
-    replicas = Never()
+    replicas = StuckReplicas()
     assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).to(2, 60).version == 2
-    assert replicas.looks == 4
+    assert replicas.polls == 4
 
 
 def test_a_rollback_timeout_names_replicas_that_are_behind(repository: Repository) -> None:
@@ -110,14 +110,14 @@ def test_a_rollback_to_the_current_version_is_immediate(repository: Repository) 
 
 
 def test_the_estimate_covers_the_whole_chain(repository: Repository) -> None:
-    replicas, said = FakeReplicas(), list[str]()
+    replicas, messages = FakeReplicas(), list[str]()
     replicas.bytes_per_s = repository.version(1).num_bytes / 40
     with pytest.raises(UnavailableError):
-        Rollback(repository, replicas, None, said.append).to(1, 0)
-    assert said[0] == "loading 1, about 40 s"
+        Rollback(repository, replicas, None, messages.append).to(1, 0)
+    assert messages[0] == "loading 1, about 40 s"
 
 
-def test_a_store_is_of_a_model_and_not_of_a_version(
+def test_store_commands_take_a_model_and_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -128,7 +128,7 @@ def test_a_store_is_of_a_model_and_not_of_a_version(
     for command in (["cube", "serve"], ["cube", "status"], ["deliver"]):
         assert cli.main([*command, f"models/{MODEL}:2"]) == 2
         assert capsys.readouterr().err == (
-            f"error: {' '.join(command)}: expected a model, got version 2 of one: `models/{MODEL}:2`; "
+            f"error: {' '.join(command)}: expected a model, got its version 2: `models/{MODEL}:2`; "
             "to serve that version, use `elasticrec models rollback`\n"
         )
     for model, version in ((f"models/{MODEL}:2", 2), (f"models/{MODEL}", 1)):
@@ -156,7 +156,7 @@ def test_no_token_goes_to_another_machine_in_clear(
     check_addresses(Security("secret"), [["localhost:7", "[::1]:7"]])
 
 
-def test_no_token_of_a_rollback_does_either(
+def test_no_token_of_a_rollback_goes_to_another_machine_in_clear(
     repository: Repository, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ELASTICREC_TOKEN", "secret")
@@ -166,31 +166,31 @@ def test_no_token_of_a_rollback_does_either(
     assert repository.current() == 2
 
 
-def test_a_store_is_recording_once_every_shard_has_answered(
+def test_a_store_is_recorded_once_every_shard_has_answered(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record_store(repository, [["old:1"]], None)
-    there = {"a:1"}
+    live = {"a:1"}
 
     def poll(self: StoreReplicas) -> list[list[Replica]]:
         return [
-            [Replica(shard, address, is_there=address in there) for address in replicas]
+            [Replica(shard, address, is_there=address in live) for address in replicas]
             for shard, replicas in enumerate(self.addresses)
         ]
 
     monkeypatch.setattr(StoreReplicas, "poll", poll)
-    said: list[str] = []
+    messages: list[str] = []
     replicas = StoreReplicas(MODEL, [["a:1", "a:2"], ["b:1", "b:2"]], Security())
-    recording = RecordingReplicas(repository, replicas, 1, said.append)
-    # a typo: nobody of a shard answers
+    recording = RecordingReplicas(repository, replicas, 1, messages.append)
+    # a typo: no replica of one shard answers
     recording.poll()
     assert read_known_store(repository) == KnownStore([["old:1"]], None)
-    there.add("b:2")
+    live.add("b:2")
     with monkeypatch.context() as patch:
         patch.setattr("elasticrec.publish.rollout.known_store.record_store", fail)
         for _ in range(2):
             recording.poll()
-    assert said == ["cannot record the addresses of the store, `models rollback` will not find it: no space left"]
+    assert messages == ["cannot record the addresses of the store, `models rollback` will not find it: no space left"]
     assert [[one.is_there for one in shard] for shard in recording.poll()] == [[True, False], [False, True]]
     assert read_known_store(repository) == KnownStore([["a:1", "a:2"], ["b:1", "b:2"]], 1)
 

@@ -1,4 +1,4 @@
-"""Versions of a running job in a real repository: committed by their manifest, offered, found again after a crash."""
+"""Versions of a running job in a real repository: committed by their manifest, offered, found after a crash."""
 
 import hashlib
 from dataclasses import replace
@@ -21,7 +21,7 @@ from elasticrec.run import Run
 from support.small import MakeJob, WriteSamples
 from support.versions import FEATURES, read_current, write_version
 
-ABOUT = VersionTemplate(
+TEMPLATE = VersionTemplate(
     key="job-1",
     features=FEATURES,
     partitions=4,
@@ -34,8 +34,8 @@ FACTS = {"passes": 1, "until": "2026-01-01T05", "train": [{"auc": 0.7, "samples"
 DENSE = np.arange(4, dtype=np.float32)
 
 
-# its network cannot be told without the values
-ODD = """
+# the network depends on values, so its graph cannot be exported
+UNEXPORTABLE_MODEL = """
 import torch
 
 from elasticrec.models import Column, Model
@@ -54,12 +54,12 @@ class Odd(Model):
 
 
 class Setup:
-    """A run of two shards, and its model."""
+    """A run of two shards and its model."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.repository = Repository.open(directory / "models", "m")
-        ABOUT.write(directory, b"the graph")
+        TEMPLATE.write(directory, b"the graph")
         self.versions = self.start()
 
     def start(self, run_id: str = "run-1", **publish: Any) -> RunVersions:
@@ -67,7 +67,7 @@ class Setup:
         return RunVersions(Repository.open(self.directory / "models", "m"), info)
 
     def write(self, draft: ShardDraft, name: str, parent: PublishedVersion | None, dense: Any = DENSE) -> ShardParts:
-        """What the shards write."""
+        """Write the files of both shards to the draft; return their parts."""
         parts = {}
         for index in (0, 1):
             written = {}
@@ -76,8 +76,8 @@ class Setup:
                 path = draft.cube(index) if kind == "cube" else draft.dense(index)
                 path.write_bytes(content)
                 written[kind] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            said = {"publish": name, "incarnation": index, "state": "written", "rows": 50, "changed": 3, "removed": 1}
-            parts[index] = PublishPart.model_validate({**said, "samples": 300, **written})
+            fields = {"publish": name, "incarnation": index, "state": "written", "rows": 50, "changed": 3, "removed": 1}
+            parts[index] = PublishPart.model_validate({**fields, "samples": 300, **written})
         return ShardParts(name, parent, parts, {0: range(2), 1: range(2, 4)}, FACTS)
 
     def publish(self, name: str, parent: PublishedVersion | None = None, dense: Any = DENSE) -> PublishedVersion:
@@ -115,7 +115,7 @@ def test_a_base_and_its_deltas(setup: Setup) -> None:
 
 
 def test_every_version_carries_the_reader(setup: Setup) -> None:
-    replace(ABOUT, reader="reader.py:Mine").write(setup.directory, b"the graph", b"class Mine: ...")
+    replace(TEMPLATE, reader="reader.py:Mine").write(setup.directory, b"the graph", b"class Mine: ...")
     setup.versions = setup.start()
     setup.versions.claim()
     setup.publish("b", setup.publish("a"))
@@ -124,8 +124,8 @@ def test_every_version_carries_the_reader(setup: Setup) -> None:
         path = setup.repository.storage.path_of(version.name)
         assert path is not None and (path / "reader.py").read_bytes() == b"class Mine: ..."
         assert "reader.py" in version.files and version.manifest["data"]["reader"] == "reader.py:Mine"
-    # what is written down for a job without one has none
-    ABOUT.write(setup.directory, b"the graph")
+    # a job without a reader writes no reader file
+    TEMPLATE.write(setup.directory, b"the graph")
     assert not (setup.directory / "reader.py").exists()
 
 
@@ -133,7 +133,7 @@ def test_a_new_coordinator_finds_the_last_version_of_its_run(setup: Setup) -> No
     setup.versions.claim()
     setup.publish("b", setup.publish("a"))
     setup.versions.close()
-    # somebody else published since
+    # another process has published since
     write_version(setup.repository)
     last = setup.start().claim()
     assert last is not None and (last.number, last.publish, last.num_deltas) == (2, "b", 1)
@@ -158,7 +158,7 @@ def test_a_run_resumed_with_another_layout_begins_with_a_base(
     setup.versions.claim()
     setup.publish("b", setup.publish("a"))
     setup.versions.close()
-    replace(ABOUT, **changes).write(setup.directory, graph)
+    replace(TEMPLATE, **changes).write(setup.directory, graph)
     setup.versions = setup.start(**publish)
     assert setup.versions.claim() is None
     setup.publish("c", None)
@@ -168,9 +168,7 @@ def test_a_run_resumed_with_another_layout_begins_with_a_base(
     assert last is not None and last.number == 3
 
 
-def test_a_version_that_a_crash_kept_from_being_offered_is_offered(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_committed_before_a_crash_is_offered(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     setup.versions.claim()
     setup.publish("a")
 
@@ -188,7 +186,7 @@ def test_a_version_that_a_crash_kept_from_being_offered_is_offered(
     assert read_current(setup.directory / "models/m")["version"] == 2
 
 
-def test_a_chain_that_is_broken_is_nothing_to_build_on(setup: Setup) -> None:
+def test_a_broken_chain_is_not_continued(setup: Setup) -> None:
     setup.versions.claim()
     first = setup.publish("a")
     second = setup.publish("b", first)
@@ -209,7 +207,7 @@ def test_an_abandoned_draft_is_removed_unless_it_is_a_version(setup: Setup, monk
     setup.versions.abandon(draft)
     assert not draft.path.exists()
 
-    # behind the manifest: it is a version, whatever the error
+    # after the manifest is written, the version exists despite an error
     monkeypatch.setattr("elasticrec.repository.repository.sync_directory", lambda path: None)
     draft = setup.versions.begin(None)
     content = setup.write(draft, "b", None)
@@ -276,7 +274,7 @@ def test_a_rollback_holds_the_current_version(setup: Setup) -> None:
     assert read_current(setup.directory / "models/m")["version"] == 1
 
 
-def test_two_runs_do_not_publish_the_same_model(setup: Setup) -> None:
+def test_two_runs_cannot_publish_the_same_model(setup: Setup) -> None:
     setup.versions.claim()
     other = setup.start("run-2")
     with pytest.raises(ConfigError, match="another process is publishing it"):
@@ -293,14 +291,14 @@ def test_the_template_is_exported_once_before_the_first_batch(
     write_samples()
     run = Run(tmp_path / "runs/small")
     run.path.mkdir(parents=True)
-    quiet = make_job(train={"mode": "ps"})
-    prepare(quiet, run)
-    assert versions_of(quiet, run, "r") is None and not (run.path / "start/version.json").exists()
-    # a run that has started may begin to publish
+    job_without_publish = make_job(train={"mode": "ps"})
+    prepare(job_without_publish, run)
+    assert versions_of(job_without_publish, run, "r") is None and not (run.path / "start/version.json").exists()
+    # a run that has started may turn publishing on
     job = make_job(train={"mode": "ps"}, publish={"every": "30s"})
     prepare(job, run)
-    about = VersionTemplate.read(run.path / "start")
-    assert about.partitions == 4 and [column["name"] for column in about.columns] == ["wide", "deep"]
+    template = VersionTemplate.read(run.path / "start")
+    assert template.partitions == 4 and [column["name"] for column in template.columns] == ["wide", "deep"]
     assert (run.path / "start/graph.onnx").stat().st_size > 0
     assert versions_of(job, run, "r") is not None
     monkeypatch.setattr("elasticrec.publish.graph.export_graph", lambda *_: pytest.fail("exported twice"))
@@ -326,7 +324,7 @@ def test_a_model_that_cannot_be_exported_fails_before_the_first_batch(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_samples()
-    (tmp_path / "odd.py").write_text(ODD)
+    (tmp_path / "odd.py").write_text(UNEXPORTABLE_MODEL)
     run = Run(tmp_path / "runs/small")
     run.path.mkdir(parents=True)
     job = make_job(train={"mode": "ps"}, publish={"every": "epoch"}, model={"kind": "odd.py:Odd", "hidden": [8]})

@@ -18,7 +18,7 @@ def score_of(version: int) -> float:
     return 1001.0 * version
 
 
-class Askers:
+class RequestThreads:
     """Threads that send requests repeatedly and record wrong answers."""
 
     def __init__(self, url: str, count: int = 4, *, retries: int = 0, model: str = MODEL) -> None:
@@ -49,7 +49,7 @@ class Askers:
         wait_until(lambda: self.answers[version] >= enough, lambda: str((self.answers, self.wrong[:3])))
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator["Askers"]:
+    def running(self) -> Iterator["RequestThreads"]:
         """Send requests while the block runs."""
         for thread in self._threads:
             thread.start()
