@@ -72,7 +72,7 @@ def test_a_run_with_servers_is_exact_and_damage_is_named(tmp_path: Path) -> None
         meta["records"][0]["watermark"] -= 1
 
     found = damaged("shard-00000.dense", lose_a_unit)
-    assert len(found.problems) == 4 and found.notes[0].endswith("audit a run after it has ended")
+    assert len(found.problems) == 4 and found.notes[0].endswith("audit the run after it has ended")
 
     def lose_a_boundary(blocks: Blocks, meta: Any) -> None:
         meta["records"][0]["boundaries"] = 1
