@@ -265,6 +265,30 @@ MUTANTS = (
         "            if std::mem::replace(&mut is_wanted[label], false) {",
         "cargo test -p elasticrec-serve --lib answers_have_the_requested_outputs",
     ),
+    Mutant(
+        "the flag of a pass is cleared after the look at the queue",
+        "crates/queue/src/lib.rs",
+        """        self.queue.clear_pass();
+        match self.queue.run_on_caller(max_last, accepts) {""",
+        """        let attempt = self.queue.run_on_caller(max_last, accepts);
+        self.queue.clear_pass();
+        match attempt {""",
+        "make test-loom",
+    ),
+    Mutant(
+        "a pass that is dropped wakes no thread",
+        "crates/queue/src/lib.rs",
+        "            self.queue.clear_pass();\n            self.queue.wake();",
+        "            self.queue.clear_pass();",
+        "make test-loom",
+    ),
+    Mutant(
+        "a worker that waits for more jobs is not notified",
+        "crates/queue/src/lib.rs",
+        "            return if state.num_waiting_workers > 0 { Attempt::Refused } else { Attempt::Settled };",
+        "            return Attempt::Settled;",
+        "make test-loom",
+    ),
 )
 
 
@@ -276,7 +300,7 @@ def run(command: list[str]) -> int:
 
 def test(mutant: Mutant) -> bool:
     """Return whether the test still passes."""
-    if mutant.test.startswith("cargo "):
+    if mutant.test.startswith(("cargo ", "make ")):
         return run(mutant.test.split()) == 0
     assert run(["make", "-s", "setup"]) == 0, "the mutant does not build"
     return run([str(ROOT / ".venv/bin/pytest"), "-q", "-x", mutant.test]) == 0

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from elasticrec.api import PredictionServer, TrainingRun, load_job, load_run, serve, train
     from elasticrec.config import Job
     from elasticrec.errors import ConfigError, ElasticRecError, ModelError, SampleError, UnavailableError
+    from elasticrec.publish.offer import PublishResult
     from elasticrec.serving.async_client import AsyncClient
     from elasticrec.serving.client import Client
-    from elasticrec.training.event import Event
+    from elasticrec.serving.protocol import Answer
+    from elasticrec.training.event import Callback, Event
     from elasticrec.training.metrics import Metrics
 
 try:
@@ -25,7 +27,9 @@ except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "Answer",
     "AsyncClient",
+    "Callback",
     "Client",
     "ConfigError",
     "ElasticRecError",
@@ -34,6 +38,7 @@ __all__ = [
     "Metrics",
     "ModelError",
     "PredictionServer",
+    "PublishResult",
     "SampleError",
     "TrainingRun",
     "UnavailableError",
@@ -46,7 +51,9 @@ __all__ = [
 
 # Names that are not in `elasticrec.api`, and their modules.
 _MODULES = {
+    "Answer": "elasticrec.serving.protocol",
     "AsyncClient": "elasticrec.serving.async_client",
+    "Callback": "elasticrec.training.event",
     "Client": "elasticrec.serving.client",
     "ConfigError": "elasticrec.errors",
     "ElasticRecError": "elasticrec.errors",
@@ -54,6 +61,7 @@ _MODULES = {
     "Job": "elasticrec.config",
     "Metrics": "elasticrec.training.metrics",
     "ModelError": "elasticrec.errors",
+    "PublishResult": "elasticrec.publish.offer",
     "SampleError": "elasticrec.errors",
     "UnavailableError": "elasticrec.errors",
 }
@@ -68,3 +76,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module(_MODULES.get(name, "elasticrec.api")), name)
     raise AttributeError(f"module `elasticrec` has no `{name}`")
+
+
+def __dir__() -> list[str]:
+    """Return the names for tab completion, those of `__all__` included."""
+    return sorted({*globals(), *__all__})

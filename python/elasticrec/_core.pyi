@@ -160,7 +160,7 @@ class RecordBatch:
     def text(self) -> bytes:
         """Return all records, each with a line end."""
     def good(self, parser: Parser) -> tuple[bytes, list[str]]:
-        """Return the records that `parser` accepts, each with a line end, and the bad ones as `file:line: what`."""
+        """Return the records that `parser` accepts, each with a line end, and the others as `file:line: reason`."""
     @property
     def unit(self) -> int: ...
     @property
@@ -197,7 +197,7 @@ class Table:
     def evict(
         self, *, nonclk_coeff: float, click_coeff: float, min_score: float | None, now: int, max_age: int | None
     ) -> int:
-        """Evict rows with a score below `min_score` or last seen over `max_age` before `now`; return how many."""
+        """Evict rows with a score below `min_score` or last seen over `max_age` before `now`; return their number."""
     def get(self, sign: int) -> tuple[int, int, int, list[float], list[float]] | None:
         """Return (show, click, seen, weights, optimizer state) of a sign, or None."""
     def snapshot(self, path: str) -> tuple[int, str]:
@@ -340,7 +340,7 @@ class Server:
         """Load and warm a version, make it the current one of a variant, and return (version, rows).
 
         Rows are loaded from the version's files, or looked up in a store; with `lost_as_zero`, rows of a shard that is
-        down read as zero. `readers` parse lines in a user's own format and belong to this version.
+        down read as zero. `readers` parse lines in a custom format and belong to this version.
         """
     def note(self, model: str, variant: str, offered: int, failures: int) -> None:
         """Set the metrics of the version that a variant should have, and of failed loads so far."""
@@ -351,7 +351,7 @@ class Server:
 
 @final
 class Readers:
-    """Reader processes of a version, which parse lines in a user's own format.
+    """Reader processes of a version, which parse lines in a custom format.
 
     The owner of the processes adds them, and ends those that are lost. Their sockets are closed with the version.
     """
@@ -542,7 +542,7 @@ class PsServer:
     def address(self) -> str: ...
     @property
     def failure(self) -> str | None:
-        """Why the server cannot continue, or None."""
+        """Reason why the server cannot continue, or None."""
     def extend_lease(self, requested: Moment, seconds: float) -> None:
         """Extend the lease to `seconds` after the moment at which it was requested."""
     def end_lease(self) -> None: ...
@@ -659,7 +659,7 @@ class PsClient:
         group: tuple[int, int] | None = None,
     ) -> PushTicket: ...
     def wait_for_ack(self, pushing: PushTicket) -> tuple[bool, bool]:
-        """Wait for the answers of all shards; return whether all knew the push, and whether it was not finite."""
+        """Wait until all shards have applied a push; return (all had applied it before, a value was not finite)."""
 
     def step_status(self, group: tuple[int, int], step: int, wait_s: float) -> list[tuple[int, bool]]:
         """Return each shard's number of applied steps of the group, and whether it has all pushes of this step."""
@@ -764,7 +764,7 @@ class CubeClient:
     def versions(self) -> list[int]:
         """Return the versions that any replica holds according to its last inventory, ascending."""
     def info(self) -> list[dict[str, Any]]:
-        """Return each replica's `shard`, `address`, `down` (why, or None), `versions`, requests `waiting`."""
+        """Return each replica's `shard`, `address`, `down` (the reason, or None), `versions`, requests `waiting`."""
 
 @final
 class StoreTraffic:

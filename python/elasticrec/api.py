@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 from elasticrec.config import Job, Serve, default_job
 from elasticrec.config import load_job as _load_job
-from elasticrec.errors import SampleError
+from elasticrec.errors import ConfigError, SampleError
 from elasticrec.predict import score_lines, scores_of, source_of
 from elasticrec.run import Run, resolve_run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from elasticrec.publish.local import PublishResult
+    from elasticrec.publish.offer import PublishResult
     from elasticrec.serving.client import Client
     from elasticrec.training.event import Callback
     from elasticrec.training.metrics import Metrics
@@ -38,14 +38,14 @@ Scores = npt.NDArray[np.float32]
 
 def load_job(path: str | Path, set: Mapping[str, Any] | Sequence[str] = ()) -> Job:
     """Read and check a job file; `set` overrides keys: `{"train.epochs": 3}`, or `["train.epochs=3"]` as in `--set`."""
-    _check("load_job", "path", path, (str, os.PathLike), "a str or a Path")
+    _check_type("load_job", "path", path, (str, os.PathLike), "a str or a Path")
     # A str is a sequence too, but its characters are not overrides.
     if not isinstance(set, Mapping | Sequence) or isinstance(set, str | bytes):
         raise _type_error("load_job", "set", "a dict such as {'train.epochs': 3}, or a list of str", set)
     if isinstance(set, Mapping):
         return _load_job(path, [_override(key, value) for key, value in set.items()])
     for number, item in enumerate(set):
-        _check("load_job", f"set[{number}]", item, str, "a str such as 'train.epochs=3'")
+        _check_type("load_job", f"set[{number}]", item, str, "a str such as 'train.epochs=3'")
     return _load_job(path, set)
 
 
@@ -65,13 +65,13 @@ def train(
     interrupt (Ctrl-C, or the stop button of a notebook) and an error of the callback stop it too, and are raised. All
     of them leave a checkpoint from which the next `train` resumes. `quiet` prints nothing.
     """
-    _check("train", "job", job, (Job, str, os.PathLike), "a Job, a str or a Path")
+    _check_type("train", "job", job, (Job, str, os.PathLike), "a Job, a str or a Path")
     if callback is not None and not callable(callback):
         raise _type_error("train", "callback", "a function or None", callback)
-    _check("train", "fresh", fresh, bool, "a bool")
-    _check("train", "quiet", quiet, bool, "a bool")
+    _check_type("train", "fresh", fresh, bool, "a bool")
+    _check_type("train", "quiet", quiet, bool, "a bool")
     loaded = job if isinstance(job, Job) else load_job(job)
-    with _output(quiet) as stream:
+    with _output_stream(quiet) as stream:
         if loaded.train.mode == "ps":
             from elasticrec.roles.train import train_with_servers
 
@@ -85,7 +85,7 @@ def train(
 
 def load_run(run: str | Path) -> "TrainingRun":
     """Return a run, given its job file, name or directory."""
-    _check("load_run", "run", run, (str, os.PathLike), "a str or a Path")
+    _check_type("load_run", "run", run, (str, os.PathLike), "a str or a Path")
     return TrainingRun(resolve_run(os.fspath(run)))
 
 
@@ -95,27 +95,32 @@ def serve(
 ) -> Iterator["PredictionServer"]:
     """Serve published models over HTTP, gRPC and bRPC while the block runs, and follow their new versions.
 
-    A model is a path or URL such as `models/demo` or `models/demo/7`, or a repository with all its models; the default
-    is the `serve` section of `job`. `port` 0 picks a free port. `wait` waits until every model has a version. The
-    server runs in this process; at the end of the block it answers the requests that it has accepted.
+    A model is a path or URL such as `models/demo` or `models/demo/7`; a repository stands for all its models. Without
+    models, it serves `serve.models` of `job`, or the job's own model. `port` replaces `serve.port`; 0 picks a free
+    port. `wait` waits until every model has a version. The server runs in this process; at the end of the block it
+    answers the requests that it has accepted.
     """
     for number, model in enumerate(models):
-        _check("serve", f"models[{number}]", model, (str, os.PathLike), "a str or a Path")
+        _check_type("serve", f"models[{number}]", model, (str, os.PathLike), "a str or a Path")
     if job is not None:
-        _check("serve", "job", job, (Job, str, os.PathLike), "a Job, a str or a Path")
-    _check("serve", "port", port, int, "an int")
+        _check_type("serve", "job", job, (Job, str, os.PathLike), "a Job, a str or a Path")
+    _check_type("serve", "port", port, int, "an int")
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"serve: port: expected 0 to 65535, got {port}")
+    _check_type("serve", "wait", wait, bool, "a bool")
+    _check_type("serve", "quiet", quiet, bool, "a bool")
     from elasticrec.serving.plan import plan_models
-    from elasticrec.serving.server import serving, url_of
+    from elasticrec.serving.server import run_server, url_of
 
     given = default_job(()) if job is None else job if isinstance(job, Job) else load_job(job)
     loaded = given.model_copy(update={"serve": given.serve.model_copy(update={"port": port})})
     variants = plan_models([os.fspath(model) for model in models], loaded, is_given=job is not None)
-    with _output(quiet) as stream:
+    with _output_stream(quiet) as stream:
 
         def say(line: str) -> None:
             print(line, file=stream or sys.stdout, flush=True)
 
-        with serving(variants, loaded, say, threading.Event(), wait=wait) as server:
+        with run_server(variants, loaded, say, threading.Event(), wait=wait) as server:
             yield PredictionServer(url_of(server, loaded.serve), loaded.serve)
 
 
@@ -128,7 +133,7 @@ class PredictionServer:
     settings: Serve
 
     def client(self, model: str | None = None, **options: Any) -> "Client":
-        """Return a client; `model` is needed if the server has several, `options` are passed on to `Client`."""
+        """Return a client; `model` is needed if the server has several models, `options` are arguments of `Client`."""
         from elasticrec.serving.client import Client
 
         if self.settings.token is not None:
@@ -181,7 +186,7 @@ class TrainingRun:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """Records of the metrics file, without those of batches that a crash undid."""
+        """Records of the metrics file, without the records of batches that a crash undid."""
         if not self._run.metrics_path.exists():
             return []
         records: list[dict[str, Any]] = []
@@ -218,13 +223,13 @@ class TrainingRun:
         if isinstance(samples, Path):
             chunks = list(scores_of(source_of(self._model), str(samples)))
         else:
-            chunks = list(score_lines(_lines(samples), "samples", source_of(self._model)))
+            chunks = list(score_lines(_open_lines(samples), "samples", source_of(self._model)))
         return np.concatenate([np.zeros((0, len(self._model.job.data.labels)), np.float32), *chunks])
 
     def evaluate(self, *data: str | Path, best: bool = False) -> "dict[str, Metrics]":
         """Return the metrics by label of the newest or the best checkpoint on files, or on `data.eval` of the job."""
         for number, pattern in enumerate(data):
-            _check("evaluate", f"data[{number}]", pattern, (str, os.PathLike), "a str or a Path")
+            _check_type("evaluate", f"data[{number}]", pattern, (str, os.PathLike), "a str or a Path")
         from elasticrec.training.snapshots import choose, evaluate_run
 
         chosen = choose(self._run, None, best=best)
@@ -250,13 +255,13 @@ class TrainingRun:
 
 
 @contextmanager
-def _output(quiet: bool) -> Iterator[TextIO | None]:
+def _output_stream(quiet: bool) -> Iterator[TextIO | None]:
     """Yield the stream for progress lines; None stands for the default."""
     with ExitStack() as stack:
         yield stack.enter_context(open(os.devnull, "w")) if quiet else None
 
 
-def _check(function: str, name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+def _check_type(function: str, name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
     """Raise `TypeError` for an argument of the wrong type."""
     if not isinstance(value, kinds):
         raise _type_error(function, name, expected, value)
@@ -267,17 +272,17 @@ def _type_error(function: str, name: str, expected: str, value: object) -> TypeE
 
 
 def _override(key: object, value: object) -> str:
-    _check("load_job", "set", key, str, "keys that are str such as 'train.epochs'")
+    _check_type("load_job", "set", key, str, "keys that are str such as 'train.epochs'")
     try:
         # Overrides are parsed as YAML, which contains JSON.
-        return f"{key}={json.dumps(value, default=_plain, ensure_ascii=False)}"
+        return f"{key}={json.dumps(value, default=_to_json_value, ensure_ascii=False)}"
     except TypeError:
         raise _type_error(
             "load_job", f"set[{key!r}]", "a number, a str, a bool, None, or a list or dict of them", value
         ) from None
 
 
-def _plain(value: object) -> object:
+def _to_json_value(value: object) -> object:
     """Convert paths and numpy numbers to JSON values."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -286,14 +291,14 @@ def _plain(value: object) -> object:
     raise TypeError
 
 
-def _lines(samples: str | bytes | Iterable[str]) -> BinaryIO:
+def _open_lines(samples: str | bytes | Iterable[str]) -> BinaryIO:
     if isinstance(samples, bytes):
         return io.BytesIO(samples)
     if isinstance(samples, str):
         return io.BytesIO(samples.encode())
     items = list(samples)
     for number, item in enumerate(items):
-        _check("score", f"samples[{number}]", item, str, "a str with one line")
+        _check_type("score", f"samples[{number}]", item, str, "a str with one line")
     lines = [line.removesuffix("\n") for line in items]
     for number, line in enumerate(lines):
         # The result has one row of scores for each item.

@@ -14,12 +14,13 @@ import typer
 
 from elasticrec.audit.commands import add_audit
 from elasticrec.bench.commands import bench_app
-from elasticrec.cube.commands import cube_app, deliver
+from elasticrec.cube.commands import cube_app
 from elasticrec.data.commands import data_app
 from elasticrec.errors import ElasticRecError
 from elasticrec.launch.commands import add_launch
 from elasticrec.machine import limit_spinning
 from elasticrec.options import MAX_SAMPLES, JobArgument, SetOption
+from elasticrec.publish.rollout.commands import add_rollout
 from elasticrec.repository.commands import models_app
 from elasticrec.roles.commands import add_roles
 
@@ -41,18 +42,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(data_app, name="data")
-app.add_typer(models_app, name="models")
-app.add_typer(cube_app, name="cube")
-app.add_typer(bench_app, name="bench")
-add_roles(app)
-add_launch(app)
-app.command()(deliver)
-add_audit(app)
-
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Job file, run name or run directory.")]
 BestOption = Annotated[
     bool, typer.Option("--best", help="Use the checkpoint with the best evaluation instead of the newest.")
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="With --server: model name, if the server has several models.")
+]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", help="With --server: access token, as ${ENV} or file:PATH.")
+]
+CaOption = Annotated[
+    Path | None, typer.Option("--ca", metavar="PEM", help="With --server https://…: certificate authorities to trust.")
 ]
 
 
@@ -84,15 +85,15 @@ def check(job: JobArgument, overrides: SetOption = None) -> None:
     from elasticrec.data.reader import check_reader
 
     loaded = with_names(load_job(job, overrides or []))
-    if loaded.model.own:
-        # Only a trial export shows whether the user's own model can be published.
+    if loaded.model.custom_class:
+        # Only a trial export shows whether a custom model can be published.
         from elasticrec.publish.export import check_exports
 
         check_exports(loaded)
     if loaded.data.reader is not None:
         check_reader(loaded)
     if loaded.train.metrics:
-        from elasticrec.training.own_metrics import load_metrics
+        from elasticrec.training.custom_metrics import load_metrics
 
         load_metrics(loaded)
     num_train, num_eval = len(match_files(loaded, "train")), len(match_files(loaded, "eval"))
@@ -236,16 +237,9 @@ def explain(
     server: Annotated[
         str | None, typer.Option("--server", metavar="URL", help="Explain with a running server, and show its timings.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="With --server: model name, if the server has several.")
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option("--token", help="With --server: access token, as ${ENV} or file:PATH.")
-    ] = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option("--ca", metavar="PEM", help="With --server https://…: certificate authorities to trust."),
-    ] = None,
+    name: NameOption = None,
+    token: TokenOption = None,
+    ca: CaOption = None,
     best: BestOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all values.")] = False,
 ) -> None:
@@ -347,19 +341,12 @@ def predict(
         str | None, typer.Option("--model", metavar="MODEL", help="Score with a published model, in this process.")
     ] = None,
     server: Annotated[str | None, typer.Option("--server", metavar="URL", help="Score with a running server.")] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="With --server: model name, if the server has several.")
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option("--token", help="With --server: access token, as ${ENV} or file:PATH.")
-    ] = None,
+    name: NameOption = None,
+    token: TokenOption = None,
     timeout_s: Annotated[
         float | None, typer.Option("--timeout", metavar="SECONDS", help="With --server: timeout of a request.")
     ] = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option("--ca", metavar="PEM", help="With --server https://…: certificate authorities to trust."),
-    ] = None,
+    ca: CaOption = None,
     run_reader: Annotated[
         bool, typer.Option("--run-reader", help="With --model: run the reader code in the model's directory.")
     ] = False,
@@ -370,13 +357,13 @@ def predict(
     error.
     """
     from elasticrec.predict import RemoteServer, open_scorer, scores_of, with_metrics
-    from elasticrec.progress import counting
+    from elasticrec.progress import progress_line
 
     address = RemoteServer(server, name, token, timeout_s, ca)
     with open_scorer(checkpoint, model, address, best=best, run_reader=run_reader) as opened:
         source, metrics = with_metrics(opened)
         num_scored = 0
-        with counting(None) as progress:
+        with progress_line(None) as progress:
             for scores in scores_of(source, file):
                 typer.echo("\n".join("\t".join(f"{value:.9g}" for value in row) for row in scores))
                 num_scored += len(scores)
@@ -396,6 +383,17 @@ def demo(
     from elasticrec.demo import run_demo
 
     run_demo(directory, samples)
+
+
+# `--help` lists the commands in this order: those above, a run's commands, roles, then groups.
+add_launch(app)
+add_rollout(app, models_app, cube_app)
+add_audit(app)
+add_roles(app)
+app.add_typer(data_app, name="data")
+app.add_typer(models_app, name="models")
+app.add_typer(cube_app, name="cube")
+app.add_typer(bench_app, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

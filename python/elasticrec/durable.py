@@ -13,13 +13,13 @@ from elasticrec.errors import ConfigError
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replace a file atomically: readers find the old content or the new one."""
-    with _naming(path):
+    with _name_file_in_errors(path):
         _replace(path, content, mode)
     sync_directory(path.parent)
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _name_file_in_errors(path: Path) -> Iterator[None]:
     """Add the file name to errors of a write."""
     try:
         yield
@@ -46,7 +46,7 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
 
 def write_synced(path: Path, content: bytes) -> tuple[int, str]:
     """Write a new file and sync it to the disk; return its size and sha-256."""
-    with _naming(path), open(path, "xb") as file:
+    with _name_file_in_errors(path), open(path, "xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

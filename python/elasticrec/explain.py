@@ -89,7 +89,7 @@ def explain(sample: bytes | RowAddress, source: Source) -> dict[str, Any]:
         slots.append(
             {
                 **slot,
-                "signs": [_sign(sign, row) for sign, row in zip(signs[within], rows[within], strict=True)],
+                "signs": [_describe_sign(sign, row) for sign, row in zip(signs[within], rows[within], strict=True)],
                 "pooled": pooled.flatten().tolist(),
             }
         )
@@ -103,7 +103,7 @@ def explain(sample: bytes | RowAddress, source: Source) -> dict[str, Any]:
     }
 
 
-def _sign(sign: int, row: Row | None) -> dict[str, Any]:
+def _describe_sign(sign: int, row: Row | None) -> dict[str, Any]:
     if row is None:
         return {"sign": sign, "found": False}
     return {"sign": sign, "found": True, "show": row.show, "click": row.click, "weights": row.weights}
@@ -134,7 +134,7 @@ def text_lines(explanation: dict[str, Any]) -> list[str]:
         if not slot["signs"]:
             lines.append(f"slot {slot['name']}: empty, reads as zero")
             continue
-        lines.append(f"slot {slot['name']}: {slot['pooling']} {_vector(slot['pooled'])}")
+        lines.append(f"slot {slot['name']}: {slot['pooling']} {_format_vector(slot['pooled'])}")
         lines += [f"  {_sign_line(sign)}" for sign in slot["signs"]]
     lines += [f"dense {name}: {value:.6g}" for name, value in explanation["dense"].items()]
     lines += [f"{label}: {score:.9g}" for label, score in explanation["scores"].items()]
@@ -147,10 +147,10 @@ def _sign_line(sign: dict[str, Any]) -> str:
     if not sign["found"]:
         return f"{sign['sign']}: no row, reads as zero"
     counts = "" if sign["show"] is None else f"show {sign['show']:,} click {sign['click']:,} "
-    return f"{sign['sign']}: {counts}weights {_vector(sign['weights'])}"
+    return f"{sign['sign']}: {counts}weights {_format_vector(sign['weights'])}"
 
 
-def _vector(values: list[float]) -> str:
+def _format_vector(values: list[float]) -> str:
     shown = " ".join(f"{value:.4g}" for value in values[:_SHOWN_VALUES])
     return f"[{shown} … {len(values)} values]" if len(values) > _SHOWN_VALUES else f"[{shown}]"
 
@@ -176,10 +176,10 @@ def read_sample(text: str, format: str) -> bytes | RowAddress:
         raise SampleError(f"{file}: expected a {what} number of at least {first}, got {number}")
     path = Path(file)
     refuse_irregular(path)
-    return RowAddress(path, int(number)) if format == "parquet" else _line_of(path, int(number), format)
+    return RowAddress(path, int(number)) if format == "parquet" else _read_line(path, int(number), format)
 
 
-def _line_of(path: Path, number: int, format: str) -> bytes:
+def _read_line(path: Path, number: int, format: str) -> bytes:
     count = 0
     with _open_lines(path, format) as lines:
         for count, line in enumerate(lines, 1):
@@ -258,14 +258,14 @@ def open_source(checkpoint: str | None, model: str | None, *, best: bool = False
     if (checkpoint is None) == (model is None):
         raise ConfigError("explain: expected one of --checkpoint, --model and --server")
     if checkpoint is not None:
-        return _of_checkpoint(checkpoint, best)
+        return _checkpoint_source(checkpoint, best)
     if best:
         raise ConfigError("explain: --best needs --checkpoint")
     assert model is not None
-    return _of_version(model)
+    return _version_source(model)
 
 
-def _of_checkpoint(run: str, best: bool) -> Source:
+def _checkpoint_source(run: str, best: bool) -> Source:
     # Import here: only a checkpoint needs torch.
     from elasticrec.run import resolve_run
     from elasticrec.training.predict import load_checkpoint
@@ -288,7 +288,7 @@ def _of_checkpoint(run: str, best: bool) -> Source:
     return Source(str(loaded.checkpoint.path), loaded.job.features(), rows, table.width, read, pull)
 
 
-def _of_version(model: str) -> Source:
+def _version_source(model: str) -> Source:
     fetched = find_chain(model)
     path, manifest = fetched.directory, fetched.version.manifest
     view = open_rows(fetched)

@@ -112,11 +112,11 @@ def _chunks_of_stream(file: BinaryIO, name: str) -> Iterator[_Chunk]:
             size += len(line)
         if not lines:
             return
-        yield _Chunk(lines, partial(_numbered, name, first))
+        yield _Chunk(lines, partial(_line_location, name, first))
         first += len(lines)
 
 
-def _numbered(name: str, first: int, index: int) -> str:
+def _line_location(name: str, first: int, index: int) -> str:
     return f"{name}:{first + index}"
 
 
@@ -146,7 +146,7 @@ def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scor
         try:
             scores = source.predict(b"".join(lines))
         except SampleError:
-            raise _locate(chunk, source.predict) from None
+            raise _locate_error(chunk, source.predict) from None
         except UnavailableError as error:
             # The chunks before this one have their scores already.
             raise UnavailableError(f"{chunk.location(0)}: {error}") from None
@@ -158,7 +158,7 @@ def _score(chunks: Iterator[_Chunk], name: str, source: Source) -> Iterator[Scor
             yield scores
 
 
-def _locate(chunk: _Chunk, predict: Callable[[bytes], Scores]) -> SampleError:
+def _locate_error(chunk: _Chunk, predict: Callable[[bytes], Scores]) -> SampleError:
     """Return the error of the first bad line of a chunk, found by scoring the lines one by one."""
     for index, line in enumerate(chunk.lines):
         try:
@@ -213,7 +213,7 @@ def open_scorer(
 
         yield source_of(load_checkpoint(resolve_run(checkpoint), best=best), labels=True)
     elif model is not None:
-        yield _source_of_version(*find_version(model), run_reader=run_reader)
+        yield _version_source(*find_version(model), run_reader=run_reader)
     else:
         with server.client() as client:
             metadata = client.metadata()
@@ -221,8 +221,8 @@ def open_scorer(
             yield Source(client.predict_lines, is_remote=True, can_skip=can_skip, labels=_label_reader_of(metadata))
 
 
-def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool) -> Source:
-    """Return a source that scores with a published version; a user's own format needs the reader published with it."""
+def _version_source(path: Path, manifest: dict[str, Any], *, run_reader: bool) -> Source:
+    """Return a source that scores with a published version; a custom format needs the reader published with it."""
     features = manifest["features"]
     scored = manifest["graph"].get("labels") or features["labels"]
     predictor = _core.Predictor(str(path), str(library_path()))
@@ -233,7 +233,7 @@ def _source_of_version(path: Path, manifest: dict[str, Any], *, run_reader: bool
         raise ModelError(f"{path}: was published without the reader that these lines need; publish it again")
     if not run_reader:
         raise ConfigError(
-            f"{path}: its lines need the reader `{source.spec}` from its directory; --run-reader allows it"
+            f"{path}: lines of this model need the reader `{source.spec}` in its directory; allow it with --run-reader"
         )
     reader, label_reader = source.line_reader(), source.line_reader(labels=True)
     columns = [features["labels"].index(name) for name in scored]

@@ -11,7 +11,7 @@ _EVERY_S = 0.2
 
 
 @contextmanager
-def counting(total: int | None) -> Iterator[Callable[[int], None]]:
+def progress_line(total: int | None) -> Iterator[Callable[[int], None]]:
     """Yield a function that shows the number of samples done, of `total` if known; the line is cleared at the end."""
     shown = 0.0
 

@@ -162,8 +162,8 @@ class Run:
 
 def _with_copies(job: Job, run: Run) -> Job:
     """Return the job with model and reader replaced by their copies in the run."""
-    if job.model.own is not None:
-        kind = f"{run.model_path.name}:{job.model.own[1]}"
+    if job.model.custom_class is not None:
+        kind = f"{run.model_path.name}:{job.model.custom_class[1]}"
         job = job.model_copy(update={"model": job.model.model_copy(update={"kind": kind})})
     if job.data.reader is not None:
         reader = f"{run.reader_path.name}:{job.data.reader.rpartition(':')[2]}"
@@ -210,5 +210,5 @@ def _not_found(text: str, path: Path, root: Path) -> str:
         more = ", ..." if len(names) > 5 else ""
         hint = f"{root}/ contains {', '.join(f'`{name}`' for name in names[:5])}{more}"
     else:
-        hint = f"there are none in {root}/"
+        hint = f"{root}/ contains no runs"
     return f"{text}: no such run, {hint}"

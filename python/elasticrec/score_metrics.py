@@ -17,9 +17,9 @@ Scores = npt.NDArray[np.float32]
 # Line formats that the parser reads without a job or custom code.
 _LINE_FORMATS = ("slots", "paddlerec", "criteo", "csv")
 
-# The smallest 32-bit float above 0, and the distance from 1 to the next one below.
-_LEAST = float(np.finfo(np.float32).smallest_subnormal)
-_NEXT_TO_1 = float(np.finfo(np.float32).epsneg)
+# The smallest 32-bit float above 0, and the distance from 1 to the next smaller float.
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+_STEP_BELOW_1 = float(np.finfo(np.float32).epsneg)
 
 
 @dataclass(frozen=True)
@@ -87,5 +87,5 @@ def _line(name: str, metrics: Metrics) -> str:
 
 def _logits(scores: Scores) -> npt.NDArray[np.float64]:
     """Return the logits of probabilities; 0 and 1 are replaced by values that round to them."""
-    within = np.clip(scores.astype(np.float64), _LEAST / 2, 1 - _NEXT_TO_1 / 4)
+    within = np.clip(scores.astype(np.float64), _SMALLEST / 2, 1 - _STEP_BELOW_1 / 4)
     return np.log(within) - np.log1p(-within)

@@ -26,19 +26,19 @@ def load_class(location: str, source: bytes | None = None) -> type[Any]:
     module.__file__ = file
     # dataclasses and pickle look up a class by the name of its module.
     sys.modules[module.__name__] = module
-    with naming_line(path):
+    with locate_errors(path):
         # Compile the bytes directly: an import could use a cached older version of the file.
         exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
     found = getattr(module, name, None)
     if not isinstance(found, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        has = f"it has {', '.join(f'`{key}`' for key in classes)}" if classes else "it has none"
-        raise ModelError(f"{path}: expected a class `{name}`, {has}")
+        got = ", ".join(f"`{key}`" for key in classes) or "none"
+        raise ModelError(f"{path}: expected a class `{name}`, got {got}")
     return found
 
 
 @contextmanager
-def naming_line(path: Path) -> Iterator[None]:
+def locate_errors(path: Path) -> Iterator[None]:
     """Convert exceptions of custom code to a `ModelError` with one line: `file:line: type: message`."""
     try:
         yield

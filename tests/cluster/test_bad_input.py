@@ -75,7 +75,7 @@ def test_insecure_and_invalid_settings_are_refused(roles: Roles, tmp_path: Path)
         roles.start("trainer", COORDINATOR="http://192.0.2.1:7"): f"coordinator at 192.0.2.1:7: {in_clear}",
         roles.start(
             "ps", HOST="0.0.0.0", INSECURE=1, COORDINATOR=coordinator
-        ): "ps: host: 0.0.0.0 is not an address that others can connect to: "
+        ): "ps: host: 0.0.0.0 is not an address that other processes can connect to: "
         "expected the name or address of this machine as `--advertise`",
         roles.start("trainer", COORDINATOR=coordinator, RUN=tmp_path): f"{tmp_path}: not a run directory: "
         "expected `job.yaml` and `checkpoints` in it",
@@ -110,7 +110,7 @@ def test_foreign_roles_are_refused_by_a_coordinator(roles: Roles, run: Run, tmp_
     ended = subprocess.run(old, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     message = f"{coordinator}: register: protocol: expected 1, got 0: the role is of another release"
     assert error_of((ended.returncode, ended.stderr)) == message
-    message = f"{coordinator}: register: run: expected a role of this run, got one with the directory of another run"
+    message = f"{coordinator}: register: run: expected a role of this run, got a role with the directory of another run"
     for role in foreign:
         assert error_of(role.finish()) == message
     assert files_of(run) == before

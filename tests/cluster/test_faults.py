@@ -5,7 +5,6 @@ import random
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from elasticrec.config import load_job
 from elasticrec.roles.coordinator import prepare
 from elasticrec.run import Run
 from support.by_hand import Roles
-from support.cluster import STRATEGIES, TIMEOUT_S, Trainings, Undisturbed
+from support.cluster import STRATEGIES, Trainings, Undisturbed
 from support.disks import fill, small_file_system
 from support.store import free_port
 
@@ -166,16 +165,11 @@ def test_a_full_disk_fails_checkpoints_and_nothing_else(small_disk: Path, data: 
         training = trainings.start(
             f"train.strategy={strategy}", "train.checkpoint.every_s=1", "train.checkpoint.keep=1"
         )
-        deadline = time.monotonic() + TIMEOUT_S
-        while not list(trainings.run.glob("checkpoints/ps-*/manifest.json")):
-            assert time.monotonic() < deadline and training.process.poll() is None, training.output()
-            time.sleep(0.05)
+        training.wait_until(lambda: any(trainings.run.glob("checkpoints/ps-*/manifest.json")))
         filler = small_disk / "filler"
         fill(filler, leave=300_000)
         log = trainings.run / "logs/coordinator.log"
-        while "No space left on device" not in log.read_text():
-            assert time.monotonic() < deadline + TIMEOUT_S and training.process.poll() is None, training.output()
-            time.sleep(0.05)
+        training.wait_until(lambda: "No space left on device" in log.read_text())
         # The earlier checkpoint is complete: a server that dies now is restored from it.
         ((process, _), *_) = training.roles("ps")
         os.kill(process, signal.SIGKILL)

@@ -1,7 +1,6 @@
 """A job that publishes while it trains: its last version equals the final tables of its servers, despite failures."""
 
 import json
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from elasticrec import _core
 from elasticrec.repository.repository import Repository
-from support.cluster import STRATEGIES, TIMEOUT_S, Training, Trainings, load_rows
+from support.cluster import STRATEGIES, Trainings, load_rows
 from support.disks import fill, small_file_system
 from support.harness import succeed
 
@@ -129,13 +128,6 @@ def test_roles_may_die_at_every_fail_point_of_a_publish(trainings: Trainings, tm
     assert len(set(publishes)) == len(publishes), "no publish became two versions"
 
 
-def wait_until(training: Training, condition: Any) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert training.process.poll() is None and time.monotonic() < end, training.output()
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_a_full_disk_loses_no_change(trainings: Trainings, tmp_path: Path) -> None:
     with small_file_system(tmp_path / "small", "200m") as disk:
@@ -143,13 +135,13 @@ def test_a_full_disk_loses_no_change(trainings: Trainings, tmp_path: Path) -> No
         # A single pass: many signs occur once, so a lost change of theirs would never be repeated.
         training = trainings.start(*PUBLISH, *settings)
         found = Repository.open(disk, "cluster")
-        wait_until(training, lambda: len(found.versions()) >= 2)
+        training.wait_until(lambda: len(found.versions()) >= 2)
         # There is space to reserve a version number, so servers collect their changes, but none for their parts.
         fill(disk / "full", leave=2**15)
         training.wait_for("publish failed: shard .*No space left on device")
         (disk / "full").unlink()
         number = len(found.versions())
-        wait_until(training, lambda: len(found.versions()) > number)
+        training.wait_until(lambda: len(found.versions()) > number)
         training.finish()
         check_last(trainings, found)
         versions = [found.version(one) for one in found.versions()]
@@ -160,7 +152,7 @@ def test_a_full_disk_loses_no_change(trainings: Trainings, tmp_path: Path) -> No
 def test_a_run_is_scaled_while_it_publishes(trainings: Trainings) -> None:
     training = trainings.start(*PUBLISH, *EVICT, "publish.keep=1000")
     # Two servers have published.
-    wait_until(training, lambda: repository(trainings).versions())
+    training.wait_until(lambda: repository(trainings).versions())
     succeed("scale", "cluster", "--servers", "3", cwd=trainings.directory)
     training.finish()
     check_last(trainings)
@@ -173,7 +165,7 @@ def test_a_resumed_run_continues_its_versions(trainings: Trainings) -> None:
     """The servers are restored from a checkpoint, so the next delta has all their rows."""
     training = trainings.start(*PUBLISH, "publish.base_every=1000")
     found = repository(trainings)
-    wait_until(training, lambda: len(found.versions()) >= 3)
+    training.wait_until(lambda: len(found.versions()) >= 3)
     training.stop()
     number = max(found.versions())
     trainings.start(*PUBLISH, "publish.base_every=1000").finish()

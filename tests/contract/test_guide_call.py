@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import uvicorn
 
 from support.harness import TIMEOUT_S, serving, succeed, write_job
+from support.store import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_the_asyncio_handler(url: str, tmp_path: Path) -> None:
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
-            wait_for(lambda: server.started)
+            wait_until(lambda: server.started)
             request = urllib.request.Request(
                 f"http://127.0.0.1:{listening.getsockname()[1]}/rank/17",
                 b"[5, 6, 7]",
@@ -82,13 +82,6 @@ def test_the_asyncio_handler(url: str, tmp_path: Path) -> None:
             server.should_exit = True
             thread.join()
     assert answer["version"] == 1 and sorted(answer["items"]) == [5, 6, 7]
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")

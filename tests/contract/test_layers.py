@@ -43,7 +43,7 @@ LAYERS = {
     "training": _BASE | {"data", "models", "net", "user_code"},
     "publish": _BASE | {"data", "fail_points", "models", "net", "repository", "training"},
     "launch": _BASE | {"journal", "net"},
-    "cube": _BASE | {"net", "publish", "repository"},
+    "cube": _BASE | {"net", "repository"},
     "roles": _BASE
     | {"coordinator", "cube", "data", "fail_points", "journal", "launch", "net", "publish", "repository", "training"},
 }

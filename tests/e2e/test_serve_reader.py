@@ -3,13 +3,12 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from elasticrec.config.document import dump
 from elasticrec.serving.client import Client
 from elasticrec.serving.process import ServerProcess
 from support.harness import elasticrec, serving, succeed
+from support.store import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -126,13 +126,6 @@ def counted(server: ServerProcess, name: str) -> int:
     return int(value)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
@@ -183,7 +176,8 @@ def test_code_of_a_model_runs_only_with_permission(directory: Path, tmp_path: Pa
     result = elasticrec("predict", "samples.txt", "--model", "models/tiny", cwd=directory)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        "error: models/tiny/1: its lines need the reader `reader.py:Pipes` from its directory; --run-reader allows it\n"
+        "error: models/tiny/1: lines of this model need the reader `reader.py:Pipes` in its directory; "
+        "allow it with --run-reader\n"
     )
 
 
@@ -287,8 +281,9 @@ def test_an_unusable_reader_is_one_error_line(directory: Path, tmp_path: Path) -
     assert (result.returncode, result.stderr.splitlines()[-1]) == (2, message)
 
 
-def test_a_new_version_brings_its_own_reader(directory: Path, expected: np.ndarray) -> None:
-    """Runs last, as the model has two versions afterwards."""
+def test_a_new_version_brings_its_own_reader(directory: Path, tmp_path: Path) -> None:
+    # The other tests expect a model with one version.
+    directory = shutil.copytree(directory, tmp_path / "own")
     old, new = lines(300, 2), lines(300, 2, ";")
     with serving("models/tiny", "--readers", "2", "--set", "serve.poll_s=0.1", cwd=directory) as server:
         before = readers_of(server)

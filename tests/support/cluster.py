@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -87,10 +87,13 @@ class Training:
 
     def wait_for(self, pattern: str) -> None:
         """Wait until the output matches a pattern."""
+        self.wait_until(lambda: re.search(pattern, self.output()))
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Poll a condition until it holds, while the training runs."""
         end = time.monotonic() + TIMEOUT_S
-        while not re.search(pattern, self.output()):
-            assert self.process.poll() is None, self.output()
-            assert time.monotonic() < end, self.output()
+        while not condition():
+            assert self.process.poll() is None and time.monotonic() < end, self.output()
             time.sleep(0.05)
 
     def progress(self) -> float:

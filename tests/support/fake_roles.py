@@ -4,14 +4,16 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from elasticrec.coordinator.checkpoints import CheckpointSettings
 from elasticrec.coordinator.coordinator import Coordinator
+from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.passes import PassPlan, Upkeep
 from elasticrec.coordinator.settings import Settings
 from elasticrec.data.units import UnitSplit
@@ -20,6 +22,8 @@ from elasticrec.net import coordinator as client
 from elasticrec.net import http_client, messages
 from elasticrec.net.messages import FencedError
 from elasticrec.run import Run
+
+NUM_PARTITIONS = 5
 
 KINDS: dict[str, type[Any]] = {
     "register": messages.RegisterRequest,
@@ -65,6 +69,21 @@ def plan_of(directory: Path, *, num_units: int = 6, num_passes: int = 1, upkeep:
         path.write_text("1 0 5:0\n" * num_units)
     split = UnitSplit(unit_bytes=8, shuffle=False, seed=1, digest="d")
     return PassPlan(lambda _: [path], split, num_passes, upkeep or Upkeep())
+
+
+def settings_of(plan: PassPlan, *, checkpoint_every_s: float = 2.0, trainers: int | None = None) -> Settings:
+    """Return settings with short leases, for two shards."""
+    settings = Settings(
+        job="job-1",
+        num_partitions=NUM_PARTITIONS,
+        servers=2,
+        plan=plan,
+        timing=Timing(lease_s=1.0, margin_s=0.2, heartbeat_s=0.3, hurry_s=0.05, forget_s=10.0),
+        settle_s=0.7,
+        checkpoint=CheckpointSettings(every_s=checkpoint_every_s, keep=2, timeout_s=5.0, retry_s=0.5),
+        stop_when_finished=False,
+    )
+    return settings if trainers is None else replace(settings, trainers=trainers)
 
 
 def num_batches(unit: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from elasticrec.errors import ElasticRecError
 from elasticrec.serving.client import Client
-from support.store import MODEL, NUM_ROWS, wait_until
+from support.store import MODEL, NUM_ROWS, running, wait_until
 
 
 def score_of(version: int) -> float:
@@ -51,14 +51,8 @@ class RequestThreads:
     @contextlib.contextmanager
     def running(self) -> Iterator["RequestThreads"]:
         """Send requests while the block runs."""
-        for thread in self._threads:
-            thread.start()
-        try:
+        with running(self._threads, self._stopping):
             yield self
-        finally:
-            self._stopping.set()
-            for thread in self._threads:
-                thread.join()
 
 
 def metrics_of(url: str) -> dict[str, float]:

@@ -34,12 +34,25 @@ MODEL = "small"
 TIMEOUT_S = 300.0
 
 
-def wait_until(condition: Callable[[], bool], describe: Callable[[], str]) -> None:
+def wait_until(condition: Callable[[], bool], describe: Callable[[], str] = lambda: "timed out") -> None:
     """Poll a condition until it holds; fail with a description after the deadline."""
     end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, describe()
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def running(threads: list[threading.Thread], stopping: threading.Event) -> Iterator[None]:
+    """Run threads during the block; they must end soon after `stopping` is set."""
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
 
 
 _held: list[socket.socket] = []
@@ -277,13 +290,7 @@ class Readers:
     @contextlib.contextmanager
     def reading(self) -> Iterator["Readers"]:
         """Read while the block runs; check at the end that nothing was wrong."""
-        for thread in self._threads:
-            thread.start()
-        try:
+        with running(self._threads, self._stopping):
             yield self
-        finally:
-            self._stopping.set()
-            for thread in self._threads:
-                thread.join()
         assert self.wrong == [], (self.wrong[:5], self.num_reads, self._store.output())
         assert self.num_reads > 0

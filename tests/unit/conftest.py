@@ -11,6 +11,12 @@ from support.small import MakeJob, WriteSamples, sample_lines
 
 
 @pytest.fixture
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in the test's directory; modules request it with `pytestmark`."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def make_job(tmp_path: Path) -> MakeJob:
     """Return a function that makes a job over `train.txt` in the test's directory; keywords change its sections."""
 

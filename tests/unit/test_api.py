@@ -390,6 +390,14 @@ def test_the_client_of_a_server_has_the_token_of_the_job(monkeypatch: pytest.Mon
             client.predict([{"0": [5]}])
 
 
+def test_the_port_of_a_server_is_checked() -> None:
+    with (
+        pytest.raises(elasticrec.ConfigError, match=r"^serve: port: expected 0 to 65535, got 70000$"),
+        elasticrec.serve("models/small", port=70_000),
+    ):
+        pass
+
+
 def test_serving_a_model_that_is_missing_leaves_no_server() -> None:
     before = threads()
     with pytest.raises(elasticrec.ElasticRecError, match="models/missing"), elasticrec.serve("models/missing"):

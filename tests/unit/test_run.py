@@ -11,9 +11,7 @@ from elasticrec.run import Run, resolve_run
 JOB = "name: {name}\ndata: {{format: criteo, train: day.tsv}}\nserve: {{token: '${{DEMO_TOKEN}}'}}\n"
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def job_file(path: str = "job.yaml", name: str = "demo") -> Path:
@@ -78,7 +76,7 @@ def test_a_run_is_found_from_its_own_directory(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_directory_named_like_the_job_is_not_its_run() -> None:
     job = load_job(job_file("demo/job.yaml"))
-    assert refusal("demo") == "demo: no such run, there are none in runs/"
+    assert refusal("demo") == "demo: no such run, runs/ contains no runs"
     assert "not a run" in refusal("./demo/")
     run = Run.create(job)
     assert resolve_run("demo") == run
@@ -86,7 +84,7 @@ def test_a_directory_named_like_the_job_is_not_its_run() -> None:
 
 
 def test_a_missing_run_is_an_error() -> None:
-    assert refusal("demo") == "demo: no such run, there are none in runs/"
+    assert refusal("demo") == "demo: no such run, runs/ contains no runs"
     job_file()
     assert refusal("job.yaml") == "runs/demo: no such run, train it first: elasticrec train job.yaml"
     for name in ("demo-1", "demo-2", "other"):

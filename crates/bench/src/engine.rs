@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use elasticrec_serve::model::{Chain, Engine, Network, version};
 use elasticrec_serve::{EngineError, ModelError, init_onnxruntime};
 
-/// What to run.
+/// The size and duration of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineRate {
     /// Instances per run.

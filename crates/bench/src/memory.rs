@@ -14,13 +14,13 @@ const AHEAD: usize = 16;
 /// A cache line of memory that the probe writes.
 pub(crate) type CacheLine = [u64; LINE / 8];
 
-/// Fills `lines` with the numbers of `count` random cache lines out of `num_lines`.
+/// Fill `lines` with the numbers of `count` random cache lines out of `num_lines`.
 pub(crate) fn draw_lines(num_lines: usize, count: usize, random: &mut Random, lines: &mut Vec<u32>) {
     lines.clear();
     lines.extend((0..count).map(|_| random.below(num_lines as u64) as u32));
 }
 
-/// Copies `lines` of `memory` side by side into `out`.
+/// Copy `lines` of `memory` side by side into `out`.
 ///
 /// `prefetch` must be the kind of prefetch that the measured code uses.
 #[inline(never)]
@@ -47,7 +47,7 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// Maps and touches `num_bytes`.
+    /// Map and touch `num_bytes`.
     pub(crate) fn new(num_bytes: usize) -> Result<Self, GrowError> {
         let (map, start) = map_huge_pages(num_bytes, 0)?;
         // SAFETY: `num_bytes` are mapped, aligned to a line, for as long as the map beside the slice lives.
@@ -61,7 +61,7 @@ impl Area {
         self.lines
     }
 
-    /// Copies `lines` side by side into `out` and writes each one back, changed.
+    /// Copy `lines` side by side into `out` and write each one back, changed.
     #[inline(never)]
     pub(crate) fn update(&mut self, lines: &[u32], lines_per_key: usize, out: &mut [CacheLine]) {
         let ahead = AHEAD * lines_per_key;

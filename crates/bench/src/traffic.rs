@@ -45,7 +45,7 @@ pub struct Traffic {
     pub bodies: Vec<Vec<u8>>,
     /// Number of connections, each with at most one request in flight.
     pub connections: usize,
-    /// When requests are sent.
+    /// The times at which requests are sent.
     pub pace: Pace,
     /// Duration of the traffic.
     pub length: Duration,
@@ -65,7 +65,7 @@ pub enum Protocol {
     Grpc,
 }
 
-/// When requests are sent.
+/// The times at which requests are sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pace {
     /// Closed loop: a connection sends the next request when it has the answer to the previous one.
@@ -74,7 +74,7 @@ pub enum Pace {
     Open {
         /// Requests per second over all connections.
         rate: f64,
-        /// How the due times are spread.
+        /// The distribution of the due times.
         arrivals: Arrivals,
     },
 }
@@ -119,7 +119,7 @@ pub struct Progress {
     pub failed: u64,
 }
 
-/// Why traffic did not start.
+/// The reason traffic did not start.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum TrafficError {
@@ -140,7 +140,7 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// Interval of progress reports.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 /// Connections per thread; more of them start another thread.
-const CONNECTIONS_A_THREAD: usize = 64;
+const CONNECTIONS_PER_THREAD: usize = 64;
 /// Higher rates and longer durations are refused as mistakes.
 const MAX_RATE: f64 = 1e7;
 const MAX_SECONDS: f64 = 1e6;
@@ -257,7 +257,7 @@ fn grpc_parts(traffic: &Traffic, addr: SocketAddr) -> Result<Vec<Part>, TrafficE
 /// Return for each thread the first body of each of its connections.
 fn first_bodies(traffic: &Traffic) -> Vec<Vec<usize>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let num_threads = traffic.connections.div_ceil(CONNECTIONS_A_THREAD).min(cores);
+    let num_threads = traffic.connections.div_ceil(CONNECTIONS_PER_THREAD).min(cores);
     let first = |number| (number as u128 * traffic.bodies.len() as u128 / traffic.connections as u128) as usize;
     let of_thread = |thread| (thread..traffic.connections).step_by(num_threads).map(first).collect();
     (0..num_threads).map(of_thread).collect()

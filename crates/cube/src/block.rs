@@ -11,12 +11,12 @@ use crate::segment::bucket;
 /// The layout number in directories: an index of tags, then records of sign and row.
 pub(crate) const LAYOUT: u64 = 1;
 /// The previous layout: buckets of seven whole signs, as in segments, then rows.
-const FORMER_LAYOUT: u64 = 0;
+const PREVIOUS_LAYOUT: u64 = 0;
 
 /// The size of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    is_former: bool,
+    is_previous_layout: bool,
     /// Number of buckets in the file.
     num_buckets: u32,
     pub(crate) num_rows: u32,
@@ -29,8 +29,8 @@ impl Shape {
         let Entry { num_rows, length, aux: [num_buckets, layout], .. } = file.entries()[i];
         let record_bytes = match layout {
             LAYOUT => SIGN_BYTES + row_bytes,
-            FORMER_LAYOUT => row_bytes,
-            _ => return Err(wrong(file, i, format!("expected layout {FORMER_LAYOUT} or {LAYOUT}, got {layout}"))),
+            PREVIOUS_LAYOUT => row_bytes,
+            _ => return Err(wrong(file, i, format!("expected layout {PREVIOUS_LAYOUT} or {LAYOUT}, got {layout}"))),
         };
         let index_bytes = num_buckets.checked_mul(BUCKET_BYTES as u64);
         let records_bytes = num_rows.checked_mul(record_bytes as u64);
@@ -38,7 +38,7 @@ impl Shape {
         let narrow = u32::try_from(num_buckets).ok().zip(u32::try_from(num_rows).ok());
         match narrow {
             Some((num_buckets, num_rows)) if expected == Some(length) => {
-                Ok(Shape { is_former: layout == FORMER_LAYOUT, num_buckets, num_rows, row_bytes })
+                Ok(Shape { is_previous_layout: layout == PREVIOUS_LAYOUT, num_buckets, num_rows, row_bytes })
             }
             _ => Err(wrong(
                 file,
@@ -49,13 +49,13 @@ impl Shape {
     }
 
     /// Whether the block has the previous layout and must be converted.
-    pub(crate) fn is_former(&self) -> bool {
-        self.is_former
+    pub(crate) fn is_previous_layout(&self) -> bool {
+        self.is_previous_layout
     }
 
     /// Number of buckets in memory.
     pub(crate) fn num_buckets(&self) -> u32 {
-        if self.is_former { num_buckets_for(self.num_rows as usize) } else { self.num_buckets }
+        if self.is_previous_layout { num_buckets_for(self.num_rows as usize) } else { self.num_buckets }
     }
 
     /// Bytes of a sign and its row in memory.
@@ -71,7 +71,7 @@ impl Shape {
     /// Copies block `i` into `out`, which has [`bytes`](Shape::bytes) bytes, and compares its checksum.
     pub(crate) fn read(&self, file: &PartFile, i: usize, out: &mut [u8]) -> Result<(), CubeError> {
         let block = file.block(i);
-        if self.is_former {
+        if self.is_previous_layout {
             file.verify_block(i)?;
             return self.convert(file, i, out);
         }

@@ -2,7 +2,7 @@
 //! when a replica of a shard fails, another is tried until the caller's deadline.
 //!
 //! - `lookup`: one lookup, from the split to the last row;
-//! - `shards`: shards and replicas, which of them are up, and what they hold;
+//! - `shards`: shards and replicas, their connections and the versions that they hold;
 //! - `connection`: requests and answers on one connection;
 //! - `inventory`: a server's answer to a hello.
 
@@ -25,7 +25,7 @@ mod inventory;
 mod lookup;
 mod shards;
 
-/// Why a lookup failed.
+/// The reason a lookup failed.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum ClientError {
@@ -71,7 +71,7 @@ pub struct ReplicaInfo {
     pub shard: usize,
     /// Address of the replica.
     pub address: String,
-    /// Why the replica is down; None while it is up.
+    /// The reason the replica is down; None while it is up.
     pub down: Option<String>,
     /// The versions that it held according to its last inventory.
     pub versions: Vec<u64>,

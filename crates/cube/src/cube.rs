@@ -25,7 +25,7 @@ pub struct Cube {
     partitions: Vec<Partition>,
 }
 
-/// Where the bytes are.
+/// The location of the bytes.
 enum Backing {
     /// In mapped files, whose memory the system can reclaim.
     Mapped(Vec<PartFile>),
@@ -117,7 +117,7 @@ impl Cube {
     fn mapped(parts: Vec<PartFile>, range: Option<Range<u32>>) -> Result<Cube, CubeError> {
         let mut cube = Cube::unchecked(&parts, range.clone())?;
         let shapes = cube.shapes(&parts)?;
-        if shapes.iter().any(|(.., shape)| shape.is_former()) {
+        if shapes.iter().any(|(.., shape)| shape.is_previous_layout()) {
             // Blocks of the previous layout are converted in memory.
             return Cube::loaded(&parts, range);
         }
@@ -297,12 +297,13 @@ fn common_meta(parts: &[PartFile]) -> Result<Meta, CubeError> {
     let meta = Meta::parse(first.name(), first.meta())?;
     for part in &parts[1..] {
         part.expect_kind(Kind::Cube)?;
-        let differs = |what| CubeError::Differs { name: part.name().to_owned(), first: first.name().to_owned(), what };
+        let mismatch =
+            |what| CubeError::PartMismatch { name: part.name().to_owned(), first: first.name().to_owned(), what };
         if Meta::parse(part.name(), part.meta())? != meta {
-            return Err(differs("other columns or another row type"));
+            return Err(mismatch("columns and row type"));
         }
         if part.num_partitions() != first.num_partitions() {
-            return Err(differs("another number of partitions"));
+            return Err(mismatch("number of partitions"));
         }
     }
     Ok(meta)
@@ -317,7 +318,11 @@ fn check_directory(parts: &[PartFile], range: &Range<u32>) -> Result<(), CubeErr
     owners.sort_by_key(|(partition, _)| *partition);
     if let Some(pair) = owners.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         let [(partition, first), (_, second)] = [pair[0], pair[1]];
-        return Err(CubeError::Doubled { name: second.name().to_owned(), first: first.name().to_owned(), partition });
+        return Err(CubeError::DuplicatePartition {
+            name: second.name().to_owned(),
+            first: first.name().to_owned(),
+            partition,
+        });
     }
     // Each partition exists at most once, so the count shows whether any is missing.
     let missing = range.len() - owners.iter().filter(|(partition, _)| range.contains(partition)).count();

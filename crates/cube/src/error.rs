@@ -5,7 +5,7 @@ use std::io;
 use elasticrec_table::part::PartError;
 use thiserror::Error;
 
-/// Why a cube cannot be written or opened; `name` is the path of a part file.
+/// The reason a cube cannot be written or opened; `name` is the path of a part file.
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum CubeError {
@@ -19,10 +19,10 @@ pub enum CubeError {
     RowType { name: String, got: String },
     #[error("{name}: partition {partition}: {what}")]
     Block { name: String, partition: u32, what: String },
-    #[error("{name}: {what} than in {first}: these files are not parts of one cube")]
-    Differs { name: String, first: String, what: &'static str },
+    #[error("{name}: expected the {what} of {first}, got other values: the files are not parts of one cube")]
+    PartMismatch { name: String, first: String, what: &'static str },
     #[error("{name}: partition {partition} is also in {first}")]
-    Doubled { name: String, first: String, partition: u32 },
+    DuplicatePartition { name: String, first: String, partition: u32 },
     #[error("cube: expected partitions between 0 and {num_partitions}, got {start} to {end}")]
     Range { start: u32, end: u32, num_partitions: u32 },
     #[error("cube of {num_files} part files: {missing} of {expected} partitions are missing: {first}")]
@@ -35,8 +35,8 @@ pub enum CubeError {
     ChangedAndRemoved { partition: u32, sign: u64 },
     #[error("{name}: {what}")]
     Delta { name: String, what: String },
-    #[error("{name}: {what} than the version it is applied to")]
-    Unlike { name: String, what: &'static str },
+    #[error("{name}: expected the {what} of the version that it changes, got other values")]
+    DeltaMismatch { name: String, what: &'static str },
     #[error("delta: expected fewer than 2^32 changes at a time, got {got}")]
     TooManyChanges { got: usize },
     #[error("cube: cannot allocate {bytes} bytes of memory: {source}")]

@@ -2,7 +2,7 @@
 
 use elasticrec_table::prefetch::prefetch_read;
 
-const BITS_A_SIGN: usize = 12;
+const BITS_PER_SIGN: usize = 12;
 /// 128 KB, a share of the second-level cache.
 const NEAR_WORDS: usize = 16 << 10;
 
@@ -14,7 +14,7 @@ pub(crate) struct Filter {
 impl Filter {
     /// Creates an empty filter for a number of signs.
     pub(crate) fn new(num_signs: usize) -> Filter {
-        Filter { words: vec![0; (num_signs * BITS_A_SIGN).div_ceil(64).max(1)] }
+        Filter { words: vec![0; (num_signs * BITS_PER_SIGN).div_ceil(64).max(1)] }
     }
 
     pub(crate) fn add(&mut self, mixed: u64) {

@@ -44,7 +44,7 @@ pub struct PublishedRows {
     pub num_whole: u64,
 }
 
-/// Which changes of a partition are part of a version.
+/// The changes of a partition that are part of a version already.
 #[derive(Debug, Default)]
 pub struct PublishState {
     /// The committed publish since which the table lists changes, apart from the pending ones.

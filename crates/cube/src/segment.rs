@@ -67,7 +67,7 @@ pub(crate) enum SignState<'a> {
 }
 
 /// A block of keys, and which of them no segment has decided yet.
-pub(crate) struct Pending<'a> {
+pub(crate) struct PendingKeys<'a> {
     signs: &'a [u64],
     mixed: [u64; BLOCK],
     /// Filter bits of the signs.
@@ -79,17 +79,17 @@ pub(crate) struct Pending<'a> {
     candidates: [u16; BLOCK],
 }
 
-impl<'a> Pending<'a> {
+impl<'a> PendingKeys<'a> {
     /// Starts with all of `signs`, at most `BLOCK`.
     #[inline(always)]
-    pub(crate) fn new(signs: &'a [u64]) -> Pending<'a> {
+    pub(crate) fn new(signs: &'a [u64]) -> PendingKeys<'a> {
         let (mut mixed, mut bits) = ([0; BLOCK], [0; BLOCK]);
         for (at, sign) in signs.iter().enumerate().take(BLOCK) {
             mixed[at] = mix(*sign);
             bits[at] = bits_of(mixed[at]);
         }
         let indices = std::array::from_fn(|index| index as u16);
-        Pending { signs, mixed, bits, indices, count: signs.len().min(BLOCK), candidates: [0; BLOCK] }
+        PendingKeys { signs, mixed, bits, indices, count: signs.len().min(BLOCK), candidates: [0; BLOCK] }
     }
 
     /// Indices of the keys that are left.
@@ -183,7 +183,7 @@ impl Segment {
 
     /// Decides the keys of a block that the segment changes and leaves the rest pending; returns the number of rows found.
     #[inline(always)]
-    pub(crate) fn search<C: Compare>(&self, pending: &mut Pending<'_>, sink: &mut impl RowSink) -> usize {
+    pub(crate) fn search<C: Compare>(&self, pending: &mut PendingKeys<'_>, sink: &mut impl RowSink) -> usize {
         let num_candidates = self.sift(pending);
         let mut hits = 0;
         for start in (0..num_candidates).step_by(GROUP) {
@@ -197,7 +197,7 @@ impl Segment {
     #[inline(always)]
     fn search_group<C: Compare>(
         &self,
-        pending: &mut Pending<'_>,
+        pending: &mut PendingKeys<'_>,
         group: Range<usize>,
         sink: &mut impl RowSink,
     ) -> usize {
@@ -231,7 +231,7 @@ impl Segment {
 
     /// Splits the pending keys by the filter; returns the number of candidates.
     #[inline(always)]
-    fn sift(&self, pending: &mut Pending<'_>) -> usize {
+    fn sift(&self, pending: &mut PendingKeys<'_>) -> usize {
         if self.filter.is_large() {
             for &index in pending.indices() {
                 self.filter.prefetch(pending.mixed(index));
@@ -252,7 +252,7 @@ impl Segment {
     }
 
     /// Decides the keys of partitions that the segment replaces as a whole: they have no row.
-    fn decide_whole(&self, pending: &mut Pending<'_>, sink: &mut impl RowSink) {
+    fn decide_whole(&self, pending: &mut PendingKeys<'_>, sink: &mut impl RowSink) {
         if self.whole.is_empty() {
             return;
         }

@@ -83,7 +83,7 @@ impl RowSink for PresenceBits<'_> {
 
 /// Number of words of a bitmap for `num_keys` keys.
 #[inline]
-pub(crate) fn num_words(num_keys: usize) -> usize {
+fn num_words(num_keys: usize) -> usize {
     num_keys.div_ceil(64)
 }
 

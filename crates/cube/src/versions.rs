@@ -11,12 +11,12 @@ use thiserror::Error;
 use crate::error::list;
 use crate::{CubeError, DeltaFile, View};
 
-/// Time to wait for the readers of a retired version; requests take less, a merge may take longer.
+/// Time to wait for the readers of a retired version: longer than any request, shorter than some merges.
 const RETIRE_WAIT: Duration = Duration::from_millis(50);
 /// With more segments than this, a delta is applied only after a merge.
 const MAX_SEGMENTS: usize = 48;
 
-/// Why a version cannot be installed or read.
+/// The reason a version cannot be installed or read.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum VersionError {
@@ -38,7 +38,7 @@ pub struct VersionSet {
     /// The versions in ascending order. Locked only to find a version and to count one more reader.
     held: RwLock<Vec<(u64, Arc<View>)>>,
     /// Retired and replaced versions that may still have readers.
-    leaving: Mutex<Vec<Arc<View>>>,
+    retired: Mutex<Vec<Arc<View>>>,
     /// Whether a thread is merging segments.
     is_merging: AtomicBool,
 }
@@ -50,7 +50,7 @@ impl VersionSet {
             range,
             num_partitions,
             held: RwLock::default(),
-            leaving: Mutex::default(),
+            retired: Mutex::default(),
             is_merging: AtomicBool::new(false),
         }
     }
@@ -136,7 +136,7 @@ impl VersionSet {
             }
         }
         drop(before);
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).append(&mut replaced);
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).append(&mut replaced);
         self.sweep();
         Ok(true)
     }
@@ -154,7 +154,7 @@ impl VersionSet {
         while Arc::strong_count(&retired) > 1 && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
         self.sweep();
         Ok(())
     }
@@ -180,7 +180,7 @@ impl VersionSet {
 
     /// Frees retired versions without readers; a retired version gets no new readers.
     fn sweep(&self) {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner).retain(|view| Arc::strong_count(view) > 1);
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).retain(|view| Arc::strong_count(view) > 1);
     }
 }
 

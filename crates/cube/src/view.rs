@@ -11,7 +11,7 @@ use crate::compare::{Compare, Plain};
 use crate::cube::Cube;
 use crate::row::{RowCodec, RowType, decode_f16};
 use crate::search::{AllKeys, RowSink, SelectedKeys};
-use crate::segment::{BLOCK, Pending, Segment, SignState};
+use crate::segment::{BLOCK, PendingKeys, Segment, SignState};
 #[cfg(target_endian = "little")]
 use crate::sink::F32Rows;
 use crate::sink::{DecodedRows, PresenceBits, StoredRows, check_room};
@@ -132,7 +132,7 @@ impl View {
     /// Searches the segments from the newest to the oldest, then the base for the keys that are left.
     #[inline(always)]
     fn search_block<C: Compare>(&self, signs: &[u64], sink: &mut impl RowSink) -> usize {
-        let mut pending = Pending::new(signs);
+        let mut pending = PendingKeys::new(signs);
         let mut hits = 0;
         for segment in &self.segments {
             hits += segment.search::<C>(&mut pending, sink);

@@ -144,13 +144,13 @@ fn all_parts_are_needed_to_open_a_cube() {
 
     write_part(&path(3), &signs, 8, 2..3);
     let other = message(Cube::open(&[path(0), path(3)]));
-    assert!(other.contains("part-00003: another number of partitions than in "), "{other}");
+    assert!(other.contains("part-00003: expected the number of partitions of "), "{other}");
     let mut writer =
         CubeWriter::create(path(4), vec![Column { name: "wide".into(), width: 3 }], RowType::F32, 16).unwrap();
     writer.write_partition(2, &[], |_, _| ()).unwrap();
     writer.finish().unwrap();
     let other = message(Cube::open(&[path(0), path(4)]));
-    assert!(other.contains("part-00004: other columns or another row type than in "), "{other}");
+    assert!(other.contains("part-00004: expected the columns and row type of "), "{other}");
 }
 
 #[test]

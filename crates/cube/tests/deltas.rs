@@ -364,9 +364,14 @@ fn a_delta_is_applied_only_to_a_base_with_the_same_meta() {
         DeltaFile::open(path).unwrap()
     };
     let other_type = message(view.with_delta(&[write("f16", RowType::F16, 4, [0, 1])]));
-    assert!(other_type.ends_with("f16: other columns or another row type than the version it is applied to"));
+    assert!(
+        other_type.ends_with("f16: expected the columns and row type of the version that it changes, got other values")
+    );
     let other_number = message(view.with_delta(&[write("five", RowType::F32, 5, [0, 1])]));
-    assert!(other_number.ends_with("five: another number of partitions than the version it is applied to"));
+    assert!(
+        other_number
+            .ends_with("five: expected the number of partitions of the version that it changes, got other values")
+    );
     let doubled =
         message(view.with_delta(&[write("all", RowType::F32, 4, [0, 1]), write("odd", RowType::F32, 4, [1, 2])]));
     assert!(doubled.contains("odd: partition 1 is also in "), "{doubled}");

@@ -17,7 +17,7 @@ mod connection;
 
 pub use self::connection::Ticket;
 
-/// Why a request to the shards failed.
+/// The reason a request to the shards failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// The shard cannot be reached, or the connection ended.
@@ -27,7 +27,7 @@ pub enum ClientError {
         shard: usize,
         /// Its address.
         address: String,
-        /// What happened.
+        /// The error.
         what: String,
     },
     /// The shard refused the request.
@@ -47,7 +47,7 @@ pub enum ClientError {
         shard: usize,
         /// Its address.
         address: String,
-        /// What is wrong.
+        /// The problem.
         what: String,
     },
     /// The partitions of the shards do not make up the table.
@@ -81,7 +81,7 @@ pub struct Credentials {
 /// Signs sorted by the shard that owns them.
 #[derive(Debug, Default)]
 pub struct ShardSplit {
-    /// Where the signs of each shard begin in `signs`, then the number of signs.
+    /// Start of the signs of each shard in `signs`, then the number of signs.
     starts: Vec<usize>,
     signs: Vec<u64>,
     /// For each of `signs`, its index in the caller's list.
@@ -127,7 +127,7 @@ pub struct BatchUpdate<'a> {
     pub sum_values: &'a [f64],
 }
 
-/// What to pull besides rows.
+/// The content of a pull besides weights.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PullOptions {
     /// Dense values.

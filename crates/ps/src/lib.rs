@@ -1,6 +1,6 @@
 //! Parameter servers: shards of a table that apply every push exactly once.
 //!
-//! - `record`: which batches a partition has applied;
+//! - `record`: the batches that a partition has applied;
 //! - `dense`: a partition's slice of the network's weights;
 //! - `shard`: the partitions of one server; applies pushes and pass boundaries to the partitions that lack them;
 //! - `steps`, `merge`: pushes that are applied together as one step;

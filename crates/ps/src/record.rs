@@ -1,4 +1,4 @@
-//! The record: which batches a partition has applied. Its size does not grow with their number.
+//! The record: the batches that a partition has applied. Its size does not grow with their number.
 
 use std::collections::{BTreeMap, BTreeSet};
 

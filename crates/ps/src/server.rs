@@ -84,7 +84,7 @@ struct Shared {
     lease: AtomicU64,
     start: Instant,
     connections: Arc<Connections>,
-    /// Why the server cannot continue: a push was applied in part.
+    /// The reason the server cannot continue: a push was applied in part.
     failure: Mutex<Option<String>>,
     /// Locked during a publish, so that there is one at a time.
     publishing: Mutex<()>,
@@ -195,7 +195,7 @@ impl Server {
         &self.shared.counters
     }
 
-    /// Why the server cannot continue, or None.
+    /// The reason the server cannot continue, or None.
     pub fn failure(&self) -> Option<String> {
         lock(&self.shared.failure).clone()
     }

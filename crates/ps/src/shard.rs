@@ -75,7 +75,7 @@ pub struct Status {
     pub evicted: u64,
     /// Row limit of a partition; None without a limit.
     pub max_rows: Option<u64>,
-    /// What the row limit has dropped and evicted since the start of the run.
+    /// Signs dropped and rows evicted because of the row limit since the start of the run.
     #[serde(flatten)]
     pub overflow: OverflowCounts,
     /// Distinct records with the partitions that have them.
@@ -113,9 +113,9 @@ pub struct Shard {
     pub(crate) records: Records,
     /// Number of samples applied to each owned partition.
     pub(crate) samples: Vec<u64>,
-    /// What each owned partition dropped or evicted because of its row limit.
+    /// Signs dropped and rows evicted by each owned partition because of its row limit.
     pub(crate) overflow: Vec<Overflow>,
-    /// Which changes of each owned partition are part of a version.
+    /// The changes of each owned partition that are part of a version already.
     pub(crate) publish_states: Vec<PublishState>,
     /// Row limit of a partition.
     max_rows: Option<usize>,

@@ -19,7 +19,7 @@ use crate::record::Record;
 use crate::records::Records;
 use crate::shard::Shard;
 
-/// Why a shard cannot be written or loaded.
+/// The reason a shard cannot be written or loaded.
 #[derive(Debug, Error)]
 pub enum ShardError {
     /// The part file of the rows is invalid.
@@ -36,7 +36,7 @@ pub enum ShardError {
     Other {
         /// The file.
         name: String,
-        /// What was expected and what the file has.
+        /// The expected value and the value in the file.
         what: String,
     },
 }

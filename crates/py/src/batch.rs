@@ -221,7 +221,7 @@ pub(crate) fn unit_of((id, path, start, end, epoch, size, modified_ns): UnitTupl
     Unit { id, path, start, end, epoch, stamp: Some(Stamp { size, modified_ns }) }
 }
 
-/// How units are divided into batches.
+/// The division of units into batches.
 #[pyclass(frozen, module = "elasticrec._core")]
 pub(crate) struct BatchOptions {
     pub(crate) options: RecordOptions,

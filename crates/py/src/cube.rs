@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::{ConfigError, IntoPyErr};
+use crate::errors::{ConfigError, IntoPyErr, not_contiguous};
 
 type Rows<'py> = Bound<'py, PyArray2<f32>>;
 
@@ -22,7 +22,7 @@ pub(crate) struct CubeView {
 
 #[pymethods]
 impl CubeView {
-    /// Opens the part files of a base and of deltas, in the order of their versions; with `partitions` (first, end), only
+    /// Open the part files of a base and of deltas, in the order of their versions; with `partitions` (first, end), only
     /// those partitions.
     #[new]
     #[pyo3(signature = (base, deltas = Vec::new(), *, partitions = None))]
@@ -47,13 +47,13 @@ impl CubeView {
         Ok(CubeView { inner: Arc::new(py.detach(open).map_err(IntoPyErr::into_py_err)?) })
     }
 
-    /// Looks signs up: rows `[signs, width]`, zeros for signs without a row, and which signs have one.
+    /// Look signs up: rows `[signs, width]`, zeros for signs without a row, and which signs have one.
     fn lookup<'py>(
         &self,
         py: Python<'py>,
         signs: PyReadonlyArray1<'_, u64>,
     ) -> PyResult<(Rows<'py>, Bound<'py, PyArray1<bool>>)> {
-        let signs = signs.as_slice().map_err(|_| PyValueError::new_err("signs: expected a contiguous array"))?;
+        let signs = signs.as_slice().map_err(|_| not_contiguous("signs"))?;
         let view = &self.inner;
         let (rows, present) = py.detach(|| {
             let mut stored = vec![0; signs.len() * view.row_bytes()];
@@ -68,7 +68,7 @@ impl CubeView {
         Ok((rows, PyArray1::from_vec(py, present)))
     }
 
-    /// Iterates over all signs with their rows: one batch per partition, sorted by sign.
+    /// Iterate over all signs with their rows: one batch per partition, sorted by sign.
     fn items(&self) -> CubeItems {
         let partitions = self.inner.partitions();
         CubeItems { view: self.inner.clone(), next: partitions.start, end: partitions.end }
@@ -157,7 +157,7 @@ impl CubeWriter {
         Ok(CubeWriter { inner: Some(inner.map_err(IntoPyErr::into_py_err)?) })
     }
 
-    /// Writes a partition: its signs and their rows `[signs, width]`. Partitions are written in ascending order.
+    /// Write a partition: its signs and their rows `[signs, width]`. Partitions are written in ascending order.
     fn add(
         &mut self,
         partition: u32,
@@ -172,7 +172,7 @@ impl CubeWriter {
             .map_err(IntoPyErr::into_py_err)
     }
 
-    /// Completes the file; returns its size and SHA-256.
+    /// Complete the file; return its size and SHA-256.
     fn finish(&mut self, py: Python<'_>) -> PyResult<(u64, String)> {
         let writer = self.inner.take().ok_or_else(already_complete)?;
         let written = py.detach(|| writer.finish()).map_err(IntoPyErr::into_py_err)?;
@@ -197,7 +197,7 @@ impl DeltaWriter {
         Ok(DeltaWriter { inner: Some(inner.map_err(IntoPyErr::into_py_err)?) })
     }
 
-    /// Adds the changes of a partition: signs with their rows `[signs, width]`, and removed signs. Partitions are added in
+    /// Add the changes of a partition: signs with their rows `[signs, width]`, and removed signs. Partitions are added in
     /// ascending order.
     #[pyo3(signature = (partition, signs, rows, removed, *, is_whole = false))]
     fn add(
@@ -211,14 +211,14 @@ impl DeltaWriter {
         let writer = self.inner.as_mut().ok_or_else(already_complete)?;
         let width = writer.width();
         let (signs, rows) = contiguous(&signs, &rows, width)?;
-        let removed = removed.as_slice().map_err(|_| PyValueError::new_err("removed: expected a contiguous array"))?;
+        let removed = removed.as_slice().map_err(|_| not_contiguous("removed"))?;
         let changes = Changes { signs, removed, is_whole };
         writer
             .add(partition, changes, |i, values| values.copy_from_slice(&rows[i * width..][..width]))
             .map_err(IntoPyErr::into_py_err)
     }
 
-    /// Completes the file; returns its size and SHA-256.
+    /// Complete the file; return its size and SHA-256.
     fn finish(&mut self, py: Python<'_>) -> PyResult<(u64, String)> {
         let writer = self.inner.take().ok_or_else(already_complete)?;
         let written = py.detach(|| writer.finish()).map_err(IntoPyErr::into_py_err)?;
@@ -226,7 +226,7 @@ impl DeltaWriter {
     }
 }
 
-/// Returns the row type with a name.
+/// Return the row type with a name.
 pub(crate) fn row_type_of(name: &str) -> PyResult<RowType> {
     let what = || ConfigError::new_err(format!("row_type: expected `f32`, `f16` or `int8`, got `{name}`"));
     RowType::of_name(name).ok_or_else(what)
@@ -256,17 +256,17 @@ fn already_complete() -> PyErr {
     PyValueError::new_err("the file is already complete")
 }
 
-/// Returns signs and rows as slices; checks that the rows are `[signs, width]`.
+/// Return signs and rows as slices; check that the rows are `[signs, width]`.
 fn contiguous<'a>(
     signs: &'a PyReadonlyArray1<'_, u64>,
     rows: &'a PyReadonlyArray2<'_, f32>,
     width: usize,
 ) -> PyResult<(&'a [u64], &'a [f32])> {
-    let signs = signs.as_slice().map_err(|_| PyValueError::new_err("signs: expected a contiguous array"))?;
+    let signs = signs.as_slice().map_err(|_| not_contiguous("signs"))?;
     if *rows.shape() != [signs.len(), width] {
         let (expected, got) = ([signs.len(), width], rows.shape());
         return Err(PyValueError::new_err(format!("rows: expected shape {expected:?}, got {got:?}")));
     }
-    let rows = rows.as_slice().map_err(|_| PyValueError::new_err("rows: expected a contiguous array"))?;
+    let rows = rows.as_slice().map_err(|_| not_contiguous("rows"))?;
     Ok((signs, rows))
 }

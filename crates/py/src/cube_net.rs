@@ -8,11 +8,10 @@ use elasticrec_cube::server::Identity;
 use elasticrec_cube::{Client, ClientError, Cube, CubeError, DeltaFile, Server, VersionError, VersionSet, View};
 use elasticrec_wire::Reason;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::errors::{ConfigError, IntoPyErr, ModelError, UnavailableError};
+use crate::errors::{ConfigError, IntoPyErr, ModelError, UnavailableError, not_contiguous};
 use crate::net::{cannot_listen, counts_of, duration};
 use crate::ps::PsTls;
 
@@ -37,7 +36,7 @@ impl IntoPyErr for ClientError {
 }
 
 fn signs_of<'a>(signs: &'a PyReadonlyArray1<'_, u64>) -> PyResult<&'a [u64]> {
-    signs.as_slice().map_err(|_| PyValueError::new_err("signs: expected a contiguous array"))
+    signs.as_slice().map_err(|_| not_contiguous("signs"))
 }
 
 /// A server of some partitions of a model's versions; answers lookups on its own threads.
@@ -48,7 +47,7 @@ pub(crate) struct CubeServer {
 
 #[pymethods]
 impl CubeServer {
-    /// Listens without holding a version yet. `partitions` are the server's first partition and their end.
+    /// Listen without holding a version yet. `partitions` are the server's first partition and their end.
     #[new]
     #[pyo3(signature = (model, *, address, token, partitions, num_partitions, tls = None))]
     fn new(
@@ -77,7 +76,7 @@ impl CubeServer {
         self.inner.address().to_string()
     }
 
-    /// Loads the server's partitions from the part files of a base, checks them and installs the version. The partitions are
+    /// Load the server's partitions from the part files of a base, check them and install the version. The partitions are
     /// copied into memory, on huge pages if possible, or mapped: mapped pages can be reclaimed by the system.
     #[pyo3(signature = (version, paths, *, mapped = false))]
     fn install_base(&self, py: Python<'_>, version: u64, paths: Vec<PathBuf>, mapped: bool) -> PyResult<()> {
@@ -90,7 +89,7 @@ impl CubeServer {
         })
     }
 
-    /// Applies the part files of a delta to its parent, which the server holds, and installs the version.
+    /// Apply the part files of a delta to its parent, which the server holds, and install the version.
     fn install_delta(&self, py: Python<'_>, version: u64, parent: u64, paths: Vec<PathBuf>) -> PyResult<()> {
         py.detach(|| {
             let versions = self.inner.versions();
@@ -105,7 +104,7 @@ impl CubeServer {
         })
     }
 
-    /// Removes a version after the requests that use it.
+    /// Remove a version after the requests that use it.
     fn retire(&self, py: Python<'_>, version: u64) -> PyResult<()> {
         py.detach(|| self.inner.versions().retire(version)).map_err(IntoPyErr::into_py_err)
     }
@@ -128,7 +127,7 @@ impl CubeServer {
         py.detach(|| self.inner.versions().all()).into_iter().map(describe).collect()
     }
 
-    /// Sets the server's description of itself, a JSON object, which clients receive with the inventory.
+    /// Set the server's description of itself, a JSON object, which clients receive with the inventory.
     fn set_about(&self, about: String) {
         self.inner.set_about(about);
     }
@@ -157,7 +156,7 @@ impl CubeServer {
         (latency.buckets(), latency.sum_s())
     }
 
-    /// Looks signs up: their stored rows, one after the other, and which signs have one.
+    /// Look signs up: their stored rows, one after the other, and which signs have one.
     fn seek<'py>(
         &self,
         py: Python<'py>,
@@ -178,7 +177,7 @@ impl CubeServer {
         Ok((PyBytes::new(py, &rows), PyArray1::from_vec(py, present)))
     }
 
-    /// Stops the server: it sends clients to other replicas and answers the requests that have arrived.
+    /// Stop the server: it sends clients to other replicas and answers the requests that have arrived.
     fn stop(&self, py: Python<'_>) {
         py.detach(|| self.inner.stop());
     }
@@ -192,7 +191,7 @@ pub(crate) struct CubeClient {
 
 #[pymethods]
 impl CubeClient {
-    /// Connects to the shards, given as lists of replica addresses. At least one replica of each shard must answer.
+    /// Connect to the shards, given as lists of replica addresses. At least one replica of each shard must answer.
     #[new]
     #[pyo3(signature = (model, shards, *, token, deadline_s, tls = None))]
     fn new(
@@ -210,7 +209,7 @@ impl CubeClient {
         Ok(CubeClient { inner: Arc::new(inner) })
     }
 
-    /// Looks signs up in a version: rows `[signs, width]`, zeros for signs without a row, and which signs have one.
+    /// Look signs up in a version: rows `[signs, width]`, zeros for signs without a row, and which signs have one.
     fn get<'py>(
         &self,
         py: Python<'py>,
@@ -256,7 +255,7 @@ impl CubeClient {
     }
 }
 
-/// Returns the state of a cube server: its versions, its first and end partition and their number, and its description.
+/// Return the state of a cube server: its versions, its first and end partition and their number, and its description.
 #[pyfunction]
 #[pyo3(signature = (address, model, *, token, timeout_s, tls = None))]
 pub(crate) fn probe_cube_server(

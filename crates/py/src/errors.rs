@@ -7,7 +7,7 @@ use elasticrec_sample::{FeaturesError, ReadError};
 use elasticrec_table::part::PartError;
 use elasticrec_table::{GrowError, SnapshotError, SpecError};
 use pyo3::PyErr;
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 
 pyo3::import_exception!(elasticrec.errors, ConfigError);
 pyo3::import_exception!(elasticrec.errors, ElasticRecError);
@@ -75,7 +75,7 @@ impl IntoPyErr for CubeError {
     }
 }
 
-/// Returns `OSError(errno, text, path)`, which Python turns into `FileNotFoundError` and other subclasses.
+/// Return `OSError(errno, text, path)`, which Python turns into `FileNotFoundError` and other subclasses.
 pub(crate) fn io_error(error: &io::Error, path: String) -> PyErr {
     match error.raw_os_error() {
         Some(code) => {
@@ -85,4 +85,9 @@ pub(crate) fn io_error(error: &io::Error, path: String) -> PyErr {
         }
         None => PyOSError::new_err(format!("{path}: {error}")),
     }
+}
+
+/// Return the error for an array that is not contiguous.
+pub(crate) fn not_contiguous(name: &str) -> PyErr {
+    PyValueError::new_err(format!("{name}: expected a contiguous array"))
 }

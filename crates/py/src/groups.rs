@@ -9,24 +9,20 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::batch::Batch;
-use crate::errors::IntoPyErr;
+use crate::errors::{IntoPyErr, not_contiguous};
 use crate::ps::{PsClient, PushTicket};
 use crate::table::{Table, batch_cells, check_shape};
-
-fn contiguous(what: &str) -> PyErr {
-    PyValueError::new_err(format!("{what}: expected a contiguous array"))
-}
 
 /// Positions of metric sums, and the values to add.
 pub(crate) type Sums<'py> = (PyReadonlyArray1<'py, u32>, PyReadonlyArray1<'py, f64>);
 
-/// Returns positions and values of metric sums, which must have equal lengths.
+/// Return positions and values of metric sums, which must have equal lengths.
 pub(crate) fn sums_of<'a>(sums: &'a Sums<'_>) -> PyResult<(&'a [u32], &'a [f64])> {
-    let positions = sums.0.as_slice().map_err(|_| contiguous("sums"))?;
-    let values = sums.1.as_slice().map_err(|_| contiguous("sums"))?;
+    let positions = sums.0.as_slice().map_err(|_| not_contiguous("sums"))?;
+    let values = sums.1.as_slice().map_err(|_| not_contiguous("sums"))?;
     if positions.len() != values.len() {
         let (num_positions, num_values) = (positions.len(), values.len());
-        let message = format!("sums: expected as many values as positions, {num_positions}, got {num_values}");
+        let message = format!("sums: expected {num_positions} values, one for each position, got {num_values}");
         return Err(PyValueError::new_err(message));
     }
     Ok((positions, values))
@@ -64,8 +60,8 @@ impl MergedGradients {
         weight: f64,
         sums: Sums<'_>,
     ) -> PyResult<()> {
-        let gradient = gradient.as_slice().map_err(|_| contiguous("gradient"))?;
-        let dense = dense.as_slice().map_err(|_| contiguous("dense"))?;
+        let gradient = gradient.as_slice().map_err(|_| not_contiguous("gradient"))?;
+        let dense = dense.as_slice().map_err(|_| not_contiguous("dense"))?;
         let (sum_indices, sum_values) = sums_of(&sums)?;
         let Batch { parser, parsed, .. } = batch;
         let num_cells = batch_cells(parser, parsed);
@@ -161,7 +157,7 @@ impl GeoExchange {
         table: &mut Table,
         mut dense: PyReadwriteArray1<'_, f32>,
     ) -> PyResult<()> {
-        let dense = dense.as_slice_mut().map_err(|_| contiguous("dense"))?;
+        let dense = dense.as_slice_mut().map_err(|_| not_contiguous("dense"))?;
         check_len(dense.len(), servers.inner.num_dense_full())?;
         let (expected, got) = (servers.inner.full_width(), table.inner.full_width());
         if got != expected {
@@ -188,7 +184,7 @@ impl GeoExchange {
         seen: u32,
         sums: Sums<'_>,
     ) -> PyResult<PushTicket> {
-        let dense = dense.as_slice().map_err(|_| contiguous("dense"))?;
+        let dense = dense.as_slice().map_err(|_| not_contiguous("dense"))?;
         let (sum_indices, sum_values) = sums_of(&sums)?;
         let merged = &self.merged;
         check_len(dense.len(), if merged.num_samples == 0 { 0 } else { servers.inner.num_dense_full() })?;
@@ -208,7 +204,7 @@ impl GeoExchange {
     }
 }
 
-/// Returns the merged gradients as one push with the name (unit, index).
+/// Return the merged gradients as one push with the name (unit, index).
 fn update_of(merged: &MergedUpdate, unit: u64, index: u32, is_last: bool, seen: u32) -> BatchUpdate<'_> {
     BatchUpdate {
         unit,

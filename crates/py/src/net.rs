@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 
 use crate::errors::ConfigError;
 
-/// Converts seconds to a duration; the error names the parameter.
+/// Convert seconds to a duration; the error names the parameter.
 pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|error| PyValueError::new_err(format!("{name}: {error}, got {seconds}")))
@@ -25,7 +25,7 @@ pub(crate) fn cannot_listen(role: &str, address: &str, error: &io::Error) -> PyE
     ConfigError::new_err(format!("{role}: {address}: cannot listen there: {reason}"))
 }
 
-/// Reads counters into a dict, by name.
+/// Read counters into a dict, by name.
 pub(crate) fn counts_of<'py>(py: Python<'py>, counters: &[(&str, &AtomicU64)]) -> PyResult<Bound<'py, PyDict>> {
     let counts = PyDict::new(py);
     for (name, counter) in counters {

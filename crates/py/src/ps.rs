@@ -54,7 +54,7 @@ pub(crate) struct PsTls {
 
 #[pymethods]
 impl PsTls {
-    /// Reads PEM files; `cert` and `key` belong together.
+    /// Read PEM files; `cert` and `key` belong together.
     #[new]
     #[pyo3(signature = (*, cert, key, ca))]
     fn new(cert: Option<PathBuf>, key: Option<PathBuf>, ca: Option<PathBuf>) -> PyResult<Self> {

@@ -105,8 +105,8 @@ impl Server {
         lost_as_zero: bool,
         readers: Option<&Readers>,
     ) -> PyResult<(u64, u64)> {
-        let lost = if lost_as_zero { ShardFailurePolicy::Zero } else { ShardFailurePolicy::Fail };
-        let store = store.map(|store| (store.inner.clone(), lost));
+        let policy = if lost_as_zero { ShardFailurePolicy::Zero } else { ShardFailurePolicy::Fail };
+        let store = store.map(|store| (store.inner.clone(), policy));
         let readers = readers.map(|readers| readers.inner.clone());
         py.detach(|| {
             let loaded = self.handle.load(model, variant, &path, store, readers)?;

@@ -14,7 +14,7 @@ use pyo3::types::PyDict;
 
 use crate::batch::Batch;
 use crate::cube::{figures_of, row_type_of};
-use crate::errors::IntoPyErr;
+use crate::errors::{IntoPyErr, not_contiguous};
 
 /// A sparse table in this process.
 #[pyclass(module = "elasticrec._core")]
@@ -22,7 +22,7 @@ pub(crate) struct Table {
     pub(crate) inner: elasticrec_table::Table,
     /// `[unique signs, width]`: rows of a pull or gradients of a push; kept to save the allocation.
     rows: Vec<f32>,
-    /// Which changes of each partition are part of a version.
+    /// The changes of each partition that are part of a version already.
     publish_states: Vec<PublishState>,
 }
 
@@ -60,7 +60,7 @@ impl Table {
 
     /// Write the pooled rows of a batch into `out`, `[num_samples, num_cells, width]`; creates no rows.
     fn pull(&mut self, py: Python<'_>, batch: &mut Batch, mut out: PyReadwriteArray3<'_, f32>) -> PyResult<()> {
-        let out = out.as_slice_mut().map_err(|_| PyValueError::new_err("out: expected a contiguous array"))?;
+        let out = out.as_slice_mut().map_err(|_| not_contiguous("out"))?;
         let Batch { parser, parsed, handles, .. } = batch;
         check_shape("out", out.len(), batch_cells(parser, parsed), self.inner.width())?;
         py.detach(|| {
@@ -80,8 +80,7 @@ impl Table {
         scale: f32,
         seen: u32,
     ) -> PyResult<(usize, bool)> {
-        let gradient =
-            gradient.as_slice().map_err(|_| PyValueError::new_err("gradient: expected a contiguous array"))?;
+        let gradient = gradient.as_slice().map_err(|_| not_contiguous("gradient"))?;
         let Batch { parser, parsed, handles, .. } = batch;
         check_shape("gradient", gradient.len(), batch_cells(parser, parsed), self.inner.width())?;
         if handles.len() != parsed.unique.signs.len() {
@@ -118,7 +117,7 @@ impl Table {
         py.detach(|| self.inner.restart_time());
     }
 
-    /// Evict rows with a score below `min_score` or last seen more than `max_age` before `now`; return how many.
+    /// Evict rows with a score below `min_score` or last seen more than `max_age` before `now`; return their number.
     #[pyo3(signature = (*, nonclk_coeff, click_coeff, min_score, now, max_age))]
     fn evict(
         &mut self,

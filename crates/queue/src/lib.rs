@@ -13,7 +13,8 @@
 //!   may rely on that pass to see its job;
 //! - a thread of the queue is running a job: it takes the next one before it waits;
 //! - a pass is running a job: when it ends and jobs are left, the pass schedules itself again;
-//! - a thread of the queue has been notified ([`Pass::run`] does that when it must not run the next job itself).
+//! - a thread of the queue has been notified ([`Pass::run`] does that when it must not run the next job itself, or when
+//!   every worker is taken but one of them waits in [`Backlog::next`]).
 //!
 //! A pass that is dropped before it ran, because its runtime ends, wakes the threads instead. After the queue is
 //! closed, the threads run the queued jobs and end. `tests/loom.rs` checks all of this over every interleaving.
@@ -51,6 +52,8 @@ struct State<J> {
     free_workers: Vec<Worker<J>>,
     is_closed: bool,
     num_waiting_threads: usize,
+    /// Workers among them that wait for more jobs in [`Backlog::next`].
+    num_waiting_workers: usize,
 }
 
 impl<J> State<J> {
@@ -74,7 +77,7 @@ enum Attempt {
     Settled,
     /// A piece of work is done and more is queued.
     More,
-    /// The next job must run on a thread of the queue.
+    /// The next job is left to a thread of the queue, which must be notified.
     Refused,
 }
 
@@ -113,9 +116,12 @@ impl<J> Shared<J> {
     /// `accepts` the next job. After `More` the caller must try again or call `wake`.
     fn run_on_caller(&self, max_last: Duration, accepts: impl FnOnce(&J) -> bool) -> Attempt {
         let mut state = self.lock();
-        let Some(next) = state.jobs.front().filter(|_| !state.free_workers.is_empty()) else {
+        let Some(next) = state.jobs.front() else {
             return Attempt::Settled;
         };
+        if state.free_workers.is_empty() {
+            return if state.num_waiting_workers > 0 { Attempt::Refused } else { Attempt::Settled };
+        }
         if self.last_ns.load(Ordering::Relaxed) > max_last.as_nanos() as u64 || !accepts(next) {
             return Attempt::Refused;
         }
@@ -136,7 +142,11 @@ impl<J> Shared<J> {
     /// Notify as many waiting threads as there are jobs.
     fn wake(&self) {
         let state = self.lock();
-        let num_wanted = state.num_waiting_threads.min(state.jobs.len());
+        let num_wanted = match state.num_waiting_workers {
+            0 => state.num_waiting_threads.min(state.jobs.len()),
+            // One notification could reach a thread that has no worker.
+            _ => state.num_waiting_threads,
+        };
         drop(state);
         (0..num_wanted).for_each(|_| self.wake_up.notify_one());
     }
@@ -147,7 +157,8 @@ impl<J> Shared<J> {
     }
 
     /// Clear the flag. A swap, not a plain store: its acquire ordering makes the jobs visible that other threads queued
-    /// before they found the flag set.
+    /// before they found the flag set. The lock that every pass takes next would be enough for that; with the swap the
+    /// flag is correct by itself.
     fn clear_pass(&self) {
         self.pass_is_scheduled.swap(false, Ordering::AcqRel);
     }
@@ -187,7 +198,9 @@ impl<J> Backlog<'_, J> {
                 return None;
             }
             state.num_waiting_threads += 1;
+            state.num_waiting_workers += 1;
             state = self.queue.wake_up.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.num_waiting_workers -= 1;
             state.num_waiting_threads -= 1;
         }
     }
@@ -208,7 +221,13 @@ impl<J: Send + 'static> JobQueue<J> {
     {
         let num_threads = workers.len();
         let free_workers = workers.into_iter().map(|worker| Box::new(worker) as Worker<J>).collect();
-        let state = State { jobs: VecDeque::new(), free_workers, is_closed: false, num_waiting_threads: 0 };
+        let state = State {
+            jobs: VecDeque::new(),
+            free_workers,
+            is_closed: false,
+            num_waiting_threads: 0,
+            num_waiting_workers: 0,
+        };
         let shared = Shared {
             state: Mutex::new(state),
             wake_up: Condvar::new(),

@@ -64,6 +64,23 @@ fn a_worker_takes_the_backlog_and_waits_for_more_until_its_deadline() {
 }
 
 #[test]
+fn a_worker_that_waits_for_more_jobs_gets_them_from_a_pass_at_once() {
+    let (done, results) = mpsc::channel();
+    let work = move |first: u32, backlog: &Backlog<'_, u32>| {
+        done.send((first, backlog.next(Some(Instant::now() + LONG)))).unwrap();
+    };
+    let queue = JobQueue::start(8, vec![work]).unwrap();
+    queue.submit(0).unwrap();
+    queue.wake();
+    while queue.shared.lock().num_waiting_workers == 0 {
+        std::thread::yield_now();
+    }
+    queue.submit(1).unwrap();
+    assert!(!queue.schedule_pass().unwrap().run(LONG, |_| true));
+    assert_eq!(results.recv_timeout(LONG / 2).unwrap(), (0, Some(1)));
+}
+
+#[test]
 fn a_full_queue_refuses_at_once_and_a_closed_one_runs_what_is_queued() {
     let (started_in, started) = mpsc::channel();
     let (go, wait) = mpsc::channel::<()>();

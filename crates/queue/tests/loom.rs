@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use elasticrec_queue::{Backlog, JobQueue};
 use loom::sync::{Condvar, Mutex};
@@ -90,6 +90,26 @@ fn two_threads_run_what_one_caller_queues() {
         let finished = FinishedJobs::default();
         let queue = start(2, &finished);
         queue.submit(1).unwrap();
+        submit_and_pass(&queue, 2, |_| false);
+        finished.wait_for(&[1, 2]);
+    });
+}
+
+#[test]
+fn a_worker_that_waits_for_more_jobs_is_notified() {
+    check(|| {
+        let finished = FinishedJobs::default();
+        let worker = {
+            let finished = finished.clone();
+            move |first: u32, backlog: &Backlog<'_, u32>| {
+                // loom has no time, so this waits until a second job comes.
+                let second = backlog.next(Some(Instant::now() + Duration::from_secs(3600))).unwrap();
+                finished.add(first);
+                finished.add(second);
+            }
+        };
+        let queue = JobQueue::start(CAPACITY, vec![worker]).unwrap();
+        submit_and_pass(&queue, 1, |_| false);
         submit_and_pass(&queue, 2, |_| false);
         finished.wait_for(&[1, 2]);
     });

@@ -237,7 +237,7 @@ fn split_quoted(
 
 /// Returns the seconds since 1970 of a number (in milliseconds if it is too large for seconds) or of a date with or
 /// without a time. A date without an offset is in UTC.
-pub fn parse_time(text: &[u8]) -> Option<f64> {
+fn parse_time(text: &[u8]) -> Option<f64> {
     if let Some(number) = parse_f64(text) {
         return Some(if number.abs() > 2e10 { number / 1000.0 } else { number });
     }

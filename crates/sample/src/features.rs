@@ -30,7 +30,7 @@ impl Format {
     }
 }
 
-/// How the rows of a slot are pooled.
+/// The pooling of the rows of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {
@@ -54,7 +54,7 @@ impl Pooling {
     }
 }
 
-/// How a dense value is normalised. The constants are part of the job; they are not fitted to the data.
+/// The normalisation of a dense value. The constants are part of the job; they are not fitted to the data.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Normalize {
@@ -90,7 +90,7 @@ impl Normalize {
 pub struct Slot {
     /// Its name in the data.
     pub name: String,
-    /// How its rows are pooled.
+    /// The pooling of its rows.
     pub pooling: Pooling,
     /// The slot whose rows it shares: equal values of both slots have one sign.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -140,7 +140,7 @@ impl Slot {
 pub struct Dense {
     /// Its name in the data.
     pub name: String,
-    /// How it is normalised.
+    /// Its normalisation.
     pub normalize: Normalize,
     /// The column it is read from, if the name differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -196,7 +196,7 @@ pub struct Features {
     pub dense: Vec<Dense>,
     /// Labels; the first one is the click.
     pub labels: Vec<String>,
-    /// Signs are taken modulo this.
+    /// The modulus of all signs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modulo: Option<u64>,
     /// The sign or value that pads lines; it is ignored.

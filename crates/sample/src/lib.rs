@@ -17,7 +17,7 @@ pub mod batch;
 pub mod columns;
 pub mod compressed;
 mod criteo;
-pub mod csv;
+mod csv;
 pub mod demo;
 pub mod features;
 pub mod hash;

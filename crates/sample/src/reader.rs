@@ -19,7 +19,7 @@ use crate::unit::Unit;
 /// Options of a reader.
 #[derive(Debug, Clone)]
 pub struct ReaderOptions {
-    /// How units are divided into batches of records.
+    /// The division of units into batches of records.
     pub records: RecordOptions,
     /// Whether records must have labels.
     pub labels: LabelMode,

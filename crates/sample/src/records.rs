@@ -11,7 +11,7 @@ use crate::parser::Parser;
 use crate::reader::{BatchName, ReadError};
 use crate::unit::Unit;
 
-/// How units are divided into batches.
+/// The division of units into batches.
 #[derive(Debug, Clone)]
 pub struct RecordOptions {
     /// Records per batch; the last batch of a piece may have fewer.
@@ -51,7 +51,7 @@ pub enum Selection {
 
 impl Selection {
     /// Whether a record is selected. A record without a time counts as earlier; it is reported as bad when it is parsed.
-    pub fn includes(self, parser: &Parser, record: &[u8]) -> bool {
+    fn includes(self, parser: &Parser, record: &[u8]) -> bool {
         match self {
             Selection::All => true,
             Selection::Ratio { ratio, held_out } => Selection::is_held_out(xxh3_64(record), ratio) == held_out,

@@ -18,7 +18,7 @@ pub(crate) mod paddle;
 pub(crate) mod parsed;
 mod plain;
 pub(crate) mod tensors;
-mod values;
+pub(crate) mod values;
 
 /// The form of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

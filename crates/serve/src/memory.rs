@@ -121,7 +121,7 @@ pub(crate) async fn collect(
         if num_bytes > max_bytes {
             return Err(ReadError::TooLong);
         }
-        // Reserve what has arrived, not what was announced: announcing is free.
+        // Reserve the bytes that have arrived, not the announced length: announcing costs the client nothing.
         reservation.grow_to(num_bytes).map_err(ReadError::Refused)?;
         // Most bodies arrive in one piece, which needs no copy.
         match (first.is_empty(), rest.is_empty()) {

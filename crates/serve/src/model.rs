@@ -69,7 +69,7 @@ pub struct Model {
 pub enum RowSource {
     /// The files of the version, except files whose rows the given loaded version has in memory already.
     Files(Option<Arc<Model>>),
-    /// A store, and how to treat signs whose shard is down.
+    /// A store, and the policy for signs whose shard is down.
     Store(Arc<Client>, ShardFailurePolicy),
 }
 
@@ -90,9 +90,9 @@ impl Model {
             .map_err(|source| ModelError::Features { name: name.clone(), source })?;
         let rows = match source {
             RowSource::Files(loaded) => Rows::Held(chain.open_cube(loaded.as_deref())?),
-            RowSource::Store(client, lost) => {
+            RowSource::Store(client, policy) => {
                 let failed = |source| ModelError::Store { name: name.clone(), source };
-                let rows = StoreRows::new(client.clone(), manifest.version, *lost).map_err(failed)?;
+                let rows = StoreRows::new(client.clone(), manifest.version, *policy).map_err(failed)?;
                 let columns = rows.layout().map_err(failed)?.columns().to_vec();
                 if columns != manifest.table.columns {
                     let what = format!("cube: expected columns {:?}, got {columns:?}", manifest.table.columns);

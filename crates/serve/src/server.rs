@@ -66,7 +66,7 @@ pub struct ServerOptions {
     pub max_batch: usize,
     /// Time that a request may wait for others to be scored with it, if recent requests arrived together.
     pub max_wait: Duration,
-    /// Required on every path except health and readiness.
+    /// The token, required on every path except health and readiness.
     pub token: Option<Token>,
     /// Certificate and key. With TLS only HTTP and gRPC are served: bRPC has no TLS.
     pub tls: Option<ServerTls>,
@@ -246,7 +246,7 @@ const RELEASE_POLL: Duration = Duration::from_millis(10);
 /// Niceness of loading: a tenth of the CPU share of other threads, so that it ends on busy cores too.
 const BACKGROUND: i32 = 10;
 
-/// Let the scorers finish what is queued, until the deadline.
+/// Let the scorers finish the queued requests, until the deadline.
 fn end_scorers(app: &App, deadline: Instant) -> DrainOutcome {
     let variants = app.registry.models().flat_map(|entry| &entry.variants);
     let mut left: Vec<Arc<Deployment>> = variants.filter_map(|variant| variant.switch(None)).collect();
@@ -303,7 +303,7 @@ impl ServerHandle {
         self.prepare(name, variant, readers, || {
             let previous = self.app.registry.variant(name, variant)?.current();
             let source = match store {
-                Some((client, lost)) => RowSource::Store(client, lost),
+                Some((client, policy)) => RowSource::Store(client, policy),
                 None => RowSource::Files(previous.and_then(|deployment| deployment.model.clone())),
             };
             Model::load_with(path, &source)
@@ -352,7 +352,7 @@ impl ServerHandle {
         self.ended.wait(None).unwrap_or(DrainOutcome(false))
     }
 
-    /// Wait until the server has stopped, at most for `timeout`. Returns None if it is still running.
+    /// Wait until the server has stopped, at most for `timeout`. Return None if it is still running.
     pub fn wait(&self, timeout: Option<Duration>) -> Option<DrainOutcome> {
         self.ended.wait(timeout)
     }

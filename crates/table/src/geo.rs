@@ -63,7 +63,7 @@ impl Table {
     /// Inserts rows that [`Table::pull_full`] copied from another table; signs without a row there get none here.
     pub fn insert_full(&mut self, signs: &[u64], full: &FullRows) -> Result<(), GrowError> {
         let width = self.full_width();
-        let (spec, partitions) = self.for_change();
+        let (spec, partitions) = self.spec_and_partitions_mut();
         for ((&sign, values), tail) in signs.iter().zip(full.values.chunks_exact(width)).zip(&full.tails) {
             let Some(counters) = counters_of(*tail) else { continue };
             let rows = &mut partitions[partition_of(sign, spec.partitions) as usize];

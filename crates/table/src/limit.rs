@@ -91,7 +91,7 @@ impl Table {
     /// Trims the chosen partitions that are full; returns the number of evicted rows of every partition.
     pub fn trim_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, trim: &Trim) -> Vec<usize> {
         let threads = self.num_threads();
-        let evicted = share(self.move_rows(), threads, |first, partitions| {
+        let evicted = share(self.invalidate_handles(), threads, |first, partitions| {
             let all = (first as u32..).zip(partitions);
             all.map(|(partition, rows)| if chosen(partition) { trim.apply(rows) } else { 0 }).collect::<Vec<_>>()
         });
@@ -100,7 +100,7 @@ impl Table {
 
     /// Takes the counts of the partitions that rejected or evicted something since the last call.
     pub fn take_overflow(&mut self) -> Vec<(u32, Overflow)> {
-        let taken = self.for_change().1.iter_mut().map(|rows| std::mem::take(&mut rows.overflow));
+        let taken = self.spec_and_partitions_mut().1.iter_mut().map(|rows| std::mem::take(&mut rows.overflow));
         (0..).zip(taken).filter(|(_, overflow)| *overflow != Overflow::default()).collect()
     }
 }

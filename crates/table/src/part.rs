@@ -61,7 +61,7 @@ impl Kind {
 pub enum PartError {
     #[error("{name}: {source}")]
     Io { name: String, source: io::Error },
-    #[error("{name}: not a part file: expected it to start with `ERECPART`")]
+    #[error("{name}: expected a part file, which starts with `ERECPART`")]
     NotAPart { name: String },
     #[error("{name}: expected format {FORMAT}, got {got}")]
     Format { name: String, got: u32 },

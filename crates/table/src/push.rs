@@ -58,11 +58,11 @@ impl Table {
         let num_bytes = self.row_bytes();
         let arenas = self.arenas();
         let max_rows = self.max_rows;
-        let (spec, partitions) = self.for_change();
+        let (spec, partitions) = self.spec_and_partitions_mut();
         let created = share(partitions, threads, |first, partitions| {
             let owned = first as u32..(first + partitions.len()) as u32;
             let scratch = Vec::new();
-            let mut pass = Pass {
+            let mut visitor = PushVisitor {
                 spec,
                 late: &late,
                 num_values,
@@ -78,8 +78,8 @@ impl Table {
                 failed: None,
                 scratch,
             };
-            pipeline::run::<6>(keys_of(push.signs, hints, spec.partitions, owned), &mut pass);
-            pass.failed.map_or(Ok((pass.created, pass.dropped)), Err)
+            pipeline::run::<6>(keys_of(push.signs, hints, spec.partitions, owned), &mut visitor);
+            visitor.failed.map_or(Ok((visitor.created, visitor.dropped)), Err)
         });
         let mut pushed = PushResult { created: 0, dropped: 0, non_finite };
         for share in created {
@@ -108,8 +108,8 @@ fn all_finite(values: &[f32]) -> bool {
     !values.iter().fold(false, |found, value| found | (value.to_bits() & EXPONENT == EXPONENT))
 }
 
-/// The work of a push on the partitions from `first` on.
-struct Pass<'a> {
+/// Visits the rows of a push in the partitions from `first` on.
+struct PushVisitor<'a> {
     spec: &'a TableSpec,
     late: &'a [Range<usize>],
     /// Gradient values per sign.
@@ -130,7 +130,7 @@ struct Pass<'a> {
     scratch: Vec<f32>,
 }
 
-impl Visit for Pass<'_> {
+impl Visit for PushVisitor<'_> {
     #[inline]
     fn rows(&self, partition: u32) -> &Rows {
         &self.partitions[partition as usize - self.first]
@@ -200,7 +200,7 @@ impl Visit for Pass<'_> {
     }
 }
 
-impl Pass<'_> {
+impl PushVisitor<'_> {
     #[inline]
     fn find_or_create(&mut self, sign: u64, key: &Key) -> Option<u32> {
         debug_assert!(

@@ -142,7 +142,7 @@ impl Table {
             return Err(other(name, format!("partition {partition} is missing")));
         }
         let (threads, row_bytes) = (self.num_threads(), self.row_bytes());
-        let results = share(self.for_change().1, threads, |first, partitions| {
+        let results = share(self.spec_and_partitions_mut().1, threads, |first, partitions| {
             let blocks = partitions.iter_mut().zip(&blocks[first..]);
             blocks
                 .filter_map(|(rows, block)| Some((rows, block.as_ref()?)))

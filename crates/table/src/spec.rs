@@ -17,7 +17,7 @@ pub struct Column {
     pub name: String,
     /// Weights per row.
     pub width: usize,
-    /// Initial values are uniform from minus to plus this.
+    /// Initial values are uniform between minus and plus `init_scale`.
     pub init_scale: f32,
     /// Whether it exists only once the sign was shown `admit_after` times; until then it reads as 0.
     #[serde(default)]
@@ -55,7 +55,7 @@ pub enum SpecError {
 }
 
 /// The widest row: 64 KB of weights.
-pub const MAX_WIDTH: usize = 16_384;
+const MAX_WIDTH: usize = 16_384;
 
 impl TableSpec {
     /// Reads and checks a declaration.

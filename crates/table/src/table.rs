@@ -129,8 +129,8 @@ impl Table {
         if handles.generation == self.generation { &handles.rows } else { &[] }
     }
 
-    /// Invalidates all handles; to be called before rows move.
-    pub(crate) fn move_rows(&mut self) -> &mut [Rows] {
+    /// Invalidates all handles and returns the rows of all partitions; for work that moves rows.
+    pub(crate) fn invalidate_handles(&mut self) -> &mut [Rows] {
         self.generation = new_generation();
         &mut self.partitions
     }
@@ -145,7 +145,7 @@ impl Table {
     }
 
     /// The declaration and the mutable rows of all partitions.
-    pub(crate) fn for_change(&mut self) -> (&TableSpec, &mut [Rows]) {
+    pub(crate) fn spec_and_partitions_mut(&mut self) -> (&TableSpec, &mut [Rows]) {
         (&self.spec, &mut self.partitions)
     }
 
@@ -174,7 +174,7 @@ impl Table {
             let hash = mix(sign);
             Key { position, partition: partition_of_mixed(hash, self.spec.partitions), row: ABSENT, hash }
         });
-        pipeline::run::<8>(keys, &mut Pull { table: self, signs, out, handles });
+        pipeline::run::<8>(keys, &mut PullVisitor { table: self, signs, out, handles });
     }
 
     /// Returns a copy of the row of `sign`, if it has one.
@@ -249,14 +249,15 @@ fn copy(words: &[Word], out: &mut [f32]) {
     }
 }
 
-struct Pull<'a> {
+/// Visits the rows of a pull.
+struct PullVisitor<'a> {
     table: &'a Table,
     signs: &'a [u64],
     out: &'a mut [f32],
     handles: &'a mut [u32],
 }
 
-impl Visit for Pull<'_> {
+impl Visit for PullVisitor<'_> {
     #[inline]
     fn rows(&self, partition: u32) -> &Rows {
         &self.table.partitions[partition as usize]

@@ -42,7 +42,7 @@ impl Table {
     pub fn decay_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, rate: f64, step: u32) {
         assert!((0.0..=1.0).contains(&rate), "decay: expected a rate from 0 to 1, got {rate}");
         let threads = self.num_threads();
-        share(self.for_change().1, threads, |first, partitions| {
+        share(self.spec_and_partitions_mut().1, threads, |first, partitions| {
             chosen_in(&chosen, first, partitions).for_each(|rows| decay_rows(rows, rate, step));
         });
     }
@@ -50,7 +50,7 @@ impl Table {
     /// Resets the data time: every row was last seen at 0.
     pub fn restart_time(&mut self) {
         let threads = self.num_threads();
-        share(self.for_change().1, threads, |_, partitions| {
+        share(self.spec_and_partitions_mut().1, threads, |_, partitions| {
             for rows in partitions {
                 for row in rows.numbers().collect::<Vec<u32>>() {
                     Counters { seen: 0, ..rows.counters(row) }.write(rows.parts_mut(row).tail);
@@ -59,7 +59,7 @@ impl Table {
         });
     }
 
-    /// Evicts rows; returns how many.
+    /// Evicts rows; returns their number.
     pub fn evict(&mut self, eviction: &Eviction) -> usize {
         self.evict_in(|_| true, eviction)
     }
@@ -67,7 +67,7 @@ impl Table {
     /// Like [`Table::evict`], in the chosen partitions.
     pub fn evict_in(&mut self, chosen: impl Fn(u32) -> bool + Sync, eviction: &Eviction) -> usize {
         let threads = self.num_threads();
-        let evicted = share(self.move_rows(), threads, |first, partitions| {
+        let evicted = share(self.invalidate_handles(), threads, |first, partitions| {
             let chosen = chosen_in(&chosen, first, partitions);
             chosen.map(|rows| rows.retain(|counters| eviction.keeps(counters))).sum::<usize>()
         });

@@ -10,7 +10,7 @@ pub const MAGIC: [u8; 4] = *b"EREC";
 /// Protocol version of frames and messages.
 pub const VERSION: u8 = 1;
 /// Bytes of a header.
-pub const HEADER_BYTES: usize = 32;
+const HEADER_BYTES: usize = 32;
 /// Longest body that is accepted.
 pub const MAX_BODY_BYTES: usize = 1 << 30;
 /// Longest body of a peer that has not shown its token yet.
@@ -62,7 +62,7 @@ impl Kind {
     }
 }
 
-/// Why a frame could not be read.
+/// The reason a frame could not be read.
 #[derive(Debug, Error)]
 pub enum FrameError {
     /// The connection ended between two frames.

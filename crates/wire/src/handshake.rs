@@ -3,6 +3,8 @@
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use subtle::ConstantTimeEq;
+
 use crate::frame::{Body, FrameError, Header, Kind, read_frame, write_frame};
 use crate::message::{Hello, Reason, Refusal};
 use crate::stream::Stream;
@@ -11,7 +13,7 @@ use crate::tls::{ClientTls, TlsError};
 /// Upper bound for connecting, TLS and the greeting together, whatever the client's timeout is.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a client has no connection to a server.
+/// The reason a client has no connection to a server.
 #[derive(Debug)]
 pub enum ConnectError {
     /// The server cannot be reached, or the connection ended; another attempt may succeed.
@@ -87,7 +89,7 @@ impl Connector<'_> {
 /// The clients that a server accepts.
 #[derive(Debug, Clone, Copy)]
 pub struct Access<'a> {
-    /// What clients and server have in common, for messages: `run` or `model`.
+    /// The scope that clients and server share, for messages: `run` or `model`.
     pub scope: &'static str,
     /// The run or model that a client must name.
     pub name: &'a [u8],
@@ -117,5 +119,5 @@ impl Access<'_> {
 
 /// Compares two secrets in a time that does not depend on where they differ.
 fn is_equal(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+    a.ct_eq(b).into()
 }

@@ -69,9 +69,9 @@ impl<'a> Reader<'a> {
     }
 
     fn end(self) -> Result<(), MessageError> {
-        match self.bytes.len() - self.at {
-            0 => Ok(()),
-            more => self.fail(format!("expected {} bytes, got {more} more", self.at)),
+        match self.bytes.len() {
+            got if got == self.at => Ok(()),
+            got => self.fail(format!("expected {} bytes, got {got}", self.at)),
         }
     }
 }

@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 use thiserror::Error;
 
-/// Why TLS could not be set up.
+/// The reason TLS could not be set up.
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A certificate or key file cannot be used.

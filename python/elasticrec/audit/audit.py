@@ -9,7 +9,7 @@ from elasticrec.audit.checkpoint import CheckpointContent, read_newest, read_tab
 from elasticrec.audit.counts import Counts, Tally
 from elasticrec.audit.expected_rows import ExpectedRows
 from elasticrec.audit.file_counter import FileCounter, with_names
-from elasticrec.audit.hours import PassTime, check_hours, epochs, files_of
+from elasticrec.audit.hours import PassTime, check_hours, epoch_times, files_of
 from elasticrec.audit.overflow import Overflow
 from elasticrec.audit.units import PassUnits, read_pass
 from elasticrec.config import Job, match_files
@@ -68,7 +68,7 @@ def audit_run(run: Run) -> Audit:
     """Count a run again from its data files and compare the counts with its newest checkpoint."""
     job = run.job()
     checkpoint = read_newest(run, job)
-    passes = _without_lost(checkpoint, [read_pass(run.units, number) for number in range(checkpoint.num_passes)])
+    passes = _exclude_lost(checkpoint, [read_pass(run.units, number) for number in range(checkpoint.num_passes)])
     times, files, problems = _schedule(job, checkpoint, passes)
     problems = [*checkpoint.problems, *problems]
     end = 0
@@ -110,7 +110,7 @@ def audit_run(run: Run) -> Audit:
     return audit
 
 
-def _without_lost(checkpoint: CheckpointContent, passes: list[PassUnits]) -> list[PassUnits]:
+def _exclude_lost(checkpoint: CheckpointContent, passes: list[PassUnits]) -> list[PassUnits]:
     """Return the passes without the files that were lost before any of their samples was read."""
     missing = {entry["unit"]: entry for entry in checkpoint.missing}
     result = []
@@ -133,7 +133,7 @@ def _schedule(
     if checkpoint.decisions is None:
         lost = {path for one in passes for path in one.lost}
         files = [path.absolute() for path in match_files(job, "train")]
-        return epochs(len(passes)), [[path for path in files if path not in lost] for _ in passes], []
+        return epoch_times(len(passes)), [[path for path in files if path not in lost] for _ in passes], []
     if len(checkpoint.decisions.passes) != len(passes):
         raise ModelError(f"{checkpoint.path}: expected an hour for each of {len(passes)} passes")
     times, problems = check_hours(job, checkpoint.decisions)
@@ -171,7 +171,7 @@ def _compare_shards(checkpoint: CheckpointContent, passes: list[PassUnits], num_
     for entry, one in zip(checkpoint.passes or [], passes, strict=checkpoint.passes is not None):
         got = (entry["number"], entry["first_unit"], entry["end_unit"], entry["sha256"])
         if got != (one.number, first, first + len(one.units), one.sha256):
-            problems.append(f"pass {one.number}: its units are not those in the manifest of {checkpoint.path}")
+            problems.append(f"pass {one.number}: its units differ from the manifest of {checkpoint.path}")
         first += len(one.units)
     for dense in checkpoint.slices or []:
         record = dense.record

@@ -1,4 +1,4 @@
-"""The expected rows of a table after some passes: counts are added, decayed and evicted as in docs/formats/table.md."""
+"""Expected rows of a table after some passes: counts are added, decayed and evicted as in docs/formats/table.md."""
 
 from dataclasses import dataclass
 

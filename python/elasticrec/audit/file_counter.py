@@ -31,7 +31,7 @@ class OddRecords:
     """Records that the audit may read differently from the trainer."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """Number of records by what is odd about them."""
+    """Number of records for each oddity."""
 
     def add(self, what: str) -> None:
         """Count a record."""
@@ -123,7 +123,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
         if start.startswith(_GZIP):
             stream = stack.enter_context(gzip.open(file))
         elif start.startswith(_ZSTD):
-            stream = stack.enter_context(_zstd(file))
+            stream = stack.enter_context(_open_zstd(file))
         is_first = True
         try:
             for line in stream:
@@ -139,7 +139,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
             raise SampleError(f"{path}: damaged or truncated: {error}") from None
 
 
-def _zstd(file: IO[bytes]) -> IO[bytes]:
+def _open_zstd(file: IO[bytes]) -> IO[bytes]:
     import pyarrow as pa
 
     return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), 2**20)

@@ -26,7 +26,7 @@ class PassTime:
     """Whether counts decay and rows are evicted after it."""
 
 
-def epochs(num_passes: int) -> list[PassTime]:
+def epoch_times(num_passes: int) -> list[PassTime]:
     """Return the times of passes over the same files; each pass ends with decay and eviction."""
     return [PassTime(min(number, MAX_SEEN), True) for number in range(num_passes)]
 
@@ -66,8 +66,8 @@ class _HourChecker:
             time = self._add_hour(f"{where}: hour {entry['hour']}", hour, entry["why"], over)
         if (entry["day"], entry["ends_day"]) != (time.seen, time.ends):
             self.problems.append(
-                f"{where}: expected day {time.seen}, {_day_end(time.ends)}, "
-                f"got day {entry['day']}, {_day_end(entry['ends_day'])}"
+                f"{where}: expected day {time.seen}, {_day_end_text(time.ends)}, "
+                f"got day {entry['day']}, {_day_end_text(entry['ends_day'])}"
             )
         return time
 
@@ -114,7 +114,7 @@ class _HourChecker:
         return hour
 
 
-def _day_end(ends_day: bool) -> str:
+def _day_end_text(ends_day: bool) -> str:
     return "ended by this pass" if ends_day else "not ended by this pass"
 
 
@@ -140,11 +140,11 @@ def files_of(job: Job, decisions: HourDecisions, passes: Sequence[PassUnits], lo
         if strange:
             raise ModelError(f"pass {one.number}: {strange[0]}: expected files of hour {entry['hour']}")
         is_latest = last[entry["hour"]] == one.number and entry["hour"] not in changed
-        files.append(_below(directory, lost) if is_latest else [path for path in one.files if path not in lost])
+        files.append(_data_files_in(directory, lost) if is_latest else [path for path in one.files if path not in lost])
     return files
 
 
-def _below(directory: Path, lost: set[Path]) -> list[Path]:
+def _data_files_in(directory: Path, lost: set[Path]) -> list[Path]:
     """Return the files of a directory, without the hidden and marker files of storage systems."""
 
     def is_data(path: Path) -> bool:

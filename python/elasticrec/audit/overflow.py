@@ -27,8 +27,8 @@ class Overflow:
     def leave_out(self, expected: Counts, got: Counts) -> tuple[Counts, Counts]:
         """Compare the rows of full partitions, and return the other rows for an exact comparison."""
         in_expected, in_got = self._is_full(expected), self._is_full(got)
-        self._compare(_of(expected, in_expected), _of(got, in_got))
-        return _of(expected, ~in_expected), _of(got, ~in_got)
+        self._compare(_select(expected, in_expected), _select(got, in_got))
+        return _select(expected, ~in_expected), _select(got, ~in_got)
 
     def _is_full(self, counts: Counts) -> npt.NDArray[np.bool_]:
         full = np.array(sorted(self.partitions), np.uint32)
@@ -68,10 +68,10 @@ class Overflow:
         )
 
 
-def _of(counts: Counts, chosen: npt.NDArray[np.bool_]) -> Counts:
+def _select(counts: Counts, chosen: npt.NDArray[np.bool_]) -> Counts:
     return Counts(counts.signs[chosen], counts.shows[chosen], counts.clicks[chosen])
 
 
 def _sums(counts: Counts, partition: int, num_partitions: int) -> tuple[int, int]:
-    chosen = _of(counts, partition_of(counts.signs, num_partitions) == partition)
+    chosen = _select(counts, partition_of(counts.signs, num_partitions) == partition)
     return int(chosen.shows.sum()), int(chosen.clicks.sum())

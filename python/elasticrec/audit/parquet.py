@@ -46,11 +46,11 @@ class ParquetCounter:
             raise SampleError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
     def _add(self, path: Path, table: pa.Table, first: int, tally: Tally) -> None:
-        taken = self._taken(path, table, first)
+        taken = self._training_rows(path, table, first)
         signs: list[Signs] = []
         rows: list[Rows] = []
         for column in self._features.dense:
-            values, nulls = _numbers(table[column.column])
+            values, nulls = _to_float32(table[column.column])
             known: dict[float, tuple[int, ...] | None] = {}
             for value in np.unique(values[taken & ~nulls]).tolist():
                 try:
@@ -80,17 +80,17 @@ class ParquetCounter:
         """Remove rows with invalid labels or weight from `taken`; return the clicks."""
         click = np.zeros(len(table), np.int64)
         for label in reversed(self._features.labels):
-            values, nulls = _numbers(table[label])
+            values, nulls = _to_float32(table[label])
             taken &= ~nulls & (values >= 0) & (values <= 1)
             click = (values >= 0.5).astype(np.int64)
         if self._weight is not None:
-            values, nulls = _numbers(table[self._weight])
+            values, nulls = _to_float32(table[self._weight])
             taken &= ~nulls & (values > 0) & np.isfinite(values)
         return click
 
     def _slot(self, slot: SlotSigns, column: pa.ChunkedArray) -> tuple[Signs, Rows]:
         """Return the signs of a column, each with its row."""
-        array = _plain(column)
+        array = _to_array(column)
         rows = np.arange(len(array), dtype=np.int64)
         kind = array.type
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -119,7 +119,7 @@ class ParquetCounter:
             return signs[kept], rows[kept]
         return signs, rows
 
-    def _taken(self, path: Path, table: pa.Table, first: int) -> Mask:
+    def _training_rows(self, path: Path, table: pa.Table, first: int) -> Mask:
         """Return a mask of the rows that the train/eval split leaves for training."""
         if self._select is None:
             return np.ones(len(table), np.bool_)
@@ -127,14 +127,14 @@ class ParquetCounter:
         if kind == "ratio":
             seed = xxh3(path.name.encode())
             numbers = range(first, first + len(table))
-            return ~_mask(in_share(xxh3(number.to_bytes(8, "little"), seed), value) for number in numbers)
+            return ~_to_mask(in_share(xxh3(number.to_bytes(8, "little"), seed), value) for number in numbers)
         assert self._time is not None
         seconds, bad = self._seconds(table[self._time])
         return ~(seconds >= value) & ~bad
 
     def _seconds(self, column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float64], Mask]:
         """Return times, and the rows whose text is not a time; a row without a time is before all others."""
-        array = _plain(column)
+        array = _to_array(column)
         bad = np.zeros(len(array), np.bool_)
         if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
             seconds = np.full(len(array), -np.inf)
@@ -152,30 +152,30 @@ class ParquetCounter:
             array = array.cast(pa.timestamp("s"))
         if pa.types.is_timestamp(array.type):
             micros = array.cast(pa.timestamp("us", tz=array.type.tz), safe=False).cast(pa.int64())
-            seconds = _floats(micros) / 1e6
+            seconds = _to_float64(micros) / 1e6
         else:
-            seconds = _floats(array)
+            seconds = _to_float64(array)
             seconds = np.where(np.abs(seconds) > 2e10, seconds / 1000, seconds)
         return np.nan_to_num(seconds, nan=-np.inf), bad
 
 
-def _mask(values: Iterable[bool]) -> Mask:
+def _to_mask(values: Iterable[bool]) -> Mask:
     return np.fromiter(values, np.bool_)
 
 
-def _plain(column: pa.ChunkedArray) -> Any:
+def _to_array(column: pa.ChunkedArray) -> Any:
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _numbers(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float32], Mask]:
-    array = _plain(column)
+def _to_float32(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.float32], Mask]:
+    array = _to_array(column)
     nulls = array.is_null().to_numpy(zero_copy_only=False).astype(np.bool_)
     values = pc.fill_null(array.cast(pa.float32(), safe=False), 0).to_numpy(zero_copy_only=False)
     return np.asarray(values, np.float32), nulls
 
 
-def _floats(array: Any) -> npt.NDArray[np.float64]:
+def _to_float64(array: Any) -> npt.NDArray[np.float64]:
     return np.asarray(array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)

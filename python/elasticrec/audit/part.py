@@ -50,7 +50,7 @@ class PartFile:
             trailer
         )
         if magic != b"ERECPART" or self._read(0, 16) != self._read(size - _LINE, 16):
-            raise self._damaged("its first and last bytes are not those of a part file")
+            raise self._damaged("it does not begin and end with the header of a part file")
         if (format, found) != (1, kind):
             raise ModelError(f"{path}: expected format 1 and kind {kind}, got {format} and {found}")
         if directory_at + _LINE * num_entries + _LINE != size or not _LINE <= meta_at <= directory_at - meta_length:
@@ -65,7 +65,7 @@ class PartFile:
         for entry in self.entries:
             if entry.offset != end:
                 raise self._damaged(f"the block of partition {entry.partition} does not follow the block before it")
-            end = _up(entry.offset + entry.length)
+            end = _round_up(entry.offset + entry.length)
         if end != meta_at or any(self._read(16, 48)):
             raise self._damaged("there are bytes between its blocks")
         partitions = [entry.partition for entry in self.entries]
@@ -78,7 +78,7 @@ class PartFile:
         block = self._bytes[entry.offset : end]
         if xxhash.xxh3_64_intdigest(block.data) != entry.checksum:
             raise self._damaged(f"the checksum of partition {entry.partition} differs")
-        if self._bytes[end : _up(end)].any():
+        if self._bytes[end : _round_up(end)].any():
             raise self._damaged(f"the padding of partition {entry.partition} is not zero")
         return block
 
@@ -108,7 +108,7 @@ class PartFile:
         return ModelError(f"{self.path}: not a part file, or damaged: {what}")
 
 
-def _up(offset: int) -> int:
+def _round_up(offset: int) -> int:
     return -(-offset // _LINE) * _LINE
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from elasticrec.audit.values import f32, finite
+from elasticrec.audit.values import check_finite, f32
 from elasticrec.config.columns import BucketSlot, DenseColumn, Slot
 from elasticrec.config.data import Data
 
@@ -107,7 +107,7 @@ class DenseSigns:
 
     def of_number(self, value: float | None) -> Items:
         """Return the items of a 32-bit number."""
-        normalized = finite(self._normalize(finite(value)))
+        normalized = check_finite(self._normalize(check_finite(value)))
         if self._slot is None:
             return NOTHING
         exact = normalized * self._steps

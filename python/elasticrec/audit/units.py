@@ -37,7 +37,7 @@ class PassUnits:
         return tuple(sorted({unit.path for unit in self.units} - self.lost))
 
     def without(self, lost: set[Path]) -> "PassUnits":
-        """Return the pass without lost files, of which nothing was trained."""
+        """Return the pass without lost files, none of whose samples was trained."""
         return replace(self, lost=lost & set(self.files))
 
     def check_files(self) -> None:

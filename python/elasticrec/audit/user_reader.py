@@ -1,4 +1,4 @@
-"""Lines to samples with the user's own reader."""
+"""Lines to samples with a custom reader."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 from elasticrec.audit.line_formats import PlainLines, Sample
 from elasticrec.audit.signs import NOTHING, Features, Item, Items, SlotSigns
-from elasticrec.audit.values import BadRecordError, check_weight, number_of, share
+from elasticrec.audit.values import BadRecordError, check_share, check_weight, number_of
 from elasticrec.config import Job
-from elasticrec.user_code import load_class, naming_line
+from elasticrec.user_code import load_class, locate_errors
 
 
 class UserReader(PlainLines):
@@ -19,7 +19,7 @@ class UserReader(PlainLines):
         self._features = features
         self._dense = {column.name: column for column in features.dense}
         reader_class = load_class(job.data.reader, job.reader_source())
-        with naming_line(Path(job.data.reader.rpartition(":")[0])):
+        with locate_errors(Path(job.data.reader.rpartition(":")[0])):
             self._reader = reader_class()
 
     def parse(self, line: bytes) -> Sample | None:
@@ -43,11 +43,11 @@ class UserReader(PlainLines):
             if value is None:
                 continue
             if (slot := self._features.by_name.get(_utf8(name))) is not None:
-                items += _values(slot, value)
+                items += _items_of(slot, value)
             elif name in self._dense:
                 items += self._dense[name].of_number(number_of(value))
             elif name in self._features.labels:
-                label = share(number_of(value))
+                label = check_share(number_of(value))
                 num_labels += 1
                 click = int(label >= 0.5) if name == self._features.labels[0] else click
             elif name == "weight":
@@ -64,13 +64,13 @@ def _utf8(text: str) -> bytes:
         raise BadRecordError from None
 
 
-def _values(slot: SlotSigns, value: Any) -> Items:
+def _items_of(slot: SlotSigns, value: Any) -> Items:
     if isinstance(value, list | tuple):
-        return tuple(item for one in value if one is not None for item in _one(slot, one))
-    return _one(slot, value)
+        return tuple(item for one in value if one is not None for item in _items_of_value(slot, one))
+    return _items_of_value(slot, value)
 
 
-def _one(slot: SlotSigns, value: Any) -> Items:
+def _items_of_value(slot: SlotSigns, value: Any) -> Items:
     if isinstance(value, str):
         return slot.of_text(_utf8(value)) if value else NOTHING
     if isinstance(value, bytes):

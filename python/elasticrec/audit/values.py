@@ -51,7 +51,7 @@ def trimmed_f32_of(text: bytes) -> float | None:
     return f32_of(text.strip(_SPACES))
 
 
-def finite(value: float | None) -> float:
+def check_finite(value: float | None) -> float:
     """Return a finite number; raise `BadRecordError` for anything else."""
     if value is None or not math.isfinite(value):
         raise BadRecordError
@@ -64,10 +64,10 @@ def label_of(text: bytes) -> float:
         return 0.0
     if text in (b"true", b"True"):
         return 1.0
-    return share(trimmed_f32_of(text))
+    return check_share(trimmed_f32_of(text))
 
 
-def share(value: float | None) -> float:
+def check_share(value: float | None) -> float:
     """Return a number from 0 to 1; raise `BadRecordError` for anything else."""
     if value is None or not 0 <= value <= 1:
         raise BadRecordError
@@ -76,7 +76,7 @@ def share(value: float | None) -> float:
 
 def check_weight(value: float | None) -> None:
     """Raise `BadRecordError` for an invalid weight; a valid one does not change the counts."""
-    if finite(value) <= 0:
+    if check_finite(value) <= 0:
         raise BadRecordError
 
 

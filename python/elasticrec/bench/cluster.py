@@ -26,7 +26,7 @@ Status = StatusResponse
 Say = Callable[[str], None]
 
 _POLL_S = 0.05
-# More than any start takes on a busy machine.
+# Longer than any start takes on a busy machine.
 _TIMEOUT_S = 300.0
 _CHECKPOINT = "ps-00000000-000000"
 
@@ -211,7 +211,7 @@ class Cluster:
             [shard["address"] or "" for shard in status["shards"]],
             run=self.start.run_id,
             token=self.launcher.security.token or "",
-            tls=self.launcher.security.wire(),
+            tls=self.launcher.security.wire_tls(),
             partitions=self.start.num_partitions,
             timeout_s=5.0,
         )

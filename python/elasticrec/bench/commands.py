@@ -42,7 +42,7 @@ def bench_train(
     """Train over ten million rows, compared with the dense network alone."""
     from elasticrec.bench import train
 
-    _print(train.run(samples, rows, repeats, seconds, _say, rivals), train.describe, as_json)
+    _print(train.run(train.Sizes(samples, rows, repeats, seconds, rivals), _say), train.describe, as_json)
 
 
 @bench_app.command("table")

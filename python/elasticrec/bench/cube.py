@@ -5,6 +5,7 @@ Servers run in their own processes, the client in this one. Figures are medians;
 
 import json
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any, Self
 
 from elasticrec import _core
 from elasticrec.bench import cube_process, cube_versions
-from elasticrec.bench.processes import cpu_seconds
+from elasticrec.bench.processes import cpu_seconds, free_ports
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.machine import num_cores
 
@@ -37,7 +38,7 @@ _SHAPES = ((1, 8), (2, 4), (2, 8))
 _REDIS_SHAPES = ((1, 8), (2, 8), (4, 4), (8, 2))
 # Redis reads and writes its sockets with one thread, or with two.
 _REDIS_THREADS = (1, 2)
-# Latency is compared at this share of the throughput of Redis, where it has capacity to spare.
+# Latency is compared at this share of the throughput of Redis, so that Redis has capacity to spare.
 _OFFERED = 0.5
 _BATCHES = 2000
 
@@ -122,7 +123,7 @@ def run(sizes: Sizes, say: Callable[[str], None]) -> Result:
         raise ConfigError("bench: --rivals: redis-server is not installed (Debian: apt-get install redis-server)")
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch:
         directory = Path(scratch)
-        result |= _in_process(sizes, directory, say)
+        result |= _measure_in_process(sizes, directory, say)
         base, empty = directory / "base", directory / "empty"
         say(f"writing a cube of {sizes.rows:,} rows")
         _core.write_bench_cube(base, sizes.rows, 1)
@@ -132,16 +133,16 @@ def run(sizes: Sizes, say: Callable[[str], None]) -> Result:
             cube.call("install_base", _EMPTY, [str(empty)])
             with ExitStack() as stack:
                 redis = {
-                    threads: stack.enter_context(_redis(sizes, threads, directory, say))
+                    threads: stack.enter_context(_start_redis(sizes, threads, directory, say))
                     for threads in (_REDIS_THREADS if sizes.rivals else ())
                 }
-                result |= _sockets(sizes, cube, redis, say)
-        result |= cube_versions.switches(sizes, base, directory, say)
-        result |= cube_versions.deltas(sizes, base, directory, say)
+                result |= _measure_sockets(sizes, cube, redis, say)
+        result |= cube_versions.measure_switches(sizes, base, directory, say)
+        result |= cube_versions.measure_deltas(sizes, base, directory, say)
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in result.items()}
 
 
-def _in_process(sizes: Sizes, directory: Path, say: Callable[[str], None]) -> Result:
+def _measure_in_process(sizes: Sizes, directory: Path, say: Callable[[str], None]) -> Result:
     """Build, open and look up on one core, each time with a new file and new memory."""
     folder = directory / "in-process"
     figures, file_bytes = [], 0
@@ -165,13 +166,11 @@ def _in_process(sizes: Sizes, directory: Path, say: Callable[[str], None]) -> Re
 
 
 @contextmanager
-def _redis(sizes: Sizes, threads: int, directory: Path, say: Callable[[str], None]) -> Iterator[tuple[Process, str]]:
+def _start_redis(
+    sizes: Sizes, threads: int, directory: Path, say: Callable[[str], None]
+) -> Iterator[tuple[Process, str]]:
     """Start a Redis and fill it with the same rows."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]
     command += ["--io-threads", str(threads), "--io-threads-do-reads", "yes"]
     with Process(command, directory) as process:
@@ -185,8 +184,6 @@ def _redis(sizes: Sizes, threads: int, directory: Path, say: Callable[[str], Non
 
 
 def _wait_for(port: int, process: Process) -> None:
-    import socket
-
     deadline = time.monotonic() + 10
     while True:
         try:
@@ -218,22 +215,24 @@ def _rates(
     return keys / figures["seconds"], keys / max(server_s, 0.01), keys / max(server_s + own_s, 0.01)
 
 
-def _best(generators: dict[Shape, tuple[Any, Process]], seconds: float) -> Shape:
+def _best_shape(generators: dict[Shape, tuple[Any, Process]], seconds: float) -> Shape:
     """Return the shape with the highest rate."""
     return max(generators, key=lambda shape: _rates(*generators[shape], seconds)[0])
 
 
-def _sockets(sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], say: Callable[[str], None]) -> Result:
+def _measure_sockets(
+    sizes: Sizes, cube: Cube, redis: dict[int, tuple[Process, str]], say: Callable[[str], None]
+) -> Result:
     """Measure through a socket at full speed and at a fixed rate; the cube and each Redis take turns."""
     ours_by_shape: dict[Shape, _core.StoreTraffic] = {shape: cube.traffic(sizes.rows, 1, *shape) for shape in _SHAPES}
-    shape = _best({shape: (traffic, cube) for shape, traffic in ours_by_shape.items()}, sizes.seconds / 4)
+    shape = _best_shape({shape: (traffic, cube) for shape, traffic in ours_by_shape.items()}, sizes.seconds / 4)
     empty = cube.traffic(sizes.rows, _EMPTY, *shape)
     rivals: dict[Shape, tuple[_core.RedisTraffic, Process]] = {
         (threads, *each): (_redis_traffic(address, sizes.rows, each), process)
         for threads, (process, address) in redis.items()
         for each in _REDIS_SHAPES
     }
-    rival_shape = _best(rivals, sizes.seconds / 4) if redis else (0, 0, 0)
+    rival_shape = _best_shape(rivals, sizes.seconds / 4) if redis else (0, 0, 0)
     ours, theirs, limits = [], [], []
     for number in range(sizes.repeats):
         say(f"through a socket, {number + 1}/{sizes.repeats}")

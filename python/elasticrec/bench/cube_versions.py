@@ -31,7 +31,7 @@ _SWITCH_S = 8.0
 _SHAPE = (1, 4)
 
 
-def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], None]) -> Result:
+def measure_switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], None]) -> Result:
     """Measure lookups while a new base is published, loaded and used, compared with the rate before."""
     ratios, took, failed, restarted = [], [], 0, 0
     with RealStore(directory / "switch", _COLUMNS, _PARTITIONS, replicas=1) as store:
@@ -52,7 +52,7 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
             path = directory / f"base-{number + 2}"
             _core.write_bench_cube(path, sizes.rows, number + 2)
             entry = entry_of(path)
-            ratio, seconds, figures = _switch(store, traffic, path, entry, sizes.rows)
+            ratio, seconds, figures = _measure_switch(store, traffic, path, entry, sizes.rows)
             ratios.append(ratio)
             took.append(seconds)
             failed += figures["failed"]
@@ -67,7 +67,7 @@ def switches(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], N
     }
 
 
-def _switch(
+def _measure_switch(
     store: RealStore, traffic: _core.StoreTraffic, path: Path, entry: FileEntry, rows: int
 ) -> tuple[float, float, Result]:
     """Return the rate during a switch relative to the rate before, its seconds, and the figures of the requests."""
@@ -92,7 +92,7 @@ def _switch(
     return statistics.mean(slices[first:last]) / before, end - begin, figures
 
 
-def deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], None]) -> Result:
+def measure_deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], None]) -> Result:
     """Measure the time from the publish of a delta until every replica has it, alone and with one delta per second."""
     with RealStore(directory / "deltas", _COLUMNS, _PARTITIONS, _REPLICAS) as store:
         version = store.publish_base(base, sizes.rows).number
@@ -100,16 +100,16 @@ def deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], Non
         say(f"{sizes.repeats} deltas of {_CHANGED:,} rows")
         clients, times = store.clients(), []
         for _ in range(sizes.repeats):
-            signs, values = _changes(sizes.rows, version + 1)
+            signs, values = _make_changes(sizes.rows, version + 1)
             start = time.monotonic()
-            version = _publish(store, version, signs, values, sizes.rows)
+            version = _publish_delta(store, version, signs, values, sizes.rows)
             store.wait_for_all(version)
-            _check(clients, version, signs)
+            _check_rows(clients, version, signs)
             times.append(time.monotonic() - start)
             # Avoid a fixed phase relative to the polls.
             time.sleep(1.0 + times[-1] % 0.3)
         say(f"{sizes.deltas} deltas, one per second")
-        lags = _one_per_second(sizes, store, version)
+        lags = _measure_one_per_second(sizes, store, version)
     return {
         "delta_s": statistics.median(times),
         "delta_rows": min(_CHANGED, sizes.rows),
@@ -120,7 +120,7 @@ def deltas(sizes: "Sizes", base: Path, directory: Path, say: Callable[[str], Non
     }
 
 
-def _one_per_second(sizes: "Sizes", store: RealStore, version: int) -> list[float]:
+def _measure_one_per_second(sizes: "Sizes", store: RealStore, version: int) -> list[float]:
     """Return for each delta the seconds until it, or a newer version, was current."""
     due: dict[int, float] = {}
     lags: list[float] = []
@@ -135,22 +135,22 @@ def _one_per_second(sizes: "Sizes", store: RealStore, version: int) -> list[floa
     watching.start()
     start = time.monotonic()
     for number in range(first, last + 1):
-        signs, values = _changes(sizes.rows, number)
+        signs, values = _make_changes(sizes.rows, number)
         time.sleep(max(0.0, start + number - first - time.monotonic()))
-        # Count from the due time: a delta delayed by the one before is late.
+        # Count from the due time: a delta delayed by the delta before it is late.
         due[number] = start + number - first
-        version = _publish(store, version, signs, values, sizes.rows)
+        version = _publish_delta(store, version, signs, values, sizes.rows)
     watching.join()
     return lags
 
 
-def _publish(
+def _publish_delta(
     store: RealStore, parent: int, signs: npt.NDArray[np.uint64], values: npt.NDArray[np.float32], rows: int
 ) -> int:
     return store.publish_delta(parent, rows, len(signs), lambda path: _write_delta(path, signs, values)).number
 
 
-def _check(clients: list[_core.CubeClient], version: int, signs: npt.NDArray[np.uint64]) -> None:
+def _check_rows(clients: list[_core.CubeClient], version: int, signs: npt.NDArray[np.uint64]) -> None:
     """Check that every replica has the rows of a delta."""
     for client in clients:
         found, present = client.get(version, np.ascontiguousarray(signs[:1000]))
@@ -158,7 +158,7 @@ def _check(clients: list[_core.CubeClient], version: int, signs: npt.NDArray[np.
             raise UnavailableError(f"bench: version {version}: rows of a delta are missing")
 
 
-def _changes(rows: int, version: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
+def _make_changes(rows: int, version: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
     """Return distinct signs and their new rows."""
     numbers = np.random.default_rng(version).choice(rows, min(_CHANGED, rows), replace=False).astype(np.uint64)
     signs = numbers * np.uint64(0x9E3779B97F4A7C15)

@@ -36,16 +36,17 @@ def describe(result: dict[str, Any]) -> list[str]:
 
 
 def _write_slots(out: Path, samples: int) -> dict[str, Any]:
-    _write_demo(out, samples, "slots", 20)
+    write_demo(out, samples, "slots", 20)
     return {"slots": ["0-19"]}
 
 
 def _write_criteo(out: Path, samples: int) -> dict[str, Any]:
-    _write_demo(out, samples, "criteo", 26)
+    write_demo(out, samples, "criteo", 26)
     return {}
 
 
-def _write_demo(out: Path, samples: int, format: str, slots: int) -> None:
+def write_demo(out: Path, samples: int, format: str, slots: int) -> None:
+    """Generate samples of one hour in a directory."""
     _core.write_demo(
         str(out),
         samples=samples,

@@ -1,6 +1,8 @@
-"""CPU time of processes."""
+"""Processes of a measurement: their CPU time, and free ports for them."""
 
+import contextlib
 import os
+import socket
 from pathlib import Path
 
 
@@ -8,3 +10,12 @@ def cpu_seconds(process_id: int) -> float:
     """Return the user and system time of a process and all its threads so far."""
     fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return distinct ports of the loopback address that no process listens on."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

@@ -87,9 +87,9 @@ def _prepare(sizes: Sizes, say: Callable[[str], None]) -> Bench:
     say(f"filling a table with {sizes.rows:,} rows")
     with closing(Reporter(Path("metrics.jsonl"), 3600, stream=io.StringIO())) as reporter:
         trainer = Trainer(job, Run.create(job), reporter)
-        train.fill(trainer, values)
+        train.fill_table(trainer, values)
         checkpoint = write_checkpoint(job, trainer.state.embedding.table, Path("filled"))
-    return Bench(sizes, say, raw, train.head(file, BATCH_SIZE), checkpoint)
+    return Bench(sizes, say, raw, train.read_head(file, BATCH_SIZE), checkpoint)
 
 
 def describe(result: Result) -> list[str]:

@@ -35,12 +35,12 @@ def run(bench: "Bench") -> Result:
         status = cluster.wait_for_samples(_WARM_UP_SAMPLES)
         rows = [shard["figures"]["num_rows"] for shard in status["shards"]]
         for repeat in range(bench.sizes.repeats):
-            bench.say(f"fault, {repeat + 1}/{bench.sizes.repeats}: a checkpoint, a window without one, a kill")
-            at, without, took = _pause(cluster)
+            bench.say(f"fault, {repeat + 1}/{bench.sizes.repeats}: a checkpoint, an equal time without one, a kill")
+            at, without, took = _measure_pause(cluster)
             pauses.append((at, without))
             written.append(took)
             time.sleep(max(_AGE_WINDOWS * bench.sizes.seconds - took, 0.0))
-            age, first_push, all_caught_up = _kill(cluster)
+            age, first_push, all_caught_up = _measure_recovery(cluster)
             ages.append(age)
             recovery.append(first_push)
             caught_up.append(all_caught_up)
@@ -58,8 +58,8 @@ def run(bench: "Bench") -> Result:
     }
 
 
-def _pause(cluster: Cluster) -> tuple[float, float, float]:
-    """Return the longest gap between pushes during a checkpoint, in an equal time after it, and that time."""
+def _measure_pause(cluster: Cluster) -> tuple[float, float, float]:
+    """Return the longest gap between pushes during a checkpoint and in an equal time after it, and that time."""
     with cluster.servers(cluster.wait_for_servers()) as client:
         ticket = cluster.checkpoint()
         start = time.monotonic()
@@ -105,7 +105,7 @@ class Gaps:
         self._thread.join()
 
 
-def _kill(cluster: Cluster) -> tuple[float, float, float]:
+def _measure_recovery(cluster: Cluster) -> tuple[float, float, float]:
     """Kill a server; return the age of the checkpoint, and the seconds to the first push and until it caught up."""
     status = cluster.wait(lambda status: status["checkpoint"]["age_s"] is not None, "a checkpoint")
     age = status["checkpoint"]["age_s"] or 0.0
@@ -134,6 +134,6 @@ def describe(result: Result) -> list[str]:
         f"{result['caught_up_s']:.1f} s, with a checkpoint {result['checkpoint_age_s']:.1f} s old "
         f"(allowed {result['caught_up_allowed_s']:.1f} s)",
         f"a checkpoint takes {result['checkpoint_s']:.1f} s; the longest gap between pushes during it is "
-        f"{result['longest_gap_ms']:.0f} ms, without one {result['longest_gap_without_ms']:.0f} ms: "
-        f"{result['pause_ms']:.0f} ms more",
+        f"{result['longest_gap_ms']:.0f} ms, without a checkpoint {result['longest_gap_without_ms']:.0f} ms: "
+        f"{result['pause_ms']:.0f} ms longer",
     ]

@@ -91,6 +91,6 @@ def describe(result: Result) -> list[str]:
         rows = count * train.SLOTS
         lines.append(
             f"through the socket, {rows:,} rows per request: {result[f'socket_pulls_per_s_{rows}'] / 1e6:.1f} M/s per "
-            f"server core: {result[f'pull_socket_ratio_{rows}']:.2f} of that"
+            f"server core, {result[f'pull_socket_ratio_{rows}']:.2f} of the table in one process"
         )
     return lines

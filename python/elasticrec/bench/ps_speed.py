@@ -25,7 +25,7 @@ _WARM_UP_BATCHES = 40
 
 
 def speed(bench: "Bench") -> Result:
-    """Measure samples per second with as many cores as the network alone, in turn with it."""
+    """Measure samples per second with as many cores as the network alone; both are measured in turn."""
     rates: dict[str, list[float]] = {"dense": [], "dense_2": []}
     measured: dict[str, dict[int, list[Rates]]] = {
         shape: {number: [] for number in threads} for shape, (_, _, threads) in SHAPES.items()
@@ -62,7 +62,7 @@ def speed(bench: "Bench") -> Result:
 
 
 def growth(bench: "Bench") -> Result:
-    """Measure CPU seconds per million samples with a growing number of trainers, in turn with networks alone."""
+    """Measure CPU seconds per million samples with more and more trainers; networks alone are measured in turn."""
     counts = [1 << power for power in range(16) if 1 << power <= bench.sizes.max_trainers]
     ours: dict[int, list[Rates]] = {count: [] for count in counts}
     alone: dict[int, list[float]] = {count: [] for count in counts}

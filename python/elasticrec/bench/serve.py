@@ -14,7 +14,7 @@ from typing import Any
 from elasticrec import _core
 from elasticrec.bench import serve_rivals
 from elasticrec.bench.processes import cpu_seconds
-from elasticrec.bench.serve_model import NAME, BenchModel, Requests, Sizes, make, over_grpc, over_http
+from elasticrec.bench.serve_model import NAME, BenchModel, Requests, Sizes, grpc_requests, http_requests, make_model
 from elasticrec.bench.stages import mean_us, stages_of
 from elasticrec.errors import UnavailableError
 from elasticrec.machine import num_cores
@@ -44,13 +44,13 @@ def run(sizes: Sizes, parts: list[str], say: Say) -> Result:
         serve_rivals.check_clone()
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         say(f"making a model of {sizes.rows:,} rows")
-        model = make(sizes.rows)
+        model = make_model(sizes.rows)
         result: Result = {"rows": sizes.rows, "repeats": sizes.repeats, "cores": num_cores()}
         measures = {
-            "engine": _engine,
-            "joining": _joining,
-            "latency": _latency,
-            "swap": _swap,
+            "engine": _measure_engine,
+            "joining": _measure_joining,
+            "latency": _measure_latency,
+            "swap": _measure_swaps,
             RIVALS: serve_rivals.run,
         }
         for part in parts:
@@ -59,7 +59,7 @@ def run(sizes: Sizes, parts: list[str], say: Say) -> Result:
 
 
 @contextlib.contextmanager
-def _on(core: int | None) -> Iterator[None]:
+def _pin_to_core(core: int | None) -> Iterator[None]:
     """Keep threads and processes that are started in the block on one core, if there are several."""
     before = os.sched_getaffinity(0)
     if core is not None and len(before) > 1:
@@ -71,15 +71,15 @@ def _on(core: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _serving(core: int | None, *settings: str) -> Iterator[ServerProcess]:
+def _start_server(core: int | None, *settings: str) -> Iterator[ServerProcess]:
     arguments = [part for setting in settings for part in ("--set", f"serve.{setting}")]
     with contextlib.ExitStack() as stack:
-        with _on(core):
+        with _pin_to_core(core):
             server = stack.enter_context(server_process(f"models/{NAME}", *arguments))
         yield server
 
 
-def _load(server: ServerProcess, requests: Requests, **options: Any) -> _core.TrafficReport:
+def _send_traffic(server: ServerProcess, requests: Requests, **options: Any) -> _core.TrafficReport:
     report = _core.run_traffic(
         server.address,
         requests.path,
@@ -95,20 +95,20 @@ def _load(server: ServerProcess, requests: Requests, **options: Any) -> _core.Tr
 
 def _per_cpu_s(server: ServerProcess, requests: Requests, connections: int, seconds: float) -> float:
     """Return requests per CPU second of the server, with the traffic generator on the other core."""
-    with _on(1):
-        _load(server, requests, connections=connections, seconds=min(seconds, 0.5))
+    with _pin_to_core(1):
+        _send_traffic(server, requests, connections=connections, seconds=min(seconds, 0.5))
         before = cpu_seconds(server.process.pid)
-        report = _load(server, requests, connections=connections, seconds=seconds)
+        report = _send_traffic(server, requests, connections=connections, seconds=seconds)
         return report.answered / (cpu_seconds(server.process.pid) - before)
 
 
-def _engine(model: BenchModel, sizes: Sizes, say: Say) -> Result:
+def _measure_engine(model: BenchModel, sizes: Sizes, say: Say) -> Result:
     """Compare instances per CPU second of the server with the engine alone, both on the same core."""
     result: Result = {}
-    with _serving(0, "threads=1") as server:
+    with _start_server(0, "threads=1") as server:
         for instances in (128, 512):
             batches = model.batches(instances, _NUM_BODIES)
-            protocols = {"http": over_http(batches), "grpc": over_grpc(batches)}
+            protocols = {"http": http_requests(batches), "grpc": grpc_requests(batches)}
             rates: dict[str, list[float]] = {"engine": [], "http": [], "grpc": []}
             for repeat in range(sizes.repeats):
                 say(f"engine, {instances} instances per request: {repeat + 1}/{sizes.repeats}")
@@ -131,7 +131,7 @@ def _engine(model: BenchModel, sizes: Sizes, say: Say) -> Result:
 
 def _engine_rate(model: BenchModel, instances: int, seconds: float) -> float:
     """Return instances per CPU second of the engine on tensors in memory."""
-    with _on(0):
+    with _pin_to_core(0):
         before = time.process_time()
         started = time.perf_counter()
         rate = _core.engine_rate(str(model.path), str(library_path()), batch=instances, seconds=seconds, threads=1)
@@ -140,11 +140,11 @@ def _engine_rate(model: BenchModel, instances: int, seconds: float) -> float:
     return rate / min(share, 1.0)
 
 
-def _joining(model: BenchModel, sizes: Sizes, say: Say) -> Result:
+def _measure_joining(model: BenchModel, sizes: Sizes, say: Say) -> Result:
     """Measure requests of one instance from many connections per CPU second, joined and scored one by one."""
-    requests = over_http(model.batches(1, 4096))
+    requests = http_requests(model.batches(1, 4096))
     rates: dict[str, list[float]] = {"on": [], "off": []}
-    with _serving(0, "threads=1") as joins, _serving(0, "threads=1", "batch_size=1") as alone:
+    with _start_server(0, "threads=1") as joins, _start_server(0, "threads=1", "batch_size=1") as alone:
         for repeat in range(sizes.repeats):
             say(f"joining: {repeat + 1}/{sizes.repeats}")
             rates["on"].append(_per_cpu_s(joins, requests, _MANY_CONNECTIONS, sizes.seconds))
@@ -158,11 +158,11 @@ def _joining(model: BenchModel, sizes: Sizes, say: Say) -> Result:
 
 
 def _capacity(server: ServerProcess, requests: Requests, seconds: float) -> float:
-    return _load(server, requests, connections=_MANY_CONNECTIONS, seconds=seconds).requests_per_s
+    return _send_traffic(server, requests, connections=_MANY_CONNECTIONS, seconds=seconds).requests_per_s
 
 
 def _open_loop(server: ServerProcess, requests: Requests, rate: float, seconds: float) -> _core.TrafficReport:
-    return _load(
+    return _send_traffic(
         server,
         requests,
         connections=_MANY_CONNECTIONS,
@@ -172,13 +172,13 @@ def _open_loop(server: ServerProcess, requests: Requests, rate: float, seconds: 
     )
 
 
-def _latency(model: BenchModel, sizes: Sizes, say: Say) -> Result:
+def _measure_latency(model: BenchModel, sizes: Sizes, say: Say) -> Result:
     """Measure latency at shares of the capacity, with random arrivals, counted from the due time of each request."""
     result: Result = {}
     worst = []
-    with _serving(None) as server:
+    with _start_server(None) as server:
         for instances in (1, 16):
-            requests = over_http(model.batches(instances, 1024))
+            requests = http_requests(model.batches(instances, 1024))
             capacities = [_capacity(server, requests, sizes.seconds) for _ in range(sizes.repeats)]
             capacity = statistics.median(capacities)
             result[f"capacity_{instances}"] = capacity
@@ -202,12 +202,12 @@ def _latency(model: BenchModel, sizes: Sizes, say: Say) -> Result:
     return result | {"p99_ms_at_50": max(worst)}
 
 
-def _swap(model: BenchModel, sizes: Sizes, say: Say) -> Result:
+def _measure_swaps(model: BenchModel, sizes: Sizes, say: Say) -> Result:
     """Measure latency at half of the capacity while versions change, relative to a time without changes."""
-    requests = over_http(model.batches(1, 4096))
+    requests = http_requests(model.batches(1, 4096))
     seconds = max(sizes.seconds, 4.0)
     seen: dict[str, list[float]] = {"calm": [], "base": [], "delta": []}
-    with _serving(None, "poll_s=0.1") as server:
+    with _start_server(None, "poll_s=0.1") as server:
         rate = _capacity(server, requests, sizes.seconds) / 2
 
         def measure(kind: str) -> None:
@@ -218,12 +218,12 @@ def _swap(model: BenchModel, sizes: Sizes, say: Say) -> Result:
             measure("calm")
             # Publish before the measurement, in which the server only loads the version.
             version = model.publish()
-            with _offering(server, model, [version]):
+            with _offer_versions(server, model, [version]):
                 measure("base")
             chain = [version]
             for _ in range(int(seconds)):
                 chain.append(model.publish(chain[-1], _CHANGED))
-            with _offering(server, model, chain[1:]):
+            with _offer_versions(server, model, chain[1:]):
                 measure("delta")
     # Use medians: a single p99 varies more than the swaps add to it.
     middle = {kind: statistics.median(values) for kind, values in seen.items()}
@@ -238,7 +238,7 @@ def _swap(model: BenchModel, sizes: Sizes, say: Say) -> Result:
 
 
 @contextlib.contextmanager
-def _offering(server: ServerProcess, model: BenchModel, versions: list[int]) -> Iterator[None]:
+def _offer_versions(server: ServerProcess, model: BenchModel, versions: list[int]) -> Iterator[None]:
     """Make versions current one second apart while the block runs; wait until the server has the last one."""
 
     def offer() -> None:
@@ -253,13 +253,13 @@ def _offering(server: ServerProcess, model: BenchModel, versions: list[int]) -> 
     finally:
         offering.join()
     end = time.monotonic() + _TIMEOUT_S
-    while _version(server) != versions[-1]:
+    while _served_version(server) != versions[-1]:
         if time.monotonic() > end:
             raise UnavailableError(f"serve: version {versions[-1]} was not loaded within {_TIMEOUT_S:.0f} s")
         time.sleep(0.05)
 
 
-def _version(server: ServerProcess) -> int:
+def _served_version(server: ServerProcess) -> int:
     with urllib.request.urlopen(f"http://{server.address}/v1/models") as response:
         return int(json.load(response)["models"][0]["version"])
 
@@ -278,7 +278,7 @@ def describe(result: Result) -> list[str]:
             stages = result[f"stages_us_{protocol}_{instances}"]
             lines.append(
                 f"  {protocol}: {result[f'instances_per_cpu_s_{protocol}_{instances}']:,.0f}, "
-                f"{result[f'engine_ratio_{protocol}_{instances}']:.2f} of it; per request: "
+                f"{result[f'engine_ratio_{protocol}_{instances}']:.2f} of the engine; per request: "
                 + ", ".join(f"{name} {micros:,.0f} µs" for name, micros in stages.items() if name != "queue")
             )
     if "batching_gain" in result:
@@ -299,7 +299,8 @@ def describe(result: Result) -> list[str]:
             lines.append(f"  at {share} %: {figures}")
     if "swap_p99_ratio" in result:
         lines.append(
-            f"p99 at half of that: {result['p99_ms_without_swaps']:.2f} ms; during a switch to a new base "
-            f"{result['swap_p99_ratio_base']:.2f} times, with a delta per second {result['swap_p99_ratio_delta']:.2f}"
+            f"p99 at half of the capacity: {result['p99_ms_without_swaps']:.2f} ms; times as long during a switch to a "
+            f"new base: {result['swap_p99_ratio_base']:.2f}, with a delta per second: "
+            f"{result['swap_p99_ratio_delta']:.2f}"
         )
     return lines + serve_rivals.describe(result)

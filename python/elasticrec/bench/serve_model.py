@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.audit.part import partition_of
+from elasticrec.bench.parse import write_demo
 from elasticrec.config import Job, parse_job
 from elasticrec.durable import write_synced
 from elasticrec.manifest import FileEntry
@@ -84,7 +85,7 @@ class BenchModel:
         return made
 
 
-def make(rows: int) -> BenchModel:
+def make_model(rows: int) -> BenchModel:
     """Train a network briefly and publish it with many rows, in the current directory."""
     write_criteo_rows(20_000)
     job = bench_job()
@@ -114,17 +115,7 @@ def make(rows: int) -> BenchModel:
 
 def write_criteo_rows(count: int) -> None:
     """Generate Criteo rows in the directory `data`."""
-    _core.write_demo(
-        "data",
-        samples=count,
-        slots=SLOTS,
-        hours=1,
-        seed=1,
-        format="criteo",
-        overwrite=True,
-        threads=1,
-        progress=None,
-    )
+    write_demo(Path("data"), count, "criteo", SLOTS)
 
 
 def bench_job() -> Job:
@@ -165,7 +156,7 @@ class Requests:
     is_grpc: bool
 
 
-def over_http(batches: Batches) -> Requests:
+def http_requests(batches: Batches) -> Requests:
     """Return requests with binary tensors of the Open Inference Protocol."""
     bodies = []
     for signs, dense in batches:
@@ -181,7 +172,7 @@ def _tensor(name: str, datatype: str, values: npt.NDArray[Any]) -> dict[str, Any
     return {"name": name, "shape": list(values.shape), "datatype": datatype, "parameters": parameters}
 
 
-def over_grpc(batches: Batches) -> Requests:
+def grpc_requests(batches: Batches) -> Requests:
     """Return the same requests as `ModelInfer` messages."""
     bodies = []
     for signs, dense in batches:

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,18 @@ import numpy.typing as npt
 import torch
 
 from elasticrec import _core
-from elasticrec.bench.serve_model import DENSE, NAME, SLOTS, Batches, BenchModel, Requests, Sizes, over_grpc, over_http
+from elasticrec.bench.processes import free_ports
+from elasticrec.bench.serve_model import (
+    DENSE,
+    NAME,
+    SLOTS,
+    Batches,
+    BenchModel,
+    Requests,
+    Sizes,
+    grpc_requests,
+    http_requests,
+)
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.repository.version import part_name
 from elasticrec.serving.process import server_process
@@ -50,13 +60,13 @@ _POLL_S = 0.05
 _LOADED = "model loaded"
 
 
-def over_bytes(batches: Batches) -> Requests:
+def bytes_requests(batches: Batches) -> Requests:
     """Return requests with the bytes of all signs, then of all dense values."""
     bodies = [signs.tobytes() + dense.tobytes() for signs, dense in batches]
     return Requests("/predict", bodies, "application/octet-stream", {}, False)
 
 
-def over_json(batches: Batches) -> Requests:
+def json_requests(batches: Batches) -> Requests:
     """Return requests with tensors of the Open Inference Protocol as JSON."""
     bodies = []
     for signs, dense in batches:
@@ -91,16 +101,16 @@ _FASTAPI = ("fastapi", "uvicorn[standard]")
 
 RIVALS = (
     # FastAPI has no batching: `fastapi_joined` uses thirty lines of our script that join concurrent requests.
-    Rival("fastapi", "fastapi_torch.py", _FASTAPI, _ALONE, {"bytes": over_bytes}),
-    Rival("fastapi_joined", "fastapi_torch.py", _FASTAPI, _TOGETHER, {"bytes": over_bytes}, is_extended=True),
-    Rival("litserve", "litserve_torch.py", ("litserve",), _ALL_SHAPES, {"bytes": over_bytes}),
+    Rival("fastapi", "fastapi_torch.py", _FASTAPI, _ALONE, {"bytes": bytes_requests}),
+    Rival("fastapi_joined", "fastapi_torch.py", _FASTAPI, _TOGETHER, {"bytes": bytes_requests}, is_extended=True),
+    Rival("litserve", "litserve_torch.py", ("litserve",), _ALL_SHAPES, {"bytes": bytes_requests}),
     # Its workers do not start with a newer uvloop.
     Rival(
         "mlserver",
         "mlserver_torch.py",
         ("mlserver", "uvloop<0.22"),
         _ALL_SHAPES,
-        {"json": over_json, "grpc": over_grpc},
+        {"json": json_requests, "grpc": grpc_requests},
     ),
     Rival(
         "kserve",
@@ -108,7 +118,7 @@ RIVALS = (
         ("kserve",),
         # KServe has no batching.
         _ALONE,
-        {"binary": over_http, "json": over_json, "grpc": over_grpc},
+        {"binary": http_requests, "json": json_requests, "grpc": grpc_requests},
         has_loading_parent=True,
     ),
 )
@@ -162,7 +172,7 @@ def run(model: BenchModel, sizes: Sizes, say: Say) -> Result:
     rivals: dict[str, Result] = {}
     failed: dict[str, str] = {}
     with server_process(f"models/{NAME}") as server:
-        ours = Target(server.address, over_http(batches))
+        ours = Target(server.address, http_requests(batches))
         expected = ours.scores()
         for rival in RIVALS:
             directory = Path("rivals", rival.name).absolute()
@@ -260,10 +270,10 @@ class RivalBench:
 
     def measure(self, ours: Target, sizes: Sizes) -> Result:
         """Find the rival's best shape, then measure that and our server in turn."""
-        rates = self._try(min(sizes.seconds, _TRIAL_S))
+        rates = self._try_shapes(min(sizes.seconds, _TRIAL_S))
         shape = max(rates, key=lambda shape: rates[shape])
         pairs, connections = [], 0
-        with self._running(shape.workers, shape.batch) as addresses:
+        with self._start_processes(shape.workers, shape.batch) as addresses:
             theirs = self._target(addresses, shape.protocol)
             for repeat in range(sizes.repeats):
                 self.say(f"{self.rival.name}: {shape}: {repeat + 1}/{sizes.repeats}")
@@ -279,13 +289,13 @@ class RivalBench:
             "ratio": round(statistics.median(mine / theirs for mine, theirs in pairs), 2),
         }
 
-    def _try(self, seconds: float) -> dict[Shape, float]:
+    def _try_shapes(self, seconds: float) -> dict[Shape, float]:
         """Return requests per second of every shape that works."""
         rates: dict[Shape, float] = {}
         problem = "no shape"
         for workers, batch in self.rival.shapes:
             try:
-                with self._running(workers, batch) as addresses:
+                with self._start_processes(workers, batch) as addresses:
                     for protocol in self.rival.protocols:
                         shape = Shape(workers, batch, protocol)
                         rates[shape], connections = self._target(addresses, protocol).rate(seconds)
@@ -312,9 +322,9 @@ class RivalBench:
         return target
 
     @contextlib.contextmanager
-    def _running(self, workers: int, batch: int) -> Iterator[dict[bool, str]]:
+    def _start_processes(self, workers: int, batch: int) -> Iterator[dict[bool, str]]:
         """Start its processes and yield the addresses of HTTP (False) and gRPC (True)."""
-        ports = _free_ports(2)
+        ports = free_ports(2)
         command = [str(self.python), str(SCRIPTS / self.rival.script), str(self.exported)]
         for name, value in zip(("port", "grpc-port", "workers", "batch"), (*ports, workers, batch), strict=True):
             command += [f"--{name}", str(value)]
@@ -327,7 +337,7 @@ class RivalBench:
             )
             try:
                 expected = workers + (self.rival.has_loading_parent and workers > 1)
-                self._wait(process, addresses[False], log, expected)
+                self._wait_until_loaded(process, addresses[False], log, expected)
                 yield addresses
             finally:
                 # Kill the whole process group: some servers leave children behind.
@@ -335,9 +345,9 @@ class RivalBench:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def _wait(self, process: "subprocess.Popen[bytes]", address: str, log: Path, num_loads: int) -> None:
+    def _wait_until_loaded(self, process: "subprocess.Popen[bytes]", address: str, log: Path, num_loads: int) -> None:
         """Wait until every process has loaded the model and one answers."""
-        make = next(make for make in self.rival.protocols.values() if make is not over_grpc)
+        make = next(make for make in self.rival.protocols.values() if make is not grpc_requests)
         target = Target(address, make(self.batches[:1]))
         end = time.monotonic() + _START_TIMEOUT_S
         problem = "did not load the model"
@@ -363,14 +373,6 @@ class RivalBench:
         if done.returncode:
             raise UnavailableError(f"{' '.join(command[1:4])}: {_last_line(done.stderr)}")
         return done.stdout
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _last_line(text: str) -> str:

@@ -55,7 +55,7 @@ def run(samples: int, repeats: int, seconds: float, say: Callable[[str], None]) 
         published = publish_run(middle.run)
         result["rows"] = published.rows
         say("serving")
-        result.update(_serving(job, published.path, repeats, seconds))
+        result.update(_measure_serving(job, published.path, repeats, seconds))
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
 
 
@@ -65,14 +65,13 @@ def describe(result: Result) -> list[str]:
     stages = result["serve_stages_us_128"]
     return [
         f"parsing, Criteo rows, one core: {result['parse_mb_per_s']:,.0f} MB/s",
-        f"training, batch 512: {result['train_samples_per_s']:,.0f} samples/s; the network alone "
-        f"{result['dense_only_samples_per_s']:,.0f} ({result['dense_only_threads']} threads): "
-        f"{result['train_ratio']:.2f} of it",
+        f"training, batch 512: {result['train_samples_per_s']:,.0f} samples/s, {result['train_ratio']:.2f} of the "
+        f"network alone ({result['dense_only_samples_per_s']:,.0f}, {result['dense_only_threads']} threads)",
         "  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005),
         f"serving, 1 sample per request: {result['serve_rps_1']:,.0f} requests/s, "
         f"p50 {result['serve_p50_us_1']:,.0f} µs, p99 {result['serve_p99_us_1']:,.0f} µs",
-        f"serving, 128 samples per request: {result['serve_instances_per_s_128']:,.0f} samples/s; the engine alone "
-        f"{result['engine_instances_per_s_128']:,.0f}: {result['serve_ratio_128']:.2f} of it, "
+        f"serving, 128 samples per request: {result['serve_instances_per_s_128']:,.0f} samples/s, "
+        f"{result['serve_ratio_128']:.2f} of the engine alone ({result['engine_instances_per_s_128']:,.0f}); "
         "traffic generator on the same cores",
         "  per request: " + ", ".join(f"{name} {micros:,.0f} µs" for name, micros in stages.items()),
     ]
@@ -83,7 +82,7 @@ def _train(job: Job) -> Summary:
         return train_job(job, fresh=True)
 
 
-def _serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
+def _measure_serving(job: Job, path: Path, repeats: int, seconds: float) -> Result:
     lines = match_files(job, "train")[0].read_bytes().splitlines(keepends=True)
     ones = lines[:4096]
     batches = [b"".join(lines[at : at + 128]) for at in range(0, 128 * 64, 128)]

@@ -62,12 +62,13 @@ def describe(result: dict[str, Any]) -> list[str]:
     """Return the figures as lines of text."""
     return [
         f"table of {result['rows']:,} rows of 1 + 9 columns, Adagrad, one core, uniform signs:",
-        f"pulls: {result['pulls_per_s'] / 1e6:.1f} M/s; plain memory access "
-        f"{result['probe_pulls_per_s'] / 1e6:.1f} M/s: {result['pull_ratio']:.2f} of it",
-        f"updates: {result['updates_per_s'] / 1e6:.1f} M/s; plain memory access "
-        f"{result['probe_updates_per_s'] / 1e6:.1f} M/s: {result['update_ratio']:.2f} of it",
+        f"pulls: {result['pulls_per_s'] / 1e6:.1f} M/s, {result['pull_ratio']:.2f} of plain memory access "
+        f"({result['probe_pulls_per_s'] / 1e6:.1f} M/s)",
+        f"updates: {result['updates_per_s'] / 1e6:.1f} M/s, {result['update_ratio']:.2f} of plain memory access "
+        f"({result['probe_updates_per_s'] / 1e6:.1f} M/s)",
         f"updates with changes listed for a publish: {result['listed_updates_per_s'] / 1e6:.1f} M/s, "
-        f"{result['listed_ratio']:.2f} of those without; collected at {result['taken_rows_per_s'] / 1e6:.1f} M/s",
+        f"{result['listed_ratio']:.2f} of updates without the list; changes are collected at "
+        f"{result['taken_rows_per_s'] / 1e6:.1f} M/s",
         f"bytes per key in addition to weights, state, show and click: {result['bytes_per_key']:.1f}",
     ]
 

@@ -43,22 +43,34 @@ ZIPF = 1.05
 _WARM_UP_BATCHES = 20
 
 
-def run(samples: int, rows: int, repeats: int, seconds: float, say: Callable[[str], None], rivals: bool) -> Result:
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the measurement."""
+
+    samples: int
+    rows: int
+    repeats: int
+    seconds: float
+    """Duration of a measurement of the network alone."""
+    rivals: bool
+
+
+def run(sizes: Sizes, say: Callable[[str], None]) -> Result:
     """Return all figures, medians of `repeats`; training, the network alone and the rival take turns."""
-    script = _rival_script() if rivals else None
+    script = _rival_script() if sizes.rivals else None
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
-        values = rows // SLOTS
+        values = sizes.rows // SLOTS
         files = {}
         for kind in ("zipf", "uniform"):
-            say(f"writing {samples:,} samples of PaddleRec slot text, {kind} signs")
-            files[kind] = write_samples(Path(f"{kind}.txt"), samples, values, kind)
-        result: Result = {"samples": samples, "rows": rows, "repeats": repeats, "cores": num_cores()}
+            say(f"writing {sizes.samples:,} samples of PaddleRec slot text, {kind} signs")
+            files[kind] = write_samples(Path(f"{kind}.txt"), sizes.samples, values, kind)
+        result: Result = {"samples": sizes.samples, "rows": sizes.rows, "repeats": sizes.repeats, "cores": num_cores()}
         rival = None
         if script is not None:
             say("plain PyTorch (DataLoader workers, EmbeddingBag, sparse Adagrad): searching for its best settings")
             rival = Rival(script, files["zipf"], values)
         for size in BATCH_SIZES:
-            measurement = Measurement(size, samples, values, files, repeats, seconds, say)
+            measurement = Measurement(size, values, files, sizes, say)
             result.update(measurement.run(rival if size == RIVAL_BATCH_SIZE else None))
         result["samples_per_s"] = result["samples_per_s_512"]
         result["dense_only_samples_per_s"] = result["dense_only_samples_per_s_512"]
@@ -71,8 +83,8 @@ def describe(result: Result) -> list[str]:
     for size in BATCH_SIZES:
         lines.append(
             f"batch {size}: {result[f'samples_per_s_{size}']:,.0f} samples/s (uniform signs "
-            f"{result[f'uniform_samples_per_s_{size}']:,.0f}); the network alone "
-            f"{result[f'dense_only_samples_per_s_{size}']:,.0f}: {result[f'ratio_{size}']:.2f} of it"
+            f"{result[f'uniform_samples_per_s_{size}']:,.0f}), {result[f'ratio_{size}']:.2f} of the network alone "
+            f"({result[f'dense_only_samples_per_s_{size}']:,.0f})"
         )
         shares = sorted(result[f"shares_{size}"].items(), key=lambda item: -item[1])
         lines.append("  time: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
@@ -136,17 +148,16 @@ class Measurement:
     """Rates at one batch size, measured in turn."""
 
     size: int
-    samples: int
+    """Samples in a batch."""
     values: int
     files: dict[str, Path]
-    repeats: int
-    seconds: float
+    sizes: Sizes
     say: Callable[[str], None]
 
     def run(self, rival: "Rival | None") -> Result:
         """Return the medians of training, of the network alone and, if given, of the rival."""
         job = parse_job(raw_job(self.size, [str(self.files["zipf"])]), base=Path.cwd(), source="bench")
-        text = head(self.files["zipf"], self.size)
+        text = read_head(self.files["zipf"], self.size)
         # Keep the trainer's own lines out of the output.
         reporter = Reporter(Path("metrics.jsonl"), 3600, stream=io.StringIO())
         rates: defaultdict[str, list[float]] = defaultdict(list)
@@ -154,15 +165,17 @@ class Measurement:
         with closing(reporter):
             trainer = Trainer(job, Run.create(job), reporter)
             self.say(f"batch {self.size}: filling the table")
-            fill(trainer, self.values)
-            for repeat in range(self.repeats):
-                self.say(f"batch {self.size}, {repeat + 1}/{self.repeats}: the whole loop, then its network alone")
+            fill_table(trainer, self.values)
+            for repeat in range(self.sizes.repeats):
+                self.say(
+                    f"batch {self.size}, {repeat + 1}/{self.sizes.repeats}: the whole loop, then its network alone"
+                )
                 torch.set_num_threads(num_cores())
                 for kind, file in self.files.items():
-                    rate, own = _train_rate(trainer, file, self.samples)
+                    rate, own = _train_rate(trainer, file, self.sizes.samples)
                     rates[kind].append(rate)
                     shares = own if kind == "zipf" else shares
-                rates["dense"].append(dense_only_rate(job, text, self.seconds)[0])
+                rates["dense"].append(dense_only_rate(job, text, self.sizes.seconds)[0])
                 for name, rate in rival.rates().items() if rival else ():
                     rates[name].append(rate)
         middle = {name: statistics.median(found) for name, found in rates.items()}
@@ -201,13 +214,13 @@ class Rival:
         return json.loads(finished.stdout.splitlines()[-1])
 
 
-def head(path: Path, count: int) -> bytes:
+def read_head(path: Path, count: int) -> bytes:
     """Return the first lines of a file."""
     with path.open("rb") as file:
         return b"".join(file.readline() for _ in range(count))
 
 
-def fill(trainer: Trainer, values: int) -> None:
+def fill_table(trainer: Trainer, values: int) -> None:
     """Give every value of every slot a row, as a push without a gradient does."""
     embedding = trainer.state.embedding
     names = [f"{slot}:" for slot in range(1, SLOTS + 1)]
@@ -233,7 +246,7 @@ def _train_rate(trainer: Trainer, file: Path, num_samples: int) -> tuple[float, 
         clock = trainer.restart_clock()
         samples = 0
         start = time.perf_counter()
-        for batch in trainer.timed(batches):
+        for batch in trainer.time_batches(batches):
             trainer.step(batch)
             samples += batch.num_samples
         return samples / (time.perf_counter() - start), clock.shares()
@@ -246,4 +259,4 @@ def _rival_script() -> Path:
     return script
 
 
-__all__ = ["describe", "fill", "head", "raw_job", "run", "write_samples"]
+__all__ = ["Sizes", "describe", "fill_table", "raw_job", "read_head", "run", "write_samples"]

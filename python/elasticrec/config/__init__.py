@@ -4,7 +4,7 @@ Reads `job.yaml` and `--set` into frozen objects, or raises one `ConfigError` th
 """
 
 from elasticrec.config.files import match_files
-from elasticrec.config.fingerprint import decisive_keys, differences, fingerprint, meaning, structure
+from elasticrec.config.fingerprint import decisive_keys, differences, fingerprint, meaning_keys, structure_keys
 from elasticrec.config.job import Job, job_schema
 from elasticrec.config.load import default_job, load_job, parse_job
 from elasticrec.config.secret import Secret
@@ -21,7 +21,7 @@ __all__ = [
     "job_schema",
     "load_job",
     "match_files",
-    "meaning",
+    "meaning_keys",
     "parse_job",
-    "structure",
+    "structure_keys",
 ]

@@ -14,7 +14,7 @@ _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
 NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
-def _named(value: Any) -> Any:
+def _expand_name(value: Any) -> Any:
     """Expand a bare name to a mapping with that name."""
     return {"name": value} if isinstance(value, str | int) and not isinstance(value, bool) else value
 
@@ -135,12 +135,12 @@ class DenseColumn(Section):
 
 
 Slots = Annotated[
-    tuple[Annotated[Slot, BeforeValidator(_named, json_schema_input_type=str | int | Slot)], ...],
+    tuple[Annotated[Slot, BeforeValidator(_expand_name, json_schema_input_type=str | int | Slot)], ...],
     Field(strict=False),
     BeforeValidator(one_or_list, json_schema_input_type=str | int | list[str | int | Slot]),
 ]
 DenseColumns = Annotated[
-    tuple[Annotated[DenseColumn, BeforeValidator(_named, json_schema_input_type=str | DenseColumn)], ...],
+    tuple[Annotated[DenseColumn, BeforeValidator(_expand_name, json_schema_input_type=str | DenseColumn)], ...],
     Field(strict=False),
 ]
 

@@ -51,7 +51,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-# Drop the inherited resolvers of YAML 1.1; only those below apply.
+# Drop the inherited resolvers of YAML 1.1; only `_RESOLVERS` apply.
 _Loader.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _RESOLVERS:
     _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)

@@ -145,6 +145,10 @@ Seconds = Annotated[
 ]
 
 
+# A class of the user: the file and the name of the class.
+CUSTOM_CLASS = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
+
+
 def _check_name(value: str) -> str:
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", value):
         raise expected("1 to 63 of `a-z 0-9 . _ -`, the first a letter or digit")
@@ -165,7 +169,7 @@ def _check_word(value: str) -> str:
 Word = Annotated[str, AfterValidator(_check_word)]
 
 
-def absolute(value: str, info: ValidationInfo) -> str:
+def absolute_path(value: str, info: ValidationInfo) -> str:
     """Return a path relative to the directory of the job file as an absolute path."""
     if not value or not value.isprintable():
         raise expected("a path, a directory or a glob")
@@ -180,7 +184,7 @@ def one_or_list(value: Any) -> Any:
     return [value] if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
-PathText = Annotated[str, AfterValidator(absolute)]
+PathText = Annotated[str, AfterValidator(absolute_path)]
 Paths = Annotated[
     tuple[PathText, ...],
     Field(strict=False),

@@ -30,14 +30,16 @@ def match_files(job: Job, key: Literal["train", "eval"]) -> list[Path]:
         return _match_hours(job, data.hours)
     if isinstance(data.eval, Holdout):
         files = _match(job, "train", data.train)
-        return files if data.select(held_out=True) else _by_hour(job, files, data.eval, held_out=key == "eval")
+        return files if data.select(held_out=True) else _select_by_hour(job, files, data.eval, held_out=key == "eval")
     return _match(job, key, data.train if key == "train" else data.eval)
 
 
 def _match_hours(job: Job, hours: Hours) -> list[Path]:
     """Return the files of the hours that are complete so far."""
     root = Path(job.data.train[0])
-    found = [path for hour in hours.found(root, hours.first) for path in hour_files(hours.directory(root, hour))]
+    found = [
+        path for hour in hours.complete_hours(root, hours.first) for path in hour_files(hours.directory(root, hour))
+    ]
     if not found:
         wanted = hours.done_file(root, hours.first)
         raise ConfigError(f"{job.source}: data.hours: no hour from {hours.start} on is complete yet, expected {wanted}")
@@ -78,7 +80,7 @@ def refuse_irregular(path: str | Path, where: str = "") -> None:
         raise ConfigError(f"{where}{show(str(path), _MAX_PATH)}: expected a regular file, got {kind}")
 
 
-def _by_hour(job: Job, files: list[Path], holdout: Holdout, *, held_out: bool) -> list[Path]:
+def _select_by_hour(job: Job, files: list[Path], holdout: Holdout, *, held_out: bool) -> list[Path]:
     """Return the files of the hours from the given time on (`held_out`), or before it."""
     assert holdout.time is not None
     start = seconds_of(holdout.time)

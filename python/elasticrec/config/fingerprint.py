@@ -42,13 +42,13 @@ def decisive_keys(job: Job) -> dict[str, Any]:
     for name, section in (("model", job.model), ("sparse", job.sparse), ("dense", job.dense)):
         parts.update(_flatten(name, section.model_dump(mode="json", exclude={"options"})))
     parts["model.options"] = job.model.options
-    if job.model.own is not None:
+    if job.model.custom_class is not None:
         parts["model.kind"] = _class_digest(job.model.kind, job.model_source())
     return parts
 
 
-def meaning(job: Job) -> dict[str, Any]:
-    """Return the keys of `decisive_keys` that determine what parameters mean: all except training data and method.
+def meaning_keys(job: Job) -> dict[str, Any]:
+    """Return the keys that give parameters their meaning: `decisive_keys` without training data and method.
 
     Checkpoints store them.
     """
@@ -69,15 +69,18 @@ def meaning(job: Job) -> dict[str, Any]:
     return {key: value for key, value in decisive_keys(job).items() if key not in learned_from}
 
 
-def structure(job: Job) -> dict[str, Any]:
-    """Return the keys that a warm start needs unchanged: `meaning` without optimizer, decay and eviction settings."""
+def structure_keys(job: Job) -> dict[str, Any]:
+    """Return the keys that a warm start needs unchanged.
+
+    These are `meaning_keys` without the settings of optimizers, initialization, decay and eviction.
+    """
 
     def is_setting(key: str) -> bool:
         if key.startswith(("sparse.decay.", "sparse.evict.")):
             return True
         return key == "sparse.init_scale" or (".optimizer." in key and not key.endswith(".kind"))
 
-    return {key: value for key, value in meaning(job).items() if not is_setting(key)}
+    return {key: value for key, value in meaning_keys(job).items() if not is_setting(key)}
 
 
 def fingerprint(job: Job) -> str:

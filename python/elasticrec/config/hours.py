@@ -14,7 +14,7 @@ from elasticrec.config.sparse import MAX_SEEN
 
 HOUR = timedelta(hours=1)
 
-_FORMS = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d)(?::00)?|(\d{4})(\d\d)(\d\d)/?(\d\d)")
+_HOUR_FORMS = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d)(?::00)?|(\d{4})(\d\d)(\d\d)/?(\d\d)")
 _FIELD = re.compile(r"\{([^{}]*)\}")
 
 
@@ -25,7 +25,7 @@ def show_hour(hour: datetime) -> str:
 
 def parse_hour(text: str) -> datetime:
     """Parse an hour of the local time in `timezone`."""
-    match = _FORMS.fullmatch(text)
+    match = _HOUR_FORMS.fullmatch(text)
     if match is None:
         raise ValueError(text)
     year, month, day, hour = (int(part) for part in match.groups() if part is not None)
@@ -140,7 +140,7 @@ class Hours(Section):
         shown = hour.replace(tzinfo=zone).astimezone(UTC).astimezone(zone)
         return shown.replace(tzinfo=None) == hour
 
-    def after(self, hour: datetime) -> datetime:
+    def next_hour(self, hour: datetime) -> datetime:
         """Return the next hour. An hour that daylight saving repeats is one directory."""
         following = hour + HOUR
         while not self.exists(following):
@@ -154,7 +154,7 @@ class Hours(Section):
 
     def ends_day(self, hour: datetime) -> bool:
         """Whether this hour is the last of its day."""
-        return self._date(self.after(hour)) != self._date(hour)
+        return self._date(self.next_hour(hour)) != self._date(hour)
 
     def _date(self, hour: datetime) -> date:
         return (hour - self.day_end_hour * HOUR).date()
@@ -174,17 +174,19 @@ class Hours(Section):
         """Whether an hour is complete."""
         return self.done_file(root, hour).exists()
 
-    def found(self, root: Path, start: datetime) -> list[datetime]:
+    def complete_hours(self, root: Path, start: datetime) -> list[datetime]:
         """Return the complete hours from `start` on, in order."""
         hours = []
-        for day in sorted(_names(root, r"\d{8}")):
+        for day in sorted(_matching_names(root, r"\d{8}")):
             if day >= start.strftime("%Y%m%d"):
-                hours += [hour for name in _names(root / day, r"\d\d") if (hour := _hour_of(day, name)) is not None]
+                hours += [
+                    hour for name in _matching_names(root / day, r"\d\d") if (hour := _hour_of(day, name)) is not None
+                ]
         last = self.last or datetime.max
         return sorted(hour for hour in hours if start <= hour <= last and self.is_done(root, hour))
 
 
-def _names(directory: Path, pattern: str) -> list[str]:
+def _matching_names(directory: Path, pattern: str) -> list[str]:
     try:
         return [name for name in os.listdir(directory) if re.fullmatch(pattern, name)]
     except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,5 @@
 """The job, and its sections `model` and `dense`."""
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +8,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_v
 from elasticrec.config.columns import Columns
 from elasticrec.config.data import Data
 from elasticrec.config.document import dump
-from elasticrec.config.fields import Name, Section, absolute, expected, problem
+from elasticrec.config.fields import CUSTOM_CLASS, Name, Section, absolute_path, expected, problem
 from elasticrec.config.publish import Cube, Publish, check_publish
 from elasticrec.config.secret import REFERENCES
 from elasticrec.config.serve import Serve
@@ -23,18 +22,16 @@ HASH_VERSION = 1
 
 MODELS = ("lr", "fm", "dnn", "wide_deep", "deepfm", "dcn_v2", "mmoe", "din")
 
-_OWN_MODEL = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
-
 
 def _check_kind(value: str, info: ValidationInfo) -> str:
     """Return the name of a built-in model, or the file (as an absolute path) and class of a user's model."""
     if value in MODELS:
         return value
-    match = _OWN_MODEL.fullmatch(value)
+    match = CUSTOM_CLASS.fullmatch(value)
     if match is None or not value.isprintable():
         names = ", ".join(f"`{name}`" for name in MODELS)
         raise expected(f"{names} or a class such as `my_model.py:MyModel`")
-    return f"{absolute(match[1], info)}:{match[2]}"
+    return f"{absolute_path(match[1], info)}:{match[2]}"
 
 
 _Widths = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(min_length=1, max_length=64, strict=False)]
@@ -76,9 +73,9 @@ class Model(Section):
         return value
 
     @property
-    def own(self) -> tuple[Path, str] | None:
-        """File and class of a user's own model, or None for a built-in model."""
-        match = _OWN_MODEL.fullmatch(self.kind)
+    def custom_class(self) -> tuple[Path, str] | None:
+        """File and class of a custom model, or None for a built-in model."""
+        match = CUSTOM_CLASS.fullmatch(self.kind)
         return (Path(match[1]), match[2]) if match else None
 
 
@@ -153,7 +150,7 @@ class Job(Section):
     def _check_rows(self) -> "Job":
         serve = self.serve
         if serve.rows == "store" and not self.cube.addresses:
-            # Without `models`, the server serves the model of the job or those of the command line.
+            # Without `models`, the server serves the models of the command line, or the model of the job.
             if not serve.models or not all(model.addresses for model in serve.models):
                 raise problem("`serve.rows`: `store` needs `cube.addresses`, the servers that hold the rows")
         return self
@@ -204,17 +201,17 @@ class Job(Section):
 
     def model_source(self) -> bytes | None:
         """Return the file of a user's model, or None. It is read once, so edits do not reach a running training."""
-        if self._model_source is None and self.model.own is not None:
-            self._model_source = self._read_own(self.model.own[0], "model.kind")
+        if self._model_source is None and self.model.custom_class is not None:
+            self._model_source = self._read_custom(self.model.custom_class[0], "model.kind")
         return self._model_source
 
     def reader_source(self) -> bytes | None:
         """Return the file of a user's reader, or None. It is read once."""
         if self._reader_source is None and self.data.reader is not None:
-            self._reader_source = self._read_own(Path(self.data.reader.rpartition(":")[0]), "data.reader")
+            self._reader_source = self._read_custom(Path(self.data.reader.rpartition(":")[0]), "data.reader")
         return self._reader_source
 
-    def _read_own(self, path: Path, key: str) -> bytes:
+    def _read_custom(self, path: Path, key: str) -> bytes:
         try:
             return path.read_bytes()
         except OSError as error:
@@ -230,9 +227,7 @@ class Job(Section):
         return self._with_data(eval=())
 
     def _with_data(self, **changes: Any) -> "Job":
-        job = self.model_copy(update={"data": self.data.model_copy(update=changes)})
-        job._source = self._source
-        return job
+        return self.model_copy(update={"data": self.data.model_copy(update=changes)})
 
     def to_dict(self, *, references: bool = False) -> dict[str, Any]:
         """Return all keys, with defaults, as plain values. Secrets are `***`, or their references on request."""

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from elasticrec.config.document import parse
 from elasticrec.config.fields import BASE, show
 from elasticrec.config.job import Job
-from elasticrec.config.problems import Location, describe, is_echo, keeps_secret
+from elasticrec.config.problems import Location, describe, is_consequence, may_hold_secret
 from elasticrec.errors import ConfigError
 
 _OVERRIDE = re.compile(r"([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)=(.*)", re.DOTALL)
@@ -25,7 +25,7 @@ class _Override:
     text: str
 
     def __str__(self) -> str:
-        value = "***" if keeps_secret(self.path) else show(self.text)[1:-1]
+        value = "***" if may_hold_secret(self.path) else show(self.text)[1:-1]
         return f"--set {'.'.join(self.path)}={value}"
 
     def covers(self, location: Location) -> bool:
@@ -50,12 +50,12 @@ def parse_job(raw: Any, *, base: Path, source: str = "job", overrides: Sequence[
     """Check a job given as plain values; `raw` is not modified."""
     parsed = [_parse_override(text) for text in overrides]
     for override, value in parsed:
-        raw = _with(raw, override, override.path, value)
+        raw = _replace_at(raw, override, override.path, value)
     try:
         job = Job.model_validate(raw, context={BASE: base})
     except ValidationError as error:
         # Only the lines leave this block: the error holds all inputs, which may include secrets.
-        lines = _lines(error, source, [override for override, _ in parsed])
+        lines = _problem_lines(error, source, [override for override, _ in parsed])
     else:
         job._source = source
         return job
@@ -77,7 +77,7 @@ def _parse_override(text: str) -> tuple[_Override, Any]:
     return override, parse(override.text, str(override))
 
 
-def _with(container: Any, override: _Override, path: tuple[str, ...], value: Any) -> Any:
+def _replace_at(container: Any, override: _Override, path: tuple[str, ...], value: Any) -> Any:
     """Return a copy of `container` with the value at `path` replaced; create missing parents."""
     if not path:
         return value
@@ -85,7 +85,7 @@ def _with(container: Any, override: _Override, path: tuple[str, ...], value: Any
     if container is None:
         container = [] if key.isdigit() else {}
     if isinstance(container, dict):
-        return {**container, key: _with(container.get(key), override, tuple(rest), value)}
+        return {**container, key: _replace_at(container.get(key), override, tuple(rest), value)}
     here = ".".join(override.path[: len(override.path) - len(path)])
     if not isinstance(container, list):
         raise ConfigError(f"{override}: `{here}` is a single value and has no `{key}`")
@@ -93,13 +93,13 @@ def _with(container: Any, override: _Override, path: tuple[str, ...], value: Any
         raise ConfigError(f"{override}: expected an index from 0 to {len(container)}, got `{key}`")
     index = int(key)
     item = container[index] if index < len(container) else None
-    return [*container[:index], _with(item, override, tuple(rest), value), *container[index + 1 :]]
+    return [*container[:index], _replace_at(item, override, tuple(rest), value), *container[index + 1 :]]
 
 
-def _lines(error: ValidationError, source: str, overrides: list[_Override]) -> list[str]:
+def _problem_lines(error: ValidationError, source: str, overrides: list[_Override]) -> list[str]:
     lines: list[str] = []
     for details in error.errors(include_url=False):
-        if is_echo(details):
+        if is_consequence(details):
             continue
         location = details["loc"] = tuple(part for part in details["loc"] if not str(part).startswith("<"))
         where = [source]

@@ -1,4 +1,4 @@
-"""Turns errors of pydantic into lines that a user can act on: `where: key: expected this, got that`."""
+"""Turns errors of pydantic into lines that a user can act on: `where: key: expected …, got …`."""
 
 import difflib
 import re
@@ -44,9 +44,9 @@ def describe(error: ErrorDetails) -> str:
     if kind == "problem":
         return str(context["problem"])
     if kind in ("too_short", "string_too_short"):
-        return f"expected at least {context['min_length']}, got {_size(error['input'])}"
+        return f"expected at least {context['min_length']}, got {_length_of(error['input'])}"
     if kind in ("too_long", "string_too_long"):
-        return f"expected at most {context['max_length']}, got {_size(error['input'])}"
+        return f"expected at most {context['max_length']}, got {_length_of(error['input'])}"
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         wanted = f"{words} {_number(context[bound])}"
@@ -58,10 +58,10 @@ def describe(error: ErrorDetails) -> str:
         wanted = _EXPECTED[kind]
     else:
         return _fallback_text(error)
-    return f"expected {wanted}, got {_got(error['input'], location)}"
+    return f"expected {wanted}, got {_describe_value(error['input'], location)}"
 
 
-def keeps_secret(location: Sequence[int | str]) -> bool:
+def may_hold_secret(location: Sequence[int | str]) -> bool:
     """Whether the value at this location may contain a secret; true for unknown keys, which may be misspelt."""
     section: type[Section] | None = Job
     annotation: Any = Job
@@ -72,14 +72,16 @@ def keeps_secret(location: Sequence[int | str]) -> bool:
             return True
         annotation = section.model_fields[str(part)].annotation
         section = _section_in(annotation)
-    return _holds_secret(annotation)
+    return _can_hold_secret(annotation)
 
 
-def _holds_secret(annotation: Any) -> bool:
+def _can_hold_secret(annotation: Any) -> bool:
     for kind in _types_in(annotation):
         if issubclass(kind, Secret):
             return True
-        if issubclass(kind, Section) and any(_holds_secret(field.annotation) for field in kind.model_fields.values()):
+        if issubclass(kind, Section) and any(
+            _can_hold_secret(field.annotation) for field in kind.model_fields.values()
+        ):
             return True
     return False
 
@@ -132,14 +134,14 @@ def _types_in(annotation: Any) -> Iterator[type]:
         yield from _types_in(argument)
 
 
-def _got(value: Any, location: Location) -> str:
+def _describe_value(value: Any, location: Location) -> str:
     if value is None:
         return "null"
     if isinstance(value, dict):
         return "a mapping" if value else "an empty mapping"
     if isinstance(value, list | tuple):
         return "a list" if value else "an empty list"
-    if keeps_secret(location):
+    if may_hold_secret(location):
         return "a literal (not shown)"
     if isinstance(value, bool):
         return "`true`" if value else "`false`"
@@ -148,7 +150,7 @@ def _got(value: Any, location: Location) -> str:
     return show(str(value)).strip("`")
 
 
-def is_echo(error: ErrorDetails) -> bool:
+def is_consequence(error: ErrorDetails) -> bool:
     """Whether the error follows from another one: pydantic counts only the valid items of a list."""
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
@@ -157,11 +159,11 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
-def _size(value: Any) -> str:
+def _length_of(value: Any) -> str:
     return str(len(value)) if isinstance(value, str | list | tuple) else "another number"
 
 
 def _fallback_text(error: ErrorDetails) -> str:
     """Format an error of a type that no key raises today. Messages of pydantic never contain the value."""
     text = re.sub(r"^(Value error|Assertion failed), ", "", error["msg"]).rstrip(".")
-    return f"{text[:1].lower()}{text[1:]}, got {_got(error['input'], error['loc'])}"
+    return f"{text[:1].lower()}{text[1:]}, got {_describe_value(error['input'], error['loc'])}"

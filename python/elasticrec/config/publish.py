@@ -173,7 +173,7 @@ class Cube(Section):
         default=2,
         ge=1,
         le=1024,
-        description="Number of versions that a server holds: the current one and those before it.",
+        description="Number of versions that a server holds: the current version and the versions before it.",
     )
     poll_s: Seconds = Field(
         default=0.5,
@@ -187,10 +187,14 @@ class Cube(Section):
 
     @model_validator(mode="after")
     def _check_shards(self) -> "Cube":
-        if not self.addresses:
-            if self.min_ready is not None and self.min_ready > self.replicas:
-                raise problem(f"`min_ready`: expected at most `replicas`, {self.replicas}, got {self.min_ready}")
-            return self
+        if self.addresses:
+            self._check_addresses()
+        if self.min_ready is not None and self.min_ready > self.replicas:
+            raise problem(f"`min_ready`: expected at most `replicas`, {self.replicas}, got {self.min_ready}")
+        return self
+
+    def _check_addresses(self) -> None:
+        """Check that there is an address for each replica of each shard, each once."""
         if len(self.addresses) != self.shards:
             raise problem(
                 f"`addresses`: expected a list for each of the {self.shards} shards, got {len(self.addresses)}"
@@ -203,9 +207,6 @@ class Cube(Section):
                 if address in seen:
                     raise problem(f"`addresses.{shard}`: `{address}` is given twice, expected each once")
                 seen.add(address)
-        if self.min_ready is not None and self.min_ready > self.replicas:
-            raise problem(f"`min_ready`: expected at most `replicas`, {self.replicas}, got {self.min_ready}")
-        return self
 
     @model_validator(mode="after")
     def _check_reach(self) -> "Cube":

@@ -45,39 +45,40 @@ def _section(section: type[Section], prefix: str, definitions: dict[str, Any]) -
     words = (section.__doc__ or "").strip().split("\n\n")[0]
     schema = definitions.get(section.__name__) or section.model_json_schema()
     rows = [
-        f"| `{prefix}{name}` | {_kind(schema['properties'][name], definitions)} | {_default(field)} | {_words(field)} |"
+        f"| `{prefix}{name}` | {_value_kind(schema['properties'][name], definitions)} "
+        f"| {_default_text(field)} | {_description(field)} |"
         for name, field in section.model_fields.items()
     ]
     yield "\n".join([title, "", words, "", "| key | value | default | meaning |", "|---|---|---|---|", *rows, ""])
     for name, field in section.model_fields.items():
-        inner, many = _inner(field.annotation)
+        inner, many = _find_section(field.annotation)
         if inner is not None:
             yield from _section(inner, f"{prefix}{name}{'[]' if many else ''}.", definitions)
 
 
-def _inner(annotation: Any, many: bool = False) -> tuple[type[Section] | None, bool]:
+def _find_section(annotation: Any, many: bool = False) -> tuple[type[Section] | None, bool]:
     """Return the section that a key holds, and whether it holds several."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, many
     for argument in get_args(annotation):
-        inner, repeated = _inner(argument, many or getattr(annotation, "__origin__", None) is tuple)
+        inner, repeated = _find_section(argument, many or getattr(annotation, "__origin__", None) is tuple)
         if inner is not None:
             return inner, repeated
     return None, False
 
 
-def _kind(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
+def _value_kind(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     if "$ref" in schema:
         inner = definitions[schema["$ref"].rpartition("/")[2]]
-        return "section" if inner.get("type") == "object" else _kind(inner, definitions)
+        return "section" if inner.get("type") == "object" else _value_kind(inner, definitions)
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
     if "anyOf" in schema:
-        kinds = [_kind(one, definitions) for one in schema["anyOf"]]
+        kinds = [_value_kind(one, definitions) for one in schema["anyOf"]]
         return " or ".join(dict.fromkeys(kinds))
     kind = schema.get("type", "any")
     if kind == "array":
-        kind = f"list of {_kind(schema['items'], definitions)}" if "items" in schema else "list"
+        kind = f"list of {_value_kind(schema['items'], definitions)}" if "items" in schema else "list"
     elif kind == "string":
         kind = next((words for mark, words in _PATTERNS.items() if mark in schema.get("pattern", "")), "text")
     bounds = [words.format(schema[key]) for key, words in _BOUNDS.items() if key in schema and schema[key] < _LARGE]
@@ -85,7 +86,7 @@ def _kind(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     return f"{kind} ({', '.join(bounds)})" if bounds else kind
 
 
-def _default(field: FieldInfo) -> str:
+def _default_text(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "required"
     value = field.default
@@ -102,7 +103,7 @@ def _default(field: FieldInfo) -> str:
     return f"`{text}`"
 
 
-def _words(field: FieldInfo) -> str:
+def _description(field: FieldInfo) -> str:
     return (field.description or "").replace("|", "\\|")
 
 

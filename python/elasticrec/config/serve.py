@@ -58,11 +58,11 @@ class ServedModel(Section):
         return self
 
 
-def _of_text(value: Any) -> Any:
+def _expand_text(value: Any) -> Any:
     return {"model": value} if isinstance(value, str) else value
 
 
-_Served = Annotated[ServedModel, BeforeValidator(_of_text, json_schema_input_type=str | ServedModel)]
+_Served = Annotated[ServedModel, BeforeValidator(_expand_text, json_schema_input_type=str | ServedModel)]
 
 
 class Serve(Section):

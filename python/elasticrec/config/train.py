@@ -1,11 +1,11 @@
 """The `train` section: mode, strategy, epochs, evaluation and checkpoints."""
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from elasticrec.config.fields import (
+    CUSTOM_CLASS,
     MAX_COUNT,
     Bytes,
     PathText,
@@ -18,7 +18,7 @@ from elasticrec.config.fields import (
     show,
 )
 
-# Metrics of every evaluation; metrics of the user must not take their names.
+# Metrics of every evaluation; custom metrics may not have these names.
 METRICS = ("auc", "log_loss", "copc")
 
 
@@ -169,18 +169,15 @@ class ParameterServers(Section):
         return self
 
 
-_METRIC = re.compile(r"(.+\.py):([A-Za-z_][A-Za-z0-9_]*)")
-
-
-def _own_metric(value: str, info: ValidationInfo) -> str:
-    match = _METRIC.fullmatch(value)
+def _resolve_metric(value: str, info: ValidationInfo) -> str:
+    match = CUSTOM_CLASS.fullmatch(value)
     if match is None or not value.isprintable():
         raise expected("a file and a class such as `metrics.py:MyMetric`")
     return f"{base_of(info) / match[1]}:{match[2]}"
 
 
-OwnMetrics = Annotated[
-    tuple[Annotated[str, AfterValidator(_own_metric)], ...],
+CustomMetrics = Annotated[
+    tuple[Annotated[str, AfterValidator(_resolve_metric)], ...],
     Field(strict=False),
     BeforeValidator(one_or_list, json_schema_input_type=str | list[str]),
 ]
@@ -233,7 +230,7 @@ class Train(Section):
         default=Checkpoint(), description="Checkpoints: when to write them, and which to keep."
     )
     evaluate: Evaluate = Field(default=Evaluate(), description="Evaluations inside an epoch.")
-    metrics: OwnMetrics = Field(
+    metrics: CustomMetrics = Field(
         default=(),
         description="Your own evaluation metrics: files and classes such as `metrics.py:MyMetric`, relative to the "
         "job file.",

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic import BaseModel
@@ -44,7 +43,7 @@ class ServerOptions:
         """Refuse an unsafe address and unusable TLS files."""
         self.security.check_listen("coordinator", self.host)
         # Checked here because OpenSSL's messages are worse, and it would ask for the password of an encrypted key.
-        self.security.wire()
+        self.security.wire_tls()
 
 
 def make_app(coordinator: Coordinator, token: str | None = None, files: Path | None = None) -> Starlette:
@@ -185,7 +184,5 @@ class CoordinatorServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -51,7 +51,7 @@ def open_checkpoint(path: Path, num_partitions: int) -> Checkpoint:
 
 
 def last_term(directory: Path) -> int:
-    """Return the highest term in the names of checkpoints: the names of new checkpoints must sort after those."""
+    """Return the highest term in the names of checkpoints: new names must sort after existing ones."""
     terms = (path.name.removeprefix(PREFIX).partition("-")[0] for path in directory.glob(f"{PREFIX}*"))
     return max((int(term) for term in terms if term.isdecimal()), default=0)
 

@@ -20,7 +20,8 @@ from elasticrec.errors import ModelError
 from elasticrec.fail_points import fail_point
 from elasticrec.journal import Entry
 from elasticrec.manifest import MANIFEST, FileEntry, verify_files, write_manifest
-from elasticrec.net.messages import CheckpointStatus, ShardOwner, Snapshot, SnapshotCommand, WrittenFile
+from elasticrec.net.messages import CheckpointStatus, Snapshot, SnapshotCommand, WrittenFile
+from elasticrec.net.placement import ShardOwner, is_outstanding
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Checkpoints:
         self._not_before = hooks.clock()
         self._committed_at: float | None = None
         self.last_ticket = 0
-        """The last ticket of `want` whose checkpoint is committed."""
+        """The last ticket of `request` whose checkpoint is committed."""
         self._damaged: set[str] = set()
         self.newest: Checkpoint | None = None
         self.num_committed = 0
@@ -105,7 +106,7 @@ class Checkpoints:
     def _find_newest(self, problems: list[str]) -> Checkpoint | None:
         """Return the newest checkpoint whose files match its manifest; report damaged ones.
 
-        `problems` already has those of newer checkpoints.
+        `problems` already lists the problems of newer checkpoints.
         """
         found = self._newest_valid(problems)
         if found is None:
@@ -141,13 +142,13 @@ class Checkpoints:
             return
         raise ModelError(f"{self.newest.path}: could not be loaded, although its files are intact: {why}")
 
-    def want(self) -> int:
+    def request(self) -> int:
         """Request a checkpoint that begins from now on; return the ticket for `is_committed`."""
         self._is_wanted = True
         return self._number + 1
 
     def is_committed(self, ticket: int) -> bool:
-        """Whether a checkpoint is committed that began after `want` returned the ticket."""
+        """Whether a checkpoint is committed that began after `request` returned the ticket."""
         return self.last_ticket >= ticket
 
     @property
@@ -213,7 +214,7 @@ class Checkpoints:
     def command(self, index: int, incarnation: int) -> SnapshotCommand | None:
         """Return the command for a shard that has not reported its part yet."""
         found = self._open
-        if found is None or index in found.parts or found.owners[index].incarnation != incarnation:
+        if found is None or not is_outstanding(found.owners, found.parts, index, incarnation):
             return None
         rows, dense = self._names(index)
         return {
@@ -233,9 +234,9 @@ class Checkpoints:
         Reports on other checkpoints and from other incarnations are ignored.
         """
         found = self._open
-        if found is None or snapshot.checkpoint != found.path.name or index in found.parts:
+        if found is None or snapshot.checkpoint != found.path.name:
             return
-        if index not in found.owners or snapshot.incarnation != found.owners[index].incarnation:
+        if not is_outstanding(found.owners, found.parts, index, snapshot.incarnation):
             return
         if snapshot.state == "failed":
             self._fail(f"shard {index}: {snapshot.error or 'no reason given'}")
@@ -248,7 +249,7 @@ class Checkpoints:
                 self._commit(found, body)
 
     def _lose_shard(self, found: _OpenCheckpoint, body: Callable[[], dict[str, Any]] | None, why: str) -> None:
-        """Complete the checkpoint with the previous parts of shards that died before they wrote theirs.
+        """Complete the checkpoint with the previous parts of shards that died before they wrote a new part.
 
         Every partition has its own record, so a checkpoint may combine parts of different times.
         """
@@ -335,7 +336,7 @@ class Checkpoints:
         remove_checkpoint(path)
 
     def _drop_old(self) -> None:
-        """Remove all checkpoints before the last `keep` valid ones, and those that were not completed."""
+        """Remove all checkpoints before the last `keep` valid ones, and incomplete checkpoints."""
         paths = self._paths()
         valid = [path for path in paths if (path / MANIFEST).exists() and path.name not in self._damaged]
         oldest = valid[-self.settings.keep :][0]

@@ -27,7 +27,7 @@ class Coordinator(RunState):
                 raise ConfigError(f"scale: expected a running run, got one that is {self._state()}")
             wanted = self.wanted.change(request.servers, request.trainers, self.settings.num_partitions)
             if wanted != self.wanted:
-                self._want(wanted)
+                self._set_wanted(wanted)
             self.tick()
             return {
                 **self._response(),
@@ -59,10 +59,10 @@ class Coordinator(RunState):
         with self._lock:
             self._check_term(request)
             if request.protocol != messages.PROTOCOL:
-                raise ConfigError(messages.other_release(request.protocol))
+                raise ConfigError(messages.release_mismatch(request.protocol))
             if request.run and self.settings.run_id and request.run != self.settings.run_id:
                 raise ConfigError(
-                    "register: run: expected a role of this run, got one with the directory of another run"
+                    "register: run: expected a role of this run, got a role with the directory of another run"
                 )
             self.tick()
             for name, why in request.damaged.items():
@@ -111,7 +111,7 @@ class Coordinator(RunState):
             is_new = request.sequence > member.sequence
             if is_new:
                 member.sequence = request.sequence
-                member.figures = messages.plain(request.figures)
+                member.figures = messages.plain_figures(request.figures)
                 member.rate.add(self._clock(), member.figures.get("samples"))
             if member.role == "ps":
                 return self._shard_heartbeat(member, request, is_new)
@@ -124,7 +124,7 @@ class Coordinator(RunState):
         self.tick()
 
     def _trainer_heartbeat(self, trainer: Member, request: messages.Heartbeat) -> messages.TrainerHeartbeatResponse:
-        drop = self.work.hold(trainer.incarnation, request.units)
+        drop = self.work.renew(trainer.incarnation, request.units)
         if request.units:
             self.meetings.restore(trainer.incarnation, request.meeting)
         self.tick()
@@ -308,7 +308,7 @@ class Coordinator(RunState):
             if request.unit not in self.passes.missing:
                 unit = self.passes.unit(request.unit)
                 num_batches = self.work.num_applied(unit.id)
-                self.passes.lose(unit, num_batches)
+                self.passes.record_missing(unit, num_batches)
                 self.work.skip(unit.id)
                 applied = f", {num_batches} batches already applied" if num_batches else ""
                 size = f"{unit.end - unit.start:,} bytes from {unit.start:,} on"
@@ -323,7 +323,7 @@ class Coordinator(RunState):
         """Request a checkpoint; the status shows when it is written."""
         with self._lock:
             self._check_term(request)
-            ticket = self.checkpoints.want()
+            ticket = self.checkpoints.request()
             self.tick()
             return {**self._response(), "ticket": ticket}
 

@@ -15,6 +15,7 @@ from elasticrec.coordinator.rate import Rate
 from elasticrec.errors import ConfigError
 from elasticrec.journal import Entry
 from elasticrec.net.messages import FencedError, MovedError, SurplusError
+from elasticrec.net.placement import partitions_of
 
 Role = Literal["ps", "trainer"]
 NAMES: dict[Role, str] = {"ps": "shard", "trainer": "trainer"}
@@ -50,8 +51,7 @@ class PartitionMap:
 
     def owned(self, index: int) -> range:
         """Return the partitions of a shard."""
-        partitions, servers = self.num_partitions, self.servers
-        return range(index * partitions // servers, (index + 1) * partitions // servers)
+        return partitions_of(index, self.servers, self.num_partitions)
 
 
 @dataclass

@@ -116,7 +116,7 @@ class Passes:
         """Replay a lost unit of the journal."""
         self.missing[entry["unit"]] = _plain(entry)
 
-    def lose(self, unit: Unit, num_batches: int) -> None:
+    def record_missing(self, unit: Unit, num_batches: int) -> None:
         """Record that the data of a unit is lost."""
         entry = {"unit": unit.id, "path": unit.path, "bytes": unit.end - unit.start, "batches": num_batches}
         self._write({"kind": "missing", **entry})
@@ -137,7 +137,7 @@ class Passes:
         """Whether no further pass follows."""
         return len(self.begun) >= self._plan.num_passes if self.hours is None else self.hours.is_over
 
-    def until(self, *, is_complete: bool) -> str | None:
+    def last_complete_hour(self, *, is_complete: bool) -> str | None:
         """Return the last hour in sequence that is trained completely, None without hours.
 
         `is_complete`: whether the last pass is complete.
@@ -147,7 +147,7 @@ class Passes:
         return next(hours, None)
 
     def begin_next(self) -> Pass | None:
-        """Plan and record the units of the next pass; return None if there is none, or none yet."""
+        """Plan and record the units of the next pass; return None if there is no further pass, or not yet."""
         if self.hours is None:
             return None if self.is_last else self._begin(self._plan.files(len(self.begun)), None)
         hour = self.hours.next_pass()

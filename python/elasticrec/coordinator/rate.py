@@ -11,7 +11,7 @@ class Rate:
     _points: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, now: float, value: object) -> None:
-        """Add a reported value; if it is smaller than the one before, start over."""
+        """Add a reported value; start over if it is smaller than the previous value."""
         if not isinstance(value, int):
             return
         if self._points and value < self._points[-1][1]:

@@ -29,7 +29,7 @@ class ProcessTarget:
     trainers: int
 
     def change(self, servers: int | None, trainers: int | None, num_partitions: int) -> "ProcessTarget":
-        """Return the changed numbers; refuse those that the run cannot have."""
+        """Return the changed numbers; refuse numbers that the run cannot have."""
         if servers is None and trainers is None:
             raise ConfigError("scale: expected a number of servers or of trainers, got neither")
         if servers is not None and not 1 <= servers <= num_partitions:
@@ -68,7 +68,7 @@ def wanted_of(entries: list[Entry], job: ProcessTarget) -> ProcessTarget:
 class MoveHooks:
     """The functions of the checkpoints that a move uses."""
 
-    want: Callable[[], int]
+    request: Callable[[], int]
     is_committed: Callable[[int], bool]
     num_failures: Callable[[], int]
     """Consecutive failures, without those that were caused by the death of a shard."""
@@ -88,7 +88,7 @@ class Move:
         """Request the checkpoint when it is time; return whether it is written and the map may change."""
         if self._ticket is None:
             if not leases or now >= self._save_at:
-                self._ticket = self._hooks.want()
+                self._ticket = self._hooks.request()
             return False
         return self._hooks.is_committed(self._ticket)
 

@@ -21,7 +21,7 @@ from elasticrec.coordinator.work import Work, WorkTiming
 from elasticrec.data.hours import PlanCallbacks
 from elasticrec.errors import ConfigError, ElasticRecError
 from elasticrec.journal import Journal
-from elasticrec.net.messages import ShardOwner
+from elasticrec.net.placement import ShardOwner
 from elasticrec.publish.servers.publishing import PublishHooks, Publishing
 from elasticrec.run import Run
 
@@ -133,19 +133,19 @@ class RunState:
             self._journal.append({"kind": "run", **identity})
         if not any(entry["kind"] == "map" for entry in self._journal.entries):
             self.members.set_map(self.settings.servers, self.settings.num_partitions)
-        self._start_wanted()
+        self._restore_wanted()
         # With a higher `train.epochs` or a later `data.hours.end` the run continues.
         self.is_finished = finished == len(self.passes.begun) and self.passes.is_last
         return last_checkpoint
 
-    def _start_wanted(self) -> None:
+    def _restore_wanted(self) -> None:
         job = ProcessTarget(self.settings.servers, self.settings.trainers)
         self.wanted = wanted_of(self._journal.entries, job)
         before = ProcessTarget.last(self._journal.entries, "job")
         if job != before:
             if before is not None:
                 # In this order, a coordinator that dies after the first entry leaves the same numbers to its successor.
-                self._want(self.wanted)
+                self._set_wanted(self.wanted)
             self._journal.append(job.entry("job"))
 
     @property
@@ -167,7 +167,7 @@ class RunState:
                 self.work.set_is_up(index, self._is_serving(self.members.shard(index)))
             for gone in self.members.forget():
                 self.meetings.forget(gone.incarnation)
-            self.work.lapse()
+            self.work.expire_leases()
             self._tick_checkpoints()
             self._tick_publishing()
             self._advance()
@@ -186,7 +186,7 @@ class RunState:
     def _is_publish_due(self) -> bool:
         """Whether trainers must wait at the end of their group until a version is written."""
         publishing = self.publishing
-        return publishing is not None and self.work.has_begun() and publishing.is_due(self._learned())
+        return publishing is not None and self.work.has_begun() and publishing.is_due(self._learning_figures())
 
     def _may_publish(self) -> bool:
         """Whether a version would be consistent now: no shard is behind the others, and no step is in flight."""
@@ -201,12 +201,12 @@ class RunState:
         is_complete = self.work.is_pass_complete()
         return {
             "passes": len(self.passes.begun) - (not is_complete),
-            "until": self.passes.until(is_complete=is_complete),
+            "until": self.passes.last_complete_hour(is_complete=is_complete),
             "train": self._last_pass.get("train") or self._metrics_so_far(),
-            "learned": self._learned(),
+            "learned": self._learning_figures(),
         }
 
-    def _learned(self) -> list[Any]:
+    def _learning_figures(self) -> list[Any]:
         """Return figures that change whenever the shards' parameters do, as far as reported."""
         shards = [self.members.shard(index) for index in range(self.members.map.servers)]
         names = ("applied", "evicted", "limit_evicted")
@@ -244,7 +244,7 @@ class RunState:
             # A complete pass becomes incomplete if a shard is restored after the request for a checkpoint.
             self._ticket = self._version_ticket = None
         elif self._ticket is None:
-            self._ticket = self.checkpoints.want()
+            self._ticket = self.checkpoints.request()
             self._tick_checkpoints()
         elif self.checkpoints.is_committed(self._ticket):
             self._end_pass()
@@ -262,10 +262,10 @@ class RunState:
         if publishing is None or not (is_end or publishing.settings.every_s is None):
             return False
         if self._version_ticket is None:
-            self._version_ticket = publishing.want()
+            self._version_ticket = publishing.request()
             self._tick_publishing()
-        is_there = publishing.is_done if is_end else publishing.is_written
-        return not is_there(self._version_ticket)
+        has_version = publishing.is_done if is_end else publishing.is_written
+        return not has_version(self._version_ticket)
 
     def _end_pass(self) -> None:
         """Write the metrics of the last pass to the journal, once."""
@@ -310,7 +310,7 @@ class RunState:
         self._notes.append((self._notes[-1][0] + 1 if self._notes else 1, text))
         logger.info("%s", text)
 
-    def _want(self, wanted: ProcessTarget) -> None:
+    def _set_wanted(self, wanted: ProcessTarget) -> None:
         self._journal.append(wanted.entry())
         self.wanted = wanted
         logger.info("scaling to %d servers and %d trainers", wanted.servers, wanted.trainers)
@@ -324,7 +324,7 @@ class RunState:
         self.members.num_next_shards = wanted
         if self._move is None or self._move.servers != wanted:
             hooks = MoveHooks(
-                self.checkpoints.want, self.checkpoints.is_committed, lambda: self.checkpoints.failures_in_a_row
+                self.checkpoints.request, self.checkpoints.is_committed, lambda: self.checkpoints.failures_in_a_row
             )
             self._move = Move(wanted, self._clock(), hooks)
         # With groups the checkpoint itself waits for the end of a group.
@@ -333,7 +333,7 @@ class RunState:
             self._set_map(wanted)
         elif self._move.is_hopeless:
             logger.warning("servers: not scaled from %d to %d: the checkpoint could not be written", before, wanted)
-            self._want(ProcessTarget(before, self.wanted.trainers))
+            self._set_wanted(ProcessTarget(before, self.wanted.trainers))
 
     def _set_map(self, servers: int) -> None:
         """Change the map: new shards load the last checkpoint once the old ones have stopped."""

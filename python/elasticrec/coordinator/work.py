@@ -34,7 +34,6 @@ class NoWork:
     """No unit is available now, or all are complete."""
 
     why: str
-    finished: bool = False
 
 
 @dataclass
@@ -53,7 +52,7 @@ class _Shard:
 
 @dataclass
 class Counters:
-    """Numbers of leases: all, repeated ones, and those that ended early by reason."""
+    """Numbers of leases: all, repeated, and ended early by reason."""
 
     given: int = 0
     replayed: int = 0
@@ -153,7 +152,7 @@ class Work:
     def is_between_groups(self) -> bool:
         """Whether all shards are at the end of the same group, and no unit of the next group is leased."""
         records = self._records()
-        if self._unready() or any(record.open or record.complete for record in records):
+        if self._unready_reason() or any(record.open or record.complete for record in records):
             return False
         watermarks = {record.watermark for record in records}
         group = self.group_of(min(watermarks))
@@ -164,8 +163,8 @@ class Work:
 
     def lease(self, trainer: int, holds: Iterable[int] = (), share: int | None = None) -> Grant | NoWork:
         """Lease a unit to a trainer; `share` limits how many units of a group it may hold."""
-        self.lapse()
-        if why := self._unready():
+        self.expire_leases()
+        if why := self._unready_reason():
             return NoWork(why)
         holds = set(holds)
         if share is not None and len(holds) >= share:
@@ -176,7 +175,7 @@ class Work:
             return self._grant(min(lost), trainer, is_replay=False)
         unit = self._next()
         if unit is None:
-            return NoWork("all units are complete", finished=True) if self.is_finished() else NoWork(self._why_none())
+            return NoWork("all units are complete" if self.is_finished() else self._wait_reason())
         is_replay = unit < self._leased_end
         self._raise_leased_end(unit + 1)
         self.counters.given += 1
@@ -187,14 +186,15 @@ class Work:
         self._leases[unit] = _Lease(trainer, self._clock() + self._timing.lease_s)
         return Grant(unit, self._skip(unit), is_replay)
 
-    def _unready(self) -> str | None:
+    def _unready_reason(self) -> str | None:
+        """Return why no unit can be leased: a shard is down or has not reported; else None."""
         for index, shard in enumerate(self._shards):
             if not shard.is_up or shard.records is None:
                 return f"shard {index} is {'down' if not shard.is_up else 'starting'}"
         return None
 
     def _next(self) -> int | None:
-        """Return the next unit: first those that a restored shard lacks, then returned ones, then new ones."""
+        """Return the next unit: first units that a restored shard lacks, then returned units, then new units."""
         limit = self._limit()
         if self._group_size is not None:
             # A step needs all units of its group, whether they were leased before or not.
@@ -208,7 +208,8 @@ class Work:
                 return unit
         return self._leased_end if not behind and self._leased_end < limit else None
 
-    def _why_none(self) -> str:
+    def _wait_reason(self) -> str:
+        """Return why a trainer has to wait, although not all units are complete."""
         behind = self._find_behind()
         if behind:
             return f"waiting for {len(behind)} leased units that a restored shard lacks"
@@ -284,8 +285,8 @@ class Work:
         self._skipped.add(unit)
         self._raise_leased_end(unit + 1)
 
-    def hold(self, trainer: int, units: Iterable[int]) -> list[int]:
-        """Renew the leases of the units that a trainer works on; return those that it does not hold."""
+    def renew(self, trainer: int, units: Iterable[int]) -> list[int]:
+        """Renew the leases of the units that a trainer works on; return the units that it does not hold."""
         lost = []
         until = self._clock() + self._timing.lease_s
         for unit in units:
@@ -305,7 +306,7 @@ class Work:
             del self._leases[unit]
             self.counters.lapsed += 1
 
-    def lapse(self) -> None:
+    def expire_leases(self) -> None:
         """End expired leases, and stop waiting for overdue confirmations."""
         now = self._clock()
         for unit in [unit for unit, lease in self._leases.items() if lease.until <= now]:
@@ -317,17 +318,17 @@ class Work:
 
     def wants_report(self) -> bool:
         """Whether trainers are idle until the shards confirm units."""
-        if not self._settling or self._unready():
+        if not self._settling or self._unready_reason():
             return bool(self._settling)
         return bool(self._find_behind()) or self._leased_end >= self._limit()
 
     def is_behind(self) -> bool:
         """Whether a shard may lack batches that others have: it was restored, or has not reported."""
-        return self._unready() is not None or bool(self._find_behind())
+        return self._unready_reason() is not None or bool(self._find_behind())
 
     def has_begun(self) -> bool:
         """Whether at least one unit is known to be complete."""
-        return self._unready() is None and len(self._find_lacking()) < self._leased_end
+        return self._unready_reason() is None and len(self._find_lacking()) < self._leased_end
 
     def num_boundaries(self) -> int:
         """Return the number of applied boundaries, summed over partitions."""
@@ -336,7 +337,7 @@ class Work:
 
     def is_pass_complete(self) -> bool:
         """Whether all partitions have all planned units and all boundaries."""
-        if self._unready() or not self._ends:
+        if self._unready_reason() or not self._ends:
             return False
         return all(
             record.watermark >= self._ends[-1] and record.boundaries >= len(self._ends) for record in self._records()

@@ -153,12 +153,12 @@ class Loader:
         self.failures = {version: failure for version, failure in self.failures.items() if version in wanted}
         for version in wanted:
             if version not in self._server.versions():
-                self._try(version)
+                self._try_load(version)
         # Loading takes time: another version may have become current.
         self.current = self._repository.state()
         self._unload_old(None if self.current is None else self.current.version, target)
 
-    def _try(self, version: int) -> None:
+    def _try_load(self, version: int) -> None:
         failure = self.failures.get(version)
         if failure is not None and time.monotonic() < failure.retry_at:
             return

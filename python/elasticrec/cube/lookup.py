@@ -69,7 +69,7 @@ def rows_of(
             [list(replicas) for replicas in addresses],
             token=security.token or "",
             deadline_s=_DEADLINE_S,
-            tls=security.wire(),
+            tls=security.wire_tls(),
         )
         values, is_there = client.get(number, wanted)
         return Rows(number, client.layout(number)[0], signs, values, is_there)

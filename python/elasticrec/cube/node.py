@@ -16,8 +16,9 @@ from elasticrec.cube.loader import Loader
 from elasticrec.cube.metrics import node_text
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.machine import resident_bytes
+from elasticrec.net.placement import partitions_of
 from elasticrec.net.security import Security
-from elasticrec.net.server import ListenOptions, WebServer
+from elasticrec.net.server import ListenOptions, WebServer, join_host_port
 from elasticrec.repository.repository import Repository
 
 # Time for a poll in progress to end at shutdown.
@@ -40,11 +41,6 @@ class NodeOptions:
     cache: Path
     keep: int
     poll_s: float
-
-
-def partitions_of(shard: int, num_shards: int, num_partitions: int) -> range:
-    """Return the partitions of a shard; every partition belongs to one shard."""
-    return range(shard * num_partitions // num_shards, (shard + 1) * num_partitions // num_shards)
 
 
 class StoreNode:
@@ -127,9 +123,9 @@ class StoreNode:
                 )
             server = _core.CubeServer(
                 options.repository.name,
-                address=address_of(options.host, options.port),
+                address=join_host_port(options.host, options.port),
                 token=options.security.token or "",
-                tls=options.security.wire(),
+                tls=options.security.wire_tls(),
                 partitions=(owned.start, owned.stop),
                 num_partitions=num_partitions,
             )
@@ -232,8 +228,3 @@ class StoreNode:
         """Return the metrics in the text format of Prometheus."""
         latency = None if self._server is None else self._server.latency()
         return node_text(self.status(), latency)
-
-
-def address_of(host: str, port: int) -> str:
-    """Return host and port as one address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

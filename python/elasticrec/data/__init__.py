@@ -7,7 +7,7 @@ In the order of the data path:
 - `header`: reads the column names of CSV files
 - `batches`: opens the reader for the format of a job: Rust threads for text, `parquet`, or `reader_processes`
 - `parquet`: row groups of Parquet files to batches
-- `reader`, `reader_processes`, `reader_worker`: a user's own reader, run in processes
+- `reader`, `reader_processes`, `reader_worker`: a custom reader, run in processes
 
 Commands and their parts:
 

@@ -12,7 +12,7 @@ from elasticrec import _core
 from elasticrec.config import Job, match_files
 from elasticrec.config.columns import BucketSlot
 from elasticrec.config.data import Holdout
-from elasticrec.data.collisions import CollisionCounter, warning
+from elasticrec.data.collisions import CollisionCounter, collision_warning
 from elasticrec.data.raw_lines import core_units, record_batches, some_spans, spread
 from elasticrec.data.reader import LineReader
 from elasticrec.data.stats.arrays import lengths_of
@@ -20,7 +20,7 @@ from elasticrec.data.stats.arrays import lengths_of
 _NUM_FILES = 8
 _FILE_BYTES = 2**20
 _BATCH_SIZE = 4096
-# Fewer lines for a user's own reader, which may be slow.
+# Fewer lines for a custom reader, which may be slow.
 _READER_LINES = 1000
 # Number of slots that a warning names.
 _SHOWN = 8
@@ -39,7 +39,7 @@ def check_data(job: Job) -> list[str]:
         first_bad = first_bad or next(iter(batch.bad), None)
         signs.add(batch)
         seen |= lengths_of(batch, len(seen)).any(axis=0)
-    texts = [_same_files(job), warning(job, signs.collisions())]
+    texts = [_overlap_warning(job), collision_warning(job, signs.collisions())]
     if num_records and not num_samples:
         texts.append(f"{job.source}: none of {num_records:,} inspected records is a sample: {first_bad}")
     elif num_samples:
@@ -49,7 +49,7 @@ def check_data(job: Job) -> list[str]:
                 f"({num_bad / num_records:.2%}), expected at most {job.data.max_bad_ratio:.2%} "
                 f"(data.max_bad_ratio): {first_bad}"
             )
-        texts += _empty(job, seen, num_samples)
+        texts += _empty_warnings(job, seen, num_samples)
     return [text for text in texts if text is not None]
 
 
@@ -91,7 +91,7 @@ def _text_batches(parser: _core.Parser, path: Path) -> Iterator[_core.Batch]:
         reader.close()
 
 
-def _empty(job: Job, seen: npt.NDArray[np.bool_], num_samples: int) -> Iterator[str]:
+def _empty_warnings(job: Job, seen: npt.NDArray[np.bool_], num_samples: int) -> Iterator[str]:
     """Warn of slots without a sign and of dense columns without a bucket."""
     empty = [slot for slot, is_seen in zip(job.data.inputs, seen, strict=True) if not is_seen]
     slots = [slot.name for slot in empty if not isinstance(slot, BucketSlot)]
@@ -104,7 +104,7 @@ def _empty(job: Job, seen: npt.NDArray[np.bool_], num_samples: int) -> Iterator[
             yield f"{job.source}: {key}: none of {num_samples:,} inspected samples has a value of {shown}{more}"
 
 
-def _same_files(job: Job) -> str | None:
+def _overlap_warning(job: Job) -> str | None:
     """Warn if evaluation files are also training files."""
     if isinstance(job.data.eval, Holdout) or not job.data.eval:
         return None
@@ -115,6 +115,6 @@ def _same_files(job: Job) -> str | None:
         return None
     what = "its only file is" if len(files) == 1 else f"{len(same):,} of its {len(files):,} files are"
     return (
-        f"{job.source}: data.eval: {what} also in data.train ({same[0]}): evaluation on trained samples says nothing "
-        "about new ones; `data.eval: {ratio: 0.1}` holds out a share of the samples"
+        f"{job.source}: data.eval: {what} also in data.train ({same[0]}): evaluation on training samples says nothing "
+        "about new samples; `data.eval: {ratio: 0.1}` holds out a share of the samples"
     )

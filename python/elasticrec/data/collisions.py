@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.data.stats.arrays import by_slot
+from elasticrec.data.stats.arrays import split_by_slot
 
 # Up to this share of the distinct signs, collisions are attributed to chance.
 MAX_SHARE = 0.01
@@ -42,7 +42,7 @@ class CollisionCounter:
     def add(self, batch: _core.Batch) -> None:
         """Add the signs of a batch."""
         if self.can_collide:
-            for name, part in zip(self._groups, by_slot(batch, len(self._groups)), strict=True):
+            for name, part in zip(self._groups, split_by_slot(batch, len(self._groups)), strict=True):
                 self._signs[name].append(np.unique(part.signs))
 
     def collisions(self) -> Collisions | None:
@@ -59,7 +59,7 @@ class CollisionCounter:
         return Collisions(len(values), len(shared), worst)
 
 
-def warning(job: Job, collisions: Collisions | None) -> str | None:
+def collision_warning(job: Job, collisions: Collisions | None) -> str | None:
     """Return a warning if slots share more signs than chance explains, or None."""
     if collisions is None or collisions.share <= MAX_SHARE:
         return None

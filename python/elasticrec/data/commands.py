@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from elasticrec.options import MAX_SAMPLES, JobArgument, SetOption
-from elasticrec.progress import counting
+from elasticrec.progress import progress_line
 
 data_app = typer.Typer(help="Generate, inspect, convert and split data.", rich_markup_mode=None)
 
@@ -53,7 +53,7 @@ def data_demo(
     """
     from elasticrec.data.demo import summary_lines, write_demo
 
-    with counting(samples) as progress:
+    with progress_line(samples) as progress:
         summary = write_demo(
             out,
             samples=samples,
@@ -91,7 +91,7 @@ def data_stats(
     from elasticrec.data.stats.collect import collect
     from elasticrec.data.stats.report import report_lines
 
-    with counting(samples) as progress:
+    with progress_line(samples) as progress:
         stats = collect(load_job(job, overrides or []), num_samples=samples, progress=progress)
     for line in [json.dumps(asdict(stats))] if as_json else report_lines(stats):
         typer.echo(line)
@@ -120,7 +120,7 @@ def data_convert(
 
     *sources, out = paths
     described = load_job(job) if job is not None else None
-    with counting(None) as progress:
+    with progress_line(None) as progress:
         converted = convert(
             sources,
             Path(out),
@@ -153,7 +153,7 @@ def data_split(
 
     described = load_job(job) if job is not None else None
     *sources, out = paths
-    with counting(None) as progress:
+    with progress_line(None) as progress:
         if parts is not None and ratio is None and time is None:
             counts = split_parts(sources, Path(out), parts, job=described, overwrite=overwrite, progress=progress)
         else:

@@ -20,7 +20,7 @@ def with_names(job: Job) -> Job:
     missing = [name for name in _used_columns(job) if name not in names]
     if missing:
         shown = ", ".join(map(show, missing))
-        raise ConfigError(f"{job.source}: data.columns: {path} has no column {shown}, only {show_names(names)}")
+        raise ConfigError(f"{job.source}: data.columns: {path}: expected column {shown}, got {show_names(names)}")
     return job.with_columns(columns.model_copy(update={"names": tuple(names)}))
 
 
@@ -54,5 +54,5 @@ def _header_of(path: Path, delimiter: str) -> list[str]:
     except csv.Error as error:
         raise SampleError(f"{path}:1: expected a header with the names of the columns: {error}") from None
     if len(set(names)) != len(names):
-        raise SampleError(f"{path}:1: expected each column once, got one twice in {show(','.join(names), 200)}")
+        raise SampleError(f"{path}:1: expected each column once, got a repeated name in {show(','.join(names), 200)}")
     return names

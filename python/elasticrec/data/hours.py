@@ -63,7 +63,7 @@ class HourPlan:
         self._root = root
         self._callbacks = callbacks
         self._next = hours.first
-        # The last day that has ended, and the day of the newest hour that was trained in order.
+        # The last day that has ended, and the day of the newest hour trained in order.
         self._ended_day = -1
         self._open_day: int | None = None
         # Missing hours that were given up; digests of trained hours, oldest first.
@@ -82,9 +82,9 @@ class HourPlan:
             self._late = [one for one in self._late if one != hour]
             self._remember(hour, entry["digest"])
             return
-        self._take(HourPass(**{**entry, "passed_over": tuple(entry["passed_over"])}))
+        self._apply(HourPass(**{**entry, "passed_over": tuple(entry["passed_over"])}))
 
-    def _take(self, found: HourPass) -> None:
+    def _apply(self, found: HourPass) -> None:
         """Apply the decision for a pass, so that the next one follows it."""
         self._next_check = self._late_since = self.waiting = None
         if found.ends_day:
@@ -94,7 +94,7 @@ class HourPlan:
         hour = parse_hour(found.hour)
         self._late += [parse_hour(late) for late in found.passed_over]
         if found.why == "next":
-            self._next = self.hours.after(hour)
+            self._next = self.hours.next_hour(hour)
             self._open_day = found.day
         self._late = [one for one in self._late if one != hour]
         self._remember(hour, found.digest)
@@ -122,7 +122,7 @@ class HourPlan:
         now = self._callbacks.clock()
         if self._next_check is not None and now < self._next_check:
             return None
-        found = self._in_order(now) or self._out_of_order()
+        found = self._next_in_order(now) or self._next_out_of_order()
         self._next_check = None if found else now + self.hours.poll_s
         if found is None and not self.is_over:
             self._wait()
@@ -135,12 +135,12 @@ class HourPlan:
             self.waiting = text
             self._callbacks.say(text)
 
-    def _in_order(self, now: float) -> HourPass | None:
+    def _next_in_order(self, now: float) -> HourPass | None:
         if self.is_over:
             return None
         if self.hours.is_done(self._root, self._next):
-            return self._of_next(self._next, ())
-        later = [hour for hour in self.hours.found(self._root, self._next) if self.hours.exists(hour)]
+            return self._make_pass(self._next, ())
+        later = [hour for hour in self.hours.complete_hours(self._root, self._next) if self.hours.exists(hour)]
         if not later:
             self._late_since = None
             return None
@@ -152,10 +152,10 @@ class HourPlan:
         hour = self._next
         while hour < later[0]:
             missing.append(show_hour(hour))
-            hour = self.hours.after(hour)
-        return self._of_next(later[0], tuple(missing))
+            hour = self.hours.next_hour(hour)
+        return self._make_pass(later[0], tuple(missing))
 
-    def _of_next(self, hour: datetime, missing: tuple[str, ...]) -> HourPass:
+    def _make_pass(self, hour: datetime, missing: tuple[str, ...]) -> HourPass:
         day = self.hours.day_of(hour)
         if self._open_day is not None and self._ended_day < self._open_day < day:
             # The hour that would have ended the day is missing.
@@ -168,7 +168,7 @@ class HourPlan:
         ends = self.hours.ends_day(hour) and day > self._ended_day
         return HourPass(show_hour(hour), "next", day, ends, self._digest(hour), missing)
 
-    def _out_of_order(self) -> HourPass | None:
+    def _next_out_of_order(self) -> HourPass | None:
         """Return a pass over an hour that came late or changed, or None."""
         hours = self.hours
         for hour in [one for one in self._late if hours.is_done(self._root, one)]:

@@ -243,7 +243,7 @@ class _ColumnReader:
             dense=[_numbers(table[name], name, path) for name in self._dense],
             labels=[_numbers(table[name], name, path) for name in self._labels] if self._with_labels else None,
             weights=_numbers(table[self._weight], self._weight, path) if self._weight else None,
-            refused=_without_time(table[self._time]) if self._time else {},
+            refused=_time_errors(table[self._time]) if self._time else {},
             shown=self._num_shown,
         )
         self._num_shown += len(batch.bad)
@@ -304,21 +304,21 @@ def _numbers(column: pa.ChunkedArray, name: str, path: str) -> _Numbers:
 def _seconds(column: pa.ChunkedArray, path: str) -> npt.NDArray[np.float64]:
     """Return times in seconds since 1970; a row without a time is before all others."""
     try:
-        column = _decoded(column)
+        column = _decode_dictionary(column)
         if _is_text(column.type):
             seconds = _seconds_of_text(column)
         else:
             if pa.types.is_date(column.type):
                 column = column.cast(pa.timestamp("s"))
-            seconds = _of_stamps(column) if pa.types.is_timestamp(column.type) else _of_numbers(column)
+            seconds = _seconds_of_stamps(column) if pa.types.is_timestamp(column.type) else _seconds_of_numbers(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SampleError(f"{path}: time column: {_first_line(error)}") from None
     return np.nan_to_num(seconds, nan=-np.inf)
 
 
-def _without_time(column: pa.ChunkedArray) -> dict[int, str]:
+def _time_errors(column: pa.ChunkedArray) -> dict[int, str]:
     """Return the error of each row whose text is not a time; a null is before all times."""
-    column = _decoded(column)
+    column = _decode_dictionary(column)
     if not _is_text(column.type):
         return {}
     odd = np.isnan(_seconds_of_text(column)) & column.is_valid().to_numpy()
@@ -328,7 +328,7 @@ def _without_time(column: pa.ChunkedArray) -> dict[int, str]:
     }
 
 
-def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
@@ -354,18 +354,18 @@ def _seconds_of_times(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     zoned = pc.match_substring_regex(column, r":[0-9][0-9].*(Z|[+-][0-9][0-9]:?[0-9]*)$")
     nothing = pa.scalar(None, column.type)
     plain = pc.if_else(pc.or_(numbers, zoned), nothing, column)
-    seconds = _of_stamps(plain.cast(pa.timestamp("us")))
-    with_zone = _of_stamps(pc.if_else(zoned, column, nothing).cast(pa.timestamp("us", tz="UTC")))
-    count = _of_numbers(pc.if_else(numbers, column, nothing))
+    seconds = _seconds_of_stamps(plain.cast(pa.timestamp("us")))
+    with_zone = _seconds_of_stamps(pc.if_else(zoned, column, nothing).cast(pa.timestamp("us", tz="UTC")))
+    count = _seconds_of_numbers(pc.if_else(numbers, column, nothing))
     return np.where(np.isnan(seconds), np.where(np.isnan(with_zone), count, with_zone), seconds)
 
 
-def _of_stamps(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+def _seconds_of_stamps(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     column = column.cast(pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64())
     return np.asarray(column.cast(pa.float64(), safe=False).to_numpy() / 1e6, np.float64)
 
 
-def _of_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+def _seconds_of_numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     """Return seconds; numbers too large for seconds are milliseconds."""
     numbers = np.asarray(column.cast(pa.float64()).to_numpy(), np.float64)
     return np.where(np.abs(numbers) > 2e10, numbers / 1000, numbers)

@@ -96,6 +96,11 @@ def lines_of(text: bytes) -> list[bytes]:
     return text.split(b"\n")[:-1]
 
 
+def suffix_of(path: Path) -> str:
+    """Return the ending of a file name with its compression, such as `.csv.gz`."""
+    return "".join(path.suffixes[-2:]) if path.suffix in (".gz", ".zst") else path.suffix
+
+
 def spread(items: list[T], count: int) -> list[T]:
     """Return at most `count` of the items, evenly spaced from the first to the last."""
     if len(items) <= count:

@@ -1,4 +1,4 @@
-"""A user's own reader: a class in the user's file that turns a line into named values."""
+"""A custom reader: a class in the user's file that turns a line into named values."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.errors import ConfigError, SampleError
-from elasticrec.user_code import error_line, load_class, naming_line
+from elasticrec.user_code import error_line, load_class, locate_errors
 
 # Number of bad records that are shown in full; the rest are only counted.
 SHOWN_BAD = 5
@@ -27,7 +27,7 @@ class LineReader:
     def __init__(self, spec: str, source: bytes | None, parser: _core.Parser, *, labels: bool) -> None:
         self._path = Path(spec.rpartition(":")[0])
         reader_class = load_class(spec, source)
-        with naming_line(self._path):
+        with locate_errors(self._path):
             self._reader: Reader = reader_class()
         if not callable(getattr(self._reader, "parse", None)):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Processes that run a user's own reader in parallel; batches keep the order of the units."""
+"""Processes that run a custom reader in parallel; batches keep the order of the units."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A process that runs a user's own reader: units come in and batches go out through pipes.
+"""A process that runs a custom reader: units come in and batches go out through pipes.
 
 `elasticrec.data.reader_processes` starts it; it exits when its standard input is closed.
 """
@@ -26,14 +26,19 @@ def write_message(stream: IO[bytes], message: Any) -> None:
 
 def read_message(stream: IO[bytes]) -> Any:
     """Return the next message; raise `EOFError` at the end."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
+    return pickle.loads(read_frame(stream, _LENGTH))
+
+
+def read_frame(stream: IO[bytes], length_format: struct.Struct) -> bytes:
+    """Read a length and as many bytes; raise `EOFError` at the end."""
+    header = stream.read(length_format.size)
+    if len(header) < length_format.size:
         raise EOFError
-    (length,) = _LENGTH.unpack(header)
+    (length,) = length_format.unpack(header)
     content = stream.read(length)
     if len(content) < length:
         raise EOFError
-    return pickle.loads(content)
+    return content
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def is_compressed(path: Path) -> bool:
 
 
 def write_units(path: Path, units: Iterable[Unit]) -> None:
-    """Write the units of an epoch to a file, atomically."""
+    """Write the units of an epoch to a file atomically."""
     path.parent.mkdir(exist_ok=True)
     lines = b"".join(json.dumps(asdict(unit)).encode() + b"\n" for unit in units)
     write_atomically(path, lines + _seal(lines))

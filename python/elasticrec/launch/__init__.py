@@ -1,1 +1,1 @@
-"""Starts the roles of a training: as processes of this machine."""
+"""Starts the roles of a training as processes of this machine, and watches them."""

@@ -29,7 +29,7 @@ class Sequence:
     first: int
     length: int
     target: int | None
-    """Cell of the slot whose rows it shares."""
+    """Cell of the slot whose rows the sequence shares."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Communication between processes: security, TLS, HTTP, the protocol of the coordinator, metrics and logging."""
+"""Communication between processes: security, TLS, HTTP, messages of the coordinator, placement, metrics, logging."""

@@ -24,12 +24,12 @@ def write_address(run: Path, address: Address) -> None:
 
 
 def remove_address(run: Path) -> None:
-    """Remove the address of a coordinator that ends; one that is killed leaves it behind."""
+    """Remove the address when the coordinator ends; a killed coordinator leaves its address behind."""
     (run / "coordinator" / _NAME).unlink(missing_ok=True)
 
 
 def read_address(run: Path) -> Address | None:
-    """Return the last address that was written, or None."""
+    """Return the address that the last coordinator wrote, or None."""
     path = run / "coordinator" / _NAME
     try:
         found = json.loads(path.read_bytes())

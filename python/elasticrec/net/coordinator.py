@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -35,7 +34,7 @@ class Term:
         return self._value
 
     def accept(self, term: int) -> bool:
-        """Raise the term to that of a response; return False for a response of an older term."""
+        """Record the term of a response; return False if a newer term was seen before."""
         with self._lock:
             if term < self._value:
                 return False
@@ -46,7 +45,7 @@ class Term:
 class CoordinatorClient:
     """One connection, for one thread at a time.
 
-    Requests are retried for `deadline_s` seconds; repeating any of them is harmless.
+    Requests are retried for `deadline_s` seconds; all of them are idempotent.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class CoordinatorClient:
         """Report that the trainer has reached a meeting; `go` says whether all have."""
         return cast(messages.MeetResponse, self._post("meet", incarnation=incarnation, meeting=meeting))
 
-    def done(self, incarnation: int, unit: int) -> messages.HeldResponse:
+    def report_done(self, incarnation: int, unit: int) -> messages.HeldResponse:
         """Report that all batches of a unit are pushed."""
         return cast(messages.HeldResponse, self._post("done", incarnation=incarnation, unit=unit))
 
@@ -115,7 +114,7 @@ class CoordinatorClient:
         """Return a unit that is not finished."""
         return cast(messages.HeldResponse, self._post("give_back", incarnation=incarnation, unit=unit))
 
-    def missing(self, incarnation: int, unit: int, why: str) -> None:
+    def report_missing(self, incarnation: int, unit: int, why: str) -> None:
         """Report that the data of a unit is gone."""
         self._post("missing", incarnation=incarnation, unit=unit, why=why)
 
@@ -199,9 +198,7 @@ class CoordinatorClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

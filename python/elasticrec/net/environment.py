@@ -1,4 +1,4 @@
-"""Environment variables of role processes; each has a flag of the same meaning."""
+"""Environment variables of role processes; each has an equivalent command-line option."""
 
 import os
 from pathlib import Path
@@ -33,6 +33,6 @@ def tls_files() -> dict[str, Path | None]:
 
 
 def with_role_variables(variables: dict[str, str | Path | None]) -> dict[str, str]:
-    """Return this process's environment, with exactly these variables of a role in place of its own."""
+    """Return the environment of this process with its role variables replaced by `variables`."""
     kept = {name: value for name, value in os.environ.items() if name not in _ROLE_VARIABLES}
     return kept | {name: str(value) for name, value in variables.items() if value is not None}

@@ -9,7 +9,6 @@ import random
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -64,7 +63,7 @@ class HttpClient:
     ) -> HttpResponse:
         """Send one request and return the response; `body` is bytes or a file.
 
-        Raise `UnavailableError` if there is no response, and `TlsError` if another attempt would end the same way.
+        Raise `UnavailableError` if there is no response, and `TlsError` if another attempt would fail the same way.
         """
         seconds = self._timeout_s if timeout_s is None else timeout_s
         try:
@@ -106,9 +105,7 @@ class HttpClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -46,7 +46,7 @@ def log_to_stderr(*, stamped: bool) -> None:
 
 
 @contextlib.contextmanager
-def logging_to(write: Callable[[str], None]) -> Iterator[None]:
+def forward_logs(write: Callable[[str], None]) -> Iterator[None]:
     """Pass log lines to `write` inside the block, for example to the reporter that owns the terminal."""
     handler, level = _LineHandler(write), _root.level
     _root.addHandler(handler)
@@ -69,7 +69,7 @@ def without_stamp(line: str) -> str:
 
 
 class StampedStream(io.TextIOBase):
-    """Adds the time stamp to every line, whatever writes it: log lines, errors, and the output of libraries."""
+    """Adds a time stamp to every line: log lines, errors, and the output of libraries."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -78,7 +78,7 @@ class StampedStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write whole lines in one call, so that lines of two threads do not mix."""
         if not isinstance(text, str):
-            # Some libraries try this to find out whether a stream takes bytes.
+            # Some libraries write bytes to find out whether a stream is binary.
             raise TypeError(f"expected text, got {type(text).__name__}")
         parts = []
         for line in text.splitlines(keepends=True):

@@ -1,7 +1,6 @@
 """Requests to the coordinator, validated, and its responses (docs/formats/coordinator.md)."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -57,28 +56,20 @@ class Record(_Message):
         return max(self.watermark, *(1 + unit for unit in self.complete), *(1 + unit for unit in self.open), 0)
 
 
-@dataclass(frozen=True)
-class ShardOwner:
-    """The owner of a shard when a checkpoint or a publish began, and its partitions."""
-
-    incarnation: int
-    partitions: range
-
-
 Records = tuple[tuple[tuple[U64, ...], Record], ...]
 """Each distinct record once, with its partitions."""
 
 
 class Status(BaseModel):
-    """The status of a shard; figures that this release does not know are only shown."""
+    """The status of a shard; figures that this release does not know are shown unchanged."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     records: Records
 
     def figures(self) -> dict[str, Any]:
-        """Return everything but the records."""
-        return plain(self.model_extra or {})
+        """Return the figures without the records."""
+        return plain_figures(self.model_extra or {})
 
 
 class WrittenFile(_Message):
@@ -171,7 +162,7 @@ class LeaseRequest(Request):
 
     incarnation: U64
     holds: tuple[U64, ...] = ()
-    """Units that the trainer holds; it did not receive the responses for any others."""
+    """Units that the trainer holds; responses with other units were lost."""
     waiting: bool = False
     """The trainer waits for the other units of its group, whose trainers may be gone."""
 
@@ -506,7 +497,7 @@ class ErrorResponse(TypedDict):
     surplus: NotRequired[bool]
 
 
-def plain(figures: Figures) -> Figures:
+def plain_figures(figures: Figures) -> Figures:
     """Return the numbers and names among a member's figures, which can be shown without conversion."""
     return {
         key: value
@@ -518,7 +509,7 @@ def plain(figures: Figures) -> Figures:
 AnyRequest = TypeVar("AnyRequest", bound=BaseModel)
 
 
-def other_release(protocol: int) -> str:
+def release_mismatch(protocol: int) -> str:
     """Return the error for a role of another release."""
     return f"register: protocol: expected {PROTOCOL}, got {protocol}: the role is of another release"
 
@@ -540,10 +531,10 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
 
 
 def _check_release(body: bytes) -> None:
-    """Refuse another release by its protocol number, a better message than one about an unknown field."""
+    """Refuse another release by its protocol number, which is clearer than an error about an unknown field."""
     try:
         protocol = _Protocol.model_validate_json(body).protocol
     except ValidationError:
         return
     if protocol != PROTOCOL:
-        raise ConfigError(other_release(protocol))
+        raise ConfigError(release_mismatch(protocol))

@@ -1,6 +1,5 @@
 """Metrics in the text format of Prometheus, and a small server for roles without an HTTP API."""
 
-import hmac
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from elasticrec.errors import ConfigError
+from elasticrec.net.security import has_token
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -79,8 +79,7 @@ def _handler(render: Callable[[], str], token: str) -> type[BaseHTTPRequestHandl
         timeout = 10
 
         def do_GET(self) -> None:
-            given = self.headers.get("authorization", "")
-            if token and not hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {token}".encode()):
+            if token and not has_token(self.headers.get("authorization", ""), token):
                 self._answer(401, "missing or wrong token\n")
             elif self.path != "/metrics":
                 self._answer(404, "not found\n")

@@ -1,13 +1,15 @@
 """Token and TLS of a process: connections with other machines need both, unless `insecure` is set."""
 
-from collections.abc import Sequence
+import hmac
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticrec import _core
 from elasticrec.config import Job
 from elasticrec.config.fields import is_loopback
-from elasticrec.config.publish import Cube
+from elasticrec.config.publish import Cube, host_of
+from elasticrec.config.train import Tls
 from elasticrec.errors import ConfigError
 from elasticrec.net import environment
 
@@ -40,15 +42,11 @@ class Security:
 
     @classmethod
     def of(cls, job: Job, token: str, given: dict[str, Path | None], insecure: bool = False) -> "Security":
-        """Return the security of a role; `given` names the files it needs, the job is used for those that are None.
-
-        Files that `given` does not name are not needed, and may be missing on the role's machine.
-        """
-        tls = job.train.ps.tls.model_dump()
-        files = {name: path or (Path(tls[name]) if tls[name] else None) for name, path in given.items()}
+        """Return the security of a role; `given` has the files that it needs (see `_tls_files`)."""
+        files = _tls_files(job.train.ps.tls, given)
         return cls(token or None, **files, insecure=insecure or job.train.ps.insecure)
 
-    def wire(self) -> _core.PsTls:
+    def wire_tls(self) -> _core.PsTls:
         """Return the TLS settings for the binary protocols; raise for files that cannot be used."""
         return _core.PsTls(cert=self.cert, key=self.key, ca=self.ca)
 
@@ -69,6 +67,21 @@ class Security:
             )
 
 
+def _tls_files(settings: Tls, given: Mapping[str, Path | None]) -> dict[str, Path | None]:
+    """Return the TLS files of a process: those in `given`, or the job's for those that are None there.
+
+    A file that `given` does not name is not needed, and may be missing on this machine.
+    """
+    of_job = settings.model_dump()
+    return {name: path or (Path(of_job[name]) if of_job[name] else None) for name, path in given.items()}
+
+
+def has_token(authorization: str, token: str) -> bool:
+    """Return whether the `Authorization` header of a request contains the token."""
+    # Compare in constant time, so that the duration reveals nothing about the token.
+    return hmac.compare_digest(authorization.encode("utf-8", "replace"), f"Bearer {token}".encode())
+
+
 def local_security(job: Job, token: str) -> Security:
     """Return the security of a run whose roles are all on this machine, with TLS if the job or environment has it."""
     security = Security.of(job, token, environment.tls_files())
@@ -78,16 +91,18 @@ def local_security(job: Job, token: str) -> Security:
 
 
 def store_security(cube: Cube, token: str = "", insecure: bool = False, **given: Path | None) -> Security:
-    """Return the security of a store process or client; `given` names the files it needs and overrides the job."""
-    of_job = cube.tls.model_dump()
-    files = {name: path or (Path(of_job[name]) if of_job[name] else None) for name, path in given.items()}
+    """Return the security of a store process or client; `given` has the files that it needs (see `_tls_files`)."""
+    files = _tls_files(cube.tls, given)
     secret = token or (cube.token.reveal_token() if cube.token else None)
     return Security(secret or None, **files, insecure=insecure or cube.insecure)
 
 
-def check_addresses(security: Security, addresses: Sequence[Sequence[str]]) -> None:
-    """Refuse to send the token in clear text to a replica on another machine, unless `insecure` is set."""
+def check_addresses(security: Security, addresses: Sequence[Sequence[str]], kind: str = "cube") -> None:
+    """Refuse to send the token in clear text to a server on another machine, unless `insecure` is set.
+
+    `addresses` has the replicas of each shard.
+    """
     for shard, replicas in enumerate(addresses):
         for address in replicas:
-            host = address.rpartition(":")[0].strip("[]")
-            security.check_send(f"cube shard {shard} at {address}", host, encrypted=security.ca is not None)
+            target = f"{kind} shard {shard} at {address}"
+            security.check_send(target, host_of(address), encrypted=security.ca is not None)

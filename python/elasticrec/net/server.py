@@ -1,7 +1,6 @@
 """Set-up of the HTTP servers in Python: a server on a thread, the check of the token, bodies of limited size."""
 
 import errno
-import hmac
 import socket
 import threading
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from elasticrec.errors import ConfigError
+from elasticrec.net.security import has_token
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class WebServer:
         except OSError as error:
             raise ConfigError(f"{options.role}: {options.cert}: cannot be used for TLS: {error}") from None
         self._socket = bind(options.role, options.host, options.port)
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        self.url = f"http{'s' if options.cert else ''}://{host}:{self._socket.getsockname()[1]}"
+        address = join_host_port(options.host, self._socket.getsockname()[1])
+        self.url = f"http{'s' if options.cert else ''}://{address}"
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
 
@@ -69,9 +69,7 @@ def check_token(request: Request, token: str | None) -> None:
     """Refuse a request without the right token, if the server has one."""
     if token is None:
         return
-    given = request.headers.get("authorization", "")
-    # Compare in constant time, so that the duration reveals nothing about the token.
-    if not hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {token}".encode()):
+    if not has_token(request.headers.get("authorization", ""), token):
         raise HTTPException(401, "missing or wrong token", {"WWW-Authenticate": "Bearer"})
 
 
@@ -89,23 +87,28 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
+def join_host_port(host: str, port: int | str) -> str:
+    """Return host and port as one address, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def bind(role: str, host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address."""
     address = f"{host}:{port}"
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio disables Nagle's algorithm only on sockets that name the protocol: small answers would wait 40 ms.
-        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        # asyncio disables Nagle's algorithm only on sockets that name the protocol. Small answers would wait 40 ms.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise ConfigError(f"{role}: {address}: cannot listen there: {_reason(error)}") from None
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(1024)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
     except OSError as error:
-        found.close()
+        listener.close()
         raise ConfigError(f"{role}: {address}: cannot listen there: {_reason(error)}") from None
-    return found
+    return listener
 
 
 def _reason(error: OSError) -> str:

@@ -54,7 +54,7 @@ class PublishedVersion:
     num_deltas: int
     """Deltas from its base up to and including this version; 0 for a base."""
     offer: str = ""
-    """Result of the offer, for people."""
+    """Result of the offer, human-readable."""
     is_refused: bool = False
     """Whether the result needs attention: the gate refused the version, or the offer failed."""
 

@@ -42,7 +42,7 @@ def export_graph(scorer: Scorer, tensors: list[FlatTensor], columns: tuple[int, 
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     scorer.eval()
     try:
-        with _quiet():
+        with _silence_exporter():
             program = torch.onnx.export(
                 module,
                 tuple(inputs),
@@ -144,7 +144,7 @@ def _export_reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """Silence the exporter's output, warnings and log; errors are still raised."""
     output = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):

@@ -63,15 +63,15 @@ def _read_dense(repository: Repository, version: Version) -> bytes:
 def refusals(gate: Gate, candidate: Candidate, current_rows: int | None) -> list[str]:
     """Return the reasons why a candidate fails the gate, one line each; empty if it passes."""
     reasons = [f"dense weights: `{name}` has values that are not finite" for name in candidate.non_finite[:3]]
-    measured, where = _measured(candidate.metrics)
+    measured, where = _first_metrics(candidate.metrics)
     if gate.min_auc is not None:
         auc = measured.get("auc")
         if not _is_number(auc) or auc < gate.min_auc:
-            reasons.append(f"AUC of the {where}: expected at least {gate.min_auc:g}, got {_shown(auc)}")
+            reasons.append(f"AUC of the {where}: expected at least {gate.min_auc:g}, got {_format(auc)}")
     if gate.max_log_loss is not None:
         loss = measured.get("log_loss")
         if not _is_number(loss) or loss > gate.max_log_loss:
-            reasons.append(f"log loss of the {where}: expected at most {gate.max_log_loss:g}, got {_shown(loss)}")
+            reasons.append(f"log loss of the {where}: expected at most {gate.max_log_loss:g}, got {_format(loss)}")
     if current_rows:
         lost = 1 - candidate.rows / current_rows
         if lost > gate.max_row_loss:
@@ -82,7 +82,7 @@ def refusals(gate: Gate, candidate: Candidate, current_rows: int | None) -> list
     return reasons
 
 
-def _measured(metrics: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _first_metrics(metrics: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the metrics of the first label, of the evaluation or else of the training, and their origin."""
     for key, origin in (("eval", "evaluation"), ("train", "last pass")):
         found = metrics.get(key)
@@ -96,5 +96,5 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value:.4f}" if _is_number(value) else "none"

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from elasticrec.config import Job, structure
+from elasticrec.config import Job, structure_keys
 from elasticrec.durable import write_atomically
 from elasticrec.publish import export
 from elasticrec.publish.export import export_graph, input_names
@@ -51,7 +51,7 @@ def fingerprint(job: Job, scorer: Scorer, dense: FlatParameters) -> str:
     """Return the SHA-256 of everything that determines the graph: job structure, model code and exporter."""
     source = job.model_source()
     facts = {
-        "structure": structure(job),
+        "structure": structure_keys(job),
         "negative_rate": scorer.negative_rate,
         "labels": label_columns(job),
         "tensors": [tensor.to_dict() for tensor in dense.tensors],

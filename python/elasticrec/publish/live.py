@@ -8,15 +8,16 @@ from elasticrec.config import Job
 from elasticrec.errors import ElasticRecError
 from elasticrec.publish.content import job_repository
 from elasticrec.publish.graph import cached_graph
-from elasticrec.publish.local import PublishResult, VersionSource, WrittenRows
+from elasticrec.publish.local import VersionSource, WrittenRows
 from elasticrec.publish.local_versions import LocalVersions
+from elasticrec.publish.offer import PublishResult
 from elasticrec.repository.repository import Repository
 from elasticrec.training.hook import Hook, NoHook
 from elasticrec.training.loop import Trainer
 
 
 @contextmanager
-def publishing(job: Job) -> Iterator[Hook]:
+def open_publisher(job: Job) -> Iterator[Hook]:
     """Yield the hook that publishes during a training; the model's repository is locked until the block ends."""
     if job.publish.every is None:
         yield NoHook()

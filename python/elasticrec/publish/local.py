@@ -1,7 +1,6 @@
 """Publish from one process: write graph, flat weights and cube, commit the manifest, then pass the gate and offer."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from elasticrec.config import Job
@@ -12,7 +11,7 @@ from elasticrec.manifest import FileEntry
 from elasticrec.publish.content import NO_CHANGES, Changes, Network, Provenance, VersionTemplate, job_repository
 from elasticrec.publish.export import input_names
 from elasticrec.publish.graph import cached_graph
-from elasticrec.publish.offer import OfferResult, offer_version
+from elasticrec.publish.offer import PublishResult, offer_version
 from elasticrec.repository.repository import Draft, Repository
 from elasticrec.repository.storage import join
 from elasticrec.repository.version import DENSE_FILE, GRAPH_FILE, READER_FILE, Content, Version, part_name
@@ -56,24 +55,6 @@ class WrittenRows:
     """Partitions that a delta holds completely."""
 
 
-@dataclass(frozen=True)
-class PublishResult:
-    """A committed version and the result of its offer."""
-
-    model: str
-    version: int
-    location: str
-    """Path or URL of the version."""
-    rows: int
-    num_bytes: int
-    offer: OfferResult
-
-    @property
-    def path(self) -> Path:
-        """Directory of the version, if the repository is on a local disk."""
-        return Path(self.location)
-
-
 def last_complete_hour(progress: Progress) -> str | None:
     """Return the last hour that was trained completely, or None."""
     passes = [entry for entry in progress.hours if "skipped" not in entry][: progress.epoch]
@@ -107,7 +88,7 @@ def commit_version(draft: Draft, source: VersionSource, graph: bytes, rows: Writ
     if draft.base is None:
         files[GRAPH_FILE] = FileEntry(*write_synced(draft.directory / GRAPH_FILE, graph))
     if (reader := source.job.reader_source()) is not None:
-        # Deltas carry it too: it is small, and may have changed since the base.
+        # Deltas contain the reader too: it is small, and may have changed since the base.
         files[READER_FILE] = FileEntry(*write_synced(draft.directory / READER_FILE, reader))
     content = version_content(source, Changes(rows.changed, rows.removed))
     return draft.repository.commit(draft, content, files)

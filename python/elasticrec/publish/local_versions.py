@@ -15,13 +15,13 @@ from elasticrec.manifest import FileEntry
 from elasticrec.publish.content import PublishedVersion
 from elasticrec.publish.local import (
     CUBE_FILE,
-    PublishResult,
     VersionSource,
     WrittenRows,
     commit_version,
     offer_committed,
     write_base_rows,
 )
+from elasticrec.publish.offer import PublishResult
 from elasticrec.repository.repository import Draft, Repository
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from elasticrec.config.publish import Publish
 from elasticrec.errors import ElasticRecError
@@ -11,8 +12,8 @@ from elasticrec.repository.repository import STORE, Repository
 from elasticrec.repository.storage import join
 from elasticrec.repository.version import Version
 
-HELD = "a rollback holds the model until `models resume`"
-LOADING = "the store must load it first"
+HELD_REASON = "a rollback holds the model until `models resume`"
+LOADING_REASON = "the store must load it first"
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,28 @@ class OfferResult:
 
     @property
     def summary(self) -> str:
-        """The result on one line, for people."""
+        """The result on one line, human-readable."""
         if self.is_offered:
             return "offered"
         return f"not offered: {'; '.join(self.refusals) or self.wait_reason}"
+
+
+@dataclass(frozen=True)
+class PublishResult:
+    """A committed version and the result of its offer."""
+
+    model: str
+    version: int
+    location: str
+    """Path or URL of the version."""
+    rows: int
+    num_bytes: int
+    offer: OfferResult
+
+    @property
+    def path(self) -> Path:
+        """Directory of the version, if the repository is on a local disk."""
+        return Path(self.location)
 
 
 def offer_version(
@@ -49,11 +68,11 @@ def offer_version(
     is_offered, wait_reason = False, None
     if not refusals:
         if has_store:
-            wait_reason = LOADING
+            wait_reason = LOADING_REASON
         elif repository.storage.exists(STORE):
             where = join(repository.location, STORE)
             wait_reason = (
-                f"{LOADING}, then `elasticrec deliver` offers it; remove {where} if the store no longer exists"
+                f"{LOADING_REASON}, then `elasticrec deliver` offers it; remove {where} if the store no longer exists"
             )
         else:
             wait_reason = _offer(repository, version.number)
@@ -72,7 +91,7 @@ def _offer(repository: Repository, number: int) -> str | None:
     while not repository.offer(number):
         state = repository.state()
         if state is not None and state.is_held:
-            return HELD
+            return HELD_REASON
         if state is not None and state.version >= number:
             # A rollout that saw the commit may have offered this version already.
             return None if state.version == number else f"the newer version {state.version} is current"

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
 from elasticrec.config import Job
-from elasticrec.publish.live import publishing
+from elasticrec.publish.live import open_publisher
 from elasticrec.publish.rollout.background import Rollout, background_rollout
 from elasticrec.training.event import Callback
 from elasticrec.training.hook import Hook
@@ -19,12 +19,12 @@ def train_and_publish(
     job: Job, *, fresh: bool = False, callback: Callback | None = None, stream: TextIO | None = None
 ) -> Summary:
     """Train a job in this process, publish as set by `publish.every`, and roll out to `cube.addresses`."""
-    with publishing(job) as publisher, rolling_out(job, publisher) as hook:
+    with open_publisher(job) as publisher, with_rollout(job, publisher) as hook:
         return train_job(job, fresh=fresh, callback=callback, stream=stream, hook=hook)
 
 
 @contextmanager
-def rolling_out(job: Job, publisher: Hook) -> Iterator[Hook]:
+def with_rollout(job: Job, publisher: Hook) -> Iterator[Hook]:
     """Yield the publisher, with a rollout beside it if the job names an online store."""
     if job.publish.every is None or not job.cube.addresses:
         yield publisher

@@ -1,4 +1,4 @@
-"""Garbage collection: remove old versions, but never one that is in use."""
+"""Garbage collection: remove old versions, but never a version that is in use."""
 
 import time
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Collection:
     abandoned: list[str]
     """Directories of versions that were never committed."""
     num_bytes: int
-    """Total size of what is removed."""
+    """Total size of the removed files."""
 
 
 def plan_collection(repository: Repository, keep: int, now_s: float | None = None) -> Collection:
@@ -35,27 +35,27 @@ def plan_collection(repository: Repository, keep: int, now_s: float | None = Non
         for directory, _, last in [file.rpartition("/")]
         if last == MANIFEST and (number := number_of(directory)) is not None
     }
-    kept = _kept(repository, directories, keep)
+    kept = _versions_to_keep(repository, directories, keep)
     removed = sorted(set(directories) - set(kept), reverse=True)
-    abandoned = _abandoned(files, set(directories.values()), time.time() if now_s is None else now_s)
+    abandoned = _abandoned_directories(files, set(directories.values()), time.time() if now_s is None else now_s)
     gone = [directories[number] for number in removed] + abandoned
-    num_bytes = sum(stat.num_bytes for file, stat in files.items() if _owner(file) in gone)
+    num_bytes = sum(stat.num_bytes for file, stat in files.items() if _owner_of(file) in gone)
     return Collection(dict(sorted(kept.items())), removed, abandoned, num_bytes)
 
 
 def collect(repository: Repository, keep: int, now_s: float | None = None) -> Collection:
     """Plan and run a collection under the lock of CURRENT and PINS."""
-    with repository.changing():
+    with repository.lock_state():
         plan = plan_collection(repository, keep, now_s)
         directories = repository.directories()
         for number in plan.removed:
             repository.remove(directories[number])
-        for directory in [*plan.abandoned, *_empty(repository, time.time() if now_s is None else now_s)]:
+        for directory in [*plan.abandoned, *_empty_directories(repository, time.time() if now_s is None else now_s)]:
             repository.remove(directory)
     return plan
 
 
-def _kept(repository: Repository, directories: dict[int, str], keep: int) -> dict[int, str]:
+def _versions_to_keep(repository: Repository, directories: dict[int, str], keep: int) -> dict[int, str]:
     bases = sorted(number for number, directory in directories.items() if directory == str(number))
     kept: dict[int, str] = {}
     for base in bases[-keep:]:
@@ -77,7 +77,7 @@ def _kept(repository: Repository, directories: dict[int, str], keep: int) -> dic
     return kept
 
 
-def _empty(repository: Repository, now_s: float) -> list[str]:
+def _empty_directories(repository: Repository, now_s: float) -> list[str]:
     """Return old empty directories of versions on a disk; other storage has none."""
     root = repository.storage.path_of("")
     if root is None:
@@ -88,7 +88,7 @@ def _empty(repository: Repository, now_s: float) -> list[str]:
     return [name for name in old if not repository.storage.find(name)]
 
 
-def _owner(file: str) -> str | None:
+def _owner_of(file: str) -> str | None:
     """Return the innermost version directory that contains a file, complete or not."""
     parts = file.split("/")
     for length in (3, 1):
@@ -98,10 +98,10 @@ def _owner(file: str) -> str | None:
     return None
 
 
-def _abandoned(files: dict[str, Stat], complete: set[str], now_s: float) -> list[str]:
+def _abandoned_directories(files: dict[str, Stat], complete: set[str], now_s: float) -> list[str]:
     newest: dict[str, float] = {}
     for file, stat in files.items():
-        owner = _owner(file)
+        owner = _owner_of(file)
         if owner is not None and owner not in complete:
             newest[owner] = max(newest.get(owner, 0.0), stat.modified_s or now_s)
     old = [directory for directory, modified_s in newest.items() if now_s - modified_s > _ABANDONED_S]

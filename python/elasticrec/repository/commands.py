@@ -25,7 +25,7 @@ VersionArgument = Annotated[
         metavar="MODEL[:VERSION]", help="A model with a version, such as models/demo:7; by default its current version."
     ),
 ]
-ThisVersionArgument = Annotated[
+NamedVersionArgument = Annotated[
     str, typer.Argument(metavar="MODEL:VERSION", help="A version of a model, such as models/demo:7.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -126,17 +126,17 @@ def verify(
 
 
 @models_app.command()
-def pin(model: ThisVersionArgument) -> None:
+def pin(model: NamedVersionArgument) -> None:
     """Keep a version and its chain until it is unpinned."""
-    repository, number = this_version(model, "pin")
+    repository, number = resolve_version(model, "pin")
     repository.pin(number)
     typer.echo(f"pinned {repository.name}:{number}; pinned: {', '.join(map(str, repository.pins()))}")
 
 
 @models_app.command()
-def unpin(model: ThisVersionArgument) -> None:
+def unpin(model: NamedVersionArgument) -> None:
     """Unpin a version, so that `models gc` may remove it."""
-    repository, number = this_version(model, "unpin")
+    repository, number = resolve_version(model, "unpin")
     repository.unpin(number)
     typer.echo(f"unpinned {repository.name}:{number}; pinned: {', '.join(map(str, repository.pins())) or 'none'}")
 
@@ -210,7 +210,7 @@ def _model(text: str) -> "Repository":
     return open_model(text).repository
 
 
-def this_version(text: str, command: str, *, insecure: bool = False) -> "tuple[Repository, int]":
+def resolve_version(text: str, command: str, *, insecure: bool = False) -> "tuple[Repository, int]":
     from elasticrec.errors import ConfigError
     from elasticrec.repository.find import open_model
 

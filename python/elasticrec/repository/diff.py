@@ -118,7 +118,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _compare_rows(a: Any, b: Any) -> RowCounts:
-    """Count rows by looking up those of `b` in `a`, and those of `a` in `b`."""
+    """Count rows: look up the signs of `b` in `a`, and the signs of `a` in `b`."""
     added = changed = equal = removed = 0
     for signs, rows in b.items():
         before, present = a.lookup(signs)

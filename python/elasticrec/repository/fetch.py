@@ -18,7 +18,7 @@ from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST, FileEntry
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.storage import join
-from elasticrec.repository.verify import chunks
+from elasticrec.repository.verify import read_chunks
 from elasticrec.repository.version import Version, number_of
 
 _BLOBS = "blobs"
@@ -81,11 +81,11 @@ def fetch(
     if local is not None:
         return FetchedVersion(local, chain, partitions)
     model = _model_directory(repository, cache)
-    with _using(cache, fcntl.LOCK_SH):
+    with _lock_cache(cache, fcntl.LOCK_SH):
         # The network consists of the version's own weights and the graph of its base.
         network_versions = {chain[0].name, chain[-1].name}
         missing = {
-            version.name: _missing(version, model, partitions)
+            version.name: _missing_files(version, model, partitions)
             if rows
             else _missing_network(version, model)
             if version.name in network_versions
@@ -103,7 +103,7 @@ def fetch(
     return FetchedVersion(model, chain, partitions)
 
 
-def _missing(version: Version, model: Path, partitions: range | None) -> dict[str, FileEntry]:
+def _missing_files(version: Version, model: Path, partitions: range | None) -> dict[str, FileEntry]:
     """Return the required files of a version that are not in the cache."""
     needed = version.files if partitions is None else version.parts_of(partitions)
     return {name: version.files[name] for name in needed if not (model / version.name / name).is_file()}
@@ -120,9 +120,9 @@ def prune(repository: Repository, keep: set[int], cache: Path) -> None:
     if repository.storage.path_of("") is not None or not cache.is_dir():
         return
     model = _model_directory(repository, cache)
-    with contextlib.suppress(BlockingIOError), _using(cache, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with contextlib.suppress(BlockingIOError), _lock_cache(cache, fcntl.LOCK_EX | fcntl.LOCK_NB):
         paths = {path.parent for path in model.rglob(MANIFEST)}
-        wanted = _needed(paths, model, keep)
+        wanted = _directories_to_keep(paths, model, keep)
         # Deltas are inside their bases, so remove the deepest first.
         for path in sorted(paths - wanted, key=lambda one: -len(one.parts)):
             (path / MANIFEST).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def prune(repository: Repository, keep: set[int], cache: Path) -> None:
                 blob.unlink()
 
 
-def _needed(paths: set[Path], model: Path, keep: set[int]) -> set[Path]:
+def _directories_to_keep(paths: set[Path], model: Path, keep: set[int]) -> set[Path]:
     """Return the directories of versions to keep, and of older versions of the same base, which they may depend on."""
     names = {path: path.relative_to(model).as_posix() for path in paths}
     newest: dict[str, int] = {}
@@ -151,7 +151,7 @@ def _model_directory(repository: Repository, cache: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _using(cache: Path, how: int) -> Iterator[None]:
+def _lock_cache(cache: Path, how: int) -> Iterator[None]:
     (cache / _BLOBS).mkdir(parents=True, exist_ok=True)
     with open(cache / _LOCK, "ab") as file:
         fcntl.flock(file, how)
@@ -161,7 +161,7 @@ def _using(cache: Path, how: int) -> Iterator[None]:
 def _check_room(repository: Repository, number: int, missing: list[FileEntry], cache: Path) -> None:
     needed = 0
     for sha256, num_bytes in {entry.sha256: entry.num_bytes for entry in missing}.items():
-        part = _part(cache, sha256)
+        part = _partial_path(cache, sha256)
         if not (cache / _BLOBS / sha256).is_file():
             needed += num_bytes - min(part.stat().st_size if part.is_file() else 0, num_bytes)
     free = shutil.disk_usage(cache).free
@@ -172,12 +172,12 @@ def _check_room(repository: Repository, number: int, missing: list[FileEntry], c
         )
 
 
-def _part(cache: Path, sha256: str) -> Path:
+def _partial_path(cache: Path, sha256: str) -> Path:
     return cache / _BLOBS / f"{sha256}.part"
 
 
 def _download(repository: Repository, name: str, entry: FileEntry, cache: Path, say: Say) -> Path:
-    blob, part = cache / _BLOBS / entry.sha256, _part(cache, entry.sha256)
+    blob, part = cache / _BLOBS / entry.sha256, _partial_path(cache, entry.sha256)
     while not blob.is_file():
         with open(part, "a+b") as file:
             # Another process may download the same file.
@@ -193,7 +193,7 @@ def _download(repository: Repository, name: str, entry: FileEntry, cache: Path, 
             file.seek(0)
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
-            for chunk in chunks(repository.storage, name, resumed):
+            for chunk in read_chunks(repository.storage, name, resumed):
                 file.write(chunk)
                 digest.update(chunk)
             file.flush()

@@ -1,9 +1,9 @@
 """Serve the files of a repository over HTTP, for machines without a shared disk: range reads, checksums on writes.
 
-GET    /files/NAME            the file; `Range` as usual, `Repr-Digest` is its SHA-256
-GET    /files/NAME?list       the files below a name: {"files": {name: [bytes, modified]}}
-PUT    /files/NAME            write it; requires `Repr-Digest`; with `If-None-Match: *` only if it does not exist
-DELETE /files/NAME            remove it, or all files below it
+GET    /files/NAME            return the file; supports `Range`; `Repr-Digest` is its SHA-256
+GET    /files/NAME?list       list the files below a name: {"files": {name: [bytes, modified]}}
+PUT    /files/NAME            write the file; requires `Repr-Digest`; with `If-None-Match: *` only if it does not exist
+DELETE /files/NAME            remove the file, or all files below the name
 """
 
 import base64
@@ -27,7 +27,7 @@ from elasticrec.durable import sync_directory
 from elasticrec.errors import ModelError
 from elasticrec.net.server import check_token
 from elasticrec.repository.local import LocalStorage
-from elasticrec.repository.lock import STATE, WRITER, excluding_local_holders
+from elasticrec.repository.lock import STATE, WRITER, exclude_local_holders
 from elasticrec.repository.storage import Stat
 from elasticrec.repository.version import check_part
 
@@ -194,7 +194,7 @@ def _rename(draft: Path, path: Path, *, is_new: bool) -> None:
     if is_new:
         os.link(draft, path)
     else:
-        with excluding_local_holders(path) if path.name in (WRITER, STATE) else contextlib.nullcontext():
+        with exclude_local_holders(path) if path.name in (WRITER, STATE) else contextlib.nullcontext():
             os.replace(draft, path)
     with contextlib.suppress(FileNotFoundError):
         sync_directory(path.parent)
@@ -205,5 +205,5 @@ def _remove(storage: LocalStorage, name: str) -> None:
     if path.name not in (WRITER, STATE):
         storage.delete(name)
     elif path.is_file():
-        with excluding_local_holders(path):
+        with exclude_local_holders(path):
             path.unlink()

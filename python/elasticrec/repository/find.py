@@ -33,7 +33,7 @@ class ModelReference:
             return self.number
         current = self.repository.current()
         if current is None:
-            raise ModelError(not_a_model(self.repository.location))
+            raise ModelError(missing_model_text(self.repository.location))
         return current
 
 
@@ -50,7 +50,7 @@ def open_model(text: str, *, insecure: bool = False) -> ModelReference:
     if match is not None and not path.exists():
         path, number = Path(match[1]), int(match[2])
     if (path / MANIFEST).is_file():
-        return _of_version_directory(path)
+        return _open_version_directory(path)
     if _is_name(path):
         path = MODELS / path
     if not path.is_dir():
@@ -73,7 +73,7 @@ def _open_url(text: str, insecure: bool) -> ModelReference:
     return ModelReference(Repository.open(text, insecure=insecure), None)
 
 
-def _of_version_directory(path: Path) -> ModelReference:
+def _open_version_directory(path: Path) -> ModelReference:
     """Resolve the directory of a version; the model's directory contains it."""
     name = _name_of(path)
     number = number_of(name)
@@ -117,7 +117,7 @@ def find_chain(model: str | Path, say: Say = lambda _: None) -> FetchedVersion:
     return fetch(reference.repository, reference.version(), default_cache(), say)
 
 
-def not_a_model(location: str) -> str:
+def missing_model_text(location: str) -> str:
     """Return the error text for a location without a current version."""
     path = Path(location)
     inside = sorted(entry.name for entry in path.iterdir() if (entry / CURRENT).is_file()) if path.is_dir() else []
@@ -135,7 +135,7 @@ def open_listing(text: str) -> list[Repository]:
     names = models_in(repository.storage)
     if not names:
         raise ModelError(f"{text}: no models in it")
-    return [Repository(repository.storage.below(name)) for name in names]
+    return [Repository(repository.storage.subdirectory(name)) for name in names]
 
 
 def models_in(storage: Storage) -> list[str]:

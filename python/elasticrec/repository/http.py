@@ -99,7 +99,7 @@ class HttpStorage:
     def path_of(self, name: str) -> None:
         """Return None: the files are not on this machine."""
 
-    def below(self, name: str) -> Storage:
+    def subdirectory(self, name: str) -> Storage:
         """Return the storage of a subdirectory."""
         return replace(self, url=join(self.url, name))
 
@@ -108,7 +108,7 @@ class HttpStorage:
     ) -> HttpResponse:
         """Send a request on a connection of its own; errors name the file.
 
-        A kept connection could be closed by the server just then, and a `PUT` that creates a file cannot be repeated.
+        The server may close a kept connection at any moment, and a `PUT` that creates a file cannot be repeated.
         """
         location = join(self.url, name)
         target = f"{urllib.parse.urlsplit(self.url).path.rstrip('/')}/{urllib.parse.quote(name)}{query}"

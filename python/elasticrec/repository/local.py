@@ -89,7 +89,7 @@ class LocalStorage:
         """Return the path of a file."""
         return self.root / name
 
-    def below(self, name: str) -> Storage:
+    def subdirectory(self, name: str) -> Storage:
         """Return the storage below a name."""
         return LocalStorage(self.root / name)
 

@@ -32,7 +32,7 @@ Check = Callable[[], None]
 
 
 @contextlib.contextmanager
-def held(storage: Storage, name: str, doing: str, *, wait_s: float = 0.0) -> Iterator[Check]:
+def hold_lock(storage: Storage, name: str, doing: str, *, wait_s: float = 0.0) -> Iterator[Check]:
     """Hold a lock while the block runs; raise `ConfigError` with the holder's name if it is taken.
 
     Yield a check that raises an error once the lock is lost; call it directly before a commit.
@@ -85,7 +85,7 @@ def _locked_file(path: Path) -> Iterator[BinaryIO | None]:
 
 
 @contextlib.contextmanager
-def excluding_local_holders(path: Path) -> Iterator[None]:
+def exclude_local_holders(path: Path) -> Iterator[None]:
     """Exclude local lock holders while the block runs; raise `FileExistsError` if there is one.
 
     For the file server, because HTTP clients only see leases.

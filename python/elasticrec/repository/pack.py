@@ -24,7 +24,7 @@ from elasticrec.repository.storage import open_storage
 
 SUFFIXES = (".tar.gz", ".tgz")
 
-# Rows hardly compress, so a higher level costs much and gains little.
+# Rows hardly compress, so a higher level costs time and saves little space.
 _LEVEL = 1
 _MAX_MEMBERS = 100_000
 # Archives are padded with zeros to a full block.

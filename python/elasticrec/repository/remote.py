@@ -44,19 +44,19 @@ class RemoteStorage:
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        with self._naming(name):
+        with self._convert_errors(name):
             content: bytes = self.system.cat_file(self._path(name))
             return content
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
         """Return the bytes from `start` up to `end`."""
-        with self._naming(name):
+        with self._convert_errors(name):
             content: bytes = self.system.cat_file(self._path(name), start=start, end=end)
             return content
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file."""
-        with self._naming(name):
+        with self._convert_errors(name):
             if self.is_object_store:
                 self.system.pipe_file(self._path(name), content)
                 return
@@ -65,7 +65,7 @@ class RemoteStorage:
 
     def create(self, name: str, content: bytes) -> None:
         """Write a file that does not exist yet, exclusively if the storage supports it."""
-        with self._naming(name):
+        with self._convert_errors(name):
             self._make_parent(name)
             try:
                 self.system.pipe_file(self._path(name), content, mode="create")
@@ -88,7 +88,7 @@ class RemoteStorage:
 
     def put(self, source: Path, name: str) -> None:
         """Upload a local file."""
-        with self._naming(name):
+        with self._convert_errors(name):
             if self.is_object_store:
                 self.system.put_file(str(source), self._path(name))
                 return
@@ -97,12 +97,12 @@ class RemoteStorage:
 
     def exists(self, name: str) -> bool:
         """Return whether a file exists."""
-        with self._naming(name):
+        with self._convert_errors(name):
             return bool(self.system.isfile(self._path(name)))
 
     def find(self, name: str = "") -> dict[str, Stat]:
         """Return all files below a name, sorted."""
-        with self._naming(name):
+        with self._convert_errors(name):
             try:
                 found = self.system.find(self._path(name), detail=True)
             except FileNotFoundError:
@@ -113,14 +113,14 @@ class RemoteStorage:
 
     def delete(self, name: str) -> None:
         """Remove a file or a directory tree."""
-        with self._naming(name), contextlib.suppress(FileNotFoundError):
+        with self._convert_errors(name), contextlib.suppress(FileNotFoundError):
             self.system.rm(self._path(name), recursive=True)
 
     def path_of(self, name: str) -> None:
         """Return None: the files are not local."""
         return None
 
-    def below(self, name: str) -> Storage:
+    def subdirectory(self, name: str) -> Storage:
         """Return the storage below a name."""
         return RemoteStorage(self.system, self._path(name), join(self.location, name), self.is_object_store)
 
@@ -153,7 +153,7 @@ class RemoteStorage:
             raise
 
     @contextlib.contextmanager
-    def _naming(self, name: str) -> Iterator[None]:
+    def _convert_errors(self, name: str) -> Iterator[None]:
         """Convert errors of the libraries behind fsspec to `UnavailableError` in one line."""
         try:
             yield

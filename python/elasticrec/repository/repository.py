@@ -15,7 +15,7 @@ from types import TracebackType
 from elasticrec.durable import sync_directory
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.manifest import MANIFEST, FileEntry, encode_manifest
-from elasticrec.repository.lock import LEASE_S, STATE, WRITER, Check, held
+from elasticrec.repository.lock import LEASE_S, STATE, WRITER, Check, hold_lock
 from elasticrec.repository.storage import Stat, Storage, join, open_storage
 from elasticrec.repository.version import (
     CUBE,
@@ -73,7 +73,7 @@ class Repository:
     def open(cls, location: str | Path, model: str = "", *, insecure: bool = False) -> "Repository":
         """Open a model by the path or URL of its directory, or of its repository together with its name."""
         storage = open_storage(location, insecure=insecure)
-        return cls(storage.below(model) if model else storage)
+        return cls(storage.subdirectory(model) if model else storage)
 
     @property
     def location(self) -> str:
@@ -111,10 +111,12 @@ class Repository:
         """Read a version by its number and check its manifest."""
         directory = self.directories().get(number)
         if directory is None:
-            raise MissingVersionError(
-                f"{self.location}: no version {number}; available: {_format_numbers(self.versions())}"
-            )
+            raise self._missing_error(number)
         return self.read(directory)
+
+    def _missing_error(self, number: int) -> MissingVersionError:
+        available = _format_numbers(self.versions())
+        return MissingVersionError(f"{self.location}: no version {number}; available: {available}")
 
     def read(self, directory: str) -> Version:
         """Read the version in a directory and check its manifest."""
@@ -129,13 +131,11 @@ class Repository:
         return known[1]
 
     def chain(self, number: int) -> list[Version]:
-        """Return the base of a version and the deltas up to it; raise an error that names a missing one."""
+        """Return the base of a version and the deltas up to it; raise an error that names a missing version."""
         manifests = self._manifests()
         directories = {number_of(directory): directory for directory in manifests}
         if number not in directories:
-            raise MissingVersionError(
-                f"{self.location}: no version {number}; available: {_format_numbers(self.versions())}"
-            )
+            raise self._missing_error(number)
         version = self._read_cached(directories[number], manifests)
         chain = [version]
         while version.parent is not None:
@@ -179,7 +179,7 @@ class Repository:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the model for one publisher; raise an error that names the holder if it is locked."""
-        with held(self.storage, WRITER, "publishing") as check:
+        with hold_lock(self.storage, WRITER, "publishing") as check:
             self._check = check
             try:
                 yield
@@ -195,10 +195,10 @@ class Repository:
         return self._begin(self.chain(parent)[0].number, parent)
 
     def _begin(self, base: int | None, parent: int | None) -> "Draft":
-        # Read CURRENT first: a damaged one must be repaired before a version is written.
+        # Read CURRENT first: a damaged file must be repaired before a version is written.
         state = self.state()
-        number = max([*self._taken(), state.version if state else 0, self._next() - 1]) + 1
-        # Reserve the number first: a late file of an abandoned version must not get into another one.
+        number = max([*self._used_numbers(), state.version if state else 0, self._next_number() - 1]) + 1
+        # Reserve the number first: a late file of an abandoned version must not get into another version.
         self.storage.write(NEXT, json.dumps({"version": number + 1}).encode())
         path = self.storage.path_of(directory_of(number, base))
         staging = None
@@ -207,7 +207,7 @@ class Repository:
         (path / CUBE).mkdir(parents=True)
         return Draft(self, number, base, parent, path, staging)
 
-    def _taken(self) -> Iterator[int]:
+    def _used_numbers(self) -> Iterator[int]:
         """Yield the numbers of all versions, complete or not, because the previous release did not write `NEXT`."""
         names = {"/".join(file.split("/")[:length]) for file in self.storage.find() for length in (1, 3)}
         root = self.storage.path_of("")
@@ -217,7 +217,7 @@ class Repository:
             names |= {path.relative_to(root).as_posix() for path in found if path.is_dir()}
         yield from (number for name in names if (number := number_of(name)) is not None)
 
-    def _next(self) -> int:
+    def _next_number(self) -> int:
         """Return the next number that was never used."""
         try:
             content = self.storage.read(NEXT)
@@ -276,7 +276,7 @@ class Repository:
 
         An older version never replaces a newer one, even if two publishers race; only a rollback does that.
         """
-        with self.changing() as check:
+        with self.lock_state() as check:
             # The lock excludes garbage collection.
             self.chain(number)
             state = self.state()
@@ -293,10 +293,9 @@ class Repository:
 
         With `is_loaded=False` the version is only recorded as wanted; the rollout offers it once the store holds it.
         """
-        with self.changing() as check:
+        with self.lock_state() as check:
             if number not in self.directories():
-                there = _format_numbers(self.versions())
-                raise MissingVersionError(f"{self.location}: no version {number}; available: {there}")
+                raise self._missing_error(number)
             found = self.storage.find()
             for version in self.chain(number):
                 self._check_files(version.name, version.files, found)
@@ -312,7 +311,7 @@ class Repository:
 
     def complete_rollback(self, number: int) -> bool:
         """Make the target of a rollback current. Return False if the rollback was cancelled."""
-        with self.changing() as check:
+        with self.lock_state() as check:
             state = self.state()
             if state is None or state.wanted != number:
                 return False
@@ -332,7 +331,7 @@ class Repository:
 
     def resume(self) -> Current:
         """End the hold of a rollback, so that new versions are offered again."""
-        with self.changing() as check:
+        with self.lock_state() as check:
             state = self.state()
             if state is None:
                 raise MissingVersionError(f"{self.location}: no version was offered yet")
@@ -358,13 +357,13 @@ class Repository:
 
     def pin(self, number: int) -> None:
         """Keep a version and its chain until it is unpinned."""
-        with self.changing():
+        with self.lock_state():
             self.chain(number)
             self._write_pins({*self.pins(), number})
 
     def unpin(self, number: int) -> None:
         """Remove the pin of a version."""
-        with self.changing():
+        with self.lock_state():
             pins = self.pins()
             if number not in pins:
                 raise ConfigError(f"{self.location}: version {number} is not pinned; pinned: {_format_numbers(pins)}")
@@ -374,9 +373,9 @@ class Repository:
         self.storage.write(PINS, json.dumps({"versions": sorted(numbers)}).encode())
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[Check]:
+    def lock_state(self) -> Iterator[Check]:
         """Lock CURRENT, PINS and garbage collection for a change."""
-        with held(self.storage, STATE, "changing", wait_s=_STATE_WAIT_S) as check:
+        with hold_lock(self.storage, STATE, "changing", wait_s=_STATE_WAIT_S) as check:
             yield check
 
 

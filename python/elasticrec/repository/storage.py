@@ -56,7 +56,7 @@ class Storage(Protocol):
     def path_of(self, name: str) -> Path | None:
         """Return the local path of a file, or None for remote storage."""
 
-    def below(self, name: str) -> "Storage":
+    def subdirectory(self, name: str) -> "Storage":
         """Return the storage below a name."""
 
 

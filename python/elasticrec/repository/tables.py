@@ -18,7 +18,7 @@ def describe_model(repository: Repository) -> dict[str, Any]:
     versions = []
     for number, directory in sorted(repository.directories().items(), reverse=True):
         try:
-            versions.append(_row(repository.read(directory)))
+            versions.append(_describe_version(repository.read(directory)))
         except (ModelError, FileNotFoundError) as error:
             versions.append({"version": number, "problem": str(error)})
     return {
@@ -33,7 +33,7 @@ def describe_model(repository: Repository) -> dict[str, Any]:
     }
 
 
-def _row(version: Version) -> dict[str, Any]:
+def _describe_version(version: Version) -> dict[str, Any]:
     manifest = version.manifest
     metrics = metrics_of(manifest)
     label = manifest["features"]["labels"][0]
@@ -139,7 +139,7 @@ def difference_lines(a: str, b: str, found: Difference) -> list[str]:
     """Return the lines of `models diff`."""
     lines = [f"{a} and {b}"]
     for key, (left, right) in found.keys.items():
-        lines.append(f"{key}: {_short(left)} → {_short(right)}")
+        lines.append(f"{key}: {_shorten(left)} → {_shorten(right)}")
     rows = [["", a, b, ""]]
     for name, (before, after) in found.metrics.items():
         change = f"{after - before:+.4f}" if before is not None and after is not None and before != after else ""
@@ -164,7 +164,7 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def _short(value: Any, most: int = 60) -> str:
+def _shorten(value: Any, most: int = 60) -> str:
     text = str(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 

@@ -55,7 +55,7 @@ def check_file(storage: Storage, name: str, entry: FileEntry) -> str | None:
     where = join(storage.location, name)
     digest, num_bytes = hashlib.sha256(), 0
     try:
-        for chunk in chunks(storage, name):
+        for chunk in read_chunks(storage, name):
             digest.update(chunk)
             num_bytes += len(chunk)
             if num_bytes > entry.num_bytes:
@@ -70,7 +70,7 @@ def check_file(storage: Storage, name: str, entry: FileEntry) -> str | None:
     return None
 
 
-def chunks(storage: Storage, name: str, start: int = 0) -> Iterator[bytes]:
+def read_chunks(storage: Storage, name: str, start: int = 0) -> Iterator[bytes]:
     """Yield the content of a file from `start` on, in chunks."""
     path = storage.path_of(name)
     if path is not None:

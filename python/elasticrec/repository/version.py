@@ -33,7 +33,7 @@ def directory_of(number: int, base: int | None) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """Return the number of the version in a directory, or None if the name is not that of a version."""
+    """Return the number of the version in a directory, or None if it is not the directory of a version."""
     match = _NAME.fullmatch(name)
     return None if match is None else int(match[2] or match[1])
 
@@ -135,7 +135,7 @@ def _check_base(where: str, version: Version) -> None:
         raise ModelError(f"{where}: expected `base` and `parent` or neither, got {base} and {parent}")
     if parent is not None and parent < base:
         raise ModelError(f"{where}: parent: expected {base} or a delta of it, got {parent}")
-    # A directory with another name is a copy, whose base is not found by name anyway.
+    # A directory with any other name is a copy; its base is not found by name.
     if number_of(version.name) is not None and version.name != directory_of(version.number, base):
         raise ModelError(f"{where}: base: expected the base in its directory name, got {base}")
 

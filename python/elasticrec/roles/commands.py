@@ -93,7 +93,7 @@ def coordinator(
     listen.check()
     from elasticrec.roles.coordinator import serve_coordinator
 
-    with _stopping() as stop:
+    with _stop_event() as stop:
         if not serve_coordinator(job, found, listen, stop):
             # The launcher must not take this for the end of the run.
             raise typer.Exit(_STOPPED)
@@ -212,7 +212,7 @@ def _name() -> str:
 
 
 def _set_up() -> None:
-    """Set up logging, and end this process when the launcher that started it ends in any way."""
+    """Set up logging; have the kernel kill this process when the launcher ends."""
     parent = os.environ.get(environment.PARENT)
     if parent is not None:
         # The log file gets a time stamp on every line, also on errors and on the output of libraries.
@@ -227,7 +227,7 @@ def _set_up() -> None:
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def _stop_event() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and Ctrl-C set."""
     stop = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):

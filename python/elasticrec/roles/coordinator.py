@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticrec import _core
-from elasticrec.config import Job, fingerprint, match_files, meaning
+from elasticrec.config import Job, fingerprint, match_files, meaning_keys
 from elasticrec.coordinator.api import CoordinatorServer, ServerOptions
 from elasticrec.coordinator.checkpoint import Checkpoint
 from elasticrec.coordinator.checkpoints import CheckpointSettings
@@ -112,7 +112,7 @@ def settings_of(job: Job, run: Run) -> Settings:
         group_size=job.train.group_size,
         manifest={
             "run": job.name,
-            "job": meaning(job),
+            "job": meaning_keys(job),
             "warm_start": read_start(run.path).warm.get("checkpoint"),
         },
         measure=lambda checkpoint: measure_pass(run, checkpoint),
@@ -148,7 +148,7 @@ def serve_coordinator(job: Job, run: Run, listen: ServerOptions, stop: threading
     coordinator = Coordinator(run, settings)
     try:
         with (
-            CoordinatorServer(coordinator, listen, _files(job)) as server,
+            CoordinatorServer(coordinator, listen, _repository_directory(job)) as server,
             background_rollout(job, logger.info) as rollout,
         ):
             coordinator.store = None if rollout is None else rollout.describe
@@ -170,7 +170,7 @@ def serve_coordinator(job: Job, run: Run, listen: ServerOptions, stop: threading
         coordinator.close()
 
 
-def _files(job: Job) -> Path | None:
+def _repository_directory(job: Job) -> Path | None:
     """Return the repository's directory, which the coordinator serves to machines that do not share its disk."""
     return None if is_url(job.publish.repository) else Path(job.publish.repository)
 

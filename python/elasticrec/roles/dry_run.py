@@ -15,18 +15,18 @@ from elasticrec.config import Job, match_files
 from elasticrec.data.batches import open_batches
 from elasticrec.data.units import plan_units
 from elasticrec.errors import ConfigError
-from elasticrec.net.logs import logging_to
+from elasticrec.net.logs import forward_logs
 from elasticrec.training.clock import StageClock
 from elasticrec.training.groups import UnitBatch
 from elasticrec.training.lanes import Lanes
 from elasticrec.training.read import unit_split
 from elasticrec.training.remote import RemoteNetwork, make_networks, network_figures
-from elasticrec.training.stop import stopping
+from elasticrec.training.stop import stop_on_signals
 from elasticrec.training.strategies import find_strategy
 
 
 class _NoServers:
-    """Stands in for servers: answers at once."""
+    """Replaces the servers; answers at once."""
 
     def pull(self, batch: _core.Batch, *, dense: bool) -> Any:
         return None
@@ -65,8 +65,8 @@ def run_dry(job: Job, say: Callable[[str], None]) -> None:
     lanes = Lanes(_NoServers(), steps, lambda _: None, job.train.ps, clock)
     start = time.monotonic()
     with (
-        logging_to(say),
-        stopping(lambda: stop_requests.append(True)),
+        forward_logs(say),
+        stop_on_signals(lambda: stop_requests.append(True)),
         closing(open_batches(job, parser, units, shuffle=False)) as reader,
     ):
         lanes.run(until_stopped(iter(reader)))

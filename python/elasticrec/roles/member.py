@@ -14,7 +14,7 @@ from elasticrec.errors import ConfigError
 from elasticrec.net.coordinator import CoordinatorClient, Term
 from elasticrec.net.messages import Figures, Registration, RegistrationDelay
 from elasticrec.net.security import Security
-from elasticrec.net.server import bind
+from elasticrec.net.server import bind, join_host_port
 
 AnyRegistration = TypeVar("AnyRegistration", bound=Registration)
 
@@ -46,7 +46,7 @@ class RoleOptions:
     def check(self) -> None:
         """Raise `ConfigError` for unusable options, before anything slow."""
         self.client().close()
-        self.security.wire()
+        self.security.wire_tls()
 
     def client(self, term: Term | None = None) -> CoordinatorClient:
         """Return a connection to the coordinator for one thread; threads of a role share the term."""
@@ -62,11 +62,11 @@ class ListenAddress:
     advertise: str | None = None
 
     def check(self, security: Security) -> None:
-        """Refuse an address that is unsafe, taken, or not reachable by others."""
+        """Refuse an address that is unsafe, taken, or unreachable for other processes."""
         security.check_listen("ps", self.host)
         if self.advertise is None and self.host in ("0.0.0.0", "::", ""):
             raise ConfigError(
-                f"ps: host: {self.host or 'none'} is not an address that others can connect to: "
+                f"ps: host: {self.host or 'none'} is not an address that other processes can connect to: "
                 "expected the name or address of this machine as `--advertise`"
             )
         if self.advertise is not None and not _HOST.fullmatch(self.advertise):
@@ -77,17 +77,13 @@ class ListenAddress:
     @property
     def address(self) -> str:
         """The address to listen on."""
-        return f"{_in_brackets(self.host)}:{self.port}"
+        return join_host_port(self.host, self.port)
 
-    def announced(self, address: str) -> str:
-        """Return the address that others connect to, for a server that listens on `address`."""
+    def announced_address(self, address: str) -> str:
+        """Return the address that other processes connect to, for a server that listens on `address`."""
         if self.advertise is None:
             return address
-        return f"{_in_brackets(self.advertise)}:{address.rpartition(':')[2]}"
-
-
-def _in_brackets(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+        return join_host_port(self.advertise, address.rpartition(":")[2])
 
 
 class Shutdown(Exception):  # noqa: N818 - not an error

@@ -20,7 +20,7 @@ def shard_text(index: int, figures: Figures) -> str:
     found.add(
         "pull_seconds_total",
         "counter",
-        "Time spent on pulls, waits for the shard's lock included.",
+        "Time spent on pulls, including waits for the shard's lock.",
         seconds("pull_nanos"),
     )
     found.add("pushes_total", "counter", "Answered pushes.", figures.get("pushes"))
@@ -28,7 +28,7 @@ def shard_text(index: int, figures: Figures) -> str:
     found.add(
         "push_seconds_total",
         "counter",
-        "Time spent on pushes, waits for the shard's lock included.",
+        "Time spent on pushes, including waits for the shard's lock.",
         seconds("push_nanos"),
     )
     found.add(

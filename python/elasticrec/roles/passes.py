@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from elasticrec import _core
 from elasticrec.config import Job
-from elasticrec.coordinator.checkpoint import Checkpoint, open_checkpoint
+from elasticrec.coordinator.checkpoint import PREFIX, Checkpoint, open_checkpoint
 from elasticrec.errors import ElasticRecError, ModelError
 from elasticrec.journal import Entry, read_entries
+from elasticrec.manifest import MANIFEST
 from elasticrec.net.messages import StatusResponse
 from elasticrec.roles.start import read_start
 from elasticrec.run import Run
@@ -29,7 +30,7 @@ def ended_passes(run: Run) -> list[Entry]:
 
 def newest_checkpoint(run: Run) -> Checkpoint:
     """Return the shards' newest checkpoint."""
-    paths = sorted(path.parent for path in run.checkpoints.glob("ps-*/manifest.json"))
+    paths = sorted(path.parent for path in run.checkpoints.glob(f"{PREFIX}*/{MANIFEST}"))
     if not paths:
         raise ModelError(f"{run.path}: expected a checkpoint of the servers, got none")
     return open_checkpoint(paths[-1], read_start(run.path).num_partitions)
@@ -37,7 +38,7 @@ def newest_checkpoint(run: Run) -> Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointTotals:
-    """What a checkpoint of the shards contains besides the parameters."""
+    """The contents of a checkpoint of the shards besides the parameters."""
 
     steps: int
     num_samples: int
@@ -46,7 +47,7 @@ class CheckpointTotals:
 
 
 def load_parts(trainer: Trainer, checkpoint: Checkpoint) -> CheckpointTotals:
-    """Load the parameters of all shards into one process; return the rest of the checkpoint."""
+    """Load the parameters of all shards into one process; return the other contents of the checkpoint."""
     start = read_start(trainer.run.path)
     everything = range(start.num_partitions)
     parts = checkpoint.parts(everything)

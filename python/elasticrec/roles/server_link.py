@@ -8,7 +8,7 @@ from elasticrec import _core
 from elasticrec.config.train import ParameterServers
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.net.messages import ShardAddress
-from elasticrec.net.security import Security
+from elasticrec.net.security import Security, check_addresses
 from elasticrec.roles.start import Start
 
 
@@ -33,7 +33,7 @@ class ServerLink:
 
     def __init__(self, start: Start, security: Security, settings: ParameterServers) -> None:
         self._start, self._security, self._settings = start, security, settings
-        self._tls = security.wire()
+        self._tls = security.wire_tls()
         self._client: _core.PsClient | None = None
         # The incarnations that the client is connected to, and a handle with which another thread disconnects it.
         self._connected: tuple[list[int], _core.PsCloser] | None = None
@@ -70,10 +70,7 @@ class ServerLink:
             connected[1].close()
 
     def _open(self, addresses: list[str]) -> _core.PsClient:
-        for index, address in enumerate(addresses):
-            host = address.rpartition(":")[0].strip("[]")
-            name = f"ps shard {index} at {address}"
-            self._security.check_send(name, host, encrypted=self._security.ca is not None)
+        check_addresses(self._security, [[address] for address in addresses], "ps")
         try:
             client = _core.PsClient(
                 addresses,

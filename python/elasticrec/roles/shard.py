@@ -58,7 +58,7 @@ class ShardProcess:
 
     def __init__(self, options: RoleOptions, listening: ListenAddress, settings: ParameterServers) -> None:
         self._options, self._listening = options, listening
-        self._tls = options.security.wire()
+        self._tls = options.security.wire_tls()
         self._memory_bytes, self._threads = settings.memory_bytes, settings.threads
         self._base_bytes = resident_bytes()
         self._start: Start = read_start(options.run)
@@ -195,7 +195,7 @@ class ShardProcess:
                 server.slow_down(_PUSH_DELAY_S if resident_bytes() > limit_bytes else 0.0)
             body = {
                 "state": "serving",
-                "address": self._listening.announced(server.address),
+                "address": self._listening.announced_address(server.address),
                 "boundaries": len(self._boundaries),
                 "skipped": len(self._skipped),
                 "status": json.loads(server.status()),

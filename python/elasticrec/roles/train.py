@@ -12,7 +12,7 @@ from elasticrec.data.header import with_names
 from elasticrec.errors import ElasticRecError
 from elasticrec.journal import read_entries
 from elasticrec.launch.local import LocalLauncher
-from elasticrec.net.logs import logging_to
+from elasticrec.net.logs import forward_logs
 from elasticrec.net.messages import StatusResponse
 from elasticrec.roles.coordinator import prepare
 from elasticrec.roles.passes import PassReports, ended_passes, load_parts, newest_checkpoint
@@ -23,7 +23,7 @@ from elasticrec.training.event import Callback, Event, EventKind
 from elasticrec.training.loop import Trainer, check_start
 from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import Reporter, Summary
-from elasticrec.training.stop import stopping
+from elasticrec.training.stop import stop_on_signals
 
 # Check the share of bad records only after this many records.
 _MIN_RECORDS_FOR_RATIO = 10_000
@@ -45,7 +45,7 @@ def train_with_servers(
         prepare(job, run)
         listener = _Listener(job, callback)
         reporter = Reporter(run.metrics_path, job.train.print_every_s, stream, listener.receive)
-        with closing(reporter), logging_to(reporter.say):
+        with closing(reporter), forward_logs(reporter.say):
             passes = PassReports(job, run, reporter)
             before, started = _num_saved(run), time.monotonic()
             entries = read_entries(run.path / "coordinator")
@@ -60,7 +60,7 @@ def train_with_servers(
                     if listener.wants_stop:
                         request_stop()
 
-                with stopping(request_stop):
+                with stop_on_signals(request_stop):
                     is_finished = launcher.wait(report)
             passes.close()
             if listener.error is not None:
@@ -69,11 +69,11 @@ def train_with_servers(
                 return None
             if not is_finished:
                 saved = "stopped and saved" if launcher.is_saved else "stopped, and not saved since the last checkpoint"
-                reporter.say(f"{saved}; the same command resumes from there")
+                reporter.say(f"{saved}; run the same command to resume")
                 raise KeyboardInterrupt
             seconds = time.monotonic() - started
             summary = _collect(job, run, reporter)
-            # Omit the stages: they are those of this process; `status` shows the stages of the roles.
+            # Omit the stages of this process, which does not train; `status` shows the stages of the roles.
             learned = summary.progress.samples - before
             return replace(summary, samples_per_s=learned / seconds, shares={}, read=None, parse=None, bottleneck=None)
 
@@ -144,7 +144,7 @@ def _progress(status: StatusResponse) -> tuple[str, dict[str, Any]]:
 
 
 def _collect(job: Job, run: Run, reporter: Reporter) -> Summary:
-    """Turn the shards' last checkpoint into one that all other commands can read, and evaluate it."""
+    """Convert the shards' last checkpoint to the format that all other commands read, and evaluate it."""
     trainer = Trainer(job, run, reporter)
     checkpoint = newest_checkpoint(run)
     loaded = load_parts(trainer, checkpoint)

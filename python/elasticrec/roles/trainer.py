@@ -168,9 +168,9 @@ class TrainerProcess:
             servers = self._link.connect(lease["shards"])
             self._strategy(self, servers).run(lease)
             for unit in self._units:
-                self.done(unit)
+                self.report_done(unit)
         except LostUnitError as error:
-            self._client.missing(self._incarnation, error.unit, str(error))
+            self._client.report_missing(self._incarnation, error.unit, str(error))
             for held in self._units:
                 if held != error.unit:
                     self._client.give_back(self._incarnation, held)
@@ -214,12 +214,12 @@ class TrainerProcess:
             raise UnavailableError("the run is stopping")
         return answer if answer["unit"] is not None else None
 
-    def done(self, unit: int) -> None:
+    def report_done(self, unit: int) -> None:
         """Report that all pushes of a unit are acknowledged."""
         self._units_ended["done"] += 1
         self._attempts, self._next_attempt = 0, 0.0
         with self.clock.stage("lease"):
-            self._client.done(self._incarnation, unit)
+            self._client.report_done(self._incarnation, unit)
         self._units = [held for held in self._units if held != unit]
 
     def _log_problem(self, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, cast
 
 from elasticrec.serving.calls import Calls, PauseStep, Route, SendStep, Steps
 from elasticrec.serving.client_base import BaseClient, connection_error
-from elasticrec.serving.protocol import Answer, BrokenError, Exchange, Response, Scores
+from elasticrec.serving.protocol import Answer, BrokenConnectionError, Exchange, Response, Scores
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class AsyncClient(BaseClient["_Connections"]):
         variant: str | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """Like `predict`, but return the labels, the model, its version and its variant too."""
+        """Like `predict`, but also return the labels, the model, its version and its variant."""
         return await self._run(self._calls.ask(instances, Route(key, variant, timeout_s)))
 
     async def ask_lines(
@@ -68,7 +68,7 @@ class AsyncClient(BaseClient["_Connections"]):
         variant: str | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """Like `predict_lines`, but return the labels, the model, its version and its variant too."""
+        """Like `predict_lines`, but also return the labels, the model, its version and its variant."""
         return await self._run(self._calls.ask_lines(text, Route(key, variant, timeout_s)))
 
     async def explain_line(
@@ -112,15 +112,15 @@ class AsyncClient(BaseClient["_Connections"]):
             step = next(steps)
             while True:
                 try:
-                    result = await self._do(step)
-                except (BrokenError, TimeoutError) as error:
+                    result = await self._execute(step)
+                except (BrokenConnectionError, TimeoutError) as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
         except StopIteration as end:
             return cast(T, end.value)
 
-    async def _do(self, step: SendStep | PauseStep) -> Response | None:
+    async def _execute(self, step: SendStep | PauseStep) -> Response | None:
         if isinstance(step, SendStep):
             async with asyncio.timeout(step.deadline - time.monotonic()):
                 return await self._connections.exchange(step)
@@ -210,7 +210,7 @@ class _Connection:
             while response is None:
                 response = self._exchange.receive(await self._reader.read(_PIECE_BYTES))
             return response
-        except (OSError, BrokenError) as error:
+        except (OSError, BrokenConnectionError) as error:
             raise connection_error(error, self._exchange, self._host) from None
 
     def abort(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.net.tls import client_context
 from elasticrec.serving import protocol
-from elasticrec.serving.protocol import Answer, BrokenError, Request, Response, ServerAddress
+from elasticrec.serving.protocol import Answer, BrokenConnectionError, Request, Response, ServerAddress
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 class SendStep:
     """Send a request and wait for its response until the deadline, on a new connection if `fresh`.
 
-    The client throws `BrokenError` for a failed connection and `TimeoutError` after the deadline.
+    The client throws `BrokenConnectionError` for a failed connection and `TimeoutError` after the deadline.
     """
 
     request: Request
@@ -97,7 +97,7 @@ class Calls:
     def metadata(self, timeout_s: float | None) -> Steps[dict[str, Any]]:
         """Return the metadata of the model."""
         limit = self._time_limit(timeout_s)
-        model = yield from self._name(limit)
+        model = yield from self._model_name(limit)
         return (yield from self._metadata(model, limit))
 
     def is_ready(self, timeout_s: float | None) -> Steps[bool]:
@@ -122,7 +122,7 @@ class Calls:
     def explain_line(self, line: bytes | str, route: Route) -> Steps[dict[str, Any]]:
         """Explain the scores of a line in the training format."""
         limit = self._time_limit(route.timeout_s)
-        model = yield from self._name(limit)
+        model = yield from self._model_name(limit)
         headers = protocol.routing_headers(route.key, route.variant)
         content = line.encode() if isinstance(line, str) else line
         request = protocol.explain_line(model, line=content, headers=headers)
@@ -132,7 +132,7 @@ class Calls:
     def _ask(self, make: Callable[..., Request], route: Route) -> Steps[Answer]:
         headers = protocol.routing_headers(route.key, route.variant)
         limit = self._time_limit(route.timeout_s)
-        model = yield from self._name(limit)
+        model = yield from self._model_name(limit)
         response = yield from self._until_answered(make(model, headers=headers), limit)
         answer = protocol.read_answer(self.where, model, response)
         if answer.labels:
@@ -149,7 +149,7 @@ class Calls:
         response = yield from self._until_answered(protocol.get(protocol.model_path(model)), limit)
         return protocol.read_metadata(self.where, model, response)
 
-    def _name(self, limit: TimeLimit) -> Steps[str]:
+    def _model_name(self, limit: TimeLimit) -> Steps[str]:
         """Return the model's name; if not given, ask the server once for its only model."""
         if self._model is None:
             self._model = protocol.only_model(self.where, (yield from self._models(limit)))
@@ -179,8 +179,8 @@ class Calls:
             except TimeoutError:
                 remark = f" (attempt {attempts}; before: {last_failure})" if attempts > 1 else ""
                 raise UnavailableError(f"{self.where}: did not answer in {limit.timeout_s:g} s{remark}") from None
-            except BrokenError as error:
-                if error.was_kept and not fresh:
+            except BrokenConnectionError as error:
+                if error.was_reused and not fresh:
                     # The server closed an idle connection, which does not count as an attempt.
                     fresh, attempts = True, attempts - 1
                     continue

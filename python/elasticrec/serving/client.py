@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, cast
 
 from elasticrec.serving.calls import Calls, PauseStep, Route, SendStep, Steps
 from elasticrec.serving.client_base import BaseClient, connection_error
-from elasticrec.serving.protocol import Answer, BrokenError, Exchange, Response, Scores
+from elasticrec.serving.protocol import Answer, BrokenConnectionError, Exchange, Response, Scores
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Client(BaseClient["_Connections"]):
         variant: str | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """Like `predict`, but return the labels, the model, its version and its variant too."""
+        """Like `predict`, but also return the labels, the model, its version and its variant."""
         return self._run(self._calls.ask(instances, Route(key, variant, timeout_s)))
 
     def ask_lines(
@@ -67,7 +67,7 @@ class Client(BaseClient["_Connections"]):
         variant: str | None = None,
         timeout_s: float | None = None,
     ) -> Answer:
-        """Like `predict_lines`, but return the labels, the model, its version and its variant too."""
+        """Like `predict_lines`, but also return the labels, the model, its version and its variant."""
         return self._run(self._calls.ask_lines(text, Route(key, variant, timeout_s)))
 
     def explain_line(
@@ -111,15 +111,15 @@ class Client(BaseClient["_Connections"]):
             step = next(steps)
             while True:
                 try:
-                    result = self._do(step)
-                except (BrokenError, TimeoutError) as error:
+                    result = self._execute(step)
+                except (BrokenConnectionError, TimeoutError) as error:
                     step = steps.throw(error)
                 else:
                     step = steps.send(result)
         except StopIteration as end:
             return cast(T, end.value)
 
-    def _do(self, step: SendStep | PauseStep) -> Response | None:
+    def _execute(self, step: SendStep | PauseStep) -> Response | None:
         if isinstance(step, SendStep):
             return self._connections.exchange(step)
         time.sleep(step.seconds)
@@ -194,13 +194,13 @@ class _Connection:
         self._exchange = Exchange()
         address = calls.address
         try:
-            self._socket = socket.create_connection((address.host, address.port), timeout=_left(deadline))
+            self._socket = socket.create_connection((address.host, address.port), timeout=_seconds_left(deadline))
         except OSError as error:
             raise connection_error(error, self._exchange, address.host) from None
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if calls.tls is not None:
-                self._socket.settimeout(_left(deadline))
+                self._socket.settimeout(_seconds_left(deadline))
                 self._socket = calls.tls.wrap_socket(self._socket, server_hostname=address.host)
         except OSError as error:
             self._socket.close()
@@ -213,23 +213,23 @@ class _Connection:
     def exchange(self, step: SendStep) -> Response:
         """Send a request and return the response."""
         try:
-            self._socket.settimeout(_left(step.deadline))
+            self._socket.settimeout(_seconds_left(step.deadline))
             # A server that rejects a request early answers and closes before it is sent completely.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._socket.sendall(self._exchange.send(step.request))
             response = None
             while response is None:
-                self._socket.settimeout(_left(step.deadline))
+                self._socket.settimeout(_seconds_left(step.deadline))
                 response = self._exchange.receive(self._socket.recv(_PIECE_BYTES))
             return response
-        except (OSError, BrokenError) as error:
+        except (OSError, BrokenConnectionError) as error:
             raise connection_error(error, self._exchange, self._calls.address.host) from None
 
     def close(self) -> None:
         self._socket.close()
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     """Return the seconds until the deadline; raise `TimeoutError` at 0, which would make the socket non-blocking."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:

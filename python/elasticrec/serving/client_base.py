@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from elasticrec.errors import ConfigError
 from elasticrec.net.tls import tls_problem
 from elasticrec.serving.calls import Calls
-from elasticrec.serving.protocol import BrokenError, Exchange
+from elasticrec.serving.protocol import BrokenConnectionError, Exchange
 
 TIMEOUT_S = 30.0
 RETRIES = 2
@@ -38,7 +38,7 @@ class BaseClient(ABC, Generic[C]):
         """Create a client; nothing is sent before the first call. `model` may be omitted if the server has one model.
 
         `timeout_s` limits a whole call. An unreachable or busy server is retried up to `retries` times. `ca` is a PEM
-        file with the authorities to trust instead of the system's. Calls beyond `connections` wait for a connection.
+        file with the authorities to trust instead of the system's. At most `connections` calls run at the same time.
         """
         if not isinstance(connections, int) or connections < 1:
             raise ConfigError(f"connections: expected a whole number of at least 1, got {connections!r}")
@@ -55,17 +55,19 @@ class BaseClient(ABC, Generic[C]):
         return self._calls.where
 
 
-def connection_error(error: OSError | BrokenError, exchange: Exchange, host: str) -> BrokenError | TimeoutError:
+def connection_error(
+    error: OSError | BrokenConnectionError, exchange: Exchange, host: str
+) -> BrokenConnectionError | TimeoutError:
     """Return the error of a failed connection, for the retry logic in `calls.py`."""
     # Timeouts of the operating system have an error number; without one the deadline has passed.
     if isinstance(error, TimeoutError) and error.errno is None:
         return error
-    was_kept = exchange.num_answered > 0 and not exchange.has_received
-    if isinstance(error, BrokenError):
-        return BrokenError(str(error), was_kept=was_kept, is_final=error.is_final)
+    was_reused = exchange.num_answered > 0 and not exchange.has_received
+    if isinstance(error, BrokenConnectionError):
+        return BrokenConnectionError(str(error), was_reused=was_reused, is_final=error.is_final)
     if isinstance(error, ssl.SSLError) and (problem := tls_problem(error, host)):
-        return BrokenError(problem, is_final=True)
-    return BrokenError(_reason(error), was_kept=was_kept)
+        return BrokenConnectionError(problem, is_final=True)
+    return BrokenConnectionError(_reason(error), was_reused=was_reused)
 
 
 def _reason(error: OSError) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol
 from elasticrec import _core
 from elasticrec.errors import ElasticRecError, ModelError, UnavailableError
 from elasticrec.repository.fetch import fetch, prune
-from elasticrec.repository.find import not_a_model
+from elasticrec.repository.find import missing_model_text
 from elasticrec.repository.repository import Repository
 from elasticrec.serving.plan import Variant
 from elasticrec.serving.reader_source import reader_source
@@ -81,16 +81,16 @@ class Follower:
         offered = self._target_version()
         if offered is None:
             assert self.variant.repository is not None
-            raise self._no_version(self.variant.repository)
+            raise self._no_version_error(self.variant.repository)
         self._load(offered)
 
     def poll(self) -> None:
         """Switch to the current version if it is new. Failures are reported and retried with back-off."""
         try:
             offered = self._target_version()
-            self._note(None)
+            self._report_problem(None)
         except (ElasticRecError, OSError) as error:
-            self._note(str(error))
+            self._report_problem(str(error))
             return
         if offered is None or offered == self.version:
             return
@@ -100,19 +100,19 @@ class Follower:
         try:
             self._load(offered)
         except (ElasticRecError, OSError) as error:
-            self._fail(offered, str(error))
+            self._record_failure(offered, str(error))
             return
         took = time.monotonic() - started
         self._say(f"{self.variant}: switched to version {self.version} ({self.rows:,} rows), loaded in {took:.2f} s")
 
-    def _no_version(self, repository: Repository) -> ElasticRecError:
+    def _no_version_error(self, repository: Repository) -> ElasticRecError:
         if repository.versions():
             return UnavailableError(f"{repository.location}: no version is offered yet")
-        return ModelError(not_a_model(repository.location))
+        return ModelError(missing_model_text(repository.location))
 
     def report_unexpected(self, error: Exception) -> None:
         """Report an unexpected exception, unless it repeats the last problem."""
-        self._note(f"{type(error).__name__}: {error}")
+        self._report_problem(f"{type(error).__name__}: {error}")
 
     def _target_version(self) -> Path | int | None:
         repository = self.variant.repository
@@ -173,7 +173,7 @@ class Follower:
         fetched = fetch(self.variant.repository, number, self._cache, self._say, rows=self._store is None)
         return fetched.directory
 
-    def _fail(self, offered: Path | int, reason: str) -> None:
+    def _record_failure(self, offered: Path | int, reason: str) -> None:
         self._attempts = self._attempts + 1 if offered == self._failed else 1
         self._failed = offered if isinstance(offered, int) else None
         self._failures += 1
@@ -183,7 +183,7 @@ class Follower:
         if self._attempts == 1:
             self._say(f"{self.variant}: version {offered} cannot be loaded, still serving {self.version}: {reason}")
 
-    def _note(self, problem: str | None) -> None:
+    def _report_problem(self, problem: str | None) -> None:
         if problem is not None and problem != self._problem:
             self._say(f"{self.variant}: still serving version {self.version}: {problem}")
         self._problem = problem

@@ -38,7 +38,10 @@ class Variant:
 
 
 def plan_models(models: Sequence[str], job: Job, *, is_given: bool) -> list[Variant]:
-    """Return the variants to serve: of the named models, of `serve.models`, or of a given job's own model."""
+    """Return the variants to serve: of `models`, of `serve.models`, or of the job's own model.
+
+    `is_given` says whether the user gave the job; a default job has no model of its own.
+    """
     settings = job.serve
     if models:
         served = [one for text in models for one in _expand(text)]

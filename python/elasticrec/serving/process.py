@@ -57,7 +57,7 @@ def server_process(
     assert process.stdout is not None
     with process.stdout:
         try:
-            yield _ready(process, process.stdout, say)
+            yield _wait_until_ready(process, process.stdout, say)
         finally:
             process.terminate()
             for line in process.stdout:
@@ -65,7 +65,7 @@ def server_process(
             process.wait()
 
 
-def _ready(process: "subprocess.Popen[str]", output: IO[str], say: Callable[[str], object]) -> ServerProcess:
+def _wait_until_ready(process: "subprocess.Popen[str]", output: IO[str], say: Callable[[str], object]) -> ServerProcess:
     for line in output:
         say(line.rstrip("\n"))
         if match := _READY.search(line):

@@ -160,7 +160,7 @@ def predict_lines(model: str, *, text: bytes, headers: Headers) -> Request:
 def predict_instances(model: str, *, instances: list[dict[str, Any]], headers: Headers) -> Request:
     """Return a request for the scores of samples given as values by slot and dense name."""
     try:
-        body = json.dumps({"instances": instances}, allow_nan=False, default=_plain).encode()
+        body = json.dumps({"instances": instances}, allow_nan=False, default=_to_json_value).encode()
     except (TypeError, ValueError) as error:
         raise SampleError(f"instances: cannot be written as JSON: {error}") from None
     return _predict(model, body, {"content-type": "application/json", **headers})
@@ -175,7 +175,7 @@ def _predict(model: str, body: bytes, headers: Headers) -> Request:
     return Request("POST", f"{model_path(model)}:predict", headers, body)
 
 
-def _plain(value: object) -> object:
+def _to_json_value(value: object) -> object:
     """Convert numpy values for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
@@ -309,7 +309,10 @@ class Exchange:
         return (head or b"") + (body or b"") + (self._http.send(h11.EndOfMessage()) or b"")
 
     def receive(self, data: bytes) -> Response | None:
-        """Return the response once it is complete; empty `data` ends the stream. Raise `BrokenError` for bad data."""
+        """Return the response once it is complete; empty `data` ends the stream.
+
+        Raise `BrokenConnectionError` for bad data.
+        """
         if not self.has_received:
             self.has_received = bool(data)
             _check_start(data)
@@ -326,9 +329,9 @@ class Exchange:
                 elif isinstance(event, h11.EndOfMessage):
                     return self._finish()
                 elif isinstance(event, h11.ConnectionClosed):
-                    raise BrokenError(_CLOSED)
+                    raise BrokenConnectionError(_CLOSED)
         except h11.RemoteProtocolError as error:
-            raise BrokenError(f"expected HTTP, got something else: {error}" if data else _CLOSED) from None
+            raise BrokenConnectionError(f"expected HTTP, got something else: {error}" if data else _CLOSED) from None
 
     def _finish(self) -> Response:
         assert self._response is not None
@@ -346,19 +349,19 @@ class Exchange:
 
 
 def _check_start(data: bytes) -> None:
-    """Raise `BrokenError` for data that does not begin like HTTP, without waiting for more."""
+    """Raise `BrokenConnectionError` for data that does not begin like HTTP, without waiting for more."""
     if data.startswith(_TLS_ALERT):
-        raise BrokenError("the server uses TLS: expected https://, got http://", is_final=True)
+        raise BrokenConnectionError("the server uses TLS: expected https://, got http://", is_final=True)
     if not data.startswith(_HTTP[: len(data)]):
-        raise BrokenError(f"expected HTTP, got {data[:_SHOWN_CHARACTERS]!r}")
+        raise BrokenConnectionError(f"expected HTTP, got {data[:_SHOWN_CHARACTERS]!r}")
 
 
-class BrokenError(Exception):
+class BrokenConnectionError(Exception):
     """A connection failed before the response was complete."""
 
-    def __init__(self, reason: str, *, was_kept: bool = False, is_final: bool = False) -> None:
+    def __init__(self, reason: str, *, was_reused: bool = False, is_final: bool = False) -> None:
         super().__init__(reason)
-        self.was_kept = was_kept
-        """Whether the connection was reused and nothing was received: servers close idle connections."""
+        self.was_reused = was_reused
+        """Whether it was a reused connection and nothing was received: servers close idle connections."""
         self.is_final = is_final
         """Whether a retry is pointless."""

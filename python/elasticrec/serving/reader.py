@@ -12,9 +12,9 @@ import socket
 import struct
 import sys
 import threading
-from typing import IO
 
 from elasticrec import _core
+from elasticrec.data.reader_worker import read_frame
 from elasticrec.errors import SampleError
 from elasticrec.serving.reader_source import ReaderSource
 
@@ -44,14 +44,14 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     if sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    threading.Thread(target=_end_with, args=(link,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(link,), daemon=True).start()
     try:
         _serve(link)
     except (EOFError, ConnectionError):
         os._exit(0)
 
 
-def _end_with(link: socket.socket) -> None:
+def _exit_with(link: socket.socket) -> None:
     """End the process when the socket is closed, even while custom code runs."""
     poller = select.poll()
     # A hang-up is reported even with an empty event mask.
@@ -62,7 +62,7 @@ def _end_with(link: socket.socket) -> None:
 
 def _serve(link: socket.socket) -> None:
     frames = link.makefile("rb")
-    setup = pickle.loads(_read(frames))
+    setup = pickle.loads(read_frame(frames, LENGTH))
     assert isinstance(setup, ReaderSource)
     try:
         reader = setup.line_reader()
@@ -71,25 +71,13 @@ def _serve(link: socket.socket) -> None:
         return
     _answer(link, BATCH, b"")
     while True:
-        lines = _read(frames)
+        lines = read_frame(frames, LENGTH)
         try:
             content = encode_batch(reader.parse(lines))
         except SampleError as error:
             _answer(link, REFUSED, str(error).encode("utf-8", "replace")[:_MESSAGE_BYTES])
         else:
             _answer(link, BATCH, content)
-
-
-def _read(frames: IO[bytes]) -> bytes:
-    """Read the next frame; raise `EOFError` at the end."""
-    head = frames.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        raise EOFError
-    (length,) = LENGTH.unpack(head)
-    content = frames.read(length)
-    if len(content) < length:
-        raise EOFError
-    return content
 
 
 def _answer(link: socket.socket, status: int, content: bytes) -> None:

@@ -111,7 +111,7 @@ class _Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._number: int | None = None
         self._started = 0.0
-        self.thread = threading.Thread(target=self._keep, daemon=True)
+        self.thread = threading.Thread(target=self._supervise, daemon=True)
 
     def start(self) -> None:
         """Start a process, wait for its reader and hand it to the server; raise an error if that fails."""
@@ -155,7 +155,7 @@ class _Supervisor:
             process.kill()
             process.wait()
 
-    def _keep(self) -> None:
+    def _supervise(self) -> None:
         failures = 0
         while self._wait_for_end():
             lived = time.monotonic() - self._started
@@ -172,7 +172,7 @@ class _Supervisor:
                 except (ModelError, OSError) as error:
                     failures += 1
                     self._owner.report(f"a reader process cannot be started, retrying: {error}")
-        self._leave()
+        self._wait_or_kill()
 
     def _wait_for_end(self) -> bool:
         """Wait until the process ends (return true) or all processes are ending (return false)."""
@@ -189,7 +189,7 @@ class _Supervisor:
                 pass
         return False
 
-    def _leave(self) -> None:
+    def _wait_or_kill(self) -> None:
         process, since = self._process, time.monotonic()
         assert process is not None
         while True:

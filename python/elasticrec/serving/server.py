@@ -62,26 +62,26 @@ def serve(variants: Sequence[Variant], job: Job, say: Say, *, wait: bool = False
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    with serving(variants, job, say, stopping, wait=wait) as server:
+    with run_server(variants, job, say, stopping, wait=wait) as server:
         while not stopping.is_set() and not server.wait(_TICK_S):
             pass
 
 
 @contextlib.contextmanager
-def serving(
+def run_server(
     variants: Sequence[Variant], job: Job, say: Say, stopping: threading.Event, *, wait: bool = False
 ) -> Iterator[_core.Server]:
     """Serve models and follow their new versions while the block runs; then answer the accepted requests.
 
     `stopping` ends a wait for a first version; the end of the block sets it.
     """
-    server = start_server(job.serve, _models(variants))
+    server = start_server(job.serve, _variant_weights(variants))
     with contextlib.ExitStack() as stack:
-        # Stop at once if a model cannot be loaded; otherwise the server has stopped before this callback runs.
+        # Stops at once if a model cannot be loaded; otherwise the server has stopped before this callback runs.
         stack.callback(server.stop, 0.0)
         followers = []
         for variant in variants:
-            followers.append(_begin(server, variant, job, say, stopping if wait else None))
+            followers.append(_load_first_version(server, variant, job, say, stopping if wait else None))
             stack.callback(followers[-1].close)
         if not stopping.is_set():
             _announce(server, followers, job.serve, say)
@@ -89,7 +89,7 @@ def serving(
             if not follower.is_fixed:
                 # A thread each: a repository that hangs must not delay the versions of other models.
                 arguments = (follower, job.serve.poll_s, stopping)
-                threading.Thread(target=_follow, args=arguments, daemon=True).start()
+                threading.Thread(target=_poll_versions, args=arguments, daemon=True).start()
         try:
             yield server
         finally:
@@ -99,14 +99,14 @@ def serving(
                 say(f"stopped; some accepted requests took longer than {_DRAIN_S:.0f} s")
 
 
-def _models(variants: Sequence[Variant]) -> list[tuple[str, list[tuple[str, float]]]]:
+def _variant_weights(variants: Sequence[Variant]) -> list[tuple[str, list[tuple[str, float]]]]:
     models: dict[str, list[tuple[str, float]]] = {}
     for variant in variants:
         models.setdefault(variant.model, []).append((variant.name, variant.weight))
     return list(models.items())
 
 
-def _begin(
+def _load_first_version(
     server: _core.Server,
     variant: Variant,
     job: Job,
@@ -117,7 +117,7 @@ def _begin(
     settings, last_error = job.serve, None
     while True:
         try:
-            store = _connect(variant, settings, job.cube)
+            store = _connect_store(variant, settings, job.cube)
             zeros = settings.on_lost_shard == "zeros"
             readers = ReaderSettings(settings.readers, settings.reader_timeout_ms)
             follower = Follower(server, variant, default_cache(), say, store, lost_as_zero=zeros, readers=readers)
@@ -134,7 +134,7 @@ def _begin(
                 raise UnavailableError(f"{variant}: stopped before its first version was loaded") from None
 
 
-def _connect(variant: Variant, settings: Serve, cube: Cube) -> _core.CubeClient | None:
+def _connect_store(variant: Variant, settings: Serve, cube: Cube) -> _core.CubeClient | None:
     if not variant.addresses:
         return None
     security = store_security(cube, ca=None)
@@ -145,7 +145,7 @@ def _connect(variant: Variant, settings: Serve, cube: Cube) -> _core.CubeClient 
         [list(replicas) for replicas in variant.addresses],
         token=security.token or "",
         deadline_s=settings.store_timeout_ms / 1e3,
-        tls=security.wire(),
+        tls=security.wire_tls(),
     )
 
 
@@ -163,7 +163,7 @@ def _announce(server: _core.Server, followers: Sequence[Follower], settings: Ser
         say(f"serving {name} version {follower.version} ({rows}{variant}) on {url}/v1/models/{name}:predict")
 
 
-def _follow(follower: Follower, poll_s: float, stopping: threading.Event) -> None:
+def _poll_versions(follower: Follower, poll_s: float, stopping: threading.Event) -> None:
     while not stopping.wait(poll_s):
         try:
             follower.poll()

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticrec.config import Job, meaning
+from elasticrec.config import Job, meaning_keys
 from elasticrec.durable import write_synced
 from elasticrec.errors import ModelError
 from elasticrec.manifest import MANIFEST, FileEntry, read_manifest, verify_files, write_manifest
@@ -131,7 +131,7 @@ class State:
 
 
 def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[Metrics] | None = None) -> Checkpoint:
-    """Write a checkpoint atomically, and remove those that `train.checkpoint` does not keep."""
+    """Write a checkpoint atomically, and remove the checkpoints that `train.checkpoint` does not keep."""
     path = _new_path(run, progress.steps)
     if path.exists():
         # Left by a crash while saving the same step.
@@ -139,7 +139,7 @@ def save(run: Run, job: Job, state: State, progress: Progress, evaluation: list[
     (path / "table").mkdir(parents=True)
     try:
         files, dense = _write_files(path, state)
-        body = {"run": run.name, "job": meaning(job), **_body(state, progress, evaluation), "dense": dense}
+        body = {"run": run.name, "job": meaning_keys(job), **_body(state, progress, evaluation), "dense": dense}
         write_manifest(path, _KIND, body, files)
     except BaseException:
         # Free the space, in case the disk is full.
@@ -218,7 +218,7 @@ def restore(
 ) -> None:
     """Verify the files of a checkpoint and load them into a new model and table.
 
-    The checkpoint's job must equal `job` in every key that `equal` returns, by default those of `meaning`.
+    The checkpoint's job must equal `job` in every key that `equal` returns, by default the keys of `meaning_keys`.
     """
     restore_dense(checkpoint, job, state.dense, equal=equal)
     state.embedding.table.load([str(path) for path in checkpoint.rows])
@@ -232,7 +232,7 @@ def restore_dense(
 ) -> None:
     """Verify the files of a checkpoint and load its network."""
     path, manifest = checkpoint.path, checkpoint.manifest
-    check_job(checkpoint, (equal or meaning)(job))
+    check_job(checkpoint, (equal or meaning_keys)(job))
     verify_files(path, manifest)
     saved = manifest["dense"]
     expected = [tensor.to_dict() for tensor in dense.tensors]

@@ -14,10 +14,10 @@ from elasticrec.config import Job
 from elasticrec.data.batches import open_batches
 from elasticrec.data.units import plan_units
 from elasticrec.errors import ModelError
+from elasticrec.training.custom_metrics import CustomMetric
 from elasticrec.training.embedding import Embedding
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer
-from elasticrec.training.own_metrics import OwnMetric
 from elasticrec.training.read import refuse_bad, unit_split
 
 Scores = npt.NDArray[np.float32]
@@ -41,7 +41,7 @@ def evaluate(
     scorer: Scorer,
     batches: Iterable[_core.Batch],
     num_labels: int,
-    own: Sequence[OwnMetric] = (),
+    own: Sequence[CustomMetric] = (),
 ) -> list[Metrics]:
     """Return the metrics of each label."""
     sums = [MetricSums() for _ in range(num_labels)]
@@ -73,7 +73,7 @@ class Evaluator:
 
     job: Job
     files: list[Path]
-    own: list[OwnMetric]
+    own: list[CustomMetric]
     say: Callable[[str], None]
     watch: Callable[[int], None] = field(default=lambda _: None)
     """Called after every batch with the number of records so far; may raise to stop."""

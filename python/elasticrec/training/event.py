@@ -1,4 +1,4 @@
-"""Events of a training: what a callback receives, and what the metrics file keeps as records."""
+"""Events of a training: a callback receives them, and the metrics file has a record of each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

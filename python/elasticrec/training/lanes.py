@@ -138,5 +138,5 @@ def _run_flight(flight: Flight, stream: _Stream) -> None:
 
 def _split_evenly(number: int, parts: int) -> list[int]:
     """Split a number into almost equal parts of at least 1."""
-    assert parts <= number, "the configuration ensures it"
+    assert parts <= number, "the configuration allows at most one lane per batch in flight"
     return [number // parts + (part < number % parts) for part in range(parts)]

@@ -21,6 +21,7 @@ from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Progress, State
 from elasticrec.training.clock import StageClock
+from elasticrec.training.custom_metrics import load_metrics
 from elasticrec.training.dense import FlatParameters
 from elasticrec.training.embedding import Embedding
 from elasticrec.training.evaluate import Evaluator
@@ -30,12 +31,11 @@ from elasticrec.training.hook import Hook, NoHook
 from elasticrec.training.loop_figures import LoopFigures, to_dicts
 from elasticrec.training.metrics import Metrics, MetricSums
 from elasticrec.training.network import Scorer, build_model, num_threads
-from elasticrec.training.own_metrics import load_metrics
 from elasticrec.training.passes import LocalPasses
 from elasticrec.training.read import refuse_bad
 from elasticrec.training.report import Reporter, Summary, worse_than_chance
 from elasticrec.training.schedule import Schedule
-from elasticrec.training.stop import StopTraining, stopping
+from elasticrec.training.stop import StopTraining, stop_on_signals
 from elasticrec.training.upkeep import run_upkeep
 from elasticrec.training.warm_start import find_start, warm_start
 
@@ -162,7 +162,7 @@ class Trainer:
         reader = open_batches(self.job, self.parser, units, shuffle=self.job.data.shuffle, skip_batches=skip)
         with closing(reader):
             self._follow_schedule()
-            for batch in self.timed(reader):
+            for batch in self.time_batches(reader):
                 self.step(batch)
                 self._check_bad(batch)
                 if self.reporter.is_due():
@@ -193,7 +193,7 @@ class Trainer:
         self.reporter.say(f"stopped and saved; run the same command to continue from step {self.progress.steps}")
         raise StopTraining
 
-    def timed(self, reader: Batches) -> Iterator[_core.Batch]:
+    def time_batches(self, reader: Batches) -> Iterator[_core.Batch]:
         """Yield the batches of a reader, and time the waiting and the reader's threads."""
         before = (0.0, 0.0)
         while True:
@@ -223,7 +223,7 @@ class Trainer:
             with clock.stage("push"):
                 # A batch is applied completely or not at all: with a NaN scale the push only counts it.
                 scale = loss.weight if dense.gradient_is_finite() else math.nan
-                applied = embedding.push(batch, pooled, scale=scale, seen=self.passes.seen(self.progress))
+                applied = embedding.push(batch, pooled, scale=scale, seen=self.passes.data_time(self.progress))
             with clock.stage("step"):
                 if applied:
                     dense.step()
@@ -250,7 +250,7 @@ class Trainer:
         self.passes.refuse_empty(self.progress, len(self.state.embedding.table))
         if self.passes.ends_day:
             with self.clock.stage("upkeep"):
-                now = self.passes.seen(self.progress)
+                now = self.passes.data_time(self.progress)
                 self.progress = run_upkeep(self.job, self.state.embedding, self.progress, now)
         due = self.schedule.is_epoch_checkpoint_due(epoch)
         if self.evaluator.files:
@@ -316,7 +316,7 @@ class Trainer:
             self.reporter.progress(f"evaluating: {records:,} records", values)
 
     def _is_best(self) -> bool:
-        """Return whether the last evaluation is of these parameters, is the best so far, and the best is kept."""
+        """Return whether `keep_best` is set and the last evaluation is of these parameters and the best so far."""
         if not self.job.train.checkpoint.keep_best or self.progress.evaluated != self.progress.steps:
             return False
         self._check_best_metric()
@@ -401,7 +401,7 @@ def train_job(
     """
     job = with_names(job)
     with Run.of(job).locked():
-        if job.model.own:
+        if job.model.custom_class:
             # Build it before anything is written or discarded; its file may be in the run that is discarded.
             build_model(job)
         if fresh:
@@ -431,5 +431,5 @@ def _train(trainer: Trainer) -> Summary:
     def request_stop() -> None:
         trainer.stop_requested = True
 
-    with stopping(request_stop):
+    with stop_on_signals(request_stop):
         return trainer.train()

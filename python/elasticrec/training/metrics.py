@@ -88,7 +88,7 @@ class Metrics:
 
 
 def flat_sums(logits: Array, labels: Array, weights: Array) -> tuple[Array, Array]:
-    """Return what a batch `[B, L]` adds to the flat vector of sums: indices and values."""
+    """Return the contribution of a batch `[B, L]` to the flat vector of sums, as indices and values."""
     indices, values = [], []
     for label in range(logits.shape[1]):
         bucket, clicks, columns = _contributions(logits[:, label].astype(np.float64), labels[:, label], weights)
@@ -177,11 +177,11 @@ class MetricSums:
         ends = np.concatenate([[0.0], np.cumsum(weights)])
         borders = np.linspace(0.0, ends[-1], _NUM_DECILES + 1)
 
-        def within(values: Array) -> Array:
+        def tenths_of(values: Array) -> Array:
             return np.diff(np.interp(borders, ends, np.concatenate([[0.0], np.cumsum(values)])))
 
         weight = ends[-1] / _NUM_DECILES
-        pairs = zip((within(predicted) / weight).tolist(), (within(clicks) / weight).tolist(), strict=True)
+        pairs = zip((tenths_of(predicted) / weight).tolist(), (tenths_of(clicks) / weight).tolist(), strict=True)
         return tuple(Decile(mean, rate, float(weight)) for mean, rate in pairs)
 
     @classmethod

@@ -12,8 +12,8 @@ from elasticrec.config import Job
 from elasticrec.errors import ModelError
 from elasticrec.machine import num_cores
 from elasticrec.models import ZOO, Model, Options, Sequence, Shape
+from elasticrec.training.custom_model import build_custom
 from elasticrec.training.embedding import split_columns
-from elasticrec.training.own_model import build_own
 
 
 def build_model(job: Job) -> Model:
@@ -23,7 +23,7 @@ def build_model(job: Job) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.train.seed)
         try:
-            return build_own(job, shape, options) if job.model.own else ZOO[job.model.kind](shape, options)
+            return build_custom(job, shape, options) if job.model.custom_class else ZOO[job.model.kind](shape, options)
         except (RuntimeError, MemoryError) as error:
             if "memory" not in str(error) and not isinstance(error, MemoryError):
                 raise

@@ -47,12 +47,12 @@ class LocalPasses:
         """Whether counts decay and rows are evicted at the end of the current pass."""
         return self._hour is None or self._hour.ends_day
 
-    def seen(self, progress: Progress) -> int:
+    def data_time(self, progress: Progress) -> int:
         """Return the data time: the day of an hour, else the epoch."""
         return self._hour.day if self._hour else progress.epoch
 
     def name(self, number: int) -> str:
-        """Return the name of the current pass for people; `number` counts from 1."""
+        """Return the name of the current pass for progress lines; `number` counts from 1."""
         if self._plan is None:
             return f"epoch {number}/{self._job.train.epochs}"
         return f"pass {number} {self.hour or 'day end'}"

@@ -36,7 +36,7 @@ class Summary:
     parse: float | None = None
     """Utilization of the parsing threads; None if not measured."""
     bottleneck: str | None = None
-    """The bottleneck and advice, for people."""
+    """The bottleneck and advice, human-readable."""
 
 
 class Reporter:
@@ -153,7 +153,7 @@ def worse_than_chance(metrics: Metrics) -> str | None:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """Format the summary for people."""
+    """Format the summary as lines of text."""
     progress = summary.progress
     size = f"{summary.run.path}: {progress.samples:,} samples, {summary.rows:,} rows"
     speed = f"{summary.samples_per_s:,.0f} samples/s"

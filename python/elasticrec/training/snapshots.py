@@ -14,10 +14,10 @@ from elasticrec.errors import ConfigError, ModelError
 from elasticrec.run import Run
 from elasticrec.training import checkpoint as checkpoints
 from elasticrec.training.checkpoint import Checkpoint
+from elasticrec.training.custom_metrics import load_metrics
 from elasticrec.training.evaluate import Evaluator
 from elasticrec.training.metrics import Metrics
 from elasticrec.training.network import num_threads
-from elasticrec.training.own_metrics import load_metrics
 from elasticrec.training.predict import load
 
 _RANGE = re.compile(r"([0-9]{0,9}):([0-9]{0,9})|([0-9]{1,9})")
@@ -111,7 +111,7 @@ def table_lines(evaluated: Sequence[CheckpointMetrics]) -> list[str]:
             values = [metrics.log_loss, metrics.auc, metrics.copc, *(metrics.own.get(name) for name in own)]
             shown = ["-" if value is None else f"{value:.4f}" for value in values]
             rows.append([snapshot, one.checkpoint.name, label, f"{metrics.samples:,}", *shown])
-    lines = _aligned(rows)
+    lines = _align(rows)
     if len(evaluated) == 1:
         for label, metrics in evaluated[0].metrics.items():
             lines += ["", f"calibration of {label}, by tenths of the weight, ordered by prediction:"]
@@ -119,10 +119,10 @@ def table_lines(evaluated: Sequence[CheckpointMetrics]) -> list[str]:
             for tenth in metrics.calibration:
                 ratio = f"{tenth.observed / tenth.predicted:.2f}" if tenth.predicted else "-"
                 tenths.append([f"{tenth.predicted:.5f}", f"{tenth.observed:.5f}", ratio])
-            lines += [f"  {line}" for line in _aligned(tenths)]
+            lines += [f"  {line}" for line in _align(tenths)]
     return lines
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def _align(rows: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -11,7 +11,7 @@ class StopTraining(Exception):  # noqa: N818 - not an error
 
 
 @contextmanager
-def stopping(request: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(request: Callable[[], None]) -> Iterator[None]:
     """Call `request` on Ctrl-C and SIGTERM; a second signal ends the process at once.
 
     Outside the main thread no handlers are installed, because only the main thread receives signals.

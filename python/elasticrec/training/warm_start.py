@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elasticrec.config import Job, structure
+from elasticrec.config import Job, structure_keys
 from elasticrec.errors import ConfigError, ElasticRecError, ModelError
 from elasticrec.manifest import MANIFEST
 from elasticrec.run import Run, resolve_run
@@ -16,19 +16,19 @@ from elasticrec.training.metrics import MetricSums
 
 def find_start(job: Job) -> Checkpoint:
     """Find the checkpoint named by `train.warm_start` and check its manifest."""
-    with _naming_key(job):
+    with _name_key_in_errors(job):
         checkpoint = _find(str(job.train.warm_start))
         if checkpoint.path.resolve().is_relative_to(Run.of(job).path.resolve()):
             raise ConfigError(f"{checkpoint.path}: expected another run, got the job's own, which `train` resumes")
-        checkpoints.check_job(checkpoint, structure(job))
+        checkpoints.check_job(checkpoint, structure_keys(job))
     return checkpoint
 
 
 def warm_start(job: Job, state: State) -> Checkpoint:
     """Load rows, network and optimizer states; settings such as learning rates come from the new job."""
     checkpoint = find_start(job)
-    with _naming_key(job):
-        checkpoints.restore(checkpoint, job, state, equal=structure)
+    with _name_key_in_errors(job):
+        checkpoints.restore(checkpoint, job, state, equal=structure_keys)
     # Epochs count from 0 again, and with them the age of rows.
     state.embedding.table.restart_time()
     # Metrics cover the samples of this run only.
@@ -39,13 +39,13 @@ def warm_start(job: Job, state: State) -> Checkpoint:
 def start_files(job: Job, dense: FlatParameters) -> tuple[Checkpoint, list[Path]]:
     """Load only the network of the warm start. Return the checkpoint and the files of its rows."""
     checkpoint = find_start(job)
-    with _naming_key(job):
-        checkpoints.restore_dense(checkpoint, job, dense, equal=structure)
+    with _name_key_in_errors(job):
+        checkpoints.restore_dense(checkpoint, job, dense, equal=structure_keys)
     return checkpoint, checkpoint.rows
 
 
 @contextmanager
-def _naming_key(job: Job) -> Iterator[None]:
+def _name_key_in_errors(job: Job) -> Iterator[None]:
     try:
         yield
     except ElasticRecError as error:

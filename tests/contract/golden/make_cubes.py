@@ -39,7 +39,7 @@ def signs_in(signs: list[int], partition: int) -> list[int]:
 
 
 def make(directory: Path, row_type: str) -> None:
-    """Write the two files and what is read from them now."""
+    """Write the two files, and the values that this version reads from them."""
     directory.mkdir(parents=True)
     base, delta = str(directory / "base"), str(directory / "delta")
     writer = _core.CubeWriter(base, COLUMNS, row_type=row_type, num_partitions=NUM_PARTITIONS)
@@ -61,7 +61,7 @@ def make(directory: Path, row_type: str) -> None:
 
 
 def main() -> None:
-    """Write those that are not there yet."""
+    """Write the files that do not exist yet."""
     row_types = [row_type for row_type in ("f32", "f16", "int8") if not (GOLDEN / row_type).exists()]
     if not row_types:
         sys.exit(f"{GOLDEN}: all are there already; golden files are written once")

@@ -57,7 +57,7 @@ def train(name: str, epochs: int) -> Run:
 
 
 def expected_of(version: int, signs: list[int], lines: list[str]) -> dict[str, Any]:
-    """What a reader of the version has to find."""
+    """Return the values that a reader of the version must find."""
     fetched = find_chain(f"models/model:{version}")
     rows, present = open_rows(fetched).lookup(np.array(signs, np.uint64))
     scores = _core.Predictor(str(fetched.directory), str(library_path())).predict("\n".join(lines).encode())

@@ -115,4 +115,4 @@ def test_a_run_with_servers_is_exact_and_damage_is_named(tmp_path: Path) -> None
     shutil.copytree(whole, checkpoint)
     reseal(checkpoint, KIND, shift_pass)
     (line,) = audit_run(Run(run)).problems
-    assert line.startswith("pass 1: its units are not those in the manifest of ")
+    assert line.startswith("pass 1: its units differ from the manifest of ")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from elasticrec.bench import serve_rivals
-from elasticrec.bench.serve_model import NAME, BenchModel, Sizes, make, over_http
-from elasticrec.bench.serve_rivals import Rival, Target, over_bytes
+from elasticrec.bench.serve_model import NAME, BenchModel, Sizes, http_requests, make_model
+from elasticrec.bench.serve_rivals import Rival, Target, bytes_requests
 from elasticrec.cli import main
 from elasticrec.serving.process import server_process
 
@@ -55,7 +55,7 @@ ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
 @pytest.fixture(scope="module")
 def bench_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchModel]:
     with contextlib.chdir(tmp_path_factory.mktemp("bench")):
-        yield make(2600)
+        yield make_model(2600)
 
 
 @pytest.mark.slow
@@ -71,8 +71,8 @@ def test_the_exported_model_scores_like_our_server(bench_model: BenchModel, monk
     batches[0][0][0, :2] = (1, 2**64 - 1)
     batches[1][1][0, 0] = -2.5
     with server_process(f"models/{NAME}") as server:
-        expected = Target(server.address, over_http(batches)).scores()
-    scores = [theirs.predict(*model.split(body)) for body in over_bytes(batches).bodies]
+        expected = Target(server.address, http_requests(batches)).scores()
+    scores = [theirs.predict(*model.split(body)) for body in bytes_requests(batches).bodies]
     np.testing.assert_allclose(np.concatenate(scores), expected, rtol=0, atol=1e-5)
     assert len(np.unique(expected)) == len(batches)
     together = theirs.predict(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
@@ -89,8 +89,8 @@ def test_rivals_are_measured_in_turn_or_skipped_with_the_reason(
         (tmp_path / f"{name}.py").write_text(PLAIN.replace("OFFSET", offset))
     (tmp_path / "broken.py").write_text("raise SystemExit('no model today')\n")
     names = ("broken", "inaccurate", "plain")
-    rivals = tuple(Rival(name, f"{name}.py", (name,), ((1, 1),), {"bytes": over_bytes}) for name in names)
-    rivals += (Rival("helped", "plain.py", ("helped",), ((1, 1),), {"bytes": over_bytes}, is_extended=True),)
+    rivals = tuple(Rival(name, f"{name}.py", (name,), ((1, 1),), {"bytes": bytes_requests}) for name in names)
+    rivals += (Rival("helped", "plain.py", ("helped",), ((1, 1),), {"bytes": bytes_requests}, is_extended=True),)
     monkeypatch.setattr(serve_rivals, "SCRIPTS", tmp_path)
     monkeypatch.setattr(serve_rivals, "RIVALS", rivals)
     calls: list[list[str]] = []

@@ -449,9 +449,9 @@ def test_din_needs_a_sequence_of_an_ordinary_slot(slots: str, line: str) -> None
 def test_a_custom_model_is_found_relative_to_the_job(tmp_path: Path) -> None:
     raw = {**SLOTS, "model": {"kind": "nets/my_model.py:MyModel", "options": {"depth": 3, "names": ["a"]}}}
     job = parse_job(raw, base=tmp_path)
-    assert job.model.own == (tmp_path / "nets/my_model.py", "MyModel")
+    assert job.model.custom_class == (tmp_path / "nets/my_model.py", "MyModel")
     assert parse_job(job.to_dict(), base=Path("/")).model == job.model
-    assert make().model.own is None
+    assert make().model.custom_class is None
 
 
 def test_every_key_is_listed_as_decisive_or_not() -> None:

@@ -69,7 +69,7 @@ def test_a_unit_from_lease_to_report(tmp_path: Path) -> None:
         assert lease["unit"]["id"] == 0 and lease["unit"]["path"] == str(tmp_path / "train.txt")
         assert lease["skip"] == [] and lease["shards"][0]["address"] == "127.0.0.1:1"
         assert client.trainer_heartbeat(trainer, 1, units=[0])["drop"] == []
-        assert client.done(trainer, 0)["held"]
+        assert client.report_done(trainer, 0)["held"]
         beat(2, EMPTY | {"watermark": 1, "open": {"1": {"batches": {"0": 2**64 - 1}, "num_batches": None}}})
         lease = client.lease(trainer, [])
         assert (lease["unit"]["id"], lease["skip"], lease["replay"]) == (1, [0], True)
@@ -83,7 +83,7 @@ def test_a_unit_from_lease_to_report(tmp_path: Path) -> None:
         with pytest.raises(FencedError, match="incarnation 5: not a member: it never registered"):
             client.shard_heartbeat(5, 1)
         with pytest.raises(ConfigError, match="unit: expected a unit below 6, got 6"):
-            client.done(trainer, 6)
+            client.report_done(trainer, 6)
         with pytest.raises(ConfigError, match="shard 0: not a trainer"):
             client.lease(shard["incarnation"], [])
         with pytest.raises(SurplusError, match="index: expected a shard below 1, got 1"):

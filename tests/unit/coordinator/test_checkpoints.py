@@ -12,7 +12,8 @@ import pytest
 from elasticrec.coordinator.checkpoints import Checkpoints, CheckpointSettings, Hooks
 from elasticrec.errors import ModelError
 from elasticrec.manifest import verify_files
-from elasticrec.net.messages import ShardOwner, Snapshot, WrittenFile
+from elasticrec.net.messages import Snapshot, WrittenFile
+from elasticrec.net.placement import ShardOwner
 from support.fake_roles import Clock
 
 OWNERS = {0: ShardOwner(11, range(0, 3)), 1: ShardOwner(12, range(3, 5))}
@@ -32,7 +33,7 @@ class Setup:
 
     def begin(self) -> list[dict[str, Any]]:
         """Request a checkpoint, and return the commands for the shards."""
-        self.checkpoints.want()
+        self.checkpoints.request()
         self.clock.now += SETTINGS.retry_s
         self.checkpoints.tick(OWNERS)
         return [self.command(index) for index in OWNERS]
@@ -109,7 +110,7 @@ def test_checkpoints_are_taken_at_an_interval(setup: Setup) -> None:
 
 def test_a_ticket_is_for_a_checkpoint_that_begins_later(setup: Setup) -> None:
     commands = setup.begin()
-    ticket = setup.checkpoints.want()
+    ticket = setup.checkpoints.request()
     for index, command in enumerate(commands):
         setup.write(index, command)
     assert not setup.checkpoints.is_committed(ticket), "that checkpoint had begun before"
@@ -188,7 +189,7 @@ def test_with_groups_a_checkpoint_has_no_older_parts(setup: Setup) -> None:
 def test_parts_that_are_written_stay_when_another_shard_dies(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     """Each partition has its own record, so a checkpoint may consist of parts of different times."""
     before = setup.take()
-    ticket = setup.checkpoints.want()
+    ticket = setup.checkpoints.request()
     first, _ = setup.begin()
     Path(first["rows"]).parent.joinpath("shard-00001.rows").write_text("written by the dead shard")
     setup.write(0, first)

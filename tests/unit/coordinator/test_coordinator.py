@@ -11,29 +11,12 @@ import pytest
 
 from elasticrec.coordinator.checkpoints import CheckpointSettings
 from elasticrec.coordinator.coordinator import Coordinator
-from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.metrics import render
-from elasticrec.coordinator.passes import PassPlan
 from elasticrec.coordinator.settings import Settings
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.net.messages import FencedError
 from elasticrec.run import Run
-from support.fake_roles import Clock, FakeCluster, Shard, Trainer, ask, plan_of, seeded
-
-PARTITIONS = 5
-
-
-def settings_of(plan: PassPlan) -> Settings:
-    return Settings(
-        job="job-1",
-        num_partitions=PARTITIONS,
-        servers=2,
-        plan=plan,
-        timing=Timing(lease_s=1.0, margin_s=0.2, heartbeat_s=0.3, hurry_s=0.05, forget_s=10.0),
-        settle_s=0.7,
-        checkpoint=CheckpointSettings(every_s=2.0, keep=2, timeout_s=5.0, retry_s=0.5),
-        stop_when_finished=False,
-    )
+from support.fake_roles import Clock, FakeCluster, Shard, Trainer, ask, plan_of, seeded, settings_of
 
 
 def num_complete(coordinator: Coordinator) -> int:
@@ -349,7 +332,7 @@ def test_a_role_with_the_directory_of_another_run_is_refused(make_cluster: MakeC
     assert cluster.coordinator is not None
     for role in ("ps", "trainer"):
         asked = {"protocol": 1, "role": role, "nonce": role}
-        with pytest.raises(ConfigError, match="register: run: expected a role of this run, got one with the directory"):
+        with pytest.raises(ConfigError, match="register: run: expected a role of this run, got a role with"):
             ask(cluster.coordinator, "register", **asked, run="other")
     assert not incarnations(cluster.coordinator)
     assert ask(cluster.coordinator, "register", protocol=1, role="ps", nonce="a", run="this")["incarnation"]
@@ -393,7 +376,7 @@ def test_with_groups_no_checkpoint_begins_before_earlier_trainers_send_a_heartbe
     assert all(role.incarnation is not None for role in (*cluster.shards, *cluster.trainers))
     cluster.kill_coordinator()
     coordinator = cluster.start_coordinator()
-    coordinator.checkpoints.want()
+    coordinator.checkpoints.request()
 
     def hear(*trainers: Trainer) -> str | None:
         for shard in cluster.shards:

@@ -98,7 +98,7 @@ def test_a_complete_unit_is_not_held_again(work: Work) -> None:
     work.done(1, 0)
     report(work, Record(complete=frozenset({0, 1})), Record(complete=frozenset({0, 1})))
     report(work, Record(watermark=1), Record(watermark=1))
-    work.hold(1, [0])
+    work.renew(1, [0])
     assert work.leases() == {}
 
 

@@ -6,30 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticrec.coordinator.checkpoints import CheckpointSettings
 from elasticrec.coordinator.coordinator import Coordinator
-from elasticrec.coordinator.members import Timing
-from elasticrec.coordinator.passes import PassPlan
 from elasticrec.coordinator.rate import Rate
-from elasticrec.coordinator.settings import Settings
 from elasticrec.errors import ConfigError
-from support.fake_roles import FakeCluster, Shard, Trainer, ask, plan_of, seeded
-
-PARTITIONS = 5
-
-
-def settings_of(plan: PassPlan) -> Settings:
-    return Settings(
-        job="job-1",
-        num_partitions=PARTITIONS,
-        servers=2,
-        plan=plan,
-        trainers=2,
-        timing=Timing(lease_s=1.0, margin_s=0.2, heartbeat_s=0.3, hurry_s=0.05, forget_s=10.0),
-        settle_s=0.7,
-        checkpoint=CheckpointSettings(every_s=1e6, keep=2, timeout_s=5.0, retry_s=0.5),
-        stop_when_finished=False,
-    )
+from support.fake_roles import NUM_PARTITIONS, FakeCluster, Shard, Trainer, ask, plan_of, seeded, settings_of
 
 
 class LaunchedCluster(FakeCluster):
@@ -64,7 +44,8 @@ def make_cluster(tmp_path: Path) -> Iterator[MakeCluster]:
 
     def make(num_units: int = 40, **changes: object) -> LaunchedCluster:
         plan = plan_of(tmp_path, num_units=num_units)
-        cluster = LaunchedCluster(tmp_path, lambda plan: replace(settings_of(plan), **changes), plan)  # type: ignore[arg-type]
+        settings = replace(settings_of(plan, checkpoint_every_s=1e6, trainers=2), **changes)  # type: ignore[arg-type]
+        cluster = LaunchedCluster(tmp_path, lambda _: settings, plan)
         clusters.append(cluster)
         cluster.start_coordinator()
         cluster.launch()
@@ -120,7 +101,7 @@ def test_a_move_does_not_wait_for_a_long_unit(make_cluster: MakeCluster) -> None
     cluster = make_cluster()
     coordinator = cluster.until(has_units(8))
     unit = coordinator.work.figures()["leased_ever"] or 0
-    coordinator.work.hold(cluster.trainers[0].incarnation or 0, [unit])
+    coordinator.work.renew(cluster.trainers[0].incarnation or 0, [unit])
     cluster.trainers[0].unit, cluster.trainers[0].todo = unit, [0] * 1000
     ask(coordinator, "scale", servers=1)
     begun = cluster.clock()
@@ -203,7 +184,7 @@ def test_any_role_may_die_while_the_servers_change(make_cluster: MakeCluster, se
                 cluster.start_coordinator()
         elif requests and cluster.clock() >= requests[0] and not coordinator.is_finished:
             requests.pop(0)
-            ask(coordinator, "scale", servers=chance.randint(1, PARTITIONS), trainers=chance.randint(1, 3))
+            ask(coordinator, "scale", servers=chance.randint(1, NUM_PARTITIONS), trainers=chance.randint(1, 3))
         elif requests and chance.random() < 0.03:
             cluster.kill_coordinator()
             down_until = cluster.clock() + chance.uniform(0.0, 2.0)

@@ -119,12 +119,12 @@ def test_a_lease_expires() -> None:
     setup = ready()
     assert [setup.lease(trainer) for trainer in (1, 2)] == [0, 1]
     setup.clock.now += 2.9
-    assert setup.work.hold(2, [1]) == []
+    assert setup.work.renew(2, [1]) == []
     setup.clock.now += 0.2
     assert setup.lease(3) == 0
     assert setup.work.counters.lapsed == 1
     # Trainer 1 wakes up, but trainer 3 holds its unit now.
-    assert setup.work.hold(1, [0]) == [0]
+    assert setup.work.renew(1, [0]) == [0]
     assert not setup.work.done(1, 0)
     assert setup.work.leases() == {0: 3, 1: 2}
 
@@ -184,7 +184,7 @@ def test_leases_continue_when_a_shard_is_restored() -> None:
     setup.start(1, incarnation=99)
     setup.report(None, record())
     assert setup.work.leases() == {0: 1}
-    assert setup.work.hold(1, [0]) == []
+    assert setup.work.renew(1, [0]) == []
 
 
 def test_old_records_of_a_shard_are_forgotten() -> None:
@@ -210,7 +210,7 @@ def test_passes_and_their_boundaries() -> None:
     setup.work.add_pass(20)
     assert setup.lease() == 10
     setup.report(record(20, boundaries=2), record(20, boundaries=2))
-    assert setup.work.lease(1, (10,)) == NoWork("all units are complete", finished=True)
+    assert setup.work.lease(1, (10,)) == NoWork("all units are complete")
 
 
 def test_units_after_a_boundary_wait_for_it() -> None:
@@ -227,11 +227,11 @@ def test_units_after_a_boundary_wait_for_it() -> None:
 
 def test_a_new_coordinator_learns_leased_units_from_the_shards() -> None:
     setup = Setup().report(record(2, (4,)), record(2, u5=[0]))
-    assert setup.work.hold(7, [3]) == []
+    assert setup.work.renew(7, [3]) == []
     assert setup.work.figures()["leased_ever"] == 6
     assert [setup.lease(trainer) for trainer in (1, 2, 3)] == [2, 4, 5]
     assert setup.lease(4) is None
-    assert setup.work.hold(9, [11]) == [11], "unit 11 is not planned"
+    assert setup.work.renew(9, [11]) == [11], "unit 11 is not planned"
 
 
 def test_reports_are_requested_while_trainers_wait() -> None:
@@ -264,7 +264,7 @@ def test_a_unit_without_data_is_not_leased() -> None:
     assert setup.work.num_applied(1) == 2
     setup.work.skip(1)
     assert setup.lease(2) == 2, "the unit is not leased, although the shards have not skipped it yet"
-    assert setup.work.hold(2, [1, 2]) == [1], "its trainer drops it"
+    assert setup.work.renew(2, [1, 2]) == [1], "its trainer drops it"
     setup.clock.now += 10
     assert [setup.lease(1), setup.lease(1), setup.lease(1)] == [0, 2, 3]
     # A new coordinator reads skipped units from the journal, before the shards report them.

@@ -77,7 +77,7 @@ def test_damaged_parts_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"base: expected kind 4 \(cube delta\), got 2"):
         _core.CubeView([base], [[base]])
     other = write_delta(tmp_path / "other", {1: 1.0}, [], "f16")
-    with pytest.raises(ModelError, match="other columns or another row type than the version it is applied to"):
+    with pytest.raises(ModelError, match="expected the columns and row type of the version that it changes"):
         _core.CubeView([base], [[other]])
     writer = _core.DeltaWriter(str(tmp_path / "delta"), COLUMNS, row_type="f32", num_partitions=256)
     with pytest.raises(ValueError, match=r"rows: expected shape \[1, 3\], got \[1, 2\]"):

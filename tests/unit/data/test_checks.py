@@ -14,9 +14,7 @@ Capture = pytest.CaptureFixture[str]
 METRIC = "class Hits:\n    def update(self, scores, labels, weights): ...\n    def result(self): return {'hits': 1}\n"
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def check(capsys: Capture, data: dict[str, Any], code: int = 0, **sections: Any) -> list[str]:
@@ -86,7 +84,7 @@ def test_evaluation_on_training_files_is_a_warning(capsys: Capture) -> None:
     slot_text("b.txt")
     slot_text("c.txt")
     Path("link.txt").symlink_to("a.txt")
-    rest = "trained samples says nothing about new ones; `data.eval: {ratio: 0.1}` holds out a share of the samples"
+    rest = "training samples says nothing about new samples; `data.eval: {ratio: 0.1}` holds out a share of the samples"
     warning, last = check(capsys, SLOTS | {"eval": "link.txt"})
     assert warning == (
         f"warning: job.yaml: data.eval: its only file is also in data.train ({Path.cwd()}/link.txt): "
@@ -106,7 +104,7 @@ def test_user_metrics_are_loaded(capsys: Capture) -> None:
     (line,) = check(capsys, SLOTS, code=2, train={"metrics": ["nope.py:Hits"]})
     assert line == f"error: {Path.cwd()}/nope.py: no such file or directory"
     (line,) = check(capsys, SLOTS, code=2, train={"metrics": ["m.py:Misses"]})
-    assert line == f"error: {Path.cwd()}/m.py: expected a class `Misses`, it has `Hits`"
+    assert line == f"error: {Path.cwd()}/m.py: expected a class `Misses`, got `Hits`"
 
 
 @pytest.mark.parametrize("kind", ["reader", "slots"])

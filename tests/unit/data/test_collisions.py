@@ -10,7 +10,7 @@ import yaml
 from elasticrec import cli
 from elasticrec.config import Job, load_job
 from elasticrec.data.checks import some_batches
-from elasticrec.data.collisions import CollisionCounter, Collisions, warning
+from elasticrec.data.collisions import CollisionCounter, Collisions, collision_warning
 
 Capture = pytest.CaptureFixture[str]
 
@@ -63,7 +63,7 @@ def test_shared_signs_are_reported_with_the_remedy(tmp_path: Path, capsys: Captu
 )
 def test_no_warning_without_collisions(tmp_path: Path, disjoint: bool, data: dict[str, object]) -> None:
     job = load_job(write(tmp_path, disjoint=disjoint, **data))
-    assert warning(job, find_collisions(job)) is None
+    assert collision_warning(job, find_collisions(job)) is None
 
 
 def test_a_few_shared_signs_give_no_warning(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_few_shared_signs_give_no_warning(tmp_path: Path) -> None:
     job = load_job(path)
     found = find_collisions(job)
     assert found is not None and found.num_shared == 1
-    assert warning(job, found) is None
+    assert collision_warning(job, found) is None
 
 
 def test_bad_lines_and_empty_files_are_skipped(tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_bad_lines_and_empty_files_are_skipped(tmp_path: Path) -> None:
     assert found is not None and found.num_signs == 1
     (tmp_path / "train.txt").write_text("")
     job = load_job(path)
-    assert warning(job, find_collisions(job)) is None
+    assert collision_warning(job, find_collisions(job)) is None

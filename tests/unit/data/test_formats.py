@@ -294,7 +294,7 @@ def test_bad_rows_are_counted_and_shown(job_of: MakeJob) -> None:
 
 def test_missing_columns_are_named(job_of: MakeJob, tmp_path: Path) -> None:
     columns = {**COLUMNS, "sparse": ["user", "town"]}
-    with pytest.raises(ConfigError, match=r"job.yaml: data.columns: .*train.csv has no column `town`, only"):
+    with pytest.raises(ConfigError, match=r"job.yaml: data.columns: .*train.csv: expected column `town`, got"):
         job_of("csv", columns=columns)
     with pytest.raises(ConfigError, match=r"train.parquet: expected a column `town`, got click, user"):
         batches_of(job_of("parquet", columns=columns))
@@ -333,7 +333,7 @@ class TestReader:
         [
             ("import nothing_like_this", r"reader.py:1: ModuleNotFoundError: No module named"),
             ("def f(:", r"reader.py:1: SyntaxError"),
-            ("class Other: ...", r"reader.py: expected a class `JsonReader`, it has `Other`"),
+            ("class Other: ...", r"reader.py: expected a class `JsonReader`, got `Other`"),
             ("class JsonReader: ...", r"reader.py: `JsonReader`: expected a method `parse\(self, line\)`, got none"),
             (
                 "class JsonReader:\n    def __init__(self):\n        1 / 0\n",

@@ -220,8 +220,10 @@ def test_a_late_hour_of_an_ended_day(hourly: HourlyData) -> None:
 
 def test_hours_skipped_by_daylight_saving_time(hourly: HourlyData) -> None:
     hours = Hours(start="2026-03-29T01", timezone="Europe/Berlin")
-    assert show_hour(hours.after(parse_hour("2026-03-29T01"))) == "2026-03-29T03"
-    assert show_hour(hours.after(parse_hour("2026-10-25T02"))) == "2026-10-25T03", "the repeated hour has one directory"
+    assert show_hour(hours.next_hour(parse_hour("2026-03-29T01"))) == "2026-03-29T03"
+    assert show_hour(hours.next_hour(parse_hour("2026-10-25T02"))) == "2026-10-25T03", (
+        "a repeated hour has one directory"
+    )
     for hour in ("2026032901", "2026032903"):
         hourly.write(hour)
     plan = hourly.plan(start="2026032901", timezone="Europe/Berlin")

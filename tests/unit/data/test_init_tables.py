@@ -25,9 +25,7 @@ Capture = pytest.CaptureFixture[str]
 COUNT = 400
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def table(header: str, row: Callable[[int], str], count: int = COUNT) -> str:
@@ -222,7 +220,7 @@ def test_a_few_lines_in_another_encoding_are_a_warning(capsys: Capture) -> None:
     text = table("click,user,city", lambda n: f"{n % 2},u{n % 9},{'Köln' if n == 300 else 'Bonn'}")
     write(Path("a.csv"), text.encode("latin-1"))
     assert cli.main(["init", "job", "--from", "a.csv"]) == 0
-    warning = "1 of 401 lines are not UTF-8, such as `0,u3,K\\xf6ln`: their values do not match those of requests"
+    warning = "1 of 401 lines are not UTF-8, such as `0,u3,K\\xf6ln`: their values do not match the values in requests"
     assert capsys.readouterr().err.startswith(f"warning: {warning}")
     assert f"\n# {warning}" in Path("job/job.yaml").read_text()
 

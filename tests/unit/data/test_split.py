@@ -15,9 +15,7 @@ from support.tables import WRITERS, as_csv, as_slots, batches_of, rows, samples_
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def with_data(job: Job, **data: Any) -> Job:

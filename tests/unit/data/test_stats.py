@@ -26,9 +26,7 @@ COLUMNS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def csv_job(tmp_path: Path, train: list[Row], held_out: list[Row] | None = None, **data: Any) -> Job:

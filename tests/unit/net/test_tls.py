@@ -192,13 +192,14 @@ def test_the_advertised_address_of_a_server() -> None:
     loopback, everywhere = ListenAddress(), ListenAddress("0.0.0.0", advertise="ps-1.example.org")
     loopback.check(Security())
     everywhere.check(Security(insecure=True))
-    assert loopback.address == "127.0.0.1:0" and loopback.announced("127.0.0.1:7") == "127.0.0.1:7"
-    assert everywhere.address == "0.0.0.0:0" and everywhere.announced("0.0.0.0:7") == "ps-1.example.org:7"
+    assert loopback.address == "127.0.0.1:0" and loopback.announced_address("127.0.0.1:7") == "127.0.0.1:7"
+    assert everywhere.address == "0.0.0.0:0" and everywhere.announced_address("0.0.0.0:7") == "ps-1.example.org:7"
     assert ListenAddress("::1", 7).address == "[::1]:7"
-    assert ListenAddress("::", advertise="fe80::1").announced("[::]:7") == "[fe80::1]:7"
+    assert ListenAddress("::", advertise="fe80::1").announced_address("[::]:7") == "[fe80::1]:7"
     for host in ("0.0.0.0", "::"):
         with pytest.raises(
-            ConfigError, match=rf"^ps: host: {host} is not an address that others can connect to: .* as `--advertise`$"
+            ConfigError,
+            match=rf"^ps: host: {host} is not an address that other processes can connect to: .* as `--advertise`$",
         ):
             ListenAddress(host).check(Security(insecure=True))
     with pytest.raises(ConfigError, match=r"^ps: advertise: expected a host name or an address, got `a b`$"):

@@ -35,9 +35,7 @@ TRAIN = {"threads": 1, "batch_size": 64, "checkpoint": {"keep_epochs": True}}
 FULL = OSError(28, "No space left on device")
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def write_hour(hour: str, count: int) -> None:

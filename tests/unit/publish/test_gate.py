@@ -7,7 +7,7 @@ import pytest
 
 from elasticrec.config.publish import Gate, Publish
 from elasticrec.publish.gate import Candidate, refusals
-from elasticrec.publish.offer import HELD, offer_version
+from elasticrec.publish.offer import HELD_REASON, offer_version
 from elasticrec.publish.rollout.known_store import record_store
 from elasticrec.repository.repository import Repository
 from support.versions import write_version
@@ -116,7 +116,7 @@ def test_a_rollback_blocks_the_offer_and_old_versions_are_collected(tmp_path: Pa
     assert offer(repository, settings).collected == (1,)
     repository.rollback(2)
     result = offer(repository, settings)
-    assert result.summary == f"not offered: {HELD}"
+    assert result.summary == f"not offered: {HELD_REASON}"
     assert result.collected == ()
     assert (repository.versions(), repository.current()) == ([2, 3, 4], 2)
     # a version that was not offered is collected like any other

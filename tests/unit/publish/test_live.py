@@ -14,7 +14,7 @@ from elasticrec import _core, cli
 from elasticrec.config import Job
 from elasticrec.errors import ConfigError, ModelError
 from elasticrec.publish import live, local_versions
-from elasticrec.publish.live import LivePublisher, publishing
+from elasticrec.publish.live import LivePublisher, open_publisher
 from elasticrec.publish.train import train_and_publish
 from elasticrec.repository.repository import Repository
 from elasticrec.repository.verify import verify
@@ -44,9 +44,7 @@ class Mine(Model):
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ def local() -> Repository:
 
 def test_without_every_nothing_is_published(make_job: MakeJob, write_samples: WriteSamples) -> None:
     write_samples(count=100)
-    with publishing(make_job()) as hook:
+    with open_publisher(make_job()) as hook:
         assert isinstance(hook, NoHook)
     train_and_publish(make_job())
     assert not Path("models").exists()

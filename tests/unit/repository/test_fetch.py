@@ -248,7 +248,7 @@ def test_copies_are_kept_during_a_fetch(remote: Repository) -> None:
     import fcntl
 
     fetch(remote, 3, default_cache())
-    with fetching._using(default_cache(), fcntl.LOCK_SH):
+    with fetching._lock_cache(default_cache(), fcntl.LOCK_SH):
         prune(remote, set(), default_cache())
     assert verify(Repository.open(fetch(remote, 3, default_cache()).model), 3) == []
 

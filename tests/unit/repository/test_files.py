@@ -152,7 +152,7 @@ def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_a_version_is_published_and_fetched_over_http(store: HttpStorage, tmp_path: Path) -> None:
-    repository = Repository(store.below("small"))
+    repository = Repository(store.subdirectory("small"))
     base = write_version(repository).number
     delta = write_version(repository, base).number
     assert repository.offer(delta)
@@ -189,10 +189,11 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
         "`ELASTICREC_INSECURE=1`"
     )
     with pytest.raises(ConfigError, match="in clear text"):
-        open_storage(far).below("x").find()
+        open_storage(far).subdirectory("x").find()
     assert asked == []
     # with `insecure`, or without a token, the request is sent
-    for store in (open_storage(far, insecure=True), open_storage(far, insecure=True).below("x"), HttpStorage(far)):
+    insecure = open_storage(far, insecure=True)
+    for store in (insecure, insecure.subdirectory("x"), HttpStorage(far)):
         with pytest.raises(UnavailableError):
             store.read("CURRENT")
     monkeypatch.setenv("ELASTICREC_INSECURE", "1")

@@ -115,7 +115,7 @@ def test_diff(capsys: Capture) -> None:
     assert "dense.bin: changed" in lines
     assert "graph.onnx: removed" in lines
     # these cube files are not real, so rows cannot be compared
-    assert lines[-1].startswith("rows are not compared: models/demo/1/cube/part-00000: not a part file")
+    assert lines[-1].startswith("rows are not compared: models/demo/1/cube/part-00000: expected a part file")
     found = json_of(capsys, "diff", "demo:1", "demo:3", "--no-rows")
     assert found["keys"]["table.rows"] == [100, 120]
     assert found["metrics"]["eval click auc"] == [None, 0.8]

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.repository.local import LocalStorage
-from elasticrec.repository.lock import Check, held
+from elasticrec.repository.lock import Check, hold_lock
 from elasticrec.repository.remote import RemoteStorage
 from elasticrec.repository.storage import Storage, is_url, open_storage
 from support.disks import fill, small_file_system
@@ -85,8 +85,8 @@ def test_files_are_written_read_and_listed(store: Storage, tmp_path: Path) -> No
     assert {name: stat.num_bytes for name, stat in found.items()} == {"a/b": 10, "a/d/e": 3, "c": 0}
     assert all(stat.modified_s > 1.7e9 for stat in found.values())
     assert list(store.find("a/d")) == ["a/d/e"]
-    assert list(store.below("a").find()) == ["b", "d/e"]
-    assert store.below("a").read("b") == b"0123456789"
+    assert list(store.subdirectory("a").find()) == ["b", "d/e"]
+    assert store.subdirectory("a").read("b") == b"0123456789"
     assert (store.exists("a/b"), store.exists("a")) == (True, False)
 
 
@@ -130,13 +130,13 @@ def test_only_one_of_two_writers_creates_a_file(store: Storage) -> None:
 
 
 def test_a_lock_has_one_holder_and_errors_name_it(store: Storage) -> None:
-    with held(store, ".lock", "publishing") as check:
+    with hold_lock(store, ".lock", "publishing") as check:
         check()
         with pytest.raises(ConfigError, match=r": another process is publishing it: process \d+ on ") as caught:
-            with held(store, ".lock", "publishing"):
+            with hold_lock(store, ".lock", "publishing"):
                 pass
         assert str(caught.value).startswith(store.location)
-    with held(store, ".lock", "publishing"):
+    with hold_lock(store, ".lock", "publishing"):
         pass
 
 
@@ -144,7 +144,7 @@ def test_a_lock_waits_for_its_holder(store: Storage) -> None:
     entered, free = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with held(store, ".lock", "changing"):
+        with hold_lock(store, ".lock", "changing"):
             entered.set()
             free.wait(60)
 
@@ -152,7 +152,7 @@ def test_a_lock_waits_for_its_holder(store: Storage) -> None:
     thread.start()
     assert entered.wait(60)
     threading.Timer(0.2, free.set).start()
-    with held(store, ".lock", "changing", wait_s=60):
+    with hold_lock(store, ".lock", "changing", wait_s=60):
         assert free.is_set()
     thread.join()
 
@@ -160,7 +160,7 @@ def test_a_lock_waits_for_its_holder(store: Storage) -> None:
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_an_expired_lease_is_taken_over_and_a_lost_one_is_noticed(store: Storage) -> None:
     store.write(".lock", b'{"owner": "a dead one", "id": "x", "until": 1.0}')
-    with held(store, ".lock", "publishing") as check:
+    with hold_lock(store, ".lock", "publishing") as check:
         check()
         store.write(".lock", b'{"owner": "another", "id": "y", "until": 9e9}')
         with pytest.raises(UnavailableError, match="the lock was lost to another"):
@@ -225,7 +225,7 @@ def test_only_one_process_takes_over_an_expired_lease(store: Storage) -> None:
     def take() -> None:
         begin.wait()
         try:
-            with held(store, ".lock", "publishing") as check:
+            with hold_lock(store, ".lock", "publishing") as check:
                 check()
                 inside.append(1)
                 end.wait(60)
@@ -252,22 +252,22 @@ def both(files: str, tmp_path: Path) -> tuple[Storage, Storage]:
 def test_the_disk_and_http_exclude_each_other(both: tuple[Storage, Storage], first: int, has_stale_file: bool) -> None:
     if has_stale_file:
         # left by a process that died or finished
-        with held(both[0], ".lock", "publishing"):
+        with hold_lock(both[0], ".lock", "publishing"):
             pass
     holder, waiter = both[first], both[1 - first]
-    with held(holder, ".lock", "publishing") as check:
+    with hold_lock(holder, ".lock", "publishing") as check:
         for _ in range(2):
             with pytest.raises(ConfigError, match=r"another process is publishing it: process \d+ on "):
-                with held(waiter, ".lock", "publishing"):
+                with hold_lock(waiter, ".lock", "publishing"):
                     pass
             check()
-    with held(waiter, ".lock", "publishing") as check:
+    with hold_lock(waiter, ".lock", "publishing") as check:
         check()
 
 
 def test_http_does_not_break_a_kernel_lock(both: tuple[Storage, Storage]) -> None:
     disk, over_http = both
-    with held(disk, ".state.lock", "changing") as check:
+    with hold_lock(disk, ".state.lock", "changing") as check:
         for act in (
             lambda: over_http.delete(".state.lock"),
             lambda: over_http.write(".state.lock", b"{}"),
@@ -282,7 +282,7 @@ def test_http_does_not_break_a_kernel_lock(both: tuple[Storage, Storage]) -> Non
 
 
 def test_a_lock_whose_file_was_removed_is_lost(tmp_path: Path) -> None:
-    with held(LocalStorage(tmp_path), ".lock", "publishing") as check:
+    with hold_lock(LocalStorage(tmp_path), ".lock", "publishing") as check:
         (tmp_path / ".lock").unlink()
         with pytest.raises(UnavailableError, match=r"\.lock: the lock was lost: its file was removed"):
             check()
@@ -293,7 +293,7 @@ def test_local_and_http_writers_count_without_lost_updates(both: tuple[Storage, 
 
     def add(store: Storage) -> None:
         for _ in range(4):
-            with held(store, ".state.lock", "changing", wait_s=120):
+            with hold_lock(store, ".state.lock", "changing", wait_s=120):
                 found = int(store.read("count"))
                 store.write("count", str(found + 1).encode())
 
@@ -309,7 +309,7 @@ def test_local_and_http_writers_count_without_lost_updates(both: tuple[Storage, 
 def test_a_lease_is_renewed_while_its_holder_lives(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     # long enough to survive a stall of the machine
     monkeypatch.setattr("elasticrec.repository.lock.LEASE_S", 4.0)
-    with held(store, ".lock", "publishing") as check:
+    with hold_lock(store, ".lock", "publishing") as check:
         before = store.read(".lock")
         wait_until(lambda: store.read(".lock") != before, lambda: "not renewed")
         check()

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -378,8 +379,8 @@ def test_retry_after_is_respected(call: Call) -> None:
 @pytest.mark.parametrize("problem", [HANG, TRICKLE])
 def test_a_deadline_is_kept(call: Call, problem: Any) -> None:
     with scripted(predict=problem) as server, pytest.raises(UnavailableError) as caught:
-        call(server.url, "predict", [{}], timeout_s=0.2)
-    assert str(caught.value) == f"{where(server)}: did not answer in 0.2 s"
+        call(server.url, "predict", [{}], timeout_s=1)
+    assert str(caught.value) == f"{where(server)}: did not answer in 1 s"
     assert len(server.predictions()) == 1, "not retried"
 
 
@@ -393,18 +394,20 @@ def test_an_early_answer_to_a_large_request_is_read(call: Call) -> None:
 
 def test_a_deadline_is_for_all_attempts(call: Call) -> None:
     with scripted(predict=[BUSY, HANG]) as server, pytest.raises(UnavailableError) as caught:
-        call(server.url, "predict", [{}], timeout_s=0.5)
-    assert str(caught.value) == f"{where(server)}: did not answer in 0.5 s (attempt 2; before: 429: busy)"
+        call(server.url, "predict", [{}], timeout_s=2)
+    assert str(caught.value) == f"{where(server)}: did not answer in 2 s (attempt 2; before: 429: busy)"
     first, second = (int(one.headers["elasticrec-timeout-ms"]) for one in server.predictions())
-    assert second < first <= 500, "each attempt sends the remaining time"
+    assert second < first <= 2000, "each attempt sends the remaining time"
 
 
 def test_a_busy_server_is_retried_until_the_deadline(call: Call) -> None:
     started = time.monotonic()
-    with scripted(predict=BUSY) as server, pytest.raises(UnavailableError, match=r"429: busy \(\d+ attempts\)$"):
-        call(server.url, "predict", [{}], timeout_s=0.5, options={"retries": 1000})
+    # The last attempt may begin shortly before the deadline and get no answer in time.
+    error = r"429: busy( \(\d+ attempts\)|\))$"
+    with scripted(predict=BUSY) as server, pytest.raises(UnavailableError, match=error):
+        call(server.url, "predict", [{}], timeout_s=1, options={"retries": 1000})
     assert time.monotonic() - started < 30
-    assert len(server.predictions()) < 20
+    assert 1 < len(server.predictions()) < 20
 
 
 def test_calls_time_out_while_all_connections_are_in_use(call: Call) -> None:
@@ -507,17 +510,29 @@ def test_a_server_is_restarted_between_calls_of_a_loop() -> None:
     loop.close()
 
 
-# the test forks a process with threads on purpose
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+# Runs in a process of its own: a fork of a process with threads inherits the locks that they hold.
+FORK = """\
+import os
+import sys
+
+from elasticrec import Client
+
+with Client(sys.argv[1]) as client:
+    assert client.predict([{"x": 0.5}]).tolist() == [[0.5]]
+    child = os.fork()
+    if not child:
+        os._exit(0 if client.predict([{"x": 0.25}]).tolist() == [[0.25]] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert client.predict([{"x": 0.75}]).tolist() == [[0.75]]
+"""
+
+
 def test_a_child_process_has_its_own_connections() -> None:
-    with scripted(predict=echo) as server, Client(server.url) as client:
-        assert client.predict([{"x": 0.5}]).tolist() == [[0.5]]
-        child = os.fork()
-        if not child:
-            os._exit(0 if client.predict([{"x": 0.25}]).tolist() == [[0.25]] else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert client.predict([{"x": 0.75}]).tolist() == [[0.75]]
-        assert server.num_connections == 2
+    with scripted(predict=echo) as server:
+        command = [sys.executable, "-c", FORK, server.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        assert len(server.predictions()) == 3 and server.num_connections == 2
 
 
 def test_a_closed_client_raises() -> None:

@@ -23,6 +23,7 @@ from elasticrec.serving.plan import plan_models
 from elasticrec.serving.reader import encode_batch
 from elasticrec.serving.reader_source import ReaderSource, reader_source
 from elasticrec.serving.readers import ReaderProcesses
+from support.store import wait_until
 
 FEATURES = {
     "format": "reader",
@@ -37,18 +38,10 @@ class Mine:
         click, user = line.split(",")
         return {"click": float(click) if click else None, "user": user}
 """
-LONG_S = 60
 
 
 def source(text: str) -> ReaderSource:
     return ReaderSource("reader.py:Mine", text.encode(), json.dumps(FEATURES))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:
@@ -88,7 +81,7 @@ def watch() -> Iterator[Callable[..., WatchedPool]]:
     ("text", "message"),
     [
         ("import no_such_module", r"^reader.py:1: ModuleNotFoundError: No module named 'no_such_module'$"),
-        ("class Other: ...", r"^reader.py: expected a class `Mine`, it has `Other`$"),
+        ("class Other: ...", r"^reader.py: expected a class `Mine`, got `Other`$"),
         ("import os; os._exit(7)", r"^reader.py:Mine: the reader process ended \(code 7\) before it was ready$"),
         (
             "import os; os.kill(os.getpid(), 9)",
@@ -121,9 +114,13 @@ def test_readers_that_keep_dying_are_restarted_with_back_off(watch: Callable[...
     one = watch(text)
     seen: set[int] = set()
     until = time.monotonic() + 6
-    while time.monotonic() < until:
+
+    def is_over() -> bool:
+        """Return whether six seconds have passed, or more on a machine on which two starts take longer."""
         seen.update(one.pids)
-        time.sleep(0.01)
+        return time.monotonic() >= until and len(one.messages) >= 2
+
+    wait_until(is_over, lambda: str(one.messages))
     # restarts are immediate, then after 0.5, 1, 2 … seconds, plus the time to start and die
     assert 2 <= len(seen) <= 5, seen
     assert one.messages == [

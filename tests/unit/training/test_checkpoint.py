@@ -33,9 +33,7 @@ START = Progress(epoch=0, unit=3, batches=2, steps=1, samples=640, records=650, 
 FILES = ("dense.bin", "metrics.npz", "table/part-00000")
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 class Model:
@@ -226,7 +224,7 @@ def test_a_checkpoint_of_another_network_is_rejected(make_job: MakeJob, monkeypa
     run = Run.create(job)
     path = trained(job).save(run)
     other = make_job(model={"hidden": [8, 9]})
-    monkeypatch.setattr("elasticrec.training.checkpoint.meaning", lambda _: {})
+    monkeypatch.setattr("elasticrec.training.checkpoint.meaning_keys", lambda _: {})
     assert refusal(run, other) == f"{path}: belongs to another model: `deep.2.weight`: expected [9, 8], got [8, 8]"
     sgd = make_job(dense={"optimizer": {"kind": "sgd"}})
     assert refusal(run, sgd) == f"{path}: belongs to another model: dense optimizer: expected sgd, got adam"

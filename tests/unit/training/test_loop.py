@@ -25,9 +25,7 @@ from support.small import MakeJob, WriteSamples, sample_lines
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def state_of(job: Job) -> dict[str, bytes]:

@@ -28,9 +28,7 @@ COLUMNS = (Column("wide", 1, init="zero"), Column("deep", 4))
 MASK = 2**64 - 1
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def counts_of(path: Path) -> tuple[Counter[int], Counter[int]]:

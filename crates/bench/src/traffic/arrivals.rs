@@ -1,8 +1,8 @@
-//! When the requests of an open loop are due.
+//! The due times of the requests of an open loop.
 
 use std::time::Duration;
 
-/// How requests are spread over time.
+/// The distribution of requests over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrivals {
     /// Evenly.

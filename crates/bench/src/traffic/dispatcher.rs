@@ -24,9 +24,9 @@ pub(super) struct Dispatcher {
 /// A request to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DueRequest {
-    /// When it is due.
+    /// The time at which it is due.
     pub(super) due: Instant,
-    /// The time was fixed in advance (open loop); in a closed loop it is the time of the previous answer.
+    /// Whether the time was fixed in advance (open loop); in a closed loop it is the time of the previous answer.
     pub(super) is_timed: bool,
 }
 

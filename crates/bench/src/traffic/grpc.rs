@@ -142,7 +142,7 @@ impl Connection {
     }
 }
 
-/// Sleep until a request is due; returns false if the traffic is stopped before.
+/// Sleep until a request is due; return false if the traffic is stopped before.
 async fn sleep_until(request: DueRequest, timer: &mut Timer, dispatcher: &Dispatcher) -> io::Result<bool> {
     loop {
         let left = request.due.saturating_duration_since(Instant::now());

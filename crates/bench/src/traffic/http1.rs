@@ -113,7 +113,7 @@ impl Connections {
         Ok(connections)
     }
 
-    /// Send what is due until the end, and wait for the answers.
+    /// Send the due requests until the end, and wait for the answers.
     pub(super) fn run(mut self, dispatcher: &Dispatcher) -> Recorder {
         let mut events = Events::with_capacity(MAX_EVENTS);
         let mut next_check = Instant::now() + TICK;
@@ -139,7 +139,7 @@ impl Connections {
         }
     }
 
-    /// Send what is due on idle connections. Returns true if no more requests will be due.
+    /// Send the due requests on idle connections. Return true if no more requests will be due.
     fn send_due(&mut self, dispatcher: &Dispatcher) -> bool {
         while let Some(&(until, at)) = self.resting.front()
             && until <= Instant::now()
@@ -185,7 +185,7 @@ impl Connections {
         }
     }
 
-    /// Read and write what is possible on a connection without waiting.
+    /// Read and write on a connection as far as possible without waiting.
     fn advance(&mut self, at: usize, dispatcher: &Dispatcher) {
         let Some(in_flight) = self.connections[at].in_flight else {
             return self.watch_idle(at);

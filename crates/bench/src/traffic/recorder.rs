@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 
 use super::dispatcher::{Dispatcher, DueRequest};
 
-/// Why a request was not answered with success.
+/// The reason a request was not answered with success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Failure {
     /// An HTTP status other than 200.

@@ -8,7 +8,7 @@ pub(super) struct Malformed;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: u16,
-    /// The connection can take another request.
+    /// Whether the connection can take another request.
     pub(super) keeps_alive: bool,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct ResponseReader {
     bytes: Vec<u8>,
     /// Set once the headers are complete.
     head: Option<Head>,
-    /// Where the next chunk of a chunked body starts.
+    /// Start of the next chunk of a chunked body.
     at: usize,
 }
 
@@ -41,7 +41,7 @@ enum Body {
 }
 
 impl ResponseReader {
-    /// Add bytes; returns the response once it is complete.
+    /// Add bytes; return the response once it is complete.
     pub(super) fn take(&mut self, bytes: &[u8]) -> Result<Option<Answer>, Malformed> {
         self.bytes.extend_from_slice(bytes);
         let head = match self.head {

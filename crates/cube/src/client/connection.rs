@@ -33,7 +33,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// Shortest read timeout that is set on a socket.
 const MIN_READ_TIMEOUT: Duration = Duration::from_micros(50);
 
-/// Why a server did not answer.
+/// The reason a server did not answer.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The server cannot be reached, or the connection ended.
@@ -89,7 +89,7 @@ pub(super) struct Connection {
     /// Bytes of these requests.
     in_flight_bytes: AtomicUsize,
     /// Whether the server announced that it is stopping.
-    is_leaving: AtomicBool,
+    is_stopping: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -98,11 +98,11 @@ struct State {
     reader: Option<Box<AnswerReader>>,
     /// Requests whose answers have not been taken yet.
     slots: Vec<Slot>,
-    /// Why no more answers arrive, once the connection has ended.
+    /// The reason no more answers arrive, once the connection has ended.
     ended: Option<String>,
     /// Bodies to reuse for further answers.
     spare: Vec<Body>,
-    /// When the last frame arrived.
+    /// The time at which the last frame arrived.
     last_frame: Instant,
 }
 
@@ -187,7 +187,7 @@ impl Connection {
             state: Mutex::new(state),
             num_in_flight: AtomicUsize::new(0),
             in_flight_bytes: AtomicUsize::new(0),
-            is_leaving: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
         };
         Ok((connection, inventory))
     }
@@ -204,9 +204,9 @@ impl Connection {
         state.last_frame.elapsed() >= SILENCE && state.slots.iter().any(waits)
     }
 
-    /// Why the connection must not be used for more requests, or None.
+    /// The reason the connection must not be used for more requests, or None.
     pub(super) fn end_reason(&self) -> Option<String> {
-        if self.is_leaving.load(Ordering::Acquire) {
+        if self.is_stopping.load(Ordering::Acquire) {
             return Some("the server is stopping".into());
         }
         lock(&self.state).ended.clone()
@@ -339,7 +339,7 @@ impl Connection {
             let refused = (header.kind == Kind::Refusal).then(|| Refusal::decode(body.bytes()));
             match refused {
                 Some(Ok(refused)) if refused.reason == Reason::Stopping => {
-                    self.is_leaving.store(true, Ordering::Release);
+                    self.is_stopping.store(true, Ordering::Release);
                 }
                 Some(Ok(refused)) => drop(state.end(&refused.to_string())),
                 _ => drop(state.end("expected an answer to a request in flight, got another")),

@@ -23,7 +23,7 @@ const MAX_IN_FLIGHT: usize = 8;
 
 const _: () = assert!(PIECE_SIGNS <= MAX_LOOKUP_SIGNS);
 
-/// What to do with signs whose shard does not answer.
+/// The treatment of signs whose shard does not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShardFailurePolicy {
     /// Fail the lookup.
@@ -74,7 +74,7 @@ struct Piece {
     /// Serial numbers of the connections that were tried.
     tried: Vec<u64>,
     /// Whether a server that was tried does not hold the version.
-    is_lacking: bool,
+    version_is_missing: bool,
     /// A refusal that every other replica would repeat.
     refused: Option<String>,
     /// Whether the piece is given up and its rows read as zero.
@@ -238,7 +238,7 @@ impl<'a> PendingLookup<'a> {
         let text = failure.text();
         match failure {
             Failure::Refused(Refusal { reason: Reason::NoVersion, .. }) => {
-                piece.is_lacking = true;
+                piece.version_is_missing = true;
                 shards.forget_version(shard, replica, version);
             }
             Failure::Refused(Refusal { reason: Reason::Stopping, .. }) => {
@@ -268,7 +268,7 @@ impl<'a> PendingLookup<'a> {
         Err(format!("expected version, signs and row bytes {expected:?}, got {got:?}"))
     }
 
-    /// Decodes the rows of a piece into `out`; returns how many there are.
+    /// Decodes the rows of a piece into `out`; returns their number.
     fn put(&self, at: usize, body: &Body, out: &mut [f32], present: &mut [bool]) -> usize {
         // `check` has decoded it before.
         let Ok(result) = LookupResult::decode(body.bytes()) else { return 0 };
@@ -298,7 +298,7 @@ impl<'a> PendingLookup<'a> {
         hits
     }
 
-    /// Writes zeros for a lost piece; returns how many signs it has.
+    /// Writes zeros for a lost piece; returns the number of its signs.
     fn put_zeros(&self, at: usize, out: &mut [f32], present: &mut [bool]) -> usize {
         let width = self.layout.width();
         let range = self.pieces[at].range.clone();
@@ -327,12 +327,20 @@ impl Drop for PendingLookup<'_> {
 
 impl Piece {
     fn new(shard: usize, range: Range<usize>) -> Piece {
-        Piece { shard, range, flight: None, tried: Vec::new(), is_lacking: false, refused: None, is_lost: false }
+        Piece {
+            shard,
+            range,
+            flight: None,
+            tried: Vec::new(),
+            version_is_missing: false,
+            refused: None,
+            is_lost: false,
+        }
     }
 
     /// The error of a piece for which no replica is left, if waiting would not help.
     fn final_error(&self, shards: &Shards, version: u64) -> Option<ClientError> {
-        if self.is_lacking {
+        if self.version_is_missing {
             return Some(ClientError::Gone { version, held: shards.versions() });
         }
         let shard = shards.shards[self.shard].number;

@@ -1,5 +1,5 @@
-//! Shards and their replicas: which replicas are up, what they hold, and which one gets the next request. Replicas that are
-//! down are reconnected in the background.
+//! Shards and their replicas: their connections, the versions that they hold, and the choice of the replica for a request.
+//! Replicas that are down are reconnected in the background.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -39,9 +39,9 @@ struct ReplicaState {
     up: Option<Arc<Connection>>,
     /// The versions of its last inventory.
     held: Vec<(u64, Arc<Layout>)>,
-    /// When this inventory was requested; inventories are not always received in the order of the requests.
+    /// The time of the request for this inventory; inventories may arrive in another order than their requests.
     requested: Option<Instant>,
-    /// Why the replica was down last.
+    /// The reason for which the replica was last down.
     failure: String,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Shard {
     pub(super) number: usize,
     partitions: Range<u32>,
     pub(super) replicas: Vec<Replica>,
-    /// Where the search for the least busy replica begins, so that equally busy replicas take turns.
+    /// Start of the search for the least busy replica, so that equally busy replicas take turns.
     turn: AtomicUsize,
 }
 

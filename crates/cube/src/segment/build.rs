@@ -9,7 +9,7 @@ use crate::filter::Filter;
 use crate::memory::Memory;
 
 /// Twice the average number of signs per bucket: fuller buckets would save little memory and lengthen searches.
-const TWICE_SIGNS_A_BUCKET: usize = 9;
+const TWICE_SIGNS_PER_BUCKET: usize = 9;
 
 /// Position of the next sign: its home bucket, or the next bucket with a free slot. Signs stay in order.
 #[derive(Clone, Copy, Default)]
@@ -56,7 +56,7 @@ where
     if u32::try_from(num_signs).is_err() {
         return Err(CubeError::TooManyChanges { got: num_signs });
     }
-    let scale = space.scale((2 * num_signs).div_ceil(TWICE_SIGNS_A_BUCKET));
+    let scale = space.scale((2 * num_signs).div_ceil(TWICE_SIGNS_PER_BUCKET));
     let mut cursor = Cursor::default();
     for change in changes() {
         cursor.advance(space.home(change.mixed, scale));

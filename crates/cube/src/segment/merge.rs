@@ -10,7 +10,7 @@ pub(crate) fn merge(newer: &Segment, older: &Segment) -> Result<Segment, CubeErr
 }
 
 /// Iterates over the merged changes. The newer change of a sign wins. Older changes are dropped in partitions that the newer
-/// segment replaces as a whole; tombstones are dropped in those that the older one replaces, since nothing lies below.
+/// segment replaces as a whole, and tombstones in partitions that the older segment replaces, since nothing lies below.
 fn merged<'a>(newer: &'a Segment, older: &'a Segment) -> impl Iterator<Item = Change<'a>> {
     let is_covered = |by: &'a Segment| {
         move |change: &Change<'_>| !by.whole.is_empty() && by.is_whole(by.space.partition_of(change.mixed))

@@ -41,12 +41,12 @@ impl View {
 
     fn check_parts(&self, parts: &[DeltaFile]) -> Result<(), CubeError> {
         for part in parts {
-            let unlike = |what| Err(CubeError::Unlike { name: part.name().to_owned(), what });
+            let mismatch = |what| Err(CubeError::DeltaMismatch { name: part.name().to_owned(), what });
             if part.meta() != self.base.meta() {
-                return unlike("other columns or another row type");
+                return mismatch("columns and row type");
             }
             if part.num_partitions() != self.num_partitions() {
-                return unlike("another number of partitions");
+                return mismatch("number of partitions");
             }
         }
         Ok(())
@@ -93,7 +93,7 @@ fn runs_of<'a>(parts: &'a [DeltaFile], range: &Range<u32>) -> Result<Vec<FileRun
     let mut runs: Vec<FileRun<'a>> = parts.iter().flat_map(of_part).collect();
     runs.sort_by_key(|(_, run)| run.partition);
     match runs.windows(2).find(|pair| pair[0].1.partition == pair[1].1.partition) {
-        Some([(first, run), (second, _)]) => Err(CubeError::Doubled {
+        Some([(first, run), (second, _)]) => Err(CubeError::DuplicatePartition {
             name: second.name().to_owned(),
             first: first.name().to_owned(),
             partition: run.partition,

@@ -41,9 +41,9 @@ pub(super) struct Connection {
 /// The answers that have not arrived yet.
 #[derive(Debug, Default)]
 struct PendingAnswers {
-    /// Where to send the answer of each request.
+    /// The destination of the answer to each request.
     senders: Mutex<HashMap<u64, SyncSender<Answer>>>,
-    /// Why no more answers arrive, once the connection has ended.
+    /// The reason no more answers arrive, once the connection has ended.
     ended: Mutex<Option<String>>,
     /// Bodies to reuse for further answers.
     spare: Mutex<Vec<Body>>,

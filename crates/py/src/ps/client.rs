@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use super::PsTls;
 use crate::batch::Batch;
-use crate::errors::IntoPyErr;
+use crate::errors::{IntoPyErr, not_contiguous};
 use crate::groups::{Sums, sums_of};
 use crate::net::duration;
 use crate::table::{batch_cells, check_shape};
@@ -45,7 +45,7 @@ pub(crate) struct Staleness {
 }
 
 impl Staleness {
-    /// Counts a push. Its staleness is the number of other pushes between its pull and itself, on the worst shard.
+    /// Count a push. Its staleness is the number of other pushes between its pull and itself, on the worst shard.
     fn count(&self, pulled_at: &[u64], applied: impl Iterator<Item = u64>) {
         if pulled_at.is_empty() {
             return;
@@ -87,7 +87,7 @@ pub(crate) struct PsCloser {
 
 #[pymethods]
 impl PsCloser {
-    /// Ends all connections; threads that wait on them raise `UnavailableError`.
+    /// End all connections; threads that wait on them raise `UnavailableError`.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.inner.close());
     }
@@ -105,7 +105,7 @@ pub(crate) struct PsClient {
 }
 
 impl PsClient {
-    /// Calls a function with a buffer of rows with arbitrary content.
+    /// Call a function with a buffer of rows with arbitrary content.
     fn with_rows<T>(&self, num_rows: usize, run: impl FnOnce(&mut [f32]) -> T) -> T {
         let spare = self.rows.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut rows = spare.unwrap_or_default();
@@ -115,12 +115,12 @@ impl PsClient {
         result
     }
 
-    /// Takes `oldest`: the number of pushes that each shard had applied at the first pull since the last push.
+    /// Take `oldest`: the number of pushes that each shard had applied at the first pull since the last push.
     pub(crate) fn take_oldest(&self) -> Vec<u64> {
         std::mem::take(&mut *self.oldest.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Notes the number of pushes that each shard had applied when it answered a pull.
+    /// Record the number of pushes that each shard had applied when it answered a pull.
     pub(crate) fn note_pull(&self, applied: &[u64]) {
         let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
         if oldest.is_empty() {
@@ -131,7 +131,7 @@ impl PsClient {
 
 #[pymethods]
 impl PsClient {
-    /// Connects to the shards; addresses are in the order of the partitions.
+    /// Connect to the shards; addresses are in the order of the partitions.
     #[new]
     #[pyo3(signature = (addresses, *, run, token, partitions, timeout_s, tls = None))]
     fn new(
@@ -174,7 +174,7 @@ impl PsClient {
         self.inner.incarnations()
     }
 
-    /// Returns the number of pushes that each shard has applied.
+    /// Return the number of pushes that each shard has applied.
     fn applied(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         let applied = py.detach(|| {
             let mut split = ShardSplit::default();
@@ -191,7 +191,7 @@ impl PsClient {
         self.staleness.clone_ref(py)
     }
 
-    /// Returns a handle with which another thread can end the connections.
+    /// Return a handle with which another thread can end the connections.
     fn closer(&self) -> PyResult<PsCloser> {
         Ok(PsCloser { inner: self.inner.closer()? })
     }
@@ -202,7 +202,7 @@ impl PsClient {
         self.inner.num_dense_full()
     }
 
-    /// Sends a pull of the rows of a batch and, optionally, of the dense values. `after` is the first unit of a group and
+    /// Send a pull of the rows of a batch and, optionally, of the dense values. `after` is the first unit of a group and
     /// the number of its steps to apply first; all servers have all pushes of these steps.
     #[pyo3(signature = (batch, *, dense, after = None))]
     fn pull(&self, py: Python<'_>, batch: &Batch, dense: bool, after: Option<(u64, u32)>) -> PyResult<PullTicket> {
@@ -221,8 +221,8 @@ impl PsClient {
         pulling.map_err(IntoPyErr::into_py_err)
     }
 
-    /// Waits for a pull. Writes pooled rows to `out`, `[num_samples, num_cells, width]`, and pulled dense values to `dense`.
-    /// Returns the number of pushes that each shard had applied.
+    /// Wait for a pull. Write pooled rows to `out`, `[num_samples, num_cells, width]`, and pulled dense values to `dense`.
+    /// Return the number of pushes that each shard had applied.
     fn receive(
         &self,
         py: Python<'_>,
@@ -231,12 +231,10 @@ impl PsClient {
         mut out: PyReadwriteArray3<'_, f32>,
         dense: Option<PyReadwriteArray1<'_, f32>>,
     ) -> PyResult<Vec<u64>> {
-        let out = out.as_slice_mut().map_err(|_| PyValueError::new_err("out: expected a contiguous array"))?;
+        let out = out.as_slice_mut().map_err(|_| not_contiguous("out"))?;
         let mut dense = dense.filter(|_| pulling.wants_dense);
         let dense = match &mut dense {
-            Some(dense) => {
-                Some(dense.as_slice_mut().map_err(|_| PyValueError::new_err("dense: expected a contiguous array"))?)
-            }
+            Some(dense) => Some(dense.as_slice_mut().map_err(|_| not_contiguous("dense"))?),
             None => None,
         };
         if let Some(dense) = &dense
@@ -261,7 +259,7 @@ impl PsClient {
         Ok(applied)
     }
 
-    /// Sends the push of a batch: the gradient of the rows that `receive` wrote, times `scale`, and the dense gradient.
+    /// Send the push of a batch: the gradient of the rows that `receive` wrote, times `scale`, and the dense gradient.
     ///
     /// With a `group` (first unit, number of units), it is one push of a step of that group.
     #[pyo3(signature = (pulling, batch, gradient, dense, *, scale, last, seen, sums, weight = 1.0, group = None))]
@@ -280,9 +278,8 @@ impl PsClient {
         weight: f64,
         group: Option<(u64, u32)>,
     ) -> PyResult<PushTicket> {
-        let contiguous = |what: &str| PyValueError::new_err(format!("{what}: expected a contiguous array"));
-        let gradient = gradient.as_slice().map_err(|_| contiguous("gradient"))?;
-        let dense = dense.as_slice().map_err(|_| contiguous("dense"))?;
+        let gradient = gradient.as_slice().map_err(|_| not_contiguous("gradient"))?;
+        let dense = dense.as_slice().map_err(|_| not_contiguous("dense"))?;
         let (sum_indices, sum_values) = sums_of(&sums)?;
         let Batch { parser, parsed, .. } = batch;
         let width = self.inner.width();
@@ -321,7 +318,7 @@ impl PsClient {
         Ok(PushTicket { tickets: pushing.map_err(IntoPyErr::into_py_err)?, pulled_at })
     }
 
-    /// Waits until all shards have applied a push; returns whether all had applied it before, and whether it had a NaN or
+    /// Wait until all shards have applied a push; return whether all had applied it before, and whether it had a NaN or
     /// infinite value.
     fn wait_for_ack(&self, py: Python<'_>, pushing: &PushTicket) -> PyResult<(bool, bool)> {
         let pushed = py.detach(|| self.inner.wait_for_ack(&pushing.tickets)).map_err(IntoPyErr::into_py_err)?;
@@ -329,7 +326,7 @@ impl PsClient {
         Ok((pushed.iter().all(|ack| ack.was_known), pushed.iter().any(|ack| ack.non_finite)))
     }
 
-    /// Waits until every shard has all pushes of a step, at most `wait_s`. Returns for each shard the number of steps of the
+    /// Wait until every shard has all pushes of a step, at most `wait_s`. Return for each shard the number of steps of the
     /// group that it has applied, and whether it has all pushes of this step.
     fn step_status(&self, py: Python<'_>, group: (u64, u32), step: u32, wait_s: f64) -> PyResult<Vec<(u32, bool)>> {
         let wait = duration("wait_s", wait_s)?;
@@ -338,7 +335,7 @@ impl PsClient {
         Ok(shards.iter().map(|shard| (shard.num_applied, shard.is_full)).collect())
     }
 
-    /// Makes every shard apply the first steps of a group; all shards have all pushes of these steps.
+    /// Make every shard apply the first steps of a group; all shards have all pushes of these steps.
     fn commit(&self, py: Python<'_>, first_unit: u64, num_steps: u32) -> PyResult<()> {
         let committed = py.detach(|| {
             let mut split = ShardSplit::default();

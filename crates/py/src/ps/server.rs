@@ -12,12 +12,12 @@ use pyo3::types::PyDict;
 
 use super::PsTls;
 use crate::cube::{figures_of, row_type_of};
-use crate::errors::{ConfigError, ElasticRecError, IntoPyErr};
+use crate::errors::{ConfigError, ElasticRecError, IntoPyErr, not_contiguous};
 use crate::net::{cannot_listen, counts_of, duration};
 
-/// Sets the initial dense values of a shard, with or without the optimizer's state vectors.
+/// Set the initial dense values of a shard, with or without the optimizer's state vectors.
 fn start(shard: &mut Shard, dense: &PyReadonlyArray2<'_, f32>, steps: u64) -> PyResult<()> {
-    let flat = dense.as_slice().map_err(|_| PyValueError::new_err("dense: expected a contiguous array"))?;
+    let flat = dense.as_slice().map_err(|_| not_contiguous("dense"))?;
     let (all, length) = (1 + shard.dense_state().states().len(), shard.dense().len());
     let &[num_vectors, num_values] = dense.shape() else { unreachable!("the array has two dimensions") };
     if num_values != length || (num_vectors != 1 && num_vectors != all) {
@@ -53,7 +53,7 @@ pub(crate) struct PsServer {
 
 #[pymethods]
 impl PsServer {
-    /// Loads the (rows, dense) part files of a checkpoint and listens. Without a checkpoint, the shard starts with `dense`,
+    /// Load the (rows, dense) part files of a checkpoint and listen. Without a checkpoint, the shard starts with `dense`,
     /// the values and optionally the optimizer's state vectors after `steps`, and with `rows`, part files of another table.
     #[new]
     #[pyo3(signature = (
@@ -100,24 +100,24 @@ impl PsServer {
         self.inner.address().to_string()
     }
 
-    /// Why the server cannot continue, or None.
+    /// The reason the server cannot continue, or None.
     #[getter]
     fn failure(&self) -> Option<String> {
         self.inner.failure()
     }
 
-    /// Extends the lease to `seconds` after the moment at which it was requested.
+    /// Extend the lease to `seconds` after the moment at which it was requested.
     fn extend_lease(&self, requested: &Moment, seconds: f64) -> PyResult<()> {
         self.inner.extend_lease(requested.inner, duration("seconds", seconds)?);
         Ok(())
     }
 
-    /// Ends the lease: nothing is applied after this returns.
+    /// End the lease: nothing is applied after this returns.
     fn end_lease(&self, py: Python<'_>) {
         py.detach(|| self.inner.end_lease());
     }
 
-    /// Sets the boundaries between passes, given as a JSON list of all known boundaries.
+    /// Set the boundaries between passes, given as a JSON list of all known boundaries.
     fn set_boundaries(&self, py: Python<'_>, boundaries_json: &str) -> PyResult<()> {
         let boundaries: Vec<Boundary> = serde_json::from_str(boundaries_json)
             .map_err(|error| PyValueError::new_err(format!("boundaries: {error}")))?;
@@ -125,18 +125,18 @@ impl PsServer {
         Ok(())
     }
 
-    /// Limits the bytes of rows and dense values; a nearly full shard drops new signs.
+    /// Limit the bytes of rows and dense values; a nearly full shard drops new signs.
     fn limit_memory(&self, py: Python<'_>, num_bytes: u64) -> PyResult<()> {
         py.detach(|| self.inner.limit_memory(num_bytes)).map_err(ConfigError::new_err)
     }
 
-    /// Delays every push from now on; 0 for no delay.
+    /// Delay every push from now on; 0 for no delay.
     fn slow_down(&self, seconds: f64) -> PyResult<()> {
         self.inner.slow_down(duration("seconds", seconds)?);
         Ok(())
     }
 
-    /// Counts units whose data is lost as complete.
+    /// Count units whose data is lost as complete.
     fn skip_units(&self, py: Python<'_>, units: Vec<u64>) {
         py.detach(|| self.inner.skip_units(&units));
     }
@@ -147,7 +147,7 @@ impl PsServer {
         serde_json::to_string(&status).map_err(|error| ElasticRecError::new_err(error.to_string()))
     }
 
-    /// Waits until the watermark differs from `watermark`, at most `seconds`; returns the watermark.
+    /// Wait until the watermark differs from `watermark`, at most `seconds`; return the watermark.
     fn wait_for_units(&self, py: Python<'_>, watermark: u64, seconds: f64) -> PyResult<u64> {
         let timeout = duration("seconds", seconds)?;
         Ok(py.detach(|| {
@@ -187,14 +187,14 @@ impl PsServer {
         )
     }
 
-    /// Writes the shard's part of a checkpoint; returns size and SHA-256 of the rows file and of the dense file.
+    /// Write the shard's part of a checkpoint; return size and SHA-256 of the rows file and of the dense file.
     fn snapshot(&self, py: Python<'_>, rows: PathBuf, dense: PathBuf) -> PyResult<((u64, String), (u64, String))> {
         let written = py.detach(|| self.inner.snapshot(&SnapshotFiles { rows, dense }));
         let (rows, dense) = written.map_err(IntoPyErr::into_py_err)?;
         Ok(((rows.bytes, rows.sha256), (dense.bytes, dense.sha256)))
     }
 
-    /// Writes the shard's part of a version: all rows of a base, or the changes since the publish `committed`. Returns
+    /// Write the shard's part of a version: all rows of a base, or the changes since the publish `committed`. Return
     /// figures, with size and SHA-256 of the file, and the dense values.
     #[pyo3(signature = (name, *, committed, is_base, row_type, path))]
     fn publish<'py>(
@@ -215,13 +215,13 @@ impl PsServer {
         Ok((figures, PyArray1::from_vec(py, published.dense)))
     }
 
-    /// Stops the server after it has answered the requests that have arrived.
+    /// Stop the server after it has answered the requests that have arrived.
     fn stop(&mut self, py: Python<'_>) {
         py.detach(|| self.inner.stop());
     }
 }
 
-/// Reads the dense part files of a checkpoint: the dense vector and the optimizer's state vectors, the number of steps, the
+/// Read the dense part files of a checkpoint: the dense vector and the optimizer's state vectors, the number of steps, the
 /// metric sums, and the number of samples applied to each partition.
 #[pyfunction]
 #[expect(clippy::type_complexity, reason = "the shape of a Python tuple")]

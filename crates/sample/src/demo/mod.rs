@@ -121,7 +121,7 @@ pub struct LabelSummary {
     pub linear_auc: Option<f64>,
 }
 
-/// Why demo data could not be generated.
+/// The reason demo data could not be generated.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     /// A number of the spec is out of range.

@@ -24,7 +24,7 @@ impl Shape {
 }
 
 /// The arrays of a batch, checked against each other.
-pub(crate) struct Parsed<'a> {
+pub(crate) struct ParsedSamples<'a> {
     shape: Shape,
     num_samples: usize,
     signs: &'a [[u8; 8]],
@@ -32,8 +32,8 @@ pub(crate) struct Parsed<'a> {
     dense: &'a [[u8; 4]],
 }
 
-impl<'a> Parsed<'a> {
-    pub(crate) fn read(shape: Shape, body: &'a [u8]) -> Result<Parsed<'a>, String> {
+impl<'a> ParsedSamples<'a> {
+    pub(crate) fn read(shape: Shape, body: &'a [u8]) -> Result<ParsedSamples<'a>, String> {
         let short = || format!("expected at least {HEAD_BYTES} bytes, got {}", body.len());
         let (head, rest) = body.split_at_checked(HEAD_BYTES).ok_or_else(short)?;
         let (numbers, _) = head.as_chunks::<4>();
@@ -51,7 +51,7 @@ impl<'a> Parsed<'a> {
         let (signs, rest) = rest.split_at(8 * num_signs as usize);
         let (offsets, dense) = rest.split_at(4 * num_offsets as usize);
         let (signs, offsets, dense) = (signs.as_chunks().0, offsets.as_chunks().0, dense.as_chunks().0);
-        let parsed = Parsed { shape, num_samples: num_samples as usize, signs, offsets, dense };
+        let parsed = ParsedSamples { shape, num_samples: num_samples as usize, signs, offsets, dense };
         let ends = [0, offsets.len() - 1].map(|at| parsed.offset(at) as u64);
         if ends != [0, num_signs] || !offsets.is_sorted_by_key(|&bytes| u32::from_le_bytes(bytes)) {
             return Err(format!("offsets: expected ascending offsets from 0 to {num_signs}"));
@@ -96,7 +96,7 @@ pub(super) fn decode(
     limits: Limits,
     builder: &mut BatchBuilder,
 ) -> Result<(), DecodeError> {
-    let parsed = Parsed::read(Shape::of(parser), body).map_err(DecodeError::Bad)?;
+    let parsed = ParsedSamples::read(Shape::of(parser), body).map_err(DecodeError::Bad)?;
     if parsed.num_samples() > limits.max_instances {
         return Err(DecodeError::TooMany { what: "lines", max: limits.max_instances });
     }

@@ -102,7 +102,7 @@ impl Inputs<'_> {
 }
 
 /// Return the start of a piece of the request, escaped, for a message.
-pub(super) fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     const LONGEST: usize = 40;
     let mut chars = text.chars();
     let start: String = chars.by_ref().take(LONGEST).flat_map(char::escape_debug).collect();

@@ -64,7 +64,7 @@ pub struct Manifest {
     pub model: String,
     /// The version's number.
     pub version: u64,
-    /// When it was written, RFC 3339.
+    /// The time at which it was written, RFC 3339.
     pub created: String,
     /// The run that trained it.
     pub run: String,
@@ -362,7 +362,7 @@ impl Manifest {
             hash.update(&chunk[..length]);
             each(&chunk[..length]);
         }
-        if hex(&hash.finalize()) != entry.sha256 {
+        if seal::hex(&hash.finalize()) != entry.sha256 {
             return Err(ManifestError::Checksum { path });
         }
         Ok(())
@@ -378,10 +378,6 @@ fn check_name(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("files: expected a path within the directory, got `{}`", name.escape_debug()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -401,9 +397,9 @@ mod tests {
             "dense": {"file": "dense.bin", "tensors": [{"name": "w", "shape": [1, 1], "offset": 0}]},
             "metrics": {"auc": 0.7}, "data": {"any": ["thing"]},
             "files": {
-                "graph.onnx": {"bytes": 2, "sha256": hex(&Sha256::digest(b"ab"))},
-                "dense.bin": {"bytes": 4, "sha256": hex(&Sha256::digest(b"abcd"))},
-                "cube/part-00000": {"bytes": 1, "sha256": hex(&Sha256::digest(b"c"))},
+                "graph.onnx": {"bytes": 2, "sha256": seal::hex(&Sha256::digest(b"ab"))},
+                "dense.bin": {"bytes": 4, "sha256": seal::hex(&Sha256::digest(b"abcd"))},
+                "cube/part-00000": {"bytes": 1, "sha256": seal::hex(&Sha256::digest(b"c"))},
             },
         })
     }

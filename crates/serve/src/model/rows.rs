@@ -19,7 +19,7 @@ pub struct StoreRows {
     client: Arc<Client>,
     version: u64,
     width: usize,
-    lost: ShardFailurePolicy,
+    policy: ShardFailurePolicy,
 }
 
 /// Rows in the order of their signs; signs without a row have zeros.
@@ -32,10 +32,10 @@ pub(crate) struct FoundRows {
 }
 
 impl StoreRows {
-    /// Open a version that all shards have; `lost` is the policy for signs whose shard does not answer.
-    pub fn new(client: Arc<Client>, version: u64, lost: ShardFailurePolicy) -> Result<StoreRows, ClientError> {
+    /// Open a version that all shards have; `policy` applies to signs whose shard does not answer.
+    pub fn new(client: Arc<Client>, version: u64, policy: ShardFailurePolicy) -> Result<StoreRows, ClientError> {
         let width = client.layout(version)?.width();
-        Ok(StoreRows { client, version, width, lost })
+        Ok(StoreRows { client, version, width, policy })
     }
 
     /// Return the layout of a row.
@@ -60,7 +60,7 @@ impl StoreRows {
         present.resize(signs.len(), false);
         let latest = Instant::now() + self.client.timeout();
         let until = deadline.map_or(latest, |deadline| deadline.min(latest));
-        self.client.lookup_until(self.version, signs, until, self.lost)?.wait(out, present)
+        self.client.lookup_until(self.version, signs, until, self.policy)?.wait(out, present)
     }
 }
 

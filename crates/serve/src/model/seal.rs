@@ -35,7 +35,12 @@ fn digest(bytes: &[u8], digits: Range<usize>) -> String {
     hash.update(&bytes[..digits.start]);
     hash.update([b'0'; NUM_DIGITS]);
     hash.update(&bytes[digits.end..]);
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&hash.finalize())
+}
+
+/// Return bytes in lower-case hex.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub struct Current {
     pub version: u64,
     /// Increases with every change of the file.
     pub generation: u64,
-    /// Newer versions wait until the rollout is resumed, after a rollback.
+    /// Whether newer versions wait until the rollout is resumed, after a rollback.
     #[serde(default)]
     pub held: bool,
     /// The target of a rollback that the store has not loaded yet.

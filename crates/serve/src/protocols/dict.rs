@@ -9,6 +9,7 @@ use elasticrec_sample::parser::parse_u64;
 use prost::Message;
 use serde::Deserialize;
 
+use crate::codecs::values::shown;
 use crate::model::rows::FoundRows;
 use crate::queue::deployment::Deployment;
 use crate::refusal::Refusal;
@@ -58,7 +59,7 @@ impl SeekRequest {
     }
 
     pub(crate) fn of_json(bytes: &[u8]) -> Result<SeekRequest, Refusal> {
-        /// Some clients send numbers beyond 2^53 as text.
+        /// A sign; some clients send numbers beyond 2^53 as text.
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "keys: expected u64s, as numbers or strings")]
         enum Key<'a> {
@@ -78,8 +79,7 @@ impl SeekRequest {
         let number = |(at, key)| match key {
             Key::Number(number) => Ok(number),
             Key::Text(text) => {
-                let shown: String = text.chars().take(40).flat_map(char::escape_debug).collect();
-                let invalid = || Refusal::Bad(format!("body: keys[{at}]: expected a u64, got `{shown}`"));
+                let invalid = || Refusal::Bad(format!("body: keys[{at}]: expected a u64, got `{}`", shown(&text)));
                 parse_u64(text.as_bytes()).ok_or_else(invalid)
             }
         };

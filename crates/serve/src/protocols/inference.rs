@@ -1,6 +1,7 @@
 //! The server and its models in the terms of the Open Inference Protocol, for HTTP and gRPC.
 
 use crate::codecs::tensors::{self, TensorInfo};
+use crate::codecs::values::shown;
 use crate::refusal::Refusal;
 use crate::server::registry::{Choice, Entry, Registry};
 
@@ -40,10 +41,7 @@ pub(crate) fn parse_version(model: &str, text: &str) -> Result<Option<u64>, Refu
     if text.is_empty() {
         return Ok(None);
     }
-    let unknown = |_| {
-        let shown: String = text.chars().take(40).flat_map(char::escape_debug).collect();
-        Refusal::Unknown(format!("model `{model}`: version: expected a number, got `{shown}`"))
-    };
+    let unknown = |_| Refusal::Unknown(format!("model `{model}`: version: expected a number, got `{}`", shown(text)));
     text.parse().map(Some).map_err(unknown)
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Deployment {
     pub(crate) model: Option<Arc<Model>>,
     lines: LineParser,
     capacity: usize,
-    /// Socket threads score small requests: the rows are in this process, and no request waits for others.
+    /// Whether socket threads score small requests: the rows are in this process, and no request waits for others.
     scores_on_sockets: bool,
 }
 

@@ -19,10 +19,10 @@ pub(crate) struct Job {
     /// Time that reader processes took for lines in a user's own format.
     pub(crate) reader: ReaderTime,
     pub(crate) queued: Instant,
-    /// The client stops waiting for the answer at this time.
+    /// The time at which the client stops waiting for the answer.
     pub(crate) deadline: Option<Deadline>,
     pub(crate) answer: oneshot::Sender<Answer>,
-    /// Has more instances than a socket thread scores.
+    /// Whether it has more instances than a socket thread scores.
     pub(crate) is_large: bool,
 }
 

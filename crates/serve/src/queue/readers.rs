@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 
 use super::job::Deadline;
-use crate::codecs::parsed::{Parsed, Shape};
+use crate::codecs::parsed::{ParsedSamples, Shape};
 use crate::codecs::{Limits, count_lines};
 use crate::refusal::Refusal;
 
@@ -120,7 +120,7 @@ impl Readers {
         }
     }
 
-    /// Add a process that waits for lines; returns its number, which [`lost`](Readers::lost) uses.
+    /// Add a process that waits for lines; return its number, which [`lost`](Readers::lost) uses.
     pub fn add(&self, stream: UnixStream) -> io::Result<u64> {
         stream.set_nonblocking(true)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -333,7 +333,7 @@ async fn talk(stream: UnixStream, lines: &Lines) -> Result<(UnixStream, Answer),
 }
 
 fn batch_of(body: Vec<u8>, lines: &Lines) -> Result<Answer, Failure> {
-    let parsed = Parsed::read(lines.shape, &body).map_err(Failure::InvalidAnswer)?;
+    let parsed = ParsedSamples::read(lines.shape, &body).map_err(Failure::InvalidAnswer)?;
     if parsed.num_samples() > lines.num_lines {
         let (samples, most) = (parsed.num_samples(), lines.num_lines);
         return Err(Failure::InvalidAnswer(format!("expected at most {most} samples, got {samples}")));

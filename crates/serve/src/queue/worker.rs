@@ -39,9 +39,9 @@ struct BatchedRequest {
 /// The outcome of taking a request from the queue.
 enum TakeOutcome {
     Batched(BatchedRequest),
-    /// It was refused, or its client is gone.
+    /// The request was refused, or its client is gone.
     Answered,
-    /// It has more instances than this thread may score.
+    /// The request has more instances than this thread may score.
     TooLarge(Job),
 }
 

@@ -81,7 +81,7 @@ fn truncated_and_extended_files_are_rejected() {
 
 #[test]
 fn messages_name_the_problem() {
-    assert_eq!(message(b"PK".to_vec()), "part-00000: not a part file: expected it to start with `ERECPART`");
+    assert_eq!(message(b"PK".to_vec()), "part-00000: expected a part file, which starts with `ERECPART`");
     let bytes = small_part();
     assert_eq!(message(bytes[..100].to_vec()), "part-00000: expected 128 bytes, got 100: the file is truncated");
 

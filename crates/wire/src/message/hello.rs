@@ -29,7 +29,7 @@ impl<'a> Hello<'a> {
     }
 }
 
-/// Why a server refused a request; the client's next action depends on it.
+/// The reason a server refused a request; the client's next action depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {

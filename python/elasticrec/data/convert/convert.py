@@ -21,7 +21,6 @@ from elasticrec.data.convert.output import (
     refuse_existing,
     refuse_other_files,
     relative_names,
-    suffix_of,
 )
 from elasticrec.data.convert.rows import CHUNK_ROWS, BadRecords, Schema, column_of, open_rows
 from elasticrec.data.convert.targets import (
@@ -35,6 +34,7 @@ from elasticrec.data.convert.targets import (
     families_of,
     slot_item,
 )
+from elasticrec.data.raw_lines import suffix_of
 from elasticrec.data.units import UnitSplit, plan_units
 from elasticrec.errors import ConfigError, SampleError
 
@@ -96,7 +96,7 @@ def convert(
     for path in targets:
         if to == "parquet" and path.suffix in _COMPRESSIONS:
             raise ConfigError(f"{path}: Parquet has its own compression, expected a name without `{path.suffix}`")
-    converter = _ToSlots(data) if to == "slots" else _ToRawValues(data, to, separator)
+    converter = _SlotTextConverter(data) if to == "slots" else _RawValueConverter(data, to, separator)
     num_samples = 0
     with ExitStack() as stack:
         files: dict[Path, list[Path]] = {}
@@ -130,7 +130,7 @@ def _targets(data: InputData, out: Path, to: Format) -> list[Path]:
     return names
 
 
-class _ToRawValues:
+class _RawValueConverter:
     """Converts to a format that holds raw values."""
 
     def __init__(self, data: InputData, to: Format, separator: str) -> None:
@@ -193,7 +193,7 @@ class _ToRawValues:
         return {"format": self._to, "columns": columns} | options
 
 
-class _ToSlots:
+class _SlotTextConverter:
     """Converts to slot text, with the signs that the job computes, so that batches stay the same."""
 
     def __init__(self, data: InputData) -> None:

@@ -68,12 +68,6 @@ def open_text(path: Path, named: Path) -> Iterator[IO[bytes]]:
         yield stack.enter_context(stream)
 
 
-def suffix_of(path: Path) -> str:
-    """Return the ending of a file name with its compression, such as `.csv.gz`."""
-    suffixes = path.suffixes
-    return "".join(suffixes[-2:]) if path.suffix in (".gz", ".zst") else path.suffix
-
-
 def relative_names(files: list[Path]) -> list[Path]:
     """Return the files relative to their common directory."""
     parents = [str(path.absolute().parent) for path in files]

@@ -1,4 +1,4 @@
-"""Chunks of raw values from lines with named values: JSON lines, and the lines of a user's own reader."""
+"""Chunks of raw values from lines with named values: JSON lines, and the lines of a custom reader."""
 
 import json
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from elasticrec.data.init.detect_typed import flatten
 from elasticrec.data.raw_lines import any_parser, record_batches, some_lines
 from elasticrec.data.reader import Reader
 from elasticrec.errors import SampleError
-from elasticrec.user_code import error_line, load_class, naming_line
+from elasticrec.user_code import error_line, load_class, locate_errors
 
 
 class _ObjectRows(ABC):
@@ -109,12 +109,12 @@ class JsonRows(_ObjectRows):
 
 
 class ReaderRows(_ObjectRows):
-    """Reads lines with a user's own reader."""
+    """Reads lines with a custom reader."""
 
     def __init__(self, data: InputData, spec: str) -> None:
         self._path = Path(spec.rpartition(":")[0])
         reader_class = load_class(spec)
-        with naming_line(self._path):
+        with locate_errors(self._path):
             self._reader: Reader = reader_class()
         super().__init__(data, Schema.of(data.job))
 

@@ -20,9 +20,8 @@ from elasticrec.data.convert.output import (
     refuse_existing,
     refuse_other_files,
     relative_names,
-    suffix_of,
 )
-from elasticrec.data.raw_lines import lines_of, record_batches
+from elasticrec.data.raw_lines import lines_of, record_batches, suffix_of
 from elasticrec.errors import ConfigError, SampleError
 
 Progress = Callable[[int], None]
@@ -117,7 +116,8 @@ def split_by(
     refuse_other_files(out, everything)
     refuse_existing(everything, overwrite=overwrite)
     counts = dict.fromkeys(_SIDES, 0)
-    # Files get their final names when all are written. Each is closed before the next, as there may be many files.
+    # Files get their final names when all are written. Each file is closed before the next is opened, as there may
+    # be many.
     with ExitStack() as done:
         for at, path in enumerate(data.files):
             for side, paths in targets.items():
@@ -128,11 +128,11 @@ def split_by(
                             progress(sum(counts.values()))
         for side, count in counts.items():
             if count == 0:
-                raise SampleError(f"{out / side}: expected samples, got none with {_shown(holdout)}")
+                raise SampleError(f"{out / side}: expected samples, got none with {_describe_holdout(holdout)}")
     return counts
 
 
-def _shown(holdout: Holdout) -> str:
+def _describe_holdout(holdout: Holdout) -> str:
     return f"ratio {holdout.ratio}" if holdout.ratio is not None else f"time {holdout.time}"
 
 
@@ -242,7 +242,9 @@ def _write_parquet_parts(
     for path in data.files:
         for table, own in _tables(data.job, path, None):
             if not own.equals(schema):
-                raise SampleError(f"{path}: expected the columns and types of {data.files[0]}, got others")
+                raise SampleError(
+                    f"{path}: expected the columns and types of {data.files[0]}, got other columns or types"
+                )
             for number, output in enumerate(outputs):
                 rows = np.arange((number - count) % len(outputs), len(table), len(outputs))
                 output.write(table.take(pa.array(rows)))

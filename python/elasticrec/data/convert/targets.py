@@ -44,18 +44,18 @@ class CsvTarget:
         columns = []
         for name in self._names:
             is_list = name in self._schema.lists
-            columns.append([self._joined(name, values) if is_list else _text(values) for values in chunk[name]])
+            columns.append([self._join_values(name, values) if is_list else _text(values) for values in chunk[name]])
             if _LINE_END.search("".join(columns[-1])):
                 culprit = next(value for value in columns[-1] if _LINE_END.search(value))
                 raise SampleError(f"value {show(culprit)}: expected no line end, as a sample is one line")
         self._put(zip(*columns, strict=True))
 
-    def _joined(self, name: str, values: Sequence[str] | None) -> str:
+    def _join_values(self, name: str, values: Sequence[str] | None) -> str:
         for value in values or ():
             if self._separator in value:
                 raise SampleError(
                     f"slot `{name}`: value {show(value)} contains the separator {show(self._separator)}; "
-                    "choose another one with --separator"
+                    "choose another separator with --separator"
                 )
         return self._separator.join(values or ())
 

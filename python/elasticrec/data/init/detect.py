@@ -11,7 +11,7 @@ from elasticrec.config.files import files_of, hour_of, refuse_irregular
 from elasticrec.data.init import detect_csv, detect_text, detect_typed
 from elasticrec.data.init.detection import MIN_GOOD, NUM_LINES, Detection, Kind
 from elasticrec.data.init.encoding import non_utf8_note, refuse_other_text
-from elasticrec.data.raw_lines import first_lines, some_lines, some_spans, spread
+from elasticrec.data.raw_lines import first_lines, some_lines, some_spans, spread, suffix_of
 from elasticrec.data.units import is_compressed
 from elasticrec.errors import ConfigError, SampleError
 
@@ -76,8 +76,7 @@ def _without_other_files(source: str, files: list[Path]) -> tuple[list[Path], li
     root = Path(source)
     by_suffix: dict[str, list[Path]] = {}
     for path in files:
-        suffix = "".join(path.suffixes[-2:]) if path.suffix in (".gz", ".zst") else path.suffix
-        by_suffix.setdefault(suffix, []).append(path)
+        by_suffix.setdefault(suffix_of(path), []).append(path)
     if not root.is_dir() or len(by_suffix) == 1:
         return files, [source]
     main = max(by_suffix, key=lambda suffix: sum(path.stat().st_size for path in by_suffix[suffix]))
@@ -115,13 +114,13 @@ def kind_of(path: Path) -> Kind:
     refuse_other_text(path, lines)
     if _CONTROL.search(b"".join(lines[:20])):
         raise SampleError(f"{path}: expected text, gzip, zstd or Parquet, got binary data `{start[:8].hex(' ')}`")
-    if _most(lines, detect_text.is_slot_text):
+    if _matches_most(lines, detect_text.is_slot_text):
         return "slots"
-    if _most(lines, lambda line: line.lstrip().startswith(b"{") and line.rstrip().endswith(b"}")):
+    if _matches_most(lines, lambda line: line.lstrip().startswith(b"{") and line.rstrip().endswith(b"}")):
         return "json"
-    if _most(lines, detect_text.is_criteo):
+    if _matches_most(lines, detect_text.is_criteo):
         return "criteo"
-    if _most(lines, detect_text.is_paddlerec):
+    if _matches_most(lines, detect_text.is_paddlerec):
         return "paddlerec"
     if lines[0].lstrip()[:1] not in (b"<", b"[", b"{"):
         if detect_csv.is_csv(_texts(lines)):
@@ -148,7 +147,7 @@ def _texts(lines: Sequence[bytes]) -> list[str]:
     return [line.decode("utf-8", "replace") for line in lines]
 
 
-def _most(lines: Sequence[bytes], test: Callable[[bytes], bool]) -> bool:
+def _matches_most(lines: Sequence[bytes], test: Callable[[bytes], bool]) -> bool:
     return sum(test(line) for line in lines) >= MIN_GOOD * len(lines)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from elasticrec.config.fields import show
 from elasticrec.data.init.columns import NUMBER_NULLS, column_of_text, is_number
 from elasticrec.data.init.detection import MIN_GOOD, Detection
-from elasticrec.data.init.roles import assign
+from elasticrec.data.init.roles import assign_roles
 from elasticrec.errors import SampleError
 
 # Longest record of the parser in training; the limit of the csv module is lower.
@@ -103,7 +103,7 @@ def describe_csv(parts: list[list[str]], where: str, label: str | None) -> Detec
         raise SampleError(f"{where}: expected samples after the header, got none")
     nulls: set[str] = set()
     columns = [column_of_text(name, [row[at] for row in rows], nulls) for at, name in enumerate(names)]
-    roles = assign(columns, where, label)
+    roles = assign_roles(columns, where, label)
     extra: dict[str, Any] = {} if delimiter == "," else {"delimiter": delimiter}
     if not has_header:
         extra |= {"header": False, "names": names}

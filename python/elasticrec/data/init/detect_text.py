@@ -6,7 +6,7 @@ from collections import Counter
 from elasticrec.config.data import CRITEO_DENSE, CRITEO_SLOTS
 from elasticrec.data.init.columns import Column
 from elasticrec.data.init.detection import Detection
-from elasticrec.data.init.roles import Feature, Roles, assign
+from elasticrec.data.init.roles import Feature, Roles, assign_roles
 
 _SLOT_LINE = re.compile(rb"[0-9]+[ \t]+[0-9]+(?:[ \t]+[^\s=:]+=\S*)*(?:[ \t]+[0-9]{1,20}:[^\s:]+)+[ \t]*")
 _PADDLEREC_LINE = re.compile(rb"[ \t]*[^\s:]+:[^\s]+(?:[ \t]+[^\s:]+:[^\s]+)+[ \t]*")
@@ -73,8 +73,8 @@ def describe_paddlerec(lines: list[str], where: str, label: str | None) -> Detec
     once = [
         Column(name, "whole", texts) for name, texts in values.items() if len(texts) == len(rows) and most[name] == 1
     ]
-    # The column named "\0" stands for the slots, so that `assign` finds one.
-    chosen = assign([*once, Column("\0", "text", ["a", "b", "c"])], where, label)
+    # The column named "\0" stands for the slots, so that `assign_roles` finds one.
+    chosen = assign_roles([*once, Column("\0", "text", ["a", "b", "c"])], where, label)
     roles = Roles(chosen.label, chosen.label_rate)
     for name, texts in values.items():
         if name == roles.label:

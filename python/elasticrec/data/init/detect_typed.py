@@ -10,7 +10,7 @@ from typing import Any
 from elasticrec.config.fields import show, show_names
 from elasticrec.data.init.columns import Column, time_column
 from elasticrec.data.init.detection import NUM_LINES, Detection
-from elasticrec.data.init.roles import Feature, assign
+from elasticrec.data.init.roles import Feature, assign_roles
 from elasticrec.errors import SampleError
 
 
@@ -46,7 +46,7 @@ def describe_parquet(files: Sequence[Path], label: str | None) -> Detection:
         if table.schema.names != names:
             raise SampleError(f"{path}: expected the columns of {files[0]}, got {show_names(table.schema.names)}")
     columns = [_arrow_column(name, [table[name] for table in tables]) for name in names]
-    roles = assign(columns, str(files[0]), label, has_lines=False)
+    roles = assign_roles(columns, str(files[0]), label, has_lines=False)
     count = sum(len(table) for table in tables)
     return Detection("parquet", "Parquet", count, roles, [roles.label])
 
@@ -112,7 +112,7 @@ def describe_json(lines: Sequence[bytes], where: str, label: str | None) -> Dete
                 raise SampleError(f"{where}:1: expected a JSON object, got {show(line.decode()[:100])}") from None
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [_json_column(name, [row.get(name) for row in rows]) for name in names]
-    roles = assign(columns, where, label)
+    roles = assign_roles(columns, where, label)
     # The time of a sample is not a feature, and a reader cannot set it.
     if roles.time is not None:
         roles.left_out.append((roles.time, "a time"))
@@ -122,12 +122,12 @@ def describe_json(lines: Sequence[bytes], where: str, label: str | None) -> Dete
         roles.weight = None
     features = [*roles.slots, *roles.dense]
     paths = {feature.name: (feature.column or feature.name, feature.separator) for feature in features}
-    roles.slots = [_plain(feature) for feature in roles.slots]
-    roles.dense = [_plain(feature) for feature in roles.dense]
+    roles.slots = [_drop_source(feature) for feature in roles.slots]
+    roles.dense = [_drop_source(feature) for feature in roles.dense]
     return Detection("json", "JSON lines", len(rows), roles, [roles.label], paths=paths)
 
 
-def _plain(feature: Feature) -> Feature:
+def _drop_source(feature: Feature) -> Feature:
     """Return a feature without column and separator: the reader finds and splits values itself."""
     return replace(feature, column=None, separator=None)
 

@@ -41,7 +41,7 @@ def non_utf8_note(lines: Sequence[bytes]) -> list[str]:
     shown = show(other[0].decode("utf-8", "backslashreplace"))
     return [
         f"{len(other):,} of {len(lines):,} lines are not UTF-8, such as {shown}: "
-        "their values do not match those of requests, which are UTF-8"
+        "their values do not match the values in requests, which are UTF-8"
     ]
 
 

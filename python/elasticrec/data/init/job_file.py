@@ -70,7 +70,7 @@ def write_job(directory: Path, sources: Sequence[str], *, label: str | None = No
     """Write `job.yaml`, and `reader.py` if the data needs one, to a directory; write nothing on an error."""
     path = directory / "job.yaml"
     detection = detect(sources, label) if sources else None
-    files = {path: _blank(directory) if detection is None else job_text(detection, directory)}
+    files = {path: _blank_job(directory) if detection is None else job_text(detection, directory)}
     if detection is not None and detection.kind == "json":
         files[directory / "reader.py"] = reader_text(detection)
     if not force:
@@ -91,16 +91,16 @@ def _name_of(directory: Path) -> str:
     return name or "job"
 
 
-def _blank(directory: Path) -> str:
-    return _BLANK.format(name=flow(_name_of(directory)), model=_MODEL)
+def _blank_job(directory: Path) -> str:
+    return _BLANK.format(name=flow_yaml(_name_of(directory)), model=_MODEL)
 
 
-def flow(value: Any) -> str:
+def flow_yaml(value: Any) -> str:
     """Return a value as YAML on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {flow_yaml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(flow, value)) + "]"
+        return "[" + ", ".join(map(flow_yaml, value)) + "]"
     if isinstance(value, str) and not (_PLAIN.fullmatch(value) and value.lower() not in _RESERVED):
         return (
             value if re.fullmatch(r"[0-9]+-[0-9]+", value) else json.dumps(value, ensure_ascii=not value.isprintable())
@@ -116,7 +116,7 @@ def job_text(detection: Detection, directory: Path) -> str:
         f"{detection.num_inspected:,} inspected samples have a click.",
         "# `elasticrec check job.yaml` prints the job with all defaults.",
         *(f"# {_comment(note)}" for note in detection.notes),
-        f"name: {flow(_name_of(directory))}",
+        f"name: {flow_yaml(_name_of(directory))}",
         "data:",
         f"  format: {data['format']}",
     ]
@@ -124,9 +124,9 @@ def job_text(detection: Detection, directory: Path) -> str:
         lines += ["  # turns a line into named values; adapt it as you need", "  reader: reader.py:JsonReader"]
     lines += [
         "  # files, directories or globs, relative to this file",
-        f"  train: {flow([_relative(directory, pattern) for pattern in detection.patterns])}",
+        f"  train: {flow_yaml([_relative(directory, pattern) for pattern in detection.patterns])}",
         f"  # {detection.eval_note}",
-        f"  eval: {flow(detection.eval)}",
+        f"  eval: {flow_yaml(detection.eval)}",
     ]
     if detection.kind in ("csv", "parquet"):
         lines += _column_lines(detection, data["columns"])
@@ -147,25 +147,25 @@ def _column_lines(detection: Detection, columns: dict[str, Any]) -> list[str]:
     roles = detection.roles
     lines = [
         "  columns:",
-        f"    labels: {flow(columns['labels'])}",
+        f"    labels: {flow_yaml(columns['labels'])}",
         "    # categories: each column is a slot",
         "    sparse:",
     ]
-    lines += [_item(slot, "      ") for slot in roles.slots]
+    lines += [_item_line(slot, "      ") for slot in roles.slots]
     if roles.dense:
         lines += ["    # numbers; the default is `normalize: log`", "    dense:"]
-        lines += [_item(column, "      ") for column in roles.dense]
+        lines += [_item_line(column, "      ") for column in roles.dense]
     if roles.left_out:
         lines += ["    # unused columns:"]
         lines += [f"    #   {_comment(name)}: {reason}" for name, reason in roles.left_out]
     for key in ("weight", "time", "null", "delimiter", "header"):
         if key in columns:
             lines += _column_notes(detection, key, columns[key])
-            lines.append(f"    {key}: {flow(columns[key])}")
+            lines.append(f"    {key}: {flow_yaml(columns[key])}")
     if "names" in columns:
         lines += [
             "    # the columns in the order of a line; rename them as you like",
-            f"    names: {flow(columns['names'])}",
+            f"    names: {flow_yaml(columns['names'])}",
         ]
     return lines
 
@@ -184,17 +184,17 @@ def _slot_lines(detection: Detection, data: dict[str, Any]) -> list[str]:
     roles = detection.roles
     lines = []
     if detection.labels != ["click"]:
-        lines.append(f"  labels: {flow(detection.labels)}")
+        lines.append(f"  labels: {flow_yaml(detection.labels)}")
     if detection.kind == "slots":
-        lines.append(f"  slots: {flow(_ranges([slot.name for slot in roles.slots]))}")
+        lines.append(f"  slots: {flow_yaml(_ranges([slot.name for slot in roles.slots]))}")
         lines.append("  # equal signs in two slots share a row; uncomment to give each slot its own rows")
         lines.append("  # separate_slots: true")
     elif any(slot.note for slot in roles.slots):
-        lines += ["  slots:", *(_item(slot, "    ") for slot in roles.slots)]
+        lines += ["  slots:", *(_item_line(slot, "    ") for slot in roles.slots)]
     else:
-        lines.append(f"  slots: {flow(_ranges([slot.name for slot in roles.slots]))}")
+        lines.append(f"  slots: {flow_yaml(_ranges([slot.name for slot in roles.slots]))}")
     if roles.dense:
-        lines += ["  dense:", *(_item(column, "    ") for column in roles.dense)]
+        lines += ["  dense:", *(_item_line(column, "    ") for column in roles.dense)]
     if detection.kind == "paddlerec":
         lines += ["  # the value that pads samples without a value, if the data has one", "  # padding: 0"]
     if roles.left_out:
@@ -203,8 +203,8 @@ def _slot_lines(detection: Detection, data: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _item(feature: Feature, indent: str) -> str:
-    line = f"{indent}- {flow(feature.item())}"
+def _item_line(feature: Feature, indent: str) -> str:
+    line = f"{indent}- {flow_yaml(feature.item())}"
     return f"{line}  # {_comment(feature.note)}" if feature.note else line
 
 
@@ -246,16 +246,17 @@ def summary_lines(written: WrittenJob) -> list[str]:
     roles = detection.roles
     about = "" if detection.num_samples is None else f" of about {detection.num_samples:,}"
     lines = [
-        f"found {detection.title}: {_count(len(detection.files), 'file')}, "
+        f"found {detection.title}: {_count_text(len(detection.files), 'file')}, "
         f"{detection.num_inspected:,}{about} samples inspected",
         f"  label `{roles.label}`: {roles.label_rate:.2%}",
-        f"  {_count(len(roles.slots), 'slot')}: {_some([slot.name for slot in roles.slots])}",
+        f"  {_count_text(len(roles.slots), 'slot')}: {_shorten_names([slot.name for slot in roles.slots])}",
     ]
     if roles.dense:
-        lines.append(f"  {_count(len(roles.dense), 'dense column')}: {_some([column.name for column in roles.dense])}")
+        names = _shorten_names([column.name for column in roles.dense])
+        lines.append(f"  {_count_text(len(roles.dense), 'dense column')}: {names}")
     if roles.left_out:
-        lines.append(f"  not used: {_some([name for name, _ in roles.left_out])} (the job file says why)")
-    lines.append(f"  for evaluation: {flow(detection.eval)}, {detection.eval_note}")
+        lines.append(f"  not used: {_shorten_names([name for name, _ in roles.left_out])} (the job file says why)")
+    lines.append(f"  for evaluation: {flow_yaml(detection.eval)}, {detection.eval_note}")
     return [
         *lines,
         f"wrote {written.path}{' and reader.py' if detection.kind == 'json' else ''}; check its comments, then:",
@@ -265,11 +266,11 @@ def summary_lines(written: WrittenJob) -> list[str]:
     ]
 
 
-def _count(count: int, name: str) -> str:
+def _count_text(count: int, name: str) -> str:
     return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
-def _some(names: Sequence[str], most: int = 12) -> str:
+def _shorten_names(names: Sequence[str], most: int = 12) -> str:
     shown = ", ".join(_ranges(names)[:most])
     more = len(_ranges(names)) - most
     return f"{shown} and {more} more" if more > 0 else shown

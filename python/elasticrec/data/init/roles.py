@@ -75,7 +75,7 @@ class Roles:
     """Unused columns, and the reason for each."""
 
 
-def assign(columns: Sequence[Column], where: str, label: str | None, *, has_lines: bool = True) -> Roles:
+def assign_roles(columns: Sequence[Column], where: str, label: str | None, *, has_lines: bool = True) -> Roles:
     """Return the roles of columns.
 
     `label` is the label column if the user named it. With `has_lines`, errors suggest a reader of the user's own.
@@ -87,7 +87,7 @@ def assign(columns: Sequence[Column], where: str, label: str | None, *, has_line
     roles = Roles(label_column.name, sum(values) / max(len(values), 1))
     for column in columns:
         if column is not label_column:
-            _assign_one(column, roles)
+            _assign_role(column, roles)
     if not roles.slots:
         _choose_slot(columns, roles, where)
     return roles
@@ -171,7 +171,7 @@ def _label_value(text: str) -> float:
     return value if 0 <= value <= 1 else math.nan
 
 
-def _assign_one(column: Column, roles: Roles) -> None:
+def _assign_role(column: Column, roles: Roles) -> None:
     name, values = column.name, column.values
     words = words_of(name)
     if not name:

@@ -26,7 +26,7 @@ def lengths_of(batch: _core.Batch, num_slots: int) -> I64:
     return (offsets[1:] - offsets[:-1]).reshape(-1, num_slots)
 
 
-def by_slot(batch: _core.Batch, num_slots: int) -> list[SlotPart]:
+def split_by_slot(batch: _core.Batch, num_slots: int) -> list[SlotPart]:
     """Return the signs of a batch, slot by slot."""
     lengths = lengths_of(batch, num_slots)
     slots = np.repeat(np.tile(np.arange(num_slots, dtype=np.uint16), len(lengths)), lengths.ravel())

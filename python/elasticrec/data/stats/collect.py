@@ -13,7 +13,7 @@ from elasticrec.config.data import Holdout
 from elasticrec.data.batches import open_batches
 from elasticrec.data.header import check_headers, with_names
 from elasticrec.data.reader import SHOWN_BAD
-from elasticrec.data.stats.arrays import F64, SignCounts, by_slot, distance
+from elasticrec.data.stats.arrays import F64, SignCounts, distance, split_by_slot
 from elasticrec.data.stats.result import DenseStats, SlotStats, Stats
 from elasticrec.data.stats.sums import SMOOTHING, DenseBins, DenseValues, SideSums, SlotMeasure
 from elasticrec.data.stats.unused import find_unused
@@ -30,8 +30,8 @@ _MAX_SIGNS = 20_000_000
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 
 LEAK_AUC = 0.95
-_MUCH_DRIFT = 0.3
-_MUCH_UNSEEN = 0.5
+_LARGE_DRIFT = 0.3
+_LARGE_UNSEEN = 0.5
 
 
 def collect(job: Job, *, num_samples: int, progress: Callable[[int], None] | None = None) -> Stats:
@@ -40,10 +40,10 @@ def collect(job: Job, *, num_samples: int, progress: Callable[[int], None] | Non
     has_eval = bool(job.data.eval)
     # With few samples, a batch must not exceed the number to measure on.
     batch_size = min(_BATCH_SIZE, max(1, round(num_samples * _MEASURED)))
-    return _Collection(_prepared(job, has_eval, batch_size), has_eval, num_samples, progress).run(job)
+    return _Collection(_measurement_job(job, has_eval, batch_size), has_eval, num_samples, progress).run(job)
 
 
-def _prepared(job: Job, has_eval: bool, batch_size: int) -> Job:
+def _measurement_job(job: Job, has_eval: bool, batch_size: int) -> Job:
     """Return the job with large batches, dense values without normalisation, and samples to measure on."""
     plain = {"normalize": "none", "min": None, "max": None}
     changes: dict[str, Any] = {"dense": tuple(column.model_copy(update=plain) for column in job.data.dense)}
@@ -69,20 +69,21 @@ class _Collection:
     def run(self, job: Job) -> Stats:
         for batch, shows, clicks in self._batches(self._learned, self._num_samples, held_out=False):
             self._learned.add(batch, shows, clicks)
-            for counts, part in zip(self._counts, by_slot(batch, self._num_slots), strict=True):
+            for counts, part in zip(self._counts, split_by_slot(batch, self._num_slots), strict=True):
                 counts.add(part.signs, shows[part.samples], clicks[part.samples])
             self._dense.add(batch.dense, shows, clicks)
         if self._learned.num_samples == 0:
             raise SampleError(f"{job.source}: data.train: expected samples, got none")
         base = float(self._learned.labels[0] / self._learned.shows)
         slots = [
-            SlotMeasure(counts, base, rate) for counts, rate in zip(self._counts, self._without(base), strict=True)
+            SlotMeasure(counts, base, rate)
+            for counts, rate in zip(self._counts, self._rates_without_sign(base), strict=True)
         ]
         bins = [DenseBins(*self._dense.column(at), base) for at in range(len(job.data.dense))]
         limit = max(1, round(self._num_samples * _MEASURED))
         for batch, shows, clicks in self._batches(self._measured, limit, held_out=True):
             lengths = self._measured.add(batch, shows, clicks)
-            for at, part in enumerate(by_slot(batch, self._num_slots)):
+            for at, part in enumerate(split_by_slot(batch, self._num_slots)):
                 slots[at].add(part.signs, part.samples, lengths[:, at], shows, clicks)
             for at, column in enumerate(bins):
                 column.measure(batch.dense[:, at].astype(np.float64), shows, clicks)
@@ -90,7 +91,7 @@ class _Collection:
                 self._dense.add(batch.dense, shows, clicks)
         return self._result(job, slots, bins)
 
-    def _without(self, base: float) -> F64:
+    def _rates_without_sign(self, base: float) -> F64:
         """Return for each slot the click rate of the samples without a sign in it."""
         side = self._learned
         clicks = side.labels[0] - side.covered_clicks
@@ -155,7 +156,7 @@ class _Collection:
         )
 
     def _column(self, at: int, bins: DenseBins, sides: list[SideSums]) -> DenseStats:
-        dense, count = self._dense, int(self._dense.num_there[at])
+        dense, count = self._dense, int(self._dense.num_present[at])
         values = dense.column(at)[0]
         values = values[~np.isnan(values)]
         has_drift = self._has_eval and bins.shows.sum() > 0 and bins.measured.sum() > 0
@@ -179,8 +180,8 @@ def _warnings(slots: list[SlotStats], dense: list[DenseStats]) -> list[str]:
             lines.append(f"{kind} `{one.name}` has no value in any inspected sample: is its name correct?")
         if one.auc is not None and one.auc > LEAK_AUC:
             lines.append(f"{kind} `{one.name}` alone has AUC {one.auc:.2f}: is it known only after the click?")
-        if one.drift is not None and one.drift > _MUCH_DRIFT:
+        if one.drift is not None and one.drift > _LARGE_DRIFT:
             lines.append(f"{kind} `{one.name}` differs between train and eval: drift {one.drift:.2f}")
-        if isinstance(one, SlotStats) and one.unseen is not None and one.unseen > _MUCH_UNSEEN:
+        if isinstance(one, SlotStats) and one.unseen is not None and one.unseen > _LARGE_UNSEEN:
             lines.append(f"slot `{one.name}`: {one.unseen:.0%} of its signs in eval are not in train")
     return lines

@@ -5,23 +5,23 @@ from collections.abc import Sequence
 from elasticrec.data.stats.collect import QUANTILES
 from elasticrec.data.stats.result import Stats
 
-_MOST_UNUSED = 20
+_MAX_UNUSED = 20
 
 
 def report_lines(stats: Stats) -> list[str]:
     """Return the report of `elasticrec data stats`."""
     return [
-        *_head(stats),
-        *_bad(stats),
+        *_head_lines(stats),
+        *_bad_lines(stats),
         "",
-        *_slots(stats),
-        *(["", *_dense(stats)] if stats.dense else []),
-        *_unused(stats),
+        *_slot_lines(stats),
+        *(["", *_dense_lines(stats)] if stats.dense else []),
+        *_unused_lines(stats),
         *(["", *(f"warning: {line}" for line in stats.warnings)] if stats.warnings else []),
     ]
 
 
-def _head(stats: Stats) -> list[str]:
+def _head_lines(stats: Stats) -> list[str]:
     line = f"{stats.source}: {stats.num_train:,} training samples"
     if stats.has_eval:
         line += f", {stats.num_eval:,} evaluation samples"
@@ -36,7 +36,7 @@ def _head(stats: Stats) -> list[str]:
     return lines
 
 
-def _bad(stats: Stats) -> list[str]:
+def _bad_lines(stats: Stats) -> list[str]:
     if stats.num_bad == 0:
         return []
     share = stats.num_bad / stats.num_records
@@ -44,7 +44,7 @@ def _bad(stats: Stats) -> list[str]:
     return [*lines, *(f"    {line}" for line in stats.bad)]
 
 
-def _slots(stats: Stats) -> list[str]:
+def _slot_lines(stats: Stats) -> list[str]:
     head = ["slot", "coverage", "distinct", "per sample", "click rate", "AUC alone"]
     rows = [
         [
@@ -61,7 +61,7 @@ def _slots(stats: Stats) -> list[str]:
     return _table([*head, *(["drift", "unseen"] if stats.has_eval else [])], rows)
 
 
-def _dense(stats: Stats) -> list[str]:
+def _dense_lines(stats: Stats) -> list[str]:
     names = [f"{q:.0%}" for q in QUANTILES]
     rows = [
         [
@@ -80,14 +80,14 @@ def _dense(stats: Stats) -> list[str]:
     return _table(head, rows)
 
 
-def _unused(stats: Stats) -> list[str]:
+def _unused_lines(stats: Stats) -> list[str]:
     if not stats.unused:
         return []
     shown = [
         f"{one.name}" + ("" if one.share is None else f" (in {one.share:.1%} of the samples)")
-        for one in stats.unused[:_MOST_UNUSED]
+        for one in stats.unused[:_MAX_UNUSED]
     ]
-    more = len(stats.unused) - _MOST_UNUSED
+    more = len(stats.unused) - _MAX_UNUSED
     return ["", "not used by the job: " + ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")]
 
 

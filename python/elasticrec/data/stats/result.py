@@ -19,7 +19,7 @@ class SlotStats:
     click_rate: float | None
     """Click rate of the samples that have a sign."""
     auc: float | None
-    """AUC of the smoothed click rates of the signs, on samples other than the ones they were learned from."""
+    """AUC of the smoothed click rates of the signs, on other samples than the rates were learned from."""
     drift: float | None
     """Jensen–Shannon distance between training and evaluation data."""
     unseen: float | None

@@ -64,14 +64,14 @@ class DenseValues:
         self._stride = max(1, num_samples * num_columns // _MAX_KEPT)
         self._kept: list[npt.NDArray[np.float32]] = []
         self._counts: list[tuple[F64, F64]] = []
-        self.num_there: I64 = np.zeros(num_columns, np.int64)
+        self.num_present: I64 = np.zeros(num_columns, np.int64)
         self.sums: F64 = np.zeros(num_columns)
         self.smallest: F64 = np.full(num_columns, np.inf)
         self.largest: F64 = np.full(num_columns, -np.inf)
 
     def add(self, values: npt.NDArray[np.float32], shows: F64, clicks: F64) -> None:
         there = ~np.isnan(values)
-        self.num_there += there.sum(axis=0)
+        self.num_present += there.sum(axis=0)
         self.sums += np.where(there, values, 0).sum(axis=0, dtype=np.float64)
         self.smallest = np.minimum(self.smallest, np.where(there, values, np.inf).min(axis=0, initial=np.inf))
         self.largest = np.maximum(self.largest, np.where(there, values, -np.inf).max(axis=0, initial=-np.inf))
@@ -114,7 +114,7 @@ class DenseBins:
 
 
 class SlotMeasure:
-    """Measures a slot on samples other than the ones its counts were learned from."""
+    """Measures a slot on other samples than its counts were learned from."""
 
     def __init__(self, counts: SignCounts, base: float, without: float) -> None:
         counts.merge()
@@ -144,7 +144,7 @@ class SlotMeasure:
         return len(self._own.signs)
 
     def drift(self) -> tuple[float | None, float | None]:
-        """Return the distance of the two sides, and the share of the signs that only the measured side has."""
+        """Return the distance between the two sides, and the share of the signs that only the measured side has."""
         learned, measured = self._counts.shows, self._shows
         total = measured.sum() + self._unseen
         if learned.sum() <= 0 or total <= 0:

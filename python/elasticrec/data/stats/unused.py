@@ -29,7 +29,7 @@ class UnusedColumn:
 def find_unused(job: Job) -> list[UnusedColumn]:
     """Return slots and columns of the training data that the job does not use, most frequent first."""
     files = spread(match_files(job, "train"), _NUM_FILES)
-    known = _known(job)
+    known = _used_names(job)
     if job.data.format == "parquet":
         import pyarrow.parquet as pq
 
@@ -43,7 +43,7 @@ def find_unused(job: Job) -> list[UnusedColumn]:
     return [UnusedColumn(name, None) for name in names if name not in known]
 
 
-def _known(job: Job) -> set[str]:
+def _used_names(job: Job) -> set[str]:
     data = job.data
     known = {name for slot in data.slots for name in (slot.name, slot.column) if name}
     for column in data.dense:

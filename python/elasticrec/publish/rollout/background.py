@@ -28,7 +28,7 @@ class Rollout:
         self._thread.start()
 
     def describe(self) -> dict[str, Any]:
-        """Return its progress for the status."""
+        """Return the rollout's progress for the status."""
         return self._delivery.describe()
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
 """Decide the next step of a rollout from the state of the repository and the store alone.
 
 A version is offered once every shard has enough replicas that hold it. For a limited time, the rollout also waits for
-the other replicas that receive traffic, which are those with the current version. A newer version supersedes one that
-is still loading. After a rollback the version stays until the rollout is resumed.
+the other replicas that receive traffic, which are the replicas with the current version. A newer version supersedes a
+version that is still loading. After a rollback the version stays until the rollout is resumed.
 """
 
 from dataclasses import dataclass
@@ -64,12 +64,12 @@ class Decision(NamedTuple):
     offer: int | None
     """The version to offer now, or None."""
     text: str
-    """The step, for people."""
+    """The step, human-readable."""
     late: tuple[str, ...]
     """Descriptions of replicas that do not hold the target."""
 
 
-def least_ready(num_replicas: int, min_ready: int | None) -> int:
+def num_required(num_replicas: int, min_ready: int | None) -> int:
     """Return how many replicas of a shard must hold a version: by default all but one, at least one."""
     return min(num_replicas, min_ready) if min_ready is not None else max(num_replicas - 1, 1)
 
@@ -104,7 +104,7 @@ def _target(state: RolloutState) -> int | None:
 def _is_ready(state: RolloutState, version: int, min_ready: int | None) -> bool:
     held = [sum(version in replica.versions for replica in shard) for shard in state.shards]
     return all(
-        count >= least_ready(len(shard), min_ready) for count, shard in zip(held, state.shards, strict=True)
+        count >= num_required(len(shard), min_ready) for count, shard in zip(held, state.shards, strict=True)
     ) and bool(state.shards)
 
 

@@ -90,7 +90,7 @@ class Delivery:
         return {"doing": text or "checking the store", "late": list(late), "refused": refused}
 
     def preview(self) -> tuple[Decision, tuple[tuple[Replica, ...], ...]]:
-        """Return what the next step would do, and the replicas."""
+        """Return the decision of the next step without acting on it, and the replicas."""
         state = self._observe()
         decision = decide(state, self.min_ready, is_patient=True)
         if decision.offer is not None:
@@ -113,7 +113,7 @@ class Delivery:
         return self.repository.offer(version)
 
     def _offerable(self, current: int | None) -> tuple[int, ...]:
-        """Return the versions that may be offered. Each one newer than the current is checked by the gate once.
+        """Return the versions that may be offered. The gate checks each version newer than the current one once.
 
         A version that cannot be read is reported and checked again; it does not block newer versions.
         """

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from elasticrec import _core
 from elasticrec.errors import ConfigError, UnavailableError
 from elasticrec.net.http_client import HttpClient
+from elasticrec.net.placement import partitions_of
 from elasticrec.net.security import Security
 from elasticrec.publish.rollout.decide import Replica
 
@@ -29,7 +30,7 @@ class StoreReplicas:
 
     def poll(self) -> list[list[Replica]]:
         """Query all replicas concurrently; return them by shard."""
-        tls = self.security.wire()
+        tls = self.security.wire_tls()
         queries = [(shard, address) for shard, replicas in enumerate(self.addresses) for address in replicas]
         with ThreadPoolExecutor(min(len(queries), _MAX_THREADS) or 1) as threads:
             found = list(threads.map(lambda query: self._query(query[0], query[1], tls), queries))
@@ -43,7 +44,7 @@ class StoreReplicas:
             )
         except UnavailableError as error:
             return Replica(shard, address, why=str(error), is_there=False)
-        if wrong := self._wrong_partitions(shard, partitions):
+        if wrong := self._partition_problem(shard, partitions):
             return Replica(shard, address, why=wrong, is_there=False)
         status = _parse(about)
         failed = status.get("failed") or {}
@@ -58,15 +59,15 @@ class StoreReplicas:
             bytes_per_s=status.get("bytes_per_s"),
         )
 
-    def _wrong_partitions(self, shard: int, partitions: Sequence[int]) -> str | None:
+    def _partition_problem(self, shard: int, partitions: Sequence[int]) -> str | None:
         """Return the problem if the server at this address belongs to another shard: some partitions would be lost."""
         start, end, num_partitions = partitions
         num_shards = len(self.addresses)
-        expected = [at * num_partitions // num_shards for at in (shard, shard + 1)]
-        if [start, end] == expected:
+        expected = partitions_of(shard, num_shards, num_partitions)
+        if (start, end) == (expected.start, expected.stop):
             return None
         return (
-            f"expected partitions {expected[0]} to {expected[1] - 1}, shard {shard} of {num_shards}, "
+            f"expected partitions {expected.start} to {expected.stop - 1}, shard {shard} of {num_shards}, "
             f"got {start} to {end - 1}"
         )
 

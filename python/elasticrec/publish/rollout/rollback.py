@@ -17,7 +17,7 @@ _POLL_S = 0.1
 
 @dataclass
 class Rollback:
-    """A rollback of one model that has an online store. It offers no version but the requested one."""
+    """A rollback of one model that has an online store. It offers only the requested version."""
 
     repository: Repository
     replicas: Replicas
@@ -27,7 +27,7 @@ class Rollback:
     _last_text: str | None = None
     _has_notified: bool = False
 
-    def to(self, number: int, wait_s: float) -> Current:
+    def roll_back(self, number: int, wait_s: float) -> Current:
         """Hold a version and wait until it is current. After a timeout the rollout completes the rollback."""
         self.repository.rollback(number, is_loaded=False)
         end = time.monotonic() + wait_s
@@ -45,8 +45,8 @@ class Rollback:
                 continue
             if time.monotonic() >= end:
                 raise UnavailableError(
-                    f"{self.repository.location}: version {number} is not current after {wait_s:g} s, "
-                    f"it will be once the store has loaded it: {'; '.join(decision.late[:3])}"
+                    f"{self.repository.location}: version {number} is not current after {wait_s:g} s; "
+                    f"the rollout offers it once the store has loaded it: {'; '.join(decision.late[:3])}"
                 )
             time.sleep(_POLL_S)
 

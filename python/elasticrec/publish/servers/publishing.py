@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticrec.errors import ElasticRecError
-from elasticrec.net.messages import PublishCommand, PublishPart, ShardOwner
+from elasticrec.net.messages import PublishCommand, PublishPart
+from elasticrec.net.placement import ShardOwner, is_outstanding
 from elasticrec.publish.content import PublishedVersion
 from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts, VersionTarget
 
@@ -48,11 +49,11 @@ class PublishHooks:
     """Functions of the coordinator that a publish calls."""
 
     clock: Callable[[], float]
-    """Monotonic."""
+    """Returns the monotonic time."""
     note: Callable[[str], None]
-    """Log a line and show it where the training was started."""
+    """Logs a line, and shows it to the user who started the training."""
     check_term: Callable[[], None]
-    """Raise an error if this coordinator has been replaced."""
+    """Raises an error if this coordinator has been replaced."""
     run: Callable[[Callable[[], None]], None] = run_on_thread
 
 
@@ -101,7 +102,7 @@ class _OpenPublish:
 
     @property
     def kind(self) -> str:
-        """Base or delta, for people."""
+        """`base` or `delta`."""
         return "base" if self.parent is None else "delta"
 
 
@@ -147,7 +148,7 @@ class Publishing:
         self._last_report = ""
         self._last_facts: Mapping[str, Any] = {}
 
-    def want(self) -> int:
+    def request(self) -> int:
         """Request a publish that begins after this call. Return its ticket for `is_written` and `is_done`."""
         self._is_wanted = True
         self._num_failures = 0
@@ -180,7 +181,7 @@ class Publishing:
         return None
 
     def is_due(self, learned: Any = None) -> bool:
-        """Return whether a publish should begin now: it is due, and `learned` differs from that of the last publish."""
+        """Return whether a publish should begin now: it is due, and `learned` changed since the last publish."""
         has_changes = self._is_wanted or learned is None or learned != self._last_facts.get("learned")
         return has_changes and self._open is None and self.next_s == 0.0
 
@@ -277,9 +278,9 @@ class Publishing:
     def command(self, index: int, incarnation: int) -> PublishCommand | None:
         """Return the command for a shard to write its part, or None if it has nothing to write."""
         found = self._open
-        if found is None or found.draft is None or index in found.parts or index not in found.owners:
+        if found is None or found.draft is None:
             return None
-        if found.owners[index].incarnation != incarnation:
+        if not is_outstanding(found.owners, found.parts, index, incarnation):
             return None
         return {
             "command": "publish",
@@ -299,9 +300,9 @@ class Publishing:
         Reports on other publishes (also of other terms) and from other incarnations are ignored.
         """
         found = self._open
-        if found is None or part.publish != found.name or index in found.parts or index not in found.owners:
+        if found is None or part.publish != found.name:
             return
-        if part.incarnation != found.owners[index].incarnation:
+        if not is_outstanding(found.owners, found.parts, index, part.incarnation):
             return
         if part.state == "failed":
             self._fail(f"shard {index}: {part.error or 'no reason given'}")
@@ -341,14 +342,14 @@ class Publishing:
         self.last = task.result
         now = self._hooks.clock()
         self._committed_at = now
-        self._count(found, now - found.since)
+        self._update_figures(found, now - found.since)
         logger.info("%s", self._describe_last(found))
         if self.last.is_refused and not was_refused:
             self._hooks.note(
                 f"version {self.last.number} is {self.last.offer}; the current version stays until a new one passes"
             )
 
-    def _count(self, found: _OpenPublish, seconds: float) -> None:
+    def _update_figures(self, found: _OpenPublish, seconds: float) -> None:
         figures, parts = self.figures, found.parts.values()
         figures.committed += 1
         figures.seconds += seconds
@@ -370,7 +371,7 @@ class Publishing:
         return f"published version {last.number}, a {found.kind}: {rows}, in {figures.last_s:.1f} s{offer}"
 
     def _report_once(self, text: str) -> None:
-        """Report a line to people, unless it repeats the last one."""
+        """Report a line to the user, unless it repeats the last one."""
         if text != self._last_report:
             self._last_report = text
             self._hooks.note(text)

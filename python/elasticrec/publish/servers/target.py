@@ -42,7 +42,7 @@ class ShardParts:
     owned: Mapping[int, range]
     """Partitions of each part."""
     facts: Mapping[str, Any]
-    """State of the run at the start of the publish: metrics, passes, data time; any training changes `learned`."""
+    """State of the run at the start of the publish; every training step changes its figures `learned`."""
 
 
 class LostParentError(ModelError):

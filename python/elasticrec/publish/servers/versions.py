@@ -166,7 +166,7 @@ class RunVersions:
         return b"".join(slices)
 
     def _offer(self, version: Version, dense: bytes | None = None) -> tuple[str, bool]:
-        """Offer a version. Return the result for people, and whether it needs attention."""
+        """Offer a version. Return a human-readable result, and whether it needs attention."""
         try:
             result = offer_version(
                 self._repository,

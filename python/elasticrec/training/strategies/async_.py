@@ -34,7 +34,7 @@ class Async(Strategy):
             return network.step(servers, stream.seen_of(one.batch), one, pulling)
 
         steps = [partial(step, network) for network in trainer.networks]
-        lanes = Lanes(servers, steps, trainer.done, trainer.job.train.ps, trainer.clock)
+        lanes = Lanes(servers, steps, trainer.report_done, trainer.job.train.ps, trainer.clock)
         with closing(stream.run()) as batches:
             lanes.run(batches)
         trainer.most_in_flight = max(trainer.most_in_flight, lanes.most_in_flight)

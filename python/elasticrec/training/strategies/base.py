@@ -33,7 +33,7 @@ class TrainerContext(Protocol):
     def lease_ahead(self, servers: _core.PsClient) -> UnitLease | None:
         """Lease another unit that these servers can train; return None if there is none for now."""
 
-    def done(self, unit: int) -> None:
+    def report_done(self, unit: int) -> None:
         """Report that all pushes of a unit are applied."""
 
     def open_unit(self, unit: Unit) -> Batches:
@@ -60,7 +60,7 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
-    """Its value of `train.strategy`."""
+    """The value of `train.strategy` that selects the strategy."""
 
     def __init__(self, trainer: TrainerContext, servers: _core.PsClient) -> None:
         self.trainer, self.servers = trainer, servers

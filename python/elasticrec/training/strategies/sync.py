@@ -71,7 +71,7 @@ class Sync(Strategy):
             found = next((one for one in batches if one.batch.index >= self._step), None)
             running = _OpenUnit(unit, batches, found)
             if found is None or self._step == _COMPLETE:
-                self.trainer.done(unit.id)
+                self.trainer.report_done(unit.id)
             else:
                 opened.append(running)
         self._leases = []
@@ -93,7 +93,7 @@ class Sync(Strategy):
             self.servers.commit(self._group[0], self._step)
             self._open = [running for running in self._open if running.next is not None]
             for running in ended:
-                self.trainer.done(running.unit.id)
+                self.trainer.report_done(running.unit.id)
 
     def _push(self, running: list[_OpenUnit]) -> None:
         """Train the batches of this step, on the rows as they were before it."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrec.publish.rollout.decide import Decision, Replica, RolloutState, decide, least_ready
+from elasticrec.publish.rollout.decide import Decision, Replica, RolloutState, decide, num_required
 
 
 def store(*shards: list[tuple[int, ...]]) -> tuple[tuple[Replica, ...], ...]:
@@ -21,7 +21,7 @@ def store(*shards: list[tuple[int, ...]]) -> tuple[tuple[Replica, ...], ...]:
 def test_all_but_one_replica_and_at_least_one_must_hold_a_version(
     replicas: int, wanted: int | None, expected: int
 ) -> None:
-    assert least_ready(replicas, wanted) == expected
+    assert num_required(replicas, wanted) == expected
 
 
 def test_a_version_is_offered_once_every_shard_has_enough_replicas_with_it() -> None:
@@ -123,4 +123,4 @@ def test_an_offered_version_is_on_all_shards_and_never_reverts(
         assert not state.is_held, "a held rollback without a wanted version offers nothing"
         assert offer in offerable and offer > (current or 0)
         for shard in held:
-            assert sum(offer in replica for replica in shard) >= least_ready(len(shard), min_ready)
+            assert sum(offer in replica for replica in shard) >= num_required(len(shard), min_ready)

@@ -53,7 +53,7 @@ def test_a_rollback_completes_once_the_store_holds_the_version(repository: Repos
         replicas.versions = (1, 2, 3)
 
     replicas, messages = FakeReplicas(load), list[str]()
-    assert Rollback(repository, replicas, None, messages.append).to(1, 60) == Current(1, 3, is_held=True)
+    assert Rollback(repository, replicas, None, messages.append).roll_back(1, 60) == Current(1, 3, is_held=True)
     assert messages == ["loading 1, about 1 s", "loading 1: 0 of 2 replicas have it, held by a rollback"]
     assert replicas.notified == ["a:0", "a:1"]
 
@@ -70,7 +70,7 @@ def test_a_cancelled_rollback_ends_and_offers_nothing(repository: Repository, is
     with pytest.raises(
         UnavailableError, match="the rollback to version 1 was cancelled by another rollback or by `models resume`"
     ):
-        Rollback(repository, FakeReplicas(change), None, lambda _: None).to(1, 60)
+        Rollback(repository, FakeReplicas(change), None, lambda _: None).roll_back(1, 60)
     wanted = Current(2, 3) if is_resumed else Current(2, 3, is_held=True, wanted=3)
     assert repository.state() == wanted
 
@@ -85,7 +85,7 @@ def test_a_rollback_waits_for_replicas_that_get_traffic(repository: Repository) 
             return [[Replica(0, "a:0", (1, 2)), Replica(0, "a:1", others)]]
 
     now, replicas = [0.0], SlowReplicas()
-    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).to(1, 60).version == 1
+    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).roll_back(1, 60).version == 1
     assert replicas.polls == 4
 
     class StuckReplicas(FakeReplicas):
@@ -95,25 +95,25 @@ def test_a_rollback_waits_for_replicas_that_get_traffic(repository: Repository) 
             return [[Replica(0, "a:0", (1, 2, 3)), Replica(0, "a:1", (1,))]]
 
     replicas = StuckReplicas()
-    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).to(2, 60).version == 2
+    assert Rollback(repository, replicas, None, lambda _: None, Patience(lambda: now[0])).roll_back(2, 60).version == 2
     assert replicas.polls == 4
 
 
 def test_a_rollback_timeout_names_replicas_that_are_behind(repository: Repository) -> None:
-    with pytest.raises(UnavailableError, match=r"version 1 is not current after 0 s, .*: shard 0 a:0: has 2; shard 1"):
-        Rollback(repository, FakeReplicas(), None, lambda _: None).to(1, 0)
+    with pytest.raises(UnavailableError, match=r"version 1 is not current after 0 s; .*: shard 0 a:0: has 2; shard 1"):
+        Rollback(repository, FakeReplicas(), None, lambda _: None).roll_back(1, 0)
     assert repository.state() == Current(2, 2, is_held=True, wanted=1)
 
 
 def test_a_rollback_to_the_current_version_is_immediate(repository: Repository) -> None:
-    assert Rollback(repository, FakeReplicas(), None, lambda _: None).to(2, 0) == Current(2, 2, is_held=True)
+    assert Rollback(repository, FakeReplicas(), None, lambda _: None).roll_back(2, 0) == Current(2, 2, is_held=True)
 
 
 def test_the_estimate_covers_the_whole_chain(repository: Repository) -> None:
     replicas, messages = FakeReplicas(), list[str]()
     replicas.bytes_per_s = repository.version(1).num_bytes / 40
     with pytest.raises(UnavailableError):
-        Rollback(repository, replicas, None, messages.append).to(1, 0)
+        Rollback(repository, replicas, None, messages.append).roll_back(1, 0)
     assert messages[0] == "loading 1, about 40 s"
 
 

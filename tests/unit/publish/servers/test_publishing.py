@@ -15,7 +15,8 @@ from elasticrec.coordinator.coordinator import Coordinator
 from elasticrec.coordinator.members import Timing
 from elasticrec.coordinator.passes import PassPlan
 from elasticrec.coordinator.settings import Settings
-from elasticrec.net.messages import PublishPart, ShardOwner
+from elasticrec.net.messages import PublishPart
+from elasticrec.net.placement import ShardOwner
 from elasticrec.publish.content import PublishedVersion
 from elasticrec.publish.servers.publishing import PublishHooks, Publishing, PublishSettings
 from elasticrec.publish.servers.target import LostParentError, ShardDraft, ShardParts

@@ -31,7 +31,7 @@ const READ_BYTES: usize = 64 << 10;
 const PROBES: u32 = 3;
 
 /// An answer with its part of the budget, which is released when the answer is sent.
-type Outgoing = (Bytes, Option<OwnedSemaphorePermit>);
+type QueuedAnswer = (Bytes, Option<OwnedSemaphorePermit>);
 
 /// Answer the calls of a connection until it or the server ends.
 pub(crate) async fn serve(stream: TcpStream, app: Arc<App>, stop: watch::Receiver<Option<Instant>>) {
@@ -56,7 +56,7 @@ pub(crate) async fn serve(stream: TcpStream, app: Arc<App>, stop: watch::Receive
 }
 
 /// Send answers in the order in which they finish.
-async fn write(mut writer: OwnedWriteHalf, mut outbox: mpsc::UnboundedReceiver<Outgoing>, timeout: Duration) {
+async fn write(mut writer: OwnedWriteHalf, mut outbox: mpsc::UnboundedReceiver<QueuedAnswer>, timeout: Duration) {
     while let Some((frame, permit)) = outbox.recv().await {
         let sent = tokio::time::timeout(timeout, writer.write_all(&frame)).await;
         drop(permit);
@@ -70,10 +70,10 @@ async fn write(mut writer: OwnedWriteHalf, mut outbox: mpsc::UnboundedReceiver<O
 struct Connection {
     app: Arc<App>,
     /// Bounded by the budget instead of a length.
-    answers: mpsc::UnboundedSender<Outgoing>,
+    answers: mpsc::UnboundedSender<QueuedAnswer>,
     budget: Arc<Semaphore>,
     calls: JoinSet<()>,
-    /// The client has sent the token, or the server has none. bRPC sends it once per connection.
+    /// Whether the client has sent the token, or the server has none. bRPC sends it once per connection.
     is_authenticated: bool,
 }
 
@@ -136,7 +136,7 @@ impl Connection {
         }
     }
 
-    /// Start a call as soon as the budget allows it. Returns false if the connection must end.
+    /// Start a call as soon as the budget allows it. Return false if the connection must end.
     async fn start(&mut self, request: Request, mut reservation: Reservation) -> bool {
         let Request { call, correlation_id, compress_type, authentication_data, payload } = request;
         if !self.authenticate(authentication_data.as_deref()) {
@@ -182,7 +182,7 @@ impl Connection {
         inflated.map_err(|error| unreadable(error, max_bytes))
     }
 
-    /// Wait for a part of the budget. Returns None if the client no longer reads answers.
+    /// Wait for a part of the budget. Return None if the client no longer reads answers.
     async fn reserve(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let kilobytes = bytes.div_ceil(1024).clamp(SMALLEST_KB, BUDGET_KB) as u32;
         tokio::select! {
@@ -191,7 +191,7 @@ impl Connection {
         }
     }
 
-    /// Check the token, if one was sent; returns whether the client may call.
+    /// Check the token, if one was sent; return whether the client may call.
     fn authenticate(&mut self, sent: Option<&[u8]>) -> bool {
         if let (Some(token), Some(sent)) = (&self.app.options.token, sent) {
             self.is_authenticated = bool::from(sent.ct_eq(token.0.as_bytes()));
@@ -227,7 +227,7 @@ impl Connection {
     }
 }
 
-/// Read more bytes: within the time limit if a frame has started, else whenever they arrive. Returns false at the end.
+/// Read more bytes: within the time limit if a frame has started, else whenever they arrive. Return false at the end.
 async fn read_more(
     reader: &mut OwnedReadHalf,
     buffer: &mut BytesMut,
@@ -247,7 +247,7 @@ async fn read_more(
 /// Count an answer and hand it to the writer.
 fn send(
     app: &App,
-    answers: &mpsc::UnboundedSender<Outgoing>,
+    answers: &mpsc::UnboundedSender<QueuedAnswer>,
     (correlation_id, answer, compress_type): (i64, Result<Bytes, Fault>, i32),
     permit: Option<OwnedSemaphorePermit>,
 ) {

@@ -69,7 +69,7 @@ pub(super) enum FrameError {
     TooLong { correlation_id: i64 },
 }
 
-/// Take the first frame from what was read, or return None if it is incomplete.
+/// Take the first frame from the bytes read so far, or return None if it is incomplete.
 pub(super) fn take(buffer: &mut BytesMut, max_payload: usize) -> Result<Option<Request>, FrameError> {
     let known = buffer.len().min(MAGIC.len());
     if buffer[..known] != MAGIC[..known] {

@@ -39,9 +39,7 @@ class MyModel(Model):
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_directory")
 
 
 def custom_job(make_job: MakeJob, source: str = MODEL, **model: object) -> Job:
@@ -146,7 +144,7 @@ BROKEN = {
     "syntax": ("class MyModel(:\n", "1: SyntaxError: invalid syntax"),
     "raises": ("\n\nraise RuntimeError('two\\nlines')\n", "3: RuntimeError: two"),
     "exits": ("raise SystemExit(3)\n", "1: SystemExit: 3"),
-    "no_class": (MODEL.replace("MyModel", "Mine"), " expected a class `MyModel`, it has `Column`, `Model`, `Mine`"),
+    "no_class": (MODEL.replace("MyModel", "Mine"), " expected a class `MyModel`, got `Column`, `Model`, `Mine`"),
     "no_model": ("class MyModel:\n    pass\n", " `MyModel`: expected a subclass of `elasticrec.models.Model`"),
     "constructor": (MODEL.replace("options.dim)", "options.size)"), "10: AttributeError: 'Options' object"),
     "columns": (

@@ -81,8 +81,8 @@ def test_each_label_is_measured_separately(make_job: MakeJob, tmp_path: Path) ->
     [
         ("class Error\n", "{path}:1: SyntaxError: expected ':'"),
         ("x = 1\nimport nothing_like_it\n", "{path}:2: ModuleNotFoundError: No module named 'nothing_like_it'"),
-        ("class Other:\n    pass\n", "{path}: expected a class `Error`, it has `Other`"),
-        ("", "{path}: expected a class `Error`, it has none"),
+        ("class Other:\n    pass\n", "{path}: expected a class `Error`, got `Other`"),
+        ("", "{path}: expected a class `Error`, got none"),
         ("class Error:\n    def update(self): ...\n", "{path}: `Error`: expected a method `result`, got none"),
         (GOOD.replace("__init__(self)", "__init__(self, x)"), "{path}: TypeError: Error.__init__() missing 1 required"),
         (GOOD.replace("= 0.0", "= 1 / 0"), "{path}:8: ZeroDivisionError: division by zero"),

@@ -9,12 +9,12 @@ from elasticrec.config import Job
 from elasticrec.config.train import METRICS
 from elasticrec.errors import ModelError
 from elasticrec.training.metrics import Array
-from elasticrec.user_code import load_class, naming_line
+from elasticrec.user_code import load_class, locate_errors
 
 _METHODS = ("update", "result")
 
 
-class OwnMetric:
+class CustomMetric:
     """A custom metric class; creates one object for each evaluation and label."""
 
     def __init__(self, location: str) -> None:
@@ -28,7 +28,7 @@ class OwnMetric:
 
     def start(self) -> "Measurement":
         """Start an evaluation of one label."""
-        with naming_line(self.path):
+        with locate_errors(self.path):
             return Measurement(self.path, self._class.__name__, self._class())
 
 
@@ -42,12 +42,12 @@ class Measurement:
 
     def update(self, scores: Array, labels: Array, weights: Array) -> None:
         """Add a batch: predictions, labels and weights, `[N]` each."""
-        with naming_line(self._path):
+        with locate_errors(self._path):
             self._metric.update(scores, labels, weights)
 
     def result(self) -> dict[str, float]:
         """Return the metric's values after checking their names and types."""
-        with naming_line(self._path):
+        with locate_errors(self._path):
             values = self._metric.result()
         where = f"{self._path}: `{self._name}.result`"
         if not isinstance(values, dict):
@@ -62,6 +62,6 @@ class Measurement:
         return {name: float(value) for name, value in values.items()}
 
 
-def load_metrics(job: Job) -> list[OwnMetric]:
+def load_metrics(job: Job) -> list[CustomMetric]:
     """Load the classes named in `train.metrics`."""
-    return [OwnMetric(location) for location in job.train.metrics]
+    return [CustomMetric(location) for location in job.train.metrics]
