@@ -1,5 +1,7 @@
 //! CSV: one record per line, fields in the order of the job or the header; fields may be quoted.
 
+use std::cell::Cell;
+
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 
 use crate::batch::BatchBuilder;
@@ -206,33 +208,65 @@ fn split(
     Ok(at)
 }
 
+/// The reader of lines with quotes and its buffers.
+struct QuotedReader {
+    delimiter: u8,
+    reader: Reader,
+    output: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+thread_local! {
+    // Building a reader takes longer than reading a line, so each thread keeps one.
+    static QUOTED_READER: Cell<Option<Box<QuotedReader>>> = const { Cell::new(None) };
+}
+
 /// The slow path of `split`, for lines with quotes.
 fn split_quoted(
     line: &[u8],
     delimiter: u8,
-    mut each: impl FnMut(usize, &[u8]) -> Result<(), RecordError>,
+    each: impl FnMut(usize, &[u8]) -> Result<(), RecordError>,
 ) -> Result<usize, RecordError> {
-    let mut reader: Reader = ReaderBuilder::new().delimiter(delimiter).build();
-    let (mut output, mut ends) = (vec![0; line.len() + 1], vec![0; line.len() + 2]);
-    let (result, _, _, mut num_ends) = reader.read_record(line, &mut output, &mut ends);
-    if result == ReadRecordResult::InputEmpty {
-        // An empty read ends the record, unless a quote is open.
-        let written = ends[..num_ends].last().copied().unwrap_or(0);
-        let (result, _, _, more) = reader.read_record(b"", &mut output[written..], &mut ends[num_ends..]);
-        if result != ReadRecordResult::Record {
+    let kept = QUOTED_READER.take().filter(|kept| kept.delimiter == delimiter);
+    let mut quoted = kept.unwrap_or_else(|| {
+        let reader = ReaderBuilder::new().delimiter(delimiter).build();
+        Box::new(QuotedReader { delimiter, reader, output: Vec::new(), ends: Vec::new() })
+    });
+    let result = quoted.split(line, each);
+    QUOTED_READER.set(Some(quoted));
+    result
+}
+
+impl QuotedReader {
+    fn split(
+        &mut self,
+        line: &[u8],
+        mut each: impl FnMut(usize, &[u8]) -> Result<(), RecordError>,
+    ) -> Result<usize, RecordError> {
+        let QuotedReader { reader, output, ends, .. } = self;
+        reader.reset();
+        output.resize(output.len().max(line.len() + 1), 0);
+        ends.resize(ends.len().max(line.len() + 2), 0);
+        let (result, _, _, mut num_ends) = reader.read_record(line, output, ends);
+        if result == ReadRecordResult::InputEmpty {
+            // An empty read ends the record, unless a quote is open.
+            let written = ends[..num_ends].last().copied().unwrap_or(0);
+            let (result, _, _, more) = reader.read_record(b"", &mut output[written..], &mut ends[num_ends..]);
+            if result != ReadRecordResult::Record {
+                return Err(RecordError("expected a closing quote on the same line, got none".into()));
+            }
+            num_ends += more;
+        }
+        if line.iter().filter(|&&byte| byte == b'"').count() % 2 == 1 {
             return Err(RecordError("expected a closing quote on the same line, got none".into()));
         }
-        num_ends += more;
+        let mut start = 0;
+        for (at, &end) in ends[..num_ends].iter().enumerate() {
+            each(at, &output[start..end])?;
+            start = end;
+        }
+        Ok(num_ends)
     }
-    if line.iter().filter(|&&byte| byte == b'"').count() % 2 == 1 {
-        return Err(RecordError("expected a closing quote on the same line, got none".into()));
-    }
-    let mut start = 0;
-    for (at, &end) in ends[..num_ends].iter().enumerate() {
-        each(at, &output[start..end])?;
-        start = end;
-    }
-    Ok(num_ends)
 }
 
 /// Returns the seconds since 1970 of a number (in milliseconds if it is too large for seconds) or of a date with or
@@ -295,6 +329,25 @@ mod tests {
         assert_eq!(batch.dense, [0.0]);
         let open = parse_one("0,\"a,b,c,1,,1,0,x", LabelMode::Required).unwrap_err();
         assert_eq!(open.to_string(), "expected a closing quote on the same line, got none");
+        // The line with an open quote leaves nothing behind for the next one.
+        let next = parse_one("0,\"c\",NA,,,1,0,", LabelMode::Required).unwrap();
+        assert_eq!(next.signs, [sign_of(slot_seed("user"), b"c")]);
+    }
+
+    #[test]
+    fn a_delimiter_may_change_between_lines_with_quotes() {
+        let fields = |line: &str, delimiter| {
+            let mut fields = Vec::new();
+            split(line.as_bytes(), delimiter, |_, field| {
+                fields.push(String::from_utf8(field.into()).unwrap());
+                Ok(())
+            })
+            .unwrap();
+            fields
+        };
+        assert_eq!(fields("\"a,b\",c;d", b','), ["a,b", "c;d"]);
+        assert_eq!(fields("\"a;b\";c,d", b';'), ["a;b", "c,d"]);
+        assert_eq!(fields("\"\",\"x\"", b','), ["", "x"]);
     }
 
     #[test]

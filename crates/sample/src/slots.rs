@@ -84,41 +84,10 @@ fn plain_token(rest: &[u8]) -> Option<(u64, usize, usize)> {
     (canonical && ends).then_some((sign, number, at + usize::from(at < rest.len())))
 }
 
-/// Returns the decimal u64 at the start of `text` and its number of digits, 1 to 20.
+/// Returns the decimal u64 at the start of `text` and its number of digits.
 #[inline]
 fn leading_u64(text: &[u8]) -> Option<(u64, usize)> {
-    let (mut number, mut at) = (0u64, 0);
-    while at < 16
-        && let Some(eight) = text[at..].first_chunk::<8>()
-        && let Some(digits) = eight_digits(*eight)
-    {
-        number = number * 100_000_000 + digits;
-        at += 8;
-    }
-    while let Some(digit) = text.get(at).map(|byte| byte.wrapping_sub(b'0')).filter(|&digit| digit <= 9) {
-        number = number.checked_mul(10)?.checked_add(u64::from(digit))?;
-        at += 1;
-        if at > 20 {
-            return None;
-        }
-    }
-    (at > 0).then_some((number, at))
-}
-
-/// Parses eight decimal digits at once, as the bytes of one integer.
-#[inline]
-fn eight_digits(bytes: [u8; 8]) -> Option<u64> {
-    const HIGH: u64 = 0xf0f0_f0f0_f0f0_f0f0;
-    let word = u64::from_le_bytes(bytes);
-    // A digit is 0x30 to 0x39: its high half is 3, and still 3 after adding 6.
-    let above = word.wrapping_add(0x0606_0606_0606_0606);
-    if (word & HIGH) != 0x3030_3030_3030_3030 || (above & HIGH) != 0x3030_3030_3030_3030 {
-        return None;
-    }
-    let ones = word & 0x0f0f_0f0f_0f0f_0f0f;
-    let pairs = (ones.wrapping_mul(10).wrapping_add(ones >> 8)) & 0x00ff_00ff_00ff_00ff;
-    let fours = (pairs.wrapping_mul(100).wrapping_add(pairs >> 16)) & 0x0000_ffff_0000_ffff;
-    Some((fours.wrapping_mul(10_000).wrapping_add(fours >> 32)) & 0xffff_ffff)
+    atoi_simd::parse_prefix_pos::<u64, false>(text).ok()
 }
 
 fn parse_counts(fields: &mut Fields<'_>, into: &mut BatchBuilder) -> Result<(u32, u32), RecordError> {
@@ -202,12 +171,6 @@ mod tests {
     use crate::{Batch, Features};
 
     proptest! {
-        #[test]
-        fn eight_digits_are_a_number_or_not_digits(bytes in prop::array::uniform8(prop::sample::select(b"0123456789:/ a\xb0\x00".to_vec()))) {
-            let expected = std::str::from_utf8(&bytes).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-            prop_assert_eq!(eight_digits(bytes), expected.map(|text| text.parse().unwrap()));
-        }
-
         #[test]
         fn leading_numbers(number: u64, zeros in 0usize..4, rest in "[^0-9]{0,3}") {
             let text = format!("{}{number}", "0".repeat(zeros));
