@@ -19,6 +19,7 @@ from elasticrec.coordinator import metrics
 from elasticrec.coordinator.coordinator import Coordinator
 from elasticrec.errors import ElasticRecError, UnavailableError
 from elasticrec.net import messages
+from elasticrec.net.logs import RepeatFilter
 from elasticrec.net.metrics import CONTENT_TYPE
 from elasticrec.net.security import Security
 from elasticrec.net.server import ListenOptions, WebServer, check_token, read_body
@@ -156,7 +157,7 @@ class CoordinatorServer:
         self.url = self._web.url
         self._stopping = threading.Event()
         self._ticks = threading.Thread(target=self._tick, name="tick", daemon=True)
-        self._last_problem = ""
+        self._problems = RepeatFilter(logger.warning)
 
     def start(self) -> Self:
         """Start answering; earlier connections have waited in the socket's backlog."""
@@ -170,9 +171,7 @@ class CoordinatorServer:
                 self._coordinator.tick()
             except (UnavailableError, OSError) as error:
                 # A full disk may get space again; if another coordinator has the run, all requests get the error.
-                if str(error) != self._last_problem:
-                    self._last_problem = str(error)
-                    logger.warning("%s", error)
+                self._problems.write(str(error))
 
     def stop(self) -> None:
         """Stop after the requests in flight are answered."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elasticrec.errors import ElasticRecError, ModelError
+from elasticrec.net.logs import RepeatFilter
 from elasticrec.repository.fetch import FetchedVersion, fetch, prune
 from elasticrec.repository.local import LocalStorage
 from elasticrec.repository.repository import Current, Repository
@@ -125,8 +126,8 @@ class Loader:
         self.current: Current | None = None
         self.loading: int | None = None
         self.failures: dict[int, Failure] = {}
-        self.problem: str | None = None
-        """Why the last poll of the repository failed."""
+        # Why the last poll of the repository failed.
+        self._problems = RepeatFilter(logger.warning)
 
     def poll(self) -> None:
         """Load new versions and unload old ones; log problems and try again at the next poll."""
@@ -134,17 +135,12 @@ class Loader:
             try:
                 self.current = self._repository.state()
                 self._follow(target_of(self.current, self._repository.versions()))
-                self._set_problem(None)
+                self._problems.clear()
             except (ElasticRecError, OSError) as error:
-                self._set_problem(str(error))
+                self._problems.write(str(error))
             except Exception as error:
                 # A bug here must not stop the server from answering.
-                self._set_problem(f"{type(error).__name__}: {error}")
-
-    def _set_problem(self, problem: str | None) -> None:
-        if problem is not None and problem != self.problem:
-            logger.warning("%s", problem)
-        self.problem = problem
+                self._problems.write(f"{type(error).__name__}: {error}")
 
     def _follow(self, target: int | None) -> None:
         current = None if self.current is None else self.current.version
@@ -237,7 +233,7 @@ class Loader:
             "current": None if self.current is None else self.current.version,
             "loading": self.loading,
             "failed": None if newest is None else {"version": newest, "why": self.failures[newest].why},
-            "problem": self.problem,
+            "problem": self._problems.last,
             "load_s": round(self.figures.load_s, 3),
             "loads": self.figures.loads,
             "load_failures": self.figures.failures,

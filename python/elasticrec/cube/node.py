@@ -16,6 +16,7 @@ from elasticrec.cube.loader import Loader
 from elasticrec.cube.metrics import node_text
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
 from elasticrec.machine import resident_bytes
+from elasticrec.net.logs import RepeatFilter
 from elasticrec.net.placement import partitions_of
 from elasticrec.net.security import Security
 from elasticrec.net.server import ListenOptions, WebServer, join_host_port
@@ -54,7 +55,8 @@ class StoreNode:
         self._next_poll = time.monotonic()
         self._server: _core.CubeServer | None = None
         self._loader: Loader | None = None
-        self._problem: str | None = None
+        # Why the process does not listen yet.
+        self._problems = RepeatFilter(logger.info)
         self._error: Exception | None = None
         security = options.security
         listening = ListenOptions("cube", options.host, options.http_port, security.cert, security.key)
@@ -130,7 +132,7 @@ class StoreNode:
                 num_partitions=num_partitions,
             )
         except (ModelError, OSError) as error:
-            self._log_problem(str(error))
+            self._problems.write(str(error))
             return
         logger.info(
             "shard %d of %d: partitions %d to %d", options.shard, options.num_shards, owned.start, owned.stop - 1
@@ -145,7 +147,7 @@ class StoreNode:
         repository = self._options.repository
         versions = repository.versions()
         if not versions:
-            self._log_problem(f"waiting for the first version in {repository.location}")
+            self._problems.write(f"waiting for the first version in {repository.location}")
             return None
         current = repository.current()
         first = [current] if current in versions else []
@@ -157,12 +159,6 @@ class StoreNode:
                 problem = problem or error
         assert problem is not None
         raise problem
-
-    def _log_problem(self, problem: str) -> None:
-        """Log why the process does not listen yet, unless it is the same reason as before."""
-        if problem != self._problem:
-            self._problem = problem
-            logger.info("%s", problem)
 
     def _update_status(self) -> None:
         """Update the description that clients receive with the inventory."""
@@ -213,7 +209,7 @@ class StoreNode:
             "next_look_s": round(max(self._next_poll - now, 0.0), 2),
             "uptime_s": round(now - self._started, 1),
             "memory_bytes": resident_bytes(),
-            **({"versions": [], "problem": self._problem} if loader is None else loader.status()),
+            **({"versions": [], "problem": self._problems.last} if loader is None else loader.status()),
             **(
                 {}
                 if server is None

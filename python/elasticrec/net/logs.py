@@ -58,6 +58,24 @@ def forward_logs(write: Callable[[str], None]) -> Iterator[None]:
         _root.setLevel(level)
 
 
+class RepeatFilter:
+    """Writes a line unless it repeats the last one, as the problem of a retry does."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self.last: str | None = None
+
+    def write(self, line: str) -> None:
+        """Write a line unless it repeats the last one."""
+        if line != self.last:
+            self.last = line
+            self._write(line)
+
+    def clear(self) -> None:
+        """Forget the last line: the problem is solved, and is written again if it returns."""
+        self.last = None
+
+
 def stamp() -> str:
     """Return the current time in the format of log lines."""
     return datetime.now().isoformat(timespec="milliseconds")

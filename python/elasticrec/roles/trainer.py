@@ -14,6 +14,7 @@ from elasticrec.data.batches import Batches, open_batches
 from elasticrec.data.units import Unit, check_unchanged, is_lost
 from elasticrec.errors import ElasticRecError, SampleError, UnavailableError
 from elasticrec.fail_points import fail_point
+from elasticrec.net.logs import RepeatFilter
 from elasticrec.net.messages import FencedError, Figures, NoUnit, Response, TrainerRegistration, UnitLease
 from elasticrec.net.metrics import MetricsServer
 from elasticrec.roles.member import RoleOptions, Shutdown, ShutdownRequest, join
@@ -53,7 +54,7 @@ class TrainerProcess:
         self.shutdown = ShutdownRequest()
         self._client = self.shutdown.watch(options.client())
         self._link = ServerLink(self._start, options.security, job.train.ps)
-        self._last_problem = ""
+        self._problems = RepeatFilter(logger.warning)
         self._registration: TrainerRegistration | None = None
         # Units that this trainer holds, and units that the coordinator has since leased to another trainer.
         self._units: list[int] = []
@@ -177,7 +178,7 @@ class TrainerProcess:
         except UnavailableError as error:
             if isinstance(error, FencedError):
                 raise
-            self._log_problem(f"{self._name}: unit {unit_id}: {error}")
+            self._problems.write(f"{self._name}: unit {unit_id}: {error}")
             self._link.drop()
             self._give_back()
             self._count_attempt(error)
@@ -221,12 +222,6 @@ class TrainerProcess:
         with self.clock.stage("lease"):
             self._client.report_done(self._incarnation, unit)
         self._units = [held for held in self._units if held != unit]
-
-    def _log_problem(self, text: str) -> None:
-        """Log a problem unless it is the same as the last one."""
-        if text != self._last_problem:
-            self._last_problem = text
-            logger.warning("%s", text)
 
     def lease_ahead(self, servers: _core.PsClient) -> UnitLease | None:
         """Lease another unit while one is in training, if there is one and the servers are the same."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from elasticrec import _core
 from elasticrec.errors import ElasticRecError, ModelError, UnavailableError
+from elasticrec.net.logs import RepeatFilter
 from elasticrec.repository.fetch import fetch, prune
 from elasticrec.repository.find import missing_model_text
 from elasticrec.repository.repository import Repository
@@ -69,7 +70,7 @@ class Follower:
         self._readers: ReaderProcesses | None = None
         self._failures, self._attempts, self._again_at = 0, 0, 0.0
         self._failed: int | None = None
-        self._problem: str | None = None
+        self._problems = RepeatFilter(say)
 
     @property
     def is_fixed(self) -> bool:
@@ -88,7 +89,7 @@ class Follower:
         """Switch to the current version if it is new. Failures are reported and retried with back-off."""
         try:
             offered = self._target_version()
-            self._report_problem(None)
+            self._problems.clear()
         except (ElasticRecError, OSError) as error:
             self._report_problem(str(error))
             return
@@ -183,7 +184,5 @@ class Follower:
         if self._attempts == 1:
             self._say(f"{self.variant}: version {offered} cannot be loaded, still serving {self.version}: {reason}")
 
-    def _report_problem(self, problem: str | None) -> None:
-        if problem is not None and problem != self._problem:
-            self._say(f"{self.variant}: still serving version {self.version}: {problem}")
-        self._problem = problem
+    def _report_problem(self, problem: str) -> None:
+        self._problems.write(f"{self.variant}: still serving version {self.version}: {problem}")

@@ -12,6 +12,7 @@ from elasticrec.config import Job, Serve
 from elasticrec.config.publish import Cube
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
 from elasticrec.machine import num_cores
+from elasticrec.net.logs import RepeatFilter
 from elasticrec.net.security import check_addresses, store_security
 from elasticrec.repository.fetch import default_cache
 from elasticrec.serving.follow import Follower, ReaderSettings
@@ -114,7 +115,7 @@ def _load_first_version(
     waiting: threading.Event | None,
 ) -> Follower:
     """Load the first version of a variant."""
-    settings, last_error = job.serve, None
+    settings, problems = job.serve, RepeatFilter(say)
     while True:
         try:
             store = _connect_store(variant, settings, job.cube)
@@ -127,9 +128,7 @@ def _load_first_version(
         except (ElasticRecError, OSError) as error:
             if waiting is None or isinstance(error, ConfigError):
                 raise
-            if str(error) != last_error:
-                say(f"{variant}: waiting: {error}")
-            last_error = str(error)
+            problems.write(f"{variant}: waiting: {error}")
             if waiting.wait(settings.poll_s):
                 raise UnavailableError(f"{variant}: stopped before its first version was loaded") from None
 

@@ -18,6 +18,7 @@ from elasticrec.data.batches import open_batches
 from elasticrec.data.demo import write_demo
 from elasticrec.data.units import Unit, plan_units
 from elasticrec.errors import ConfigError, ModelError, UnavailableError
+from elasticrec.net.logs import RepeatFilter
 from elasticrec.roles.dry_run import run_dry
 from elasticrec.roles.member import ShutdownRequest
 from elasticrec.roles.server_link import ServerLink
@@ -359,7 +360,7 @@ def trainer_of(cluster: Cluster) -> tuple[TrainerProcess, FakeClient]:
         _units_ended={"given_back": 0},
         _attempts=0,
         _next_attempt=0.0,
-        _last_problem="",
+        _problems=RepeatFilter(print),
         _link=object.__new__(ServerLink),
         shutdown=ShutdownRequest(),
         networks=[cluster.network],

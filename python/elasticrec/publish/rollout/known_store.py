@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import InitVar, asdict, dataclass
 
 from elasticrec.errors import ElasticRecError, ModelError
+from elasticrec.net.logs import RepeatFilter
 from elasticrec.publish.rollout.decide import Replica
 from elasticrec.publish.rollout.replicas import StoreReplicas
 from elasticrec.repository.repository import JSON_ERRORS, STORE, Repository
@@ -26,9 +27,11 @@ class RecordingReplicas:
     repository: Repository
     replicas: StoreReplicas
     min_ready: int | None
-    say: Callable[[str], None]
+    say: InitVar[Callable[[str], None]]
     _is_recorded: bool = False
-    _problem: str | None = None
+
+    def __post_init__(self, say: Callable[[str], None]) -> None:
+        self._problems = RepeatFilter(say)
 
     def poll(self) -> Sequence[Sequence[Replica]]:
         """Return the state of all replicas, by shard."""
@@ -47,9 +50,9 @@ class RecordingReplicas:
             self._is_recorded = True
         except (ElasticRecError, OSError) as error:
             # The rollout continues; the next check tries again.
-            if str(error) != self._problem:
-                self._problem = str(error)
-                self.say(f"cannot record the addresses of the store, `models rollback` will not find it: {error}")
+            self._problems.write(
+                f"cannot record the addresses of the store, `models rollback` will not find it: {error}"
+            )
 
 
 def record_store(repository: Repository, addresses: Sequence[Sequence[str]], min_ready: int | None) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticrec.errors import ElasticRecError
+from elasticrec.net.logs import RepeatFilter
 from elasticrec.net.messages import PublishCommand, PublishPart
 from elasticrec.net.placement import ShardOwner, is_outstanding
 from elasticrec.publish.content import PublishedVersion
@@ -145,7 +146,7 @@ class Publishing:
         self._written = self._done = 0
         self._num_failures = 0
         self._committed_at: float | None = None
-        self._last_report = ""
+        self._problems = RepeatFilter(hooks.note)
         self._last_facts: Mapping[str, Any] = {}
 
     def request(self) -> int:
@@ -241,7 +242,7 @@ class Publishing:
     def _take_claim(self, task: _Task) -> None:
         """Take the version that earlier coordinators of this run committed last."""
         if task.error is not None:
-            self._report_once(f"publish: the repository cannot be used: {task.error}")
+            self._problems.write(f"publish: the repository cannot be used: {task.error}")
             self.figures.error = task.error
             self._not_before = self._hooks.clock() + self.settings.retry_s
             self._number += 1
@@ -337,7 +338,8 @@ class Publishing:
         self._open = None
         self._done = found.number
         self._num_failures = 0
-        self._last_report, self._last_facts = "", found.facts
+        self._problems.clear()
+        self._last_facts = found.facts
         was_refused = self.last is not None and self.last.is_refused
         self.last = task.result
         now = self._hooks.clock()
@@ -370,12 +372,6 @@ class Publishing:
         offer = f"; {last.offer}" if last.offer else ""
         return f"published version {last.number}, a {found.kind}: {rows}, in {figures.last_s:.1f} s{offer}"
 
-    def _report_once(self, text: str) -> None:
-        """Report a line to the user, unless it repeats the last one."""
-        if text != self._last_report:
-            self._last_report = text
-            self._hooks.note(text)
-
     def _fail(self, reason: str, *, retry_at_once: bool = False) -> None:
         """Give up the publish in progress; earlier versions stay, and its changes go into the next one."""
         found = self._open
@@ -386,7 +382,7 @@ class Publishing:
         self._is_wanted = True
         now = self._hooks.clock()
         self._not_before = now if retry_at_once else now + self.settings.retry_s
-        self._report_once(f"publish failed: {reason}; the next version will include its changes")
+        self._problems.write(f"publish failed: {reason}; the next version will include its changes")
         if not retry_at_once:
             self._count_failure(found.number)
         if found.draft is not None:
