@@ -10,7 +10,6 @@ from typing import Any, Self
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -22,7 +21,7 @@ from elasticrec.net import messages
 from elasticrec.net.logs import RepeatFilter
 from elasticrec.net.metrics import CONTENT_TYPE
 from elasticrec.net.security import Security
-from elasticrec.net.server import ListenOptions, WebServer, check_token, read_body
+from elasticrec.net.server import ListenOptions, WebServer, check_token, error_handlers, read_body, status_of
 from elasticrec.repository.files import FileServer
 
 # A shard's records list every batch of its open units: a large compressed file has many.
@@ -69,7 +68,7 @@ def make_app(coordinator: Coordinator, token: str | None = None, files: Path | N
     ]
     if files is not None:
         routes += FileServer(files, token).routes()
-    return Starlette(routes=routes, exception_handlers={HTTPException: api.refuse, Exception: api.fail})
+    return Starlette(routes=routes, exception_handlers=error_handlers(api.error_body))
 
 
 class _Api:
@@ -107,40 +106,18 @@ class _Api:
         """Handle a request on a thread: it may wait for the disk."""
         try:
             return await run_in_threadpool(act)
-        except messages.FencedError as error:
-            return self._error(409, str(error), is_moved=isinstance(error, messages.MovedError))
-        except messages.SurplusError as error:
-            return self._error(400, str(error), is_surplus=True)
-        except (UnavailableError, OSError) as error:
-            return self._error(503, str(error))
-        except ElasticRecError as error:
-            return self._error(400, str(error))
+        except (ElasticRecError, OSError) as error:
+            status = 409 if isinstance(error, messages.FencedError) else status_of(error)
+            return JSONResponse(self.error_body(error, str(error)), status)
 
-    def _error(
-        self,
-        status: int,
-        text: str,
-        headers: dict[str, str] | None = None,
-        *,
-        is_moved: bool = False,
-        is_surplus: bool = False,
-    ) -> Response:
-        """Return an error; the flags are for roles, which do not parse the text."""
+    def error_body(self, error: Exception, text: str) -> messages.ErrorResponse:
+        """Return the body of the response to an error; the flags are for roles, which do not parse the text."""
         answer: messages.ErrorResponse = {"term": self._coordinator.term, "error": text}
-        if is_moved:
+        if isinstance(error, messages.MovedError):
             answer["moved"] = True
-        if is_surplus:
+        if isinstance(error, messages.SurplusError):
             answer["surplus"] = True
-        return JSONResponse(answer, status, headers)
-
-    async def refuse(self, request: Request, error: Exception) -> Response:
-        """Answer a request that is refused before the coordinator sees it, such as an unknown path or a wrong token."""
-        assert isinstance(error, HTTPException)
-        return self._error(error.status_code, error.detail.lower(), dict(error.headers or {}))
-
-    async def fail(self, request: Request, error: Exception) -> Response:
-        """Answer after a bug; the log has the traceback."""
-        return self._error(500, f"internal error: {type(error).__name__}")
+        return answer
 
 
 class CoordinatorServer:

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from elasticrec.errors import ElasticRecError, UnavailableError
+from elasticrec.errors import ElasticRecError
 from elasticrec.net.metrics import CONTENT_TYPE
-from elasticrec.net.server import check_token, read_body
+from elasticrec.net.server import check_token, error_body, error_handlers, read_body, status_of
 
 MAX_KEYS = 1 << 16
 # A key takes up to 20 decimal digits, quotes, a comma and white space.
@@ -60,10 +60,8 @@ def make_app(node: Node, token: str | None) -> Starlette:
             body = await read_body(request, MAX_BODY_BYTES)
             try:
                 return await run_in_threadpool(act, request, body)
-            except UnavailableError as error:
-                return _error(503, str(error))
             except ElasticRecError as error:
-                return _error(400, str(error))
+                return JSONResponse(error_body(error, str(error)), status_of(error))
 
         return route
 
@@ -93,7 +91,7 @@ def make_app(node: Node, token: str | None) -> Starlette:
             Route("/v1/load", guarded(load), methods=["POST"]),
             Route("/DictService/seek", guarded(lambda _, body: _seek(node, body)), methods=["POST"]),
         ],
-        exception_handlers={HTTPException: _refuse, Exception: _fail},
+        exception_handlers=error_handlers(),
     )
 
 
@@ -133,17 +131,3 @@ def _request(body: bytes) -> tuple[list[int], bool]:
             raise HTTPException(400, f"body: keys[{at}]: expected a u64, got {json.dumps(key)[:40]}")
         keys[at] = number
     return keys, wants_version
-
-
-def _error(status: int, text: str) -> Response:
-    return JSONResponse({"error": text}, status)
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail.lower()}, error.status_code, dict(error.headers or {}))
-
-
-async def _fail(request: Request, error: Exception) -> Response:
-    """Answer after a bug; the log has the traceback."""
-    return _error(500, f"internal error: {type(error).__name__}")

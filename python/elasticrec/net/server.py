@@ -3,15 +3,18 @@
 import errno
 import socket
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
-from elasticrec.errors import ConfigError
+from elasticrec.errors import ConfigError, ElasticRecError
 from elasticrec.net.security import has_token
 
 
@@ -63,6 +66,30 @@ class WebServer:
         if self._thread.ident is not None:
             self._thread.join()
         self._socket.close()
+
+
+def error_body(error: Exception, text: str) -> Mapping[str, Any]:
+    """Return the body of the response to an error."""
+    return {"error": text}
+
+
+def error_handlers(body: Callable[[Exception, str], Mapping[str, Any]] = error_body) -> dict[Any, Any]:
+    """Return the handlers of an application for requests that are refused and for bugs."""
+
+    async def refuse(request: Request, error: HTTPException) -> Response:
+        """Answer a request that is refused before its action, such as an unknown path or a wrong token."""
+        return JSONResponse(body(error, error.detail.lower()), error.status_code, dict(error.headers or {}))
+
+    async def fail(request: Request, error: Exception) -> Response:
+        """Answer after a bug; the log has the traceback."""
+        return JSONResponse(body(error, f"internal error: {type(error).__name__}"), 500)
+
+    return {HTTPException: refuse, Exception: fail}
+
+
+def status_of(error: ElasticRecError | OSError) -> int:
+    """Return the HTTP status of an error: `OSError` includes `UnavailableError`, and a later request may succeed."""
+    return 503 if isinstance(error, OSError) else 400
 
 
 def check_token(request: Request, token: str | None) -> None:
