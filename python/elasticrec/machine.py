@@ -1,8 +1,10 @@
-"""Resources of the machine that this process may use."""
+"""This process and its machine: cores, memory, open files, and the signals that stop it."""
 
 import contextlib
 import os
 import resource
+import signal
+from collections.abc import Callable
 
 # Enough for 4,096 connections and everything else.
 _MANY_FILES = 32_768
@@ -31,6 +33,12 @@ def allow_many_files() -> None:
     # Some systems report a limit that they do not allow.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+
+
+def on_stop_signal(act: Callable[[], object]) -> None:
+    """Call `act` on SIGTERM and on Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: act())
 
 
 def limit_spinning() -> None:

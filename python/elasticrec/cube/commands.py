@@ -2,13 +2,12 @@
 
 import logging
 import re
-import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from elasticrec.machine import allow_many_files
+from elasticrec.machine import allow_many_files, on_stop_signal
 from elasticrec.net import environment
 from elasticrec.net.logs import log_to_stderr
 from elasticrec.net.options import CaOption, CertOption, InsecureOption, KeyOption
@@ -84,8 +83,7 @@ def serve(
     allow_many_files()
     log_to_stderr(stamped=True)
     node = StoreNode(options)
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: node.stop())
+    on_stop_signal(node.stop)
     logger.info("cube of %s: shard %d of %d, %s", found.repository.location, number, num_shards, node.url)
     node.run()
 

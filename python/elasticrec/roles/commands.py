@@ -1,19 +1,17 @@
 """`elasticrec coordinator | ps | trainer`: run one role in this process, from flags or environment variables only."""
 
-import contextlib
 import ctypes
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elasticrec.machine import allow_many_files
+from elasticrec.machine import allow_many_files, on_stop_signal
 from elasticrec.net import environment
 from elasticrec.net.logs import StampedStream, log_to_stderr
 from elasticrec.net.options import CaOption, CertOption, InsecureOption, KeyOption
@@ -93,10 +91,11 @@ def coordinator(
     listen.check()
     from elasticrec.roles.coordinator import serve_coordinator
 
-    with _stop_event() as stop:
-        if not serve_coordinator(job, found, listen, stop):
-            # The launcher must not take this for the end of the run.
-            raise typer.Exit(_STOPPED)
+    stop = threading.Event()
+    on_stop_signal(stop.set)
+    if not serve_coordinator(job, found, listen, stop):
+        # The launcher must not take this for the end of the run.
+        raise typer.Exit(_STOPPED)
 
 
 def ps(
@@ -191,8 +190,7 @@ def _run(process: "ShardProcess | TrainerProcess") -> None:
     from elasticrec.net.messages import FencedError
     from elasticrec.roles.member import Shutdown
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: process.shutdown.request())
+    on_stop_signal(process.shutdown.request)
     try:
         process.run()
     except Shutdown:
@@ -224,12 +222,3 @@ def _set_up() -> None:
     if os.getppid() != int(parent):
         # The launcher ended before the call above.
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _stop_event() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and Ctrl-C set."""
-    stop = threading.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: stop.set())
-    yield stop

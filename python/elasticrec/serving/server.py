@@ -1,7 +1,6 @@
 """Start the server, load its models and follow their new versions; requests are answered in Rust."""
 
 import contextlib
-import signal
 import socket
 import threading
 import time
@@ -11,7 +10,7 @@ from elasticrec import _core
 from elasticrec.config import Job, Serve
 from elasticrec.config.publish import Cube
 from elasticrec.errors import ConfigError, ElasticRecError, UnavailableError
-from elasticrec.machine import num_cores
+from elasticrec.machine import num_cores, on_stop_signal
 from elasticrec.net.logs import RepeatFilter
 from elasticrec.net.security import check_addresses, store_security
 from elasticrec.repository.fetch import default_cache
@@ -57,12 +56,7 @@ def serve(variants: Sequence[Variant], job: Job, say: Say, *, wait: bool = False
     With `wait`, wait for a first version or a shard of the store that is missing.
     """
     stopping = threading.Event()
-
-    def stop(*_: object) -> None:
-        stopping.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    on_stop_signal(stopping.set)
     with run_server(variants, job, say, stopping, wait=wait) as server:
         while not stopping.is_set() and not server.wait(_TICK_S):
             pass

@@ -2,12 +2,12 @@
 
 import json
 import logging
-import signal
 import threading
 from typing import Annotated
 
 import typer
 
+from elasticrec.machine import on_stop_signal
 from elasticrec.net.logs import log_to_stderr
 from elasticrec.net.options import CaOption, InsecureOption
 from elasticrec.repository.commands import NamedVersionArgument, resolve_version
@@ -63,8 +63,7 @@ def deliver(
         delivery.step()
         return
     stop = threading.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: stop.set())
+    on_stop_signal(stop.set)
     delivery.run(stop.wait)
 
 
