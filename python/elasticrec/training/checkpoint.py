@@ -296,6 +296,15 @@ def best(run: Run, job: Job) -> Checkpoint | None:
     return _best(_readable(run), job)
 
 
+def newest_or_best(run: Run, *, is_best: bool, hint: str = "") -> Checkpoint:
+    """Return the newest or the best checkpoint; raise an error that ends with `hint` if there is none."""
+    found = best(run, run.job()) if is_best else latest(run)
+    if found is None:
+        what = "a checkpoint that was evaluated" if is_best else "a checkpoint"
+        raise ModelError(f"{run.path}: expected {what}, got none{hint}")
+    return found
+
+
 def best_value(evaluation: list[Metrics] | None, job: Job) -> float | None:
     """Return the value that `best` compares; higher is better."""
     if evaluation is None:

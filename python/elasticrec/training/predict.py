@@ -68,12 +68,9 @@ class CheckpointModel:
 
 def load_checkpoint(run: Run, *, best: bool = False) -> CheckpointModel:
     """Load the newest or the best checkpoint of a run; retry if a running training removes it."""
+    hint = "; train it with `data.eval`" if best else "; train it first"
     while True:
-        checkpoint = checkpoints.best(run, run.job()) if best else checkpoints.latest(run)
-        if checkpoint is None:
-            what = "a checkpoint that was evaluated" if best else "a checkpoint"
-            how = "; train it with `data.eval`" if best else "; train it first"
-            raise ModelError(f"{run.path}: expected {what}, got none{how}")
+        checkpoint = checkpoints.newest_or_best(run, is_best=best, hint=hint)
         try:
             return load(run.job(), checkpoint)
         except (ModelError, OSError):

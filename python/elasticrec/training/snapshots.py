@@ -48,11 +48,7 @@ def choose(run: Run, epochs: str | None, *, best: bool = False) -> list[Checkpoi
         raise ConfigError("eval: expected one of --range and --best")
     if epochs is not None:
         return _in_range(run, epochs)
-    chosen = checkpoints.best(run, run.job()) if best else checkpoints.latest(run)
-    if chosen is None:
-        what = "a checkpoint that was evaluated" if best else "a checkpoint"
-        raise ModelError(f"{run.path}: expected {what}, got none")
-    return [chosen]
+    return [checkpoints.newest_or_best(run, is_best=best)]
 
 
 def _in_range(run: Run, epochs: str) -> list[Checkpoint]:
