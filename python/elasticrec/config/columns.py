@@ -11,7 +11,7 @@ from elasticrec.config.fields import Pooling, Section, Word, expected, one_or_li
 MAX_SLOTS = 65535
 
 _RANGE = re.compile(r"([0-9]+)-([0-9]+)")
-NUMBER = re.compile(r"0|[1-9][0-9]*")
+_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 def _expand_name(value: Any) -> Any:
@@ -23,6 +23,22 @@ def range_of(name: str) -> range | None:
     """Return the numbers of a range such as `0-25`, or None for any other name."""
     match = _RANGE.fullmatch(name)
     return range(int(match[1]), int(match[2]) + 1) if match else None
+
+
+def fold_ranges(items: Iterable[Any]) -> list[Any]:
+    """Replace consecutive numbers among the names of slots by a range such as `0-25`; other items stay."""
+    folded: list[Any] = []
+    run: list[str] = []
+    for item in (*items, None):
+        is_number = isinstance(item, str) and _NUMBER.fullmatch(item)
+        if run and not (is_number and int(item) == int(run[-1]) + 1):
+            folded += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else run
+            run = []
+        if is_number:
+            run.append(item)
+        elif item is not None:
+            folded.append(item)
+    return folded
 
 
 class Slot(Section):
@@ -65,7 +81,7 @@ class Slot(Section):
         match = _RANGE.fullmatch(value)
         if match is None:
             return value
-        if not all(NUMBER.fullmatch(end) and len(end) <= 18 for end in match.groups()):
+        if not all(_NUMBER.fullmatch(end) and len(end) <= 18 for end in match.groups()):
             raise expected("a range of numbers without leading zeros such as `0-25`")
         if not 1 <= int(match[2]) - int(match[1]) + 1 <= MAX_SLOTS:
             raise expected(f"a range that goes up and has at most {MAX_SLOTS} slots")

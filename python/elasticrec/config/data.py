@@ -21,7 +21,6 @@ from pydantic import (
 
 from elasticrec.config.columns import (
     MAX_SLOTS,
-    NUMBER,
     Buckets,
     BucketSlot,
     Columns,
@@ -32,6 +31,7 @@ from elasticrec.config.columns import (
     check_sharing,
     check_unique,
     expand,
+    fold_ranges,
     range_of,
 )
 from elasticrec.config.fields import (
@@ -383,20 +383,11 @@ class Data(Section):
     def _show_slots(self, slots: tuple[Slot, ...]) -> list[Any]:
         """Write slots the way a person would: bare names for the default pooling, ranges for consecutive numbers."""
         shown: list[Any] = []
-        run: list[int] = []
         for slot in slots:
-            plain = slot.model_dump(exclude_none=True).keys() == {"name", "pooling"} and slot.pooling == self.pooling
-            if plain and NUMBER.fullmatch(slot.name):
-                number = int(slot.name)
-                if run and number != run[-1] + 1:
-                    shown += _show_run(run)
-                    run = []
-                run.append(number)
-                continue
-            shown += _show_run(run)
-            run = []
-            shown.append(slot.name if plain else slot.model_dump(exclude_none=True))
-        return shown + _show_run(run)
+            keys = slot.model_dump(exclude_none=True)
+            is_plain = keys.keys() == {"name", "pooling"} and slot.pooling == self.pooling
+            shown.append(slot.name if is_plain else keys)
+        return fold_ranges(shown)
 
     @field_serializer("dense", when_used="json")
     def _show_dense(self, dense: tuple[DenseColumn, ...]) -> list[Any]:
@@ -435,10 +426,6 @@ def read_slot_conf(path: Path) -> list[Any]:
     if not slots:
         raise problem(f"slot_conf: {path}: expected at least 1 slot, got none")
     return slots
-
-
-def _show_run(run: list[int]) -> list[str]:
-    return [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
 
 
 def _check_names(names: list[str], kind: str, info: ValidationInfo, columns: tuple[str, ...]) -> None:

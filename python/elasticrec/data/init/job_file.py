@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrec.config import parse_job
-from elasticrec.config.columns import NUMBER
+from elasticrec.config.columns import fold_ranges
 from elasticrec.config.document import parse
 from elasticrec.data.checks import check_data
 from elasticrec.data.header import with_names
@@ -186,13 +186,13 @@ def _slot_lines(detection: Detection, data: dict[str, Any]) -> list[str]:
     if detection.labels != ["click"]:
         lines.append(f"  labels: {flow_yaml(detection.labels)}")
     if detection.kind == "slots":
-        lines.append(f"  slots: {flow_yaml(_ranges([slot.name for slot in roles.slots]))}")
+        lines.append(f"  slots: {flow_yaml(fold_ranges([slot.name for slot in roles.slots]))}")
         lines.append("  # equal signs in two slots share a row; uncomment to give each slot its own rows")
         lines.append("  # separate_slots: true")
     elif any(slot.note for slot in roles.slots):
         lines += ["  slots:", *(_item_line(slot, "    ") for slot in roles.slots)]
     else:
-        lines.append(f"  slots: {flow_yaml(_ranges([slot.name for slot in roles.slots]))}")
+        lines.append(f"  slots: {flow_yaml(fold_ranges([slot.name for slot in roles.slots]))}")
     if roles.dense:
         lines += ["  dense:", *(_item_line(column, "    ") for column in roles.dense)]
     if detection.kind == "paddlerec":
@@ -210,27 +210,6 @@ def _item_line(feature: Feature, indent: str) -> str:
 
 def _comment(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _ranges(names: Sequence[str]) -> list[str]:
-    """Return slot names with consecutive numbers as ranges."""
-    shown: list[str] = []
-    run: list[int] = []
-
-    def close() -> None:
-        shown.extend([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))
-        run.clear()
-
-    for name in names:
-        if NUMBER.fullmatch(name):
-            if run and int(name) != run[-1] + 1:
-                close()
-            run.append(int(name))
-        else:
-            close()
-            shown.append(name)
-    close()
-    return shown
 
 
 def summary_lines(written: WrittenJob) -> list[str]:
@@ -271,6 +250,6 @@ def _count_text(count: int, name: str) -> str:
 
 
 def _shorten_names(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(_ranges(names)[:most])
-    more = len(_ranges(names)) - most
+    ranges = fold_ranges(names)
+    shown, more = ", ".join(ranges[:most]), len(ranges) - most
     return f"{shown} and {more} more" if more > 0 else shown
