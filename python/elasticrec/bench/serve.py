@@ -13,7 +13,7 @@ from typing import Any
 
 from elasticrec import _core
 from elasticrec.bench import serve_rivals
-from elasticrec.bench.processes import cpu_seconds
+from elasticrec.bench.processes import cpu_seconds, require_clone
 from elasticrec.bench.serve_model import NAME, BenchModel, Requests, Sizes, grpc_requests, http_requests, make_model
 from elasticrec.bench.stages import mean_us, stages_of
 from elasticrec.errors import UnavailableError
@@ -41,7 +41,7 @@ _TIMEOUT_S = 60.0
 def run(sizes: Sizes, parts: list[str], say: Say) -> Result:
     """Return the figures of the parts, medians of `repeats`."""
     if RIVALS in parts:
-        serve_rivals.check_clone()
+        require_clone(serve_rivals.SCRIPTS)
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         say(f"making a model of {sizes.rows:,} rows")
         model = make_model(sizes.rows)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from elasticrec import _core
-from elasticrec.bench.processes import free_ports
+from elasticrec.bench.processes import free_ports, require_clone
 from elasticrec.bench.serve_model import (
     DENSE,
     NAME,
@@ -37,7 +37,7 @@ from elasticrec.bench.serve_model import (
     grpc_requests,
     http_requests,
 )
-from elasticrec.errors import ConfigError, UnavailableError
+from elasticrec.errors import UnavailableError
 from elasticrec.repository.version import part_name
 from elasticrec.serving.process import server_process
 from elasticrec.training.predict import load_checkpoint
@@ -137,12 +137,6 @@ class Shape:
         return f"{self.protocol}, {self.workers} process{'es' if self.workers > 1 else ''}, {joined}"
 
 
-def check_clone() -> None:
-    """Refuse to run from an installed package, which lacks the scripts."""
-    if not SCRIPTS.is_dir():
-        raise ConfigError("bench: --rivals: expected a clone with `benchmarks/`, got an installed package")
-
-
 def export_model(model: BenchModel, directory: Path) -> None:
     """Export the network and the rows in formats that other servers can load."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -165,7 +159,7 @@ def export_model(model: BenchModel, directory: Path) -> None:
 
 def run(model: BenchModel, sizes: Sizes, say: Say) -> Result:
     """Compare our server with each rival at its best, in requests of one instance per second, in turn."""
-    check_clone()
+    require_clone(SCRIPTS)
     exported = Path("exported").absolute()
     export_model(model, exported)
     batches = model.batches(1, _NUM_BODIES)

@@ -24,10 +24,11 @@ import numpy.typing as npt
 import torch
 
 from elasticrec.bench.network import dense_only_rate
+from elasticrec.bench.processes import require_clone
 from elasticrec.config import parse_job
 from elasticrec.data.batches import open_batches
 from elasticrec.data.units import UnitSplit, plan_units
-from elasticrec.errors import ConfigError, ModelError
+from elasticrec.errors import ModelError
 from elasticrec.machine import num_cores
 from elasticrec.run import Run
 from elasticrec.training.loop import Trainer
@@ -39,6 +40,7 @@ SLOTS, DENSE = 26, 13
 BATCH_SIZES = (512, 4096)
 RIVAL_BATCH_SIZE = 512
 ZIPF = 1.05
+_RIVAL_SCRIPT = Path(__file__).parents[3] / "benchmarks" / "train_torch.py"
 # Batches that warm up caches, threads and the allocator.
 _WARM_UP_BATCHES = 20
 
@@ -57,7 +59,7 @@ class Sizes:
 
 def run(sizes: Sizes, say: Callable[[str], None]) -> Result:
     """Return all figures, medians of `repeats`; training, the network alone and the rival take turns."""
-    script = _rival_script() if sizes.rivals else None
+    script = require_clone(_RIVAL_SCRIPT) if sizes.rivals else None
     with tempfile.TemporaryDirectory(prefix="elasticrec-bench-") as scratch, contextlib.chdir(scratch):
         values = sizes.rows // SLOTS
         files = {}
@@ -250,13 +252,6 @@ def _train_rate(trainer: Trainer, file: Path, num_samples: int) -> tuple[float, 
             trainer.step(batch)
             samples += batch.num_samples
         return samples / (time.perf_counter() - start), clock.shares()
-
-
-def _rival_script() -> Path:
-    script = Path(__file__).parents[3] / "benchmarks" / "train_torch.py"
-    if not script.is_file():
-        raise ConfigError("bench: --rivals: expected a clone with `benchmarks/`, got an installed package")
-    return script
 
 
 __all__ = ["Sizes", "describe", "fill_table", "raw_job", "read_head", "run", "write_samples"]
