@@ -1,25 +1,22 @@
 """The coordinator's metrics for Prometheus (docs/metrics.md)."""
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from elasticrec.net.messages import CheckpointStatus, StatusResponse, UnitFigures
-from elasticrec.net.metrics import Families, Sample
+from elasticrec.net.metrics import Families
 
 
 def render(status: StatusResponse) -> str:
     """Return the metrics of a status in the text format of Prometheus."""
     found = Families("elasticrec_coordinator_")
-    found.add("term", "gauge", "Term of the coordinator.", status["term"])
-    found.add("map_epoch", "gauge", "Epoch of the partition map.", status["epoch"])
-    found.add("passes", "gauge", "Passes that have started.", status["passes"]["begun"])
+    found.add("term", "Term of the coordinator.", status["term"])
+    found.add("map_epoch", "Epoch of the partition map.", status["epoch"])
+    found.add("passes", "Passes that have started.", status["passes"]["begun"])
     _add_units(found, status["units"], status["counters"])
     meetings = status["meetings"]
-    found.add("meetings_total", "counter", "Meetings of `half_async`, summed over all trainers.", meetings["attended"])
-    found.add(
-        "meetings_ahead_most", "gauge", "Largest lead of a trainer over another, in meetings.", meetings["most_ahead"]
-    )
+    found.add("meetings_total", "Meetings of `half_async`, summed over all trainers.", meetings["attended"])
+    found.add("meetings_ahead_most", "Largest lead of a trainer over another, in meetings.", meetings["most_ahead"])
     _add_members(found, status)
     _add_checkpoints(found, status["checkpoint"])
     if status["publish"] is not None:
@@ -28,101 +25,75 @@ def render(status: StatusResponse) -> str:
 
 
 def _add_units(found: Families, units: UnitFigures, counters: dict[str, int]) -> None:
-    found.add("units_planned", "gauge", "Units of the passes that have started.", units["planned"])
-    found.add("units_complete", "gauge", "Units that every partition has applied.", units["complete"])
-    found.add("units_leased", "gauge", "Units leased to trainers.", units["leased"])
-    found.add(
-        "units_settling", "gauge", "Units that are pushed, but not yet confirmed by all shards.", units["settling"]
-    )
-    found.add("units_behind", "gauge", "Units that a restored shard lacks.", units["behind"])
-    found.add("leases_total", "counter", "Leases of units.", counters["given"])
-    found.add("replays_total", "counter", "Leases of units that were leased before.", counters["replayed"])
-    found.add(
+    found.add("units_planned", "Units of the passes that have started.", units["planned"])
+    found.add("units_complete", "Units that every partition has applied.", units["complete"])
+    found.add("units_leased", "Units leased to trainers.", units["leased"])
+    found.add("units_settling", "Units that are pushed, but not yet confirmed by all shards.", units["settling"])
+    found.add("units_behind", "Units that a restored shard lacks.", units["behind"])
+    found.add("leases_total", "Leases of units.", counters["given"])
+    found.add("replays_total", "Leases of units that were leased before.", counters["replayed"])
+    found.add_by(
         "leases_ended_total",
-        "counter",
         "Leases that ended before the unit was pushed, and pushed units that shards did not confirm.",
-        *(({"reason": reason}, counters[reason]) for reason in ("lapsed", "given_back", "unsettled")),
+        "reason",
+        {reason: counters[reason] for reason in ("lapsed", "given_back", "unsettled")},
     )
 
 
 def _add_members(found: Families, status: StatusResponse) -> None:
     shards, trainers, wanted = status["shards"], status["trainers"], status["wanted"]
-    found.add(
+    states = Counter(one["state"] for one in shards)
+    found.add_by(
         "shards",
-        "gauge",
         "Shards by state.",
-        *_by_state([one["state"] for one in shards], ("serving", "loading", "unheard", "down")),
+        "state",
+        {state: states[state] for state in ("serving", "loading", "unheard", "down")},
     )
-    found.add(
-        "trainers",
-        "gauge",
-        "Trainers by state.",
-        *_by_state([one["state"] for one in trainers], ("alive", "unheard", "silent")),
+    states = Counter(one["state"] for one in trainers)
+    found.add_by(
+        "trainers", "Trainers by state.", "state", {state: states[state] for state in ("alive", "unheard", "silent")}
     )
-    found.add(
-        "wanted",
-        "gauge",
-        "Requested number of processes.",
-        ({"role": "ps"}, wanted["servers"]),
-        ({"role": "trainer"}, wanted["trainers"]),
+    found.add_by(
+        "wanted", "Requested number of processes.", "role", {"ps": wanted["servers"], "trainer": wanted["trainers"]}
     )
-    found.add(
+    found.add_by(
         "starts_total",
-        "counter",
         "Processes that registered, including replacements.",
-        *(({"role": role}, status["started"].get(role, 0)) for role in ("ps", "trainer")),
+        "role",
+        {role: status["started"].get(role, 0) for role in ("ps", "trainer")},
     )
     found.add(
         "lease_left_seconds",
-        "gauge",
         "Time until the member's lease expires.",
         *(({"role": "ps", "index": str(one["index"])}, one["lease_left_s"]) for one in shards),
         *(({"role": "trainer", "index": str(one["index"])}, one["lease_left_s"]) for one in trainers),
     )
-    found.add(
-        "samples_per_second", "gauge", "Throughput of all trainers over the last seconds.", status["samples_per_s"]
-    )
+    found.add("samples_per_second", "Throughput of all trainers over the last seconds.", status["samples_per_s"])
 
 
 def _add_checkpoints(found: Families, checkpoint: CheckpointStatus) -> None:
-    found.add(
+    found.add_by(
         "checkpoints_total",
-        "counter",
         "Checkpoints of this coordinator.",
-        ({"result": "committed"}, checkpoint["committed"]),
-        ({"result": "failed"}, checkpoint["failed"]),
+        "result",
+        {"committed": checkpoint["committed"], "failed": checkpoint["failed"]},
     )
-    found.add(
-        "checkpoint_seconds_total",
-        "counter",
-        "Time of committed checkpoints from start to commit.",
-        checkpoint["seconds"],
-    )
-    found.add("checkpoint_age_seconds", "gauge", "Time since this coordinator's last checkpoint.", checkpoint["age_s"])
+    found.add("checkpoint_seconds_total", "Time of committed checkpoints from start to commit.", checkpoint["seconds"])
+    found.add("checkpoint_age_seconds", "Time since this coordinator's last checkpoint.", checkpoint["age_s"])
 
 
 def _add_publishes(found: Families, publish: dict[str, Any]) -> None:
-    found.add("version", "gauge", "Newest published version.", publish["version"])
-    found.add(
+    found.add("version", "Newest published version.", publish["version"])
+    found.add_by(
         "publishes_total",
-        "counter",
         "Publishes of this coordinator.",
-        *(({"result": result}, publish[result]) for result in ("committed", "failed")),
+        "result",
+        {result: publish[result] for result in ("committed", "failed")},
     )
-    found.add(
-        "publish_seconds_total",
-        "counter",
-        "Time of committed publishes from start to commit.",
-        publish["seconds"],
-    )
-    found.add("publish_age_seconds", "gauge", "Time since this coordinator's last publish.", publish["age_s"])
-    found.add("publish_next_seconds", "gauge", "Time until the next publish is due.", publish["next_s"])
-    found.add("publish_rows", "gauge", "Rows of the last version.", publish["rows"])
-    found.add("publish_changed_rows", "gauge", "Rows written for the last version.", publish["changed"])
-    found.add("publish_removed_rows", "gauge", "Signs removed by the last version.", publish["removed"])
-    found.add("publish_bytes", "gauge", "Bytes of the last version's part files.", publish["num_bytes"])
-
-
-def _by_state(members: Iterable[str], states: Iterable[str]) -> list[Sample]:
-    counts = Counter(members)
-    return [({"state": state}, counts[state]) for state in states]
+    found.add("publish_seconds_total", "Time of committed publishes from start to commit.", publish["seconds"])
+    found.add("publish_age_seconds", "Time since this coordinator's last publish.", publish["age_s"])
+    found.add("publish_next_seconds", "Time until the next publish is due.", publish["next_s"])
+    found.add("publish_rows", "Rows of the last version.", publish["rows"])
+    found.add("publish_changed_rows", "Rows written for the last version.", publish["changed"])
+    found.add("publish_removed_rows", "Signs removed by the last version.", publish["removed"])
+    found.add("publish_bytes", "Bytes of the last version's part files.", publish["num_bytes"])

@@ -16,30 +16,25 @@ def node_text(status: dict[str, Any], latency: Latency | None) -> str:
     """Return the metrics of a process from its status; a process without a version has few."""
     found = Families("elasticrec_cube_", model=status["model"], shard=str(status["shard"]))
     held, counters = status.get("held", {}), status.get("counters", {})
-    found.add("ready", "gauge", "Whether the current version is loaded.", int(status["ready"]))
-    found.add("memory_bytes", "gauge", "Memory of the process.", status["memory_bytes"])
-    found.add("version", "gauge", "Current version.", status.get("current"))
-    found.add("newest_version", "gauge", "Newest loaded version.", max(status["versions"], default=None))
-    found.add("versions", "gauge", "Number of loaded versions.", len(status["versions"]))
-    rows = [({"version": version}, figures["rows"]) for version, figures in held.items()]
-    found.add("rows", "gauge", "Rows of the process's partitions by version.", *rows)
-    sizes = [({"version": version}, figures["bytes"]) for version, figures in held.items()]
-    found.add("bytes", "gauge", "Bytes of files and segments by version; most are shared between versions.", *sizes)
-    found.add("load_seconds", "gauge", "Load time of the last version.", status.get("load_s"))
-    found.add("loads_total", "counter", "Loaded bases and deltas.", status.get("loads"))
-    found.add("load_failures_total", "counter", "Failed attempts to load a version.", status.get("load_failures"))
-    found.add("requests_total", "counter", "Answered lookups.", counters.get("requests"))
-    found.add("keys_total", "counter", "Signs in lookups.", counters.get("keys"))
-    found.add("misses_total", "counter", "Signs without a row.", counters.get("misses"))
-    found.add("row_bytes_total", "counter", "Bytes of rows sent.", counters.get("bytes"))
-    found.add("refused_total", "counter", "Refused requests and peers.", counters.get("refused"))
-    found.add(
-        "malformed_total",
-        "counter",
-        "Connections closed because of a malformed request.",
-        counters.get("malformed"),
-    )
-    found.add("connections", "gauge", "Open client connections.", counters.get("connections"))
+    found.add("ready", "Whether the current version is loaded.", int(status["ready"]))
+    found.add("memory_bytes", "Memory of the process.", status["memory_bytes"])
+    found.add("version", "Current version.", status.get("current"))
+    found.add("newest_version", "Newest loaded version.", max(status["versions"], default=None))
+    found.add("versions", "Number of loaded versions.", len(status["versions"]))
+    rows = {version: figures["rows"] for version, figures in held.items()}
+    found.add_by("rows", "Rows of the process's partitions by version.", "version", rows)
+    sizes = {version: figures["bytes"] for version, figures in held.items()}
+    found.add_by("bytes", "Bytes of files and segments by version; most are shared between versions.", "version", sizes)
+    found.add("load_seconds", "Load time of the last version.", status.get("load_s"))
+    found.add("loads_total", "Loaded bases and deltas.", status.get("loads"))
+    found.add("load_failures_total", "Failed attempts to load a version.", status.get("load_failures"))
+    found.add("requests_total", "Answered lookups.", counters.get("requests"))
+    found.add("keys_total", "Signs in lookups.", counters.get("keys"))
+    found.add("misses_total", "Signs without a row.", counters.get("misses"))
+    found.add("row_bytes_total", "Bytes of rows sent.", counters.get("bytes"))
+    found.add("refused_total", "Refused requests and peers.", counters.get("refused"))
+    found.add("malformed_total", "Connections closed because of a malformed request.", counters.get("malformed"))
+    found.add("connections", "Open client connections.", counters.get("connections"))
     if latency is not None:
         buckets, sum_s = latency
         found.histogram("request_seconds", "Time from a complete request to the sent answer.", _coarse(buckets), sum_s)

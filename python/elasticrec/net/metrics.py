@@ -2,9 +2,8 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
 
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -27,15 +26,20 @@ class Families(Collector):
         self._prefix, self._labels = prefix, labels
         self._metrics: list[Metric] = []
 
-    def add(self, name: str, kind: Literal["counter", "gauge"], help_text: str, *samples: Sample | Value) -> None:
-        """Add a metric; unknown values are left out."""
+    def add(self, name: str, help_text: str, *samples: Sample | Value) -> None:
+        """Add a counter if the name ends in `_total`, else a gauge; unknown values are left out."""
         full_name = self._prefix + name
-        metric = Metric(full_name.removesuffix("_total"), help_text, kind)
+        base_name = full_name.removesuffix("_total")
+        metric = Metric(base_name, help_text, "gauge" if base_name == full_name else "counter")
         for sample in samples:
             labels, value = sample if isinstance(sample, tuple) else ({}, sample)
             if value is not None:
                 metric.add_sample(full_name, self._labels | labels, value)
         self._metrics.append(metric)
+
+    def add_by(self, name: str, help_text: str, label: str, values: Mapping[str, Value]) -> None:
+        """Add a metric with a sample for each value of a label."""
+        self.add(name, help_text, *(({label: key}, value) for key, value in values.items()))
 
     def histogram(self, name: str, help_text: str, buckets: Sequence[tuple[float, int]], total: float) -> None:
         """Add a histogram: counts by upper bound, of which the last is infinite, and the sum of all values."""

@@ -11,93 +11,76 @@ def shard_text(index: int, figures: Figures) -> str:
     def seconds(name: str) -> float | None:
         return None if name not in figures else figures[name] / 1e9
 
-    found.add("serving", "gauge", "Whether the shard has loaded its partitions.", figures["serving"])
-    found.add("lease_left_seconds", "gauge", "Time until the shard's lease expires.", figures["lease_left_s"])
-    found.add("rows", "gauge", "Rows of the shard's partitions.", figures.get("num_rows"))
-    found.add("memory_bytes", "gauge", "Memory of the rows.", figures.get("num_bytes"))
-    found.add("pulls_total", "counter", "Answered pulls.", figures.get("pulls"))
-    found.add("pulled_signs_total", "counter", "Signs in pulls.", figures.get("pulled_signs"))
+    found.add("serving", "Whether the shard has loaded its partitions.", figures["serving"])
+    found.add("lease_left_seconds", "Time until the shard's lease expires.", figures["lease_left_s"])
+    found.add("rows", "Rows of the shard's partitions.", figures.get("num_rows"))
+    found.add("memory_bytes", "Memory of the rows.", figures.get("num_bytes"))
+    found.add("pulls_total", "Answered pulls.", figures.get("pulls"))
+    found.add("pulled_signs_total", "Signs in pulls.", figures.get("pulled_signs"))
+    found.add("pull_seconds_total", "Time spent on pulls, including waits for the shard's lock.", seconds("pull_nanos"))
+    found.add("pushes_total", "Answered pushes.", figures.get("pushes"))
+    found.add("pushed_signs_total", "Signs in pushes.", figures.get("pushed_signs"))
     found.add(
-        "pull_seconds_total",
-        "counter",
-        "Time spent on pulls, including waits for the shard's lock.",
-        seconds("pull_nanos"),
+        "push_seconds_total", "Time spent on pushes, including waits for the shard's lock.", seconds("push_nanos")
     )
-    found.add("pushes_total", "counter", "Answered pushes.", figures.get("pushes"))
-    found.add("pushed_signs_total", "counter", "Signs in pushes.", figures.get("pushed_signs"))
-    found.add(
-        "push_seconds_total",
-        "counter",
-        "Time spent on pushes, including waits for the shard's lock.",
-        seconds("push_nanos"),
-    )
-    found.add(
-        "applied_pushes_total", "counter", "Pushes that were applied by at least one partition.", figures.get("applied")
-    )
-    found.add(
-        "repeated_pushes_total", "counter", "Pushes that all partitions had applied before.", figures.get("repeated")
-    )
+    found.add("applied_pushes_total", "Pushes that were applied by at least one partition.", figures.get("applied"))
+    found.add("repeated_pushes_total", "Pushes that all partitions had applied before.", figures.get("repeated"))
     found.add(
         "non_finite_pushes_total",
-        "counter",
         "Pushes with NaN or infinity: counted, but not applied to weights.",
         figures.get("non_finite"),
     )
-    found.add("evicted_rows_total", "counter", "Evicted rows.", figures.get("evicted"))
-    found.add("refused_total", "counter", "Refused requests.", figures.get("refused"))
-    found.add(
-        "malformed_total", "counter", "Connections closed because of a malformed request.", figures.get("malformed")
-    )
-    found.add(
+    found.add("evicted_rows_total", "Evicted rows.", figures.get("evicted"))
+    found.add("refused_total", "Refused requests.", figures.get("refused"))
+    found.add("malformed_total", "Connections closed because of a malformed request.", figures.get("malformed"))
+    found.add_by(
         "snapshots_total",
-        "counter",
         "Parts of checkpoints by result.",
-        *(({"result": result}, figures[f"snapshot_{result}"]) for result in ("written", "failed")),
+        "result",
+        {result: figures[f"snapshot_{result}"] for result in ("written", "failed")},
     )
-    found.add("snapshot_seconds_total", "counter", "Time to write parts of checkpoints.", figures["snapshot_s"])
-    found.add(
+    found.add("snapshot_seconds_total", "Time to write parts of checkpoints.", figures["snapshot_s"])
+    found.add_by(
         "publishes_total",
-        "counter",
         "Parts of versions by result.",
-        *(({"result": result}, figures[f"publish_{result}"]) for result in ("written", "failed")),
+        "result",
+        {result: figures[f"publish_{result}"] for result in ("written", "failed")},
     )
-    found.add("publish_seconds_total", "counter", "Time to write parts of versions.", figures["publish_s"])
+    found.add("publish_seconds_total", "Time to write parts of versions.", figures["publish_s"])
     return found.text()
 
 
 def trainer_text(index: int, figures: Figures, seconds: dict[str, float]) -> str:
     """Return the metrics of a trainer from its figures and the time of its stages."""
     found = Families("elasticrec_trainer_", trainer=str(index))
-    found.add("samples_total", "counter", "Samples pushed.", figures["samples"])
-    found.add(
+    found.add("samples_total", "Samples pushed.", figures["samples"])
+    found.add_by(
         "units_total",
-        "counter",
         "Units by result.",
-        *(({"result": result}, figures[f"units_{result}"]) for result in ("done", "given_back")),
+        "result",
+        {result: figures[f"units_{result}"] for result in ("done", "given_back")},
     )
-    found.add("batches_total", "counter", "Trained batches.", figures["batches"])
-    found.add("pulls_total", "counter", "Pulls, each from all shards.", figures["pulls"])
-    found.add("pushes_total", "counter", "Pushes, each to all shards.", figures["pushes"])
-    found.add("meetings_total", "counter", "Meetings of `half_async`.", figures["meetings"])
+    found.add("batches_total", "Trained batches.", figures["batches"])
+    found.add("pulls_total", "Pulls, each from all shards.", figures["pulls"])
+    found.add("pushes_total", "Pushes, each to all shards.", figures["pushes"])
+    found.add("meetings_total", "Meetings of `half_async`.", figures["meetings"])
     found.add(
         "staleness_total",
-        "counter",
         "Sum of the staleness of pushes: pushes that a shard applied between a pull and its push; not for `geo`.",
         figures["staleness_sum"],
     )
-    found.add("stale_pushes_total", "counter", "Pushes whose staleness was measured.", figures["staleness_pushes"])
-    found.add("staleness_most", "gauge", "Largest staleness of a push.", figures["staleness_most"])
+    found.add("stale_pushes_total", "Pushes whose staleness was measured.", figures["staleness_pushes"])
+    found.add("staleness_most", "Largest staleness of a push.", figures["staleness_most"])
     found.add(
         "in_flight_batches_most",
-        "gauge",
         "Largest number of batches in flight between pull and acknowledgement.",
         figures["most_in_flight"],
     )
-    found.add(
+    found.add_by(
         "stage_seconds_total",
-        "counter",
         "Time of the training loop by stage, summed over lanes; `wait` is for data, `idle` for a unit.",
-        *(({"stage": stage}, value) for stage, value in sorted(seconds.items())),
+        "stage",
+        dict(sorted(seconds.items())),
     )
-    found.add("uptime_seconds", "gauge", "Time since the start of the process.", figures["uptime_s"])
+    found.add("uptime_seconds", "Time since the start of the process.", figures["uptime_s"])
     return found.text()

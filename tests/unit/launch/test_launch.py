@@ -137,8 +137,8 @@ def test_missing_logs_are_refused(run: Run) -> None:
 
 def test_metrics_text() -> None:
     found = Families("x_", shard="1")
-    found.add("a_total", "counter", "All.", 12345678)
-    found.add("b", "gauge", "Some.", ({"state": "up"}, 1.5), ({"state": "down"}, None))
+    found.add("a_total", "All.", 12345678)
+    found.add("b", "Some.", ({"state": "up"}, 1.5), ({"state": "down"}, None))
     assert found.text().splitlines() == [
         "# HELP x_a_total All.",
         "# TYPE x_a_total counter",
