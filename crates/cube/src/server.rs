@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -27,10 +27,6 @@ pub struct Counters {
     pub misses: AtomicU64,
     /// Bytes of rows sent.
     pub bytes: AtomicU64,
-    /// Requests and peers that were refused.
-    pub refused: AtomicU64,
-    /// Connections that ended with bytes that are not a request.
-    pub malformed: AtomicU64,
     /// Time from a complete request to its answer in the socket.
     pub latency: Latency,
 }
@@ -106,9 +102,9 @@ impl Server {
         Ok(result.row_bytes as usize)
     }
 
-    /// Number of open connections.
-    pub fn num_connections(&self) -> usize {
-        self.shared.connections.num_open()
+    /// The connections of the server.
+    pub fn connections(&self) -> &Connections {
+        &self.shared.connections
     }
 
     /// Stops the server: it sends clients to other replicas and answers the requests that have arrived.
@@ -120,13 +116,5 @@ impl Server {
 impl Service for Shared {
     fn serve(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError> {
         Connection::new(self, stream)?.run(deadline)
-    }
-
-    fn count_refused(&self) {
-        self.counters.refused.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn count_malformed(&self) {
-        self.counters.malformed.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -144,7 +144,7 @@ fn threads_share_a_connection() {
             scope.spawn(move || (0..200).for_each(|at| check(client, 1, &signs(1 + at * 7, seed)).unwrap()));
         }
     });
-    assert_eq!((server.num_connections(), server.counters().requests.load(Relaxed)), (1, 1600));
+    assert_eq!((server.connections().num_open(), server.counters().requests.load(Relaxed)), (1, 1600));
     let counted = || server.counters().latency.buckets().iter().map(|(_, count)| count).sum::<u64>();
     // A request is counted after its answer is sent.
     until("all requests are counted", || counted() == 1600);
@@ -170,7 +170,7 @@ fn signs_of_other_partitions_and_unknown_versions_are_refused() {
     // The connection can still be used.
     peer.look_up(3, 6, &[own]);
     assert_eq!(peer.receive(), Header { kind: Kind::LookupResult, id: 3 });
-    assert_eq!(server.counters().refused.load(Relaxed), 2);
+    assert_eq!(server.connections().refused.load(Relaxed), 2);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn requests_beyond_the_limit_are_refused() {
     assert_eq!(LookupResult::decode(peer.body.bytes()).unwrap().num_signs, MAX_LOOKUP_SIGNS);
     peer.look_up(2, 1, &signs(MAX_LOOKUP_SIGNS as u64 + 1, 1));
     assert_eq!(peer.refusal().reason, Reason::Malformed);
-    until("the connection ends", || server.num_connections() == 0);
+    until("the connection ends", || server.connections().num_open() == 0);
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn hostile_bytes_end_only_their_own_connection() {
             last = Some((header.kind, Refusal::decode(body.bytes()).map(|refused| refused.reason)));
         }
         assert_eq!(last, Some((Kind::Refusal, Ok(Reason::Malformed))), "{number}");
-        assert_eq!(server.counters().malformed.load(Relaxed), number as u64 + 1);
+        assert_eq!(server.connections().malformed.load(Relaxed), number as u64 + 1);
     }
     // A connection that ends in the middle of a frame.
     TcpStream::connect(server.address()).unwrap().write_all(&greeting[..20]).unwrap();
@@ -367,5 +367,5 @@ fn closed_connections_leave_no_open_descriptors() {
     }
     // Other tests of this process open a few descriptors too; sixty leaked connections would be two to three hundred.
     until("descriptors are closed", || open() <= before + 50);
-    until("connections end", || server.num_connections() == 0);
+    until("connections end", || server.connections().num_open() == 0);
 }

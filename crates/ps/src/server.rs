@@ -54,10 +54,6 @@ pub struct Counters {
     pub pushed_signs: AtomicU64,
     /// Steps of several pushes applied.
     pub steps: AtomicU64,
-    /// Requests that were refused.
-    pub refused: AtomicU64,
-    /// Connections that ended with bytes that are not a request.
-    pub malformed: AtomicU64,
     /// Nanoseconds that pushes took, including the wait for the shard.
     pub push_nanos: AtomicU64,
     /// Nanoseconds that pulls took, including the wait for the shard.
@@ -195,6 +191,11 @@ impl Server {
         &self.shared.counters
     }
 
+    /// The connections of the server.
+    pub fn connections(&self) -> &Connections {
+        &self.shared.connections
+    }
+
     /// The reason the server cannot continue, or None.
     pub fn failure(&self) -> Option<String> {
         lock(&self.shared.failure).clone()
@@ -257,14 +258,6 @@ impl Server {
 impl Service for Shared {
     fn serve(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError> {
         Connection::new(self, stream)?.run(deadline)
-    }
-
-    fn count_refused(&self) {
-        self.counters.refused.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn count_malformed(&self) {
-        self.counters.malformed.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -171,7 +171,7 @@ fn hostile_handshakes_do_not_block_other_clients() {
         drop(stream.read_to_end(&mut Vec::new()));
     }
     connect(&server, Some(authority.client())).unwrap();
-    assert!(server.counters().malformed.load(Ordering::Relaxed) >= 3);
+    assert!(server.connections().malformed.load(Ordering::Relaxed) >= 3);
     drop((silent, half_started));
 }
 

@@ -134,7 +134,7 @@ impl CubeServer {
 
     /// Counters since the start, by name.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let counters = self.inner.counters();
+        let (counters, connections) = (self.inner.counters(), self.inner.connections());
         let figures = counts_of(
             py,
             &[
@@ -142,11 +142,11 @@ impl CubeServer {
                 ("keys", &counters.keys),
                 ("misses", &counters.misses),
                 ("bytes", &counters.bytes),
-                ("refused", &counters.refused),
-                ("malformed", &counters.malformed),
+                ("refused", &connections.refused),
+                ("malformed", &connections.malformed),
             ],
         )?;
-        figures.set_item("connections", self.inner.num_connections())?;
+        figures.set_item("connections", connections.num_open())?;
         Ok(figures)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -40,17 +40,15 @@ const LINGER_TIME: Duration = Duration::from_millis(200);
 pub trait Service: Send + Sync + 'static {
     /// Serves a peer until its connection ends; returns early if the peer has not said hello by the deadline.
     fn serve(&self, stream: Stream, deadline: Instant) -> Result<(), FrameError>;
-
-    /// Counts a peer or a request that was refused.
-    fn count_refused(&self);
-
-    /// Counts a connection that ended with bytes that are not a request.
-    fn count_malformed(&self);
 }
 
-/// The open connections of a server, and whether it is stopping.
+/// The connections of a server: the open ones, the refused ones, and whether the server is stopping.
 #[derive(Debug, Default)]
 pub struct Connections {
+    /// Requests and peers that were refused.
+    pub refused: AtomicU64,
+    /// Connections that ended with bytes that are not a request.
+    pub malformed: AtomicU64,
     is_stopping: AtomicBool,
     /// By the number of the connection.
     streams: Mutex<HashMap<u64, TcpStream>>,
@@ -78,6 +76,16 @@ impl Connections {
     /// Number of open connections.
     pub fn num_open(&self) -> usize {
         lock(&self.streams).len()
+    }
+
+    /// Counts a peer or a request that was refused.
+    pub fn count_refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a connection that ended with bytes that are not a request.
+    pub fn count_malformed(&self) {
+        self.malformed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Shuts every connection down, for reads only or both ways.
@@ -158,7 +166,7 @@ impl<S: Service> Acceptor<S> {
             };
             threads.retain(|thread| !thread.is_finished());
             if threads.len() >= self.max_open {
-                self.service.count_refused();
+                self.connections.count_refused();
                 continue;
             }
             let acceptor = self.clone();
@@ -205,14 +213,14 @@ impl<S: Service> Acceptor<S> {
             return;
         }
         let Ok(stream) = Stream::accept(tcp, self.tls.as_ref(), deadline) else {
-            self.service.count_malformed();
+            self.connections.count_malformed();
             return;
         };
         let (Ok(()), Ok(writer)) = (stream.limit_writes(WRITE_TIMEOUT), stream.try_clone()) else { return };
         match self.service.serve(stream, deadline) {
             Ok(()) | Err(FrameError::Closed | FrameError::Io(_)) => {}
             Err(error) => {
-                self.service.count_malformed();
+                self.connections.count_malformed();
                 self.refuse(&writer, &Refusal::new(Reason::Malformed, error.to_string()));
             }
         }
@@ -220,7 +228,7 @@ impl<S: Service> Acceptor<S> {
 
     /// Sends the reason for which a connection ends.
     fn refuse(&self, mut writer: impl io::Write, refusal: &Refusal) {
-        self.service.count_refused();
+        self.connections.count_refused();
         drop(write_frame(&mut writer, Header { kind: Kind::Refusal, id: 0 }, &refusal.parts().slices()));
     }
 }
@@ -254,27 +262,17 @@ fn is_plain(tcp: &TcpStream) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::sync::atomic::AtomicUsize;
 
     use super::*;
 
     /// Writes one byte to each accepted peer and waits for its end.
-    #[derive(Default)]
-    struct OneByteService {
-        num_refused: AtomicUsize,
-    }
+    struct OneByteService;
 
     impl Service for OneByteService {
         fn serve(&self, mut stream: Stream, _: Instant) -> Result<(), FrameError> {
             stream.write_all(b"!").map_err(FrameError::Io)?;
             stream.read(&mut [0]).map(drop).map_err(FrameError::Io)
         }
-
-        fn count_refused(&self) {
-            self.num_refused.fetch_add(1, Ordering::Relaxed);
-        }
-
-        fn count_malformed(&self) {}
     }
 
     /// Connects; returns the connection and whether it was accepted.
@@ -287,14 +285,13 @@ mod tests {
 
     #[test]
     fn peers_beyond_the_limit_are_closed_until_another_leaves() {
-        let service = Arc::new(OneByteService::default());
-        let acceptor =
-            Acceptor { name: "test", tls: None, connections: Arc::default(), service: service.clone(), max_open: 2 };
+        let (connections, service) = (Arc::<Connections>::default(), Arc::new(OneByteService));
+        let acceptor = Acceptor { name: "test", tls: None, connections: connections.clone(), service, max_open: 2 };
         let server = Listener::start_with("127.0.0.1:0", acceptor).unwrap();
         let (first, second) = (connect(&server), connect(&server));
         assert!(first.1 && second.1);
         assert!(!connect(&server).1);
-        assert_eq!(service.num_refused.load(Ordering::Relaxed), 1);
+        assert_eq!(connections.refused.load(Ordering::Relaxed), 1);
         drop(first);
         let deadline = Instant::now() + Duration::from_secs(60);
         while !connect(&server).1 {

@@ -7,9 +7,7 @@ use std::time::Instant;
 
 use elasticrec_table::partition::partition_of;
 use elasticrec_wire::message::{MAX_LOOKUP_BYTES, MAX_RESULT_BYTES};
-use elasticrec_wire::{
-    Access, FrameError, Inventory, Kind, Lookup, LookupResult, Peer, Reason, Refusal, Service, Stream,
-};
+use elasticrec_wire::{Access, FrameError, Inventory, Kind, Lookup, LookupResult, Peer, Reason, Refusal, Stream};
 
 use super::Shared;
 use crate::meta::Meta;
@@ -99,9 +97,9 @@ impl<'a> Connection<'a> {
     }
 
     fn refuse(&self, id: u64, refusal: &Refusal) -> io::Result<()> {
-        self.shared.count_refused();
+        self.shared.connections.count_refused();
         if refusal.reason == Reason::Malformed {
-            self.shared.count_malformed();
+            self.shared.connections.count_malformed();
         }
         self.peer.refuse(id, refusal)
     }

@@ -71,7 +71,7 @@ impl<'a> Connection<'a> {
     }
 
     fn refuse(&self, id: u64, refusal: &Refusal) -> io::Result<()> {
-        self.shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+        self.shared.connections.count_refused();
         self.peer.refuse(id, refusal)
     }
 

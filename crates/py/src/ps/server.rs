@@ -169,7 +169,7 @@ impl PsServer {
 
     /// Counters since the start, by name.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let counters = self.inner.counters();
+        let (counters, connections) = (self.inner.counters(), self.inner.connections());
         counts_of(
             py,
             &[
@@ -178,8 +178,8 @@ impl PsServer {
                 ("pushes", &counters.pushes),
                 ("pushed_signs", &counters.pushed_signs),
                 ("steps", &counters.steps),
-                ("refused", &counters.refused),
-                ("malformed", &counters.malformed),
+                ("refused", &connections.refused),
+                ("malformed", &connections.malformed),
                 ("pull_nanos", &counters.pull_nanos),
                 ("push_nanos", &counters.push_nanos),
                 ("slowed", &counters.slowed),
