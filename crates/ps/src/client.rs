@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use elasticrec_table::FullRows;
 use elasticrec_table::partition::partition_of;
 use elasticrec_wire::{
-    ClientTls, ConnectError, Group, Kind, Pull, Push, PushAck, Refusal, Rows, StepQuery, StepStatus, Stream, Welcome,
+    ClientTls, ConnectError, Group, Kind, Pull, Push, PushAck, PushHeader, Refusal, Rows, StepQuery, StepStatus,
+    Stream, Welcome,
 };
 use thiserror::Error;
 
@@ -97,24 +98,8 @@ impl ShardSplit {
 /// The update of a batch, for all shards.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchUpdate<'a> {
-    /// The unit of the batch.
-    pub unit: u64,
-    /// Index of the batch in the unit.
-    pub batch: u32,
-    /// Whether this is the last push of the unit.
-    pub is_last: bool,
-    /// Checksum of the samples.
-    pub checksum: u64,
-    /// Number of samples.
-    pub num_samples: u32,
-    /// Data time.
-    pub seen: u32,
-    /// Weight of all samples together.
-    pub weight: f64,
-    /// The group of units whose pushes together make a step; None if the push is a step of its own.
-    pub group: Option<Group>,
-    /// Whether it has increments of weights and states instead of gradients.
-    pub is_increment: bool,
+    /// The batch and how its update is applied.
+    pub header: PushHeader,
     /// Show and click of each sign, in the order of the caller's list.
     pub counts: &'a [(u32, u32)],
     /// `[signs, width]`; in an increment `[signs, width + state]`.
@@ -364,7 +349,7 @@ impl Client {
 
     /// Sends every shard its part of an update.
     pub fn push(&self, split: &ShardSplit, update: &BatchUpdate<'_>) -> Result<Vec<Ticket>, ClientError> {
-        let width = if update.is_increment { self.full_width() } else { self.width };
+        let width = if update.header.is_increment { self.full_width() } else { self.width };
         let (mut counts, mut gradients, mut dense, mut start) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let mut tickets = Vec::with_capacity(self.shards.len());
         for (at, shard) in self.shards.iter().enumerate() {
@@ -398,15 +383,7 @@ impl Client {
             let push = Push {
                 epoch: shard.welcome.epoch,
                 incarnation: shard.welcome.incarnation,
-                unit: update.unit,
-                batch: update.batch,
-                is_last: update.is_last,
-                checksum: update.checksum,
-                num_samples: update.num_samples,
-                seen: update.seen,
-                weight: update.weight,
-                group: update.group,
-                is_increment: update.is_increment,
+                header: update.header,
                 signs: &split.signs[split.range(at)],
                 counts: &counts,
                 gradients,

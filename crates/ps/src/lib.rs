@@ -20,7 +20,7 @@ pub mod shard;
 pub mod snapshot;
 mod steps;
 
-pub use elasticrec_wire::Group;
+pub use elasticrec_wire::{Group, PushHeader};
 
 pub use client::{Client, ClientError, Closer};
 pub use dense::{Dense, DenseOptimizer};

@@ -363,7 +363,7 @@ impl Shared {
         });
         self.counters.push_nanos.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         let (done, applied, is_complete) = applied.inspect_err(|refused| self.note_failure(refused))?;
-        if push.group.is_some() || is_complete {
+        if push.header.group.is_some() || is_complete {
             self.announce();
         }
         self.counters.pushes.fetch_add(1, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use std::ops::Range;
 use elasticrec_cube::publish::PublishState;
 use elasticrec_table::partition::partition_of;
 use elasticrec_table::{FullRows, GrowError, Handles, Overflow, SpecError, Table, TableSpec};
-use elasticrec_wire::{Push, Reason, Refusal};
+use elasticrec_wire::{Push, PushHeader, Reason, Refusal};
 use serde::{Deserialize, Serialize};
 
 use crate::dense::{Dense, DenseOptimizer};
@@ -271,11 +271,12 @@ impl Shard {
     /// Applies a push to the partitions that lack it.
     pub fn push(&mut self, push: &Push<'_>) -> Result<PushOutcome, Refusal> {
         self.check(push)?;
-        if let Some(group) = push.group {
+        let PushHeader { unit, batch, is_last, checksum, group, .. } = push.header;
+        if let Some(group) = group {
             return self.queue(push, group);
         }
-        let name = BatchName { unit: push.unit, batch: push.batch };
-        let lacks = self.groups_that_lack(name, push.checksum)?;
+        let name = BatchName { unit, batch };
+        let lacks = self.groups_that_lack(name, checksum)?;
         if lacks.iter().all(|lacks| !lacks) {
             self.count_repeat();
             return Ok(PushOutcome { was_known: true, non_finite: false });
@@ -284,7 +285,7 @@ impl Shard {
         // After an error, only some of the signs are updated, so no further push may be applied.
         self.step(push, &lacks, non_finite).map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?;
         for (record, _) in self.records.groups.iter_mut().zip(&lacks).filter(|(_, lacks)| **lacks) {
-            record.add(name, push.checksum, push.is_last);
+            record.add(name, checksum, is_last);
         }
         self.finish_step(non_finite);
         Ok(PushOutcome { was_known: false, non_finite })
@@ -292,7 +293,7 @@ impl Shard {
 
     fn check(&self, push: &Push<'_>) -> Result<(), Refusal> {
         let refuse = |text: String| Err(Refusal::new(Reason::Malformed, text));
-        let (width, num_vectors) = match push.is_increment {
+        let (width, num_vectors) = match push.header.is_increment {
             true => (self.table.full_width(), 1 + self.spec.dense.num_states()),
             false => (self.table.width(), 1),
         };
@@ -301,7 +302,7 @@ impl Shard {
             return refuse(format!("push: expected {expected} gradients, got {}", push.gradients.len()));
         }
         // A batch without samples has no gradient.
-        let num_dense = if push.num_samples == 0 { 0 } else { num_vectors * self.dense.values().len() };
+        let num_dense = if push.header.num_samples == 0 { 0 } else { num_vectors * self.dense.values().len() };
         if push.dense.len() != num_dense {
             return refuse(format!("push: expected {num_dense} dense gradients, got {}", push.dense.len()));
         }
@@ -334,7 +335,8 @@ impl Shard {
     fn step(&mut self, push: &Push<'_>, lacks: &[bool], non_finite: bool) -> Result<(), GrowError> {
         let first = self.spec.owned.start;
         let takes = |partition: u32| lacks[self.records.indices[(partition - first) as usize]];
-        let width = if push.is_increment { self.table.full_width() } else { self.table.width() };
+        let PushHeader { seen, is_increment, num_samples, .. } = push.header;
+        let width = if is_increment { self.table.full_width() } else { self.table.width() };
         let Scratch { signs, counts, gradients } = &mut self.scratch;
         signs.clear();
         counts.clear();
@@ -356,7 +358,6 @@ impl Shard {
             gradients.resize(signs.len() * width, f32::NAN);
         }
         let gradients = if takes_all && !non_finite { push.gradients } else { gradients };
-        let Push { seen, is_increment, .. } = *push;
         let pushed =
             self.table.push(elasticrec_table::Push { signs, handles: None, gradients, counts, seen, is_increment })?;
         if pushed.dropped > 0 {
@@ -366,7 +367,7 @@ impl Shard {
         }
         fail_point("apply");
         for partition in self.spec.owned.clone().filter(|partition| takes(*partition)) {
-            self.samples[(partition - first) as usize] += u64::from(push.num_samples);
+            self.samples[(partition - first) as usize] += u64::from(num_samples);
             if push.dense.is_empty() || non_finite {
                 continue;
             }

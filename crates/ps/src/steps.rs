@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use elasticrec_wire::{Group, Push, Reason, Refusal};
+use elasticrec_wire::{Group, Push, PushHeader, Reason, Refusal};
 
 use crate::merge::{MergedUpdate, UpdatePart};
 use crate::record::BatchName;
@@ -24,11 +24,7 @@ pub(crate) struct Steps {
 /// A push that waits for the other pushes of its step.
 #[derive(Debug)]
 struct QueuedPush {
-    is_last: bool,
-    checksum: u64,
-    num_samples: u32,
-    weight: f64,
-    seen: u32,
+    header: PushHeader,
     signs: Vec<u64>,
     counts: Vec<[u32; 2]>,
     gradients: Vec<f32>,
@@ -40,11 +36,7 @@ struct QueuedPush {
 impl QueuedPush {
     fn of(push: &Push<'_>) -> Self {
         QueuedPush {
-            is_last: push.is_last,
-            checksum: push.checksum,
-            num_samples: push.num_samples,
-            weight: push.weight,
-            seen: push.seen,
+            header: push.header,
             signs: push.signs.to_vec(),
             counts: push.counts.to_vec(),
             gradients: push.gradients.to_vec(),
@@ -59,9 +51,9 @@ impl QueuedPush {
             signs: &self.signs,
             gradients: &self.gradients,
             dense: &self.dense,
-            weight: self.weight,
-            num_samples: self.num_samples,
-            checksum: self.checksum,
+            weight: self.header.weight,
+            num_samples: self.header.num_samples,
+            checksum: self.header.checksum,
             sum_indices: &self.sum_indices,
             sum_values: &self.sum_values,
         }
@@ -75,29 +67,28 @@ fn end_of(group: Group) -> u64 {
 impl Shard {
     /// Queues a push until its step is committed.
     pub(crate) fn queue(&mut self, push: &Push<'_>, group: Group) -> Result<PushOutcome, Refusal> {
-        if push.is_increment || !(group.first_unit..end_of(group)).contains(&push.unit) {
-            let text = format!("push: unit {}: expected a gradient of a unit of its group", push.unit);
+        let PushHeader { unit, batch, checksum, is_increment, .. } = push.header;
+        if is_increment || !(group.first_unit..end_of(group)).contains(&unit) {
+            let text = format!("push: unit {unit}: expected a gradient of a unit of its group");
             return Err(Refusal::new(Reason::Malformed, text));
         }
-        let name = BatchName { unit: push.unit, batch: push.batch };
-        let lacks = self.groups_that_lack(name, push.checksum)?;
+        let lacks = self.groups_that_lack(BatchName { unit, batch }, checksum)?;
         if lacks.iter().all(|lacks| !lacks) {
             self.count_repeat();
             return Ok(PushOutcome { was_known: true, non_finite: false });
         }
         if lacks.iter().any(|lacks| !lacks) {
-            let text = format!("unit {}: a step was applied to some partitions only", push.unit);
+            let text = format!("unit {unit}: a step was applied to some partitions only");
             return Err(Refusal::new(Reason::Internal, text));
         }
         self.enter(group)?;
-        if push.batch != self.steps.num_applied {
-            let text =
-                format!("unit {} batch {}: expected step {} first", push.unit, push.batch, self.steps.num_applied);
+        if batch != self.steps.num_applied {
+            let text = format!("unit {unit} batch {batch}: expected step {} first", self.steps.num_applied);
             return Err(Refusal::new(Reason::NotYet, text));
         }
-        match self.steps.queued.get(&push.unit) {
-            Some(queued) if queued.checksum != push.checksum => {
-                let text = format!("unit {} batch {}: already received with other samples", push.unit, push.batch);
+        match self.steps.queued.get(&unit) {
+            Some(queued) if queued.header.checksum != checksum => {
+                let text = format!("unit {unit} batch {batch}: already received with other samples");
                 Err(Refusal::new(Reason::NameClash, text))
             }
             Some(_) => {
@@ -105,7 +96,7 @@ impl Shard {
                 Ok(PushOutcome { was_known: true, non_finite: false })
             }
             None => {
-                self.steps.queued.insert(push.unit, QueuedPush::of(push));
+                self.steps.queued.insert(unit, QueuedPush::of(push));
                 Ok(PushOutcome { was_known: false, non_finite: false })
             }
         }
@@ -183,15 +174,13 @@ impl Shard {
         let push = Push {
             epoch: 0,
             incarnation: 0,
-            unit: 0,
-            batch: self.steps.num_applied,
-            is_last: false,
-            checksum: 0,
-            num_samples: merged.num_samples,
-            seen: queued.values().map(|push| push.seen).max().unwrap_or(0),
-            weight: 1.0,
-            group: None,
-            is_increment: false,
+            header: PushHeader {
+                batch: self.steps.num_applied,
+                num_samples: merged.num_samples,
+                seen: queued.values().map(|push| push.header.seen).max().unwrap_or(0),
+                weight: 1.0,
+                ..PushHeader::default()
+            },
             signs: &merged.signs,
             counts: &counts,
             gradients: &merged.gradients,
@@ -203,7 +192,7 @@ impl Shard {
         self.apply_to_all(&push, non_finite)?;
         for (&unit, push) in &queued {
             let name = BatchName { unit, batch: self.steps.num_applied };
-            self.add_to_records(name, push.checksum, push.is_last);
+            self.add_to_records(name, push.header.checksum, push.header.is_last);
         }
         self.steps.merged = merged;
         self.steps.num_applied += 1;

@@ -10,7 +10,7 @@ use elasticrec_ps::client::{BatchUpdate, Credentials, PullOptions, ShardSplit};
 use elasticrec_ps::{Client, ClientError, DenseOptimizer, Identity, Server, Shard, ShardSpec, SnapshotFiles};
 use elasticrec_table::{FullRows, TableSpec};
 use elasticrec_wire::frame::{Body, Header, Kind, read_frame, write_frame};
-use elasticrec_wire::{Group, Hello, Reason, Refusal};
+use elasticrec_wire::{Group, Hello, PushHeader, Reason, Refusal};
 
 const PARTITIONS: u32 = 8;
 const NUM_DENSE: usize = 21;
@@ -46,6 +46,11 @@ fn signs_of(batch: u32) -> Vec<u64> {
     (0..100).map(|at| (u64::from(batch) * 37 + at).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
 }
 
+/// The header of a push of four samples.
+fn header(unit: u64, batch: u32, is_last: bool) -> PushHeader {
+    PushHeader { unit, batch, is_last, checksum: 1, num_samples: 4, weight: 4.0, ..PushHeader::default() }
+}
+
 /// Pulls, then pushes a gradient of ones; returns the rows and the dense values that were pulled.
 fn step(client: &Client, unit: u64, batch: u32, is_last: bool) -> Result<(Vec<f32>, Vec<f32>), ClientError> {
     let signs = signs_of(batch);
@@ -59,15 +64,7 @@ fn step(client: &Client, unit: u64, batch: u32, is_last: bool) -> Result<(Vec<f3
         Some(&mut dense),
     )?;
     let update = BatchUpdate {
-        unit,
-        batch,
-        is_last,
-        checksum: 1,
-        num_samples: 4,
-        seen: 0,
-        weight: 4.0,
-        group: None,
-        is_increment: false,
+        header: header(unit, batch, is_last),
         counts: &[(1, 0); 100],
         gradients: &[1.0; 200],
         dense: &[1.0; NUM_DENSE],
@@ -392,15 +389,7 @@ fn push_in_group(client: &Client, unit: u64, batch: u32, is_last: bool, gradient
     let mut split = ShardSplit::default();
     client.split(&signs_of(0), &mut split);
     let update = BatchUpdate {
-        unit,
-        batch,
-        is_last,
-        checksum: unit,
-        num_samples: 4,
-        seen: 0,
-        weight: 4.0,
-        group: Some(GROUP),
-        is_increment: false,
+        header: PushHeader { checksum: unit, group: Some(GROUP), ..header(unit, batch, is_last) },
         counts: &[(1, 0); 100],
         gradients: &[gradient; 200],
         dense: &[gradient; NUM_DENSE],
@@ -493,15 +482,7 @@ fn a_group_starts_when_all_earlier_units_are_complete() {
     let mut split = ShardSplit::default();
     client.split(&[], &mut split);
     let empty = BatchUpdate {
-        unit: 2,
-        batch: 0,
-        is_last: true,
-        checksum: 0,
-        num_samples: 0,
-        seen: 0,
-        weight: 0.0,
-        group: Some(later),
-        is_increment: false,
+        header: PushHeader { unit: 2, is_last: true, group: Some(later), ..PushHeader::default() },
         counts: &[],
         gradients: &[],
         dense: &[],
@@ -512,10 +493,11 @@ fn a_group_starts_when_all_earlier_units_are_complete() {
         client.push(&split, update).and_then(|tickets| client.wait_for_ack(&tickets)).map(drop)
     };
     assert_eq!(reason(&push(&empty).unwrap_err()), Reason::NotYet);
-    push(&BatchUpdate { unit: 1, group: Some(GROUP), ..empty }).unwrap();
+    let with = |header: PushHeader| BatchUpdate { header, ..empty };
+    push(&with(PushHeader { unit: 1, group: Some(GROUP), ..empty.header })).unwrap();
     assert_eq!(pull_after(&client, 1).unwrap(), [-0.125; NUM_DENSE]);
     push(&empty).unwrap();
-    assert_eq!(reason(&push(&BatchUpdate { unit: 4, ..empty }).unwrap_err()), Reason::Malformed);
+    assert_eq!(reason(&push(&with(PushHeader { unit: 4, ..empty.header })).unwrap_err()), Reason::Malformed);
 }
 
 #[test]
@@ -532,15 +514,7 @@ fn full_rows_can_be_pulled_and_increments_pushed() {
     assert_eq!(dense, [-0.125; NUM_DENSE]);
     assert!(full.tails.iter().all(|[show, click, _]| (*show, *click) == (1, 0)));
     let update = BatchUpdate {
-        unit: 1,
-        batch: 0,
-        is_last: true,
-        checksum: 1,
-        num_samples: 4,
-        seen: 0,
-        weight: 4.0,
-        group: None,
-        is_increment: true,
+        header: PushHeader { is_increment: true, ..header(1, 0, true) },
         counts: &[(1, 0); 100],
         gradients: &[0.5; 200],
         dense: &[0.25; NUM_DENSE],

@@ -1,5 +1,6 @@
 //! Python bindings for groups of batches that are pushed as one step: merged gradients, and whole rows of strategy `geo`.
 
+use elasticrec_ps::PushHeader;
 use elasticrec_ps::client::{BatchUpdate, PullOptions, ShardSplit, Ticket};
 use elasticrec_ps::merge::{MergedUpdate, UpdatePart};
 use elasticrec_sample::pool::pool_gradient;
@@ -102,7 +103,15 @@ impl MergedGradients {
         let sent = py.detach(|| {
             let mut split = ShardSplit::default();
             servers.inner.split(&merged.signs, &mut split);
-            let tickets = servers.inner.push(&split, &update_of(merged, unit, index, last, seen));
+            let update = BatchUpdate {
+                header: header_of(merged, unit, index, last, seen),
+                counts: &merged.counts,
+                gradients: &merged.gradients,
+                dense: &merged.dense,
+                sum_indices: &merged.sum_indices,
+                sum_values: &merged.sum_values,
+            };
+            let tickets = servers.inner.push(&split, &update);
             merged.clear();
             tickets
         });
@@ -190,38 +199,19 @@ impl GeoExchange {
         check_len(dense.len(), if merged.num_samples == 0 { 0 } else { servers.inner.num_dense_full() })?;
         let sent = py.detach(|| {
             let increments = table.inner.increments(&merged.signs, &self.before);
-            let update = BatchUpdate {
-                is_increment: true,
-                gradients: &increments,
-                dense,
-                sum_indices,
-                sum_values,
-                ..update_of(merged, unit, index, last, seen)
-            };
+            let header = PushHeader { is_increment: true, ..header_of(merged, unit, index, last, seen) };
+            let (counts, gradients) = (&merged.counts, &increments);
+            let update = BatchUpdate { header, counts, gradients, dense, sum_indices, sum_values };
             servers.inner.push(&self.split, &update)
         });
         Ok(PushTicket { tickets: sent.map_err(IntoPyErr::into_py_err)?, pulled_at: servers.take_oldest() })
     }
 }
 
-/// Return the merged gradients as one push with the name (unit, index).
-fn update_of(merged: &MergedUpdate, unit: u64, index: u32, is_last: bool, seen: u32) -> BatchUpdate<'_> {
-    BatchUpdate {
-        unit,
-        batch: index,
-        is_last,
-        checksum: merged.checksum,
-        num_samples: merged.num_samples,
-        seen,
-        weight: 1.0,
-        group: None,
-        is_increment: false,
-        counts: &merged.counts,
-        gradients: &merged.gradients,
-        dense: &merged.dense,
-        sum_indices: &merged.sum_indices,
-        sum_values: &merged.sum_values,
-    }
+/// Return the header of the merged batches as one push with the name (unit, batch).
+fn header_of(merged: &MergedUpdate, unit: u64, batch: u32, is_last: bool, seen: u32) -> PushHeader {
+    let MergedUpdate { checksum, num_samples, .. } = *merged;
+    PushHeader { unit, batch, is_last, checksum, num_samples, seen, weight: 1.0, group: None, is_increment: false }
 }
 
 fn check_len(got: usize, expected: usize) -> PyResult<()> {

@@ -20,8 +20,8 @@ pub use frame::{Body, FrameError, FrameReader, Header, Kind, read_frame, write_f
 pub use handshake::{Access, ConnectError, Connector, Greeting, read_greeting};
 pub use listen::{Connections, Listener, Service};
 pub use message::{
-    Group, Hello, Inventory, Lookup, LookupResult, MessageError, Pull, Push, PushAck, Reason, Refusal, Rows, StepQuery,
-    StepStatus, Welcome,
+    Group, Hello, Inventory, Lookup, LookupResult, MessageError, Pull, Push, PushAck, PushHeader, Reason, Refusal,
+    Rows, StepQuery, StepStatus, Welcome,
 };
 pub use peer::Peer;
 pub use stream::Stream;

@@ -10,7 +10,7 @@ mod ps;
 
 pub use self::cube::{Inventory, Lookup, LookupResult, MAX_LOOKUP_BYTES, MAX_LOOKUP_SIGNS, MAX_RESULT_BYTES};
 pub use self::hello::{Hello, Reason, Refusal};
-pub use self::ps::{Group, Pull, Push, PushAck, Rows, StepQuery, StepStatus, Welcome};
+pub use self::ps::{Group, Pull, Push, PushAck, PushHeader, Rows, StepQuery, StepStatus, Welcome};
 
 /// A body that does not match the kind of its frame.
 #[derive(Debug, Error, PartialEq, Eq)]

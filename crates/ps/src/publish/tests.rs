@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use elasticrec_cube::{Cube, DeltaFile, RowType, View};
 use elasticrec_table::{Eviction, TableSpec};
-use elasticrec_wire::Push;
+use elasticrec_wire::{Push, PushHeader};
 
 use super::*;
 use crate::dense::DenseOptimizer;
@@ -27,27 +27,25 @@ fn spec(owned: Range<u32>) -> ShardSpec {
 fn push(shard: &mut Shard, unit: u64, signs: &[u64]) {
     let (counts, gradients) = (vec![[1, 0]; signs.len()], vec![1.0; 2 * signs.len()]);
     let dense = vec![1.0; shard.dense().len()];
-    shard
-        .push(&Push {
-            epoch: 1,
-            incarnation: 1,
+    let push = Push {
+        epoch: 1,
+        incarnation: 1,
+        header: PushHeader {
             unit,
-            batch: 0,
             is_last: true,
             checksum: unit,
             num_samples: 1,
             seen: unit as u32,
-            weight: 1.0,
-            group: None,
-            is_increment: false,
-            signs,
-            counts: &counts,
-            gradients: &gradients,
-            dense: &dense,
-            sum_indices: &[],
-            sum_values: &[],
-        })
-        .unwrap();
+            ..PushHeader::default()
+        },
+        signs,
+        counts: &counts,
+        gradients: &gradients,
+        dense: &dense,
+        sum_indices: &[],
+        sum_values: &[],
+    };
+    shard.push(&push).unwrap();
 }
 
 fn evict(shard: &mut Shard, now: u32, max_age: u32) {

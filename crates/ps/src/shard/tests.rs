@@ -43,6 +43,29 @@ fn batches(sizes: &[u32]) -> Vec<Batch> {
     .collect()
 }
 
+/// The last push of unit 0, without content.
+const PUSH: Push<'_> = Push {
+    epoch: 1,
+    incarnation: 1,
+    header: PushHeader {
+        unit: 0,
+        batch: 0,
+        is_last: true,
+        checksum: 1,
+        num_samples: 1,
+        seen: 0,
+        weight: 1.0,
+        group: None,
+        is_increment: false,
+    },
+    signs: &[],
+    counts: &[],
+    gradients: &[],
+    dense: &[],
+    sum_indices: &[],
+    sum_values: &[],
+};
+
 /// Sends the part of a batch that belongs to a shard.
 fn send(shard: &mut Shard, batch: &Batch) -> Result<PushOutcome, Refusal> {
     let owned = shard.spec().owned.clone();
@@ -52,24 +75,16 @@ fn send(shard: &mut Shard, batch: &Batch) -> Result<PushOutcome, Refusal> {
     let gradients = vec![1.0; 2 * signs.len()];
     let dense = vec![1.0; shard.dense().len()];
     let has_sums = owned.contains(&0);
+    let Batch { name: BatchName { unit, batch }, is_last, .. } = *batch;
     shard.push(&Push {
-        epoch: 1,
-        incarnation: 1,
-        unit: batch.name.unit,
-        batch: batch.name.batch,
-        is_last: batch.is_last,
-        checksum: u64::from(batch.name.batch),
-        num_samples: 3,
-        seen: 0,
-        weight: 3.0,
-        group: None,
-        is_increment: false,
+        header: PushHeader { unit, batch, is_last, checksum: u64::from(batch), num_samples: 3, ..PUSH.header },
         signs: &signs,
         counts: &counts,
         gradients: &gradients,
         dense: &dense,
         sum_indices: if has_sums { &[2] } else { &[] },
         sum_values: if has_sums { &[1.0] } else { &[] },
+        ..PUSH
     })
 }
 
@@ -259,25 +274,7 @@ fn a_boundary_is_applied_once_to_each_partition() {
 fn a_push_with_nan_updates_counts_but_no_weights() {
     let mut shard = Shard::new(spec(0..8), 1).unwrap();
     let dense = [f32::NAN; NUM_DENSE];
-    let push = Push {
-        epoch: 1,
-        incarnation: 1,
-        unit: 0,
-        batch: 0,
-        is_last: true,
-        checksum: 1,
-        num_samples: 1,
-        seen: 0,
-        weight: 3.0,
-        group: None,
-        is_increment: false,
-        signs: &[5],
-        counts: &[[2, 1]],
-        gradients: &[1.0, 1.0],
-        dense: &dense,
-        sum_indices: &[],
-        sum_values: &[],
-    };
+    let push = Push { signs: &[5], counts: &[[2, 1]], gradients: &[1.0, 1.0], dense: &dense, ..PUSH };
     assert_eq!(shard.push(&push).unwrap(), PushOutcome { was_known: false, non_finite: true });
     let row = shard.table().get(5).unwrap();
     assert_eq!((row.counters.show, row.counters.click), (2, 1));
@@ -285,10 +282,12 @@ fn a_push_with_nan_updates_counts_but_no_weights() {
     shard.spec().table.init(5, &mut start);
     assert_eq!(row.weights, start);
     assert!(shard.dense().iter().all(|value| *value == 0.0));
-    assert!(shard.push(&Push { checksum: 2, ..push }).unwrap().was_known, "checksums of complete units are forgotten");
-    let open = Push { unit: 1, is_last: false, ..push };
-    shard.push(&open).unwrap();
-    assert_eq!(shard.push(&Push { checksum: 2, ..open }).unwrap_err().reason, Reason::NameClash);
+    let mut push_with = |header: PushHeader| shard.push(&Push { header, ..push });
+    let other = PushHeader { checksum: 2, ..push.header };
+    assert!(push_with(other).unwrap().was_known, "checksums of complete units are forgotten");
+    let open = PushHeader { unit: 1, is_last: false, ..push.header };
+    push_with(open).unwrap();
+    assert_eq!(push_with(PushHeader { checksum: 2, ..open }).unwrap_err().reason, Reason::NameClash);
 }
 
 #[test]
@@ -297,23 +296,13 @@ fn a_push_of_another_shape_is_refused_and_changes_nothing() {
     let dense = vec![1.0; shard.dense().len()];
     let (mine, other): (Vec<u64>, Vec<u64>) = (0..50).partition(|sign| partition_of(*sign, PARTITIONS) < 4);
     let good = Push {
-        epoch: 1,
-        incarnation: 1,
-        unit: 0,
-        batch: 0,
-        is_last: true,
-        checksum: 1,
-        num_samples: 1,
-        seen: 0,
-        weight: 3.0,
-        group: None,
-        is_increment: false,
         signs: &mine[..1],
         counts: &[[1, 1]],
         gradients: &[1.0, 1.0],
         dense: &dense,
         sum_indices: &[3],
         sum_values: &[1.0],
+        ..PUSH
     };
     let mut error = |push: Push<'_>| {
         let refused = shard.push(&push).unwrap_err();
@@ -334,25 +323,8 @@ fn flood(shard: &mut Shard, unit: u64, signs: Range<u64>) -> Result<PushOutcome,
     let signs: Vec<u64> = signs.filter(|sign| owned.contains(&partition_of(*sign, PARTITIONS))).collect();
     let (counts, gradients) = (vec![[2, 1]; signs.len()], vec![1.0; 2 * signs.len()]);
     let dense = vec![1.0; shard.dense().len()];
-    shard.push(&Push {
-        epoch: 1,
-        incarnation: 1,
-        unit,
-        batch: 0,
-        is_last: true,
-        checksum: 7,
-        num_samples: 3,
-        seen: 0,
-        weight: 1.0,
-        group: None,
-        is_increment: false,
-        signs: &signs,
-        counts: &counts,
-        gradients: &gradients,
-        dense: &dense,
-        sum_indices: &[],
-        sum_values: &[],
-    })
+    let header = PushHeader { unit, num_samples: 3, ..PUSH.header };
+    shard.push(&Push { header, signs: &signs, counts: &counts, gradients: &gradients, dense: &dense, ..PUSH })
 }
 
 #[test]

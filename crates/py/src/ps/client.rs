@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use elasticrec_ps::client::{BatchUpdate, Credentials, PullOptions, ShardSplit, Ticket};
-use elasticrec_ps::{Client, ClientError, Closer, Group};
+use elasticrec_ps::{Client, ClientError, Closer, Group, PushHeader};
 use elasticrec_sample::pool::{pool, pool_gradient};
 use numpy::{PyReadonlyArray1, PyReadonlyArray3, PyReadwriteArray1, PyReadwriteArray3};
 use pyo3::exceptions::PyValueError;
@@ -289,27 +289,22 @@ impl PsClient {
             let message = format!("dense: expected {} values, got {}", self.inner.num_dense(), dense.len());
             return Err(PyValueError::new_err(message));
         }
-        let checksum = parsed.batch.checksum();
+        let header = PushHeader {
+            unit: parsed.name.unit,
+            batch: parsed.name.index,
+            is_last: last,
+            checksum: parsed.batch.checksum(),
+            num_samples,
+            seen,
+            weight,
+            group: group.map(group_of),
+            is_increment: false,
+        };
         let pushing = py.detach(|| {
             self.with_rows(parsed.unique.signs.len(), |gradients| {
                 gradients.fill(0.0);
                 pool_gradient(&parsed.batch, &parsed.unique, parser.layout(), gradient, scale, gradients);
-                let update = BatchUpdate {
-                    unit: parsed.name.unit,
-                    batch: parsed.name.index,
-                    is_last: last,
-                    checksum,
-                    num_samples,
-                    seen,
-                    weight,
-                    group: group.map(group_of),
-                    is_increment: false,
-                    counts: &parsed.counts,
-                    gradients,
-                    dense,
-                    sum_indices,
-                    sum_values,
-                };
+                let update = BatchUpdate { header, counts: &parsed.counts, gradients, dense, sum_indices, sum_values };
                 self.inner.push(&pulling.split, &update)
             })
         });

@@ -141,13 +141,9 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The update of a batch; each server gets the part of its partitions.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Push<'a> {
-    /// Epoch of the partition map that the signs were split by.
-    pub epoch: u64,
-    /// Incarnation of the server that the client is connected to.
-    pub incarnation: u64,
+/// The batch of a push and how its update is applied; the same for all servers.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PushHeader {
     /// The unit of the batch.
     pub unit: u64,
     /// Index of the batch, or of the group of batches, in the unit.
@@ -166,6 +162,17 @@ pub struct Push<'a> {
     pub group: Option<Group>,
     /// Whether the push has increments of weights and states instead of gradients (strategy `geo`).
     pub is_increment: bool,
+}
+
+/// The update of a batch; each server gets the part of its partitions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Push<'a> {
+    /// Epoch of the partition map that the signs were split by.
+    pub epoch: u64,
+    /// Incarnation of the server that the client is connected to.
+    pub incarnation: u64,
+    /// The batch and how its update is applied.
+    pub header: PushHeader,
     /// Distinct signs.
     pub signs: &'a [u64],
     /// Show and click of each sign.
@@ -196,18 +203,12 @@ impl<'a> Push<'a> {
         if flags > 3 {
             return reader.fail(format!("expected flags from 0 to 3, got {flags}"));
         }
+        let (is_last, is_increment) = (flags & 1 == 1, flags & 2 == 2);
+        let group = (num_units > 0).then_some(Group { first_unit, num_units });
         let message = Push {
             epoch,
             incarnation,
-            unit,
-            batch,
-            is_last: flags & 1 == 1,
-            checksum,
-            num_samples,
-            seen,
-            weight,
-            group: (num_units > 0).then_some(Group { first_unit, num_units }),
-            is_increment: flags & 2 == 2,
+            header: PushHeader { unit, batch, is_last, checksum, num_samples, seen, weight, group, is_increment },
             signs: reader.array(num_signs)?,
             counts: reader.array(num_signs)?,
             gradients: reader.array(num_gradients)?,
@@ -223,14 +224,14 @@ impl<'a> Push<'a> {
     pub fn parts(&self) -> Parts<'a> {
         debug_assert_eq!(self.signs.len(), self.counts.len());
         debug_assert_eq!(self.sum_indices.len(), self.sum_values.len());
-        let numbers = [self.epoch, self.incarnation, self.unit, self.checksum];
+        let PushHeader { unit, batch, is_last, checksum, num_samples, seen, weight, group, is_increment } = self.header;
         let lengths = [self.signs.len(), self.gradients.len(), self.dense.len(), self.sum_indices.len()];
         let [signs, gradients, dense, sums] = lengths.map(|length| length as u32);
-        let flags = u32::from(self.is_last) | u32::from(self.is_increment) << 1;
-        let halves = [self.batch, flags, self.num_samples, self.seen, signs, gradients, dense, sums];
-        let mut bytes = head(&numbers, &halves);
-        let (first_unit, num_units) = self.group.map_or((0, 0), |group| (group.first_unit, group.num_units));
-        bytes.extend(head(&[self.weight.to_bits(), first_unit], &[num_units]));
+        let flags = u32::from(is_last) | u32::from(is_increment) << 1;
+        let halves = [batch, flags, num_samples, seen, signs, gradients, dense, sums];
+        let mut bytes = head(&[self.epoch, self.incarnation, unit, checksum], &halves);
+        let (first_unit, num_units) = group.map_or((0, 0), |group| (group.first_unit, group.num_units));
+        bytes.extend(head(&[weight.to_bits(), first_unit], &[num_units]));
         Parts::new(bytes)
             .array(self.signs)
             .array(self.counts)

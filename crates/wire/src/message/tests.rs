@@ -28,9 +28,11 @@ proptest! {
         let [epoch, incarnation, unit, checksum] = numbers;
         let [batch, num_samples, seen] = halves;
         let push = Push {
-            epoch, incarnation, unit, batch, is_last, checksum, num_samples, seen,
-            weight: 2.5, is_increment: !is_last,
-            group: (seen % 2 == 1).then_some(Group { first_unit: unit, num_units: seen }),
+            epoch, incarnation,
+            header: PushHeader {
+                unit, batch, is_last, checksum, num_samples, seen, weight: 2.5, is_increment: !is_last,
+                group: (seen % 2 == 1).then_some(Group { first_unit: unit, num_units: seen }),
+            },
             signs: &signs, counts: &counts, gradients: &gradients, dense: &dense,
             sum_indices: &sum_indices, sum_values: &sum_values,
         };
