@@ -213,11 +213,6 @@ impl Cube {
         SIGN_BYTES + self.codec.row_bytes()
     }
 
-    /// Number of rows in the cube's partitions.
-    pub fn num_rows(&self) -> u64 {
-        self.partitions.iter().map(|partition| u64::from(partition.num_rows)).sum()
-    }
-
     /// Number of rows in one partition.
     pub(crate) fn num_rows_of(&self, partition: u32) -> u64 {
         u64::from(self.partition(partition).num_rows)

@@ -107,11 +107,6 @@ impl Record {
             self.watermark += 1;
         }
     }
-
-    /// Returns the applied batches of an open unit.
-    pub fn batches(&self, unit: u64) -> impl Iterator<Item = u32> {
-        self.open.get(&unit).into_iter().flat_map(|unit| unit.batches.keys().copied())
-    }
 }
 
 #[cfg(test)]
@@ -181,7 +176,7 @@ mod tests {
         let (mut record, name) = (Record::default(), BatchName { unit: 0, batch: 1 });
         record.add(name, 7, true);
         assert_eq!((record.state_of(name, 7), record.state_of(name, 8)), (BatchState::Applied, BatchState::Clash));
-        assert_eq!(record.batches(0).collect::<Vec<_>>(), [1]);
+        assert_eq!(record.open[&0].batches.keys().copied().collect::<Vec<_>>(), [1]);
         assert_eq!(record.watermark(), 0);
         record.add(BatchName { unit: 0, batch: 0 }, 6, false);
         assert_eq!(record.state_of(name, 8), BatchState::Applied, "checksums of complete units are forgotten");

@@ -284,14 +284,9 @@ impl ServerHandle {
         self.addr
     }
 
-    /// Warm a version and make it the current one of a variant. In-flight requests end on the version they started with.
-    pub fn install(&self, name: &str, variant: &str, model: &Arc<Model>) -> Result<(), ModelError> {
-        self.prepare(name, variant, None, || Ok(model.clone())).map(|_| ())
-    }
-
-    /// Load a version and [install](ServerHandle::install) it. Rows are looked up in `store` if it is given, else they
-    /// are loaded from the version's files, except those that the previous version has in memory. `readers` parse lines
-    /// in a user's own format.
+    /// Load and warm a version, and make it the current one of a variant. In-flight requests end on the version they
+    /// started with. Rows are looked up in `store` if it is given, else they are loaded from the version's files, except
+    /// those that the previous version has in memory. `readers` parse lines in a user's own format.
     pub fn load(
         &self,
         name: &str,
@@ -300,27 +295,17 @@ impl ServerHandle {
         store: Option<(Arc<Client>, ShardFailurePolicy)>,
         readers: Option<Arc<Readers>>,
     ) -> Result<Arc<Model>, ModelError> {
-        self.prepare(name, variant, readers, || {
-            let previous = self.app.registry.variant(name, variant)?.current();
-            let source = match store {
-                Some((client, policy)) => RowSource::Store(client, policy),
-                None => RowSource::Files(previous.and_then(|deployment| deployment.model.clone())),
-            };
-            Model::load_with(path, &source)
-        })
-    }
-
-    fn prepare(
-        &self,
-        name: &str,
-        variant: &str,
-        readers: Option<Arc<Readers>>,
-        load: impl FnOnce() -> Result<Arc<Model>, ModelError> + Send,
-    ) -> Result<Arc<Model>, ModelError> {
         let ServerOptions { workers, queue, max_instances, max_batch, max_wait, .. } = self.app.options;
         let batching = Batching { max_instances: max_batch, max_wait };
         let options = DeploymentOptions { capacity: queue, limits: Limits { max_instances }, batching };
         let entry = self.app.registry.variant(name, variant)?;
+        let load = || {
+            let source = match store {
+                Some((client, policy)) => RowSource::Store(client, policy),
+                None => RowSource::Files(entry.current().and_then(|deployment| deployment.model.clone())),
+            };
+            Model::load_with(path, &source)
+        };
         let scorers = run_in_background(|| {
             let model = load()?;
             (0..workers.max(1)).map(|_| model.scorer()).collect::<Result<Vec<_>, _>>()

@@ -86,21 +86,6 @@ impl DeltaFile {
         self.part.name()
     }
 
-    /// Number of rows.
-    pub fn num_rows(&self) -> usize {
-        self.num_rows
-    }
-
-    /// Number of signs that are removed one by one.
-    pub fn num_removed(&self) -> usize {
-        self.num_removed
-    }
-
-    /// Partitions that the delta replaces as a whole, in ascending order.
-    pub fn whole(&self) -> &[u32] {
-        &self.whole
-    }
-
     /// Partitions of the table.
     pub fn num_partitions(&self) -> u32 {
         self.part.num_partitions()

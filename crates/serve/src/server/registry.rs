@@ -28,13 +28,6 @@ pub struct VariantPlan {
     pub weight: f64,
 }
 
-impl ModelPlan {
-    /// Return a model with one variant.
-    pub fn alone(name: impl Into<String>) -> ModelPlan {
-        ModelPlan { name: name.into(), variants: vec![VariantPlan { name: String::new(), weight: 1.0 }] }
-    }
-}
-
 /// The reason the models of a configuration are invalid.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -316,7 +309,7 @@ mod tests {
     fn invalid_plans_are_refused() {
         let message = |plans: &[ModelPlan]| Registry::new(plans).map(|_| ()).unwrap_err().to_string();
         assert_eq!(message(&[]), "models: expected at least one, got none");
-        assert_eq!(message(&[ModelPlan::alone("a"), ModelPlan::alone("a")]), "model `a`: given twice");
+        assert_eq!(message(&[plan(&[("a", 1.0)]), plan(&[("a", 1.0)])]), "model `ctr`: given twice");
         let weight = "model `ctr`: variants: `b`: expected a weight of at least 0, got -1";
         assert_eq!(message(&[plan(&[("a", 1.0), ("b", -1.0)])]), weight);
         let none = "model `ctr`: variants: expected at least one with a weight above 0";

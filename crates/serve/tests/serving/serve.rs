@@ -6,23 +6,25 @@ use std::path::Path;
 use std::time::Duration;
 
 use elasticrec_serve::server::DrainOutcome;
-use elasticrec_serve::{Manifest, Model, ModelPlan, Server, ServerHandle, ServerOptions, init_onnxruntime};
+use elasticrec_serve::{Manifest, ModelPlan, Server, ServerHandle, ServerOptions, VariantPlan, init_onnxruntime};
 use serde_json::{Value, json};
 
 use crate::support::{TestModel, assert_close, ort_library};
 
 const LONG: Duration = Duration::from_secs(60);
 
+/// Start a server of the model `demo` in a directory.
+fn start(options: ServerOptions, dir: &Path) -> ServerHandle {
+    let variants = vec![VariantPlan { name: String::new(), weight: 1.0 }];
+    let server = Server::start(options, &[ModelPlan { name: "demo".into(), variants }]).unwrap();
+    server.load("demo", "", dir, None, None).unwrap();
+    server
+}
+
 pub fn serve(model: &TestModel, dir: &Path, library: &Path) -> ServerHandle {
     init_onnxruntime(library).unwrap();
     model.write(dir);
-    let server = Server::start(
-        ServerOptions { max_instances: 100, workers: 2, ..ServerOptions::default() },
-        &[ModelPlan::alone("demo")],
-    )
-    .unwrap();
-    server.install("demo", "", &Model::load(dir).unwrap()).unwrap();
-    server
+    start(ServerOptions { max_instances: 100, workers: 2, ..ServerOptions::default() }, dir)
 }
 
 fn send(server: &ServerHandle, request: &str, content_type: &str, body: &str) -> (u16, String) {
@@ -131,11 +133,8 @@ fn compare_with_scoring_alone(options: ServerOptions) -> Option<(f64, f64)> {
     model.rows.insert(666, vec![f32::NAN; 3]);
     init_onnxruntime(&library).unwrap();
     model.write(dir.path());
-    let alone =
-        Server::start(ServerOptions { max_batch: 1, ..ServerOptions::default() }, &[ModelPlan::alone("demo")]).unwrap();
-    alone.install("demo", "", &Model::load(dir.path()).unwrap()).unwrap();
-    let server = Server::start(ServerOptions { workers: 1, ..options }, &[ModelPlan::alone("demo")]).unwrap();
-    server.install("demo", "", &Model::load(dir.path()).unwrap()).unwrap();
+    let alone = start(ServerOptions { max_batch: 1, ..ServerOptions::default() }, dir.path());
+    let server = start(ServerOptions { workers: 1, ..options }, dir.path());
     let body = |client: u64, request: u64| match (client + request) % 8 {
         0 => r#"{"instances":[{"C99":1}]}"#.to_string(),
         1 => r#"{"instances":[{"0":1},{"0":666}]}"#.to_string(),
@@ -208,7 +207,7 @@ fn many_clients_each_get_their_own_scores_across_a_switch_of_versions() {
                 }
             });
         }
-        server.install("demo", "", &Model::load(&dir.path().join("4")).unwrap()).unwrap();
+        server.load("demo", "", &dir.path().join("4"), None, None).unwrap();
     });
     let answer = predict(&server, "text/plain", "");
     assert_eq!(answer.1, r#"{"model":"demo","version":4,"predictions":[]}"#);

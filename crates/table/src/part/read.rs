@@ -110,11 +110,6 @@ impl PartFile {
         &self.name
     }
 
-    /// The kind of content.
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
     /// Number of partitions of the whole table; this file may hold only some.
     pub fn num_partitions(&self) -> u32 {
         self.num_partitions

@@ -10,10 +10,15 @@ use crate::codecs::{Reply, VersionInfo};
 use crate::queue::deployment::Deployment;
 use crate::queue::job::{Job, Prediction, Timing};
 use crate::refusal::Refusal;
-use crate::server::{ModelPlan, Server, ServerHandle, ServerOptions};
+use crate::server::{ModelPlan, Server, ServerHandle, ServerOptions, VariantPlan};
+
+/// The plan of a model `demo` with one variant.
+pub(crate) fn demo_plan() -> ModelPlan {
+    ModelPlan { name: "demo".into(), variants: vec![VariantPlan { name: String::new(), weight: 1.0 }] }
+}
 
 pub(crate) fn start(options: ServerOptions) -> ServerHandle {
-    Server::start(ServerOptions { io_threads: 1, ..options }, &[ModelPlan::alone("demo")]).unwrap()
+    Server::start(ServerOptions { io_threads: 1, ..options }, &[demo_plan()]).unwrap()
 }
 
 /// Install a model `demo` whose only scorer is `work`.

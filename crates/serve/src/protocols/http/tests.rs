@@ -5,10 +5,9 @@ use std::net::TcpStream;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::testing::{done, echo, install, start};
+use super::testing::{demo_plan, done, echo, install, start};
 use crate::codecs::Reply;
 use crate::queue::job::{Job, Prediction, Timing};
-use crate::server::registry::ModelPlan;
 use crate::server::{DrainOutcome, Server, ServerHandle, ServerOptions, Token};
 
 /// Long enough for a slow machine; only a failing test waits this long.
@@ -437,7 +436,7 @@ fn bytes_that_are_not_http_are_answered_or_closed() {
 fn an_address_in_use_is_named() {
     let server = start(ServerOptions::default());
     let options = ServerOptions { addr: server.addr(), ..ServerOptions::default() };
-    let error = Server::start(options, &[ModelPlan::alone("demo")]).err().unwrap().to_string();
+    let error = Server::start(options, &[demo_plan()]).err().unwrap().to_string();
     assert!(error.starts_with(&format!("serve: {}: Address already in use", server.addr())), "{error}");
 }
 
