@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use elasticrec_wire::lock;
 use thiserror::Error;
 
 use crate::error::list;
@@ -136,7 +137,7 @@ impl VersionSet {
             }
         }
         drop(before);
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner).append(&mut replaced);
+        lock(&self.retired).append(&mut replaced);
         self.sweep();
         Ok(true)
     }
@@ -154,7 +155,7 @@ impl VersionSet {
         while Arc::strong_count(&retired) > 1 && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
+        lock(&self.retired).push(retired);
         self.sweep();
         Ok(())
     }
@@ -180,7 +181,7 @@ impl VersionSet {
 
     /// Frees retired versions without readers; a retired version gets no new readers.
     fn sweep(&self) {
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner).retain(|view| Arc::strong_count(view) > 1);
+        lock(&self.retired).retain(|view| Arc::strong_count(view) > 1);
     }
 }
 

@@ -5,8 +5,10 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::{env, fs, process};
+
+use elasticrec_wire::lock;
 
 /// Kills the process here if a test asks for it.
 #[inline]
@@ -21,7 +23,7 @@ pub fn fail_point(name: &str) {
 fn reach(directory: &Path, name: &str) {
     static HITS: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
     let hits = {
-        let mut all = HITS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&HITS);
         let hits = all.get_or_insert_default().entry(name.into()).or_default();
         *hits += 1;
         *hits

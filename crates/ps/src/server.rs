@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use elasticrec_cube::publish::PublishRequest;
 use elasticrec_table::part::FileInfo;
 use elasticrec_wire::{
     Connections, FrameError, Listener, Push, PushAck, Reason, Refusal, ServerTls, Service, StepQuery, StepStatus,
-    Stream,
+    Stream, lock,
 };
 
 use self::connection::Connection;
@@ -87,11 +87,6 @@ struct Shared {
     /// Counts events that step queries and `wait_for_units` wait for: queued pushes, applied steps, complete units.
     arrivals: Mutex<u64>,
     arrived: Condvar,
-}
-
-/// Locks a mutex even after a panic of the holder; a push that was applied in part is noted in `failure`.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use elasticrec_cube::Client;
 use elasticrec_cube::client::ShardFailurePolicy;
-use elasticrec_wire::ServerTls;
+use elasticrec_wire::{ServerTls, lock};
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -218,12 +218,12 @@ struct EndSignal {
 
 impl EndSignal {
     fn set(&self, outcome: DrainOutcome) {
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        *lock(&self.outcome) = Some(outcome);
         self.changed.notify_all();
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Option<DrainOutcome> {
-        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = lock(&self.outcome);
         match timeout {
             Some(timeout) => {
                 *self

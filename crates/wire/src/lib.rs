@@ -8,6 +8,8 @@
 //! - `handshake`: hello, token and greeting, for clients and servers;
 //! - `listen`, `peer`: the listening end of a server, and each of its connections.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub mod frame;
 pub mod handshake;
 pub mod listen;
@@ -26,3 +28,9 @@ pub use message::{
 pub use peer::Peer;
 pub use stream::Stream;
 pub use tls::{ClientTls, ServerTls, TlsError};
+
+/// Locks a mutex even after a panic of the holder, for content that is consistent at any time or whose next use then
+/// fails.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

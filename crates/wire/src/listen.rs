@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
 use crate::frame::{FrameError, Header, Kind, MAGIC, write_frame};
+use crate::lock;
 use crate::message::{Reason, Refusal};
 use crate::stream::Stream;
 use crate::tls::ServerTls;
@@ -60,11 +61,6 @@ pub struct Listener {
     connections: Arc<Connections>,
     address: SocketAddr,
     acceptor: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// Locks a mutex whose content is consistent even after a panic of the holder.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Connections {

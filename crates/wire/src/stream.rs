@@ -5,11 +5,12 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustls::Connection;
 
+use crate::lock;
 use crate::tls::{ClientTls, ServerTls, TlsError};
 
 /// Read buffer for ciphertext: several records.
@@ -40,11 +41,6 @@ struct Ciphertext {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
-}
-
-/// Locks a mutex even after a panic of the holder: at worst the next record fails.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Stream {

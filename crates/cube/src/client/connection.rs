@@ -3,14 +3,14 @@
 //! there is no extra thread between the socket and the caller.
 
 use std::io::{self, BufReader};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use elasticrec_wire::message::{MAX_RESULT_BYTES, Parts};
 use elasticrec_wire::{
-    Body, ConnectError, Connector, FrameError, FrameReader, Greeting, Header, Kind, Reason, Refusal, Stream,
+    Body, ConnectError, Connector, FrameError, FrameReader, Greeting, Header, Kind, Reason, Refusal, Stream, lock,
     read_greeting, write_frame,
 };
 
@@ -69,10 +69,6 @@ impl Failure {
 /// Whether an error is the read or write timeout of a socket.
 fn is_late(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A connection to one replica.

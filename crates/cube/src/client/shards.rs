@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use elasticrec_table::partition::{mix, partition_of};
-use elasticrec_wire::Kind;
+use elasticrec_wire::{Kind, lock};
 
 use super::connection::{Connection, Failure, inventory_of};
 use super::inventory::{Layout, ServerInventory};
@@ -21,10 +21,6 @@ const REFRESH_EVERY: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// Back-off of reconnects: the longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One server.
 #[derive(Debug)]

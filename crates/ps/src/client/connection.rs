@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use elasticrec_wire::frame::MAX_BODY_BYTES;
 use elasticrec_wire::message::Parts;
 use elasticrec_wire::{
     Body, ConnectError, Connector, FrameError, Greeting, Header, Hello, Kind, MessageError, Refusal, Stream, Welcome,
-    read_frame, write_frame,
+    lock, read_frame, write_frame,
 };
 
 use super::{ClientError, Credentials};
@@ -22,10 +22,6 @@ const READ_BYTES: usize = 1 << 16;
 
 /// An answer: its kind and its body.
 type Answer = (Kind, Body);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A connection to one shard.
 #[derive(Debug)]

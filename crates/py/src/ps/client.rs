@@ -1,11 +1,12 @@
 //! Python bindings of a trainer's connections to all shards.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 
 use elasticrec_ps::client::{BatchUpdate, Credentials, PullOptions, ShardSplit, Ticket};
 use elasticrec_ps::{Client, ClientError, Closer, Group, PushHeader};
 use elasticrec_sample::pool::{pool, pool_gradient};
+use elasticrec_wire::lock;
 use numpy::{PyReadonlyArray1, PyReadonlyArray3, PyReadwriteArray1, PyReadwriteArray3};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -107,22 +108,22 @@ pub(crate) struct PsClient {
 impl PsClient {
     /// Call a function with a buffer of rows with arbitrary content.
     fn with_rows<T>(&self, num_rows: usize, run: impl FnOnce(&mut [f32]) -> T) -> T {
-        let spare = self.rows.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = lock(&self.rows).pop();
         let mut rows = spare.unwrap_or_default();
         rows.resize(num_rows * self.inner.width(), 0.0);
         let result = run(&mut rows);
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
+        lock(&self.rows).push(rows);
         result
     }
 
     /// Take `oldest`: the number of pushes that each shard had applied at the first pull since the last push.
     pub(crate) fn take_oldest(&self) -> Vec<u64> {
-        std::mem::take(&mut *self.oldest.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.oldest))
     }
 
     /// Record the number of pushes that each shard had applied when it answered a pull.
     pub(crate) fn note_pull(&self, applied: &[u64]) {
-        let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut oldest = lock(&self.oldest);
         if oldest.is_empty() {
             oldest.extend_from_slice(applied);
         }
@@ -254,7 +255,7 @@ impl PsClient {
             })
         });
         let applied = applied.map_err(IntoPyErr::into_py_err)?;
-        pulling.applied.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&applied);
+        lock(&pulling.applied).clone_from(&applied);
         self.note_pull(&applied);
         Ok(applied)
     }
@@ -309,7 +310,7 @@ impl PsClient {
             })
         });
         drop(self.take_oldest());
-        let pulled_at = pulling.applied.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let pulled_at = lock(&pulling.applied).clone();
         Ok(PushTicket { tickets: pushing.map_err(IntoPyErr::into_py_err)?, pulled_at })
     }
 

@@ -1,8 +1,9 @@
 //! The dense network: ONNX Runtime on one thread, from pooled rows and dense values to scores.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use elasticrec_wire::lock;
 use ort::environment::Environment;
 use ort::logging::LogLevel;
 use ort::session::builder::GraphOptimizationLevel;
@@ -40,7 +41,7 @@ static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
 /// Load the ONNX Runtime library at `path`; a second call with the same path does nothing.
 pub fn init_onnxruntime(path: &Path) -> Result<(), EngineError> {
     let failed = |what: String| EngineError::Library { path: path.into(), what };
-    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut runtime = lock(&RUNTIME);
     // `ort` resolves a relative path against the directory of the executable.
     let absolute = path.canonicalize().map_err(|error| failed(error.to_string()))?;
     if let Some(Runtime { path: loaded, .. }) = &*runtime {
@@ -57,7 +58,7 @@ pub fn init_onnxruntime(path: &Path) -> Result<(), EngineError> {
 }
 
 fn environment() -> Result<Environment, EngineError> {
-    let runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let runtime = lock(&RUNTIME);
     runtime.as_ref().map(|runtime| runtime.environment.clone()).ok_or(EngineError::NotLoaded)
 }
 

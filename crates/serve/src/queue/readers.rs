@@ -8,10 +8,11 @@ use std::io::{self, Read as _};
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use elasticrec_wire::lock;
 use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
@@ -300,10 +301,6 @@ impl Drop for WaitGuard<'_> {
 
 fn no_process() -> Refusal {
     Refusal::Unavailable("reader: no reader process is running, see the log of the server; retry later".into())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn talk(stream: UnixStream, lines: &Lines) -> Result<(UnixStream, Answer), Failure> {
