@@ -36,6 +36,7 @@ pub use fuzz::{fuzz_delta, fuzz_open, repair_checksums};
 pub use meta::Column;
 pub use row::{RowCodec, RowType};
 pub use server::Server;
+pub use sink::presence_of;
 pub use versions::{VersionError, VersionSet};
 pub use view::View;
 pub use write::{CubeWriter, write_table};

@@ -81,6 +81,17 @@ impl RowSink for PresenceBits<'_> {
     }
 }
 
+/// Whether the bit of key `i` is set.
+#[inline]
+pub(crate) fn is_set(present: &[u64], i: usize) -> bool {
+    present[i / 64] >> (i % 64) & 1 == 1
+}
+
+/// Returns whether each sign has a row, from the bits that a lookup of `num_signs` signs has set.
+pub fn presence_of(bits: &[u64], num_signs: usize) -> Vec<bool> {
+    (0..num_signs).map(|i| is_set(bits, i)).collect()
+}
+
 /// Number of words of a bitmap for `num_keys` keys.
 #[inline]
 fn num_words(num_keys: usize) -> usize {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use elasticrec_cube::{Column, Cube, CubeError, CubeWriter, RowType, View, fuzz_open, repair_checksums};
+use elasticrec_cube::{Column, Cube, CubeError, CubeWriter, RowType, View, fuzz_open, presence_of, repair_checksums};
 use elasticrec_table::part::{Kind, PartFile, PartWriter};
 use elasticrec_table::partition::{mix, partition_of};
 use proptest::prelude::*;
@@ -202,8 +202,8 @@ fn a_lookup_returns_stored_rows() {
     assert_eq!(view.stored_rows(&keys, &mut rows, &mut present), signs.len());
     let mut values = vec![0.0; keys.len() * WIDTH];
     view.codec().decode(&rows, &mut values);
-    for (i, (sign, row)) in keys.iter().zip(values.chunks(WIDTH)).enumerate() {
-        assert_eq!(present[i / 64] >> (i % 64) & 1 == 1, *sign < 300, "{sign}");
+    for ((sign, row), is_present) in keys.iter().zip(values.chunks(WIDTH)).zip(presence_of(&present, keys.len())) {
+        assert_eq!(is_present, *sign < 300, "{sign}");
         assert_eq!(row, if *sign < 300 { row_of(*sign) } else { [0.0; WIDTH] });
     }
     assert_eq!(present[9] >> (600 % 64), 0, "no bits beyond the last key");

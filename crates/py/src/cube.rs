@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use elasticrec_cube::publish::PublishedRows;
-use elasticrec_cube::{Changes, Column, Cube, CubeError, DeltaFile, RowType, View};
+use elasticrec_cube::{Changes, Column, Cube, CubeError, DeltaFile, RowType, View, presence_of};
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -61,8 +61,7 @@ impl CubeView {
             view.stored_rows(signs, &mut stored, &mut bits);
             let mut rows = vec![0.0; signs.len() * view.width()];
             view.codec().decode(&stored, &mut rows);
-            let present: Vec<bool> = (0..signs.len()).map(|i| bits[i / 64] >> (i % 64) & 1 == 1).collect();
-            (rows, present)
+            (rows, presence_of(&bits, signs.len()))
         });
         let rows = PyArray1::from_vec(py, rows).reshape([signs.len(), view.width()])?;
         Ok((rows, PyArray1::from_vec(py, present)))

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use elasticrec_cube::client::{Credentials, probe};
 use elasticrec_cube::server::Identity;
-use elasticrec_cube::{Client, ClientError, Cube, CubeError, DeltaFile, Server, VersionError, VersionSet, View};
+use elasticrec_cube::{
+    Client, ClientError, Cube, CubeError, DeltaFile, Server, VersionError, VersionSet, View, presence_of,
+};
 use elasticrec_wire::Reason;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::prelude::*;
@@ -167,8 +169,7 @@ impl CubeServer {
         let result = py.detach(|| {
             let (mut rows, mut bits) = (Vec::new(), Vec::new());
             self.inner.look_up(version, signs, &mut rows, &mut bits)?;
-            let present: Vec<bool> = (0..signs.len()).map(|at| bits[at / 64] >> (at % 64) & 1 == 1).collect();
-            Ok((rows, present))
+            Ok((rows, presence_of(&bits, signs.len())))
         });
         let (rows, present) = result.map_err(|refusal: elasticrec_wire::Refusal| match refusal.reason {
             Reason::NoVersion => ModelError::new_err(refusal.text),

@@ -13,6 +13,7 @@ use super::inventory::Layout;
 use super::shards::Shards;
 use crate::RowType;
 use crate::row::decode_f32;
+use crate::sink::is_set;
 
 /// Most bytes of rows in the answer to a piece, unless a single row is longer.
 const PIECE_BYTES: usize = 512 << 10;
@@ -274,7 +275,7 @@ impl<'a> PendingLookup<'a> {
         let Ok(result) = LookupResult::decode(body.bytes()) else { return 0 };
         let (codec, width) = (self.layout.codec(), self.layout.width());
         let range = self.pieces[at].range.clone();
-        let is_present = |i: usize| result.present[i / 64] >> (i % 64) & 1 == 1;
+        let is_present = |i: usize| is_set(result.present, i);
         let mut hits = 0;
         let Some(split) = &self.split else {
             let out = &mut out[range.start * width..range.end * width];

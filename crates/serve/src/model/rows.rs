@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use elasticrec_cube::client::{LookupSummary, ShardFailurePolicy};
-use elasticrec_cube::{Client, ClientError, View};
+use elasticrec_cube::{Client, ClientError, View, presence_of};
 
 /// The rows of a version.
 pub enum Rows {
@@ -85,21 +85,19 @@ impl Rows {
     pub(crate) fn find(&self, signs: &[u64]) -> Result<FoundRows, ClientError> {
         let width = self.width();
         let mut values = vec![0.0; signs.len() * width];
-        let mut present = vec![false; signs.len()];
-        match self {
+        let present = match self {
             Rows::Held(view) => {
                 let mut bits = vec![0; signs.len().div_ceil(64)];
                 view.find(signs, &mut bits);
                 view.lookup(signs, &mut values);
-                present
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(at, is_present)| *is_present = bits[at / 64] >> (at % 64) & 1 == 1);
+                presence_of(&bits, signs.len())
             }
             Rows::Store(StoreRows { client, version, .. }) => {
+                let mut present = vec![false; signs.len()];
                 client.get(*version, signs, &mut values, &mut present)?;
+                present
             }
-        }
+        };
         Ok(FoundRows { width, values, present })
     }
 }
