@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::batch::Batch;
 use crate::errors::{IntoPyErr, not_contiguous};
 use crate::ps::{PsClient, PushTicket};
-use crate::table::{Table, batch_cells, check_shape};
+use crate::table::{Table, batch_cells, check_len};
 
 /// Positions of metric sums, and the values to add.
 pub(crate) type Sums<'py> = (PyReadonlyArray1<'py, u32>, PyReadonlyArray1<'py, f64>);
@@ -67,7 +67,7 @@ impl MergedGradients {
         let Batch { parser, parsed, .. } = batch;
         let num_cells = batch_cells(parser, parsed);
         let width = gradient.len().checked_div(num_cells).unwrap_or(0);
-        check_shape("gradient", gradient.len(), num_cells, width)?;
+        check_len("gradient", gradient.len(), num_cells * width)?;
         py.detach(|| {
             let signs = &parsed.unique.signs;
             self.rows.clear();
@@ -167,7 +167,7 @@ impl GeoExchange {
         mut dense: PyReadwriteArray1<'_, f32>,
     ) -> PyResult<()> {
         let dense = dense.as_slice_mut().map_err(|_| not_contiguous("dense"))?;
-        check_len(dense.len(), servers.inner.num_dense_full())?;
+        check_len("dense", dense.len(), servers.inner.num_dense_full())?;
         let (expected, got) = (servers.inner.full_width(), table.inner.full_width());
         if got != expected {
             let message = format!("table: expected rows of {expected} values as on the servers, got {got}");
@@ -196,7 +196,7 @@ impl GeoExchange {
         let dense = dense.as_slice().map_err(|_| not_contiguous("dense"))?;
         let (sum_indices, sum_values) = sums_of(&sums)?;
         let merged = &self.merged;
-        check_len(dense.len(), if merged.num_samples == 0 { 0 } else { servers.inner.num_dense_full() })?;
+        check_len("dense", dense.len(), if merged.num_samples == 0 { 0 } else { servers.inner.num_dense_full() })?;
         let sent = py.detach(|| {
             let increments = table.inner.increments(&merged.signs, &self.before);
             let header = PushHeader { is_increment: true, ..header_of(merged, unit, index, last, seen) };
@@ -212,11 +212,4 @@ impl GeoExchange {
 fn header_of(merged: &MergedUpdate, unit: u64, batch: u32, is_last: bool, seen: u32) -> PushHeader {
     let MergedUpdate { checksum, num_samples, .. } = *merged;
     PushHeader { unit, batch, is_last, checksum, num_samples, seen, weight: 1.0, group: None, is_increment: false }
-}
-
-fn check_len(got: usize, expected: usize) -> PyResult<()> {
-    if got == expected {
-        return Ok(());
-    }
-    Err(PyValueError::new_err(format!("dense: expected {expected} values, got {got}")))
 }

@@ -62,7 +62,7 @@ impl Table {
     fn pull(&mut self, py: Python<'_>, batch: &mut Batch, mut out: PyReadwriteArray3<'_, f32>) -> PyResult<()> {
         let out = out.as_slice_mut().map_err(|_| not_contiguous("out"))?;
         let Batch { parser, parsed, handles, .. } = batch;
-        check_shape("out", out.len(), batch_cells(parser, parsed), self.inner.width())?;
+        check_len("out", out.len(), batch_cells(parser, parsed) * self.inner.width())?;
         py.detach(|| {
             self.rows.resize(parsed.unique.signs.len() * self.inner.width(), 0.0);
             self.inner.pull(&parsed.unique.signs, &mut self.rows, handles);
@@ -82,7 +82,7 @@ impl Table {
     ) -> PyResult<(usize, bool)> {
         let gradient = gradient.as_slice().map_err(|_| not_contiguous("gradient"))?;
         let Batch { parser, parsed, handles, .. } = batch;
-        check_shape("gradient", gradient.len(), batch_cells(parser, parsed), self.inner.width())?;
+        check_len("gradient", gradient.len(), batch_cells(parser, parsed) * self.inner.width())?;
         if handles.len() != parsed.unique.signs.len() {
             return Err(PyValueError::new_err("push: expected a batch that was pulled before"));
         }
@@ -189,8 +189,7 @@ pub(crate) fn batch_cells(parser: &elasticrec_sample::Parser, parsed: &elasticre
     parsed.batch.num_samples() * parser.layout().num_cells()
 }
 
-pub(crate) fn check_shape(what: &str, len: usize, num_cells: usize, width: usize) -> PyResult<()> {
-    let expected = num_cells * width;
+pub(crate) fn check_len(what: &str, len: usize, expected: usize) -> PyResult<()> {
     if len == expected {
         return Ok(());
     }

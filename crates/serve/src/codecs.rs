@@ -11,6 +11,9 @@ use elasticrec_sample::reader::parse_text_into;
 use elasticrec_sample::{BatchBuilder, LabelMode, Parser};
 use thiserror::Error;
 
+use self::elasticctr::ElasticCtr;
+use self::json::NamedSlots;
+
 pub(crate) mod elasticctr;
 mod instances;
 mod json;
@@ -127,9 +130,11 @@ impl Codec {
     ) -> Result<AnswerFormat, DecodeError> {
         let before = into.num_samples();
         let decoded = match self {
-            Codec::Json => json::decode(parser, body, limits, into).map(|()| AnswerFormat::Plain),
+            Codec::Json => instances::decode::<NamedSlots>(parser, body, limits, into).map(|()| AnswerFormat::Plain),
             Codec::Text => decode_text(parser, body, limits, into).map(|()| AnswerFormat::Plain),
-            Codec::ElasticCtr => elasticctr::decode(parser, body, limits, into).map(|()| AnswerFormat::ElasticCtr),
+            Codec::ElasticCtr => {
+                instances::decode::<ElasticCtr>(parser, body, limits, into).map(|()| AnswerFormat::ElasticCtr)
+            }
             Codec::Paddle(encoding) => paddle::decode(encoding, parser, body, limits, into).map(AnswerFormat::Paddle),
             Codec::Parsed => parsed::decode(parser, body, limits, into).map(|()| AnswerFormat::Plain),
             Codec::TensorsJson { json_bytes } => {

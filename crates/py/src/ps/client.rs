@@ -16,7 +16,7 @@ use crate::batch::Batch;
 use crate::errors::{IntoPyErr, not_contiguous};
 use crate::groups::{Sums, sums_of};
 use crate::net::duration;
-use crate::table::{batch_cells, check_shape};
+use crate::table::{batch_cells, check_len};
 
 /// A pull in flight; also needed to push the batch.
 #[pyclass(module = "elasticrec._core")]
@@ -238,15 +238,12 @@ impl PsClient {
             Some(dense) => Some(dense.as_slice_mut().map_err(|_| not_contiguous("dense"))?),
             None => None,
         };
-        if let Some(dense) = &dense
-            && dense.len() != self.inner.num_dense()
-        {
-            let message = format!("dense: expected {} values, got {}", self.inner.num_dense(), dense.len());
-            return Err(PyValueError::new_err(message));
+        if let Some(dense) = &dense {
+            check_len("dense", dense.len(), self.inner.num_dense())?;
         }
         let Batch { parser, parsed, .. } = batch;
         let width = self.inner.width();
-        check_shape("out", out.len(), batch_cells(parser, parsed), width)?;
+        check_len("out", out.len(), batch_cells(parser, parsed) * width)?;
         let applied = py.detach(|| {
             self.with_rows(parsed.unique.signs.len(), |rows| {
                 let applied = self.inner.receive(&pulling.tickets, &pulling.split, rows, dense)?;
@@ -284,7 +281,7 @@ impl PsClient {
         let (sum_indices, sum_values) = sums_of(&sums)?;
         let Batch { parser, parsed, .. } = batch;
         let width = self.inner.width();
-        check_shape("gradient", gradient.len(), batch_cells(parser, parsed), width)?;
+        check_len("gradient", gradient.len(), batch_cells(parser, parsed) * width)?;
         let num_samples = parsed.batch.num_samples() as u32;
         if dense.len() != if num_samples == 0 { 0 } else { self.inner.num_dense() } {
             let message = format!("dense: expected {} values, got {}", self.inner.num_dense(), dense.len());

@@ -2,26 +2,14 @@
 
 use std::borrow::Cow;
 
-use elasticrec_sample::{BatchBuilder, Parser};
 use serde::Deserialize;
 use serde::de::Deserializer;
 use serde_json::json;
 
-use super::instances::{self, Decoder, Schema};
-use super::{DecodeError, Limits};
-
-/// Add the instances of a body to a batch. On an error the batch may have some of them.
-pub(super) fn decode(
-    parser: &Parser,
-    body: &[u8],
-    limits: Limits,
-    builder: &mut BatchBuilder,
-) -> Result<(), DecodeError> {
-    instances::decode::<ElasticCtr>(parser, body, limits, builder)
-}
+use super::instances::{Decoder, Schema};
 
 /// Instances of ElasticCTR. Unknown keys are ignored, as in ElasticCTR.
-struct ElasticCtr;
+pub(super) struct ElasticCtr;
 
 impl Schema for ElasticCtr {
     const IGNORES_OTHER_KEYS: bool = true;

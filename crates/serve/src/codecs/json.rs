@@ -2,25 +2,14 @@
 
 use std::fmt;
 
-use elasticrec_sample::{BatchBuilder, Features, Parser};
+use elasticrec_sample::{Features, Parser};
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::instances::{self, Decoder, Schema};
+use super::instances::{Decoder, Schema};
 use super::values::Target;
-use super::{DecodeError, Limits};
-
-/// Add the instances of a body to a batch. On an error the batch may have some of them.
-pub(super) fn decode(
-    parser: &Parser,
-    body: &[u8],
-    limits: Limits,
-    builder: &mut BatchBuilder,
-) -> Result<(), DecodeError> {
-    instances::decode::<NamedSlots>(parser, body, limits, builder)
-}
 
 /// Instances that are objects of named slots.
-struct NamedSlots;
+pub(super) struct NamedSlots;
 
 impl Schema for NamedSlots {
     const IGNORES_OTHER_KEYS: bool = false;

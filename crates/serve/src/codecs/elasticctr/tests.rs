@@ -1,10 +1,10 @@
 //! Bodies of ElasticCTR's clients, and the errors of invalid bodies.
 
-use elasticrec_sample::Batch;
+use elasticrec_sample::{Batch, Parser};
 use proptest::prelude::*;
 
 use super::super::json::fuzz_parsers;
-use super::super::{AnswerFormat, Codec};
+use super::super::{AnswerFormat, Codec, Limits};
 use super::*;
 
 fn decoded(parser: &Parser, codec: Codec, body: &str) -> Result<Batch, String> {

@@ -3,7 +3,7 @@
 use elasticrec_sample::Batch;
 use proptest::prelude::*;
 
-use super::super::{Codec, fuzz_body};
+use super::super::{Codec, DecodeError, Limits, fuzz_body};
 use super::*;
 
 const LIMITS: Limits = Limits { max_instances: 3 };

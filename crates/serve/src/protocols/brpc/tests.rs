@@ -2,26 +2,17 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use prost::Message;
 
 use super::frame::{RpcMeta, RpcRequestMeta, encode};
 use super::*;
-use crate::protocols::http::testing::{done, echo, install, start};
+use crate::protocols::http::testing::{LONG, connect, done, echo, install, install_gated, poll, start, start_echo};
 use crate::queue::job::Job;
 use crate::server::{DrainOutcome, ServerHandle, ServerOptions, Token};
-
-/// Long enough for a slow machine; only a failing test waits this long.
-const LONG: Duration = Duration::from_secs(60);
-
-fn connect(server: &ServerHandle) -> TcpStream {
-    let stream = TcpStream::connect(server.addr()).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    stream
-}
 
 fn meta(service: &str, method: &str, id: i64) -> RpcMeta {
     let request = RpcRequestMeta { service_name: service.into(), method_name: method.into(), ..Default::default() };
@@ -82,27 +73,6 @@ fn assert_closed(stream: &mut TcpStream) {
     assert_eq!(rest, b"");
 }
 
-fn poll(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// A scorer that reports when it begins and waits for a signal before it answers.
-fn gated() -> (impl FnMut(Job) + Send + 'static, mpsc::Receiver<()>, mpsc::Sender<()>) {
-    let (begun_in, begun) = mpsc::channel();
-    let (go, gate) = mpsc::channel();
-    let work = move |job| {
-        begun_in.send(()).unwrap();
-        if gate.recv().is_ok() {
-            echo(job);
-        }
-    };
-    (work, begun, go)
-}
-
 fn err_no_of(message: &[u8]) -> (i32, String, u64) {
     #[derive(Clone, PartialEq, Message)]
     struct Response {
@@ -119,8 +89,7 @@ fn err_no_of(message: &[u8]) -> (i32, String, u64) {
 
 #[test]
 fn calls_of_one_connection_are_answered_by_their_ids() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     let mut stream = connect(&server);
     let frames: Vec<u8> = (0..50).flat_map(|id| infer(id, &format!("m{id}"))).collect();
     stream.write_all(&frames).unwrap();
@@ -138,8 +107,7 @@ fn calls_of_one_connection_are_answered_by_their_ids() {
 
 #[test]
 fn a_frame_in_pieces_arrives_whole_and_http_works_on_the_same_port() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     let mut stream = connect(&server);
     for piece in infer(1, "abc").chunks(3) {
         stream.write_all(piece).unwrap();
@@ -160,8 +128,7 @@ fn a_frame_in_pieces_arrives_whole_and_http_works_on_the_same_port() {
 #[test]
 fn a_later_call_may_be_answered_first() {
     let server = start(ServerOptions::default());
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
+    let (begun, go) = install_gated(&server);
     let mut stream = connect(&server);
     stream.write_all(&infer(1, "slow")).unwrap();
     begun.recv_timeout(LONG).unwrap();
@@ -172,8 +139,7 @@ fn a_later_call_may_be_answered_first() {
 
 #[test]
 fn a_malformed_frame_closes_only_its_connection() {
-    let server = start(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
     for bytes in [
         &b"PRPC\0\0\0\x01\0\0\0\x02"[..],
         b"PRPC\0\0\0\x01\0\0\0\x01\xff",
@@ -226,8 +192,7 @@ fn unknown_services_and_failed_calls_have_their_codes() {
 
 #[test]
 fn messages_are_compressed_both_ways() {
-    let server = start(ServerOptions { max_body_bytes: 1000, ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions { max_body_bytes: 1000, ..ServerOptions::default() });
     for kind in [2, 3] {
         let with = RpcMeta { compress_type: Some(kind), ..meta("GeneralModelService", "debug", 1) };
         let packed = compress(kind, "x".repeat(1000));
@@ -248,8 +213,7 @@ fn messages_are_compressed_both_ways() {
 
 #[test]
 fn the_token_is_sent_once_per_connection() {
-    let server = start(ServerOptions { token: Some(Token("s3cret".into())), ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions { token: Some(Token("s3cret".into())), ..ServerOptions::default() });
     let with = |data: &'static [u8], id| {
         let authentication_data = Some(Bytes::from_static(data));
         encode(&RpcMeta { authentication_data, ..meta("GeneralModelService", "inference", id) }, b"x")
@@ -275,8 +239,7 @@ fn the_token_is_sent_once_per_connection() {
 #[test]
 fn a_full_queue_and_a_deadline_are_errors_of_the_protocol() {
     let server = start(ServerOptions { queue: 1, ..ServerOptions::default() });
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
+    let (begun, go) = install_gated(&server);
     let mut stream = connect(&server);
     stream.write_all(&infer(1, "first")).unwrap();
     begun.recv_timeout(LONG).unwrap();
@@ -300,8 +263,8 @@ fn a_full_queue_and_a_deadline_are_errors_of_the_protocol() {
 #[test]
 fn an_incomplete_frame_times_out_but_an_idle_connection_does_not() {
     let timeout = Duration::from_millis(200);
-    let server = start(ServerOptions { body_timeout: timeout, header_timeout: timeout, ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server =
+        start_echo(ServerOptions { body_timeout: timeout, header_timeout: timeout, ..ServerOptions::default() });
     let mut idle = connect(&server);
     idle.write_all(&infer(1, "x")).unwrap();
     assert_eq!(read(&mut idle).id, 1);
@@ -317,8 +280,7 @@ fn an_incomplete_frame_times_out_but_an_idle_connection_does_not() {
 #[test]
 fn stopping_answers_calls_in_flight_and_closes_idle_connections() {
     let server = Arc::new(start(ServerOptions::default()));
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
+    let (begun, go) = install_gated(&server);
     let mut idle = connect(&server);
     idle.write_all(&encode(&meta("Nobody", "x", 1), b"")).unwrap();
     assert_eq!(read(&mut idle).id, 1);
@@ -376,8 +338,7 @@ fn every_refusal_has_a_code() {
 
 #[test]
 fn large_messages_share_the_memory_limit() {
-    let server = start(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
     let large = "x".repeat(100_000);
     let mut taken = server.app.memory.reservation();
     taken.grow_to(100_000).unwrap();
@@ -403,8 +364,7 @@ fn large_messages_share_the_memory_limit() {
 #[test]
 fn messages_count_while_they_arrive_and_while_they_are_scored() {
     let server = start(ServerOptions::default());
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
+    let (begun, go) = install_gated(&server);
     let frame = infer(7, &"x".repeat(100_000));
     let mut stream = connect(&server);
     stream.write_all(&frame[..frame.len() - 1]).unwrap();

@@ -19,12 +19,9 @@ use super::tensors::{
     ServerMetadataResponse,
 };
 use super::*;
-use crate::protocols::http::testing::{echo, install, start};
+use crate::protocols::http::testing::{LONG, echo, install, start, start_echo};
 use crate::queue::job::Job;
 use crate::server::{ServerHandle, ServerOptions, Token};
-
-/// Long enough for a slow machine; only a failing test waits this long.
-const LONG: Duration = Duration::from_secs(60);
 
 pub(super) struct Got {
     pub(super) code: u16,
@@ -200,8 +197,7 @@ fn the_inference_service_describes_the_server_and_its_models() {
 
 #[test]
 fn a_message_reaches_the_scorer_and_its_answer_names_the_version() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     let message = named("demo", "3").encode_to_vec();
     let infer = |headers: &[(&str, &str)], body: Vec<u8>| call(&server, &method("ModelInfer"), headers, body.into());
     let got = infer(&[("elasticrec-timing", "1")], framed(0, &message));

@@ -1,6 +1,8 @@
 //! A server whose workers are replaced, for the tests of every protocol.
 
-use std::sync::Arc;
+use std::net::TcpStream;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -12,6 +14,9 @@ use crate::queue::job::{Job, Prediction, Timing};
 use crate::refusal::Refusal;
 use crate::server::{ModelPlan, Server, ServerHandle, ServerOptions, VariantPlan};
 
+/// Long enough for a slow machine; only a failing test waits this long.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
 /// The plan of a model `demo` with one variant.
 pub(crate) fn demo_plan() -> ModelPlan {
     ModelPlan { name: "demo".into(), variants: vec![VariantPlan { name: String::new(), weight: 1.0 }] }
@@ -19,6 +24,13 @@ pub(crate) fn demo_plan() -> ModelPlan {
 
 pub(crate) fn start(options: ServerOptions) -> ServerHandle {
     Server::start(ServerOptions { io_threads: 1, ..options }, &[demo_plan()]).unwrap()
+}
+
+/// Start a server with a version that echoes.
+pub(crate) fn start_echo(options: ServerOptions) -> ServerHandle {
+    let server = start(options);
+    install(&server, 3, echo);
+    server
 }
 
 /// Install a model `demo` whose only scorer is `work`.
@@ -49,4 +61,31 @@ pub(crate) fn echo(job: Job) {
 
 pub(crate) fn done(body: String) -> Prediction {
     Prediction { reply: Reply { body: body.into(), json_bytes: None }, timing: Timing::default() }
+}
+
+/// Install a scorer that reports when it begins and waits for a signal before it answers.
+pub(crate) fn install_gated(server: &ServerHandle) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (begun_in, begun) = mpsc::channel();
+    let (go, gate) = mpsc::channel();
+    install(server, 3, move |job| {
+        let _ = begun_in.send(());
+        if gate.recv().is_ok() {
+            echo(job);
+        }
+    });
+    (begun, go)
+}
+
+pub(crate) fn connect(server: &ServerHandle) -> TcpStream {
+    let stream = TcpStream::connect(server.addr()).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
+
+pub(crate) fn poll(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

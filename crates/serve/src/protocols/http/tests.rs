@@ -3,26 +3,17 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::testing::{demo_plan, done, echo, install, start};
+use super::testing::{LONG, connect, demo_plan, done, echo, install, install_gated, poll, start, start_echo};
 use crate::codecs::Reply;
 use crate::queue::job::{Job, Prediction, Timing};
 use crate::server::{DrainOutcome, Server, ServerHandle, ServerOptions, Token};
-
-/// Long enough for a slow machine; only a failing test waits this long.
-const LONG: Duration = Duration::from_secs(60);
 
 struct Response {
     status: u16,
     head: String,
     body: String,
-}
-
-fn connect(server: &ServerHandle) -> TcpStream {
-    let stream = TcpStream::connect(server.addr()).unwrap();
-    stream.set_read_timeout(Some(LONG)).unwrap();
-    stream
 }
 
 /// Read the answer until the server closes the connection.
@@ -69,8 +60,7 @@ fn a_server_is_healthy_at_once_and_ready_with_a_version() {
 
 #[test]
 fn both_content_types_reach_the_scorer() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     assert_eq!(predict(&server, "a b").body, "Text:a b");
     let head = "POST /v1/models/demo:predict HTTP/1.1\r\nContent-Type: Application/JSON ; charset=utf-8";
     let response = send(&server, head, "{}");
@@ -80,8 +70,7 @@ fn both_content_types_reach_the_scorer() {
 
 #[test]
 fn a_body_in_pieces_arrives_whole() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     let mut stream = connect(&server);
     write!(stream, "{PREDICT}\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
     for piece in ["ab", "", "cde", "f"] {
@@ -96,8 +85,7 @@ fn a_body_in_pieces_arrives_whole() {
 
 #[test]
 fn every_refusal_has_its_code_and_one_line() {
-    let server = start(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
     let check = |response: Response, status, error: &str| {
         assert_eq!(response.status, status, "{}", response.body);
         assert_eq!(response.body, serde_json::json!({ "error": error }).to_string());
@@ -127,8 +115,7 @@ fn every_refusal_has_its_code_and_one_line() {
 
 #[test]
 fn a_chunked_body_beyond_the_limit_is_refused() {
-    let server = start(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions { max_body_bytes: 10, ..ServerOptions::default() });
     let mut stream = connect(&server);
     write!(stream, "{PREDICT}\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
     write!(stream, "8\r\n01234567\r\n8\r\n01234567\r\n0\r\n\r\n").unwrap();
@@ -137,8 +124,7 @@ fn a_chunked_body_beyond_the_limit_is_refused() {
 
 #[test]
 fn a_panic_is_the_error_of_one_request() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     let response = predict(&server, "panic");
     assert_eq!(response.status, 500);
     assert_eq!(response.body, r#"{"error":"scoring this request failed; this is a bug"}"#);
@@ -148,8 +134,7 @@ fn a_panic_is_the_error_of_one_request() {
 #[test]
 fn the_token_guards_all_but_health_and_readiness() {
     let token = Some(Token("s3cret".into()));
-    let server = start(ServerOptions { token, ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions { token, ..ServerOptions::default() });
     for path in ["/health", "/ready"] {
         assert_eq!(get(&server, path).status, 200);
     }
@@ -172,16 +157,12 @@ fn the_token_guards_all_but_health_and_readiness() {
     assert!(!format!("{:?}", server.app.options).contains("s3cret"));
 }
 
-/// A scorer that reports when it begins and waits for a signal before it answers.
-fn gated() -> (impl FnMut(Job) + Send + 'static, mpsc::Receiver<()>, mpsc::Sender<()>) {
-    let (begun_in, begun) = mpsc::channel();
-    let (go, gate) = mpsc::channel();
-    let work = move |job| {
-        begun_in.send(()).unwrap();
-        gate.recv().unwrap();
-        echo(job);
-    };
-    (work, begun, go)
+/// Install a gated scorer and send it a prediction; return the connection and the gate.
+fn begin_gated(server: &ServerHandle, body: &str) -> (TcpStream, mpsc::Sender<()>) {
+    let (begun, go) = install_gated(server);
+    let stream = begin_predict(server, body);
+    begun.recv_timeout(LONG).unwrap();
+    (stream, go)
 }
 
 /// Send a prediction without reading its answer.
@@ -190,14 +171,6 @@ fn begin_predict(server: &ServerHandle, body: &str) -> TcpStream {
     let length = body.len();
     write!(stream, "{PREDICT}\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
     stream
-}
-
-fn poll(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn wait_for_queue(server: &ServerHandle, num_queued: usize) {
@@ -209,10 +182,7 @@ fn wait_for_queue(server: &ServerHandle, num_queued: usize) {
 #[test]
 fn a_full_queue_is_429_at_once() {
     let server = start(ServerOptions { queue: 1, ..ServerOptions::default() });
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
-    let first = begin_predict(&server, "first");
-    begun.recv_timeout(LONG).unwrap();
+    let (first, go) = begin_gated(&server, "first");
     let second = begin_predict(&server, "second");
     wait_for_queue(&server, 1);
     let third = predict(&server, "third");
@@ -228,10 +198,7 @@ fn a_full_queue_is_429_at_once() {
 #[test]
 fn a_switch_of_versions_leaves_requests_with_the_version_they_started_with() {
     let server = start(ServerOptions::default());
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
-    let old = begin_predict(&server, "old");
-    begun.recv_timeout(LONG).unwrap();
+    let (old, go) = begin_gated(&server, "old");
     install(&server, 4, |job: Job| {
         let _ = job.answer.send(Ok(done("version 4".into())));
     });
@@ -246,10 +213,7 @@ fn a_switch_of_versions_leaves_requests_with_the_version_they_started_with() {
 #[test]
 fn stopping_finishes_accepted_requests_and_accepts_no_new_ones() {
     let server = Arc::new(start(ServerOptions::default()));
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
-    let first = begin_predict(&server, "first");
-    begun.recv_timeout(LONG).unwrap();
+    let (first, go) = begin_gated(&server, "first");
     let second = begin_predict(&server, "second");
     wait_for_queue(&server, 1);
     let idle = connect(&server);
@@ -271,18 +235,14 @@ fn stopping_finishes_accepted_requests_and_accepts_no_new_ones() {
 #[test]
 fn stopping_ends_at_the_deadline() {
     let server = start(ServerOptions::default());
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
-    let _stuck = begin_predict(&server, "stuck");
-    begun.recv_timeout(LONG).unwrap();
+    let (_stuck, go) = begin_gated(&server, "stuck");
     assert_eq!(server.stop(Duration::from_millis(50)), DrainOutcome(false));
     drop(go);
 }
 
 #[test]
 fn an_answer_has_its_version_and_on_request_its_timing() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     let head = predict(&server, "x").head;
     assert!(head.contains("elasticrec-version: 3") && !head.contains("server-timing"), "{head}");
     let head = send(&server, &format!("{PREDICT}\r\nelasticrec-timing: 1"), "x").head;
@@ -292,10 +252,7 @@ fn an_answer_has_its_version_and_on_request_its_timing() {
 #[test]
 fn a_request_waits_until_its_deadline() {
     let server = start(ServerOptions::default());
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
-    let stuck = begin_predict(&server, "stuck");
-    begun.recv_timeout(LONG).unwrap();
+    let (stuck, go) = begin_gated(&server, "stuck");
     let response = send(&server, &format!("{PREDICT}\r\nelasticrec-timeout-ms: 20"), "x");
     assert_eq!(response.status, 504);
     assert_eq!(response.body, r#"{"error":"deadline: not scored within 20 ms"}"#);
@@ -317,8 +274,7 @@ fn slow_clients_are_disconnected_and_do_not_block_others() {
         body_timeout: Duration::from_secs(3),
         ..ServerOptions::default()
     };
-    let server = start(options);
-    install(&server, 3, echo);
+    let server = start_echo(options);
     let mut slow_heads: Vec<TcpStream> = (0..20).map(|_| connect(&server)).collect();
     let mut slow_bodies: Vec<TcpStream> = (0..20).map(|_| connect(&server)).collect();
     for stream in &mut slow_heads {
@@ -342,8 +298,7 @@ fn slow_clients_are_disconnected_and_do_not_block_others() {
 
 #[test]
 fn connections_beyond_the_limit_wait_their_turn() {
-    let server = start(ServerOptions { max_connections: 1, ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions { max_connections: 1, ..ServerOptions::default() });
     let first = connect(&server);
     let second = begin_predict(&server, "second");
     drop(first);
@@ -390,8 +345,7 @@ fn a_client_that_never_reads_its_answers_is_disconnected() {
 
 #[test]
 fn answers_are_counted_by_code_but_probes_are_not() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     predict(&server, "x");
     predict(&server, "bad");
     predict(&server, "bad");
@@ -414,8 +368,7 @@ fn answers_are_counted_by_code_but_probes_are_not() {
 
 #[test]
 fn bytes_that_are_not_http_are_answered_or_closed() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     for bytes in [
         &b"\x16\x03\x01\x02\x00"[..],
         b"GET / HTTP/9\r\n\r\n",
@@ -464,8 +417,7 @@ fn send_compressed(server: &ServerHandle, encoding: &str, body: &[u8]) -> Respon
 
 #[test]
 fn compressed_bodies_are_inflated_within_the_limit() {
-    let server = start(ServerOptions { max_body_bytes: 1000, ..ServerOptions::default() });
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions { max_body_bytes: 1000, ..ServerOptions::default() });
     for encoding in ["gzip", "deflate"] {
         assert_eq!(send_compressed(&server, encoding, &compressed(encoding, "a b")).body, "Text:a b");
         let loud = encoding.to_uppercase();
@@ -485,8 +437,7 @@ fn compressed_bodies_are_inflated_within_the_limit() {
 
 #[test]
 fn long_answers_are_gzipped_for_clients_that_accept_it() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     let ask = |accept: &str, body: &str| {
         let mut stream = connect(&server);
         let length = body.len();
@@ -582,11 +533,8 @@ fn a_header_has_the_length_of_json_before_binary_data() {
 #[test]
 fn large_bodies_share_the_memory_limit() {
     let server = start(ServerOptions { max_pending_bytes: 150_000, ..ServerOptions::default() });
-    let (work, begun, go) = gated();
-    install(&server, 3, work);
     let large = "x".repeat(100_000);
-    let first = begin_predict(&server, &large);
-    begun.recv_timeout(LONG).unwrap();
+    let (first, go) = begin_gated(&server, &large);
     assert!(get(&server, "/metrics").body.contains("\nelasticrec_serve_pending_bytes 100000\n"));
     let told = r#"{"error":"in-flight requests already use the limit of 150000 bytes (`serve.max_pending_bytes`); retry later"}"#;
     for encoding in ["gzip", "deflate"] {
@@ -609,8 +557,7 @@ fn large_bodies_share_the_memory_limit() {
 
 #[test]
 fn a_path_that_is_not_utf8_is_refused_in_json() {
-    let server = start(ServerOptions::default());
-    install(&server, 3, echo);
+    let server = start_echo(ServerOptions::default());
     for path in ["/v1/models/%ff", "/v2/models/%ff/ready", "/v2/models/%ff"] {
         let response = get(&server, path);
         assert_eq!((response.status, response.body.starts_with(r#"{"error":""#)), (400, true), "{}", response.body);
