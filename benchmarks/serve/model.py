@@ -31,7 +31,7 @@ class Model:
         self._missing = len(signs)
         # Deprecated, but the fastest for one instance: it takes a third less time than the module itself.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.filterwarnings("ignore", "`torch.jit")
             self._network = torch.jit.optimize_for_inference(torch.jit.load(str(directory / "network.pt")).eval())
         # The first calls compile the network.
         for count in (1, 1, 1, 2, 2, 2):

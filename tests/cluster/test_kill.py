@@ -65,7 +65,7 @@ def test_a_hung_server_is_replaced_and_does_no_harm_when_it_wakes_up(short_train
 def test_a_run_is_scaled(trainings: Trainings, undisturbed: Callable[[str], Undisturbed], strategy: str) -> None:
     """With `sync`, scaling changes no bit: the job defines the steps, not the number of trainers."""
     # Long enough for a fast machine; steps of `sync` are slower.
-    epochs = 1 if strategy == "sync" else 2
+    epochs = 1 if strategy == "sync" else 3
     training = trainings.start(f"train.strategy={strategy}", f"train.epochs={epochs}")
     training.wait_for(r"units [1-9]\d* of")
     command = [sys.executable, "-m", "elasticrec", "scale", "cluster", "--servers", "3", "--trainers", "3"]

@@ -92,7 +92,7 @@ def test_errors_are_one_line(directory: Path, server: ServerProcess) -> None:
     assert refusal(server.url, "lines.txt", "--poisson") == "error: bench: --poisson needs --rate"
     assert "--connections" in refusal(server.url, "lines.txt", "--connections", "0")
     assert "--rate" in refusal(server.url, "lines.txt", "--rate", "0")
-    assert refusal("https://127.0.0.1:1", "lines.txt").endswith("expected http://, got https://: bench load has no TLS")
+    assert refusal("https://127.0.0.1:1", "lines.txt").endswith("got https://: `bench load` does not support TLS")
     assert "404" in refusal(server.url, "lines.txt", "--name", "other", *token)
 
 

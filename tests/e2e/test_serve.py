@@ -101,7 +101,7 @@ def test_errors_are_one_line(directory: Path) -> None:
     assert refusal("models/other").startswith("error: models/other: no such model, expected")
     assert refusal() == "error: serve: expected a model such as models/demo, or --job, got neither"
     assert refusal("data").startswith("error: data: not a model, expected")
-    twice = "two models are called `tiny`, expected distinct `serve.models[].name`"
+    twice = "two models are called `tiny`, expected distinct names (`serve.models[].name`)"
     assert refusal("models/tiny", "models") == f"error: serve: {twice}"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -144,7 +144,7 @@ def export_model(model: BenchModel, directory: Path) -> None:
     width = sum(column.width for column in scorer.model.columns)
     shapes = torch.zeros(2, SLOTS, width), torch.zeros(2, DENSE)
     with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit")
         torch.jit.trace(scorer, shapes).save(str(directory / "network.pt"))  # type: ignore[no-untyped-call]
     signs = np.sort(model.signs.ravel())
     repository = model.repository
