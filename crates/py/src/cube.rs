@@ -142,7 +142,8 @@ impl CubeItems {
 /// Writes one part file of a base.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct CubeWriter {
-    inner: Option<elasticrec_cube::CubeWriter>,
+    /// Boxed: its checksum must be aligned to 64 bytes, and Python aligns objects to 16.
+    inner: Option<Box<elasticrec_cube::CubeWriter>>,
 }
 
 #[pymethods]
@@ -153,7 +154,7 @@ impl CubeWriter {
     fn new(path: PathBuf, columns: Vec<(String, u32)>, row_type: &str, num_partitions: u32) -> PyResult<Self> {
         let (columns, row_type) = (columns_of(columns), row_type_of(row_type)?);
         let inner = elasticrec_cube::CubeWriter::create(path, columns, row_type, num_partitions);
-        Ok(CubeWriter { inner: Some(inner.map_err(IntoPyErr::into_py_err)?) })
+        Ok(CubeWriter { inner: Some(Box::new(inner.map_err(IntoPyErr::into_py_err)?)) })
     }
 
     /// Write a partition: its signs and their rows `[signs, width]`. Partitions are written in ascending order.
@@ -182,7 +183,8 @@ impl CubeWriter {
 /// Writes one part file of a delta.
 #[pyclass(module = "elasticrec._core")]
 pub(crate) struct DeltaWriter {
-    inner: Option<elasticrec_cube::DeltaWriter>,
+    /// Boxed, like that of `CubeWriter`.
+    inner: Option<Box<elasticrec_cube::DeltaWriter>>,
 }
 
 #[pymethods]
@@ -193,7 +195,7 @@ impl DeltaWriter {
     fn new(path: PathBuf, columns: Vec<(String, u32)>, row_type: &str, num_partitions: u32) -> PyResult<Self> {
         let (columns, row_type) = (columns_of(columns), row_type_of(row_type)?);
         let inner = elasticrec_cube::DeltaWriter::create(path, columns, row_type, num_partitions);
-        Ok(DeltaWriter { inner: Some(inner.map_err(IntoPyErr::into_py_err)?) })
+        Ok(DeltaWriter { inner: Some(Box::new(inner.map_err(IntoPyErr::into_py_err)?)) })
     }
 
     /// Add the changes of a partition: signs with their rows `[signs, width]`, and removed signs. Partitions are added in
