@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from elasticrec import _core
+from elasticrec.config.strategies import STRATEGIES
 from elasticrec.repository.repository import Repository
-from support.cluster import STRATEGIES, Trainings, load_rows
+from support.cluster import Trainings, load_rows
 from support.disks import fill, small_file_system
 from support.harness import succeed
 
-PUBLISH = ("publish.every=1s", "publish.base_every=4", "publish.gate.max_row_loss=1")
+# Versions as often as the job allows, so that a fast machine writes several before the data ends.
+PUBLISH = ("publish.every=0.5s", "publish.base_every=4", "publish.gate.max_row_loss=1")
 # At the end of each pass, half of the rows that were shown once are evicted.
 EVICT = ("train.epochs=2", "sparse.decay.show_click=0.5", "sparse.evict.min_score=0.05")
 
@@ -98,9 +100,10 @@ def test_a_version_is_published_at_the_end_of_each_pass(trainings: Trainings) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["async", "sync"])
 def test_any_role_may_be_killed_while_it_publishes(trainings: Trainings, strategy: str) -> None:
-    training = trainings.start(f"train.strategy={strategy}", *PUBLISH, *EVICT)
+    # With more versions, `sync` rarely finds the time for a checkpoint between two kills.
+    training = trainings.start(f"train.strategy={strategy}", *PUBLISH, "publish.every=1s", *EVICT)
     training.wait_for("servers 2/2")
-    training.disturb(3, 3.0, ("ps", "trainer", "coordinator"))
+    training.disturb(3, 5.0, ("ps", "trainer", "coordinator"))
     output = training.finish()
     assert training.kills.total() >= 2, "the run ended before two kills"
     assert f"{2 * trainings.num_samples:,} samples" in output
@@ -163,12 +166,13 @@ def test_a_run_is_scaled_while_it_publishes(trainings: Trainings) -> None:
 @pytest.mark.slow
 def test_a_resumed_run_continues_its_versions(trainings: Trainings) -> None:
     """The servers are restored from a checkpoint, so the next delta has all their rows."""
-    training = trainings.start(*PUBLISH, "publish.base_every=1000")
+    settings = (*PUBLISH, "publish.base_every=1000", "train.epochs=2")
+    training = trainings.start(*settings)
     found = repository(trainings)
     training.wait_until(lambda: len(found.versions()) >= 3)
     training.stop()
     number = max(found.versions())
-    trainings.start(*PUBLISH, "publish.base_every=1000").finish()
+    trainings.start(*settings).finish()
     check_last(trainings)
     first = next(version for version in (found.version(one) for one in found.versions()) if version.number > number)
     assert first.is_delta and first.parent == number
